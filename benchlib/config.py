@@ -1,0 +1,256 @@
+"""From parameters to one frozen, validated config: a benchmark's defaults, then tier, backend and overrides.
+
+``params/tiers/<tier>.yaml`` and ``params/backends/<backend>.yaml`` hold sections ``all`` and one per benchmark that
+state only what differs from the defaults of the benchmark's config class.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from benchlib.backends import BACKENDS
+from benchlib.errors import UserError
+from benchlib.files import read_json, write_json
+from benchlib.paths import home
+from benchlib.registry import BENCHMARKS
+
+
+class BaseConfig(BaseModel):
+    """What every benchmark's config has: where the work runs and within which limits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    benchmark: str = Field(description="the benchmark that this config belongs to")
+    tier: str = Field("smoke", description="how much work: a file of params/tiers")
+    backend: Literal["cpu", "cuda", "rocm", "mps", "xpu", "tpu"] = Field("cpu", description="where the work runs")
+    collective: Literal["", "gloo", "nccl", "xccl", "ucc"] = Field("", description="collective library; '': the backend's own")
+    nproc: int = Field(1, ge=1, le=1024, description="ranks on each node, one device each")
+    launcher: Literal["local", "torchrun"] = Field("local", description="who starts the ranks; torchrun across nodes")
+    nnodes: int = Field(1, ge=1, le=4096, description="nodes; more than one needs launcher=torchrun")
+    rdzv_endpoint: str = Field("", description="HOST:PORT where the nodes of a torchrun launch meet")
+    threads: int = Field(0, ge=0, le=4096, description="CPU threads of each rank; 0: cores / ranks on the node")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="of data, weights, order and dropout")
+    budget_s: float = Field(60.0, gt=0, description="wall time that the run may take, in seconds; a check")
+    startup_timeout_s: float = Field(120.0, gt=0, description="seconds until every rank has to be at work, else the run is ended")
+    stall_timeout_s: float = Field(60.0, gt=0, description="seconds without a sign of life from a rank, then the run is ended")
+    wall_limit_s: float = Field(0.0, ge=0, description="seconds after which the run is ended; 0: twice the budget and the start-up")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_values_as_numbers(cls, values: Any) -> Any:
+        # pydantic reads True as the number 1; a user who wrote steps=true meant something else.
+        if isinstance(values, dict):
+            for name, value in values.items():
+                field = cls.model_fields.get(name)
+                if isinstance(value, bool) and field and bool not in _members(field.annotation):
+                    raise ValueError(f"{name} = {value!r}: expected {expectation(field)}")
+        return values
+
+    @model_validator(mode="after")
+    def _nodes_need_torchrun(self) -> "BaseConfig":
+        if self.launcher == "local" and (self.nnodes > 1 or self.rdzv_endpoint):
+            raise ValueError(f"nnodes = {self.nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need launcher=torchrun")
+        if self.nnodes > 1 and not self.rdzv_endpoint:
+            raise ValueError(f"nnodes = {self.nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet")
+        return self
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all nodes."""
+        return self.nproc * self.nnodes
+
+    @property
+    def hard_limit_s(self) -> float:
+        """Seconds after which the supervisor ends the run."""
+        return self.wall_limit_s or 2 * self.budget_s + self.startup_timeout_s
+
+    def work(self) -> dict[str, Any]:
+        """Return the fields that change the work, and with it what results may be compared."""
+        return self.model_dump(exclude=set(_NOT_WORK))
+
+
+_NOT_WORK = (
+    "budget_s", "startup_timeout_s", "stall_timeout_s", "wall_limit_s", "rdzv_endpoint", "launcher", "backend", "tier", "benchmark",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config and, for each field that is not the class's default, the layer it came from."""
+
+    config: BaseConfig
+    origins: dict[str, str]
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def expectation(field: FieldInfo) -> str:
+    """Describe the values that a field takes: ``a whole number >= 1``, ``one of fp32, bf16, fp16``."""
+    words = []
+    for member in _members(field.annotation):
+        if typing.get_origin(member) is Literal:
+            words.append("one of " + ", ".join(str(value) or "''" for value in typing.get_args(member)))
+        elif member is type(None):
+            words.append("null")
+        else:
+            names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+            words.append(names.get(member, str(member)))
+    signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+    limits = [f"{sign} {getattr(item, key)}" for item in field.metadata for key, sign in signs if hasattr(item, key)]
+    return " or ".join(words) + (" " + " and ".join(limits) if limits else "")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a sentence that names the known name most like ``name``, else all of them."""
+    known = sorted(names)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else "known: " + ", ".join(known)
+
+
+def config_class(benchmark: str) -> type[BaseConfig]:
+    """Return the config class of a benchmark; an unknown name is a ``UserError`` with the nearest one."""
+    if benchmark not in BENCHMARKS:
+        raise UserError(f"unknown benchmark {benchmark!r}: {nearest(benchmark, BENCHMARKS)}")
+    return BENCHMARKS[benchmark].load("config")  # type: ignore[no-any-return]
+
+
+def check_names(benchmark: str, names: Iterable[str], where: str) -> None:
+    """Raise ``UserError`` for the first name that the benchmark's config does not have."""
+    fields = config_class(benchmark).model_fields
+    for name in names:
+        if name not in fields:
+            raise UserError(f"{where}: {benchmark} has no parameter {name!r}: {nearest(str(name), fields)}")
+
+
+def tier_names() -> list[str]:
+    """Return the tiers, the smallest budget first."""
+    return sorted((path.stem for path in (home() / "params" / "tiers").glob("*.yaml")), key=lambda name: read_params("tiers", name)["all"]["budget_s"])
+
+
+def read_params(kind: str, name: str) -> dict[str, Any]:
+    """Read ``params/<kind>/<name>.yaml``; kind is ``tiers`` or ``backends``.
+
+    Unknown files, sections and parameters are ``UserError``.
+    """
+    folder = home() / "params" / kind
+    path = folder / f"{name}.yaml"
+    known = [item.stem for item in folder.glob("*.yaml")]
+    if name not in known:
+        raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, known)}")
+    return check_params(path)
+
+
+def check_params(path: Path) -> dict[str, Any]:
+    """Read a parameter file and check its sections and names against the benchmarks."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected sections `all` and one per benchmark, found {type(content).__name__}")
+    sections = {"description", "all", *BENCHMARKS}
+    for section, values in content.items():
+        if section not in sections:
+            raise UserError(f"{path}: unknown section {section!r}: {nearest(str(section), sections)}")
+        if section == "description":
+            continue
+        if values is None:
+            content[section] = values = {}
+        if not isinstance(values, dict):
+            raise UserError(f"{path}: section {section} must hold `name: value` lines, found {type(values).__name__}")
+        if section == "all":
+            unknown = set(values) - set(BaseConfig.model_fields)
+            if unknown:
+                raise UserError(f"{path}: `all` has {sorted(unknown)[0]!r}, which not every benchmark knows: move it to a benchmark's section")
+        else:
+            check_names(section, values, str(path))
+    return content
+
+
+def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
+    """Read ``name=value`` texts of the command line. The last one of a name counts."""
+    overrides = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign or not name.strip():
+            raise UserError(f"--set {pair!r}: expected NAME=VALUE, as in --set epochs=2")
+        overrides[name.strip()] = value.strip()
+    return overrides
+
+
+def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
+    """Validate ``values`` into the benchmark's config; every wrong value is named in one ``UserError``."""
+    cls = config_class(benchmark)
+    check_names(benchmark, values, "parameters")
+    # Text that stands for a number ("1e-3" from YAML or a command line) is read as one; "null" is the empty value.
+    plain = {name: None if value == "null" and type(None) in _members(cls.model_fields[name].annotation) else value for name, value in values.items()}
+    try:
+        return cls.model_validate(plain)
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(cls, item) for item in error.errors())) from None
+
+
+def _explain(cls: type[BaseConfig], item: Mapping[str, Any]) -> str:
+    name = str(item["loc"][0]) if item["loc"] else ""
+    if name in cls.model_fields:
+        return f"{name} = {item['input']!r}: expected {expectation(cls.model_fields[name])}"
+    return str(item["msg"]).removeprefix("Value error, ")
+
+
+def resolve(
+    benchmark: str,
+    tier: str = "smoke",
+    backend: str = "cpu",
+    overrides: Mapping[str, Any] | None = None,
+    detected: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Merge the class's defaults, what was ``detected`` on the machine, the tier, the backend and the overrides.
+
+    Raises ``UserError`` for unknown names and for values out of their type or range.
+    """
+    if backend not in BACKENDS:
+        raise UserError(f"unknown backend {backend!r}: {nearest(backend, BACKENDS)}")
+    config_class(benchmark)
+    by_tier, by_backend = read_params("tiers", tier), read_params("backends", backend)
+    layers = (
+        ("this machine", dict(detected or {})),
+        (f"params/tiers/{tier}.yaml", by_tier.get("all", {}) | by_tier.get(benchmark, {})),
+        (f"params/backends/{backend}.yaml", by_backend.get("all", {}) | by_backend.get(benchmark, {})),
+        ("set by hand", dict(overrides or {})),
+    )
+    values: dict[str, Any] = {"benchmark": benchmark, "tier": tier, "backend": backend}
+    origins: dict[str, str] = {}
+    for origin, layer in layers:
+        check_names(benchmark, layer, origin)
+        for name in ("benchmark", "tier", "backend"):
+            if str(layer.get(name, values[name])) != values[name]:
+                raise UserError(f"{origin}: {name} = {layer[name]!r} contradicts the {name} {values[name]!r} of this run: use --{name}")
+        values |= layer
+        origins |= dict.fromkeys(layer, origin)
+    return Resolved(build(benchmark, values), origins)
+
+
+def save_config(config: BaseConfig, run_dir: Path | str) -> None:
+    """Write ``config.json`` of a run."""
+    write_json(Path(run_dir) / "config.json", config.model_dump(mode="json"))
+
+
+def load_config(run_dir: Path | str) -> BaseConfig:
+    """Read ``config.json`` of a run; ``UserError`` where it is missing, cut or of another version."""
+    path = Path(run_dir) / "config.json"
+    values = read_json(path)
+    if not isinstance(values, dict) or "benchmark" not in values:
+        raise UserError(f"{path}: not a config of benchlib (no `benchmark` in it)")
+    return build(str(values["benchmark"]), values)

@@ -1,0 +1,17 @@
+"""Errors that a user can act on: each says what is wrong, which constraint it breaks and what to do."""
+
+
+class UserError(ValueError):
+    """Wrong input. The message states the value, the constraint and the remedy; no traceback is needed."""
+
+
+class DataError(UserError):
+    """A data file breaks its format; the message names the article, the question id and the reason."""
+
+
+class BackendUnavailable(RuntimeError):
+    """The backend cannot run here. The run ends as SKIPPED with this text as the reason."""
+
+
+class RunBroken(RuntimeError):
+    """A run ended before its result was complete; the text says which rank did what."""

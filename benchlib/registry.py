@@ -1,0 +1,54 @@
+"""The benchmarks of the kit. Adding one is a row here, a notebook and a section in the tiers that run it."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One subject. The references are ``module:name`` and are imported when used: the front never loads torch.
+
+    ``config`` is the pydantic model of its parameters, ``run`` what each rank executes
+    (``run(config, run_dir, events)``), ``checks`` the judge (``checks(context) -> list[Check]``).
+    """
+
+    name: str
+    question: str
+    notebook: str
+    config: str
+    run: str
+    checks: str
+
+    def load(self, part: str) -> Any:
+        """Import and return ``config``, ``run`` or ``checks``."""
+        module, _, name = str(getattr(self, part)).partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def load_run(self) -> Callable[..., None]:
+        """Import and return the function that a rank executes. Imports torch: for workers only."""
+        return self.load("run")  # type: ignore[no-any-return]
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    benchmark.name: benchmark
+    for benchmark in (
+        Benchmark(
+            name="machine",
+            question="What is this machine, and what can it reach?",
+            notebook="00_machine.ipynb",
+            config="benchlib.hardware.config:MachineConfig",
+            run="benchlib.hardware.run:run",
+            checks="benchlib.hardware.checks:checks",
+        ),
+        Benchmark(
+            name="squad",
+            question="Does BERT fine-tuning on SQuAD learn what it should, as fast as it should?",
+            notebook="10_squad.ipynb",
+            config="benchlib.squad.config:SquadConfig",
+            run="benchlib.squad.run:run",
+            checks="benchlib.squad.checks:checks",
+        ),
+    )
+}
