@@ -31,7 +31,9 @@ class BaseConfig(BaseModel):
     benchmark: str = Field(description="the benchmark that this config belongs to")
     tier: str = Field("smoke", description="how much work: a file of params/tiers")
     backend: Literal["cpu", "cuda", "rocm", "mps", "xpu", "tpu"] = Field("cpu", description="where the work runs")
-    collective: Literal["", "gloo", "nccl", "xccl", "ucc"] = Field("", description="collective library; '': the backend's own")
+    collective: Literal["", "gloo", "nccl", "xccl", "ucc"] = Field(
+        "", description="collective library; '': the backend's own"
+    )
     nproc: int = Field(1, ge=1, le=1024, description="ranks on each node, one device each")
     launcher: Literal["local", "torchrun"] = Field("local", description="who starts the ranks; torchrun across nodes")
     nnodes: int = Field(1, ge=1, le=4096, description="nodes; more than one needs launcher=torchrun")
@@ -39,9 +41,15 @@ class BaseConfig(BaseModel):
     threads: int = Field(0, ge=0, le=4096, description="CPU threads of each rank; 0: cores / ranks on the node")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="of data, weights, order and dropout")
     budget_s: float = Field(60.0, gt=0, description="wall time that the run may take, in seconds; a check")
-    startup_timeout_s: float = Field(120.0, gt=0, description="seconds until every rank has to be at work, else the run is ended")
-    stall_timeout_s: float = Field(60.0, gt=0, description="seconds without a sign of life from a rank, then the run is ended")
-    wall_limit_s: float = Field(0.0, ge=0, description="seconds after which the run is ended; 0: twice the budget and the start-up")
+    startup_timeout_s: float = Field(
+        120.0, gt=0, description="seconds until every rank has to be at work, else the run is ended"
+    )
+    stall_timeout_s: float = Field(
+        60.0, gt=0, description="seconds without a sign of life from a rank, then the run is ended"
+    )
+    wall_limit_s: float = Field(
+        0.0, ge=0, description="seconds after which the run is ended; 0: twice the budget and the start-up"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -57,7 +65,9 @@ class BaseConfig(BaseModel):
     @model_validator(mode="after")
     def _nodes_need_torchrun(self) -> "BaseConfig":
         if self.launcher == "local" and (self.nnodes > 1 or self.rdzv_endpoint):
-            raise ValueError(f"nnodes = {self.nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need launcher=torchrun")
+            raise ValueError(
+                f"nnodes = {self.nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need launcher=torchrun"
+            )
         if self.nnodes > 1 and not self.rdzv_endpoint:
             raise ValueError(f"nnodes = {self.nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet")
         return self
@@ -72,14 +82,26 @@ class BaseConfig(BaseModel):
         """Seconds after which the supervisor ends the run."""
         return self.wall_limit_s or 2 * self.budget_s + self.startup_timeout_s
 
+    def expected_work(self) -> str:
+        """Say in a sentence what the run will do, for the dry run."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it does")
+
     def work(self) -> dict[str, Any]:
         """Return the fields that change the work, and with it what results may be compared."""
         return self.model_dump(exclude=set(_NOT_WORK))
 
 
 _NOT_WORK = (
-    "budget_s", "startup_timeout_s", "stall_timeout_s", "wall_limit_s", "rdzv_endpoint", "launcher", "backend", "tier", "benchmark",
-)  # fmt: skip
+    "budget_s",
+    "startup_timeout_s",
+    "stall_timeout_s",
+    "wall_limit_s",
+    "rdzv_endpoint",
+    "launcher",
+    "backend",
+    "tier",
+    "benchmark",
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +158,10 @@ def check_names(benchmark: str, names: Iterable[str], where: str) -> None:
 
 def tier_names() -> list[str]:
     """Return the tiers, the smallest budget first."""
-    return sorted((path.stem for path in (home() / "params" / "tiers").glob("*.yaml")), key=lambda name: read_params("tiers", name)["all"]["budget_s"])
+    return sorted(
+        (path.stem for path in (home() / "params" / "tiers").glob("*.yaml")),
+        key=lambda name: read_params("tiers", name)["all"]["budget_s"],
+    )
 
 
 def read_params(kind: str, name: str) -> dict[str, Any]:
@@ -173,7 +198,9 @@ def check_params(path: Path) -> dict[str, Any]:
         if section == "all":
             unknown = set(values) - set(BaseConfig.model_fields)
             if unknown:
-                raise UserError(f"{path}: `all` has {sorted(unknown)[0]!r}, which not every benchmark knows: move it to a benchmark's section")
+                raise UserError(
+                    f"{path}: `all` has {sorted(unknown)[0]!r}, which not every benchmark knows: move it to a benchmark's section"
+                )
         else:
             check_names(section, values, str(path))
     return content
@@ -195,7 +222,10 @@ def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
     cls = config_class(benchmark)
     check_names(benchmark, values, "parameters")
     # Text that stands for a number ("1e-3" from YAML or a command line) is read as one; "null" is the empty value.
-    plain = {name: None if value == "null" and type(None) in _members(cls.model_fields[name].annotation) else value for name, value in values.items()}
+    plain = {
+        name: None if value == "null" and type(None) in _members(cls.model_fields[name].annotation) else value
+        for name, value in values.items()
+    }
     try:
         return cls.model_validate(plain)
     except ValidationError as error:
@@ -236,7 +266,9 @@ def resolve(
         check_names(benchmark, layer, origin)
         for name in ("benchmark", "tier", "backend"):
             if str(layer.get(name, values[name])) != values[name]:
-                raise UserError(f"{origin}: {name} = {layer[name]!r} contradicts the {name} {values[name]!r} of this run: use --{name}")
+                raise UserError(
+                    f"{origin}: {name} = {layer[name]!r} contradicts the {name} {values[name]!r} of this run: use --{name}"
+                )
         values |= layer
         origins |= dict.fromkeys(layer, origin)
     return Resolved(build(benchmark, values), origins)

@@ -57,7 +57,11 @@ def _parse(lines: Iterator[bytes] | list[bytes], kinds: Collection[str] | None) 
             event = json.loads(line)
         except ValueError:
             continue  # a damaged line must not hide the others
-        if isinstance(event, dict) and {"t", "kind", "source"} <= event.keys() and (kinds is None or event["kind"] in kinds):
+        if (
+            isinstance(event, dict)
+            and {"t", "kind", "source"} <= event.keys()
+            and (kinds is None or event["kind"] in kinds)
+        ):
             events.append(event)
     return events
 

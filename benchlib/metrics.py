@@ -54,7 +54,13 @@ def quantity(value: float, unit: str = "") -> str:
 
 
 def measured(
-    name: str, samples: float | Sequence[float], unit: str, direction: Direction = "none", *, derived: bool = False, reason: str = ""
+    name: str,
+    samples: float | Sequence[float],
+    unit: str,
+    direction: Direction = "none",
+    *,
+    derived: bool = False,
+    reason: str = "",
 ) -> Metric:
     """Make a metric of one or more samples; the value is their median, with its interval from two samples on.
 
@@ -68,15 +74,27 @@ def measured(
     wrong = [value for value in values if not math.isfinite(value)]
     if wrong:
         why = f"{len(wrong)} of {len(values)} samples are not finite ({wrong[0]})"
-        return Metric(name=name, value=None, unit=unit, direction=direction, provenance=provenance, n=len(values), reason=why)
+        return Metric(
+            name=name, value=None, unit=unit, direction=direction, provenance=provenance, n=len(values), reason=why
+        )
     stats = summary(values)
     return Metric(
-        name=name, value=stats.median, unit=unit, direction=direction, provenance=provenance, n=stats.n,
-        ci_low=stats.ci_low, ci_high=stats.ci_high, reason=reason, samples=values,
-    )  # fmt: skip
+        name=name,
+        value=stats.median,
+        unit=unit,
+        direction=direction,
+        provenance=provenance,
+        n=stats.n,
+        ci_low=stats.ci_low,
+        ci_high=stats.ci_high,
+        reason=reason,
+        samples=values,
+    )
 
 
-def derived(name: str, samples: float | Sequence[float], unit: str, direction: Direction = "none", reason: str = "") -> Metric:
+def derived(
+    name: str, samples: float | Sequence[float], unit: str, direction: Direction = "none", reason: str = ""
+) -> Metric:
     """Make a metric of values that were computed from measured ones; ``reason`` gives the formula."""
     return measured(name, samples, unit, direction, derived=True, reason=reason)
 

@@ -14,7 +14,9 @@ def home() -> Path:
     """
     root = PACKAGE.parent
     if not (root / "params").is_dir() or not (root / "notebooks").is_dir():
-        raise UserError(f"{root} holds no notebooks/ and params/: install benchlib from its checkout with `pip install -e .`")
+        raise UserError(
+            f"{root} holds no notebooks/ and params/: install benchlib from its checkout with `pip install -e .`"
+        )
     return root
 
 

@@ -11,7 +11,8 @@ class Benchmark:
     """One subject. The references are ``module:name`` and are imported when used: the front never loads torch.
 
     ``config`` is the pydantic model of its parameters, ``run`` what each rank executes
-    (``run(config, run_dir, events)``), ``checks`` the judge (``checks(context) -> list[Check]``).
+    (``run(config, run_dir, events)``), ``checks`` the judge (``checks(run, comparison) -> list[Check]``), ``limits`` how much
+    worse than the baseline its metrics may get (``limits(run) -> list[RegressionLimit]``).
     """
 
     name: str
@@ -20,9 +21,10 @@ class Benchmark:
     config: str
     run: str
     checks: str
+    limits: str
 
     def load(self, part: str) -> Any:
-        """Import and return ``config``, ``run`` or ``checks``."""
+        """Import and return ``config``, ``run``, ``checks`` or ``limits``."""
         module, _, name = str(getattr(self, part)).partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -41,6 +43,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             config="benchlib.hardware.config:MachineConfig",
             run="benchlib.hardware.run:run",
             checks="benchlib.hardware.checks:checks",
+            limits="benchlib.hardware.checks:limits",
         ),
         Benchmark(
             name="squad",
@@ -49,6 +52,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             config="benchlib.squad.config:SquadConfig",
             run="benchlib.squad.run:run",
             checks="benchlib.squad.checks:checks",
+            limits="benchlib.squad.checks:limits",
         ),
     )
 }

@@ -16,7 +16,7 @@ from benchlib.files import atomic_path, read_json, write_json
 from benchlib.metrics import Metric
 
 if TYPE_CHECKING:
-    import pandas
+    pass
 
 SCHEMA = 1
 
@@ -47,7 +47,9 @@ class Result(BaseModel):
     @classmethod
     def of(cls, config: BaseConfig, **fields: Any) -> "Result":
         """Start the result of a run with this config."""
-        return cls(benchmark=config.benchmark, tier=config.tier, backend=config.backend, world_size=config.world_size, **fields)
+        return cls(
+            benchmark=config.benchmark, tier=config.tier, backend=config.backend, world_size=config.world_size, **fields
+        )
 
     def metric(self, name: str) -> Metric | None:
         """Return the metric of this name, or None."""
@@ -78,7 +80,9 @@ def load_result(run_dir: Path | str) -> Result:
         return Result.model_validate(read_json(path))
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{path}: not a result of this version ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
+        raise UserError(
+            f"{path}: not a result of this version ({'.'.join(map(str, first['loc']))}: {first['msg']})"
+        ) from None
 
 
 def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
@@ -163,7 +167,9 @@ def new_run_dir(config: BaseConfig, out: Path, now: float | None = None) -> Path
         path.mkdir(parents=True, exist_ok=False)
         (path / "logs").mkdir()
     except OSError as error:
-        raise UserError(f"cannot make the run folder {path}: {error.strerror}; choose another place with --out DIR") from None
+        raise UserError(
+            f"cannot make the run folder {path}: {error.strerror}; choose another place with --out DIR"
+        ) from None
     return path
 
 

@@ -52,7 +52,9 @@ def ratio_interval(candidate: Sequence[float], baseline: Sequence[float], seed: 
     # scipy refuses a single observation on one side: it is a constant there.
     if len(new) < 2 or len(old) < 2:
         low, high = median_interval(old if len(new) < 2 else new, seed)
-        bounds = (float(new[0]) / high, float(new[0]) / low) if len(new) < 2 else (low / float(old[0]), high / float(old[0]))
+        bounds = (
+            (float(new[0]) / high, float(new[0]) / low) if len(new) < 2 else (low / float(old[0]), high / float(old[0]))
+        )
         return ratio, *bounds
     low, high = _bootstrap((new, old), lambda x, y, axis: np.median(x, axis=axis) / np.median(y, axis=axis), seed)
     return ratio, low, high
@@ -89,9 +91,15 @@ def _bootstrap(data: tuple[np.ndarray, ...], statistic: object, seed: int) -> tu
     from scipy.stats import bootstrap  # takes half a second to import: only who needs an interval pays
 
     result = bootstrap(
-        data, statistic, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="percentile",
-        vectorized=True, paired=False, rng=np.random.default_rng(seed),
-    )  # fmt: skip
+        data,
+        statistic,
+        n_resamples=RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        vectorized=True,
+        paired=False,
+        rng=np.random.default_rng(seed),
+    )
     low, high = float(result.confidence_interval.low), float(result.confidence_interval.high)
     assert math.isfinite(low) and math.isfinite(high)
     return low, high

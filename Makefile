@@ -1,0 +1,35 @@
+# The short forms. `make quick` and `make test` set up .venv on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+SETUP := .venv/.ready
+
+.PHONY: quick nightly weekend baseline report lab test lint setup
+
+setup: $(SETUP)
+
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+quick nightly weekend: $(SETUP)
+	$(BIN)/benchlib run $@ $(ARGS)
+
+# make baseline RUN=outputs/... REASON="..."
+baseline: $(SETUP)
+	$(BIN)/benchlib baseline accept $(RUN) --reason "$(REASON)"
+
+report: $(SETUP)
+	$(BIN)/benchlib report $(ARGS)
+
+lab: $(SETUP)
+	$(BIN)/jupyter lab notebooks
+
+lint: $(SETUP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(SETUP) lint
+	$(BIN)/python -m pytest $(ARGS)

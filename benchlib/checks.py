@@ -1,0 +1,350 @@
+"""Checks and verdicts: named questions with a status, the numbers behind it and a reason in plain words."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from benchlib.files import write_json
+from benchlib.metrics import Metric, quantity
+from benchlib.results import Result, Run
+from benchlib.stats import ratio_interval
+
+Status = Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"]
+Kind = Literal["outcome", "sanity", "target", "reference", "budget", "regression"]
+PEAK_SLACK = 1.05  # a peak is itself measured: a value may exceed it by noise, not by more
+
+EXIT_PASS, EXIT_FAIL, EXIT_BROKEN, EXIT_NOTHING_TO_COMPARE = 0, 1, 2, 3
+
+
+class Check(BaseModel):
+    """One question. ``gates`` says whether its FAIL fails the run; ``source`` says where the limit comes from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str
+    kind: Kind
+    question: str
+    status: Status
+    reason: str
+    value: float | None = None
+    unit: str = ""
+    limit: str = ""
+    source: str = ""
+    gates: bool = True
+
+
+class Verdict(BaseModel):
+    """What all checks of a run say together."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = 1
+    verdict: Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED"]
+    broken: bool = False
+    sentence: str
+    checks: list[Check]
+
+    def exit_code(self, strict: bool = False) -> int:
+        """Return 0 pass, 1 a check failed, 2 the run broke; with ``strict`` 3 where a gate had nothing to compare with."""
+        if self.broken:
+            return EXIT_BROKEN
+        if self.verdict == "FAIL":
+            return EXIT_FAIL
+        undecided = self.verdict == "SKIPPED" or any(
+            check.gates and check.status in ("AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE")
+            for check in self.checks
+        )
+        return EXIT_NOTHING_TO_COMPARE if strict and undecided else EXIT_PASS
+
+
+def verdict_of(checks: list[Check], broken: str = "", skipped: str = "") -> Verdict:
+    """Put the checks together. ``broken`` and ``skipped`` say why the run has no complete result."""
+    if broken:
+        return Verdict(verdict="FAIL", broken=True, sentence=f"The run broke: {broken}", checks=checks)
+    if skipped:
+        return Verdict(verdict="SKIPPED", sentence=f"Nothing ran: {skipped}", checks=checks)
+    failed = [check for check in checks if check.gates and check.status == "FAIL"]
+    if failed:
+        names = ", ".join(check.name for check in failed)
+        return Verdict(verdict="FAIL", sentence=f"{_count(failed)} failed: {names}.", checks=checks)
+    passed = [check for check in checks if check.status == "PASS"]
+    unsure = [check for check in checks if check.gates and check.status == "AMBIGUOUS"]
+    if unsure:
+        names = ", ".join(check.name for check in unsure)
+        return Verdict(
+            verdict="AMBIGUOUS",
+            sentence=f"Noise leaves {_count(unsure)} undecided: {names}. Repeat the run.",
+            checks=checks,
+        )
+    open_ = [check for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
+    rest = f"; {_count(open_)} had no comparable baseline" if open_ else ""
+    if not passed:
+        return Verdict(verdict="SKIPPED", sentence="No check could be made.", checks=checks)
+    return Verdict(verdict="PASS", sentence=f"{_count(passed)} passed{rest}.", checks=checks)
+
+
+def _count(checks: list[Check]) -> str:
+    return f"{len(checks)} check{'' if len(checks) == 1 else 's'}"
+
+
+def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:
+    """Write ``verdict.json``."""
+    write_json(Path(run_dir) / "verdict.json", verdict.model_dump(mode="json"))
+
+
+def limit_check(
+    name: str,
+    question: str,
+    metric: Metric | None,
+    limit: float | None,
+    *,
+    source: str,
+    kind: Kind = "target",
+    strict: bool = False,
+    gates: bool = True,
+) -> Check:
+    """Check a metric against an absolute limit, on the side that its direction gives. A boundary value passes.
+
+    ``strict`` makes the boundary fail ("> 30 Gbps"). Without a limit the metric is reported, and SKIPPED says so.
+    """
+    unit = metric.unit if metric else ""
+    if metric is None or metric.provenance == "not_available":
+        reason = metric.reason if metric else "the run has no such metric"
+        shown = "" if limit is None else quantity(limit, unit)
+        return Check(
+            name=name,
+            kind=kind,
+            question=question,
+            status="SKIPPED",
+            reason=f"not measured: {reason}",
+            limit=shown,
+            source=source,
+            gates=gates,
+        )
+    sign = {"higher": ">", "lower": "<"}[metric.direction] + ("" if strict else "=")
+    if limit is None:
+        return Check(
+            name=name,
+            kind=kind,
+            question=question,
+            status="SKIPPED",
+            reason=f"measured {metric.text}; {source}",
+            value=metric.value,
+            unit=unit,
+            gates=False,
+        )
+    text = f"{sign} {quantity(limit, unit)}"
+    if metric.value is None:
+        return Check(
+            name=name,
+            kind=kind,
+            question=question,
+            status="FAIL",
+            reason=f"not a number: {metric.reason}",
+            limit=text,
+            source=source,
+            gates=gates,
+        )
+    better = metric.value > limit if metric.direction == "higher" else metric.value < limit
+    passed = better or (metric.value == limit and not strict)
+    reason = f"{metric.text} {'meets' if passed else 'misses'} {text}"
+    return Check(
+        name=name,
+        kind=kind,
+        question=question,
+        status="PASS" if passed else "FAIL",
+        reason=reason,
+        value=metric.value,
+        unit=unit,
+        limit=text,
+        source=source,
+        gates=gates,
+    )
+
+
+def fact_check(
+    name: str,
+    question: str,
+    passed: bool,
+    reason: str,
+    *,
+    kind: Kind = "sanity",
+    limit: str = "",
+    value: float | None = None,
+    unit: str = "",
+) -> Check:
+    """Make a gating check of a fact that either holds or not."""
+    return Check(
+        name=name,
+        kind=kind,
+        question=question,
+        status="PASS" if passed else "FAIL",
+        reason=reason,
+        limit=limit,
+        value=value,
+        unit=unit,
+    )
+
+
+def budget_check(run: Run, total_s: float) -> Check:
+    """Check that the run kept its tier's budget."""
+    budget = run.config.budget_s
+    return fact_check(
+        "time budget",
+        "Did the run keep its tier's time?",
+        total_s <= budget,
+        f"{total_s:.0f} s of {budget:.0f} s",
+        kind="budget",
+        limit=f"<= {budget:.0f} s",
+        value=total_s,
+        unit="s",
+    )
+
+
+def finite_check(result: Result) -> Check:
+    """Check that every measured metric is a finite number and no time, rate or size is below zero."""
+    wrong = [
+        f"{metric.name} ({metric.reason})"
+        for metric in result.metrics
+        if metric.value is None and metric.provenance in ("measured", "derived")
+    ]
+    wrong += [
+        f"{metric.name} = {metric.text}"
+        for metric in result.metrics
+        if metric.value is not None and min([metric.value, *metric.samples]) < 0
+    ]
+    question = "Is every measured value a number that can be?"
+    if wrong:
+        return fact_check("finite", question, False, "not finite or below zero: " + ", ".join(wrong))
+    count = sum(metric.value is not None for metric in result.metrics)
+    return fact_check("finite", question, count > 0, f"all {count} values are finite and none is below zero")
+
+
+def peak_check(name: str, question: str, value: Metric | None, peak: Metric | None) -> Check:
+    """Check that a value does not exceed a peak that was measured on the spot (5 % slack); impossible if it does."""
+    missing = next(
+        (metric.reason or "not a number" for metric in (value, peak) if metric is not None and metric.value is None),
+        None,
+    )
+    if value is None or peak is None or value.value is None or peak.value is None:
+        return Check(
+            name=name,
+            kind="sanity",
+            question=question,
+            status="SKIPPED",
+            reason=f"not measured: {missing or 'the run has no such metric'}",
+            gates=False,
+        )
+    limit = peak.value * PEAK_SLACK
+    share = value.value / peak.value
+    return fact_check(
+        name,
+        question,
+        value.value <= limit,
+        f"{value.text} is {share:.1%} of the measured peak of {peak.text}",
+        limit=f"<= {quantity(limit, peak.unit)}",
+        value=value.value,
+        unit=value.unit,
+    )
+
+
+class RegressionLimit(BaseModel):
+    """How much worse a metric may get. Either a share of the baseline or an absolute amount in the metric's unit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    share: float | None = None
+    amount: float | None = None
+
+    def text(self, direction: str) -> str:
+        """The limit for a reader, as in ``-20 %`` or ``-1 point``."""
+        sign = "-" if direction == "higher" else "+"
+        return f"{sign}{self.share:.0%}" if self.share is not None else f"{sign}{self.amount:g}"
+
+
+def regression_check(
+    limit: RegressionLimit, new: Metric, new_samples: list[float], old: Metric, old_samples: list[float]
+) -> Check:
+    """Compare a metric with its baseline, by the ratio of the medians and its 95 % interval.
+
+    FAIL when the whole interval is worse than the limit, PASS when the whole interval is within it, else AMBIGUOUS.
+    A boundary value passes; better is never a regression. The direction is the metric's.
+    """
+    name, question = f"{new.name} vs baseline", f"Is {new.name} no worse than in the accepted run?"
+    common: dict[str, Any] = {
+        "name": name,
+        "kind": "regression",
+        "question": question,
+        "unit": new.unit,
+        "source": "baseline",
+    }
+    if new.value is None or old.value is None or not math.isfinite(new.value):
+        if new.value is None and new.provenance != "not_available":
+            return Check(**common, status="FAIL", reason=f"not a number: {new.reason}")
+        which = "this run" if new.value is None else "the baseline"
+        return Check(
+            **common,
+            status="NOT_COMPARABLE",
+            reason=f"{which} has no value: {(new if new.value is None else old).reason}",
+            value=new.value,
+        )
+    shown = f"{new.text} against {old.text}"
+    text = f"{limit.text(new.direction)} of {old.text}"
+    higher = new.direction == "higher"
+    if limit.amount is not None or old.value <= 0:
+        # Points and counts: one number a run, and a ratio has no meaning near zero.
+        allowed = limit.amount if limit.amount is not None else (limit.share or 0) * abs(old.value)
+        loss = old.value - new.value if higher else new.value - old.value
+        # Decimal numbers such as 88.5 - 87.5 miss the exact boundary by rounding, which must still pass.
+        passed = loss <= allowed + 1e-9 * max(1.0, abs(old.value))
+        return Check(
+            **common,
+            status="PASS" if passed else "FAIL",
+            reason=f"{shown}: {_change(-loss if higher else loss, new.unit)}",
+            value=new.value,
+            limit=text,
+        )
+    ratio, low, high = ratio_interval(new_samples or [new.value], old_samples or [old.value])
+    assert limit.share is not None
+    # The side of the interval that is better for the run, and the one that is worse.
+    best, worst, bound = (high, low, 1 - limit.share) if higher else (low, high, 1 + limit.share)
+    edge = 1e-9
+    outside = (best < bound - edge) if higher else (best > bound + edge)
+    inside = (worst >= bound - edge) if higher else (worst <= bound + edge)
+    status: Status = "FAIL" if outside else "PASS" if inside else "AMBIGUOUS"
+    advice = "; the interval spans the limit: repeat the run" if status == "AMBIGUOUS" else ""
+    reason = f"{shown}: ratio {ratio:.3f}, 95 % interval {low:.3f} to {high:.3f}{advice}"
+    return Check(**common, status=status, reason=reason, value=new.value, limit=text)
+
+
+def _change(amount: float, unit: str) -> str:
+    return f"{'+' if amount >= 0 else '-'}{quantity(abs(amount), unit)}"
+
+
+def open_checks(
+    limits: Iterable[RegressionLimit], result: Result, status: Literal["NO_BASELINE", "NOT_COMPARABLE"], reason: str
+) -> list[Check]:
+    """Make the regression checks of a run that has nothing to compare with."""
+    checks = []
+    for limit in limits:
+        metric = result.metric(limit.metric)
+        if metric is None or metric.value is None:
+            continue
+        checks.append(
+            Check(
+                name=f"{metric.name} vs baseline",
+                kind="regression",
+                question=f"Is {metric.name} no worse than in the accepted run?",
+                status=status,
+                reason=f"measured {metric.text}; {reason}",
+                value=metric.value,
+                unit=metric.unit,
+                limit=limit.text(metric.direction),
+                source="baseline",
+            )
+        )
+    return checks

@@ -1,0 +1,150 @@
+"""The command line. Modules are imported where they are used, so that ``benchlib --help`` stays quick."""
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchlib import __version__
+from benchlib.errors import UserError
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def _user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Show a user's error as one sentence instead of a traceback."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except UserError as error:
+            click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+            click.echo(str(error), err=True)
+            sys.exit(EXIT_USAGE)
+
+    return wrapped
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="benchlib")
+def main() -> None:
+    """Tell whether a training and inference stack is right, fast and worth its price.
+
+    \b
+    Exit codes: 0 passed, 1 a check failed, 2 the run broke or the input was wrong,
+    3 a gate had nothing to compare with (only with --strict).
+    """
+
+
+@main.command()
+@click.argument("target")
+@click.option("--tier", "-t", help="How much work: smoke, quick, nightly or weekend. [default: smoke]")
+@click.option(
+    "--backend", "-b", default="auto", show_default=True, help="Where: auto, cpu, cuda, rocm, mps, xpu or tpu."
+)
+@click.option(
+    "--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the config; may be repeated."
+)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs. [default: outputs]")
+@click.option("--resume", metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
+@click.option("--strict", is_flag=True, help="Exit with 3 where a gate was skipped or had nothing to compare with.")
+@click.option("--dry-run", is_flag=True, help="Show config, command lines and expected work; start nothing.")
+@_user_errors
+def run(
+    target: str,
+    tier: str | None,
+    backend: str,
+    pairs: tuple[str, ...],
+    out: Path | None,
+    resume: str | None,
+    strict: bool,
+    dry_run: bool,
+) -> None:
+    """Run TARGET: a benchmark (squad), or a tier (quick) with all its benchmarks."""
+    from benchlib import runner
+
+    plans = runner.plans(target, tier, backend, pairs, resume)
+    if dry_run:
+        for planned in plans:
+            runner.show_plan(planned, out)
+        return
+    sys.exit(runner.run_all(plans, out, strict))
+
+
+@main.command("list")
+@click.option("--runs", is_flag=True, help="List the stored runs instead.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs. [default: outputs]")
+@_user_errors
+def list_(runs: bool, out: Path | None) -> None:
+    """List benchmarks, tiers and backends, or the stored runs."""
+    from benchlib import listing
+
+    if runs:
+        listing.show_runs(out)
+    else:
+        listing.show_kit()
+
+
+@main.command()
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs. [default: outputs]")
+@_user_errors
+def report(runs: tuple[Path, ...], out: Path | None) -> None:
+    """Judge and render stored RUNS again, without running anything. [default: all]"""
+    from benchlib import runner
+
+    sys.exit(runner.report_all(runs, out))
+
+
+@main.group()
+def baseline() -> None:
+    """Accept, list and show the runs that later ones are compared with."""
+
+
+@baseline.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--reason", required=True, help="Why this run is the new normal; kept in the file.")
+@click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
+@_user_errors
+def accept(run: Path, reason: str, if_improved: bool) -> None:
+    """Make RUN the baseline of its benchmark, tier and fingerprint."""
+    from benchlib import listing
+
+    listing.accept_baseline(run, reason, if_improved)
+
+
+@baseline.command("list")
+@_user_errors
+def baseline_list() -> None:
+    """List the committed baselines."""
+    from benchlib import listing
+
+    listing.show_baselines()
+
+
+@baseline.command("show")
+@click.argument("key")
+@_user_errors
+def baseline_show(key: str) -> None:
+    """Show a baseline's metrics and fingerprint. KEY is a file or the first digits of its name."""
+    from benchlib import listing
+
+    listing.show_baseline(key)
+
+
+@main.command()
+@_user_errors
+def doctor() -> None:
+    """Tell what this machine can run, what is missing and how to install it."""
+    from benchlib import listing
+
+    sys.exit(listing.show_doctor())
+
+
+if __name__ == "__main__":
+    main()

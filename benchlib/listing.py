@@ -1,0 +1,134 @@
+"""The commands that only show: the kit, the stored runs, the baselines, the machine."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchlib import baselines
+from benchlib.backends import BACKENDS
+from benchlib.config import read_params, tier_names
+from benchlib.errors import UserError
+from benchlib.files import read_json
+from benchlib.metrics import quantity
+from benchlib.paths import outputs
+from benchlib.registry import BENCHMARKS
+from benchlib.results import Run, find_runs
+
+console = Console(highlight=False)
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=None, padding=(0, 2), header_style="bold")
+
+
+def show_kit() -> None:
+    """Print benchmarks, tiers and backends."""
+    table = _table("benchmark", "question", "tiers", "notebook")
+    tiers = {name: read_params("tiers", name) for name in tier_names()}
+    for benchmark in BENCHMARKS.values():
+        has = ", ".join(name for name, content in tiers.items() if benchmark.name in content)
+        table.add_row(benchmark.name, benchmark.question, has, benchmark.notebook)
+    console.print(table)
+    table = _table("tier", "what it is")
+    for name, content in tiers.items():
+        table.add_row(name, content.get("description", ""))
+    console.print(table)
+    table = _table("backend", "what it is", "needs")
+    for backend in BACKENDS.values():
+        table.add_row(
+            backend.name, read_params("backends", backend.name).get("description", ""), escape(backend.install)
+        )
+    console.print(table)
+    console.print("\n`benchlib doctor` tells which of them this machine has.")
+
+
+def show_runs(out: Path | None) -> None:
+    """Print the stored runs, the newest first."""
+    folder = out or outputs()
+    table = _table("run", "verdict", "what it says")
+    count = 0
+    for path in find_runs(folder):
+        count += 1
+        try:
+            verdict = read_json(path / "verdict.json")
+            word, sentence = "BROKEN" if verdict["broken"] else verdict["verdict"], verdict["sentence"]
+        except (UserError, KeyError, TypeError) as error:
+            word, sentence = "?", f"no verdict: {error}; `benchlib report` makes it"
+        table.add_row(escape(str(path.relative_to(folder))), word, escape(sentence))
+    if not count:
+        raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
+    console.print(table)
+
+
+def accept_baseline(run_dir: Path, reason: str, if_improved: bool) -> None:
+    """Make a run the baseline of its fingerprint and say where it is."""
+    run = Run(run_dir)
+    limits = BENCHMARKS[run.config.benchmark].load("limits")(run)
+    path = baselines.accept(run, reason, limits, if_improved=if_improved)
+    console.print(f"accepted: {escape(str(path))}\ncommit this file to share it.", soft_wrap=True)
+
+
+def show_baselines() -> None:
+    """Print the committed baselines."""
+    table = _table("key", "benchmark", "tier", "machine", "ranks", "accepted", "reason")
+    stored = baselines.stored()
+    for _, item in stored:
+        factors = item.fingerprint
+        machine = factors.get("devices") or factors.get("cpu", "")
+        day = time.strftime("%Y-%m-%d", time.localtime(item.accepted_at))
+        table.add_row(
+            item.key,
+            item.benchmark,
+            item.tier,
+            escape(machine),
+            factors.get("world_size", ""),
+            day,
+            escape(item.reason),
+        )
+    if not stored:
+        raise UserError("no baselines yet: `benchlib baseline accept RUN --reason ...` makes the first")
+    console.print(table)
+
+
+def show_baseline(key: str) -> None:
+    """Print a baseline's metrics and fingerprint."""
+    found = (
+        [baselines.load_baseline(Path(key))]
+        if Path(key).is_file()
+        else [item for _, item in baselines.stored() if item.key.startswith(key)]
+    )
+    if len(found) != 1:
+        raise UserError(f"{len(found)} baselines begin with {key!r}: `benchlib baseline list` shows the keys")
+    item = found[0]
+    console.print(
+        f"[bold]{item.benchmark}, {item.tier}[/]  {item.key}\nfrom {escape(item.run)}: {escape(item.reason)}\n"
+    )
+    table = _table("metric", "value", "n", "95 % interval")
+    for metric in item.metrics:
+        interval = (
+            ""
+            if metric.ci_low is None or metric.ci_high is None
+            else f"{quantity(metric.ci_low)} to {quantity(metric.ci_high)}"
+        )
+        table.add_row(metric.name, metric.text, str(metric.n), interval)
+    console.print(table)
+    table = _table("factor", "value")
+    for name, value in item.fingerprint.items():
+        table.add_row(name, escape(value))
+    console.print(table)
+
+
+def show_doctor() -> int:
+    """Print what the machine has and lacks; return 2 where a needed part is missing."""
+    from benchlib.doctor import examine
+
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    findings = examine()
+    for item in findings:
+        mark = "[green]yes[/]" if item.ok else "[red]no[/]" if item.needed else "[yellow]no[/]"
+        table.add_row(mark, item.part, escape(item.seen) + (f"\n[dim]{escape(item.remedy)}[/]" if item.remedy else ""))
+    console.print(table)
+    return 2 if any(item.needed and not item.ok for item in findings) else 0

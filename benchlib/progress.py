@@ -1,0 +1,74 @@
+"""Progress of a run, folded from its events: which phase, how far, how fast, how long still."""
+
+import time
+from dataclasses import dataclass, field
+
+from benchlib.events import Event
+
+RATE_WINDOW = 20  # steps that the shown rate is averaged over
+
+PHASES = {
+    "import": "loading torch",
+    "init": "ranks meet",
+    "data": "reading questions",
+    "features": "tokenising",
+    "model": "loading the model",
+    "warmup": "measuring the speed",
+    "train": "training",
+    "evaluate": "evaluating",
+    "write": "writing results",
+    "done": "done",
+}
+
+
+@dataclass
+class Progress:
+    """What an onlooker wants to know. ``rate`` is samples per second over the last steps, ``left_s`` the time left."""
+
+    phase: str = "starting"
+    done: int = 0
+    total: int = 0
+    loss: float | None = None
+    rate: float | None = None
+    left_s: float | None = None
+    started: float = field(default_factory=time.time)
+    _recent: list[tuple[float, float]] = field(default_factory=list, repr=False)
+
+    def update(self, event: Event) -> bool:
+        """Take one event in; return whether something that is shown has changed."""
+        kind = event["kind"]
+        if kind == "phase" and event["source"] == "rank0":
+            self.phase, self.done, self.total, self.left_s = str(event.get("name", "")), 0, 0, None
+            self._recent.clear()
+        elif kind == "plan":
+            self.total = int(event["planned_steps"])
+        elif kind == "step" and event["source"] == "rank0":
+            self.done, self.loss = int(event["step"]), event.get("loss")
+            self._timed(event["t"], float(event.get("samples") or 0))
+        elif kind == "progress" and event["source"] == "rank0":
+            self.done, self.total = int(event["done"]), int(event["total"])
+            self._timed(event["t"], 0.0)
+        else:
+            return False
+        return True
+
+    def _timed(self, now: float, samples: float) -> None:
+        self._recent = [*self._recent, (now, samples)][-RATE_WINDOW - 1 :]
+        span = now - self._recent[0][0]
+        if span > 0:
+            seen = sum(count for _, count in self._recent[1:])
+            self.rate = seen / span if seen else self.rate
+            self.left_s = max(0, self.total - self.done) * span / (len(self._recent) - 1) if self.total else None
+
+    def line(self) -> str:
+        """Return one line for a terminal."""
+        parts = [PHASES.get(self.phase, self.phase)]
+        if self.total:
+            parts.append(f"{self.done:,}/{self.total:,}")
+        if self.phase == "train" and self.loss is not None:
+            parts.append(f"loss {self.loss:.3f}")
+        if self.phase == "train" and self.rate:
+            parts.append(f"{self.rate:,.1f} samples/s")
+        if self.left_s is not None and self.done < self.total:
+            parts.append(f"{self.left_s:.0f} s left")
+        return "  ".join(parts)

@@ -1,0 +1,266 @@
+"""A run from its plan to its exit code: execute the notebook, judge, render, sum up."""
+
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from benchlib import judge as judging
+from benchlib.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict
+from benchlib.config import parse_overrides, read_params, tier_names
+from benchlib.errors import UserError
+from benchlib.events import EventFollower
+from benchlib.machine import probe_devices
+from benchlib.notebook import execute, split_parameters
+from benchlib.paths import home, outputs
+from benchlib.progress import Progress
+from benchlib.registry import BENCHMARKS
+from benchlib.results import Run, find_runs
+from benchlib.session import Plan, plan, prepare
+
+console = Console(highlight=False)
+COLOURS = {
+    "PASS": "green",
+    "FAIL": "red",
+    "AMBIGUOUS": "yellow",
+    "SKIPPED": "yellow",
+    "NO_BASELINE": "blue",
+    "NOT_COMPARABLE": "blue",
+}
+LINE_EVERY_S = 10.0  # between progress lines where the output is no terminal
+SETTLE_S = 10.0  # that the supervisor gets to write how the ranks ended, after the notebook is gone
+
+
+def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], resume: str | None) -> list[Plan]:
+    """Resolve the configs of a benchmark, or of all benchmarks of a tier. Starts no rank. Raises ``UserError``."""
+    overrides: dict[str, Any] = dict(parse_overrides(pairs))
+    if target in BENCHMARKS:
+        names, level = [target], tier or "smoke"
+    elif target in tier_names():
+        if tier not in (None, target):
+            raise UserError(f"{target} is a tier already: leave --tier {tier} away, or name a benchmark")
+        names, level = [name for name in BENCHMARKS if name in read_params("tiers", target)], target
+        if overrides or resume:
+            names = _that_know(names, overrides, resume)
+    else:
+        from benchlib.config import nearest
+
+        raise UserError(f"unknown benchmark or tier {target!r}: {nearest(target, [*BENCHMARKS, *tier_names()])}")
+    if resume:
+        overrides["resume"] = str(Path(resume).resolve())
+    # Wrong input is reported before torch is asked for its devices, which takes seconds.
+    for name in names:
+        plan(name, level, "cpu" if backend == "auto" else backend, overrides, probe={})
+    probe = probe_devices()
+    return [plan(name, level, backend, overrides, probe) for name in names]
+
+
+def _that_know(names: list[str], overrides: dict[str, Any], resume: str | None) -> list[str]:
+    from benchlib.config import check_names, config_class
+
+    wanted = {*overrides, *(["resume"] if resume else [])}
+    fitting = [name for name in names if wanted <= set(config_class(name).model_fields)]
+    if not fitting:
+        check_names(names[-1], wanted, "set by hand")
+    return fitting
+
+
+def show_plan(planned: Plan, out: Path | None) -> None:
+    """Print the resolved config, the command lines and the expected work."""
+    from benchlib.launch import LAUNCHERS
+
+    config = planned.config
+    folder = (out or outputs()) / "<run>"
+    console.print(
+        f"[bold]{config.benchmark}[/], tier {config.tier}, backend {config.backend}"
+        + (f" [yellow](not available: {escape(planned.unavailable)})[/]" if planned.unavailable else "")
+    )
+    table = Table("parameter", "value", "from", box=None, padding=(0, 2))
+    for name in type(config).model_fields:
+        origin = planned.resolved.origins.get(name, "default")
+        table.add_row(name, escape(str(getattr(config, name))), origin, style=None if origin != "default" else "dim")
+    console.print(table)
+    job = LAUNCHERS[config.launcher](config, folder)
+    console.print("\n[bold]starts[/]")
+    for command in job.commands:
+        console.print("  " + escape(shlex.join(command)), soft_wrap=True)
+    for name, value in sorted(job.env.items()):
+        console.print(f"  with {name}={escape(str(value))}", soft_wrap=True)
+    for note in job.notes:
+        console.print("  " + escape(str(note)), soft_wrap=True)
+    console.print(f"\n[bold]expected work[/]\n  {escape(config.expected_work())}")
+    console.print(
+        f"  ends by itself within {config.budget_s:.0f} s; is ended after {config.hard_limit_s:.0f} s at the latest\n"
+    )
+
+
+def run_all(planned: list[Plan], out: Path | None, strict: bool) -> int:
+    """Run all plans one after the other and return the worst exit code."""
+    codes = []
+    for item in planned:
+        code = run_one(item, out or outputs(), strict)
+        codes.append(code)
+        if code == 130:
+            break
+    _index(out or outputs())
+    return _worst(codes)
+
+
+def _worst(codes: list[int]) -> int:
+    order = (EXIT_PASS, EXIT_NOTHING_TO_COMPARE, EXIT_FAIL, EXIT_BROKEN, 130)
+    return max(codes, key=order.index, default=EXIT_PASS)
+
+
+def run_one(planned: Plan, out: Path, strict: bool) -> int:
+    """Run one plan into a folder of its own and return its exit code."""
+    config = planned.config
+    run_dir = prepare(planned, out)
+    console.print(
+        f"[bold]{config.benchmark}[/]  tier {config.tier}  backend {config.backend}  {config.world_size} rank{'s' * (config.world_size > 1)}  [dim]{escape(str(_short(run_dir)))}[/]"
+    )
+    interrupted = False
+    if planned.unavailable:
+        judging.mark_skipped(Run(run_dir), planned.unavailable)
+    else:
+        interrupted = _execute(planned, run_dir)
+        _settle(run_dir)
+    verdict = judging.judge(run_dir)
+    report = _render(run_dir)
+    _summary(run_dir, verdict, report)
+    return 130 if interrupted else verdict.exit_code(strict)
+
+
+def _execute(planned: Plan, run_dir: Path) -> bool:
+    """Execute the notebook of a run; return whether the user interrupted it."""
+    config = planned.config
+    path = home() / "notebooks" / BENCHMARKS[config.benchmark].notebook
+    values = {name: getattr(config, name) for name in planned.resolved.origins}
+    parameters = split_parameters(
+        path, {**values, "tier": config.tier, "backend": config.backend, "run_dir": str(run_dir)}
+    )
+    display = _Display(run_dir)
+    display.start()
+    try:
+        execute(path, run_dir / "notebook.ipynb", parameters, config.hard_limit_s + 60)
+    except KeyboardInterrupt:
+        return True
+    except Exception as error:  # a failing cell, a dead kernel, a time-out: the verdict says it, the report shows it
+        judging.mark_notebook_error(run_dir, error)
+    finally:
+        display.stop()
+    return False
+
+
+def _settle(run_dir: Path) -> None:
+    """Wait until the supervisor has ended the ranks and said how."""
+    end = time.monotonic() + SETTLE_S
+    while time.monotonic() < end and not (run_dir / "status.json").exists() and judging.is_running(run_dir):
+        time.sleep(0.1)
+
+
+class _Display(threading.Thread):
+    """Shows the progress of a run: one live line in a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(daemon=True)
+        self._follower, self._progress, self._end = EventFollower(run_dir), Progress(), threading.Event()
+
+    def run(self) -> None:
+        with console.status("starting") if console.is_terminal else _Quiet() as status:
+            shown, printed = "", -LINE_EVERY_S
+            while not self._end.wait(0.25):
+                if not any([self._progress.update(event) for event in self._follower.poll()]):
+                    continue
+                line, now = self._progress.line(), time.monotonic()
+                if line == shown:
+                    continue
+                shown = line
+                if console.is_terminal:
+                    status.update(escape(line))  # type: ignore[union-attr]
+                elif now - printed >= LINE_EVERY_S:
+                    printed = now
+                    console.print(f"  {escape(line)}")
+
+    def stop(self) -> None:
+        self._end.set()
+        self.join()
+
+
+class _Quiet:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _render(run_dir: Path) -> Path:
+    from benchlib import report
+
+    return report.render(run_dir)
+
+
+def _index(out: Path) -> None:
+    from benchlib import index
+
+    index.render(out)
+
+
+def _summary(run_dir: Path, verdict: Verdict, report: Path) -> None:
+    table = Table("check", "status", "what was found", "limit", box=None, padding=(0, 2), header_style="dim")
+    for check in verdict.checks:
+        status = check.status if check.gates or check.status != "FAIL" else "differs"
+        table.add_row(
+            check.name,
+            f"[{COLOURS.get(check.status, 'white')}]{status.replace('_', ' ').lower()}[/]",
+            escape(check.reason),
+            escape(check.limit),
+        )
+    if verdict.checks:
+        console.print(table)
+    word = "BROKEN" if verdict.broken else verdict.verdict
+    colour = COLOURS.get(verdict.verdict, "white")
+    console.print(f"[bold {colour}]{word}[/]  {escape(verdict.sentence)}", soft_wrap=True)
+    console.print(f"report: {escape(str(_short(report)))}\n", soft_wrap=True)
+
+
+def _short(path: Path) -> Path:
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
+def report_all(runs: Iterable[Path], out: Path | None) -> int:
+    """Judge and render stored runs again; the exit code is 2 where one could not be rendered."""
+    folder = out or outputs()
+    chosen = list(runs) or list(find_runs(folder))
+    if not chosen:
+        raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
+    code = EXIT_PASS
+    for run_dir in chosen:
+        if judging.is_running(run_dir):
+            console.print(f"{escape(str(_short(run_dir)))}: still running, left alone", soft_wrap=True)
+            continue
+        try:
+            verdict = judging.judge(run_dir)
+            word = "BROKEN" if verdict.broken else verdict.verdict
+            console.print(
+                f"[{COLOURS.get(verdict.verdict, 'white')}]{word}[/]  {escape(str(_short(_render(run_dir))))}",
+                soft_wrap=True,
+            )
+        except (UserError, OSError) as error:
+            console.print(f"[red]error[/]  {escape(str(_short(run_dir)))}: {escape(str(error))}", soft_wrap=True)
+            code = EXIT_BROKEN
+    if folder.is_dir():
+        _index(folder)
+        console.print(f"index: {escape(str(_short(folder / 'index.html')))}", soft_wrap=True)
+    sys.stdout.flush()
+    return code

@@ -1,0 +1,155 @@
+"""What a notebook calls: open a run, execute it, judge it, show it. No torch: the device work is in other processes."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchlib import judge as judging
+from benchlib.checks import Verdict
+from benchlib.config import Resolved, check_names, config_class, resolve, save_config
+from benchlib.errors import BackendUnavailable, RunBroken, UserError
+from benchlib.files import write_json
+from benchlib.machine import best_backend, default_nproc, describe, probe_devices
+from benchlib.paths import outputs
+from benchlib.results import Run, new_run_dir
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A resolved config, the layers it came from and what torch reported about the machine."""
+
+    resolved: Resolved
+    probe: dict[str, Any]
+
+    @property
+    def config(self) -> Any:
+        """The config."""
+        return self.resolved.config
+
+    @property
+    def unavailable(self) -> str:
+        """Why the backend cannot run here; '' where it can."""
+        found = self.probe.get("backends", {}).get(self.config.backend, {})
+        return (
+            ""
+            if found.get("available")
+            else str(found.get("reason") or f"torch reports no {self.config.backend} device")
+        )
+
+
+def plan(
+    benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any], probe: dict[str, Any] | None = None
+) -> Plan:
+    """Resolve a benchmark's config; ``backend="auto"`` takes the first accelerator that torch reports, else the CPU.
+
+    Everything that needs no device is checked before torch is asked for its devices. Raises ``UserError``.
+    """
+    config_class(benchmark)
+    check_names(benchmark, overrides, "set by hand")
+    first = resolve(benchmark, tier, "cpu" if backend == "auto" else backend, overrides)
+    probe = probe_devices() if probe is None else probe
+    name = best_backend(probe) if backend == "auto" else backend
+    nodes = int(first.config.nnodes)
+    detected = {"nproc": default_nproc(name, probe) if nodes else 1}
+    return Plan(resolve(benchmark, tier, name, overrides, detected), probe)
+
+
+def prepare(planned: Plan, out: Path) -> Path:
+    """Make the run folder with its ``config.json`` and ``machine.json`` and return it."""
+    run_dir = new_run_dir(planned.config, out)
+    save_config(planned.config, run_dir)
+    write_json(run_dir / "machine.json", describe(planned.probe))
+    write_json(run_dir / "origins.json", planned.resolved.origins)
+    return run_dir
+
+
+def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: Mapping[str, Any], **named: Any) -> Run:
+    """Return the run that a notebook works on: the prepared one, or a new one from the notebook's parameters.
+
+    Of ``named`` parameters, '' and 0 leave the choice to the tier.
+    """
+    if run_dir:
+        run = Run(run_dir)
+        if run.config.benchmark != benchmark:
+            raise UserError(f"run_dir {run_dir} was prepared for {run.config.benchmark}, not for {benchmark}")
+        return run
+    chosen = {name: value for name, value in named.items() if value not in ("", 0)}
+    return Run(prepare(plan(benchmark, tier, backend, {**chosen, **overrides}), outputs()))
+
+
+def execute(run: Run) -> Run:
+    """Start the ranks, show their progress and return the run with what it left.
+
+    Raises ``RankFailed`` with the failing rank's own traceback, ``BackendUnavailable`` for a skipped run and
+    ``KeyboardInterrupt`` after an interrupt; no process stays in any case.
+    """
+    from benchlib.launch import Launch
+    from benchlib.widgets import watch
+
+    launch = Launch(run.path)
+    launch.start()
+    status = watch(launch)
+    after = run.refresh()
+    if status["outcome"] == "skipped":
+        raise BackendUnavailable(f"SKIPPED: {status['reason']}")
+    if status["outcome"] != "complete":
+        launch.raise_for_status()
+        raise RunBroken(status["reason"])
+    return after
+
+
+def judge(run: Run) -> Verdict:
+    """Check the run and write its verdict."""
+    return judging.judge(run.path)
+
+
+def config_table(run: Run) -> "pandas.DataFrame":
+    """Return the config with the meaning of each field, those first that differ from the defaults."""
+    import pandas as pd
+
+    config = run.config
+    rows = []
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        rows.append(
+            {
+                "parameter": name,
+                "value": str(value),
+                "default": "" if value == field.default else str(field.default),
+                "meaning": field.description or "",
+            }
+        )
+    frame = pd.DataFrame(rows)
+    changed = frame["default"] != ""
+    return pd.concat([frame[changed], frame[~changed]]).set_index("parameter")
+
+
+def checks_table(verdict: Verdict) -> "pandas.DataFrame":
+    """Return the checks with status, reason and limit, one row each."""
+    import pandas as pd
+
+    return pd.DataFrame(judging.summary_rows(verdict)).set_index("check")
+
+
+def metrics_table(run: Run) -> "pandas.DataFrame":
+    """Return the metrics with their interval, count and provenance, one row each."""
+    import pandas as pd
+
+    if run.result is None:
+        raise UserError(f"{run.path} has no result")
+    rows = [
+        {
+            "metric": metric.name,
+            "value": metric.text,
+            "n": metric.n,
+            "provenance": metric.provenance,
+            "95 % interval": "" if metric.ci_low is None else f"{metric.ci_low:.4g} to {metric.ci_high:.4g}",
+            "note": metric.reason,
+        }
+        for metric in run.result.metrics
+    ]
+    return pd.DataFrame(rows).set_index("metric")

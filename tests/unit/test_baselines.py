@@ -1,0 +1,118 @@
+"""Baselines: what may be accepted, what is comparable, what is told when it is not."""
+
+import pytest
+
+from benchlib import baselines
+from benchlib.checks import RegressionLimit, save_verdict, verdict_of
+from benchlib.config import build, save_config
+from benchlib.errors import UserError
+from benchlib.files import write_json
+from benchlib.judge import judge
+from benchlib.metrics import measured
+from benchlib.results import Result, Run, save_result
+
+LIMITS = [RegressionLimit(metric="rate", share=0.2), RegressionLimit(metric="f1", amount=1.0)]
+MACHINE = {
+    "cpu": {"model": "Z80", "usable_cores": 2},
+    "memory_bytes": 2**34,
+    "versions": {"torch": "2.13.0", "transformers": "5.1.0", "benchlib": "0.1.0"},
+}
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    def make(name, rate=100.0, f1=88.0, status="complete", verdict="PASS", machine=MACHINE, **config):
+        path = tmp_path / name
+        path.mkdir()
+        resolved = build("squad", {"benchmark": "squad", **config})
+        save_config(resolved, path)
+        write_json(path / "machine.json", machine)
+        metrics = [measured("rate", [rate, rate * 1.01], "samples/s", "higher"), measured("f1", f1, "", "higher")]
+        save_result(path, Result.of(resolved, status=status, metrics=metrics))
+        save_verdict(
+            path, verdict_of([], broken="" if verdict == "PASS" else "stopped").model_copy(update={"verdict": verdict})
+        )
+        return Run(path)
+
+    return make
+
+
+def statuses(run, root):
+    return {check.name: check.status for check in baselines.regression_checks(run, LIMITS, baselines.find(run, root))}
+
+
+def test_accept_find_and_compare(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    first = make_run("first")
+    assert set(statuses(first, root).values()) == {"NO_BASELINE"}
+    path = baselines.accept(first, "first run", LIMITS, root=root)
+    assert path.parent == root / "squad" / "smoke"
+    assert set(statuses(make_run("same"), root).values()) == {"PASS"}
+    worse = statuses(make_run("worse", rate=70.0, f1=86.9), root)
+    assert worse == {"rate vs baseline": "FAIL", "f1 vs baseline": "FAIL"}
+
+
+def test_another_fingerprint_is_not_comparable_and_says_why(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    baselines.accept(make_run("first"), "first run", LIMITS, root=root)
+    other = make_run("other", machine=MACHINE | {"versions": {**MACHINE["versions"], "torch": "2.14.0"}}, batch_size=16)
+    comparison = baselines.find(other, root)
+    assert comparison.status == "NOT_COMPARABLE"
+    assert {name for name, *_ in comparison.factors} == {"torch", "config.batch_size"}
+    assert "torch is 2.14 here, 2.13 there" in comparison.reason
+    patch = make_run(
+        "patch", machine=MACHINE | {"versions": {**MACHINE["versions"], "torch": "2.13.1"}}, target_f1=1.0, budget_s=9
+    )
+    assert baselines.find(patch, root).status == "found"  # patch versions, targets and limits do not change the work
+
+
+@pytest.mark.parametrize(
+    "case", [{"status": "partial"}, {"status": "skipped", "verdict": "SKIPPED"}, {"verdict": "FAIL"}]
+)
+def test_a_failed_partial_or_skipped_run_is_not_accepted(make_run, tmp_path, case):
+    with pytest.raises(UserError):
+        baselines.accept(make_run("run", **case), "because", LIMITS, root=tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_reason_is_needed(make_run, tmp_path):
+    with pytest.raises(UserError, match="--reason"):
+        baselines.accept(make_run("run"), "  ", LIMITS, root=tmp_path / "b")
+
+
+def test_if_improved_never_loosens(make_run, tmp_path):
+    root = tmp_path / "b"
+    baselines.accept(make_run("first"), "first", LIMITS, root=root)
+    with pytest.raises(UserError, match="worse than the baseline in f1"):
+        baselines.accept(make_run("mixed", rate=200.0, f1=87.9), "faster", LIMITS, if_improved=True, root=root)
+    baselines.accept(make_run("better", rate=200.0), "faster", LIMITS, if_improved=True, root=root)
+    assert baselines.stored(root)[0][1].metric("rate").value == pytest.approx(201.0)
+
+
+def test_a_metric_that_only_the_baseline_has_is_listed(make_run, tmp_path):
+    root = tmp_path / "b"
+    baselines.accept(make_run("first"), "first", LIMITS, root=root)
+    run = make_run("second")
+    save_result(
+        run.path, Result.of(run.config, status="complete", metrics=[measured("rate", 100.0, "samples/s", "higher")])
+    )
+    assert statuses(run.refresh(), root)["f1 vs baseline"] == "NOT_COMPARABLE"
+
+
+@pytest.mark.parametrize("text", ["{", '{"schema_version": 1}', '"x"'])
+def test_a_damaged_baseline_is_named(make_run, tmp_path, text):
+    root = tmp_path / "b"
+    path = baselines.accept(make_run("first"), "first", LIMITS, root=root)
+    path.write_text(text)
+    with pytest.raises(UserError, match=path.name):
+        baselines.find(make_run("second"), root)
+
+
+def test_a_run_that_was_cut_off_gets_a_verdict_that_says_so(make_run, tmp_path):
+    run = make_run("cut")
+    (run.path / "verdict.json").unlink()
+    verdict = judge(run.path, tmp_path / "b")
+    assert verdict.exit_code() == 2
+    assert "cut off" in verdict.sentence
+    (run.path / "result.json").write_text('{"half')
+    assert "result.json" in judge(run.path, tmp_path / "b").sentence

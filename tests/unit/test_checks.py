@@ -1,0 +1,151 @@
+"""Checks and the regression gate against cases that were worked out by hand."""
+
+import math
+
+import pytest
+
+from benchlib.checks import (
+    Check,
+    RegressionLimit,
+    Verdict,
+    finite_check,
+    limit_check,
+    peak_check,
+    regression_check,
+    verdict_of,
+)
+from benchlib.metrics import Metric, derived, measured, not_available, quantity
+from benchlib.results import Result
+
+
+def rate(samples):
+    return measured("rate", samples, "samples/s", "higher")
+
+
+def gate(new, old, limit=None):
+    new_metric, old_metric = rate(new), rate(old)
+    return regression_check(
+        limit or RegressionLimit(metric="rate", share=0.2),
+        new_metric,
+        new_metric.samples,
+        old_metric,
+        old_metric.samples,
+    )
+
+
+@pytest.mark.parametrize(
+    ("new", "status"),
+    [
+        ([80.0], "PASS"),  # the boundary of -20 % passes
+        ([79.9], "FAIL"),
+        ([1000.0], "PASS"),  # better is never a regression
+        ([100.0 + i * 0.1 for i in range(50)], "PASS"),
+        ([70.0 + i * 0.01 for i in range(50)], "FAIL"),
+        ([60.0] * 10 + [100.0] * 10, "AMBIGUOUS"),  # the interval runs from 0.6 to 1.0 and spans 0.8
+        ([math.nan], "FAIL"),
+        ([math.inf], "FAIL"),
+    ],
+)
+def test_gate_on_a_rate(new, status):
+    assert gate(new, [100.0]).status == status
+
+
+@pytest.mark.parametrize(("new", "status"), [(120.0, "PASS"), (120.1, "FAIL"), (50.0, "PASS")])
+def test_gate_on_a_metric_where_lower_is_better(new, status):
+    old, now = measured("memory", 100.0, "GB", "lower"), measured("memory", new, "GB", "lower")
+    assert regression_check(RegressionLimit(metric="memory", share=0.2), now, [], old, []).status == status
+
+
+@pytest.mark.parametrize(("new", "status"), [(87.5, "PASS"), (87.4, "FAIL"), (90.0, "PASS")])
+def test_gate_in_points(new, status):
+    old, now = measured("f1", 88.5, "", "higher"), measured("f1", new, "", "higher")
+    assert regression_check(RegressionLimit(metric="f1", amount=1.0), now, [], old, []).status == status
+
+
+def test_a_metric_that_one_side_lacks_is_not_comparable():
+    old, new = measured("m", 5.0, "GB", "lower"), not_available("m", "GB", "lower", "no sensor")
+    check = regression_check(RegressionLimit(metric="m", share=0.1), new, [], old, [])
+    assert (check.status, "no sensor" in check.reason) == ("NOT_COMPARABLE", True)
+
+
+def test_targets_pass_on_the_boundary_unless_strict():
+    f1 = measured("f1", 88.0, "", "higher")
+    assert limit_check("F1", "?", f1, 88.0, source="tier").status == "PASS"
+    assert limit_check("F1", "?", f1, 88.0, source="tier", strict=True).status == "FAIL"
+    assert limit_check("F1", "?", f1, None, source="no target").status == "SKIPPED"
+    assert limit_check("F1", "?", not_available("f1", "", "higher", "no data"), 88.0, source="tier").status == "SKIPPED"
+    assert limit_check("F1", "?", measured("f1", math.nan, "", "higher"), 88.0, source="tier").status == "FAIL"
+
+
+def test_a_value_above_its_measured_peak_is_impossible():
+    peak = measured("peak", 100.0, "FLOP/s", "higher")
+    for value, status in ((100.0, "PASS"), (105.0, "PASS"), (105.1, "FAIL")):
+        assert peak_check("p", "?", derived("x", value, "FLOP/s", "higher"), peak).status == status
+    assert (
+        peak_check("p", "?", derived("x", 1.0, "FLOP/s"), not_available("peak", "FLOP/s", "higher", "unknown")).status
+        == "SKIPPED"
+    )
+
+
+def result_of(*metrics: Metric) -> Result:
+    return Result(benchmark="squad", tier="smoke", backend="cpu", world_size=1, metrics=list(metrics))
+
+
+def test_values_that_cannot_be_fail():
+    assert finite_check(result_of(measured("a", [1.0, 2.0], "s"))).status == "PASS"
+    assert finite_check(result_of(measured("a", math.nan, "s"))).status == "FAIL"
+    assert (
+        finite_check(result_of(measured("latency", [3.0, -0.1, 3.0], "s"))).status == "FAIL"
+    )  # hidden behind the median
+    assert finite_check(result_of()).status == "FAIL"  # nothing was measured: nothing passes
+
+
+def check(status, gates=True):
+    return Check(name=status, kind="sanity", question="?", status=status, reason="", gates=gates)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "word", "code", "strict"),
+    [
+        (["PASS"], "PASS", 0, 0),
+        (["PASS", "NO_BASELINE"], "PASS", 0, 3),
+        (["PASS", "NOT_COMPARABLE"], "PASS", 0, 3),
+        (["PASS", "AMBIGUOUS"], "AMBIGUOUS", 0, 3),
+        (["PASS", "AMBIGUOUS", "FAIL"], "FAIL", 1, 1),
+        (["SKIPPED"], "SKIPPED", 0, 3),
+        ([], "SKIPPED", 0, 3),
+    ],
+)
+def test_verdicts_and_exit_codes(statuses, word, code, strict):
+    verdict = verdict_of([check(status) for status in statuses])
+    assert (verdict.verdict, verdict.exit_code(), verdict.exit_code(strict=True)) == (word, code, strict)
+
+
+def test_a_broken_run_exits_with_2_whatever_passed():
+    verdict = verdict_of([check("PASS")], broken="rank 1 was killed by SIGKILL")
+    assert (verdict.verdict, verdict.exit_code()) == ("FAIL", 2)
+    assert "rank 1 was killed" in verdict.sentence
+
+
+def test_an_informative_check_does_not_fail_the_run():
+    assert verdict_of([check("PASS"), check("FAIL", gates=False)]).verdict == "PASS"
+
+
+def test_verdicts_keep_their_numbers_on_disk():
+    verdict = verdict_of([gate([100.0], [100.0])])
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+def test_medians_and_intervals():
+    metric = measured("t", [1.0, 2.0, 3.0, 4.0, 100.0], "s", "lower")
+    assert (metric.value, metric.n) == (3.0, 5)
+    assert metric.ci_low <= 3.0 <= metric.ci_high
+    assert measured("t", 5.0, "s").ci_low is None  # one sample is shown as one sample
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.05123, "0.0512"), (88.4123, "88.41"), (1234.5, "1,234"), (1.5e9, "1.5e+09"), (3e-7, "3e-07")],
+)
+def test_quantities_are_short(value, text):
+    assert quantity(value) == text
