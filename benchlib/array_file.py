@@ -32,9 +32,9 @@ def write_arrays(path: Path | str, arrays: Mapping[str, np.ndarray], meta: Mappi
     chunks: list[memoryview | bytes] = []
     for name, array in arrays.items():
         data = np.ascontiguousarray(array)
-        table.append({"name": name, "dtype": data.dtype.str, "shape": list(data.shape), "at": position})
+        table.append({"name": name, "dtype": data.dtype.str, "shape": list(np.shape(array)), "at": position})
         padding = bytes(-data.nbytes % _ALIGN)
-        for chunk in (memoryview(data.reshape(-1).view(np.uint8)), padding):
+        for chunk in (data.reshape(-1).view(np.uint8).data, padding):
             digest.update(chunk)
             chunks.append(chunk)
         position += data.nbytes + len(padding)
@@ -65,8 +65,8 @@ def read_arrays(path: Path | str) -> tuple[Arrays, dict[str, Any]]:
         raise DamagedFile(f"{source}: not an array file of this version")
     if source.stat().st_size != expected:
         raise DamagedFile(f"{source}: cut or extended: {source.stat().st_size} bytes, {expected} were written")
-    raw = np.memmap(source, dtype=np.uint8, mode="r", offset=0)[len(line) :] if header["bytes"] else np.zeros(0, np.uint8)
-    if hashlib.sha256(raw).hexdigest() != header["sha256"]:
+    raw = np.asarray(np.memmap(source, dtype=np.uint8, mode="r"))[len(line) :]
+    if hashlib.sha256(raw.data).hexdigest() != header["sha256"]:
         raise DamagedFile(f"{source}: altered: its checksum does not match")
     arrays: Arrays = {}
     for entry in header["arrays"]:

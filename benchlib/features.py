@@ -161,6 +161,5 @@ def _locked(path: Path, progress: windows.Progress | None) -> Iterator[None]:
 
 
 def _features(arrays: dict[str, np.ndarray], meta: dict[str, Any], from_cache: bool, began: float) -> Features:
-    optional = {name: arrays.get(name) for name in ("start_positions", "end_positions", "char_start", "char_end")}
-    required = {name: arrays[name] for name in ("input_ids", "starts", "context_start", "example_index")}
-    return Features(**required, **optional, **meta, from_cache=from_cache, seconds=time.perf_counter() - began)
+    present: dict[str, Any] = dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end")) | arrays | meta
+    return Features(**present, from_cache=from_cache, seconds=time.perf_counter() - began)

@@ -209,7 +209,8 @@ def _labels(
     of a window is labelled with that token (the recipe walks on to the last token of the padded window), and a start
     never lies behind its end (byte-level pieces of one character share their offsets).
     """
-    assert contexts.char_start is not None and contexts.char_end is not None  # contexts are tokenised with offsets
+    assert contexts.char_start is not None  # contexts are tokenised with offsets
+    assert contexts.char_end is not None
     if not len(contexts.ids):
         nothing = np.full(len(example_index), cls_index, np.int32)
         return nothing, nothing

@@ -140,7 +140,8 @@ def _examples(prefix, count):
 def test_caps_take_a_nested_choice_that_ignores_the_order(tmp_path):
     examples = _examples("q", 50)
     ten, twenty = squad_data.take(examples, 10, seed=3), squad_data.take(examples, 20, seed=3)
-    assert len(ten) == 10 and set(map(id, ten)) <= set(map(id, twenty))
+    assert len(ten) == 10
+    assert set(map(id, ten)) <= set(map(id, twenty))
     assert ten == [example for example in examples if example in ten]
     assert {e.id for e in squad_data.take(examples[::-1], 10, seed=3)} == {e.id for e in ten}
     assert {e.id for e in squad_data.take(examples, 10, seed=4)} != {e.id for e in ten}
@@ -153,7 +154,8 @@ def test_files_are_loaded_with_caps_and_a_hash_of_their_content(tmp_path):
     files = {"train_file": str(tmp_path / "t.json"), "eval_file": str(tmp_path / "e.json")}
     whole = squad_data.load(_config(**files))
     cut = squad_data.load(_config(**files, train_questions=5))
-    assert whole.train == _examples("t", 20) and whole.eval == _examples("e", 10)
+    assert whole.train == _examples("t", 20)
+    assert whole.eval == _examples("e", 10)
     assert (len(cut.train), len(cut.eval)) == (5, 10)
     assert "5 of 20 questions to train on, 10 questions to evaluate on" in cut.description
     assert whole.sha256 != cut.sha256 == squad_data.load(_config(**files, train_questions=5)).sha256
