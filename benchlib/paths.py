@@ -1,5 +1,6 @@
 """Where the kit's files are: notebooks, params, baselines and outputs lie beside the package in a checkout."""
 
+import os
 from pathlib import Path
 
 from benchlib.errors import UserError
@@ -21,8 +22,9 @@ def home() -> Path:
 
 
 def outputs() -> Path:
-    """Return the default folder of runs."""
-    return home() / "outputs"
+    """Return the default folder of runs: ``$BENCHLIB_OUTPUTS``, else ``outputs/`` of the checkout."""
+    chosen = os.environ.get("BENCHLIB_OUTPUTS")
+    return Path(chosen).resolve() if chosen else home() / "outputs"
 
 
 def cache() -> Path:

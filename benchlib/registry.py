@@ -12,7 +12,8 @@ class Benchmark:
 
     ``config`` is the pydantic model of its parameters, ``run`` what each rank executes
     (``run(config, run_dir, events)``), ``checks`` the judge (``checks(run, comparison) -> list[Check]``), ``limits`` how much
-    worse than the baseline its metrics may get (``limits(run) -> list[RegressionLimit]``).
+    worse than the baseline its metrics may get (``limits(run) -> list[RegressionLimit]``), ``reading`` what its numbers
+    say in sentences (``reading(run) -> list[str]``).
     """
 
     name: str
@@ -22,9 +23,10 @@ class Benchmark:
     run: str
     checks: str
     limits: str
+    reading: str
 
     def load(self, part: str) -> Any:
-        """Import and return ``config``, ``run``, ``checks`` or ``limits``."""
+        """Import and return ``config``, ``run``, ``checks``, ``limits`` or ``reading``."""
         module, _, name = str(getattr(self, part)).partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -44,6 +46,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             run="benchlib.hardware.run:run",
             checks="benchlib.hardware.checks:checks",
             limits="benchlib.hardware.checks:limits",
+            reading="benchlib.hardware.reading:reading",
         ),
         Benchmark(
             name="squad",
@@ -53,6 +56,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             run="benchlib.squad.run:run",
             checks="benchlib.squad.checks:checks",
             limits="benchlib.squad.checks:limits",
+            reading="benchlib.squad.reading:reading",
         ),
     )
 }

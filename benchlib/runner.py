@@ -176,8 +176,8 @@ class _Display(threading.Thread):
         with console.status("starting") if console.is_terminal else _Quiet() as status:
             shown, printed = "", -LINE_EVERY_S
             while not self._end.wait(0.25):
-                if not any([self._progress.update(event) for event in self._follower.poll()]):
-                    continue
+                for event in self._follower.poll():
+                    self._progress.update(event)
                 line, now = self._progress.line(), time.monotonic()
                 if line == shown:
                     continue

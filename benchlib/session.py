@@ -1,6 +1,7 @@
 """What a notebook calls: open a run, execute it, judge it, show it. No torch: the device work is in other processes."""
 
 import dataclasses
+import html
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from benchlib.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.files import write_json
 from benchlib.machine import best_backend, default_nproc, describe, probe_devices
 from benchlib.paths import outputs
+from benchlib.registry import BENCHMARKS
+from benchlib.rerun import command
 from benchlib.results import Run, new_run_dir
 
 if TYPE_CHECKING:
@@ -63,7 +66,6 @@ def prepare(planned: Plan, out: Path) -> Path:
     run_dir = new_run_dir(planned.config, out)
     save_config(planned.config, run_dir)
     write_json(run_dir / "machine.json", describe(planned.probe))
-    write_json(run_dir / "origins.json", planned.resolved.origins)
     return run_dir
 
 
@@ -133,6 +135,70 @@ def checks_table(verdict: Verdict) -> "pandas.DataFrame":
     import pandas as pd
 
     return pd.DataFrame(judging.summary_rows(verdict)).set_index("check")
+
+
+def expectation(run: Run) -> "pandas.DataFrame":
+    """Return the bounds that the run will be judged by, known before it: targets, and what was accepted here."""
+    import pandas as pd
+
+    from benchlib import baselines
+
+    config = run.config
+    rows = [
+        {
+            "bound": name.removeprefix("target_"),
+            "value": getattr(config, name),
+            "source": f"target of the {config.tier} tier",
+        }
+        for name in type(config).model_fields
+        if name.startswith("target_") and getattr(config, name) is not None
+    ]
+    rows.append({"bound": "time", "value": config.budget_s, "source": "budget of the tier, in seconds"})
+    accepted = [item for _, item in baselines.stored(None, config.benchmark, config.tier)]
+    rows += [
+        {
+            "bound": metric.name,
+            "value": metric.value,
+            "source": f"accepted on {item.fingerprint.get('cpu')} as {item.key}",
+        }
+        for item in accepted
+        for metric in item.metrics
+        if metric.name in item.samples
+    ]
+    return pd.DataFrame(rows).set_index("bound")
+
+
+def reading(run: Run) -> Any:
+    """Return what the numbers say, as Markdown to display."""
+    from IPython.display import Markdown
+
+    sentences = BENCHMARKS[run.config.benchmark].load("reading")(run)
+    return Markdown("\n".join(f"- {sentence}" for sentence in sentences))
+
+
+def verdict_text(verdict: Verdict) -> Any:
+    """Return the verdict as Markdown to display."""
+    from IPython.display import Markdown
+
+    word = "BROKEN" if verdict.broken else verdict.verdict
+    return Markdown(f"**{word}**: {html.escape(verdict.sentence)}")
+
+
+def provenance(run: Run) -> "pandas.DataFrame":
+    """Return where and with what the run was made, and the command that makes it again."""
+    import pandas as pd
+
+    machine = run.machine
+    facts = {
+        "run": run.path.name,
+        "again": command(run.config),
+        "processor": f"{machine['cpu']['model']}, {machine['cpu']['usable_cores']} cores",
+        "memory": f"{machine['memory_bytes'] / 2**30:.1f} GiB",
+        "system": machine["system"],
+        "load when it began": ", ".join(f"{value:.2f}" for value in machine["load_average"] or []),
+        **{f"version of {name}": version for name, version in machine["versions"].items()},
+    }
+    return pd.DataFrame({"value": facts})
 
 
 def metrics_table(run: Run) -> "pandas.DataFrame":

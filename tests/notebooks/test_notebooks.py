@@ -1,0 +1,103 @@
+"""The shape of a notebook, and that what is committed is what the recorder writes. nbval executes them beside this."""
+
+import ast
+import copy
+import sys
+
+import nbformat
+import pytest
+
+from benchlib.config import config_class
+from benchlib.notebook import parameters_of, split_parameters
+from benchlib.paths import home
+from benchlib.registry import BENCHMARKS
+
+sys.path.insert(0, str(home() / "scripts"))
+import record_notebooks
+
+SECTIONS = [
+    "Parameters",
+    "Setup",
+    "Method",
+    "Expectation",
+    "Run",
+    "Checks",
+    "Results",
+    "Reading",
+    "Verdict",
+    "Provenance",
+]
+NOTEBOOKS = sorted((home() / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def path(request):
+    return request.param
+
+
+@pytest.fixture
+def notebook(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_every_benchmark_has_its_notebook():
+    assert {benchmark.notebook for benchmark in BENCHMARKS.values()} == {path.name for path in NOTEBOOKS}
+
+
+def test_sections_come_in_order(notebook):
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    assert text.startswith("# ")
+    assert text.splitlines()[0].endswith("?")  # the question in one sentence
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == SECTIONS
+
+
+def test_notebooks_are_thin_and_import_no_torch(notebook):
+    cells = code(notebook)
+    assert max(len(cell.source.splitlines()) for cell in cells) <= 15
+    assert sum(len(cell.source.splitlines()) for cell in cells) <= 120
+    for cell in cells:
+        tree = ast.parse(cell.source)  # also refuses `!` and magics
+        assert not any(isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Try)) for node in ast.walk(tree))
+        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert imported <= {"benchlib"}
+
+
+def test_parameters_are_fields_of_the_config_with_units(path, notebook):
+    benchmark = next(item for item in BENCHMARKS.values() if item.notebook == path.name)
+    fields = set(config_class(benchmark.name).model_fields) | {"overrides", "run_dir"}
+    assert set(parameters_of(path)) <= fields
+    cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+    for line in cell.source.splitlines():
+        name, sign, comment = line.partition("  # ")
+        assert sign, f"{line}: no comment with unit or meaning"
+        assert comment.strip()
+        assert "=" not in comment, f"{line}: papermill cannot read a second ="
+    assert parameters_of(path)["tier"] == "smoke"
+
+
+def test_papermill_understands_every_parameter(path):
+    from papermill.inspection import _infer_parameters
+    from papermill.iorw import load_notebook_node
+
+    found = {
+        parameter.name
+        for parameter in _infer_parameters(load_notebook_node(str(path)), name="python3", language="python")
+    }
+    assert found == set(parameters_of(path))
+
+
+def test_other_fields_go_to_overrides(path):
+    values = split_parameters(path, {"tier": "quick", "threads": 1})
+    assert values == {"tier": "quick", "overrides": {"threads": 1}}
+
+
+def test_committed_notebooks_are_normalised(path, notebook):
+    assert record_notebooks.problems(notebook, path.stat().st_size) == []
+    again = copy.deepcopy(notebook)
+    record_notebooks.normalise(again)
+    assert nbformat.writes(again) + "\n" == path.read_text()
