@@ -1,0 +1,249 @@
+"""What a report says of a run, as plain values: the judgement, the key numbers, who did what, how to run it again.
+
+No HTML here and no reading twice: every part of the run folder may be absent or damaged, and what is damaged is named in
+``problems`` instead of costing the rest of the report.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from benchlib.config import BaseConfig
+from benchlib.errors import UserError
+from benchlib.labels import GROUPS, HEADLINES, KINDS, LABELS, MARKS, SCOPES, duration, moment, text
+from benchlib.metrics import Metric, quantity
+from benchlib.postmortem import ranks, stacks
+from benchlib.rerun import changes, command
+from benchlib.results import Result, Run
+
+T = TypeVar("T")
+
+
+@dataclass
+class Digest:
+    """The parts of a report; see the functions of the same names."""
+
+    name: str
+    benchmark: str
+    tier: str
+    backend: str
+    word: str
+    sentence: str
+    world_size: int | None = None
+    started: str = ""
+    duration: str = ""
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    cards: list[dict[str, str]] = field(default_factory=list)
+    checks: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    stacks: list[tuple[str, str]] = field(default_factory=list)
+    metrics: list[tuple[str, str, list[dict[str, str]]]] = field(default_factory=list)
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    machine: list[tuple[str, str]] = field(default_factory=list)
+    config: list[tuple[str, str, str]] = field(default_factory=list)
+    command: str = ""
+
+    @property
+    def mark(self) -> str:
+        """A sign beside the word, for readers who do not see the colour."""
+        return MARKS.get(self.word, "?")
+
+
+def digest(run: Run) -> Digest:
+    """Read a run folder, whole or damaged, into what a report says."""
+    problems: list[str] = []
+
+    def read(part: Callable[[], T]) -> T | None:
+        try:
+            return part()
+        except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problems.append(str(error).strip() or type(error).__name__)
+            return None
+
+    config, result = read(lambda: run.config), read(lambda: run.result)
+    verdict, status = read(lambda: run.verdict), read(lambda: run.status)
+    verdict, status = (part if isinstance(part, dict) else None for part in (verdict, status))
+    word, sentence = judgement(verdict, status, result)
+    out = Digest(run.path.name, *_identity(run, config, result), word, sentence, problems=problems)
+    out.world_size = config.world_size if config else (result.world_size if result else None)
+    started, ended = _span(result, status)
+    out.started = moment(started) if started else ""
+    out.duration = duration(ended - started) if started and ended else ""
+    if result:
+        out.cards, out.metrics = cards(result), metrics(result)
+        out.tables, out.facts = (
+            dict(result.tables),
+            [(name.replace("_", " "), text(value)) for name, value in result.facts.items()],
+        )
+        out.notes = list(result.notes)
+    out.checks = read(lambda: checks(verdict or {})) or []
+    out.ranks, out.stacks = read(lambda: (ranks(status), stacks(status))) or ([], [])
+    out.machine = read(lambda: machine_rows(run.machine)) or []
+    if config:
+        out.warnings = read(lambda: warnings(config, result)) or []
+        out.config, out.command = changes(config), command(config)
+    return out
+
+
+def judgement(verdict: dict[str, Any] | None, status: dict[str, Any] | None, result: Result | None) -> tuple[str, str]:
+    """Return the word of the banner and its sentence: from the verdict, else from how the ranks ended."""
+    outcome = str((status or {}).get("outcome", ""))
+    if verdict and not verdict.get("broken"):
+        return str(verdict.get("verdict", "UNFINISHED")), str(verdict.get("sentence", ""))
+    reason = str((status or {}).get("reason") or "")
+    if outcome == "stopped":
+        return "STOPPED", reason or "The run was stopped before its end."
+    if outcome == "skipped" or (result and result.status == "skipped"):
+        return "SKIPPED", reason or (result.reason if result else "")
+    if verdict:
+        return "BROKEN", str(verdict.get("sentence", "")) or reason
+    if outcome and outcome != "complete":
+        return "BROKEN", reason or f"The run ended: {outcome}."
+    if status:
+        return (
+            "UNFINISHED",
+            "The ranks ended, but nothing judged the run. `benchlib report` judges and renders stored results again.",
+        )
+    return "UNFINISHED", "Nothing says how this run ended: it is still going on, or it was killed with its supervisor."
+
+
+def _identity(run: Run, config: BaseConfig | None, result: Result | None) -> tuple[str, str, str]:
+    source = config or result
+    if source:
+        return source.benchmark, source.tier, source.backend
+    # The folder's own name is what is left: OUT/<tier>-<day>/<benchmark>-<backend>-<time>-<id>.
+    first = [*run.path.name.split("-"), "?"][:2]
+    return first[0], run.path.parent.name.rpartition("-")[0] or "?", first[1]
+
+
+def _span(result: Result | None, status: dict[str, Any] | None) -> tuple[float | None, float | None]:
+    times = [(status or {}).get(name) for name in ("started_at", "ended_at")]
+    started = result.started_at if result else times[0]
+    ended = (result.ended_at if result else None) or times[1]
+    return tuple(float(value) if isinstance(value, (int, float)) else None for value in (started, ended))  # type: ignore[return-value]
+
+
+def _interval(metric: Metric) -> str:
+    if metric.ci_low is None or metric.ci_high is None:
+        return ""
+    return f"{quantity(metric.ci_low)} to {quantity(metric.ci_high)}"
+
+
+def cards(result: Result) -> list[dict[str, str]]:
+    """Return the key numbers: label, value, unit, note."""
+    present = [metric for metric in result.metrics if metric.value is not None]
+    wanted = HEADLINES.get(result.benchmark)
+    found = [
+        (prefix, metric)
+        for prefix in wanted or ()
+        for metric in present
+        if metric.name == prefix or metric.name.startswith(prefix + "_")
+    ]
+    if not wanted:
+        found = [(metric.name, metric) for metric in present[:6]]
+    rows = []
+    for prefix, metric in dict(found).items():
+        value = quantity(metric.value or 0.0)
+        note = (
+            f"95 %: {_interval(metric)}, n = {metric.n}"
+            if _interval(metric)
+            else ("one value" if metric.n == 1 else metric.provenance)
+        )
+        rows.append(
+            {
+                "label": LABELS.get(prefix, prefix.replace("_", " ")),
+                "value": value,
+                "unit": metric.unit,
+                "note": note,
+                "name": metric.name,
+            }
+        )
+    return rows
+
+
+def metrics(result: Result) -> list[tuple[str, str, list[dict[str, str]]]]:
+    """Return the metrics by provenance: title, meaning, rows."""
+    out = []
+    for provenance, title, meaning in GROUPS:
+        rows = [
+            {
+                "name": metric.name,
+                "value": metric.text,
+                "interval": _interval(metric),
+                "n": str(metric.n) if metric.n else "",
+                "reason": metric.reason,
+            }
+            for metric in result.metrics
+            if metric.provenance == provenance
+        ]
+        if rows:
+            out.append((title, meaning, rows))
+    return out
+
+
+def checks(verdict: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the checks by kind, what failed first within each."""
+    order = ["FAIL", "AMBIGUOUS", "DIFFERS", "PASS", "NOT_COMPARABLE", "NO_BASELINE", "SKIPPED"]
+    rows = [row for row in verdict.get("checks") or [] if isinstance(row, dict)]
+    groups = []
+    for kind in dict.fromkeys([*KINDS, *(str(row.get("kind", "")) for row in rows)]):
+        members = [_check_row(row) for row in rows if str(row.get("kind", "")) == kind]
+        members.sort(key=lambda row: order.index(row["word"]) if row["word"] in order else 0)
+        if members:
+            groups.append((KINDS.get(kind, kind), members))
+    return groups
+
+
+def _check_row(row: dict[str, Any]) -> dict[str, Any]:
+    value, status = row.get("value"), str(row.get("status", ""))
+    # A check that gates nothing cannot fail the run: it says that a value differs from a reference.
+    word = "DIFFERS" if status == "FAIL" and row.get("gates") is False else status
+    shown = quantity(float(value), str(row.get("unit") or "")) if isinstance(value, (int, float)) else ""
+    return row | {"word": word, "mark": MARKS.get(word, "?"), "value": shown}
+
+
+def warnings(config: BaseConfig, result: Result | None) -> list[str]:
+    """Return what limits the meaning of the result: stand-ins for data and model, and a training that was cut."""
+    share = result.facts.get("epoch_share") if result else None
+    share = float(share) if isinstance(share, (int, float)) else 1.0
+    scope = getattr(config, "quality_scope", lambda _: "")(share)
+    parts = [SCOPES.get(part, part) for part in scope.split("_") if part]
+    out = []
+    if parts:
+        listed = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+        out.append(
+            f"These results come from {listed}. They count only for their own baseline, never for the target of the real benchmark."
+        )
+    if share < 1:
+        facts = result.facts if result else {}
+        steps = (
+            f": {facts['total_steps']:,} of {facts['planned_steps']:,} steps"
+            if {"total_steps", "planned_steps"} <= facts.keys()
+            else ""
+        )
+        out.append(
+            f"The run covered {share:.1%} of the planned training{steps}, so as to keep its budget of {config.budget_s:g} s."
+        )
+    return out
+
+
+def machine_rows(machine: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the machine as rows; sizes in GiB, nested parts joined."""
+    rows = []
+    for name, value in machine.items():
+        label, shown = name.replace("_", " "), text(value)
+        if name.endswith("_bytes") and isinstance(value, (int, float)):
+            label, shown = label.removesuffix(" bytes"), f"{value / 2**30:.1f} GiB"
+        if name == "devices" and isinstance(value, dict):
+            found = [
+                f"{kind}: {text(item.get('names') or item.get('count') or '')}"
+                for kind, item in (value.get("backends") or {}).items()
+                if item.get("available")
+            ]
+            shown = "; ".join(found)
+        if shown:
+            rows.append((label, shown))
+    return rows

@@ -1,0 +1,100 @@
+"""Words for readers: names of metrics, kinds of checks and scopes, signs of verdicts, and how values are written."""
+
+import datetime
+from typing import Any
+
+from benchlib.metrics import quantity
+
+# The numbers of the cards, by the beginning of a metric's name; other benchmarks show their first six.
+HEADLINES = {
+    "squad": (
+        "f1",
+        "exact_match",
+        "loss_final",
+        "train_samples_per_s",
+        "step_s",
+        "allreduce_gbps",
+        "resident_memory_gb",
+        "total_s",
+    )
+}
+LABELS = {
+    "f1": "F1",
+    "exact_match": "Exact match",
+    "loss_final": "Final loss",
+    "train_samples_per_s": "Training throughput",
+    "step_s": "Step time",
+    "allreduce_gbps": "All-reduce (bus)",
+    "resident_memory_gb": "Resident memory",
+    "device_memory_gb": "Device memory",
+    "total_s": "Whole run",
+    "mfu": "Model FLOP utilisation",
+}
+SCOPES = {
+    "minisquad": "generated data",
+    "files": "data from the user's files",
+    "subset": "a shortened data set",
+    "tiny": "the embedded stand-in model",
+    "random": "random initial weights",
+    "cut": "a training that was cut short",
+}
+GROUPS = (
+    ("measured", "Measured", "taken on this machine in this run"),
+    ("derived", "Derived", "computed from measured values"),
+    ("claimed", "Claimed", "stated by a document or a vendor, not checked here"),
+    ("not_available", "Not available", "this machine or this run cannot give it"),
+)
+MARKS = {
+    "PASS": "✓",
+    "FAIL": "✗",
+    "BROKEN": "✗",
+    "AMBIGUOUS": "≈",
+    "SKIPPED": "–",
+    "NO_BASELINE": "○",
+    "NOT_COMPARABLE": "≠",
+    "UNFINISHED": "…",
+    "STOPPED": "■",
+    "DAMAGED": "!",
+    "DIFFERS": "≈",
+}
+KINDS = {
+    "outcome": "Outcome",
+    "sanity": "Sanity",
+    "target": "Targets",
+    "reference": "Published reference",
+    "budget": "Budget",
+    "regression": "Regression against the baseline",
+}
+
+
+def moment(seconds: float) -> str:
+    """Write a unix time as local date and time with its zone."""
+    return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in the unit that fits."""
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes // 60} h {minutes % 60} min"
+        if minutes >= 60
+        else f"{minutes} min {rest} s"
+        if minutes
+        else f"{seconds:.3g} s"
+    )
+
+
+def text(value: Any) -> str:
+    """Write a JSON value for a reader."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return quantity(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {text(item)}" for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        shown = ", ".join(text(item) for item in value[:12])
+        return shown + (f" … ({len(value)} in all)" if len(value) > 12 else "")
+    return "" if value is None else str(value)

@@ -1,0 +1,107 @@
+"""The paper that pictures are drawn on: themes, a figure with an alt text, its PNG bytes and its display.
+
+Figures are drawn on Agg canvases of their own, without pyplot: no backend is chosen, nothing global changes, and two
+threads may draw at once. ``png`` gives the same bytes for the same figure, so committed notebooks do not change when
+they are executed again. Colours are Okabe and Ito's, which stay apart for colour-blind readers, on paper and in both
+themes.
+"""
+
+import base64
+import io
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+WIDTH_IN, HEIGHT_IN, DPI = 5.3, 3.3, 150
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of one appearance; ``card`` is what the report paints behind a picture."""
+
+    card: str
+    text: str
+    muted: str
+    grid: str
+    series: tuple[str, ...]
+
+
+LIGHT = Theme(
+    "#ffffff", "#1c2430", "#5b6675", "#e3e7ec", ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#b8860b", "#3d8fc4")
+)
+DARK = Theme(
+    "#171c24", "#e6eaf0", "#9aa5b4", "#2b333f", ("#56b4e9", "#f08a4b", "#2fc79a", "#dd94bd", "#e6b94d", "#9ccdf0")
+)
+
+
+class Picture(Figure):
+    """A figure that can say what it shows. ``empty`` is True where the run recorded nothing to draw."""
+
+    name: str = ""
+    alt: str = ""
+    empty: bool = False
+
+
+def blank(name: str, theme: Theme) -> tuple[Picture, Axes]:
+    figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, layout="constrained", facecolor=theme.card)
+    FigureCanvasAgg(figure)
+    figure.name = name
+    axes = figure.add_subplot(facecolor=theme.card)
+    axes.tick_params(colors=theme.muted, labelsize=9, length=0, pad=5)
+    axes.spines[:].set_visible(False)
+    axes.spines["bottom"].set(visible=True, color=theme.grid)
+    axes.grid(axis="y", color=theme.grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def finish(figure: Picture, axes: Axes, theme: Theme, title: str, x: str, y: str, alt: str = "") -> Picture:
+    axes.set_title(textwrap.fill(title, 54), loc="left", color=theme.text, fontsize=11, fontweight="bold", pad=10)
+    axes.set_xlabel(x, color=theme.muted, fontsize=9)
+    axes.set_ylabel(y, color=theme.muted, fontsize=9)
+    figure.alt = f"{title}. {alt}".strip()
+    return figure
+
+
+def leave_empty(figure: Picture, axes: Axes, theme: Theme, what: str) -> Picture:
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, what, ha="center", va="center", color=theme.muted, fontsize=11, transform=axes.transAxes)
+    figure.alt, figure.empty = what, True
+    return figure
+
+
+def seconds(value: float) -> str:
+    """Write a duration with three figures and its unit: ``0.2614`` becomes ``261 ms``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-6:.3g} µs"
+
+
+def png(figure: Figure, colours: int = 96) -> bytes:
+    """Encode a figure as PNG. The palette of ``colours`` makes it four times smaller; same figure, same bytes."""
+    canvas = figure.canvas
+    if not isinstance(canvas, FigureCanvasAgg):
+        canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    image = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
+    buffer = io.BytesIO()
+    image.quantize(colours, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
+        buffer, "PNG", optimize=True
+    )
+    return buffer.getvalue()
+
+
+def show(figure: Figure, alt: str = "") -> None:
+    """Display a figure in a notebook as PNG with its alt text, which is also the text/plain form of the output."""
+    from IPython.display import display
+
+    words = alt or str(getattr(figure, "alt", "")) or "a figure"
+    data: dict[str, Any] = {"image/png": base64.b64encode(png(figure)).decode(), "text/plain": words}
+    width = int(figure.get_figwidth() * 110)
+    display(data, raw=True, metadata={"image/png": {"alt": words, "width": width}})  # type: ignore[no-untyped-call]

@@ -1,0 +1,314 @@
+"""Pictures of a run: each function takes a run and returns a figure with its finding as title and an alt text.
+
+``FIGURES`` is the table of them, in the order of the report. ``show`` displays one in a notebook.
+"""
+
+from collections.abc import Callable
+
+import pandas as pd
+from matplotlib.ticker import MaxNLocator
+
+from benchlib import curves
+from benchlib.curves import Records
+from benchlib.picture import DARK, LIGHT, Picture, Theme, blank, finish, leave_empty, png, seconds, show
+from benchlib.stats import smoothing_window
+
+__all__ = [
+    "DARK",
+    "FIGURES",
+    "LIGHT",
+    "Picture",
+    "Theme",
+    "loss_curve",
+    "memory",
+    "png",
+    "rank_skew",
+    "show",
+    "step_times",
+    "throughput",
+    "time_split",
+]
+
+MANY_RANKS = 8
+
+
+def loss_curve(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Loss of each step (light) and its moving average, with the first and the last value written out."""
+    figure, axes = blank("loss-curve", theme)
+    frame = curves.steps(run)[["step", "loss"]].dropna()
+    if frame.empty:
+        return leave_empty(figure, axes, theme, "No training step was recorded.")
+    width = smoothing_window(len(frame))
+    # From the first full window on: there the check of a falling loss starts as well.
+    smoothed = curves.smooth(frame["loss"]).iloc[width - 1 :]
+    axes.plot(
+        frame["step"],
+        frame["loss"],
+        color=theme.series[0],
+        alpha=0.32,
+        linewidth=0.9,
+        marker="." if len(frame) < 40 else "",
+    )
+    axes.plot(
+        frame["step"].iloc[width - 1 :],
+        smoothed,
+        color=theme.series[0],
+        linewidth=2.2,
+        marker="o" if len(frame) == 1 else "",
+    )
+    first, last = float(smoothed.iloc[0]), float(smoothed.iloc[-1])
+    ends = ((frame["step"].iloc[width - 1], first), (frame["step"].iloc[-1], last))
+    for (step, value), align in zip(ends, ("left", "right"), strict=True):
+        away = (6, 4) if align == "left" else (0, 9)
+        axes.annotate(
+            f"{value:.3g}",
+            (step, value),
+            away,
+            textcoords="offset points",
+            ha=align,
+            color=theme.text,
+            fontsize=10,
+            fontweight="bold",
+        )
+    done, planned = int(frame["step"].iloc[-1]), int(curves.plan(run).get("planned_steps") or 0)
+    axes.set_ylim(bottom=min(0.0, float(frame["loss"].min())))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    of = f" of {planned:,} planned" if planned > done else ""
+    if len(frame) == 1:
+        title = f"One step only: loss {last:.3g}"
+    else:
+        verb = "fell" if last < first else "did not fall: it went"
+        title = f"Loss {verb} from {first:.3g} to {last:.3g} in {done:,} steps"
+    return finish(
+        figure,
+        axes,
+        theme,
+        title,
+        f"step ({done:,}{of})",
+        "loss (mean over the global batch)",
+        f"Light: each step; bold: mean over {width} steps.",
+    )
+
+
+def throughput(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Samples per second of each step; the steps left out of the statistics are shaded."""
+    figure, axes = blank("throughput", theme)
+    frame = curves.throughput(run)
+    if frame.empty:
+        return leave_empty(figure, axes, theme, "No step time was recorded.")
+    counted = frame[frame["steady"]] if frame["steady"].any() else frame
+    median = float(counted["samples_per_s"].median())
+    axes.plot(frame["step"], frame["samples_per_s"], ".", color=theme.series[0], alpha=0.4, markersize=3.5)
+    width = smoothing_window(len(counted))
+    axes.plot(
+        counted["step"].iloc[width - 1 :],
+        curves.smooth(counted["samples_per_s"]).iloc[width - 1 :],
+        color=theme.series[0],
+        linewidth=2,
+    )
+    axes.axhline(median, color=theme.muted, linewidth=1, linestyle=(0, (4, 3)))
+    axes.annotate(
+        f"median {median:.3g}",
+        (1, median),
+        (0, 5),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha="right",
+        color=theme.text,
+        fontsize=9,
+        bbox={"facecolor": theme.card, "alpha": 0.8, "linewidth": 0, "pad": 1},
+    )
+    excluded = frame[(~frame["steady"]) & (frame["step"] < counted["step"].min())]
+    if len(excluded):
+        axes.axvspan(
+            float(excluded["step"].min()) - 0.5,
+            float(counted["step"].min()) - 0.5,
+            color=theme.muted,
+            alpha=0.16,
+            linewidth=0,
+        )
+    axes.set_ylim(0, 1.12 * float(frame["samples_per_s"].max()))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    n = len(counted)
+    # Where no window was recorded (a run that broke), nothing says that the speed had settled.
+    title = f"{median:.3g} samples/s" + (
+        " in the one step measured"
+        if n == 1
+        else " in the steady state"
+        if curves.steady(run)
+        else f", median of {n} steps"
+    )
+    alt = f"Median of {n} steps; {len(excluded)} first steps are shaded and not counted."
+    return finish(
+        figure, axes, theme, title, "step (shaded: not counted)" if len(excluded) else "step", "samples per second", alt
+    )
+
+
+def step_times(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Histogram of the step times (the slowest rank of each step), with median and 95th percentile."""
+    figure, axes = blank("step-times", theme)
+    slowest = curves.step_times(run)
+    if slowest.empty:
+        return leave_empty(figure, axes, theme, "No step time was recorded.")
+    scale, unit = (1e3, "ms") if slowest.median() < 1 else (1.0, "s")
+    median, p95 = float(slowest.median()), float(slowest.quantile(0.95))
+    bins = min(40, max(8, int(len(slowest) ** 0.5) * 2))
+    heights, _, _ = axes.hist(
+        slowest * scale, bins=bins, color=theme.series[0], alpha=0.85, edgecolor=theme.card, linewidth=0.7
+    )
+    axes.set_ylim(0, 1.28 * float(max(heights)))
+    marks = [(median, "median", theme.series[1], "right")] + (
+        [(p95, "p95", theme.series[3], "left")] if len(slowest) > 1 else []
+    )
+    for value, word, colour, align in marks:
+        axes.axvline(value * scale, color=colour, linewidth=1.6)
+        # Above the bars, and each on its own side of its line, so that the two never lie on each other.
+        axes.annotate(
+            f" {word} {seconds(value)} ",
+            (value * scale, 0.99),
+            xycoords=("data", "axes fraction"),
+            ha=align,
+            va="top",
+            color=colour,
+            fontsize=9,
+            fontweight="bold",
+        )
+    axes.margins(x=0.16)
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    n = len(slowest)
+    title = (
+        f"Median step {seconds(median)}; p95 is {p95 / median:.2f} × the median"
+        if n > 1
+        else f"One step: {seconds(median)}"
+    )
+    return finish(
+        figure,
+        axes,
+        theme,
+        title,
+        f"step time of the slowest rank ({unit}), n = {n:,}",
+        "steps",
+        "Histogram with median and 95th percentile.",
+    )
+
+
+def time_split(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Where a step's time goes: the parts in the order of execution, each starting where the one before it ends."""
+    figure, axes = blank("time-split", theme)
+    parts = curves.split(run)
+    whole = sum(parts.values())
+    if not parts or whole <= 0:
+        return leave_empty(figure, axes, theme, "No split of the step time was recorded.")
+    words = {"exchange": "gradient\nexchange"}
+    scale, unit = (1e3, "ms") if whole < 1 else (1.0, "s")
+    top = max(parts, key=lambda part: parts[part])
+    left = 0.0
+    for row, (part, value) in enumerate(parts.items()):
+        colour = theme.muted if part == "other" else theme.series[0]
+        axes.barh(row, value * scale, left=left * scale, height=0.62, color=colour, alpha=1.0 if part == top else 0.55)
+        label = f"{seconds(value)} · {100 * value / whole:.0f} %"
+        after = left + value < 0.66 * whole
+        place, align = ((left + value) * scale, "left") if after else (left * scale, "right")
+        axes.annotate(
+            label,
+            (place, row),
+            (5 if after else -5, 0),
+            textcoords="offset points",
+            va="center",
+            ha=align,
+            color=theme.text,
+            fontsize=9,
+        )
+        left += value
+    axes.set_yticks(range(len(parts)), [words.get(part, part) for part in parts])
+    axes.invert_yaxis()
+    axes.set_xlim(0, whole * scale * 1.02)
+    axes.grid(False)
+    axes.grid(axis="x", color=theme.grid, linewidth=0.8)
+    title = f"{100 * parts[top] / whole:.0f} % of a step is {'gradient exchange' if top == 'exchange' else top}"
+    alt = ", ".join(f"{part} {seconds(value)}" for part, value in parts.items())
+    return finish(figure, axes, theme, title, f"time within a step ({unit}), medians", "", alt)
+
+
+def memory(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Resident memory of each rank over the run; with many ranks the largest and the smallest."""
+    figure, axes = blank("memory", theme)
+    frame = curves.memory(run)
+    if frame.empty:
+        return leave_empty(figure, axes, theme, "No memory reading was recorded.")
+    wide = frame.pivot_table(index="seconds", columns="rank", values="gb", aggfunc="last")
+    lines = {f"rank {rank}": wide[rank].dropna() for rank in wide}
+    if len(lines) > MANY_RANKS:
+        lines = {"largest rank": wide.max(axis=1), "smallest rank": wide.min(axis=1)}
+    for position, (word, line) in enumerate(lines.items()):
+        axes.plot(line.index, line, color=theme.series[position % len(theme.series)], linewidth=1.8, label=word)
+    highest = int(frame["gb"].argmax())
+    peak, rank = float(frame["gb"].iloc[highest]), int(frame["rank"].iloc[highest])
+    axes.set_ylim(0, 1.15 * peak)
+    if len(lines) > 1:
+        axes.legend(frameon=False, fontsize=9, labelcolor=theme.text, ncols=4, loc="lower right", handlelength=1.2)
+    title = f"Resident memory peaks at {peak:.3g} GB on rank {rank}"
+    return finish(
+        figure,
+        axes,
+        theme,
+        title,
+        "seconds since the launch",
+        "resident memory (GB)",
+        f"{wide.shape[1]} ranks, one reading a second.",
+    )
+
+
+def rank_skew(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Median step time of each rank, the slowest first, with the range from the 5th to the 95th percentile if known."""
+    figure, axes = blank("rank-skew", theme)
+    frame = curves.ranks(run).sort_values("step_s_median", ascending=False, ignore_index=True)
+    if len(frame) < 2:
+        return leave_empty(figure, axes, theme, "No step times of several ranks were recorded.")
+    shown = (
+        frame
+        if len(frame) <= 2 * MANY_RANKS
+        else pd.concat([frame.head(MANY_RANKS), frame.tail(MANY_RANKS)], ignore_index=True)
+    )
+    scale, unit = (1e3, "ms") if frame["step_s_median"].median() < 1 else (1.0, "s")
+    for row, (_, median, low, high) in enumerate(shown.itertuples(index=False)):
+        axes.plot(
+            [low * scale, high * scale],
+            [row, row],
+            color=theme.series[0],
+            alpha=0.4,
+            linewidth=5,
+            solid_capstyle="round",
+        )
+        axes.plot(median * scale, row, "o", color=theme.series[0], markersize=8, markeredgecolor=theme.card)
+        axes.annotate(
+            seconds(median),
+            (median * scale, row),
+            (0, 8),
+            textcoords="offset points",
+            ha="center",
+            color=theme.text,
+            fontsize=9,
+        )
+    axes.set_yticks(range(len(shown)), [f"rank {rank:.0f}" for rank in shown["rank"]])
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.grid(False)
+    axes.grid(axis="x", color=theme.grid, linewidth=0.8)
+    axes.margins(x=0.12)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    slowest, fastest = frame.iloc[0], frame.iloc[-1]
+    skew = slowest["step_s_median"] / fastest["step_s_median"] - 1
+    title = f"Rank {slowest['rank']:.0f} is the slowest: {100 * skew:.1f} % above rank {fastest['rank']:.0f}"
+    alt = f"{len(shown)} of {len(frame)} ranks are shown." if len(shown) < len(frame) else f"{len(frame)} ranks."
+    spread = ", and 5th to 95th percentile" if shown["step_s_p05"].notna().any() else ""
+    return finish(figure, axes, theme, title, f"step time ({unit}): median{spread}", "", alt)
+
+
+FIGURES: dict[str, Callable[..., Picture]] = {
+    "loss-curve": loss_curve,
+    "throughput": throughput,
+    "step-times": step_times,
+    "time-split": time_split,
+    "memory": memory,
+    "rank-skew": rank_skew,
+}
