@@ -29,7 +29,6 @@ lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
 
 test: $(SETUP) lint
 	$(BIN)/python -m pytest $(ARGS)

@@ -1,0 +1,75 @@
+"""The layers of the package: who may import whom, that nobody is left out, and that there are no cycles."""
+
+import graphlib
+import subprocess
+import sys
+
+import grimp
+import pytest
+
+FACTS, RECORDS, PLUMBING, BENCHMARKS, WORKER, FRONT = "facts", "records", "plumbing", "benchmarks", "worker", "front"
+MAY_IMPORT = {
+    FACTS: {FACTS},
+    RECORDS: {FACTS, RECORDS},
+    PLUMBING: {FACTS, PLUMBING},
+    BENCHMARKS: {FACTS, RECORDS, PLUMBING, BENCHMARKS},
+    WORKER: {FACTS, RECORDS, PLUMBING, BENCHMARKS, WORKER},
+    FRONT: {FACTS, RECORDS, FRONT},
+}
+MODULES = {
+    FACTS: "backends config errors events files hardware hardware.config machine paths processes progress registry rerun sensors squad squad.config stats",
+    RECORDS: "baselines checks curves digest flops hardware.checks hardware.reading judge metrics results squad.checks squad.reading",
+    PLUMBING: "array_file batches checkpoint devices example features minisquad models peaks process_group scoring spans squad_data squad_format squad_metric timing windows",
+    BENCHMARKS: "hardware.run squad.evaluate squad.native squad.run squad.trainer",
+    WORKER: "worker",
+    FRONT: "cli diagnosis doctor index labels launch launchers listing markup notebook picture plots postmortem report runner session supervise templates widgets",
+}
+LAYER = {"benchlib": FACTS, **{f"benchlib.{name}": layer for layer, names in MODULES.items() for name in names.split()}}
+HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate", "safetensors"}
+JUPYTER = {"IPython", "ipywidgets", "ipykernel", "jupyter_client", "nbclient", "nbconvert", "nbformat", "papermill"}
+FORBIDDEN = {
+    FACTS: HEAVY | JUPYTER | {"pandas"},
+    RECORDS: HEAVY | JUPYTER,
+    PLUMBING: JUPYTER,
+    BENCHMARKS: JUPYTER,
+    WORKER: JUPYTER,
+    FRONT: HEAVY,
+}
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return grimp.build_graph("benchlib", include_external_packages=True, cache_dir=None)
+
+
+def own(graph):
+    return sorted(name for name in graph.modules if name.split(".")[0] == "benchlib")
+
+
+def test_every_module_has_a_layer(graph):
+    assert set(own(graph)) == set(LAYER)
+
+
+def test_imports_keep_to_the_layers(graph):
+    wrong = [
+        f"{name} ({LAYER[name]}) imports {other}"
+        for name in own(graph)
+        for other in graph.find_modules_directly_imported_by(name)
+        if (other in LAYER and LAYER[other] not in MAY_IMPORT[LAYER[name]])
+        or other.split(".")[0] in FORBIDDEN[LAYER[name]]
+    ]
+    assert wrong == []
+
+
+def test_there_are_no_cycles(graph):
+    graphlib.TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in own(graph)}).prepare()
+
+
+@pytest.mark.parametrize(
+    "statement", ["import benchlib", "import benchlib.cli, benchlib.runner, benchlib.session, benchlib.supervise"]
+)
+def test_the_front_loads_no_torch(statement):
+    code = f"{statement}; import sys; print(sorted({{'torch', 'transformers', 'datasets'}} & set(sys.modules)))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
