@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from benchlib import devices
 from benchlib.errors import RunBroken
 
 GROUP_S = 0.01
@@ -39,16 +40,6 @@ class MatmulPeak:
     def median(self) -> float | None:
         """The median rate, FLOP/s."""
         return statistics.median(self.samples) if self.samples else None
-
-
-def wait(device: torch.device) -> None:
-    """Return when the device has nothing left to do."""
-    if device.type == "xla":
-        import torch_xla
-
-        torch_xla.sync(wait=True)
-    elif device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def default_sizes(device: torch.device) -> tuple[int, ...]:
@@ -106,7 +97,7 @@ def timed_groups(device: torch.device, operation: Callable[[], object], seconds:
     The first two calls (libraries load, memory is mapped) are not in the samples.
     """
     operation()
-    wait(device)
+    devices.synchronize(device)
     once = _timed(device, operation, 1)
     repeats = max(1, math.ceil(GROUP_S / max(once, 1e-9)))
     samples: list[float] = []
@@ -142,7 +133,7 @@ def _timed(device: torch.device, operation: Callable[[], object], repeats: int) 
     began = time.perf_counter()
     for _ in range(repeats):
         operation()
-    wait(device)
+    devices.synchronize(device)
     return (time.perf_counter() - began) / repeats
 
 

@@ -17,9 +17,9 @@ MAY_IMPORT = {
     FRONT: {FACTS, RECORDS, FRONT},
 }
 MODULES = {
-    FACTS: "backends config errors events files hardware hardware.config machine paths processes progress registry rerun sensors squad squad.config stats",
+    FACTS: "backends bandwidth config errors events files hardware hardware.config machine paths processes progress registry rerun sensors squad squad.config stats",
     RECORDS: "baselines checks curves digest flops hardware.checks hardware.reading judge metrics results squad.checks squad.reading",
-    PLUMBING: "array_file batches checkpoint devices example features minisquad models peaks process_group scoring spans squad_data squad_format squad_metric timing windows",
+    PLUMBING: "allreduce array_file batches checkpoint devices example features minisquad models peaks process_group scoring spans squad_data squad_format squad_metric squad_metric.squad_metric timing windows",
     BENCHMARKS: "hardware.run squad.evaluate squad.native squad.run squad.trainer",
     WORKER: "worker",
     FRONT: "cli diagnosis doctor index labels launch launchers listing markup notebook picture plots postmortem report runner session supervise templates widgets",

@@ -1,0 +1,86 @@
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchlib import allreduce
+from benchlib.config import build, save_config
+from benchlib.events import read_events
+from benchlib.hardware.checks import limits
+from benchlib.launch import execute
+from benchlib.results import Run
+
+SMALL = {"precisions": ["fp32", "tf32"], "matmul_sizes": [64, 128], "seconds": 0.05, "copy_mib": 1, "allreduce_mib": [0.001, 0.5]}
+
+
+def _run(folder, **values):
+    (folder / "logs").mkdir()
+    save_config(build("machine", SMALL | values), folder)
+    assert execute(folder)["outcome"] == "complete"
+    return Run(folder)
+
+
+def test_two_ranks_measure_a_machine(tmp_path):
+    run = _run(tmp_path, nproc=2)
+    result = run.result
+    assert result.status == "complete"
+    assert result.world_size == 2
+    assert result.facts["allreduce_wrong_elements"] == 0
+    values = {metric.name: metric.value for metric in result.metrics}
+    # Both ranks at once do not exceed twice the best single one: it would count something twice.
+    assert values["matmul_fp32_flops"] <= 2 * values["matmul_fp32_best_flops"]
+    assert values["matmul_fp32_alone_flops"] <= values["matmul_fp32_best_flops"]
+    assert values["allreduce_gbps"] == pytest.approx(values["allreduce_algbw_gbps"])  # 2 (n - 1) / n = 1 for two ranks
+    assert values["copy_host_gbytes_per_s"] > 0
+    assert 0 < values["startup_s"] < values["total_s"]
+    lacking = {metric.name: metric for metric in result.metrics if metric.value is None}
+    assert set(lacking) == {
+        *("matmul_tf32_flops", "matmul_tf32_alone_flops", "matmul_tf32_best_flops"),
+        *("copy_device_gbytes_per_s", "copy_host_to_device_gbytes_per_s", "copy_device_to_host_gbytes_per_s"),
+    }
+    assert all(metric.provenance == "not_available" and metric.reason for metric in lacking.values())
+    assert {(row["n"], row["rank"]) for row in result.tables["matmul"]} == {(n, rank) for n in (64, 128) for rank in (0, 1)}
+    assert [row["bytes"] for row in result.tables["allreduce"]] == [1048, 524288]
+    assert len(run.samples["allreduce_gbps"]) >= allreduce.MIN_ROUNDS
+    progress = [event for event in read_events(tmp_path, {"progress"}) if event["source"] == "rank0"]
+    assert [event["done"] for event in progress] == list(range(1, progress[-1]["total"] + 1))
+    assert not (tmp_path / "disk.tmp").exists()
+    assert {limit.metric for limit in limits(run)} >= {"matmul_fp32_flops", "copy_host_gbytes_per_s", "allreduce_gbps"}
+
+
+def test_one_rank_has_no_exchange_to_measure(tmp_path):
+    result = _run(tmp_path, nproc=1, precisions=["fp32"], matmul_sizes=[64]).result
+    metric = result.metric("allreduce_gbps")
+    assert metric.provenance == "not_available"
+    assert "one rank" in metric.reason
+    assert result.facts["allreduce_wrong_elements"] == 0
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_wrong_sums_are_counted(monkeypatch):
+    right = allreduce.time_all_reduce(400, torch.device("cpu"), 0.0)
+    assert right.wrong == 0
+    assert right.size_bytes == 400
+    assert len(right.seconds) == allreduce.MIN_ROUNDS
+    real = dist.all_reduce
+
+    def swaps_two_elements(tensor, *arguments, **options):
+        real(tensor, *arguments, **options)
+        if tensor.numel() == 100:
+            tensor[[3, 4]] = tensor[[4, 3]]
+
+    monkeypatch.setattr(dist, "all_reduce", swaps_two_elements)
+    wrong = allreduce.time_all_reduce(400, torch.device("cpu"), 0.0)
+    assert wrong.wrong == 2 * (allreduce.WARMUP + allreduce.MIN_ROUNDS)
+
+
+def test_bandwidths_of_a_timing_by_hand():
+    timing = allreduce.Timing(size_bytes=10**9, ranks=4, seconds=(0.5, 1.0), wrong=0)
+    assert timing.algbw_gbps == pytest.approx([16, 8])
+    assert timing.busbw_gbps == pytest.approx([24, 12])
