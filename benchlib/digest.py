@@ -90,24 +90,29 @@ def digest(run: Run) -> Digest:
 
 def judgement(verdict: dict[str, Any] | None, status: dict[str, Any] | None, result: Result | None) -> tuple[str, str]:
     """Return the word of the banner and its sentence: from the verdict, else from how the ranks ended."""
-    outcome = str((status or {}).get("outcome", ""))
+    outcome, reason = (str((status or {}).get(name) or "") for name in ("outcome", "reason"))
+    said = str((verdict or {}).get("sentence") or "")
     if verdict and not verdict.get("broken"):
-        return str(verdict.get("verdict", "UNFINISHED")), str(verdict.get("sentence", ""))
-    reason = str((status or {}).get("reason") or "")
-    if outcome == "stopped":
-        return "STOPPED", reason or "The run was stopped before its end."
+        return str(verdict.get("verdict", "UNFINISHED")), said
     if outcome == "skipped" or (result and result.status == "skipped"):
-        return "SKIPPED", reason or (result.reason if result else "")
+        return "SKIPPED", _sentence(reason or (result.reason if result else ""))
+    if outcome not in ("", "complete"):
+        # The supervisor's own words: it saw which rank did what.
+        return ("STOPPED" if outcome == "stopped" else "BROKEN"), _sentence(
+            reason
+        ) or said or f"The run ended: {outcome}."
     if verdict:
-        return "BROKEN", str(verdict.get("sentence", "")) or reason
-    if outcome and outcome != "complete":
-        return "BROKEN", reason or f"The run ended: {outcome}."
+        return "BROKEN", said
     if status:
         return (
             "UNFINISHED",
-            "The ranks ended, but nothing judged the run. `benchlib report` judges and renders stored results again.",
+            "The ranks ended, but nothing judged the run yet. `benchlib report` judges and renders stored results.",
         )
     return "UNFINISHED", "Nothing says how this run ended: it is still going on, or it was killed with its supervisor."
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _identity(run: Run, config: BaseConfig | None, result: Result | None) -> tuple[str, str, str]:

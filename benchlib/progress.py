@@ -43,7 +43,9 @@ class Progress:
         elif kind == "plan":
             self.total = int(event["planned_steps"])
         elif kind == "step" and event["source"] == "rank0":
-            self.done, self.loss = int(event["step"]), event.get("loss")
+            self.done = int(event["step"])
+            # A loss that is not finite was written as text, since JSON has no such number.
+            self.loss = None if event.get("loss") is None else float(event["loss"])
             self._timed(event["t"], float(event.get("samples") or 0))
         elif kind == "progress" and event["source"] == "rank0":
             self.done, self.total = int(event["done"]), int(event["total"])
