@@ -109,7 +109,12 @@ def build(
 
 
 def _cut(
-    examples: Sequence[Example], tokenizer: Any, max_length: int, doc_stride: int, training: bool, progress: windows.Progress | None
+    examples: Sequence[Example],
+    tokenizer: Any,
+    max_length: int,
+    doc_stride: int,
+    training: bool,
+    progress: windows.Progress | None,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     return windows.cut(examples, windows.template(tokenizer), max_length, doc_stride, training, progress)
 
@@ -161,5 +166,7 @@ def _locked(path: Path, progress: windows.Progress | None) -> Iterator[None]:
 
 
 def _features(arrays: dict[str, np.ndarray], meta: dict[str, Any], from_cache: bool, began: float) -> Features:
-    present: dict[str, Any] = dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end")) | arrays | meta
+    present: dict[str, Any] = (
+        dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end")) | arrays | meta
+    )
     return Features(**present, from_cache=from_cache, seconds=time.perf_counter() - began)

@@ -80,13 +80,17 @@ def matmul_peaks(
             if peaks and 2 * size**3 / (peaks[-1].median or math.inf) > seconds:
                 break
             try:
-                peaks.append(MatmulPeak(precision, size, tuple(_matmul_rates(device, DTYPES[precision], size, seconds))))
+                peaks.append(
+                    MatmulPeak(precision, size, tuple(_matmul_rates(device, DTYPES[precision], size, seconds)))
+                )
             except (RuntimeError, TypeError) as error:
                 if isinstance(error, RunBroken):
                     raise
                 said = " ".join(str(error).split())[:200]
                 if not peaks:
-                    return [MatmulPeak(precision, size, (), f"{device.type} multiplies no {precision} matrices: {said}")]
+                    return [
+                        MatmulPeak(precision, size, (), f"{device.type} multiplies no {precision} matrices: {said}")
+                    ]
                 break  # such as too little memory for the next size
     return peaks
 
@@ -115,10 +119,17 @@ def copy_rates(kind: str, device: torch.device, size_bytes: int, seconds: float)
     not equal to its source raises ``RunBroken``.
     """
     cpu = torch.device("cpu")
-    places = {"host": (cpu, cpu), "device": (device, device), "host_to_device": (cpu, device), "device_to_host": (device, cpu)}
+    places = {
+        "host": (cpu, cpu),
+        "device": (device, device),
+        "host_to_device": (cpu, device),
+        "device_to_host": (device, cpu),
+    }
     source_place, target_place = places[kind]
     pattern = torch.arange(size_bytes // 4, dtype=torch.int32)
-    source = _pinned(pattern, device) if source_place != target_place and source_place == cpu else pattern.to(source_place)
+    source = (
+        _pinned(pattern, device) if source_place != target_place and source_place == cpu else pattern.to(source_place)
+    )
     target = torch.zeros(len(pattern), dtype=torch.int32, device=target_place)
     if source_place != target_place and target_place == cpu:
         target = _pinned(target, device)
@@ -149,7 +160,9 @@ def _matmul_rates(device: torch.device, dtype: torch.dtype, size: int, seconds: 
     exact = (left.cpu()[rows].double() * right.cpu()[:, columns].T.double()).sum(1)
     error = (product.cpu()[rows, columns].double() - exact).abs().max().item()
     if not error <= 0.05 * math.sqrt(size):
-        raise RunBroken(f"a {size} x {size} {dtype} product on {device} is wrong by {error:.3g}: the device or its library is at fault")
+        raise RunBroken(
+            f"a {size} x {size} {dtype} product on {device} is wrong by {error:.3g}: the device or its library is at fault"
+        )
     return [2 * size**3 / value for value in times]
 
 

@@ -20,14 +20,22 @@ def score(predictions: Mapping[str, str], examples: Sequence[Example]) -> dict[s
     known = {example.id for example in examples}
     foreign = [name for name in predictions if name not in known]
     if foreign:
-        raise UserError(f"{len(foreign)} predictions are for questions that are not in the data, such as {foreign[0]!r}: give the data they were made for")
+        raise UserError(
+            f"{len(foreign)} predictions are for questions that are not in the data, such as {foreign[0]!r}: give the data they were made for"
+        )
     import evaluate  # seconds of import that a training does not need
 
     metric = evaluate.load(str(METRIC), keep_in_memory=True)
     result = metric.compute(
         predictions=[{"id": example.id, "prediction_text": predictions.get(example.id)} for example in examples],
         references=[
-            {"id": example.id, "answers": {"text": [text for text, _ in example.answers], "answer_start": [start for _, start in example.answers]}}
+            {
+                "id": example.id,
+                "answers": {
+                    "text": [text for text, _ in example.answers],
+                    "answer_start": [start for _, start in example.answers],
+                },
+            }
             for example in examples
         ],
         per_question=True,

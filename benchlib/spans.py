@@ -38,7 +38,9 @@ def best_answers(
     if features.char_start is None or features.char_end is None:
         raise UserError("these features were built with training=True: answers need those built with training=False")
     if len(examples) != features.questions:
-        raise UserError(f"{len(examples)} examples for features of {features.questions} questions: give the same examples")
+        raise UserError(
+            f"{len(examples)} examples for features of {features.questions} questions: give the same examples"
+        )
     score = np.full(len(features), -np.inf, np.result_type(start_logits, end_logits, np.float32))
     span = np.zeros((len(features), 2), np.int64)
     for low in range(0, len(features), _CHUNK):
@@ -69,13 +71,20 @@ def _padded(features: Features, rows: np.ndarray, logits: np.ndarray) -> np.ndar
         values = logits[np.where(real, features.starts[rows][:, None] + columns, 0)]
     else:
         if len(logits) != len(features) or logits.shape[1] < len(columns):
-            raise UserError(f"logits of shape {logits.shape} for {len(features)} windows of up to {len(columns)} tokens")
+            raise UserError(
+                f"logits of shape {logits.shape} for {len(features)} windows of up to {len(columns)} tokens"
+            )
         values = logits[rows[0] : rows[-1] + 1, : len(columns)]
     return np.where(real & ~np.isnan(values), values, -np.inf)
 
 
 def _best_pairs(
-    features: Features, rows: np.ndarray, start_logits: np.ndarray, end_logits: np.ndarray, n_best: int, max_answer_tokens: int
+    features: Features,
+    rows: np.ndarray,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    n_best: int,
+    max_answer_tokens: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return score (rows,) and first and last token (rows, 2) of each window's best pair; score -inf for none."""
     starts, ends = (_padded(features, rows, logits) for logits in (start_logits, end_logits))

@@ -45,7 +45,9 @@ def load(config: SquadConfig) -> Split:
     train = take(whole[0], config.train_questions, config.seed)
     evaluation = take(whole[1], config.eval_questions, config.seed)
     source = f"{config.train_file}, {config.eval_file}" if config.data == "files" else _SOURCE_NAMES[config.data]
-    description = f"{source}: {_counts(train, len(whole[0]))} to train on, {_counts(evaluation, len(whole[1]))} to evaluate on"
+    description = (
+        f"{source}: {_counts(train, len(whole[0]))} to train on, {_counts(evaluation, len(whole[1]))} to evaluate on"
+    )
     shared = len({example.id for example in train} & {example.id for example in evaluation})
     if shared:
         description += f"; {shared} questions are in both, so the scores do not measure generalisation"
@@ -100,7 +102,9 @@ def _from_table(table: Any, source: str) -> list[Example]:
     for row in table:
         answers = row["answers"]
         if not isinstance(answers, dict) or len(answers["text"]) != len(answers["answer_start"]):
-            raise DataError(f"{source}: question {row['id']!r}: answers must be equally long lists of text and answer_start")
+            raise DataError(
+                f"{source}: question {row['id']!r}: answers must be equally long lists of text and answer_start"
+            )
         pairs = tuple(zip(answers["text"], answers["answer_start"], strict=True))
         examples.append(Example(row["id"], row["question"], row["context"], pairs, row["title"]))
     return check_examples(examples, source)

@@ -95,7 +95,11 @@ def _parse(source: Path) -> Any:
         raise UserError(f"{source}: no such file") from None
     except OSError as error:
         raise UserError(f"{source}: cannot be read: {error.strerror}") from None
-    for mark, name in ((codecs.BOM_UTF8, "UTF-8 with a byte order mark"), (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16")):
+    for mark, name in (
+        (codecs.BOM_UTF8, "UTF-8 with a byte order mark"),
+        (codecs.BOM_UTF16_LE, "UTF-16"),
+        (codecs.BOM_UTF16_BE, "UTF-16"),
+    ):
         if raw.startswith(mark):
             raise DataError(f"{source}: wrong encoding: the file is {name}; save it as UTF-8 without a byte order mark")
     try:
@@ -132,7 +136,9 @@ def _question(item: Any, place: str, article: str, title: str, context: str, see
     question = _text(item, "question", where)
     _check_text(question, "question", where)
     if item.get("is_impossible"):
-        raise DataError(f"{where}: is_impossible is set: unanswerable questions belong to SQuAD 2.0; give a SQuAD v1.1 file")
+        raise DataError(
+            f"{where}: is_impossible is set: unanswerable questions belong to SQuAD 2.0; give a SQuAD v1.1 file"
+        )
     answers = []
     for answer in _list(item, "answers", where):
         text, start = _text(answer, "text", where), _field(answer, "answer_start", where)
@@ -161,7 +167,9 @@ def _check_text(text: str, what: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: the {what} holds half of a surrogate pair at character {error.start}: not valid text") from None
+        raise DataError(
+            f"{where}: the {what} holds half of a surrogate pair at character {error.start}: not valid text"
+        ) from None
 
 
 def _check_answer(text: str, start: int, context: str, where: str) -> None:

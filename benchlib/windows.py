@@ -69,7 +69,9 @@ def template(tokenizer: Any) -> Template:
     """
     copy = Tokenizer.from_str(plain_tokenizer_json(tokenizer))
     pair = copy.encode("who is it", "it is me")
-    parts = [(key, list(group)) for key, group in itertools.groupby(range(len(pair.ids)), key=pair.sequence_ids.__getitem__)]
+    parts = [
+        (key, list(group)) for key, group in itertools.groupby(range(len(pair.ids)), key=pair.sequence_ids.__getitem__)
+    ]
     keys = [key for key, _ in parts]
     first, second = keys.index(0) if 0 in keys else -1, keys.index(1) if 1 in keys else -1
     middle = tuple(pair.ids[index] for key, group in parts[first + 1 : second] for index in group if key is None)
@@ -78,17 +80,25 @@ def template(tokenizer: Any) -> Template:
     question = copy.encode("who is it", add_special_tokens=False).ids
     context = copy.encode("it is me", add_special_tokens=False).ids
     if not 0 <= first < second or [*prefix, *question, *middle, *context, *suffix] != pair.ids:
-        raise UserError(f"tokenizer {type(tokenizer).__name__} does not write a pair as question, context: choose a BERT-like encoder")
+        raise UserError(
+            f"tokenizer {type(tokenizer).__name__} does not write a pair as question, context: choose a BERT-like encoder"
+        )
     token_types = "token_type_ids" in tokenizer.model_input_names
     start = len(prefix) + len(question) + len(middle)
     if token_types and pair.type_ids not in ([0] * start + [1] * (len(pair.ids) - start), [0] * len(pair.ids)):
-        raise UserError(f"tokenizer {type(tokenizer).__name__} numbers its segments unlike BERT: choose a BERT-like encoder")
+        raise UserError(
+            f"tokenizer {type(tokenizer).__name__} numbers its segments unlike BERT: choose a BERT-like encoder"
+        )
     marks = [token for token in (tokenizer.cls_token_id, tokenizer.bos_token_id) if token in prefix]
     # Segment numbers that are 0 throughout need no array of their own.
-    return Template(copy, prefix, middle, suffix, prefix.index(marks[0]) if marks else 0, token_types and 1 in pair.type_ids)
+    return Template(
+        copy, prefix, middle, suffix, prefix.index(marks[0]) if marks else 0, token_types and 1 in pair.type_ids
+    )
 
 
-def tokenize(tokenizer: Tokenizer, texts: Sequence[str], offsets: bool, progress: Callable[[int], None] | None = None) -> Texts:
+def tokenize(
+    tokenizer: Tokenizer, texts: Sequence[str], offsets: bool, progress: Callable[[int], None] | None = None
+) -> Texts:
     """Tokenise ``texts`` without special tokens; ``progress`` gets the number of texts done after each batch."""
     encode = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
     ids, characters = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int32)]
@@ -119,7 +129,12 @@ def _flat_pairs(batch: list[Encoding], count: int) -> np.ndarray:
 
 
 def cut(
-    examples: Sequence[Example], joint: Template, max_length: int, doc_stride: int, training: bool, progress: Progress | None = None
+    examples: Sequence[Example],
+    joint: Template,
+    max_length: int,
+    doc_stride: int,
+    training: bool,
+    progress: Progress | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Tokenise ``examples`` and cut them into windows of at most ``max_length`` tokens that share ``doc_stride``.
 
@@ -166,7 +181,12 @@ def cut(
     _copy_rows(ids, starts[:-1] + len(joint.prefix), questions.ids, question_source, question_size[example_index])
     _copy_rows(ids, starts[:-1] + context_start, contexts.ids, source, size)
 
-    arrays = {"input_ids": ids, "starts": starts, "context_start": context_start.astype(np.int32), "example_index": example_index.astype(np.int32)}
+    arrays = {
+        "input_ids": ids,
+        "starts": starts,
+        "context_start": context_start.astype(np.int32),
+        "example_index": example_index.astype(np.int32),
+    }
     if training:
         labels = _labels(examples, contexts, context_of, example_index, first, size, context_start, joint.cls_index)
         arrays["start_positions"], arrays["end_positions"] = labels
@@ -214,13 +234,17 @@ def _labels(
     if not len(contexts.ids):
         nothing = np.full(len(example_index), cls_index, np.int32)
         return nothing, nothing
-    answers = np.array([(start, start + len(text)) for text, start in (example.answers[0] for example in examples)], np.int64).reshape(-1, 2)
+    answers = np.array(
+        [(start, start + len(text)) for text, start in (example.answers[0] for example in examples)], np.int64
+    ).reshape(-1, 2)
     # One sorted array for all contexts: a context's characters are shifted behind those of the contexts before it.
     shift = max(int(contexts.char_end.max()), int(answers.max(initial=0))) + 1
     base = np.repeat(np.arange(len(contexts.starts) - 1) * shift, np.diff(contexts.starts))
     begins = np.maximum.accumulate(base + contexts.char_start)
     ends = np.minimum.accumulate((base + contexts.char_end)[::-1])[::-1]
-    start_token = np.searchsorted(begins, context_of * shift + answers[:, 0], side="right") - 1 - contexts.starts[context_of]
+    start_token = (
+        np.searchsorted(begins, context_of * shift + answers[:, 0], side="right") - 1 - contexts.starts[context_of]
+    )
     end_token = np.searchsorted(ends, context_of * shift + answers[:, 1], side="left") - contexts.starts[context_of]
 
     low, high = contexts.starts[context_of[example_index]] + first, np.maximum(size - 1, 0)

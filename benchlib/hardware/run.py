@@ -98,7 +98,9 @@ def run(config: MachineConfig, run_dir: Path, events: EventWriter) -> None:
                 "device": _device_name(world.device),
                 "torch": torch.__version__,
             }
-            result = Result.of(config, status="complete", started_at=began, ended_at=ended, metrics=metrics, facts=facts, tables=tables)
+            result = Result.of(
+                config, status="complete", started_at=began, ended_at=ended, metrics=metrics, facts=facts, tables=tables
+            )
             save_result(run_dir, result)
 
 
@@ -121,13 +123,25 @@ def _products(bench: _Bench, precision: str, table: list[dict[str, Any]]) -> lis
     for size in sizes:
         for rank, peaks in enumerate(by_rank):
             peak = _of_size(peaks, size)
-            row = {"precision": precision, "n": size, "rank": rank, "together_flops": peak.median, "best_flops": peak.best}
+            row = {
+                "precision": precision,
+                "n": size,
+                "rank": rank,
+                "together_flops": peak.median,
+                "best_flops": peak.best,
+            }
             table.append(row | {"alone_flops": alone[rank].median if size == best else None})
     highest = max(peak.best or 0.0 for peak in [*alone, *(peak for peaks in by_rank for peak in peaks)])
     ranks = f"sum over {bench.world.size} ranks" if bench.world.size > 1 else "one rank"
     return [
         derived(names[0], sums[best], "FLOP/s", "higher", f"n = {best}, {ranks} at once"),
-        measured(names[1], [rate for peak in alone for rate in peak.samples], "FLOP/s", "higher", reason=f"n = {best}, one rank, the others waiting"),
+        measured(
+            names[1],
+            [rate for peak in alone for rate in peak.samples],
+            "FLOP/s",
+            "higher",
+            reason=f"n = {best}, one rank, the others waiting",
+        ),
         measured(names[2], highest, "FLOP/s", "higher", reason="the highest sample of any rank and size"),
     ]
 
@@ -139,7 +153,13 @@ def _copies(bench: _Bench, kind: str, meaning: str) -> Metric:
     size = bench.config.copy_mib * MIB
     rates = bench.together(lambda: copy_rates(kind, device, size, bench.config.seconds))
     bench.step()
-    return derived(name, _sum_rounds(rates), "GB/s", "higher", f"{meaning}, {bench.config.copy_mib} MiB, sum over {bench.world.size} ranks at once")
+    return derived(
+        name,
+        _sum_rounds(rates),
+        "GB/s",
+        "higher",
+        f"{meaning}, {bench.config.copy_mib} MiB, sum over {bench.world.size} ranks at once",
+    )
 
 
 def _exchange(bench: _Bench, mib: float) -> Timing:
@@ -166,21 +186,50 @@ def _exchange_metrics(timings: list[Timing]) -> list[Metric]:
     names = ("allreduce_gbps", "allreduce_algbw_gbps", "allreduce_latency_us")
     if large.ranks == 1:
         why = "one rank has nobody to exchange with; set nproc to 2 or more"
-        return [not_available(name, "us" if "latency" in name else "Gbps", "lower" if "latency" in name else "higher", why) for name in names]
+        return [
+            not_available(name, "us" if "latency" in name else "Gbps", "lower" if "latency" in name else "higher", why)
+            for name in names
+        ]
     return [
-        derived(names[0], large.busbw_gbps, "Gbps", "higher", f"bus bandwidth, 2(n-1)/n x bytes / time, {large.size_bytes:,} bytes over {large.ranks} ranks"),
-        derived(names[1], large.algbw_gbps, "Gbps", "higher", f"algorithm bandwidth, bytes / time, {large.size_bytes:,} bytes over {large.ranks} ranks"),
-        measured(names[2], [1e6 * value for value in small.seconds], "us", "lower", reason=f"all-reduce of {small.size_bytes:,} bytes over {small.ranks} ranks"),
+        derived(
+            names[0],
+            large.busbw_gbps,
+            "Gbps",
+            "higher",
+            f"bus bandwidth, 2(n-1)/n x bytes / time, {large.size_bytes:,} bytes over {large.ranks} ranks",
+        ),
+        derived(
+            names[1],
+            large.algbw_gbps,
+            "Gbps",
+            "higher",
+            f"algorithm bandwidth, bytes / time, {large.size_bytes:,} bytes over {large.ranks} ranks",
+        ),
+        measured(
+            names[2],
+            [1e6 * value for value in small.seconds],
+            "us",
+            "lower",
+            reason=f"all-reduce of {small.size_bytes:,} bytes over {small.ranks} ranks",
+        ),
     ]
 
 
 def _disk(bench: _Bench, run_dir: Path) -> Metric:
     """Measure how fast rank 0 writes to the run folder, synced: what checkpoints and samples wait for."""
     size = min(bench.config.copy_mib, 64) * MIB
-    rates = process_group.all_gather_objects(_write_rates(run_dir / "disk.tmp", size) if bench.world.rank == 0 else [])[0]
+    rates = process_group.all_gather_objects(_write_rates(run_dir / "disk.tmp", size) if bench.world.rank == 0 else [])[
+        0
+    ]
     bench.step()
     # Direction "none": disks of shared machines vary by more than any limit, so it is shown and not judged.
-    return measured("disk_write_gbytes_per_s", rates, "GB/s", "none", reason=f"{size // MIB} MiB to the run folder, synced, by one rank")
+    return measured(
+        "disk_write_gbytes_per_s",
+        rates,
+        "GB/s",
+        "none",
+        reason=f"{size // MIB} MiB to the run folder, synced, by one rank",
+    )
 
 
 def _write_rates(path: Path, size: int) -> Rates:

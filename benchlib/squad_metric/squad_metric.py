@@ -60,22 +60,32 @@ class SquadMetric(evaluate.Metric):
             description=_DESCRIPTION,
             citation=_CITATION,
             inputs_description=_INPUTS,
-            features=datasets.Features({"predictions": {"id": text, "prediction_text": text}, "references": {"id": text, "answers": answers}}),
+            features=datasets.Features(
+                {"predictions": {"id": text, "prediction_text": text}, "references": {"id": text, "answers": answers}}
+            ),
         )
 
     def _compute(self, predictions: list[dict], references: list[dict], per_question: bool = False) -> dict[str, Any]:
         texts = {prediction["id"]: prediction["prediction_text"] for prediction in predictions}
         if len(texts) != len(predictions):
-            raise ValueError(f"{len(predictions)} predictions have {len(texts)} different ids: give one prediction a question")
+            raise ValueError(
+                f"{len(predictions)} predictions have {len(texts)} different ids: give one prediction a question"
+            )
         ids = [reference["id"] for reference in references]
         if not ids or len(set(ids)) != len(ids):
-            raise ValueError(f"{len(ids)} references have {len(set(ids))} different ids: give each question once, at least one")
+            raise ValueError(
+                f"{len(ids)} references have {len(set(ids))} different ids: give each question once, at least one"
+            )
         scores = []
         for reference in references:
             text, answers = texts.get(reference["id"]), reference["answers"]["text"]
             if not answers:
                 raise ValueError(f"question {reference['id']!r} has no gold answer: SQuAD v1.1 has at least one")
-            both = (0.0, 0.0) if text is None else tuple(max(rule(text, answer) for answer in answers) for rule in (exact_match, f1))
+            both = (
+                (0.0, 0.0)
+                if text is None
+                else tuple(max(rule(text, answer) for answer in answers) for rule in (exact_match, f1))
+            )
             scores.append(both)
         exact, overlap = ([100 * score[i] for score in scores] for i in (0, 1))
         result: dict[str, Any] = {"exact_match": sum(exact) / len(ids), "f1": sum(overlap) / len(ids)}

@@ -9,7 +9,13 @@ from benchlib.hardware.checks import limits
 from benchlib.launch import execute
 from benchlib.results import Run
 
-SMALL = {"precisions": ["fp32", "tf32"], "matmul_sizes": [64, 128], "seconds": 0.05, "copy_mib": 1, "allreduce_mib": [0.001, 0.5]}
+SMALL = {
+    "precisions": ["fp32", "tf32"],
+    "matmul_sizes": [64, 128],
+    "seconds": 0.05,
+    "copy_mib": 1,
+    "allreduce_mib": [0.001, 0.5],
+}
 
 
 def _run(folder, **values):
@@ -38,7 +44,9 @@ def test_two_ranks_measure_a_machine(tmp_path):
         *("copy_device_gbytes_per_s", "copy_host_to_device_gbytes_per_s", "copy_device_to_host_gbytes_per_s"),
     }
     assert all(metric.provenance == "not_available" and metric.reason for metric in lacking.values())
-    assert {(row["n"], row["rank"]) for row in result.tables["matmul"]} == {(n, rank) for n in (64, 128) for rank in (0, 1)}
+    assert {(row["n"], row["rank"]) for row in result.tables["matmul"]} == {
+        (n, rank) for n in (64, 128) for rank in (0, 1)
+    }
     assert [row["bytes"] for row in result.tables["allreduce"]] == [1048, 524288]
     assert len(run.samples["allreduce_gbps"]) >= allreduce.MIN_ROUNDS
     progress = [event for event in read_events(tmp_path, {"progress"}) if event["source"] == "rank0"]

@@ -14,13 +14,26 @@ def bert_tokenizer(texts, size=400):
     core.normalizer = normalizers.BertNormalizer(lowercase=True)
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], initial_alphabet=list(string.ascii_lowercase), show_progress=False
+        vocab_size=size,
+        special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+        initial_alphabet=list(string.ascii_lowercase),
+        show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
     marks = [("[CLS]", core.token_to_id("[CLS]")), ("[SEP]", core.token_to_id("[SEP]"))]
-    core.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=marks)
-    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
-    return PreTrainedTokenizerFast(tokenizer_object=core, model_input_names=["input_ids", "token_type_ids", "attention_mask"], **names)
+    core.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=marks
+    )
+    names = {
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "pad_token": "[PAD]",
+        "mask_token": "[MASK]",
+    }
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, model_input_names=["input_ids", "token_type_ids", "attention_mask"], **names
+    )
 
 
 def byte_level_tokenizer(texts, size=400):
@@ -28,7 +41,9 @@ def byte_level_tokenizer(texts, size=400):
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=["<pad>", "<s>", "</s>"], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=["<pad>", "<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+    )
     core.train_from_iterator(texts, trainer)
     ends = [("</s>", core.token_to_id("</s>")), ("<s>", core.token_to_id("<s>"))]
     core.post_processor = processors.RobertaProcessing(*ends, trim_offsets=True, add_prefix_space=False)
@@ -90,7 +105,9 @@ def best_answers(examples, rows, start_logits, end_logits, n_best, max_answer_to
                         continue
                     if e < s or e - s + 1 > max_answer_tokens:
                         continue
-                    candidates.append((starts[s] + ends[e], example.context[row["offsets"][s][0] : row["offsets"][e][1]]))
+                    candidates.append(
+                        (starts[s] + ends[e], example.context[row["offsets"][s][0] : row["offsets"][e][1]])
+                    )
         candidates.sort(key=lambda pair: pair[0], reverse=True)
         answers[example.id] = candidates[0][1] if candidates else "empty"
     return answers

@@ -13,7 +13,28 @@ from benchlib.array_file import DamagedFile, read_arrays, write_arrays
 from benchlib.errors import UserError
 from benchlib.example import Example
 
-WORDS = ["the", "river", "flows", "near", "Zürich", "and", "1843", "was", "a", "naïve", "year", ",", "“quoted”", "text", "(b)", "😀", "東京", "cost", "$3.50", "e-mail"]
+WORDS = [
+    "the",
+    "river",
+    "flows",
+    "near",
+    "Zürich",
+    "and",
+    "1843",
+    "was",
+    "a",
+    "naïve",
+    "year",
+    ",",
+    "“quoted”",
+    "text",
+    "(b)",
+    "😀",
+    "東京",
+    "cost",
+    "$3.50",
+    "e-mail",
+]
 
 
 def _context(random, words):
@@ -151,7 +172,10 @@ def test_the_cache_gives_the_same_arrays_without_building(tmp_path, monkeypatch,
 
 def test_whatever_changes_the_features_changes_the_key(tmp_path):
     examples, tokenizer = _examples(6), TOKENIZERS["bert"]
-    moved = [*examples[:-1], Example("q5", examples[-1].question, examples[-1].context, ((examples[-1].context[:2], 0),))]
+    moved = [
+        *examples[:-1],
+        Example("q5", examples[-1].question, examples[-1].context, ((examples[-1].context[:2], 0),)),
+    ]
     variants = [
         (examples, tokenizer, 96, 24, True),
         (examples, tokenizer, 95, 24, True),
@@ -207,7 +231,9 @@ def _build_in_a_process(folder, tokenizer, queue, gate):
 def test_of_three_processes_at_once_one_builds(tmp_path):
     context = multiprocessing.get_context("spawn")
     queue, gate = context.Queue(), context.Event()
-    processes = [context.Process(target=_build_in_a_process, args=(tmp_path, TOKENIZERS["bert"], queue, gate)) for _ in range(3)]
+    processes = [
+        context.Process(target=_build_in_a_process, args=(tmp_path, TOKENIZERS["bert"], queue, gate)) for _ in range(3)
+    ]
     for process in processes:
         process.start()
     gate.set()
@@ -230,7 +256,11 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch, c
 
 
 def test_array_files_hold_empty_and_odd_shapes(tmp_path):
-    arrays = {"none": np.zeros((0, 3), np.int64), "one": np.array(7.5), "many": np.arange(10, dtype=np.int16).reshape(2, 5)}
+    arrays = {
+        "none": np.zeros((0, 3), np.int64),
+        "one": np.array(7.5),
+        "many": np.arange(10, dtype=np.int16).reshape(2, 5),
+    }
     write_arrays(tmp_path / "a", arrays, {"note": "ö"})
     back, meta = read_arrays(tmp_path / "a")
     assert meta == {"note": "ö"}

@@ -20,7 +20,11 @@ GOOD = {
                 {
                     "context": CONTEXT,
                     "qas": [
-                        {"id": "q1", "question": " Who wrote it?", "answers": [{"text": "Ada Löve 😀", "answer_start": 2}]},
+                        {
+                            "id": "q1",
+                            "question": " Who wrote it?",
+                            "answers": [{"text": "Ada Löve 😀", "answer_start": 2}],
+                        },
                         {
                             "id": "q2",
                             "question": "When?",
@@ -60,7 +64,7 @@ def _edited(edit):
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda c, a, p, q: c.update(version="v2.0"), ["'v2.0'", "expected \"1.1\"", "unanswerable"]),
+        (lambda c, a, p, q: c.update(version="v2.0"), ["'v2.0'", 'expected "1.1"', "unanswerable"]),
         (lambda c, a, p, q: c.update(version=1.1), ["version is 1.1", "1.1"]),
         (lambda c, a, p, q: c.pop("version"), ["version is missing"]),
         (lambda c, a, p, q: c.pop("data"), ["data is missing"]),
@@ -87,7 +91,10 @@ def _edited(edit):
         (lambda c, a, p, q: q[1]["answers"][0].pop("text"), ["'Ada'", "'q2'", "text is missing"]),
         (lambda c, a, p, q: q[1]["answers"][0].update(text=" "), ["'Ada'", "'q2'", "empty"]),
         (lambda c, a, p, q: q[1]["answers"][0].pop("answer_start"), ["'Ada'", "'q2'", "answer_start is missing"]),
-        (lambda c, a, p, q: q[1]["answers"][0].update(answer_start="41"), ["'Ada'", "'q2'", "whole number, found text"]),
+        (
+            lambda c, a, p, q: q[1]["answers"][0].update(answer_start="41"),
+            ["'Ada'", "'q2'", "whole number, found text"],
+        ),
         (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=True), ["'Ada'", "'q2'", "found true or false"]),
         (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=39), ["'Ada'", "'q2'", "' 184'", "occurs at 40"]),
         # The last four characters: a start counted from the end must not be taken for one.
@@ -183,7 +190,10 @@ def _hub_folder(tmp_path, train, validation):
             "title": datasets.Value("string"),
             "context": datasets.Value("string"),
             "question": datasets.Value("string"),
-            "answers": {"text": datasets.List(datasets.Value("string")), "answer_start": datasets.List(datasets.Value("int32"))},
+            "answers": {
+                "text": datasets.List(datasets.Value("string")),
+                "answer_start": datasets.List(datasets.Value("int32")),
+            },
         }
     )
     for name, examples in (("train", train), ("validation", validation)):

@@ -40,7 +40,12 @@ def test_hand_made_cases(prediction, answers, f1, exact):
 
 
 def test_the_mean_is_over_all_questions_and_a_missing_one_counts_nothing():
-    examples = [_example("right", "Ada"), _example("half", "the first program"), _example("missing", "the"), _example("wrong", "1843")]
+    examples = [
+        _example("right", "Ada"),
+        _example("half", "the first program"),
+        _example("missing", "the"),
+        _example("wrong", "1843"),
+    ]
     result = scoring.score({"wrong": "1844", "right": "Ada", "half": "first"}, examples)
     assert result["f1"] == pytest.approx((100 + 200 / 3) / 4)
     assert result["exact_match"] == 25
@@ -53,7 +58,32 @@ def test_predictions_for_other_data_are_refused():
         scoring.score({"q": "Ada", "x": "Ada"}, [_example("q", "Ada")])
 
 
-PIECES = ["the", "a", "an", "An", "The", "Ada", "ada", "Löve", "1843", "1,843", "U.S.", "-", "...", "well-known", "é", "É", "ß", "İ", "😀", "東京", "“x”", "\u00a0", "\t", "it's"]
+PIECES = [
+    "the",
+    "a",
+    "an",
+    "An",
+    "The",
+    "Ada",
+    "ada",
+    "Löve",
+    "1843",
+    "1,843",
+    "U.S.",
+    "-",
+    "...",
+    "well-known",
+    "é",
+    "É",
+    "ß",
+    "İ",
+    "😀",
+    "東京",
+    "“x”",
+    "\u00a0",
+    "\t",
+    "it's",
+]
 
 
 def _text(random, least):
@@ -75,7 +105,10 @@ def test_scores_equal_those_of_torchmetrics():
     ours = scoring.score(predictions, examples)
     theirs = torchmetrics_squad(
         [{"id": name, "prediction_text": text} for name, text in predictions.items()],
-        [{"id": e.id, "answers": {"text": [t for t, _ in e.answers], "answer_start": [s for _, s in e.answers]}} for e in examples],
+        [
+            {"id": e.id, "answers": {"text": [t for t, _ in e.answers], "answer_start": [s for _, s in e.answers]}}
+            for e in examples
+        ],
     )
     assert 20 < ours["exact_match"] < ours["f1"] < 95, "the cases must tell the rules apart"
     assert ours["f1"] == pytest.approx(theirs["f1"].item(), abs=1e-3)
@@ -84,9 +117,14 @@ def test_scores_equal_those_of_torchmetrics():
     for example, row in zip(examples[:100], ours["per_question"], strict=False):
         single = torchmetrics_squad(
             {"id": example.id, "prediction_text": predictions[example.id]},
-            {"id": example.id, "answers": {"text": [t for t, _ in example.answers], "answer_start": [0] * len(example.answers)}},
+            {
+                "id": example.id,
+                "answers": {"text": [t for t, _ in example.answers], "answer_start": [0] * len(example.answers)},
+            },
         )
-        assert (row["f1"], row["exact_match"]) == pytest.approx((single["f1"].item(), single["exact_match"].item()), abs=1e-3)
+        assert (row["f1"], row["exact_match"]) == pytest.approx(
+            (single["f1"].item(), single["exact_match"].item()), abs=1e-3
+        )
 
 
 @pytest.mark.parametrize(
