@@ -57,7 +57,7 @@ class Comparison(BaseModel):
     def reason(self) -> str:
         """Why nothing can be compared, in plain words."""
         if self.status == "NO_BASELINE":
-            return "no run of this benchmark and tier was accepted yet: `benchlib baseline accept RUN --reason ...`"
+            return "no run was accepted yet"
         shown = "; ".join(f"{name} is {here} here, {there} there" for name, here, there in self.factors[:4])
         more = f" and {len(self.factors) - 4} more" if len(self.factors) > 4 else ""
         return f"the nearest baseline differs: {shown}{more}"

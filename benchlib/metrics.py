@@ -42,7 +42,11 @@ class Metric(BaseModel):
 
 
 def quantity(value: float, unit: str = "") -> str:
-    """Format a value with about three significant digits: ``0.0512 s``, ``1,234 samples/s``, ``88.4``."""
+    """Format a value with about three significant digits: ``0.0512 s``, ``1,234 samples/s``, ``88.4``, ``220.1 GFLOP/s``."""
+    if unit == "FLOP/s":
+        for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
+            if abs(value) >= scale:
+                return f"{quantity(value / scale)} {prefix}{unit}"
     size = abs(value)
     if size != 0 and (size >= 1e7 or size < 1e-3):
         text = f"{value:.3g}"

@@ -214,17 +214,23 @@ def _index(out: Path) -> None:
 
 
 def _summary(run_dir: Path, verdict: Verdict, report: Path) -> None:
-    table = Table("check", "status", "what was found", "limit", box=None, padding=(0, 2), header_style="dim")
+    table = Table("check", "status", "what was found", "limit", box=None, padding=(0, 2, 0, 0), header_style="dim")
     for check in verdict.checks:
-        status = check.status if check.gates or check.status != "FAIL" else "differs"
-        table.add_row(
-            check.name,
-            f"[{COLOURS.get(check.status, 'white')}]{status.replace('_', ' ').lower()}[/]",
-            escape(check.reason),
-            escape(check.limit),
-        )
-    if verdict.checks:
+        if check.status in ("NO_BASELINE", "NOT_COMPARABLE"):
+            continue  # all for the same reason, which stands in one line below
+        word, colour = check.status.replace("_", " ").lower(), COLOURS.get(check.status, "white")
+        if not check.gates and check.status == "FAIL":
+            word, colour = "differs", "yellow"
+        table.add_row(check.name, f"[{colour}]{word}[/]", escape(check.reason), escape(check.limit))
+    if table.row_count:
         console.print(table)
+    open_ = [check for check in verdict.checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
+    if open_:
+        why = open_[0].reason.partition("; ")[2] or open_[0].reason
+        console.print(f"[blue]no comparison[/] for {len(open_)} metrics: {escape(why)}", soft_wrap=True)
+        if verdict.verdict == "PASS":
+            again = f'benchlib baseline accept {_short(run_dir)} --reason "..."'
+            console.print(f"[dim]to compare later runs with this one: {escape(again)}[/]", soft_wrap=True)
     word = "BROKEN" if verdict.broken else verdict.verdict
     colour = COLOURS.get(verdict.verdict, "white")
     console.print(f"[bold {colour}]{word}[/]  {escape(verdict.sentence)}", soft_wrap=True)

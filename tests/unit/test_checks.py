@@ -149,3 +149,8 @@ def test_medians_and_intervals():
 )
 def test_quantities_are_short(value, text):
     assert quantity(value) == text
+
+
+def test_rates_of_operations_have_a_prefix():
+    assert quantity(2.201e11, "FLOP/s") == "220.1 GFLOP/s"
+    assert quantity(9.89e14, "FLOP/s") == "989.0 TFLOP/s"

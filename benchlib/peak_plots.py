@@ -1,0 +1,63 @@
+"""Pictures of a machine run: matrix products by size and precision, all-reduce bandwidth by message size."""
+
+import pandas as pd
+
+from benchlib.curves import Records
+from benchlib.metrics import quantity
+from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty
+
+
+def _table(run: Records, name: str) -> pd.DataFrame:
+    rows = run.result.tables.get(name, []) if run.result else []
+    return pd.DataFrame(rows)
+
+
+def peaks(run: Records, theme: Theme = LIGHT) -> Picture:
+    """FLOP/s of square matrix products, all ranks at once, by n and precision."""
+    figure, axes = blank("matmul-peaks", theme)
+    frame = _table(run, "matmul")
+    if frame.empty:
+        return leave_empty(figure, axes, theme, "No matrix product was measured.")
+    sums = frame.groupby(["precision", "n"])["together_flops"].sum().unstack("precision") / 1e9
+    width = 0.8 / len(sums.columns)
+    for number, precision in enumerate(sums.columns):
+        places = [index + (number - (len(sums.columns) - 1) / 2) * width for index in range(len(sums))]
+        bars = axes.bar(places, sums[precision], width * 0.92, color=theme.series[number % len(theme.series)], label=precision)
+        labels = [quantity(value) for value in sums[precision]]
+        axes.bar_label(bars, labels, fontsize=8, color=theme.text, padding=2)
+    axes.set_xticks(range(len(sums)), [f"{size:,}" for size in sums.index])
+    axes.margins(y=0.15)
+    axes.legend(frameon=False, labelcolor=theme.muted, fontsize=9, ncols=len(sums.columns), loc="upper left")
+    best = sums.stack()
+    precision, top = best.idxmax()[1], float(best.max())
+    title = f"Matrix products reach {quantity(top, 'GFLOP/s')} in {precision}"
+    return finish(figure, axes, theme, title, "n of n × n matrices", "GFLOP/s, all ranks at once", "Bars: median by size and precision.")
+
+
+def allreduce(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Bus and algorithm bandwidth of the all-reduce by message size, on a logarithmic axis of bytes."""
+    figure, axes = blank("allreduce", theme)
+    frame = _table(run, "allreduce")
+    if frame.empty or frame["busbw_gbps"].isna().all():
+        return leave_empty(figure, axes, theme, "One rank exchanges nothing.")
+    frame = frame.sort_values("bytes")
+    for number, (column, label) in enumerate((("busbw_gbps", "bus bandwidth"), ("algbw_gbps", "algorithm bandwidth"))):
+        # At two ranks both are the same number: the dashes let the lower line show.
+        style = "-" if number == 0 else "--"
+        axes.plot(frame["bytes"], frame[column], style, marker="o", markersize=4, color=theme.series[number], label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    ticks = list(frame["bytes"])
+    axes.set_xticks(ticks, [_size(value) for value in ticks])
+    axes.minorticks_off()
+    axes.legend(frameon=False, labelcolor=theme.muted, fontsize=9, loc="upper left")
+    top = frame.loc[frame["busbw_gbps"].idxmax()]
+    title = f"The all-reduce reaches {quantity(float(top['busbw_gbps']))} Gbps of bus bandwidth at {_size(top['bytes'])}"
+    return finish(figure, axes, theme, title, "bytes of the buffer", "Gbps", "Points: median by message size.")
+
+
+def _size(size: float) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size:.0f} B"
