@@ -1,0 +1,179 @@
+"""Which rank broke a run, and how, in plain words: pure functions over what is known about each rank.
+
+When one rank fails, the others fail too, a moment later and with louder texts ("connection closed by peer"). The
+cause is the earliest failure that is not an echo of another one; without any failure it is the rank that does *not*
+wait for others.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchlib.processes import signal_name
+from benchlib.stacks import is_waiting, main_stack, own_frame
+
+# Texts by which a rank reports that another one went away or did not answer.
+_SECONDARY = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|reset by peer|broken pipe|timed? ?out|timeout"
+    r"|DistStoreError|DistNetworkError|DistBackendError|NCCL|RCCL|XCCL|ProcessGroup|socket|recvBytes|sendBytes",
+    re.IGNORECASE,
+)
+# What a rank says about its own work is never an echo, whatever words it uses.
+_PRIMARY_TYPES = {
+    "UserError",
+    "DataError",
+    "BackendUnavailable",
+    "OutOfMemoryError",
+    "MemoryError",
+    "AssertionError",
+    "KeyError",
+    "TypeError",
+}
+# The table that torchrun's agent prints about its ranks when one of them failed.
+_AGENT_ROW = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
+_AGENT_ROOT = "Root Cause (first observed failure)"
+_SIGNAL_LEAD_S = 0.2  # a death is noticed this much later than a peer may have written about it
+
+
+@dataclass
+class RankRecord:
+    """What is known about one rank. Times are unix seconds; ``returncode`` is negative for a signal."""
+
+    rank: int
+    pid: int | None = None
+    host: str = ""
+    returncode: int | None = None
+    ended_at: float | None = None
+    ended_by_us: bool = False
+    at_work: bool = False
+    heard_at: float = 0.0
+    phase: str = ""
+    step: int | None = None
+    error: dict[str, Any] | None = None
+    stacks: str | None = field(default=None, repr=False)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the rank has not ended as far as is known."""
+        return self.returncode is None
+
+    def hear(self, event: dict[str, Any]) -> None:
+        """Take in an event that this rank wrote."""
+        self.heard_at = max(self.heard_at, float(event["t"]))
+        kind = event["kind"]
+        if kind == "start":
+            self.pid, self.host = int(event["pid"]), str(event.get("host", ""))
+        elif kind == "phase":
+            self.phase, self.step = str(event.get("name", "")), None
+            self.at_work = self.at_work or self.phase != "import"
+        if kind not in ("start", "phase", "error"):
+            self.at_work = True
+        if isinstance(event.get("step"), int):
+            self.step = event["step"]
+
+    def where(self) -> str:
+        """Return `` during phase train, step 12``, or where it stood before the first phase."""
+        if not self.phase:
+            return " before its first sign of work"
+        return f" during phase {self.phase}" + (f", step {self.step}" if self.step is not None else "")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row of this rank in ``status.json``."""
+        number = -self.returncode if self.returncode is not None and self.returncode < 0 else None
+        error = {key: self.error.get(key, "") for key in ("type", "message", "traceback")} if self.error else None
+        return {
+            "rank": self.rank, "pid": self.pid, "host": self.host, "returncode": self.returncode,
+            "signal": signal_name(number) if number else None, "ended_by_supervisor": self.ended_by_us,
+            "error": error, "last_phase": self.phase or None, "last_step": self.step, "stacks": self.stacks,
+        }  # fmt: skip
+
+
+def agent_failures(text: str) -> list[tuple[int, int, int, bool]]:
+    """Return (rank, exit code, process id, whether it is called the root cause) of each rank that torchrun reports."""
+    first, *rest = text.split(_AGENT_ROOT)
+    rows = [(part, False) for part in [first]] + [(part, True) for part in rest]
+    return [
+        (int(rank), int(code), int(pid), root) for part, root in rows for rank, code, pid in _AGENT_ROW.findall(part)
+    ]
+
+
+def is_echo(error: dict[str, Any]) -> bool:
+    """Whether an error reads like the consequence of another rank's failure."""
+    name = str(error.get("type", ""))
+    return name not in _PRIMARY_TYPES and bool(_SECONDARY.search(f"{name}: {error.get('message', '')}"))
+
+
+def first_failure(ranks: list[RankRecord]) -> RankRecord | None:
+    """Return the rank that failed first and of itself, or the best that is left; None when none failed."""
+    own: list[tuple[float, RankRecord]] = []
+    for record in ranks:
+        if record.error and not is_echo(record.error):
+            own.append((float(record.error.get("t", 0.0)), record))
+        elif not record.error and not record.ended_by_us and record.returncode:
+            lead = _SIGNAL_LEAD_S if record.returncode < 0 else 0.0
+            own.append((float(record.ended_at or 0.0) - lead, record))
+    if own:
+        return min(own, key=lambda item: item[0])[1]
+    echoes = [record for record in ranks if record.error]
+    return min(echoes, key=lambda record: float((record.error or {}).get("t", 0.0))) if echoes else None
+
+
+def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
+    """Say what a failed rank did: raised, was killed, or left with a code."""
+    who = f"rank {record.rank}"
+    if record.error:
+        message = str(record.error.get("message", "")).strip()
+        first = message.splitlines()[0] if message else ""
+        text = f"{who} raised {record.error.get('type')}" + (f": {first}" if first else "") + record.where()
+        gone = [other.rank for other in ranks if other.returncode == 0]
+        if is_echo(record.error) and gone:
+            text += f"; {_names(gone)} had already ended (exit code 0)"
+        return text
+    if record.returncode is not None and record.returncode < 0:
+        return f"{who} was killed by {signal_name(-record.returncode)}{record.where()}"
+    return f"{who} left with exit code {record.returncode} and no error{record.where()}; see logs/rank{record.rank}.err"
+
+
+def hanging(ranks: list[RankRecord]) -> RankRecord | None:
+    """Return the living rank that holds the others up: one that does not wait, else the one silent for longest."""
+    living = [record for record in ranks if record.alive]
+    busy = [record for record in living if record.stacks and not is_waiting(main_stack(record.stacks))]
+    return min(busy or living, key=lambda record: record.heard_at, default=None)
+
+
+def hang_text(record: RankRecord, ranks: list[RankRecord], silent_s: float, limit: str) -> str:
+    """Say where a silent rank was, and who waited for it."""
+    text = f"rank {record.rank} sent no sign of life for {silent_s:.0f} s ({limit}){record.where()}"
+    text += _inside(record)
+    frames = main_stack(record.stacks or "")
+    if frames and is_waiting(frames):
+        text += "; it waited for other ranks or for its device"
+    waiting = [
+        other.rank
+        for other in ranks
+        if other is not record and other.alive and other.stacks and is_waiting(main_stack(other.stacks))
+    ]
+    if waiting:
+        text += f"; {_names(waiting)} waited in torch" + ("" if frames and is_waiting(frames) else " for it")
+    gone = [other.rank for other in ranks if other.returncode == 0]
+    if gone:
+        text += f"; {_names(gone)} had already ended (exit code 0)"
+    return text
+
+
+def late_text(record: RankRecord, limit_s: float) -> str:
+    """Say where a rank stood that was not at work in time."""
+    text = f"rank {record.rank} was not at work {limit_s:.0f} s after the launch (start-up limit); it stood{record.where()}"
+    return text + _inside(record)
+
+
+def _inside(record: RankRecord) -> str:
+    frames = main_stack(record.stacks or "")
+    if not frames:
+        return ""
+    own = own_frame(frames)
+    return f"; its Python stack was inside {frames[0]}" + (f", called from {own}" if own and own != frames[0] else "")
+
+
+def _names(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

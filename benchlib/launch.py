@@ -1,0 +1,272 @@
+"""Start a run's ranks under a supervisor, follow its events, and leave no process behind. No torch.
+
+    status = execute(run_dir, on_event=print)
+
+The supervisor lives in a session of its own and holds one end of a pipe: when this process goes, however it goes, the
+supervisor ends the ranks. When the supervisor goes, the ranks die with it, and this side clears up what they left.
+"""
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from benchlib import files
+from benchlib.errors import RunBroken, UserError
+from benchlib.events import Event, EventFollower, read_events
+from benchlib.launchers import LAUNCHERS, Job
+from benchlib.processes import MARK, kill_marked, signal_name
+
+__all__ = ["LAUNCHERS", "Job", "Launch", "RankFailed", "execute", "settle"]
+
+Status = dict[str, Any]
+
+POLL_S = 0.1
+STOP_S = 14.0  # the supervisor needs at most its stages' sum
+BROKEN = ("failed", "timeout", "stalled")
+
+
+class RankFailed(RunBroken):
+    """A run was ended because of a rank. ``status`` is the content of ``status.json``.
+
+    Its text, and what a notebook shows, is the reason and the failing rank's own traceback: the frames of the
+    launching side say nothing about the cause.
+    """
+
+    def __init__(self, status: Status) -> None:
+        self.status = status
+        super().__init__("\n".join(self._lines()))
+
+    def _lines(self) -> list[str]:
+        lines = [str(self.status["reason"])]
+        for row in self.status["ranks"]:
+            if row["rank"] != self.status["culprit"]:
+                continue
+            if row["error"] and row["error"]["traceback"]:
+                lines += ["", f"Traceback of rank {row['rank']}:", *row["error"]["traceback"].rstrip().splitlines()]
+            elif row["stacks"]:
+                lines += [
+                    "",
+                    f"Python stacks of rank {row['rank']} when it was ended:",
+                    *row["stacks"].rstrip().splitlines(),
+                ]
+        return lines
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {line}" if not index else line for index, line in enumerate(self._lines())]
+
+
+class Launch:
+    """One run in progress. ``stop`` may be called from any thread; leaving a ``with`` block stops the run."""
+
+    def __init__(self, run_dir: Path | str, benchmark: str = "") -> None:
+        """``benchmark``: ``module:function`` to run instead of the benchmark that the config names."""
+        self.run_dir = Path(run_dir).resolve()
+        self.benchmark = benchmark
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._status: Status | None = None
+
+    def start(self) -> "Launch":
+        """Start the supervisor, which starts the ranks.
+
+        Raises ``UserError`` where the folder has no config or was used before: old events and ports would be taken
+        for new ones.
+        """
+        used = [
+            path.name for path in (self.run_dir / "status.json", *self.run_dir.glob("events-*.jsonl")) if path.exists()
+        ]
+        if self._process or used:
+            raise UserError(
+                f"{self.run_dir} was already used for a run (it has {', '.join(used) or 'a supervisor'}): take a new folder"
+            )
+        job = self._job()
+        logs = self.run_dir / "logs"
+        logs.mkdir(exist_ok=True)
+        files.write_json(self.run_dir / "job.json", job.as_json())
+        env = {**os.environ, MARK: str(self.run_dir), "PYTHONUNBUFFERED": "1"}
+        package = Path(__file__).resolve().parents[1]
+        if package.name not in ("site-packages", "dist-packages"):  # a checkout: found from any working folder
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), env.get("PYTHONPATH")]))
+        command = [sys.executable, "-m", "benchlib.supervise", str(self.run_dir)]
+        with (logs / "supervisor.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True
+            )
+        return self
+
+    def _job(self) -> Job:
+        if self.benchmark:
+            from types import SimpleNamespace
+
+            defaults = {
+                "launcher": "local",
+                "nproc": 1,
+                "nnodes": 1,
+                "rdzv_endpoint": "",
+                "startup_timeout_s": 120.0,
+                "benchmark": self.benchmark,
+            }
+            config: Any = SimpleNamespace(**{**defaults, **files.read_json(self.run_dir / "config.json")})
+        else:
+            from benchlib.config import load_config
+
+            config = load_config(self.run_dir)
+        return LAUNCHERS[config.launcher](config, self.run_dir, self.benchmark)
+
+    @property
+    def pid(self) -> int | None:
+        """The supervisor's process id."""
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the supervisor is at work."""
+        return self._process is not None and self._process.poll() is None
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events of all writers until the run has ended. Closing the iterator early stops the run."""
+        follower = EventFollower(self.run_dir)
+        try:
+            while True:
+                running = self.running  # asked before reading, so that the last events are not missed
+                yield from follower.poll()
+                if not running:
+                    break
+                time.sleep(POLL_S)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> Status | None:
+        """End the run now and return its status; None before the start. No process stays.
+
+        Interrupted a second time it gives up waiting, and the supervisor still ends the ranks.
+        """
+        process = self._process
+        if process is None:
+            return None
+        with self._lock:
+            self._say_stop(process.stdin)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        return self.wait()
+
+    @staticmethod
+    def _say_stop(pipe: IO[bytes] | None) -> None:
+        if pipe is not None and not pipe.closed:
+            with contextlib.suppress(OSError):
+                pipe.write(b"q")
+                pipe.flush()
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def wait(self) -> Status:
+        """Wait for the end of the run and return its status."""
+        if self._process is None:
+            raise UserError("the run was not started: call start() first")
+        self._process.wait()
+        with self._lock:
+            self._say_stop(self._process.stdin)
+            if self._status is None:
+                self._status = self._last_word()
+        return self._status
+
+    def _last_word(self) -> Status:
+        assert self._process is not None
+        if (self.run_dir / "status.json").exists():
+            return files.read_json(self.run_dir / "status.json")  # type: ignore[no-any-return]
+        code = self._process.returncode
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        log = (self.run_dir / "logs" / "supervisor.log").read_text(errors="replace").strip()
+        return _write_lost(
+            self.run_dir,
+            f"the supervisor {how} before the run was over; its ranks were ended" + (f"\n{log[-2000:]}" if log else ""),
+        )
+
+    def raise_for_status(self) -> None:
+        """Raise ``RankFailed`` unless the run was complete, skipped or stopped."""
+        status = self.wait()
+        if status["outcome"] in BROKEN:
+            raise RankFailed(status)
+
+    def __enter__(self) -> "Launch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.running:
+            self.stop()
+
+
+def execute(run_dir: Path | str, on_event: Callable[[Event], None] | None = None, benchmark: str = "") -> Status:
+    """Run the ranks of a prepared run folder to their end and return the status.
+
+    An interrupt, and any error of ``on_event``, ends the ranks and is raised again. Raises ``RankFailed`` for a run
+    that failed, stalled or took too long; a stopped or skipped one is returned.
+    """
+    with Launch(run_dir, benchmark) as launch:
+        for event in launch.start().events():
+            if on_event:
+                on_event(event)
+        launch.raise_for_status()
+        return launch.wait()
+
+
+def settle(run_dir: Path | str) -> Status | None:
+    """Return the status of a run; for one whose supervisor died without a word, end its ranks and write one first.
+
+    None while the run is going on, and for a folder in which no run was started, or one on another machine.
+    """
+    path = Path(run_dir).resolve()
+    if (path / "status.json").exists():
+        return files.read_json(path / "status.json")  # type: ignore[no-any-return]
+    launched = read_events(path, {"launched"})
+    if (
+        not launched
+        or launched[-1].get("host") != platform.node()
+        or _is_supervisor(int(launched[-1]["supervisor"]), launched[-1]["t"])
+    ):
+        return None
+    return _write_lost(path, "the run was cut off: its supervisor is gone and left no word")
+
+
+def _is_supervisor(pid: int, launched_at: float) -> bool:
+    """Whether the process that announced a launch still lives; a younger one only got its number."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= launched_at + 1.0
+    except psutil.Error:
+        return False
+
+
+def _write_lost(run_dir: Path, reason: str) -> Status:
+    from benchlib.diagnosis import RankRecord
+
+    left = kill_marked(run_dir)
+    records: dict[int, RankRecord] = {}
+    for event in read_events(run_dir):
+        source = str(event["source"])
+        if source.startswith("rank") and source[4:].isdigit():
+            records.setdefault(int(source[4:]), RankRecord(int(source[4:]))).hear(event)
+    for record in records.values():
+        error = run_dir / "logs" / f"rank{record.rank}.error.json"
+        record.error = files.read_json(error) if error.exists() else None
+    where = "; ".join(f"rank {rank} was last heard of{records[rank].where()}" for rank in sorted(records))
+    reason += (f"; {where}" if where else "") + (f"; processes {left} could not be ended" if left else "")
+    times = [event["t"] for event in read_events(run_dir)] or [time.time()]
+    status: Status = {
+        "outcome": "failed", "reason": reason, "culprit": None, "ranks": [records[rank].as_json() for rank in sorted(records)],
+        "started_at": times[0], "ended_at": times[-1],
+    }  # fmt: skip
+    files.write_json(run_dir / "status.json", status)
+    return status

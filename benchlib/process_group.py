@@ -1,0 +1,179 @@
+"""Where the ranks of a run meet and part: rendezvous, collective library, device and thread count of each rank.
+
+    with process_group.world(config, run_dir) as world:
+        train(world)          # models and optimizers live in here, not in this frame
+
+The order of parting matters: whatever refers to the group (a DDP model's reducer) goes first, then the group. Keep
+models inside a function that is called within the block, so that they are gone when it ends.
+"""
+
+import contextlib
+import gc
+import hashlib
+import importlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from benchlib import devices
+from benchlib.backends import BACKENDS
+from benchlib.config import BaseConfig
+from benchlib.errors import BackendUnavailable, RunBroken, UserError
+from benchlib.files import read_json, write_json
+from benchlib.processes import SUPERVISOR_PID
+from benchlib.ranks import Place, place
+
+T = TypeVar("T")
+
+COLLECTIVE_MARGIN_S = (
+    30.0  # a collective gives up this much after the stall limit, so that the supervisor names the cause
+)
+STORE_FILE = "store.json"
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's place, device and collective library (``gloo``, ``nccl``, ...)."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+    collective: str
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the rank that writes the result."""
+        return self.rank == 0
+
+
+@contextlib.contextmanager
+def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
+    """Join the process group of a run, and leave it in good order when the block ends.
+
+    One rank takes the same path as many. After an error in the block the group of several ranks is left as it is: to
+    destroy it could wait for peers that never answer, and the worker ends the process anyway.
+
+    Raises ``BackendUnavailable`` where the device or the collective library is not there.
+    """
+    where = place()
+    devices.require(config.backend, where.local_size)
+    collective = _collective(config)
+    torch.set_num_threads(where.threads(config.threads))
+    device = devices.device(config.backend, where.local_rank)
+    if where.one_node:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    timeout_s = config.stall_timeout_s + COLLECTIVE_MARGIN_S
+    _join(collective, where, Path(run_dir), device, timeout_s, config.startup_timeout_s)
+    try:
+        yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective)
+    except BaseException:
+        if where.size == 1:
+            dist.destroy_process_group()
+        raise
+    barrier()  # nobody leaves while another one still talks to it
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def _collective(config: BaseConfig) -> str:
+    name = config.collective or BACKENDS[config.backend].collective
+    if name == "xla":
+        importlib.import_module("torch_xla.distributed.xla_backend")
+    elif not dist.is_backend_available(name):
+        raise BackendUnavailable(
+            f"collective library {name} is not part of this torch ({torch.__version__}); it has {_available()}"
+        )
+    return name
+
+
+def _available() -> str:
+    return ", ".join(name for name in ("gloo", "nccl", "xccl", "ucc", "mpi") if dist.is_backend_available(name))
+
+
+def _join(
+    collective: str, where: Place, run_dir: Path, device: torch.device, timeout_s: float, startup_s: float
+) -> None:
+    common: dict[str, Any] = {"rank": where.rank, "world_size": where.size, "timeout": timedelta(seconds=timeout_s)}
+    if device.type in ("cuda", "xpu"):
+        common["device_id"] = device  # binds the group to the device, so that a barrier need not guess one
+    if collective == "xla":
+        dist.init_process_group("xla", init_method="xla://")
+    elif "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
+        dist.init_process_group(collective, init_method="env://", **common)
+    else:
+        store = dist.PrefixStore("benchlib", _store(where, run_dir, startup_s))
+        dist.init_process_group(collective, store=store, **common)
+
+
+def _store(where: Place, run_dir: Path, startup_s: float) -> dist.TCPStore:
+    """Open the store of this run: rank 0 takes a free port and writes it down, the others read it.
+
+    The token keeps a rank from meeting the store of an earlier launch in the same folder.
+    """
+    token = os.environ.get(SUPERVISOR_PID) or "{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(
+        {"SLURM_JOB_ID": "", "SLURM_STEP_ID": "", **os.environ}
+    )
+    path, timeout = run_dir / STORE_FILE, timedelta(seconds=startup_s)
+    if where.rank == 0:
+        host = "127.0.0.1" if where.one_node else socket.gethostname()
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        write_json(path, {"host": host, "port": store.port, "token": token})
+        return store
+    end = time.monotonic() + startup_s
+    while time.monotonic() < end:
+        with contextlib.suppress(UserError):  # not there yet
+            found = read_json(path)
+            if found["token"] == token:
+                return dist.TCPStore(found["host"], found["port"], is_master=False, timeout=timeout)
+        time.sleep(POLL_S)
+    raise RunBroken(
+        f"rank 0 did not open its store within {startup_s:.0f} s (start-up limit): timed out waiting for {path}"
+    )
+
+
+def barrier() -> None:
+    """Wait until all ranks are here."""
+    dist.barrier()
+
+
+def all_gather_objects(value: T) -> list[T]:
+    """Return every rank's ``value`` in the order of ranks, on all ranks. Values are pickled: for small ones."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def weight_checksum(model: torch.nn.Module) -> str:
+    """Return 16 hex digits (SHA-256) over names, types, shapes and bytes of all parameters and buffers.
+
+    Wrappers (DDP, ``torch.compile``) do not change it.
+    """
+    digest = hashlib.sha256()
+    state = {
+        name.replace("_orig_mod.", "").removeprefix("module."): tensor for name, tensor in model.state_dict().items()
+    }
+    for name, tensor in sorted(state.items()):
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def checksums_equal(world: World, model: torch.nn.Module) -> tuple[list[str], bool]:
+    """Return the weight checksums of all ranks, and whether they are the same. A collective: all ranks call it."""
+    checksums = all_gather_objects(weight_checksum(model))
+    if len(checksums) != world.size:
+        raise RunBroken(f"{len(checksums)} checksums from {world.size} ranks")
+    return checksums, len(set(checksums)) == 1

@@ -1,0 +1,307 @@
+"""The supervisor: owns the ranks of a run on this machine and ends all of them, whatever happens to whom.
+
+    python -m benchlib.supervise RUN_DIR [--nproc N]
+
+Its standard input is a liveness pipe: end of file means that the launching process is gone, ``q`` means stop. It
+runs ``RUN_DIR/job.json`` (see ``launchers``), or N local ranks. It ends the run at the first failure of a rank, on
+SIGINT, SIGTERM and SIGHUP, and at the limits of ``config.json``: ``startup_timeout_s`` until every rank is at work,
+``stall_timeout_s`` without a sign of life, ``wall_limit_s`` in all. It leaves ``status.json``. Exit code: 0 complete,
+77 skipped, 1 otherwise. It imports neither torch nor the benchmark. Linux and macOS.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import platform
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchlib import diagnosis, stacks
+from benchlib.children import Children
+from benchlib.diagnosis import RankRecord
+from benchlib.errors import UserError
+from benchlib.events import Event, EventFollower, EventWriter
+from benchlib.files import read_json, write_json
+from benchlib.launchers import Job, local_ranks
+from benchlib.limits import Limits
+from benchlib.processes import descendants, die_with_parent, signal_name
+from benchlib.sensors import Sensors
+
+EXIT_SKIPPED = 77
+GRACE_S = 1.0  # after the first failure, for the peers' error files
+AGENT_S = 10.0  # for torchrun to leave after all its ranks are done
+TICK_S = 0.1
+SENSOR_S = 1.0
+
+
+@dataclass
+class Ending:
+    """How a run ended. ``outcome`` is complete, failed, stopped, skipped, timeout or stalled."""
+
+    outcome: str
+    reason: str = ""
+    culprit: int | None = None
+
+
+class Supervisor:
+    """Holds the processes of one run. ``run`` returns the exit code."""
+
+    def __init__(self, run_dir: Path, job: Job, config: dict[str, Any]) -> None:
+        self.run_dir, self.logs, self.job = run_dir, run_dir / "logs", job
+        self.limits, self.backend = Limits.of(config), str(config.get("backend", "cpu"))
+        self.ranks: dict[int, RankRecord] = {} if job.agent else {rank: RankRecord(rank) for rank in range(job.ranks)}
+        self.children = Children()
+        self.host = platform.node()
+        self.stop_reason = ""
+        self.failed_at: float | None = None
+        self.failed_code = 0
+        self.done_at: float | None = None
+        self.stall_from = 0.0
+        self.started_at = time.time()
+        self.writer = EventWriter(run_dir, "supervisor")
+        self.follower = EventFollower(run_dir)
+        self.stdin_open = True
+        self.wake_fd, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        os.set_blocking(self.wake_fd, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.stop_reason = self.stop_reason or f"stopped: the supervisor received {signal_name(number)}"
+
+    def run(self) -> int:
+        """Start the job, watch it to its end, end what is left of it and write ``status.json``."""
+        try:
+            self._start()
+            threading.Thread(target=self._sample_sensors, daemon=True).start()
+            ending = self._watch()
+        except BaseException:
+            ending = Ending("failed", f"the supervisor itself failed: {traceback.format_exc()}")
+        self.writer.emit("stop", reason=ending.reason)
+        left = self._end_all(ending)
+        if left:
+            ending.reason += f"; processes {left} did not go after SIGKILL (they may hang in a driver)"
+        self._write_status(ending)
+        self.writer.emit("ended", outcome=ending.outcome, reason=ending.reason)
+        return {"complete": 0, "skipped": EXIT_SKIPPED}.get(ending.outcome, 1)
+
+    def _start(self) -> None:
+        pids = self.children.start(self.job, self.run_dir)
+        if not self.job.agent:
+            for rank, pid in enumerate(pids):
+                self.ranks[rank].pid, self.ranks[rank].host = pid, self.host
+        limits = vars(self.limits)
+        self.writer.emit(
+            "launched", ranks=pids, job=self.job.name, supervisor=os.getpid(), host=self.host, limits=limits
+        )
+
+    # Watching
+
+    def _watch(self) -> Ending:
+        while True:
+            self._listen(TICK_S)
+            self._reap()
+            self._follow()
+            ending = self._stopped() or self._over() or self._at_limit()
+            if ending:
+                return ending
+
+    def _listen(self, timeout_s: float) -> None:
+        sources = [self.wake_fd] + ([0] if self.stdin_open else [])
+        for source in select.select(sources, [], [], timeout_s)[0]:
+            data = b""
+            with contextlib.suppress(BlockingIOError):
+                data = os.read(source, 4096)
+            if source == 0 and not data:
+                self.stdin_open = False
+                self.stop_reason = self.stop_reason or "stopped: the launching process is gone"
+            elif source == 0 and b"q" in data:
+                self.stop_reason = self.stop_reason or "stopped by the user"
+
+    def _reap(self) -> None:
+        for pid, code in self.children.ended():
+            record = None if self.job.agent else next(record for record in self.ranks.values() if record.pid == pid)
+            if record:
+                record.returncode, record.ended_at = code, time.time()
+            rank, name = record.rank if record else None, signal_name(-code) if code < 0 else None
+            self.writer.emit("exited", rank=rank, pid=pid, returncode=code, signal=name)
+            if code:
+                self.failed_at, self.failed_code = self.failed_at or time.monotonic(), self.failed_code or code
+
+    def _follow(self) -> None:
+        for event in self.follower.poll():
+            source = str(event["source"])
+            if source.startswith("rank") and source[4:].isdigit():
+                self._hear(int(source[4:]), event)
+
+    def _hear(self, rank: int, event: Event) -> None:
+        record = self.ranks.setdefault(rank, RankRecord(rank))
+        record.hear(event)
+        if self.job.agent and record.alive:  # the agent reaps its ranks, so their word has to do
+            if event["kind"] == "phase" and event.get("name") == "done":
+                record.returncode, record.ended_at = 0, event["t"]
+            elif event["kind"] == "error":
+                record.returncode, record.ended_at = int(event.get("exit_code", 1)), event["t"]
+
+    def _stopped(self) -> Ending | None:
+        return Ending("stopped", self.stop_reason) if self.stop_reason else None
+
+    def _over(self) -> Ending | None:
+        now = time.monotonic()
+        if self.failed_at and (now - self.failed_at > GRACE_S or not self.children.living):
+            return self._failed()
+        if not self.children.living:
+            return Ending("complete", "every rank ended with exit code 0")
+        here = [record for record in self.ranks.values() if record.host == self.host]
+        if self.job.agent and len(here) >= self.job.ranks and all(record.returncode == 0 for record in here):
+            self.done_at = self.done_at or now
+            if now - self.done_at > AGENT_S:
+                return Ending(
+                    "complete", "every rank ended with exit code 0; torchrun's agent was ended because it did not leave"
+                )
+        return None
+
+    def _failed(self) -> Ending:
+        self._follow()
+        self._read_errors()
+        records = list(self.ranks.values())
+        culprit = diagnosis.first_failure(records)
+        if culprit is None:
+            code = self.failed_code
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code} and named no rank"
+            return Ending("failed", f"torchrun's agent {how}; see logs/agent.err")
+        if culprit.error and culprit.error.get("exit_code") == EXIT_SKIPPED:
+            return Ending("skipped", str(culprit.error.get("message", "")), culprit.rank)
+        return Ending("failed", diagnosis.failure_text(culprit, records), culprit.rank)
+
+    def _read_errors(self) -> None:
+        for record in self.ranks.values():
+            path = self.logs / f"rank{record.rank}.error.json"
+            if record.error is None and path.exists():
+                with contextlib.suppress(UserError):
+                    record.error = read_json(path)
+        report = self.logs / "agent.err"
+        if self.job.agent and report.exists():
+            for rank, code, pid, root in diagnosis.agent_failures(report.read_text(errors="replace")):
+                record = self.ranks.setdefault(rank, RankRecord(rank, pid))
+                record.returncode, record.ended_at = code, record.ended_at or time.time()
+                record.ended_by_us = record.ended_by_us or not (root or record.error)  # torchrun ends the others
+
+    def _at_limit(self) -> Ending | None:
+        if self.failed_at or self.done_at:
+            return None
+        now, records = time.time(), list(self.ranks.values())
+        if self.limits.wall_s and now - self.started_at > self.limits.wall_s:
+            self._dump_stacks(records)
+            where = "; ".join(f"rank {record.rank} was at work{record.where()}" for record in records if record.alive)
+            return Ending("timeout", f"the run was ended after {self.limits.wall_s:.0f} s (wall limit); {where}")
+        late = [record for record in records if not record.at_work and record.alive]
+        missing = self.job.ranks - sum(record.host == self.host for record in records)
+        if late or missing > 0:
+            self.stall_from = now
+            return self._late(late, records) if now - self.started_at > self.limits.startup_s > 0 else None
+        limit = self.limits.stall_s
+        silent = [one for one in records if one.alive and now - max(one.heard_at, self.stall_from) > limit > 0]
+        return self._stalled(silent, records, now) if silent else None
+
+    def _late(self, late: list[RankRecord], records: list[RankRecord]) -> Ending:
+        if not late:
+            text = f"only {len(records)} of {self.job.ranks} ranks were started in {self.limits.startup_s:.0f} s (start-up limit); see logs/agent.err"
+            return Ending("timeout", text)
+        self._dump_stacks(records)
+        culprit = diagnosis.hanging(late) or late[0]
+        return Ending("timeout", diagnosis.late_text(culprit, self.limits.startup_s), culprit.rank)
+
+    def _stalled(self, silent: list[RankRecord], records: list[RankRecord], now: float) -> Ending | None:
+        """Decide whether silent ranks hang, or only wait for one that is still at work."""
+        self._dump_stacks(records)
+        lively = [record for record in records if record.alive and record not in silent]
+        held_up = all(record.stacks and stacks.is_waiting(stacks.main_stack(record.stacks)) for record in silent)
+        if lively and held_up:
+            self.stall_from = now - self.limits.stall_s / 2  # look again after half the limit
+            return None
+        culprit = diagnosis.hanging(silent) or silent[0]
+        self.writer.emit("stall", ranks=[record.rank for record in silent], culprit=culprit.rank)
+        text = diagnosis.hang_text(culprit, records, now - max(culprit.heard_at, self.started_at), "stall limit")
+        return Ending("stalled", text, culprit.rank)
+
+    # Stacks, sensors
+
+    def _dump_stacks(self, records: list[RankRecord]) -> None:
+        """Keep the newest Python stacks of all living ranks of this machine."""
+        family = {process.pid for process in descendants()}
+        asked = [record for record in records if record.alive and record.host == self.host and record.pid in family]
+        texts = stacks.collect([(record.pid or 0, self.logs / f"rank{record.rank}.stacks") for record in asked])
+        for record, text in zip(asked, texts, strict=True):
+            record.stacks = text or record.stacks
+
+    def _sample_sensors(self) -> None:
+        """Run in a thread of its own: a driver that hangs in a query must not stop the supervision."""
+        sensors = Sensors([], backend=self.backend, devices=self.job.ranks)
+        self.writer.emit("sensors", availability=sensors.availability())
+        while True:
+            sensors.pids = [
+                one.pid for one in list(self.ranks.values()) if one.pid and one.alive and one.host == self.host
+            ]
+            self.writer.emit("sensor", **sensors.read())
+            time.sleep(SENSOR_S)
+
+    # Ending
+
+    def _end_all(self, ending: Ending) -> list[int]:
+        """End every process of the run: stacks, SIGTERM, SIGKILL; return the ids of those that remain."""
+        living = [record for record in self.ranks.values() if record.alive]
+        if living and ending.outcome == "failed":
+            self._dump_stacks(living)
+        for record in living:
+            record.ended_by_us = True
+        left = self.children.end()
+        self._reap()
+        self._follow()
+        self._read_errors()
+        return left
+
+    def _write_status(self, ending: Ending) -> None:
+        ranks = [self.ranks[rank].as_json() for rank in sorted(self.ranks)]
+        times = {"started_at": self.started_at, "ended_at": time.time()}
+        write_json(self.run_dir / "status.json", {**dataclasses.asdict(ending), "ranks": ranks, **times})
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line of the module's docstring."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["--tied-to"]:  # the death signal outlives exec, so the agent inherits it
+        die_with_parent(int(argv[1]))
+        os.execvp(argv[3], argv[3:])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchlib.supervise", description="Own the ranks of a run and end them all."
+    )
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--nproc", type=int, default=1, help="local ranks, where RUN_DIR has no job.json")
+    options = parser.parse_args(argv)
+    run_dir = options.run_dir.resolve()
+    if (run_dir / "events-supervisor.jsonl").exists():
+        print(f"{run_dir} was already used for a run: take a new folder", file=sys.stderr)
+        return 2
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    config = read_json(run_dir / "config.json")
+    described = run_dir / "job.json"
+    job = Job(**read_json(described)) if described.exists() else local_ranks(options.nproc, run_dir)
+    return Supervisor(run_dir, job, config).run()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # not to wait for a sensor thread that hangs in a driver

@@ -1,0 +1,196 @@
+"""What a rank executes.
+
+    python -m benchlib.worker RUN_DIR [--benchmark module:function]
+    python -m benchlib.worker --probe
+
+Started by the supervisor, by torchrun or by SLURM; it reads its place from their environment. ``--benchmark`` runs a
+function of one's own in the frame (events, process group, supervision): ``function(config, run_dir, events)``, where
+the config is ``config.json`` as a plain namespace, or validated by the module's ``Config`` class if it has one.
+``--probe`` prints one JSON line of what torch reports about the backends.
+
+Exit codes: 0 done, 77 the backend is not there, 1 an error, which is in ``logs/rankK.error.json``.
+"""
+
+import argparse
+import atexit
+import contextlib
+import faulthandler
+import importlib
+import json
+import math
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from benchlib.diagnosis import is_echo
+from benchlib.errors import BackendUnavailable
+from benchlib.events import EventWriter
+from benchlib.files import read_json, write_json
+from benchlib.processes import MARK, SUPERVISOR_PID, die_with_parent
+from benchlib.ranks import Place, place
+
+EXIT_SKIPPED = 77
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def _tie_to_parent() -> None:
+    """Die with the supervisor or with torchrun's agent. Other parents (srun, a shell) look after their children."""
+    if SUPERVISOR_PID in os.environ:
+        die_with_parent(int(os.environ[SUPERVISOR_PID]))
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent(os.getppid())
+
+
+def _redirect(logs: Path, rank: int) -> None:
+    """Send the output of a rank under torchrun to files of its own, where a supervisor is there to read them."""
+    if MARK in os.environ and SUPERVISOR_PID not in os.environ:
+        for descriptor, name in ((1, "out"), (2, "err")):
+            target = os.open(logs / f"rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            os.dup2(target, descriptor)
+            os.close(target)
+
+
+def _install_stacks(path: Path) -> None:
+    """Write the Python stacks of all threads to ``path`` at every SIGUSR1.
+
+    The file appears after the handler is there: without a handler the signal would end the process.
+    """
+    faulthandler.enable(all_threads=True)
+    temporary = path.with_suffix(".stacks.tmp")
+    handle = temporary.open("a")  # stays open as long as the process lives
+    faulthandler.register(signal.SIGUSR1, file=handle, all_threads=True)
+    signal.siginterrupt(signal.SIGUSR1, False)  # blocking calls of other libraries go on after it
+    temporary.rename(path)
+
+
+def _set_threads(threads: int) -> None:
+    """Tell the numeric libraries their thread count; they read it once, when they are loaded.
+
+    torchrun sets 1 for everybody, so a value that is already there does not say what the user wants.
+    """
+    for name in THREAD_VARIABLES:
+        os.environ[name] = str(threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if threads > 1 else "false")
+
+
+def _named(reference: str) -> tuple[Callable[..., None], Callable[[dict[str, Any]], Any]]:
+    module_name, _, name = reference.partition(":")
+    module = importlib.import_module(module_name)
+    config = module.Config.model_validate if hasattr(module, "Config") else lambda values: SimpleNamespace(**values)
+    return getattr(module, name), config
+
+
+def _registered() -> Callable[[Any], Callable[..., None]]:
+    from benchlib.registry import BENCHMARKS
+
+    return lambda config: BENCHMARKS[config.benchmark].load_run()
+
+
+def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> None:
+    values = read_json(run_dir / "config.json")
+    _set_threads(where.threads(int(values.get("threads", 0))))
+    if benchmark:
+        function, read = _named(benchmark)
+        config = read(values)
+    else:
+        from benchlib.config import load_config
+
+        config = load_config(run_dir)
+        function = _registered()(config)
+    function(config, run_dir, events)
+
+
+def _report(error: BaseException, run_dir: Path, where: Place, events: EventWriter, exit_code: int) -> None:
+    """Write the error for the supervisor, and for torchrun's agent in its own form."""
+    text = "".join(traceback.format_exception(error))
+    record: dict[str, Any] = {
+        "rank": where.rank,
+        "t": time.time(),
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": text,
+        "exit_code": exit_code,
+    }
+    write_json(run_dir / "logs" / f"rank{where.rank}.error.json", record)
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # torchrun takes the smallest whole second for the cause: an echo of another rank's failure is rounded up.
+        whole = math.ceil(record["t"]) if is_echo(record) else math.floor(record["t"])
+        extra = {"py_callstack": text, "timestamp": str(whole)}
+        with contextlib.suppress(OSError):
+            write_json(path, {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
+    print(text, file=sys.stderr, flush=True)
+    events.emit("error", type=record["type"], message=record["message"], traceback=text, exit_code=exit_code)
+
+
+def _mark_skipped(run_dir: Path, reason: str) -> None:
+    from benchlib.config import load_config
+    from benchlib.results import Result, save_result
+
+    save_result(run_dir, Result.of(load_config(run_dir), status="skipped", reason=reason, ended_at=time.time()))
+
+
+def work(run_dir: Path, benchmark: str = "") -> int:
+    """Run this rank's part of a run and return the exit code."""
+    _tie_to_parent()
+    where = place()
+    logs = run_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    _redirect(logs, where.rank)
+    _install_stacks(logs / f"rank{where.rank}.stacks")
+    events = EventWriter(run_dir, f"rank{where.rank}")
+    events.emit("start", pid=os.getpid(), host=platform.node(), rank=where.rank, local_rank=where.local_rank)
+    events.emit("phase", name="import")
+    try:
+        _run(run_dir, benchmark, where, events)
+    except BackendUnavailable as error:
+        if where.rank == 0 and not benchmark:
+            _mark_skipped(run_dir, str(error))
+        _report(error, run_dir, where, events, EXIT_SKIPPED)
+        return EXIT_SKIPPED
+    except BaseException as error:  # not only Exception: torch's CheckpointException and SystemExit are none
+        if isinstance(error, SystemExit) and not error.code:
+            return 0
+        _report(error, run_dir, where, events, 1)
+        return 1
+    events.emit("phase", name="done")
+    return 0
+
+
+def _probe() -> int:
+    from benchlib import devices
+
+    print(json.dumps(devices.probe()))
+    return 0
+
+
+def main() -> int:
+    """Run the command line of the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m benchlib.worker", description="What a rank executes.")
+    parser.add_argument("run_dir", type=Path, nargs="?")
+    parser.add_argument(
+        "--benchmark", default="", metavar="MODULE:FUNCTION", help="run this function instead of the config's benchmark"
+    )
+    parser.add_argument("--probe", action="store_true", help="print what torch reports about the backends")
+    options = parser.parse_args()
+    if options.probe:
+        return _probe()
+    if options.run_dir is None:
+        parser.error("RUN_DIR is missing")
+    return work(options.run_dir.resolve(), options.benchmark)
+
+
+if __name__ == "__main__":
+    code = main()
+    # Leave without the interpreter's teardown: a reducer that drops the last reference to a gloo group deadlocks there
+    # now and then. What others registered for the exit (data loaders' children) still runs.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

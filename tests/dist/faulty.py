@@ -1,0 +1,155 @@
+"""A benchmark that breaks on purpose: ``fault`` says how, ``who`` which rank. Run with ``--benchmark faulty:run``."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchlib.config import BaseConfig
+from benchlib.errors import BackendUnavailable
+from benchlib.events import EventWriter
+
+
+class Config(BaseConfig):
+    """``fault`` is a function of this module that rank ``who`` calls at step 3 while the others go on."""
+
+    fault: str = "nothing"
+    who: int = 1
+    steps: int = 600
+    step_s: float = 0.05
+
+
+def nothing() -> None:
+    """Go on."""
+
+
+def boom() -> None:
+    """Raise."""
+    raise ValueError("boom <script>")
+
+
+def spin_without_end() -> None:
+    """Hang in a Python loop."""
+    while True:
+        time.sleep(0.01)
+
+
+def deaf() -> None:
+    """Hang and ignore every polite signal, with a child in a session of its own."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    spin_without_end()
+
+
+def segfault() -> None:
+    """Die in native code."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leave() -> None:
+    """Leave with a code and no word."""
+    os._exit(3)
+
+
+def finish_early() -> None:
+    """Leave as if all were well."""
+    sys.exit(0)
+
+
+def unavailable() -> None:
+    """Miss the backend."""
+    raise BackendUnavailable("no such device here")
+
+
+def steps(config: Any, events: EventWriter) -> None:
+    """Count steps; at step 3 the chosen rank breaks."""
+    rank = int(os.environ["RANK"])
+    events.emit("phase", name="train")
+    for step in range(1, config.steps + 1):
+        events.emit("heartbeat", step=step)
+        if step == 3 and rank == config.who:
+            globals()[config.fault]()
+        time.sleep(config.step_s)
+
+
+def run(config: Config, run_dir: Path, events: EventWriter) -> None:
+    """Independent ranks, no torch."""
+    steps(config, events)
+
+
+def never_at_work(config: Config, run_dir: Path, events: EventWriter) -> None:
+    """Rank ``who`` gets stuck before its first phase."""
+    if int(os.environ["RANK"]) == config.who:
+        spin_without_end()
+    steps(config, events)
+
+
+def wait_for_other(config: Config, run_dir: Path, events: EventWriter) -> None:
+    """Rank 1 stops after rank 0 has left."""
+    events.emit("phase", name="train")
+    if os.environ["RANK"] == "1":
+        spin_without_end()
+
+
+def collective(config: Config, run_dir: Path, events: EventWriter) -> None:
+    """Ranks that exchange a tensor in every step; the others wait in the collective for the broken one."""
+    import torch
+    import torch.distributed as dist
+
+    from benchlib import process_group
+
+    events.emit("phase", name="init")
+    with process_group.world(config, run_dir) as world:
+        events.emit("phase", name="train")
+        for step in range(1, config.steps + 1):
+            events.emit("heartbeat", step=step)
+            if step == 3 and world.rank == config.who:
+                globals()[config.fault]()
+            total = torch.ones(3)
+            dist.all_reduce(total)
+            assert total.tolist() == [world.size] * 3
+            time.sleep(config.step_s)
+
+
+def long_work_of_one(config: Config, run_dir: Path, events: EventWriter) -> None:
+    """Rank ``who`` works for three stall limits, with signs of life, while the others wait for it at a barrier."""
+    from benchlib import process_group
+
+    events.emit("phase", name="init")
+    with process_group.world(config, run_dir) as world:
+        events.emit("phase", name="features")
+        end = time.monotonic() + 3 * config.stall_timeout_s
+        while world.rank == config.who and time.monotonic() < end:
+            events.emit("heartbeat")
+            time.sleep(0.1)
+        process_group.barrier()
+
+
+def checksums(config: Config, run_dir: Path, events: EventWriter) -> None:
+    """Compare the weights of the ranks, equal at first, then with one bit of rank 1 changed."""
+    import torch
+
+    from benchlib import files, process_group
+
+    events.emit("phase", name="init")
+    with process_group.world(config, run_dir) as world:
+        events.emit("phase", name="train")
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(torch.bfloat16)
+        same = process_group.checksums_equal(world, model)
+        wrapped = process_group.checksums_equal(world, torch.nn.parallel.DistributedDataParallel(model))
+        if world.rank == 1:
+            with torch.no_grad():
+                model[0].bias.view(torch.int16)[0] ^= 1
+        other = process_group.checksums_equal(world, model)
+        facts = {
+            "place": [world.rank, world.size, world.local_rank, str(world.device), world.collective],
+            "threads": torch.get_num_threads(),
+        }
+        files.write_json(
+            run_dir / f"seen{world.rank}.json",
+            {**facts, "same": same, "wrapped": wrapped, "other": other, "omp": os.environ["OMP_NUM_THREADS"]},
+        )

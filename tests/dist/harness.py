@@ -1,0 +1,79 @@
+"""Helpers of the fault tests: prepared run folders, waiting, and the search for processes that were left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchlib.events import read_events
+from benchlib.processes import marked
+
+HERE = Path(__file__).parent
+END_S = 15.0
+
+
+def prepare(run_dir: Path, **values: Any) -> Path:
+    """Make a run folder for two ranks of the faulty benchmark."""
+    run_dir.mkdir()
+    config = {
+        "benchmark": "faulty",
+        "nproc": 2,
+        "budget_s": 60,
+        "startup_timeout_s": 60,
+        "stall_timeout_s": 30,
+        **values,
+    }
+    (run_dir / "config.json").write_text(json.dumps(config))
+    return run_dir
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 40.0) -> Any:
+    """Wait for a condition and return what it returned."""
+    end = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+def pid_at_step(run_dir: Path, rank: int, step: int = 3) -> int:
+    """Wait until a rank has reached a step and return its process id."""
+    until(
+        lambda: any(
+            e["source"] == f"rank{rank}" and e.get("step", 0) >= step for e in read_events(run_dir, {"heartbeat"})
+        )
+    )
+    return next(e["pid"] for e in read_events(run_dir, {"start"}) if e["source"] == f"rank{rank}")
+
+
+def none_left(run_dir: Path, within_s: float = END_S) -> float:
+    """Assert that all processes of a run go away within ``within_s``; return the seconds it took."""
+    start = time.monotonic()
+    while left := marked(run_dir):
+        assert time.monotonic() - start < within_s, [process.cmdline() for process in left]
+        time.sleep(0.05)
+    return time.monotonic() - start
+
+
+def status(run_dir: Path) -> dict[str, Any]:
+    """Wait for the status of a run and return it."""
+    until((run_dir / "status.json").exists, END_S)
+    return json.loads((run_dir / "status.json").read_text())
+
+
+def foreground(run_dir: Path, function: str = "run") -> subprocess.Popen[str]:
+    """Start a process that executes a run as the command line does."""
+    code = f"from benchlib.launch import execute; execute({str(run_dir)!r}, benchmark='faulty:{function}')"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=env)
+
+
+def send(pid: int, number: signal.Signals) -> float:
+    """Send a signal and return the time."""
+    os.kill(pid, number)
+    return time.time()

@@ -1,0 +1,69 @@
+"""The same worker under torchrun: one agent with a failing rank, and two agents that meet as two nodes."""
+
+import json
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from harness import HERE, none_left, pid_at_step, prepare, send, status
+
+from benchlib.launch import Launch, RankFailed, execute
+
+
+@pytest.fixture(autouse=True)
+def _find_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+def test_failing_rank_is_named(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run", launcher="torchrun", fault="boom")
+    with pytest.raises(RankFailed) as caught:
+        execute(run_dir, benchmark="faulty:collective")
+    none_left(run_dir, 0.5)
+    assert caught.value.status["reason"] == "rank 1 raised ValueError: boom <script> during phase train, step 3"
+    assert "in boom" in str(caught.value)
+    agent = json.loads((run_dir / "logs/agent.error.json").read_text())
+    assert "boom" in agent["message"]["message"], "torchrun itself names the same cause"
+
+
+def test_killed_rank_is_named(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run", launcher="torchrun", fault="nothing")
+    with Launch(run_dir, "faulty:run").start() as launch:
+        send(pid_at_step(run_dir, 1), signal.SIGKILL)
+        result = launch.wait()
+    assert result["reason"].startswith("rank 1 was killed by SIGKILL during phase train, step ")
+    assert result["culprit"] == 1
+    none_left(run_dir, 0.5)
+
+
+def test_supervisor_killed(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run", launcher="torchrun")
+    with Launch(run_dir, "faulty:run").start() as launch:
+        pid_at_step(run_dir, 1)
+        assert launch.pid is not None
+        send(launch.pid, signal.SIGKILL)
+        none_left(run_dir)  # before anybody on this side clears up
+        assert launch.wait()["outcome"] == "failed"
+
+
+def test_two_nodes(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    values = {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint}
+    nodes = [prepare(tmp_path / name, **values) for name in ("a", "b")]
+    launches = [Launch(run_dir, "faulty:checksums").start() for run_dir in nodes]
+    threads = [threading.Thread(target=launch.wait) for launch in launches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    places = []
+    for run_dir in nodes:
+        assert status(run_dir)["outcome"] == "complete", status(run_dir)["reason"]
+        none_left(run_dir, 0.5)
+        (seen,) = run_dir.glob("seen*.json")
+        places.append(json.loads(seen.read_text())["place"])
+    assert sorted(places) == [[0, 2, 0, "cpu", "gloo"], [1, 2, 0, "cpu", "gloo"]]
