@@ -1,0 +1,150 @@
+"""Checkpoints that unpickle nothing: tensors as safetensors, the rest as JSON, a manifest with SHA-256 of every file.
+
+A checkpoint is a folder ``step-000120``. It is written under another name and renamed when it is whole, and it is
+verified before it is read: a cut or altered one is passed over for the one before it.
+"""
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchlib.errors import UserError
+from benchlib.files import read_json, sha256, write_json
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+KEEP = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint. ``state`` is what was given to ``save`` as plain JSON."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """Read one group of tensors onto the CPU."""
+        return load_file(self.path / f"{name}.safetensors")
+
+
+def save(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    state: Mapping[str, Any],
+    extra: Callable[[Path], None] | None = None,
+    keep: int = KEEP,
+) -> Path:
+    """Write checkpoint ``step`` below ``folder`` and remove all but the newest ``keep``; return its path.
+
+    ``tensors`` are groups by file name, ``extra`` may add files of its own to the given folder. One process writes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    target, temporary = folder / f"step-{step:08d}", folder / f".step-{step:08d}.{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        if extra:
+            extra(temporary)
+        for name, group in tensors.items():
+            # clone(): tensors that share memory, or are parts of larger ones, cannot be stored as they are.
+            save_file({key: value.detach().cpu().contiguous().clone() for key, value in group.items()}, temporary / f"{name}.safetensors", {"format": "pt"})
+        write_json(temporary / STATE, dict(state))
+        files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(temporary.iterdir())}
+        for path in temporary.iterdir():
+            _sync(path)
+        write_json(temporary / MANIFEST, {"step": step, "files": files})
+        if target.exists():
+            shutil.rmtree(target)  # the same step again, after a resume
+        os.replace(temporary, target)
+        _sync(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    for old in _folders(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the checkpoints below ``folder``, the newest first."""
+    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True)
+
+
+def damage(path: Path) -> str:
+    """Return what is wrong with a checkpoint, or an empty text when every file is as it was written."""
+    try:
+        files = read_json(path / MANIFEST)["files"]
+    except (UserError, KeyError, TypeError):
+        return f"{MANIFEST} is missing or cut"
+    for name, wanted in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != wanted["bytes"]:
+            return f"{name} has {file.stat().st_size:,} bytes, not {wanted['bytes']:,}"
+        if sha256(file) != wanted["sha256"]:
+            return f"{name} was altered (its SHA-256 is not the one in {MANIFEST})"
+    return ""
+
+
+def newest(folder: Path) -> Checkpoint:
+    """Return the newest checkpoint below ``folder`` that is whole; ``UserError`` where there is none."""
+    faults = []
+    for path in _folders(folder):
+        fault = damage(path)
+        if not fault:
+            return Checkpoint(path, int(path.name.partition("-")[2]), read_json(path / STATE))
+        faults.append(f"{path.name}: {fault}")
+        log.warning("checkpoint %s is passed over: %s", path, fault)
+    raise UserError(f"{folder}: no whole checkpoint to resume from" + (f" ({'; '.join(faults)})" if faults else ": the folder has none"))
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return the optimizer's state as tensors named ``<number of the parameter>.<name of the state>``."""
+    return {f"{index}.{name}": torch.as_tensor(value) for index, values in optimizer.state_dict()["state"].items() for name, value in values.items()}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put back what ``optimizer_tensors`` returned; parameter groups stay as they are."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, value in tensors.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the states of torch's random generators of this process, uint8."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type in ("cuda", "xpu", "mps"):
+        states["device"] = torch.get_device_module(device).get_rng_state()
+    return states
+
+
+def set_rng_state(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Put back what ``rng_state`` returned."""
+    torch.set_rng_state(states["cpu"])
+    if "device" in states:
+        torch.get_device_module(device).set_rng_state(states["device"])

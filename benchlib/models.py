@@ -1,0 +1,172 @@
+"""Encoders with a question answering head: from the kit, a folder or the hub, checked before anything is trained.
+
+Only safetensors are read: a pickled checkpoint can run code when it is opened.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+)
+
+from benchlib.errors import UserError
+from benchlib.squad.config import EMBEDDED_MODEL, SquadConfig
+
+TINY = Path(__file__).parent / "assets" / "tiny"
+
+# Families that count positions from behind the padding id, so that two of the table's rows are never used.
+_OFFSET_POSITIONS = ("roberta", "camembert", "xmod", "data2vec-text", "longformer", "mpnet", "ibert")
+
+_ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout")
+_HIDDEN_DROPOUT = ("hidden_dropout_prob", "dropout")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with its tokenizer. ``matmul_parameters`` are those of matrix products, without embeddings and norms.
+
+    ``layers``, ``hidden`` and ``intermediate`` are the sizes of the stack for the FLOP arithmetic, None where the
+    model's config does not name them. ``fresh`` are the weights that the source did not have.
+    """
+
+    model: Any
+    tokenizer: Any
+    parameters: int
+    matmul_parameters: int
+    layers: int | None
+    hidden: int | None
+    intermediate: int | None
+    fresh: list[str]
+
+
+def quiet() -> None:
+    """Leave transformers' errors and drop its hints and progress bars, which would fill the logs of every rank."""
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+def source(name: str) -> str:
+    """Return the folder or hub name that ``name`` stands for."""
+    if name != EMBEDDED_MODEL:
+        return name
+    if not (TINY / "config.json").exists():
+        raise UserError(f"the embedded model is missing at {TINY}: install benchlib with its assets, or give model=FOLDER")
+    return str(TINY)
+
+
+def load(config: SquadConfig) -> Loaded:
+    """Load, check and return the model and tokenizer of ``config``, on the CPU in fp32.
+
+    Weights that are drawn (the head, or all with init=random) depend on ``config.seed`` only. Raises ``UserError``
+    where the model is not an encoder that can take a QA head, or does not fit ``max_length``.
+    """
+    quiet()
+    where = source(config.model)
+    settings = _read(config.model, lambda: transformers.AutoConfig.from_pretrained(where))
+    check_kind(config.model, settings)
+    tokenizer = _read(config.model, lambda: transformers.AutoTokenizer.from_pretrained(where, use_fast=True))
+    check_fit(config.model, settings, tokenizer, config.max_length)
+    _set_dropout(config, settings)
+    torch.manual_seed(config.seed)
+    auto = transformers.AutoModelForQuestionAnswering
+    if config.init == "random":
+        model = auto.from_config(settings, attn_implementation=config.attention)
+        fresh = ["all"]
+    else:
+        _only_safetensors(config.model, where)
+        model, info = _read(
+            config.model,
+            lambda: auto.from_pretrained(
+                where, config=settings, attn_implementation=config.attention, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+            ),
+        )
+        fresh = sorted(info["missing_keys"])
+    linear = [module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    return Loaded(
+        model=model,
+        tokenizer=tokenizer,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        matmul_parameters=sum(linear),
+        layers=_size(settings, "num_hidden_layers", "n_layers"),
+        hidden=_size(settings, "hidden_size", "dim"),
+        intermediate=_size(settings, "intermediate_size", "hidden_dim"),
+        fresh=fresh,
+    )
+
+
+def _size(settings: Any, *names: str) -> int | None:
+    return next((int(getattr(settings, name)) for name in names if isinstance(getattr(settings, name, None), int)), None)
+
+
+def _read(name: str, read: Any) -> Any:
+    try:
+        return read()
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:300]
+        if name == EMBEDDED_MODEL or Path(name).exists():
+            raise UserError(f"model = {name}: cannot be read: {reason}") from error
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        raise UserError(
+            f"model = {name}: no such folder, and not in the cache of the hub nor reachable{offline}: {reason}. Download it once with "
+            f"`hf download {name}` where there is a connection, or give a local folder, or model={EMBEDDED_MODEL}"
+        ) from error
+
+
+def check_kind(name: str, settings: Any) -> None:
+    """Raise ``UserError`` unless the config is of an encoder of text that has, or can take, a QA head."""
+    kind = settings.model_type
+    if kind not in MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES:
+        raise UserError(f"model = {name}: {kind} has no extractive question answering head in transformers: use an encoder of text such as BERT")
+    if getattr(settings, "is_encoder_decoder", False):
+        raise UserError(f"model = {name}: {kind} is an encoder-decoder: use an encoder such as BERT")
+    decoder_only = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if decoder_only or getattr(settings, "is_decoder", False):
+        raise UserError(f"model = {name}: {kind} is a decoder, whose tokens do not see what follows them: use an encoder such as BERT")
+
+
+def check_fit(name: str, settings: Any, tokenizer: Any, max_length: int) -> None:
+    """Raise ``UserError`` unless the tokenizer is fast, matches the vocabulary, and positions suffice for ``max_length``."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(f"model = {name}: {type(tokenizer).__name__} gives no character offsets: use a model with a fast tokenizer (tokenizer.json)")
+    if len(tokenizer) > settings.vocab_size:
+        raise UserError(f"model = {name}: the tokenizer knows {len(tokenizer):,} tokens but the model has {settings.vocab_size:,}: they do not belong together")
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"model = {name}: its tokenizer has no padding token: use an encoder such as BERT")
+    positions = getattr(settings, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:
+        if any(part in settings.model_type for part in _OFFSET_POSITIONS):
+            positions -= (settings.pad_token_id or 0) + 1
+        if max_length > positions:
+            raise UserError(f"max_length = {max_length}: {name} has positions for {positions} tokens: set max_length={positions} or less")
+
+
+def _only_safetensors(name: str, where: str) -> None:
+    folder = Path(where)
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
+    if pickled:
+        raise UserError(
+            f"model = {name}: {pickled[0]} is a pickle, which can run code when it is opened, and is never read: convert it "
+            "with `model.save_pretrained(FOLDER)` on a machine where you trust it, which writes model.safetensors"
+        )
+    raise UserError(f"model = {name}: no model.safetensors in the folder; set init=random to train from its config alone")
+
+
+def _set_dropout(config: SquadConfig, settings: Any) -> None:
+    for value, names in ((config.attention_dropout, _ATTENTION_DROPOUT), (config.hidden_dropout, _HIDDEN_DROPOUT)):
+        if value < 0:
+            continue
+        known = [name for name in names if hasattr(settings, name)]
+        if not known:
+            raise UserError(f"model = {config.model}: {settings.model_type} has none of {', '.join(names)}: leave the dropout at -1")
+        setattr(settings, known[0], value)

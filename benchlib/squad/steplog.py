@@ -1,0 +1,93 @@
+"""What each rank measured in each step, gathered so that a step's time is the slowest rank's.
+
+Letters: K steps, W ranks, C columns.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from benchlib.events import EventWriter
+from benchlib.process_group import World
+
+COLUMNS = (
+    "loss", "samples", "tokens", "padded_tokens", "flops",
+    "step_s", "data_s", "forward_s", "backward_s", "exchange_s", "exchange_exposed_s", "optimizer_s",
+)  # fmt: skip
+_TIMES = COLUMNS[5:]
+
+REPORT_EVERY_S = 0.5  # the ranks exchange their rows, and rank 0 tells of them, about this often
+_MOST_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of this rank. ``loss`` is the rank's part of the mean over the global batch: the ranks' parts add up."""
+
+    step: int
+    epoch: int
+    learning_rate: float
+    loss: torch.Tensor | float
+    samples: int
+    tokens: int
+    padded_tokens: int
+    flops: float
+
+
+def comm_device(world: World) -> torch.device:
+    """Return where a tensor must live to be exchanged: gloo and its kin take those of the CPU."""
+    return world.device if world.collective in ("nccl", "xccl") else torch.device("cpu")
+
+
+class StepLog:
+    """Collects the steps of all ranks; ``table`` is float64 (K, W, C), the same on every rank.
+
+    ``step_s`` is the expected time of a step and must be the same on all ranks: it sets how often they meet.
+    """
+
+    def __init__(self, world: World, events: EventWriter, step_s: float, table: np.ndarray | None = None) -> None:
+        self.world = world
+        self.events = events
+        self.every = max(1, min(_MOST_STEPS, int(REPORT_EVERY_S / max(step_s, 1e-6))))
+        self._blocks: list[np.ndarray] = [] if table is None else [table]
+        self._waiting: list[Step] = []
+
+    @property
+    def table(self) -> np.ndarray:
+        """All steps so far that were gathered."""
+        return np.concatenate(self._blocks) if self._blocks else np.zeros((0, self.world.size, len(COLUMNS)))
+
+    def add(self, step: Step) -> bool:
+        """Keep a step; True when it is time to ``gather``, on all ranks alike."""
+        self._waiting.append(step)
+        return len(self._waiting) >= self.every
+
+    def gather(self, times: Sequence[Mapping[str, float]]) -> None:
+        """Exchange the waiting steps with their ``times`` (one row each; a missing key is unknown). All ranks call it."""
+        if not self._waiting:
+            return
+        rows = [
+            [float(step.loss), step.samples, step.tokens, step.padded_tokens, step.flops, *(row.get(name, float("nan")) for name in _TIMES)]
+            for step, row in zip(self._waiting, times, strict=True)
+        ]
+        mine = torch.tensor(rows, dtype=torch.float64).to(comm_device(self.world))
+        parts = [torch.empty_like(mine) for _ in range(self.world.size)]
+        dist.all_gather(parts, mine)
+        block = torch.stack(parts, dim=1).cpu().numpy()
+        self._blocks.append(block)
+        if self.world.main:
+            for step, row in zip(self._waiting, block, strict=True):
+                self._emit(step, row)
+        self._waiting = []
+
+    def _emit(self, step: Step, row: np.ndarray) -> None:
+        by_name = dict(zip(COLUMNS, row.T, strict=True))  # each (W,)
+        fields: dict[str, Any] = {name: int(by_name[name].sum()) for name in ("samples", "tokens", "padded_tokens")}
+        # The slowest rank sets the time of a step; the split is that of rank 0, so that its parts add up.
+        fields |= {name: float(by_name[name][0]) for name in _TIMES if not np.isnan(by_name[name][0])}
+        fields["step_s"] = float(by_name["step_s"].max())
+        self.events.emit("step", step=step.step, epoch=step.epoch, loss=float(by_name["loss"].sum()), lr=step.learning_rate, **fields)

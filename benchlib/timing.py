@@ -1,0 +1,194 @@
+"""Where the time of a training step goes, the gradient exchange included, and how fast the exchange is by itself.
+
+All times are seconds. S bytes of a message, n ranks, t seconds; algbw = S / t, busbw = algbw * 2(n - 1) / n
+(all-reduce, the definition of nccl-tests).
+"""
+
+import itertools
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchlib import devices
+from benchlib.errors import RunBroken
+
+PHASES = ("data", "forward", "backward", "optimizer")
+
+
+class Clock:
+    """Takes time where the work happens: by the processor's clock on a CPU, by events in the queue of an accelerator.
+
+    A device that has no timed events is waited for at each stamp.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._events = devices.has_events(device)
+
+    def stamp(self) -> Any:
+        """Return a moment, to be given to ``seconds``; does not wait where the device has events."""
+        if self._events:
+            event = torch.Event(device=self.device, enable_timing=True)
+            event.record()
+            return event
+        devices.synchronize(self.device)
+        return time.perf_counter()
+
+    def settle(self) -> None:
+        """Wait until all stamps so far have happened, so that ``seconds`` can be asked."""
+        devices.synchronize(self.device)
+
+    def seconds(self, first: Any, last: Any) -> float:
+        """Return the seconds from one stamp to another."""
+        return first.elapsed_time(last) / 1000 if self._events else last - first
+
+
+@dataclass
+class Exchange:
+    """State of ``sum_hook``: when each gradient bucket was ready and when its sum was there.
+
+    ``intervals`` holds [launched, done, bytes] per bucket since the last ``take``.
+    """
+
+    clock: Clock
+    intervals: list[list[Any]] = field(default_factory=list)
+
+    def take(self) -> list[list[Any]]:
+        """Return the intervals so far and start a new list."""
+        taken, self.intervals = self.intervals, []
+        return taken
+
+
+def sum_hook(state: Exchange, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP communication hook: add the gradients of all ranks, without dividing by their number.
+
+    Each rank's loss is already its share of the global mean, so the sum is the gradient of the global batch whatever
+    the sizes of the shares are. (DDP asks for the parameter names ``state`` and ``bucket``.)
+    """
+    gradients = bucket.buffer()
+    if not gradients.is_contiguous():
+        # gloo silently corrupts a strided tensor instead of refusing it.
+        raise RunBroken("a gradient bucket is not contiguous: its sum over the ranks would be wrong")
+    record = [state.clock.stamp(), None, gradients.numel() * gradients.element_size()]
+    state.intervals.append(record)
+
+    def done(future: torch.futures.Future[Any]) -> torch.Tensor:
+        record[1] = state.clock.stamp()
+        return future.value()[0]  # type: ignore[no-any-return]
+
+    return dist.all_reduce(gradients, async_op=True).get_future().then(done)
+
+
+class StepTimer:
+    """Splits steps into phases. A step ends where the next one begins, so that nothing between them is lost.
+
+    Use: ``begin()``; per step ``mark(phase)`` at the end of each phase, then ``end_step()``; now and then ``take()``.
+    """
+
+    def __init__(self, clock: Clock, exchange: Exchange) -> None:
+        self.clock = clock
+        self.exchange = exchange
+        self._steps: list[tuple[list[tuple[str, Any]], list[list[Any]]]] = []
+        self._marks: list[tuple[str, Any]] = []
+
+    def begin(self) -> None:
+        """Start a step now; also after a pause that belongs to no step."""
+        self.exchange.take()
+        self._marks = [("", self.clock.stamp())]
+
+    def mark(self, phase: str) -> None:
+        """State that ``phase`` ended now; it began at the mark before. A phase may come several times in a step."""
+        self._marks.append((phase, self.clock.stamp()))
+
+    def end_step(self) -> None:
+        """End the step and begin the next one."""
+        self.mark("end")
+        self._steps.append((self._marks, self.exchange.take()))
+        self._marks = [("", self._marks[-1][1])]
+
+    def take(self) -> list[dict[str, float]]:
+        """Return one row for each step since the last call, after waiting for the device.
+
+        Keys: ``step_s``, ``data_s``, ``forward_s``, ``backward_s`` (without the exposed exchange), ``optimizer_s``,
+        ``exchange_s`` (at least one bucket was under way), ``exchange_exposed_s`` (of it, after the last gradient of
+        the rank was ready: what the backward pass did not hide).
+        """
+        self.clock.settle()
+        rows = [self._row(marks, intervals) for marks, intervals in self._steps]
+        self._steps = []
+        return rows
+
+    def _row(self, marks: list[tuple[str, Any]], intervals: list[list[Any]]) -> dict[str, float]:
+        first = marks[0][1]
+        times = [(phase, self.clock.seconds(first, stamp)) for phase, stamp in marks]
+        row = {f"{phase}_s": 0.0 for phase in PHASES} | {"step_s": times[-1][1]}
+        backward_end = 0.0
+        for (_, before), (phase, now) in itertools.pairwise(times):
+            if phase in PHASES:
+                row[f"{phase}_s"] += now - before
+            if phase == "backward":
+                backward_end = now
+        spans = [(self.clock.seconds(first, begin), self.clock.seconds(first, end)) for begin, end, _ in intervals if end is not None]
+        row["exchange_s"] = union(spans)
+        exposed = max(0.0, backward_end - max(begin for begin, _ in spans)) if spans else 0.0
+        row["exchange_exposed_s"] = min(exposed, row["backward_s"])
+        row["backward_s"] -= row["exchange_exposed_s"]
+        return row
+
+
+def union(spans: list[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals (begin, end)."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Samples of the all-reduce of one set of buckets, bits per second / 1e9; ``wrong`` counts elements with a wrong sum."""
+
+    algbw_gbps: list[float]
+    busbw_gbps: list[float]
+    bucket_bytes: list[int]
+    wrong: int
+
+
+def all_reduce_bandwidth(bucket_bytes: list[int], device: torch.device, repeats: int = 10, warmup: int = 2) -> Bandwidth:
+    """Time the all-reduce of buckets of these sizes (fp32), one after the other, as often as ``repeats`` says.
+
+    A sample is the bytes of all buckets over the sum of their times, the slowest rank's each. Every sum is checked
+    against the true one: the values are small whole numbers that differ by rank and place, so it is exact in any order.
+    """
+    world, rank = dist.get_world_size(), dist.get_rank()
+    clock = Clock(device)
+    sources, sums = [], []
+    for size in bucket_bytes:
+        places = torch.arange(size // 4, device=device) % 13
+        sources.append((places * (rank + 1)).float())
+        sums.append((places * (world * (world + 1) // 2)).float())
+    buffers = [source.clone() for source in sources]
+    times: list[float] = []
+    wrong = 0
+    for repeat in range(warmup + repeats):
+        total = torch.zeros(len(buffers), dtype=torch.float32, device=device)
+        for index, (buffer, source) in enumerate(zip(buffers, sources, strict=True)):
+            buffer.copy_(source)
+            devices.synchronize(device)
+            dist.barrier()
+            begin = clock.stamp()
+            dist.all_reduce(buffer)
+            end = clock.stamp()
+            clock.settle()
+            total[index] = clock.seconds(begin, end)
+            wrong += int((buffer != sums[index]).sum())
+        dist.all_reduce(total, op=dist.ReduceOp.MAX)
+        if repeat >= warmup:
+            times.append(float(total.sum()))
+    algbw = [8 * sum(bucket_bytes) / seconds / 1e9 for seconds in times]
+    factor = 2 * (world - 1) / world
+    return Bandwidth(algbw, [value * factor for value in algbw], list(bucket_bytes), wrong)
