@@ -37,7 +37,10 @@ _SIGNAL_LEAD_S = 0.2  # a death is noticed this much later than a peer may have 
 
 @dataclass
 class RankRecord:
-    """What is known about one rank. Times are unix seconds; ``returncode`` is negative for a signal."""
+    """What is known about one rank. Times are unix seconds; ``returncode`` is negative for a signal.
+
+    ``stacks`` is None where nobody asked, and empty where the rank was asked and did not answer.
+    """
 
     rank: int
     pid: int | None = None
@@ -84,7 +87,7 @@ class RankRecord:
         return {
             "rank": self.rank, "pid": self.pid, "host": self.host, "returncode": self.returncode,
             "signal": signal_name(number) if number else None, "ended_by_supervisor": self.ended_by_us,
-            "error": error, "last_phase": self.phase or None, "last_step": self.step, "stacks": self.stacks,
+            "error": error, "last_phase": self.phase or None, "last_step": self.step, "stacks": self.stacks or None,
         }  # fmt: skip
 
 
@@ -137,7 +140,7 @@ def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
 def hanging(ranks: list[RankRecord]) -> RankRecord | None:
     """Return the living rank that holds the others up: one that does not wait, else the one silent for longest."""
     living = [record for record in ranks if record.alive]
-    busy = [record for record in living if record.stacks and not is_waiting(main_stack(record.stacks))]
+    busy = [record for record in living if record.stacks is not None and not is_waiting(main_stack(record.stacks))]
     return min(busy or living, key=lambda record: record.heard_at, default=None)
 
 
@@ -169,6 +172,8 @@ def late_text(record: RankRecord, limit_s: float) -> str:
 
 def _inside(record: RankRecord) -> str:
     frames = main_stack(record.stacks or "")
+    if record.stacks == "":
+        return "; it did not answer the request for its Python stack (stopped, or stuck in the system)"
     if not frames:
         return ""
     own = own_frame(frames)

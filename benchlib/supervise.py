@@ -14,8 +14,6 @@ import contextlib
 import dataclasses
 import os
 import platform
-import select
-import signal
 import sys
 import threading
 import time
@@ -31,6 +29,7 @@ from benchlib.errors import UserError
 from benchlib.events import Event, EventFollower, EventWriter
 from benchlib.files import read_json, write_json
 from benchlib.launchers import Job, local_ranks
+from benchlib.lifeline import Lifeline
 from benchlib.limits import Limits
 from benchlib.processes import descendants, die_with_parent, signal_name
 from benchlib.sensors import Sensors
@@ -60,25 +59,14 @@ class Supervisor:
         self.ranks: dict[int, RankRecord] = {} if job.agent else {rank: RankRecord(rank) for rank in range(job.ranks)}
         self.children = Children()
         self.host = platform.node()
-        self.stop_reason = ""
         self.failed_at: float | None = None
         self.failed_code = 0
-        self.done_at: float | None = None
+        self.agent_due: float | None = None
         self.stall_from = 0.0
         self.started_at = time.time()
         self.writer = EventWriter(run_dir, "supervisor")
         self.follower = EventFollower(run_dir)
-        self.stdin_open = True
-        self.wake_fd, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)
-        os.set_blocking(self.wake_fd, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self.stop_reason = self.stop_reason or f"stopped: the supervisor received {signal_name(number)}"
+        self.lifeline = Lifeline()
 
     def run(self) -> int:
         """Start the job, watch it to its end, end what is left of it and write ``status.json``."""
@@ -88,7 +76,6 @@ class Supervisor:
             ending = self._watch()
         except BaseException:
             ending = Ending("failed", f"the supervisor itself failed: {traceback.format_exc()}")
-        self.writer.emit("stop", reason=ending.reason)
         left = self._end_all(ending)
         if left:
             ending.reason += f"; processes {left} did not go after SIGKILL (they may hang in a driver)"
@@ -110,24 +97,12 @@ class Supervisor:
 
     def _watch(self) -> Ending:
         while True:
-            self._listen(TICK_S)
+            self.lifeline.listen(TICK_S)
             self._reap()
             self._follow()
             ending = self._stopped() or self._over() or self._at_limit()
             if ending:
                 return ending
-
-    def _listen(self, timeout_s: float) -> None:
-        sources = [self.wake_fd] + ([0] if self.stdin_open else [])
-        for source in select.select(sources, [], [], timeout_s)[0]:
-            data = b""
-            with contextlib.suppress(BlockingIOError):
-                data = os.read(source, 4096)
-            if source == 0 and not data:
-                self.stdin_open = False
-                self.stop_reason = self.stop_reason or "stopped: the launching process is gone"
-            elif source == 0 and b"q" in data:
-                self.stop_reason = self.stop_reason or "stopped by the user"
 
     def _reap(self) -> None:
         for pid, code in self.children.ended():
@@ -148,6 +123,7 @@ class Supervisor:
     def _hear(self, rank: int, event: Event) -> None:
         record = self.ranks.setdefault(rank, RankRecord(rank))
         record.hear(event)
+        record.heard_at = time.time()  # by our clock: another node's may differ
         if self.job.agent and record.alive:  # the agent reaps its ranks, so their word has to do
             if event["kind"] == "phase" and event.get("name") == "done":
                 record.returncode, record.ended_at = 0, event["t"]
@@ -155,7 +131,7 @@ class Supervisor:
                 record.returncode, record.ended_at = int(event.get("exit_code", 1)), event["t"]
 
     def _stopped(self) -> Ending | None:
-        return Ending("stopped", self.stop_reason) if self.stop_reason else None
+        return Ending("stopped", self.lifeline.stop_reason) if self.lifeline.stop_reason else None
 
     def _over(self) -> Ending | None:
         now = time.monotonic()
@@ -163,13 +139,18 @@ class Supervisor:
             return self._failed()
         if not self.children.living:
             return Ending("complete", "every rank ended with exit code 0")
+        return self._agent_over(now) if self.job.agent else None
+
+    def _agent_over(self, now: float) -> Ending | None:
+        """Decide without torchrun's agent where its ranks have ended and it stays."""
         here = [record for record in self.ranks.values() if record.host == self.host]
-        if self.job.agent and len(here) >= self.job.ranks and all(record.returncode == 0 for record in here):
-            self.done_at = self.done_at or now
-            if now - self.done_at > AGENT_S:
-                return Ending(
-                    "complete", "every rank ended with exit code 0; torchrun's agent was ended because it did not leave"
-                )
+        failed = any(record.returncode for record in here)
+        if failed or (len(here) >= self.job.ranks and not any(record.alive for record in here)):
+            self.agent_due = self.agent_due or now + AGENT_S
+            if now > self.agent_due:
+                if failed:
+                    return self._failed()
+                return Ending("complete", "every rank ended with exit code 0; torchrun's agent had to be ended")
         return None
 
     def _failed(self) -> Ending:
@@ -199,7 +180,7 @@ class Supervisor:
                 record.ended_by_us = record.ended_by_us or not (root or record.error)  # torchrun ends the others
 
     def _at_limit(self) -> Ending | None:
-        if self.failed_at or self.done_at:
+        if self.failed_at or self.agent_due:
             return None
         now, records = time.time(), list(self.ranks.values())
         if self.limits.wall_s and now - self.started_at > self.limits.wall_s:
@@ -244,7 +225,7 @@ class Supervisor:
         asked = [record for record in records if record.alive and record.host == self.host and record.pid in family]
         texts = stacks.collect([(record.pid or 0, self.logs / f"rank{record.rank}.stacks") for record in asked])
         for record, text in zip(asked, texts, strict=True):
-            record.stacks = text or record.stacks
+            record.stacks = text
 
     def _sample_sensors(self) -> None:
         """Run in a thread of its own: a driver that hangs in a query must not stop the supervision."""
@@ -260,13 +241,16 @@ class Supervisor:
     # Ending
 
     def _end_all(self, ending: Ending) -> list[int]:
-        """End every process of the run: stacks, SIGTERM, SIGKILL; return the ids of those that remain."""
-        living = [record for record in self.ranks.values() if record.alive]
-        if living and ending.outcome == "failed":
-            self._dump_stacks(living)
-        for record in living:
-            record.ended_by_us = True
-        left = self.children.end()
+        """End every process of the run; return the ids of those that remain."""
+        try:  # what is still to be written down must not keep anything alive, on a full disk say
+            self.writer.emit("stop", reason=ending.reason)
+            living = [record for record in self.ranks.values() if record.alive]
+            if living and ending.outcome == "failed":
+                self._dump_stacks(living)
+            for record in living:
+                record.ended_by_us = True
+        finally:
+            left = self.children.end()
         self._reap()
         self._follow()
         self._read_errors()

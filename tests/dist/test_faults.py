@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import END_S, HERE, foreground, none_left, pid_at_step, prepare, send, status
+from harness import END_S, HERE, foreground, none_left, pid_at_step, prepare, send, status, until
 
 from benchlib.errors import UserError
 from benchlib.events import read_events
 from benchlib.launch import Launch, RankFailed, execute, settle
+from benchlib.processes import marked
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +79,16 @@ def test_hang_while_others_wait_in_a_collective(tmp_path: Path) -> None:
     assert "spin_without_end" in error.status["reason"]
     assert "rank 0 waited in torch for it" in error.status["reason"]
     assert "all_reduce" in error.status["ranks"][0]["stacks"]
+
+
+def test_stopped_rank(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run", stall_timeout_s=1)
+    with Launch(run_dir, "faulty:run").start() as launch:
+        send(pid_at_step(run_dir, 1), signal.SIGSTOP)
+        result = launch.wait()
+    assert result["culprit"] == 1
+    assert "it did not answer the request for its Python stack" in result["reason"]
+    none_left(run_dir, 0.5)
 
 
 def test_waiting_for_a_rank_at_work_is_no_hang(tmp_path: Path) -> None:
@@ -152,6 +163,7 @@ def test_supervisor_killed(tmp_path: Path) -> None:
     with Launch(run_dir, "faulty:run").start() as launch:
         pid_at_step(run_dir, 1)
         assert launch.pid is not None
+        until(lambda: len(marked(run_dir)) == 4)  # supervisor, two ranks and the child: what none_left looks for
         send(launch.pid, signal.SIGKILL)
         with pytest.raises(RankFailed, match="supervisor was killed by SIGKILL"):
             launch.raise_for_status()
@@ -198,6 +210,7 @@ def test_kernel_interrupt_and_death(tmp_path: Path) -> None:
         client.execute(code.format(str(runs[1])))
         pid_at_step(runs[1], 1)
         client.stop_channels()
+        os.kill(manager.provisioner.pid, signal.SIGKILL)
     finally:
         manager.shutdown_kernel(now=True)
     none_left(runs[1])
