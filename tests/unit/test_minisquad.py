@@ -4,6 +4,7 @@ import collections
 import random
 import re
 import string
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def candidates(seed: int, count: int) -> dict[str, list[tuple[minisquad.Relation
     return {context: [(f.relation, f.value) for f in told] for _, context, told in (next(made) for _ in range(count))}
 
 
-def test_same_arguments_same_examples_and_a_longer_set_starts_with_the_shorter():
+def test_same_arguments_same_examples_and_a_longer_set_starts_with_the_shorter() -> None:
     first = minisquad.generate(50, seed=7, split="train")
     assert first == minisquad.generate(200, seed=7, split="train")[:50]
     assert first != minisquad.generate(50, seed=8, split="train")
@@ -54,7 +55,7 @@ def test_same_arguments_same_examples_and_a_longer_set_starts_with_the_shorter()
     assert (first[0].question, first[0].answers) == PINNED
 
 
-def test_answers_stand_at_their_offsets_and_ids_are_unique(evaluation):
+def test_answers_stand_at_their_offsets_and_ids_are_unique(evaluation: list[Example]) -> None:
     train = minisquad.generate(2000, seed=3, split="train")
     for example in train + evaluation:
         (text, start) = example.answers[0]
@@ -64,14 +65,14 @@ def test_answers_stand_at_their_offsets_and_ids_are_unique(evaluation):
     assert len({e.id for e in train + evaluation}) == 4000
 
 
-def test_no_name_of_one_split_occurs_in_the_other():
+def test_no_name_of_one_split_occurs_in_the_other() -> None:
     train = names(minisquad.generate(4000, seed=1, split="train") + minisquad.generate(2000, seed=2, split="train"))
     unseen = names(minisquad.generate(2000, seed=1, split="eval"))
-    assert len(train) > 1000 and len(unseen) > 300  # noqa: PT018
+    assert len(train) > 1000 and len(unseen) > 300
     assert not train & unseen
 
 
-def test_each_question_names_a_subject_and_a_relation_told_once(evaluation):
+def test_each_question_names_a_subject_and_a_relation_told_once(evaluation: list[Example]) -> None:
     """(subject, relation) has one value in its paragraph, and both are told of others too: only the pair finds the answer."""
     for _, _, told in (next(made) for made in [minisquad.paragraphs(3, "eval")] for _ in range(300)):
         pairs = [(f.subject, f.relation.name) for f in told]
@@ -82,7 +83,9 @@ def test_each_question_names_a_subject_and_a_relation_told_once(evaluation):
 
 @pytest.mark.parametrize("choose", ["first", "last", "random"])
 @pytest.mark.parametrize("knows", ["type", "relation"])
-def test_guesser_that_knows_what_is_asked_but_not_of_whom_stays_below_40(evaluation, choose, knows):
+def test_guesser_that_knows_what_is_asked_but_not_of_whom_stays_below_40(
+    evaluation: list[Example], choose: str, knows: str
+) -> None:
     """`type`: any value of the answer's type; `relation`: even only values of the relation that is asked for."""
     told = candidates(3, 600)
     dice = random.Random(0)
@@ -97,7 +100,7 @@ def test_guesser_that_knows_what_is_asked_but_not_of_whom_stays_below_40(evaluat
     assert 15 < 100 * total / len(evaluation) < 40
 
 
-def test_number_of_facts_is_a_parameter():
+def test_number_of_facts_is_a_parameter() -> None:
     few, many = (minisquad.generate(20, seed=1, split="train", facts=f) for f in ((4, 4), (16, 16)))
     assert {e.context.count(".") for e in few} == {4}
     assert {e.context.count(".") for e in many} == {16}
@@ -107,6 +110,6 @@ def test_number_of_facts_is_a_parameter():
     ("arguments", "words"),
     [((-1, 1, "train"), "size"), ((4, 1, "test"), "train, eval"), ((4, 1, "eval", (1, 4)), "at least 2 facts")],
 )
-def test_wrong_arguments_are_refused_in_words(arguments, words):
+def test_wrong_arguments_are_refused_in_words(arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(UserError, match=words):
         minisquad.generate(*arguments)
