@@ -43,9 +43,11 @@ def train(task: Task) -> Trained:
         model,
         device_ids=[world.device] if devices.has_events(world.device) else None,
         bucket_cap_mb=config.bucket_cap_mb,
-        broadcast_buffers=False,  # encoders have constant ones only; else every forward pass would begin with an exchange
         gradient_as_bucket_view=True,
     )
+    # Encoders have constant buffers only; without this every forward pass would begin with an exchange of them. (Set
+    # here because the argument's name differs between versions of torch.)
+    ddp.broadcast_buffers = False
     ddp.register_comm_hook(exchange, sum_hook)
     optimizer = make_optimizer(model, config)
     scaler = devices.grad_scaler(config.precision, world.device)

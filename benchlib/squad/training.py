@@ -66,9 +66,11 @@ def qa_loss(model: Any, batch: MicroBatch, precision: str) -> torch.Tensor:
     with devices.autocast(precision, batch.inputs["input_ids"].device):
         output = model(**batch.inputs)
     assert batch.start is not None and batch.end is not None
-    # fp32: in bf16 a sum over 384 positions loses the digits that the loss is made of.
+    # Padding must not take part in the softmax: how much there is depends on the neighbours in the micro-batch, and with
+    # it the loss would depend on the number of ranks. fp32: bf16 loses the digits that a loss is made of.
+    padding = batch.inputs["attention_mask"] == 0
     losses = [
-        torch.nn.functional.cross_entropy(logits.float(), target, reduction="sum")
+        torch.nn.functional.cross_entropy(logits.float().masked_fill(padding, torch.finfo(torch.float32).min), target, reduction="sum")
         for logits, target in ((output.start_logits, batch.start), (output.end_logits, batch.end))
     ]
     return (losses[0] + losses[1]) / 2

@@ -1,0 +1,122 @@
+"""Training by two ranks against one rank, against itself and against transformers alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import training_cases as cases
+
+from benchlib import checkpoint
+from benchlib.config import save_config
+from benchlib.errors import UserError
+from benchlib.events import read_events
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return cases.make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run all cases in two processes, once; return the run folder."""
+    run_dir = tmp_path_factory.mktemp("two")
+    save_config(cases.config_of(model, 2), run_dir)
+    command = [sys.executable, "-W", "error", "-m", "benchlib.worker", str(run_dir), "--benchmark", "training_cases:run"]
+    ranks = []
+    for rank in range(2):
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        env = os.environ | place | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
+        ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [process.communicate(timeout=150)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], "\n".join(errors)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def found(two_ranks: Path) -> dict[str, Any]:
+    return cases.read(two_ranks)
+
+
+@pytest.fixture(scope="module")
+def one_rank(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return cases.alone(cases.config_of(model, 1, **cases.without_dropout()), tmp_path_factory.mktemp("one") / "run")
+
+
+@pytest.mark.parametrize("case", ["plain", "accumulated"])
+def test_two_ranks_follow_the_curve_of_one(found: dict[str, Any], one_rank: dict[str, Any], case: str) -> None:
+    # 33 questions in batches of 16: the last batch has one sample, so that one of two ranks has none.
+    assert len(one_rank["losses"]) == 3
+    np.testing.assert_allclose(found[case]["losses"], one_rank["losses"], rtol=1e-4)
+    assert sum(found[case]["samples"]) == found[case]["expected"] == sum(one_rank["samples"]) == one_rank["expected"]
+    assert found[case]["samples"][1] < found[case]["samples"][0]
+
+
+def test_gradients_are_those_of_transformers_alone(two_ranks: Path, model: str) -> None:
+    expected = cases.single_gradients(cases.config_of(model, 2, train_questions=16, **cases.without_dropout()))
+    gradients = torch.load(two_ranks / "gradients.pt", weights_only=True)
+    assert gradients.keys() == expected.keys()
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, gradient in gradients.items():
+        assert float((gradient - expected[name]).abs().max()) < 2e-6 * max(1.0, largest), name
+
+
+def test_the_same_seed_gives_the_same_bits(found: dict[str, Any]) -> None:
+    assert found["first"]["losses"] == found["second"]["losses"]
+    assert found["first"]["weights"] == found["second"]["weights"]
+    assert found["first"]["losses"] != found["plain"]["losses"][: len(found["first"]["losses"])]  # dropout was on
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(found: dict[str, Any]) -> None:
+    assert found["resumed"]["resumed"] == 4
+    assert found["resumed"]["losses"] == found["first"]["losses"]
+    assert found["resumed"]["weights"] == found["first"]["weights"]
+    assert found["resumed"]["samples"] == found["first"]["samples"]
+
+
+def test_ranks_are_compared_at_every_epoch(found: dict[str, Any]) -> None:
+    assert found["first"]["equal"] == [True, True]
+    assert len(set(found["perturbed"])) == 2
+
+
+def test_step_times_have_parts(found: dict[str, Any]) -> None:
+    row = found["plain"]["columns"]
+    parts = ("data_s", "forward_s", "backward_s", "exchange_exposed_s", "optimizer_s")
+    assert all(row[name] > 0 for name in ("step_s", "forward_s", "backward_s", "optimizer_s", "exchange_s"))
+    assert sum(row[name] for name in parts) <= row["step_s"] * 1.001
+
+
+def test_events_tell_of_every_step(two_ranks: Path, found: dict[str, Any]) -> None:
+    steps = read_events(two_ranks, {"step"})
+    losses = [event["loss"] for event in steps if event["source"] == "rank0"]
+    # "resumed" tells of its own two steps; the training whose gradients were looked at comes last.
+    told = [loss for name in ("plain", "accumulated", "first", "second") for loss in found[name]["losses"]] + found["resumed"]["losses"][4:]
+    assert losses[:-1] == told
+    assert all(event["lr"] > 0 for event in steps)
+
+
+def test_resume_refuses_other_settings(model: str, two_ranks: Path, tmp_path: Path) -> None:
+    config = cases.config_of(model, 1, epochs=2, resume=str(two_ranks / "first"))
+    with pytest.raises(UserError, match=r"batch_size = 8, this one has 16"):
+        cases.alone(config, tmp_path / "run")
+
+
+def test_a_checkpoint_is_a_model_folder(two_ranks: Path, found: dict[str, Any]) -> None:
+    import transformers
+
+    newest = checkpoint.newest(two_ranks / "resumed" / "checkpoints")
+    assert newest.step == 6
+    loaded = transformers.AutoModelForQuestionAnswering.from_pretrained(newest.path, use_safetensors=True)
+    for name, tensor in newest.tensors("model").items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name

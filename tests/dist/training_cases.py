@@ -1,0 +1,151 @@
+"""What the training tests execute in each of two ranks: `python -m benchlib.worker RUN_DIR --benchmark training_cases:run`."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from benchlib import features, models, squad_data
+from benchlib.events import EventWriter
+from benchlib.files import write_json
+from benchlib.process_group import World, weight_checksum, world
+from benchlib.squad import native, steplog, training
+from benchlib.squad.config import SquadConfig
+
+Config = SquadConfig
+
+
+def make_model(folder: Path) -> str:
+    """Write a random BERT of 2 layers with a word vocabulary of the generated data; return its path."""
+    split = squad_data.load(SquadConfig(train_questions=40, eval_questions=4))
+    texts = " ".join(f"{example.question} {example.context}" for example in [*split.train, *split.eval])
+    words = sorted(set("".join(c if c.isalnum() else f" {c} " for c in texts.lower()).split()))
+    letters = sorted({letter for word in words for letter in word})
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys([*letters, *(f"##{letter}" for letter in letters), *words])]
+    tokenizer = transformers.BertTokenizerFast(vocab={word: index for index, word in enumerate(vocabulary)})
+    tokenizer.save_pretrained(folder)
+    transformers.BertConfig(
+        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=512
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+def config_of(model: str, nproc: int, **changes: Any) -> SquadConfig:
+    """Return a config of a short training from random weights."""
+    values = {
+        "model": model, "init": "random", "nproc": nproc, "train_questions": 33, "eval_questions": 4, "batch_size": 16 // nproc, "seed": 5,
+        "learning_rate": 1e-3, "threads": 1, "checkpoint_every": -1, "budget_s": 600.0,
+    }  # fmt: skip
+    return SquadConfig.model_validate(values | changes)
+
+
+def without_dropout(**changes: Any) -> dict[str, Any]:
+    return {"attention_dropout": 0.0, "hidden_dropout": 0.0, **changes}
+
+
+def task_of(config: SquadConfig, here: World, run_dir: Path, events: EventWriter) -> training.Task:
+    """Return a task on generated data, and the model that belongs to it."""
+    split = squad_data.load(config)
+    loaded = models.load(config)
+    made = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
+    return training.Task(config, here, loaded, split.train, made, events, run_dir, time.time() + config.budget_s, 100)
+
+
+def outcome_of(task: training.Task) -> dict[str, Any]:
+    """Train and return losses by step, the checksum of the final weights and what else the tests look at."""
+    trained = native.train(task)
+    return {
+        "losses": trained.table[:, :, 0].sum(axis=1).tolist(),
+        "weights": weight_checksum(task.loaded.model),
+        "samples": trained.samples_seen,
+        "expected": trained.plan.samples,
+        "equal": [len(set(ranks)) == 1 for ranks in trained.checksums],
+        "resumed": trained.resumed_step,
+        "columns": dict(zip(steplog.COLUMNS, trained.table[-1, 0].tolist(), strict=True)),
+    }
+
+
+def gradients_of(task: training.Task) -> dict[str, torch.Tensor]:
+    """Return the gradients of the first step, as they are when they get clipped."""
+    found: dict[str, torch.Tensor] = {}
+    real = torch.nn.utils.clip_grad_norm_
+
+    def look(parameters: Any, limit: float) -> Any:
+        found.update({name: parameter.grad.clone() for name, parameter in task.loaded.model.named_parameters()})
+        return real(parameters, limit)
+
+    torch.nn.utils.clip_grad_norm_ = look
+    try:
+        native.train(task)
+    finally:
+        torch.nn.utils.clip_grad_norm_ = real
+    return found
+
+
+def run(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
+    """Execute all cases one after the other; rank 0 leaves cases.json and gradients.pt."""
+    with world(config, run_dir) as here:
+        _cases(config, run_dir, events, here)
+
+
+def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -> None:
+    found: dict[str, Any] = {}
+
+    def case(name: str, folder: str = "", **changes: Any) -> None:
+        place = run_dir / (folder or name)
+        if here.main:
+            place.mkdir(exist_ok=True)
+        torch.distributed.barrier()
+        task = task_of(config_of(config.model, 2, **changes), here, place, events)
+        found[name] = outcome_of(task)
+
+    case("plain", **without_dropout())
+    case("accumulated", **without_dropout(batch_size=4, accumulation=2))
+    case("first", epochs=2, checkpoint_every=2)
+    case("second", epochs=2)
+    if here.main:  # as if the run had been killed behind step 4 of 6
+        shutil.rmtree(run_dir / "first" / "checkpoints" / "step-00000006")
+    torch.distributed.barrier()
+    case("resumed", epochs=2, checkpoint_every=0, resume=str(run_dir / "first"))
+
+    gradients = gradients_of(task_of(config_of(config.model, 2, train_questions=16, max_steps=1, **without_dropout()), here, run_dir, events))
+
+    task = task_of(config_of(config.model, 2), here, run_dir, events)
+    if here.rank == 1:
+        with torch.no_grad():
+            next(iter(task.loaded.model.parameters()))[0, 0] += 1e-6
+    found["perturbed"] = training.compare_ranks(task.loaded.model, here, events, 1)
+    if here.main:
+        torch.save(gradients, run_dir / "gradients.pt")
+        write_json(run_dir / "cases.json", found)
+
+
+def alone(config: SquadConfig, run_dir: Path) -> dict[str, Any]:
+    """Train with one rank in this process."""
+    run_dir.mkdir()
+    events = EventWriter(run_dir, "rank0")
+    with world(config, run_dir) as here:
+        found = outcome_of(task_of(config, here, run_dir, events))
+    events.close()
+    return found
+
+
+def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
+    """Return the gradients of the mean loss of all samples by transformers alone: one sample at a time, no padding."""
+    split = squad_data.load(config)
+    loaded = models.load(config)
+    made = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
+    model = loaded.model.train()
+    for index in range(len(made)):
+        ids, types = (torch.from_numpy(array.astype("int64"))[None] for array in (made.ids(index), made.types(index)))
+        labels = {name: torch.tensor([int(getattr(made, name)[index])]) for name in ("start_positions", "end_positions")}
+        (model(input_ids=ids, token_type_ids=types, **labels).loss / len(made)).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def read(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "cases.json").read_text())

@@ -1,0 +1,95 @@
+"""Checkpoints: whole or not used."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchlib import checkpoint
+from benchlib.errors import UserError
+
+
+def _save(folder: Path, step: int) -> Path:
+    tensors = {"model": {"weight": torch.arange(1000.0) + step}, "rng": {"rank0.cpu": torch.get_rng_state()}}
+    return checkpoint.save(folder, step, tensors, {"step": step})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for step in (4, 8, 12):
+        _save(tmp_path, step)
+    return tmp_path
+
+
+def test_the_last_two_are_kept_and_the_newest_is_read(folder: Path) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000008", "step-00000012"]
+    found = checkpoint.newest(folder)
+    assert (found.step, found.state) == (12, {"step": 12})
+    assert torch.equal(found.tensors("model")["weight"], torch.arange(1000.0) + 12)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (lambda path: _flip(path / "model.safetensors"), "was altered"),
+        (lambda path: (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-8]), "bytes, not"),
+        (lambda path: (path / "rng.safetensors").unlink(), "is missing"),
+        (lambda path: (path / "state.json").write_text('{"step": 99}'), "bytes, not"),
+        (lambda path: (path / "manifest.json").unlink(), "missing or cut"),
+        (lambda path: (path / "manifest.json").write_text('{"step": 12, "fil'), "missing or cut"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over(folder: Path, fault, reason: str) -> None:
+    fault(folder / "step-00000012")
+    assert reason in checkpoint.damage(folder / "step-00000012")
+    assert checkpoint.newest(folder).step == 8
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+
+
+def test_none_is_an_error_that_names_each_fault(folder: Path) -> None:
+    for path in folder.iterdir():
+        (path / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"step-00000012: manifest.json.*step-00000008"):
+        checkpoint.newest(folder)
+
+
+def test_a_save_that_fails_leaves_the_others(folder: Path) -> None:
+    with pytest.raises(TypeError):
+        checkpoint.save(folder, 16, {"model": {"weight": torch.zeros(3)}}, {"step": object()})
+    assert checkpoint.newest(folder).step == 12
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_nothing_is_pickled(folder: Path) -> None:
+    kinds = {path.suffix for path in (folder / "step-00000012").iterdir()}
+    assert kinds == {".safetensors", ".json"}
+    manifest = json.loads((folder / "step-00000012" / "manifest.json").read_text())
+    assert set(manifest["files"]) == {"model.safetensors", "rng.safetensors", "state.json"}
+
+
+def test_optimizer_state_comes_back(tmp_path: Path) -> None:
+    def steps(parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer, count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            (parameter**2).sum().backward()
+            optimizer.step()
+
+    def fresh(values: torch.Tensor) -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
+        parameter = torch.nn.Parameter(values.clone())
+        return parameter, torch.optim.AdamW([parameter], lr=0.1)
+
+    whole, optimizer = fresh(torch.ones(3))
+    steps(whole, optimizer, 5)
+    first, optimizer = fresh(torch.ones(3))
+    steps(first, optimizer, 3)
+    checkpoint.save(tmp_path, 3, {"optimizer": checkpoint.optimizer_tensors(optimizer)}, {})
+    second, optimizer = fresh(first.detach())
+    checkpoint.load_optimizer(optimizer, checkpoint.newest(tmp_path).tensors("optimizer"))
+    steps(second, optimizer, 2)
+    assert torch.equal(second, whole)
