@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from benchlib.errors import UserError
 from benchlib.stats import smoothed
 
 PARTS = ("data", "forward", "backward", "exchange", "optimizer")
@@ -45,9 +46,17 @@ def _events(run: Records, kind: str) -> list[dict[str, Any]]:
     return [event for event in run.events or [] if event.get("kind") == kind]
 
 
+def _readable(run: Records, part: str) -> Any:
+    """Return a part of a run, None where it is damaged: what the other parts show must not depend on it."""
+    try:
+        return getattr(run, part)
+    except UserError:
+        return None
+
+
 def _samples(run: Records, prefix: str) -> list[float]:
     """Samples of the metric ``prefix``, with or without a scope suffix (``step_s`` finds ``step_s_minisquad_tiny``)."""
-    samples: Mapping[str, list[float]] = run.samples or {}
+    samples: Mapping[str, list[float]] = _readable(run, "samples") or {}
     return next(
         (list(values) for name, values in samples.items() if name == prefix or name.startswith(prefix + "_")), []
     )
@@ -81,7 +90,8 @@ def steady(run: Records) -> tuple[float, float] | None:
     index = steps(run)["step"]
     if index.empty:
         return None
-    first = (run.result.facts if run.result else {}).get("steady_from_step")
+    result = _readable(run, "result")
+    first = (result.facts if result else {}).get("steady_from_step")
     if first is None:
         counted = len(_samples(run, "step_s"))
         first = float(index.iloc[-counted]) if 0 < counted <= len(index) else None
@@ -98,7 +108,8 @@ def step_times(run: Records) -> pd.Series:
 
 def ranks(run: Records) -> pd.DataFrame:
     """One row a rank from the result's table ``ranks`` (``rank``, ``step_s_median``, perhaps ``step_s_p05`` and ``step_s_p95``)."""
-    rows = run.result.tables.get("ranks", []) if run.result else []
+    result = _readable(run, "result")
+    rows = result.tables.get("ranks", []) if result else []
     columns = pd.Index(["rank", "step_s_median", "step_s_p05", "step_s_p95"])
     return (
         pd.DataFrame(rows, columns=columns)
@@ -154,7 +165,7 @@ def _per_rank(value: Any, pids: list[Any]) -> Iterable[tuple[int, float]]:
 
 
 def memory(run: Records, key: str = "rss_bytes_per_pid") -> pd.DataFrame:
-    """Resident memory by the supervisor's sensor: columns ``seconds`` (since launch), ``rank``, ``gb`` (1e9 bytes)."""
+    """Memory by the supervisor's sensor ``key``: columns ``seconds`` (since launch), ``rank``, ``gb`` (1e9 bytes)."""
     launched = _events(run, "launched")
     pids = list(launched[-1].get("ranks") or []) if launched else []
     readings = _events(run, "sensor")

@@ -60,7 +60,7 @@ def digest(run: Run) -> Digest:
         try:
             return part()
         except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.append(str(error).strip() or type(error).__name__)
+            problems.append(str(error).strip().replace(f"{run.path}/", "") or type(error).__name__)
             return None
 
     config, result = read(lambda: run.config), read(lambda: run.result)
@@ -81,6 +81,7 @@ def digest(run: Run) -> Digest:
         out.notes = list(result.notes)
     out.checks = read(lambda: checks(verdict or {})) or []
     out.ranks, out.stacks = read(lambda: (ranks(status), stacks(status))) or ([], [])
+    read(lambda: run.samples)  # only the pictures use them; here a damaged file gets its name
     out.machine = read(lambda: machine_rows(run.machine)) or []
     if config:
         out.warnings = read(lambda: warnings(config, result)) or []
@@ -134,7 +135,11 @@ def _span(result: Result | None, status: dict[str, Any] | None) -> tuple[float |
 def _interval(metric: Metric) -> str:
     if metric.ci_low is None or metric.ci_high is None:
         return ""
-    return f"{quantity(metric.ci_low)} to {quantity(metric.ci_high)}"
+    value, low, high = (
+        quantity(end, metric.unit).partition(" ") for end in (metric.value or 0.0, metric.ci_low, metric.ci_high)
+    )
+    # The unit stands beside the value already; it is said again only where its prefix is another one (GFLOP/s, TFLOP/s).
+    return f"{low[0]} to {high[0]}" if low[2] == high[2] == value[2] else f"{''.join(low)} to {''.join(high)}"
 
 
 def cards(result: Result) -> list[dict[str, str]]:
@@ -151,7 +156,7 @@ def cards(result: Result) -> list[dict[str, str]]:
         found = [(metric.name, metric) for metric in present[:6]]
     rows = []
     for prefix, metric in dict(found).items():
-        value = quantity(metric.value or 0.0)
+        value, _, unit = metric.text.partition(" ")
         note = (
             f"95 %: {_interval(metric)}, n = {metric.n}"
             if _interval(metric)
@@ -161,7 +166,7 @@ def cards(result: Result) -> list[dict[str, str]]:
             {
                 "label": LABELS.get(prefix, prefix.replace("_", " ")),
                 "value": value,
-                "unit": metric.unit,
+                "unit": unit,
                 "note": note,
                 "name": metric.name,
             }

@@ -93,7 +93,7 @@ def text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {text(item)}" for name, item in value.items())
+        return ", ".join(f"{str(name).replace('_', ' ')} {text(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         shown = ", ".join(text(item) for item in value[:12])
         return shown + (f" … ({len(value)} in all)" if len(value) > 12 else "")

@@ -6,6 +6,7 @@
 from collections.abc import Callable
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from benchlib import curves
@@ -30,6 +31,12 @@ __all__ = [
 ]
 
 MANY_RANKS = 8
+
+
+def _step_axis(axes: Axes, steps: pd.Series) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if steps.min() == steps.max():
+        axes.set_xlim(float(steps.min()) - 1, float(steps.max()) + 1)
 
 
 def loss_curve(run: Records, theme: Theme = LIGHT) -> Picture:
@@ -58,7 +65,7 @@ def loss_curve(run: Records, theme: Theme = LIGHT) -> Picture:
     )
     first, last = float(smoothed.iloc[0]), float(smoothed.iloc[-1])
     ends = ((frame["step"].iloc[width - 1], first), (frame["step"].iloc[-1], last))
-    for (step, value), align in zip(ends, ("left", "right"), strict=True):
+    for (step, value), align in zip(ends[-len(smoothed) :], ("left", "right"), strict=False):
         away = (6, 4) if align == "left" else (0, 9)
         axes.annotate(
             f"{value:.3g}",
@@ -72,7 +79,7 @@ def loss_curve(run: Records, theme: Theme = LIGHT) -> Picture:
         )
     done, planned = int(frame["step"].iloc[-1]), int(curves.plan(run).get("planned_steps") or 0)
     axes.set_ylim(bottom=min(0.0, float(frame["loss"].min())))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    _step_axis(axes, frame["step"])
     of = f" of {planned:,} planned" if planned > done else ""
     if len(frame) == 1:
         title = f"One step only: loss {last:.3g}"
@@ -98,7 +105,14 @@ def throughput(run: Records, theme: Theme = LIGHT) -> Picture:
         return leave_empty(figure, axes, theme, "No step time was recorded.")
     counted = frame[frame["steady"]] if frame["steady"].any() else frame
     median = float(counted["samples_per_s"].median())
-    axes.plot(frame["step"], frame["samples_per_s"], ".", color=theme.series[0], alpha=0.4, markersize=3.5)
+    axes.plot(
+        frame["step"],
+        frame["samples_per_s"],
+        ".",
+        color=theme.series[0],
+        alpha=0.4 if len(frame) > 1 else 1.0,
+        markersize=3.5 if len(frame) > 1 else 12,
+    )
     width = smoothing_window(len(counted))
     axes.plot(
         counted["step"].iloc[width - 1 :],
@@ -128,7 +142,7 @@ def throughput(run: Records, theme: Theme = LIGHT) -> Picture:
             linewidth=0,
         )
     axes.set_ylim(0, 1.12 * float(frame["samples_per_s"].max()))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    _step_axis(axes, frame["step"])
     n = len(counted)
     # Where no window was recorded (a run that broke), nothing says that the speed had settled.
     title = f"{median:.3g} samples/s" + (
@@ -148,8 +162,8 @@ def step_times(run: Records, theme: Theme = LIGHT) -> Picture:
     """Histogram of the step times (the slowest rank of each step), with median and 95th percentile."""
     figure, axes = blank("step-times", theme)
     slowest = curves.step_times(run)
-    if slowest.empty:
-        return leave_empty(figure, axes, theme, "No step time was recorded.")
+    if len(slowest) < 2:
+        return leave_empty(figure, axes, theme, "Fewer than two steps were timed: there is no distribution.")
     scale, unit = (1e3, "ms") if slowest.median() < 1 else (1.0, "s")
     median, p95 = float(slowest.median()), float(slowest.quantile(0.95))
     bins = min(40, max(8, int(len(slowest) ** 0.5) * 2))
@@ -157,9 +171,7 @@ def step_times(run: Records, theme: Theme = LIGHT) -> Picture:
         slowest * scale, bins=bins, color=theme.series[0], alpha=0.85, edgecolor=theme.card, linewidth=0.7
     )
     axes.set_ylim(0, 1.28 * float(max(heights)))
-    marks = [(median, "median", theme.series[1], "right")] + (
-        [(p95, "p95", theme.series[3], "left")] if len(slowest) > 1 else []
-    )
+    marks = ((median, "median", theme.series[1], "right"), (p95, "p95", theme.series[3], "left"))
     for value, word, colour, align in marks:
         axes.axvline(value * scale, color=colour, linewidth=1.6)
         # Above the bars, and each on its own side of its line, so that the two never lie on each other.
@@ -175,18 +187,13 @@ def step_times(run: Records, theme: Theme = LIGHT) -> Picture:
         )
     axes.margins(x=0.16)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    n = len(slowest)
-    title = (
-        f"Median step {seconds(median)}; p95 is {p95 / median:.2f} × the median"
-        if n > 1
-        else f"One step: {seconds(median)}"
-    )
+    title = f"Median step {seconds(median)}; p95 is {p95 / median:.2f} × the median"
     return finish(
         figure,
         axes,
         theme,
         title,
-        f"step time of the slowest rank ({unit}), n = {n:,}",
+        f"step time of the slowest rank ({unit}), n = {len(slowest):,}",
         "steps",
         "Histogram with median and 95th percentile.",
     )
@@ -231,7 +238,7 @@ def time_split(run: Records, theme: Theme = LIGHT) -> Picture:
 
 
 def memory(run: Records, theme: Theme = LIGHT) -> Picture:
-    """Resident memory of each rank over the run; with many ranks the largest and the smallest."""
+    """Resident memory of each rank over the run (with many ranks the largest and the smallest) and that of the devices."""
     figure, axes = blank("memory", theme)
     frame = curves.memory(run)
     if frame.empty:
@@ -244,17 +251,29 @@ def memory(run: Records, theme: Theme = LIGHT) -> Picture:
         axes.plot(line.index, line, color=theme.series[position % len(theme.series)], linewidth=1.8, label=word)
     highest = int(frame["gb"].argmax())
     peak, rank = float(frame["gb"].iloc[highest]), int(frame["rank"].iloc[highest])
-    axes.set_ylim(0, 1.15 * peak)
+    title = f"Resident memory peaks at {peak:.3g} GB on rank {rank}"
+    devices = curves.memory(run, "device_memory_bytes")
+    if len(devices):
+        title += f", devices at {devices['gb'].max():.3g} GB"
+        axes.plot(
+            devices["seconds"],
+            devices["gb"],
+            color=theme.text,
+            linewidth=1.8,
+            linestyle=(0, (5, 2)),
+            label="devices, sum",
+        )
+        lines["devices"] = devices["gb"]
+    axes.set_ylim(0, 1.15 * max(peak, float(devices["gb"].max()) if len(devices) else 0.0))
     if len(lines) > 1:
         axes.legend(frameon=False, fontsize=9, labelcolor=theme.text, ncols=4, loc="lower right", handlelength=1.2)
-    title = f"Resident memory peaks at {peak:.3g} GB on rank {rank}"
     return finish(
         figure,
         axes,
         theme,
         title,
         "seconds since the launch",
-        "resident memory (GB)",
+        "memory in use (GB)",
         f"{wide.shape[1]} ranks, one reading a second.",
     )
 
@@ -281,16 +300,11 @@ def rank_skew(run: Records, theme: Theme = LIGHT) -> Picture:
             solid_capstyle="round",
         )
         axes.plot(median * scale, row, "o", color=theme.series[0], markersize=8, markeredgecolor=theme.card)
-        axes.annotate(
-            seconds(median),
-            (median * scale, row),
-            (0, 8),
-            textcoords="offset points",
-            ha="center",
-            color=theme.text,
-            fontsize=9,
-        )
-    axes.set_yticks(range(len(shown)), [f"rank {rank:.0f}" for rank in shown["rank"]])
+    labels = [
+        f"rank {rank:.0f}: {seconds(median)}"
+        for rank, median in zip(shown["rank"], shown["step_s_median"], strict=True)
+    ]
+    axes.set_yticks(range(len(shown)), labels)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.grid(False)
     axes.grid(axis="x", color=theme.grid, linewidth=0.8)

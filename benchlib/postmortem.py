@@ -38,7 +38,8 @@ def _ending(rank: dict[str, Any], error: dict[str, Any]) -> str:
 def stacks(status: dict[str, Any] | None) -> list[tuple[str, str]]:
     """Return the Python stacks with the ranks that had them; ranks in the same place are told once."""
     groups: dict[str, list[str]] = {}
-    for rank in (status or {}).get("ranks") or []:
+    culprit = (status or {}).get("culprit")
+    for rank in sorted((status or {}).get("ranks") or [], key=lambda rank: rank.get("rank") != culprit):
         if rank.get("stacks"):
             groups.setdefault(str(rank["stacks"])[:STACKS_LIMIT], []).append(str(rank.get("rank")))
     rows = [(f"rank{'s' if len(members) > 1 else ''} {', '.join(members)}", stack) for stack, members in groups.items()]

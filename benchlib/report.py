@@ -125,7 +125,7 @@ def _pictures(run: Run, problems: list[str]) -> tuple[list[dict[str, str]], dict
                 continue
             first, second = plots.png(light), plots.png(dark)
         except (UserError, ValueError, KeyError, TypeError, OSError) as error:
-            problems.append(f"the picture {name} could not be drawn: {error}")
+            problems.append(f"the picture {name} could not be drawn: {error}".replace(f"{run.path}/", ""))
             continue
         seen[hashlib.sha256(first).hexdigest()] = name
         sources = {"light": first, "dark": second}
