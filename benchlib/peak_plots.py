@@ -22,16 +22,26 @@ def peaks(run: Records, theme: Theme = LIGHT) -> Picture:
     width = 0.8 / len(sums.columns)
     for number, precision in enumerate(sums.columns):
         places = [index + (number - (len(sums.columns) - 1) / 2) * width for index in range(len(sums))]
-        bars = axes.bar(places, sums[precision], width * 0.92, color=theme.series[number % len(theme.series)], label=precision)
+        bars = axes.bar(
+            places, sums[precision], width * 0.92, color=theme.series[number % len(theme.series)], label=precision
+        )
         labels = [quantity(value) for value in sums[precision]]
         axes.bar_label(bars, labels, fontsize=8, color=theme.text, padding=2)
     axes.set_xticks(range(len(sums)), [f"{size:,}" for size in sums.index])
     axes.margins(y=0.15)
     axes.legend(frameon=False, labelcolor=theme.muted, fontsize=9, ncols=len(sums.columns), loc="upper left")
-    best = sums.stack()
-    precision, top = best.idxmax()[1], float(best.max())
+    precision = str(sums.max().idxmax())
+    top = float(sums.max().max())
     title = f"Matrix products reach {quantity(top, 'GFLOP/s')} in {precision}"
-    return finish(figure, axes, theme, title, "n of n × n matrices", "GFLOP/s, all ranks at once", "Bars: median by size and precision.")
+    return finish(
+        figure,
+        axes,
+        theme,
+        title,
+        "n of n × n matrices",
+        "GFLOP/s, all ranks at once",
+        "Bars: median by size and precision.",
+    )
 
 
 def allreduce(run: Records, theme: Theme = LIGHT) -> Picture:
@@ -44,15 +54,18 @@ def allreduce(run: Records, theme: Theme = LIGHT) -> Picture:
     for number, (column, label) in enumerate((("busbw_gbps", "bus bandwidth"), ("algbw_gbps", "algorithm bandwidth"))):
         # At two ranks both are the same number: the dashes let the lower line show.
         style = "-" if number == 0 else "--"
-        axes.plot(frame["bytes"], frame[column], style, marker="o", markersize=4, color=theme.series[number], label=label)
+        axes.plot(
+            frame["bytes"], frame[column], style, marker="o", markersize=4, color=theme.series[number], label=label
+        )
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
     ticks = list(frame["bytes"])
     axes.set_xticks(ticks, [_size(value) for value in ticks])
     axes.minorticks_off()
     axes.legend(frameon=False, labelcolor=theme.muted, fontsize=9, loc="upper left")
-    top = frame.loc[frame["busbw_gbps"].idxmax()]
-    title = f"The all-reduce reaches {quantity(float(top['busbw_gbps']))} Gbps of bus bandwidth at {_size(top['bytes'])}"
+    rows = list(zip(frame["busbw_gbps"].astype(float), frame["bytes"].astype(float), strict=True))
+    top, size = max(rows)
+    title = f"The all-reduce reaches {quantity(top)} Gbps of bus bandwidth at {_size(size)}"
     return finish(figure, axes, theme, title, "bytes of the buffer", "Gbps", "Points: median by message size.")
 
 

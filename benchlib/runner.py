@@ -159,10 +159,13 @@ def _execute(planned: Plan, run_dir: Path) -> bool:
 
 
 def _settle(run_dir: Path) -> None:
-    """Wait until the supervisor has ended the ranks and said how."""
+    """Wait until the supervisor has ended the ranks and said how; say it where the supervisor is gone as well."""
+    from benchlib.launch import settle
+
     end = time.monotonic() + SETTLE_S
     while time.monotonic() < end and not (run_dir / "status.json").exists() and judging.is_running(run_dir):
         time.sleep(0.1)
+    settle(run_dir)
 
 
 class _Display(threading.Thread):
@@ -252,10 +255,11 @@ def report_all(runs: Iterable[Path], out: Path | None) -> int:
         raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
     code = EXIT_PASS
     for run_dir in chosen:
-        if judging.is_running(run_dir):
+        if not (run_dir / "status.json").exists() and judging.is_running(run_dir):
             console.print(f"{escape(str(_short(run_dir)))}: still running, left alone", soft_wrap=True)
             continue
         try:
+            _settle(run_dir)
             verdict = judging.judge(run_dir)
             word = "BROKEN" if verdict.broken else verdict.verdict
             console.print(

@@ -58,7 +58,7 @@ def test_wrong_input_is_told_before_any_process_starts(call, monkeypatch, tmp_pa
 def test_a_dry_run_shows_everything_and_starts_nothing(call, tmp_path):
     result = call("run", "squad", "--tier", "quick", "--set", "epochs=2", "--dry-run", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert "benchlib.supervise" in result.output
+    assert "benchlib.worker" in result.output
     assert "set by hand" in result.output
     assert "expected work" in result.output
     assert list(tmp_path.iterdir()) == []

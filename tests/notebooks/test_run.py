@@ -1,0 +1,159 @@
+"""Whole runs through the command line: what passes, and what is left when the runner or the kernel is killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from benchlib.events import read_events
+from benchlib.processes import marked
+
+END_S = 15.0
+LONG = ["--set", "train_questions=2000", "--set", "epochs=200", "--set", "budget_s=900", "--set", "stall_timeout_s=30"]
+
+
+def start(out, *arguments, **options):
+    command = [sys.executable, "-m", "benchlib.cli", "run", "squad", "--backend", "cpu", "--out", str(out), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
+def until(condition, within_s=60.0):
+    end = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+def run_dir_of(out):
+    return until(lambda: next(out.glob("*/squad-*"), None))
+
+
+@pytest.fixture
+def training(tmp_path):
+    """A run that is in the middle of its training; whatever a test leaves is ended."""
+    process = start(tmp_path, *LONG, start_new_session=True)
+    run_dir = run_dir_of(tmp_path)
+    until(lambda: read_events(run_dir, ["step"]))
+    yield process, run_dir
+    for left in [*marked(run_dir), *_family(process)]:
+        left.kill()
+    process.communicate()
+
+
+def _family(process):
+    if not psutil.pid_exists(process.pid):
+        return []
+    return [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+
+
+def kernel_of(process):
+    return next(
+        child
+        for child in psutil.Process(process.pid).children()
+        if any("ipykernel" in word for word in child.cmdline())
+    )
+
+
+def assert_over(run_dir, family):
+    end = time.monotonic() + END_S
+    while left := [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] + marked(
+        run_dir
+    ):
+        assert time.monotonic() < end, [one.cmdline() for one in left]
+        time.sleep(0.1)
+
+
+def report_of(run_dir):
+    return (run_dir / "report.html").read_text()
+
+
+def test_a_smoke_run_passes_and_leaves_everything(tmp_path):
+    process = start(tmp_path, env=os.environ | {"COLUMNS": "160"})
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    run_dir = run_dir_of(tmp_path)
+    for name in (
+        "config.json",
+        "machine.json",
+        "samples.parquet",
+        "result.json",
+        "verdict.json",
+        "notebook.ipynb",
+        "predictions.json",
+        "status.json",
+    ):
+        assert (run_dir / name).exists(), name
+    verdict = json.loads((run_dir / "verdict.json").read_text())
+    assert verdict["verdict"] == "PASS"
+    for name in ("loss decreases", "ranks equal", "sample count", "learning rate", "time budget", "possible speed"):
+        assert next(check for check in verdict["checks"] if check["name"] == name)["status"] == "PASS", name
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result["world_size"] == 2
+    assert {metric["name"] for metric in result["metrics"]} >= {
+        "f1_minisquad_tiny",
+        "train_samples_per_s_minisquad_tiny",
+        "allreduce_gbps",
+    }
+    html = report_of(run_dir)
+    assert "PASS" in html
+    assert len(html) < 500_000
+    assert not re.search(r"<script|https?://[^\s\"'<]+\.(js|css|png)", html)
+    assert "report.html" in output
+    assert run_dir.name in (tmp_path / "index.html").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_an_interrupt_ends_the_run_in_order(training, number):
+    process, run_dir = training
+    family = _family(process)
+    process.send_signal(number)
+    process.communicate(timeout=END_S + 15)
+    assert process.returncode == 130
+    assert_over(run_dir, family)
+    assert "The run broke" in report_of(run_dir)
+    assert "stopped" in report_of(run_dir)
+
+
+def test_a_killed_runner_leaves_no_process_and_the_next_report_tells(training):
+    process, run_dir = training
+    family = _family(process)
+    process.kill()
+    assert_over(run_dir, family)
+    assert not (run_dir / "report.html").exists()
+    done = subprocess.run(
+        [sys.executable, "-m", "benchlib.cli", "report", str(run_dir), "--out", str(run_dir.parents[1])],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "The run broke" in report_of(run_dir)
+    assert "launching process is gone" in report_of(run_dir)
+
+
+def test_a_killed_kernel_ends_the_run_with_a_report(training):
+    process, run_dir = training
+    family = _family(process)
+    kernel_of(process).kill()
+    process.communicate(timeout=END_S + 15)
+    assert process.returncode == 2
+    assert_over(run_dir, family)
+    assert "launching process is gone" in report_of(run_dir)
+
+
+def test_a_killed_rank_is_named_in_terminal_and_report(training):
+    process, run_dir = training
+    victim = next(event["pid"] for event in read_events(run_dir, ["start"]) if event["source"] == "rank1")
+    os.kill(victim, signal.SIGKILL)
+    output, _ = process.communicate(timeout=END_S + 15)
+    assert process.returncode == 2
+    assert "rank 1 was killed by SIGKILL" in " ".join(output.split())
+    assert "rank 1 was killed by SIGKILL" in report_of(run_dir)
+    assert marked(run_dir) == []
