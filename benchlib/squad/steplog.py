@@ -82,6 +82,8 @@ class StepLog:
         if self.world.main:
             for step, row in zip(self._waiting, block, strict=True):
                 self._emit(step, row)
+        else:
+            self.events.emit("heartbeat", step=self._waiting[-1].step)  # the supervisor ends a rank that stays silent
         self._waiting = []
 
     def _emit(self, step: Step, row: np.ndarray) -> None:
