@@ -122,7 +122,7 @@ def limit_check(
             reason=f"not measured: {reason}",
             limit=shown,
             source=source,
-            gates=gates,
+            gates=gates and limit is not None,
         )
     sign = {"higher": ">", "lower": "<"}[metric.direction] + ("" if strict else "=")
     if limit is None:

@@ -68,6 +68,9 @@ def _kernel_manager() -> type:
     class ThisInterpreter(AsyncKernelManager):  # type: ignore[misc]
         """A kernel of the running interpreter, whatever kernelspecs the user has installed."""
 
+        # ipykernel 7 warns of plain text on every start unless it is asked to encrypt where it can.
+        transport_encryption = "auto"
+
         @property
         def kernel_spec(self) -> KernelSpec:
             argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]

@@ -28,6 +28,7 @@ class Progress:
     phase: str = "starting"
     done: int = 0
     total: int = 0
+    planned: int = 0
     loss: float | None = None
     rate: float | None = None
     left_s: float | None = None
@@ -38,10 +39,11 @@ class Progress:
         """Take one event in; return whether something that is shown has changed."""
         kind = event["kind"]
         if kind == "phase" and event["source"] == "rank0":
-            self.phase, self.done, self.total, self.left_s = str(event.get("name", "")), 0, 0, None
+            self.phase, self.done, self.left_s = str(event.get("name", "")), 0, None
+            self.total = self.planned if self.phase == "train" else 0
             self._recent.clear()
         elif kind == "plan":
-            self.total = int(event["planned_steps"])
+            self.planned = int(event["planned_steps"])
         elif kind == "step" and event["source"] == "rank0":
             self.done = int(event["step"])
             # A loss that is not finite was written as text, since JSON has no such number.

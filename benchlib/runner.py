@@ -18,6 +18,7 @@ from benchlib.config import parse_overrides, read_params, tier_names
 from benchlib.errors import UserError
 from benchlib.events import EventFollower
 from benchlib.machine import probe_devices
+from benchlib.metrics import quantity
 from benchlib.notebook import execute, split_parameters
 from benchlib.paths import home, outputs
 from benchlib.progress import Progress
@@ -219,18 +220,25 @@ def _index(out: Path) -> None:
 def _summary(run_dir: Path, verdict: Verdict, report: Path) -> None:
     table = Table("check", "status", "what was found", "limit", box=None, padding=(0, 2, 0, 0), header_style="dim")
     for check in verdict.checks:
-        if check.status in ("NO_BASELINE", "NOT_COMPARABLE"):
-            continue  # all for the same reason, which stands in one line below
+        if check.status in ("SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"):
+            continue  # what was not judged stands in a line below, with all reasons in the report
         word, colour = check.status.replace("_", " ").lower(), COLOURS.get(check.status, "white")
         if not check.gates and check.status == "FAIL":
             word, colour = "differs", "yellow"
         table.add_row(check.name, f"[{colour}]{word}[/]", escape(check.reason), escape(check.limit))
     if table.row_count:
         console.print(table)
+    skipped = [check for check in verdict.checks if check.status == "SKIPPED"]
+    if skipped:
+        names = ", ".join(
+            check.name + (f" ({quantity(check.value, check.unit)})" if check.value is not None else "")
+            for check in skipped
+        )
+        console.print(f"[yellow]not judged[/]  {escape(names)}", soft_wrap=True)
     open_ = [check for check in verdict.checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
     if open_:
         why = open_[0].reason.partition("; ")[2] or open_[0].reason
-        console.print(f"[blue]no comparison[/] for {len(open_)} metrics: {escape(why)}", soft_wrap=True)
+        console.print(f"[blue]no comparison[/]  for {len(open_)} metrics: {escape(why)}", soft_wrap=True)
         if verdict.verdict == "PASS":
             again = f'benchlib baseline accept {_short(run_dir)} --reason "..."'
             console.print(f"[dim]to compare later runs with this one: {escape(again)}[/]", soft_wrap=True)

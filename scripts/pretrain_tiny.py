@@ -1,17 +1,19 @@
 """Pretrain the embedded tiny BERT, `benchlib/assets/tiny`.
 
-Question: which small encoder learns to match a question with its sentence within a quick tier? From random weights a tiny BERT
-does not: matching a name in the question with the same name in a sentence ("copy" heads) takes it longer than the whole tier.
+Question: which small encoder learns to match a question with its sentence within a quick tier? From random weights a tiny
+BERT does not: attention that finds the same name elsewhere takes it longer to form than the whole tier.
 
-Method: BERT (post-norm, learned positions, WordPiece) on endless generated text (`pretrain_text.py`), two losses at once: the span
-that answers a question, and masked words. Relations and names are others than those of the benchmark. Paragraphs grow from two
-facts to eight. Two choices of the initial weights shorten the wait for the copy heads: position embeddings start as sinusoids, and
-queries and keys start equal, so that attention starts by looking for the same. The vocabulary holds the words of the generated text, all
-ASCII characters and all pairs of letters and of digits: any other word is cut into pairs, the same way everywhere.
+Method: BERT (post-norm, learned positions, no dropout) on endless generated text (`pretrain_text.py`) with two losses at
+once: the span that answers a question, and masked words. Relations and names are others than those of the benchmark.
+Paragraphs grow from two facts to eight, one at a time, when 80 % of the questions are answered exactly. The weights are
+random at the start, but not shapeless: words and positions begin in subspaces of their own, positions as sinusoids, and some
+heads begin by looking for equal words, others at a neighbour (HEADS). That brings the first right answers after some 200
+steps, where shapeless weights had not moved after 500. All of it is trained. The vocabulary holds the words of the
+generated text, all ASCII characters and all pairs of letters and of digits: any other word is cut into pairs.
 
     OMP_NUM_THREADS=1 python scripts/pretrain_tiny.py --out benchlib/assets/tiny
 
-Deterministic by seed for one thread on one kind of CPU.
+takes about 12 minutes on one free core. One thread on one kind of CPU gives the same weights again.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _sanity(config: SquadConfig, result: Result, samples: dict[str, list[float]]
             "ranks equal",
             "Did every rank hold the same weights at every epoch's end?",
             bool(facts["checksums_equal"]),
-            f"{len(facts['checksums'])} comparisons of weight checksums over {config.world_size} rank{'s' if config.world_size > 1 else ''}"
+            f"{len(facts['checksums'])} comparison{'s' * (len(facts['checksums']) != 1)} of weight checksums over {config.world_size} rank{'s' if config.world_size > 1 else ''}"
             + ("" if facts["checksums_equal"] else ": they differ"),
         ),
         fact_check(

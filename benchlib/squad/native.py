@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchlib import checkpoint, devices
+from benchlib import checkpoint, devices, dropout
 from benchlib.batches import MicroBatch, collate, epoch_batches, prefetched, share, steps_per_epoch
 from benchlib.errors import UserError
 from benchlib.squad.config import SquadConfig
@@ -33,9 +33,11 @@ def train(task: Task) -> Trained:
     """Fine-tune ``task.loaded.model`` in place and return what was measured. Called by all ranks."""
     config, world = task.config, task.world
     devices.require_precision(config.precision, world.device)
+    model = task.loaded.model.to(world.device).train()
     if world.device.type == "cpu":
         devices.keep_freed_memory()
-    model = task.loaded.model.to(world.device).train()
+        if config.fast_dropout and not config.compile:
+            dropout.speed_up(model)
     if config.compile:
         model.compile(dynamic=True)  # dynamic: every batch has another length
     exchange = Exchange(Clock(world.device))
@@ -242,7 +244,7 @@ def _identity(task: Task) -> dict[str, Any]:
     config = task.config
     names = (
         "seed", "init", "engine", "attention", "attention_dropout", "hidden_dropout", "max_length", "doc_stride", "epochs", "max_steps", "batch_size",
-        "accumulation", "learning_rate", "weight_decay", "warmup_ratio", "max_grad_norm", "precision", "compile", "fused_optimizer", "bucket_cap_mb",
+        "accumulation", "learning_rate", "weight_decay", "warmup_ratio", "max_grad_norm", "precision", "compile", "fused_optimizer", "fast_dropout", "bucket_cap_mb",
     )  # fmt: skip
     found: dict[str, Any] = {name: getattr(config, name) for name in names}
     return found | {"world_size": config.world_size, "features": len(task.features), "threads": torch.get_num_threads()}

@@ -73,7 +73,10 @@ def test_targets_pass_on_the_boundary_unless_strict():
     assert limit_check("F1", "?", f1, 88.0, source="tier").status == "PASS"
     assert limit_check("F1", "?", f1, 88.0, source="tier", strict=True).status == "FAIL"
     assert limit_check("F1", "?", f1, None, source="no target").status == "SKIPPED"
-    assert limit_check("F1", "?", not_available("f1", "", "higher", "no data"), 88.0, source="tier").status == "SKIPPED"
+    missing = not_available("f1", "", "higher", "no data")
+    assert limit_check("F1", "?", missing, 88.0, source="tier").status == "SKIPPED"
+    assert limit_check("F1", "?", missing, 88.0, source="tier").gates  # a target that nobody measured is not met
+    assert not limit_check("F1", "?", missing, None, source="no target").gates
     assert limit_check("F1", "?", measured("f1", math.nan, "", "higher"), 88.0, source="tier").status == "FAIL"
 
 
