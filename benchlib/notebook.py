@@ -61,7 +61,8 @@ def _terminated_like_interrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _kernel_manager() -> type:
+def kernel_manager() -> type:
+    """Return the class of jupyter_client that starts kernels of the running interpreter."""
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
 
@@ -74,7 +75,13 @@ def _kernel_manager() -> type:
         @property
         def kernel_spec(self) -> KernelSpec:
             argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-            return KernelSpec(argv=argv, display_name="Python 3", language="python", interrupt_mode="signal")
+            return KernelSpec(
+                argv=argv,
+                display_name="Python 3",
+                language="python",
+                interrupt_mode="signal",
+                metadata={"supported_encryption": "curve"},
+            )
 
     return ThisInterpreter
 
@@ -104,7 +111,7 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
                 cwd=str(path.parent),
                 execution_timeout=int(timeout_s),
                 interrupt_on_timeout=True,
-                kernel_manager_class=_kernel_manager(),
+                kernel_manager_class=kernel_manager(),
                 autosave_cell_every=30,
                 start_timeout=120,
             )

@@ -18,6 +18,7 @@ import nbformat
 from nbclient import NotebookClient
 
 from benchlib.files import write_text
+from benchlib.notebook import kernel_manager
 from benchlib.paths import home
 
 LIMIT_BYTES = 300_000
@@ -30,10 +31,16 @@ METADATA = {
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     """Execute all cells in place, in ``folder``."""
     os.environ["BENCHLIB_HEADLESS"] = "1"
-    NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}},
-        record_timing=False, coalesce_streams=True,
-    ).execute()  # fmt: skip
+    client = NotebookClient(
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        kernel_manager_class=kernel_manager(),
+        resources={"metadata": {"path": str(folder)}},
+        record_timing=False,
+        coalesce_streams=True,
+    )
+    client.execute()
 
 
 def normalise(notebook: nbformat.NotebookNode) -> None:
