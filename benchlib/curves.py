@@ -107,15 +107,19 @@ def step_times(run: Records) -> pd.Series:
 
 
 def ranks(run: Records) -> pd.DataFrame:
-    """One row a rank from the result's table ``ranks`` (``rank``, ``step_s_median``, perhaps ``step_s_p05`` and ``step_s_p95``)."""
+    """Seconds of a step on each rank, the one with most work first: columns ``rank``, ``own_s``, ``step_s``.
+
+    ``own_s`` is the rank's own work, without waiting for other ranks; NaN where the run did not tell it. From the
+    result's table ``ranks``.
+    """
     result = _readable(run, "result")
     rows = result.tables.get("ranks", []) if result else []
-    columns = pd.Index(["rank", "step_s_median", "step_s_p05", "step_s_p95"])
-    return (
-        pd.DataFrame(rows, columns=columns)
-        .apply(pd.to_numeric, errors="coerce")
-        .dropna(subset=["rank", "step_s_median"])
+    frame = pd.DataFrame(rows, columns=pd.Index(["rank", "own_work_s_median", "step_s_median"])).apply(
+        pd.to_numeric, errors="coerce"
     )
+    frame.columns = pd.Index(["rank", "own_s", "step_s"])
+    frame = frame.dropna(subset=["rank", "step_s"])
+    return frame.sort_values(["own_s", "step_s"], ascending=False, ignore_index=True)
 
 
 def _in_window(frame: pd.DataFrame, window: tuple[float, float] | None) -> pd.DataFrame:

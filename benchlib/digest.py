@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from benchlib.config import BaseConfig
 from benchlib.errors import UserError
-from benchlib.labels import GROUPS, HEADLINES, KINDS, LABELS, MARKS, SCOPES, duration, moment, text
+from benchlib.labels import GROUPS, HEADLINES, KINDS, LABELS, MARKS, SCOPES, UNJUDGED, duration, moment, text
 from benchlib.metrics import Metric, quantity
 from benchlib.postmortem import ranks, stacks
 from benchlib.rerun import changes, command
@@ -36,6 +36,7 @@ class Digest:
     problems: list[str] = field(default_factory=list)
     cards: list[dict[str, str]] = field(default_factory=list)
     checks: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
+    unjudged: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
     stacks: list[tuple[str, str]] = field(default_factory=list)
     metrics: list[tuple[str, str, list[dict[str, str]]]] = field(default_factory=list)
@@ -79,7 +80,13 @@ def digest(run: Run) -> Digest:
             [(name.replace("_", " "), text(value)) for name, value in result.facts.items()],
         )
         out.notes = list(result.notes)
-    out.checks = read(lambda: checks(verdict or {})) or []
+    everything = read(lambda: checks(verdict or {})) or []
+    out.checks = [
+        (kind, kept) for kind, rows in everything if (kept := [row for row in rows if row["word"] not in UNJUDGED])
+    ]
+    out.unjudged = [
+        (kind, left) for kind, rows in everything if (left := [row for row in rows if row["word"] in UNJUDGED])
+    ]
     out.ranks, out.stacks = read(lambda: (ranks(status), stacks(status))) or ([], [])
     read(lambda: run.samples)  # only the pictures use them; here a damaged file gets its name
     out.machine = read(lambda: machine_rows(run.machine)) or []
@@ -212,6 +219,8 @@ def _check_row(row: dict[str, Any]) -> dict[str, Any]:
     # A check that gates nothing cannot fail the run: it says that a value differs from a reference.
     word = "DIFFERS" if status == "FAIL" and row.get("gates") is False else status
     shown = quantity(float(value), str(row.get("unit") or "")) if isinstance(value, (int, float)) else ""
+    if isinstance(value, (int, float)) and float(value).is_integer() and abs(value) < 1e7:
+        shown = f"{value:,.0f} {row.get('unit') or ''}".strip()  # counts have no decimals
     return row | {"word": word, "mark": MARKS.get(word, "?"), "value": shown}
 
 

@@ -16,7 +16,17 @@ HEADLINES = {
         "allreduce_gbps",
         "resident_memory_gb",
         "total_s",
-    )
+    ),
+    "machine": (
+        "matmul_fp32_flops",
+        "matmul_bf16_flops",
+        "copy_host_gbytes_per_s",
+        "copy_device_gbytes_per_s",
+        "allreduce_gbps",
+        "allreduce_latency_us",
+        "disk_write_gbytes_per_s",
+        "total_s",
+    ),
 }
 LABELS = {
     "f1": "F1",
@@ -27,9 +37,16 @@ LABELS = {
     "allreduce_gbps": "All-reduce (bus)",
     "resident_memory_gb": "Resident memory",
     "device_memory_gb": "Device memory",
+    "matmul_fp32_flops": "Matrix products, fp32",
+    "matmul_bf16_flops": "Matrix products, bf16",
+    "copy_host_gbytes_per_s": "Memory copy",
+    "copy_device_gbytes_per_s": "Device memory copy",
+    "allreduce_latency_us": "All-reduce latency",
+    "disk_write_gbytes_per_s": "Disk write",
     "total_s": "Whole run",
     "mfu": "Model FLOP utilisation",
 }
+TABLES = {"matmul": "Matrix products", "allreduce": "All-reduce by size"}
 SCOPES = {
     "minisquad": "generated data",
     "files": "data from the user's files",
@@ -57,6 +74,7 @@ MARKS = {
     "DAMAGED": "!",
     "DIFFERS": "≈",
 }
+UNJUDGED = ("NOT_COMPARABLE", "NO_BASELINE", "SKIPPED")
 KINDS = {
     "outcome": "Outcome",
     "sanity": "Sanity",
@@ -98,3 +116,15 @@ def text(value: Any) -> str:
         shown = ", ".join(text(item) for item in value[:12])
         return shown + (f" … ({len(value)} in all)" if len(value) > 12 else "")
     return "" if value is None else str(value)
+
+
+def cell(value: Any, name: str) -> str:
+    """Write a value of a table's column ``name``; rates of operations get their unit."""
+    return (
+        quantity(float(value), "FLOP/s") if name.endswith("_flops") and isinstance(value, (int, float)) else text(value)
+    )
+
+
+def heading(name: str) -> str:
+    """Write the name of a result's table as a heading."""
+    return TABLES.get(name, name.replace("_", " ").capitalize())

@@ -9,9 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from benchlib import curves
+from benchlib import curves, peak_plots
 from benchlib.curves import Records
 from benchlib.picture import DARK, LIGHT, Picture, Theme, blank, finish, leave_empty, png, seconds, show
+from benchlib.rank_plots import memory, rank_skew
 from benchlib.stats import smoothing_window
 
 __all__ = [
@@ -29,8 +30,6 @@ __all__ = [
     "throughput",
     "time_split",
 ]
-
-MANY_RANKS = 8
 
 
 def _step_axis(axes: Axes, steps: pd.Series) -> None:
@@ -76,6 +75,7 @@ def loss_curve(run: Records, theme: Theme = LIGHT) -> Picture:
             color=theme.text,
             fontsize=10,
             fontweight="bold",
+            bbox={"facecolor": theme.card, "alpha": 0.8, "linewidth": 0, "pad": 1},
         )
     done, planned = int(frame["step"].iloc[-1]), int(curves.plan(run).get("planned_steps") or 0)
     axes.set_ylim(bottom=min(0.0, float(frame["loss"].min())))
@@ -237,87 +237,6 @@ def time_split(run: Records, theme: Theme = LIGHT) -> Picture:
     return finish(figure, axes, theme, title, f"time within a step ({unit}), medians", "", alt)
 
 
-def memory(run: Records, theme: Theme = LIGHT) -> Picture:
-    """Resident memory of each rank over the run (with many ranks the largest and the smallest) and that of the devices."""
-    figure, axes = blank("memory", theme)
-    frame = curves.memory(run)
-    if frame.empty:
-        return leave_empty(figure, axes, theme, "No memory reading was recorded.")
-    wide = frame.pivot_table(index="seconds", columns="rank", values="gb", aggfunc="last")
-    lines = {f"rank {rank}": wide[rank].dropna() for rank in wide}
-    if len(lines) > MANY_RANKS:
-        lines = {"largest rank": wide.max(axis=1), "smallest rank": wide.min(axis=1)}
-    for position, (word, line) in enumerate(lines.items()):
-        axes.plot(line.index, line, color=theme.series[position % len(theme.series)], linewidth=1.8, label=word)
-    highest = int(frame["gb"].argmax())
-    peak, rank = float(frame["gb"].iloc[highest]), int(frame["rank"].iloc[highest])
-    title = f"Resident memory peaks at {peak:.3g} GB on rank {rank}"
-    devices = curves.memory(run, "device_memory_bytes")
-    if len(devices):
-        title += f", devices at {devices['gb'].max():.3g} GB"
-        axes.plot(
-            devices["seconds"],
-            devices["gb"],
-            color=theme.text,
-            linewidth=1.8,
-            linestyle=(0, (5, 2)),
-            label="devices, sum",
-        )
-        lines["devices"] = devices["gb"]
-    axes.set_ylim(0, 1.15 * max(peak, float(devices["gb"].max()) if len(devices) else 0.0))
-    if len(lines) > 1:
-        axes.legend(frameon=False, fontsize=9, labelcolor=theme.text, ncols=4, loc="lower right", handlelength=1.2)
-    return finish(
-        figure,
-        axes,
-        theme,
-        title,
-        "seconds since the launch",
-        "memory in use (GB)",
-        f"{wide.shape[1]} ranks, one reading a second.",
-    )
-
-
-def rank_skew(run: Records, theme: Theme = LIGHT) -> Picture:
-    """Median step time of each rank, the slowest first, with the range from the 5th to the 95th percentile if known."""
-    figure, axes = blank("rank-skew", theme)
-    frame = curves.ranks(run).sort_values("step_s_median", ascending=False, ignore_index=True)
-    if len(frame) < 2:
-        return leave_empty(figure, axes, theme, "No step times of several ranks were recorded.")
-    shown = (
-        frame
-        if len(frame) <= 2 * MANY_RANKS
-        else pd.concat([frame.head(MANY_RANKS), frame.tail(MANY_RANKS)], ignore_index=True)
-    )
-    scale, unit = (1e3, "ms") if frame["step_s_median"].median() < 1 else (1.0, "s")
-    for row, (_, median, low, high) in enumerate(shown.itertuples(index=False)):
-        axes.plot(
-            [low * scale, high * scale],
-            [row, row],
-            color=theme.series[0],
-            alpha=0.4,
-            linewidth=5,
-            solid_capstyle="round",
-        )
-        axes.plot(median * scale, row, "o", color=theme.series[0], markersize=8, markeredgecolor=theme.card)
-    labels = [
-        f"rank {rank:.0f}: {seconds(median)}"
-        for rank, median in zip(shown["rank"], shown["step_s_median"], strict=True)
-    ]
-    axes.set_yticks(range(len(shown)), labels)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.grid(False)
-    axes.grid(axis="x", color=theme.grid, linewidth=0.8)
-    axes.margins(x=0.12)
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-    slowest, fastest = frame.iloc[0], frame.iloc[-1]
-    skew = slowest["step_s_median"] / fastest["step_s_median"] - 1
-    title = f"Rank {slowest['rank']:.0f} is the slowest: {100 * skew:.1f} % above rank {fastest['rank']:.0f}"
-    alt = f"{len(shown)} of {len(frame)} ranks are shown." if len(shown) < len(frame) else f"{len(frame)} ranks."
-    spread = ", and 5th to 95th percentile" if shown["step_s_p05"].notna().any() else ""
-    return finish(figure, axes, theme, title, f"step time ({unit}): median{spread}", "", alt)
-
-
 FIGURES: dict[str, Callable[..., Picture]] = {
     "loss-curve": loss_curve,
     "throughput": throughput,
@@ -325,4 +244,6 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     "time-split": time_split,
     "memory": memory,
     "rank-skew": rank_skew,
+    "matmul-peaks": peak_plots.peaks,
+    "allreduce": peak_plots.allreduce,
 }

@@ -21,7 +21,7 @@ from benchlib import markup, plots
 from benchlib.digest import Digest, digest
 from benchlib.errors import UserError
 from benchlib.files import write_text
-from benchlib.labels import text
+from benchlib.labels import cell, heading
 from benchlib.results import Run
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -57,7 +57,7 @@ class _Exporter(TemplateExporter):
             "code": markup.code,
             "terminal": markup.plain,
         }
-        environment.filters |= {"shown": _Outputs().shown, "told": text, "signs": markup.signs}
+        environment.filters |= {"shown": _Outputs().shown, "cell": cell, "heading": heading, "signs": markup.signs}
         return environment
 
 
@@ -120,10 +120,10 @@ def _pictures(run: Run, problems: list[str]) -> tuple[list[dict[str, str]], dict
     out, seen = [], {}
     for name, draw in plots.FIGURES.items():
         try:
-            light, dark = draw(run, plots.LIGHT), draw(run, plots.DARK)
+            light = draw(run, plots.LIGHT)
             if light.empty:
                 continue
-            first, second = plots.png(light), plots.png(dark)
+            first, second = plots.png(light), plots.png(draw(run, plots.DARK))
         except (UserError, ValueError, KeyError, TypeError, OSError) as error:
             problems.append(f"the picture {name} could not be drawn: {error}".replace(f"{run.path}/", ""))
             continue

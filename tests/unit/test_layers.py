@@ -22,7 +22,7 @@ MODULES = {
     PLUMBING: "allreduce array_file batches checkpoint devices example features minisquad models peaks process_group scoring spans squad_data squad_format squad_metric squad_metric.squad_metric timing windows",
     BENCHMARKS: "hardware.run squad.evaluate squad.native squad.outcome squad.plan squad.run squad.steplog squad.trainer squad.training",
     WORKER: "worker",
-    FRONT: "children cli diagnosis doctor index launch launchers listing markup notebook peak_plots picture plots postmortem ranks report runner session stacks supervise widgets",
+    FRONT: "children cli diagnosis doctor index launch launchers listing markup notebook peak_plots picture plots postmortem rank_plots ranks report runner session stacks supervise widgets",
 }
 LAYER = {"benchlib": FACTS, **{f"benchlib.{name}": layer for layer, names in MODULES.items() for name in names.split()}}
 HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate", "safetensors"}

@@ -51,6 +51,13 @@ def test_step_time_histogram_holds_every_counted_step(run):
     assert sum(heights) == 48
 
 
+def test_rank_skew_shows_own_work_within_the_step(run):
+    steps, own = plots.rank_skew(run).axes[0].containers
+    assert [bar.get_width() for bar in steps] == pytest.approx([276, 276])
+    assert [bar.get_width() for bar in own] == pytest.approx([244, 240])
+    assert "Rank 1 has the most work: 1.7 % above rank 0" in plots.rank_skew(run).alt
+
+
 def test_memory_names_the_rank_with_the_peak(run):
     frame = curves.memory(run)
     assert set(frame["rank"]) == {0, 1}

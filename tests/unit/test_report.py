@@ -101,7 +101,7 @@ def test_whole_run(tmp_path):
     assert "59.36 to 63.04" in page.text
     assert "a CPU has no device memory of its own" in page.text
     assert "≥ 88" in page.text
-    assert len(page.all("img")) == len(plots.FIGURES)
+    assert len(page.all("img")) == 6, "one of each that a training has; the peaks belong to another benchmark"
 
 
 def test_text_from_data_parameters_and_errors_is_escaped(tmp_path):
