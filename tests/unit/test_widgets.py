@@ -17,7 +17,7 @@ class Slow:
     flag = threading.Event()
     def events(self):
         yield {"t": time.time(), "source": "rank0", "kind": "phase", "name": "train"}
-        yield {"t": time.time(), "source": "rank0", "kind": "plan", "planned_steps": 1200}
+        yield {"t": time.time(), "source": "rank0", "kind": "plan", "planned_steps": 1200, "total_steps": 1200}
         for step in range(1200):
             if self.flag.wait(0.05):
                 return
@@ -59,7 +59,7 @@ def step(number, loss=1.5):
     return {"t": 100.0 + number, "source": "rank0", "kind": "step", "step": number, "loss": loss, "samples": 8}
 
 
-PLAN = {"t": 100.0, "source": "rank0", "kind": "plan", "planned_steps": 50}
+PLAN = {"t": 100.0, "source": "rank0", "kind": "plan", "planned_steps": 50, "total_steps": 50}
 
 
 @pytest.fixture(autouse=True)
