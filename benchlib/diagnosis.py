@@ -39,6 +39,7 @@ _SIGNAL_LEAD_S = 0.2  # a death is noticed this much later than a peer may have 
 class RankRecord:
     """What is known about one rank. Times are unix seconds; ``returncode`` is negative for a signal.
 
+    ``heard_at``: of its last event; ``waited_at``: when it was last seen to wait for a rank that was still at work.
     ``stacks`` is None where nobody asked, and empty where the rank was asked and did not answer.
     """
 
@@ -50,6 +51,7 @@ class RankRecord:
     ended_by_us: bool = False
     at_work: bool = False
     heard_at: float = 0.0
+    waited_at: float = 0.0
     phase: str = ""
     step: int | None = None
     error: dict[str, Any] | None = None

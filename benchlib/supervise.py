@@ -193,8 +193,9 @@ class Supervisor:
             self.stall_from = now
             return self._late(late, records) if now - self.started_at > self.limits.startup_s > 0 else None
         limit = self.limits.stall_s
-        silent = [one for one in records if one.alive and now - max(one.heard_at, self.stall_from) > limit > 0]
-        return self._stalled(silent, records, now) if silent else None
+        quiet = [one for one in records if one.alive and now - max(one.heard_at, self.stall_from) > limit > 0]
+        due = [one for one in quiet if now - one.waited_at > limit]
+        return self._stalled(due, quiet, now) if due else None
 
     def _late(self, late: list[RankRecord], records: list[RankRecord]) -> Ending:
         if not late:
@@ -204,18 +205,22 @@ class Supervisor:
         culprit = diagnosis.hanging(late) or late[0]
         return Ending("timeout", diagnosis.late_text(culprit, self.limits.startup_s), culprit.rank)
 
-    def _stalled(self, silent: list[RankRecord], records: list[RankRecord], now: float) -> Ending | None:
-        """Decide whether silent ranks hang, or only wait for one that is still at work."""
+    def _stalled(self, due: list[RankRecord], quiet: list[RankRecord], now: float) -> Ending | None:
+        """Decide whether ranks hang that were quiet for the whole limit, or only wait for one that is still at work.
+
+        Who is seen waiting has the whole limit again: it may go on the moment after, and needs time to say so.
+        """
+        records = list(self.ranks.values())
         self._dump_stacks(records)
-        lively = [record for record in records if record.alive and record not in silent]
-        held_up = all(record.stacks and stacks.is_waiting(stacks.main_stack(record.stacks)) for record in silent)
-        if lively and held_up:
-            self.stall_from = now - self.limits.stall_s / 2  # look again after half the limit
+        lively = [record for record in records if record.alive and record not in quiet]
+        if lively and all(stacks.is_waiting(stacks.main_stack(record.stacks or "")) for record in due):
+            for record in due:
+                record.waited_at = now
             return None
-        culprit = diagnosis.hanging(silent) or silent[0]
-        self.writer.emit("stall", ranks=[record.rank for record in silent], culprit=culprit.rank)
-        text = diagnosis.hang_text(culprit, records, now - max(culprit.heard_at, self.started_at), "stall limit")
-        return Ending("stalled", text, culprit.rank)
+        culprit = diagnosis.hanging(due if lively else quiet) or due[0]
+        self.writer.emit("stall", ranks=[record.rank for record in quiet], culprit=culprit.rank)
+        silent_s = now - max(culprit.heard_at, self.started_at)
+        return Ending("stalled", diagnosis.hang_text(culprit, records, silent_s, "stall limit"), culprit.rank)
 
     # Stacks, sensors
 
