@@ -238,14 +238,10 @@ def warnings(config: BaseConfig, result: Result | None) -> list[str]:
         )
     if share < 1:
         facts = result.facts if result else {}
-        steps = (
-            f": {facts['total_steps']:,} of {facts['planned_steps']:,} steps"
-            if {"total_steps", "planned_steps"} <= facts.keys()
-            else ""
-        )
-        out.append(
-            f"The run covered {share:.1%} of the planned training{steps}, so as to keep its budget of {config.budget_s:g} s."
-        )
+        counts = [facts.get(name) for name in ("planned_steps", "total_steps")]
+        steps = f", {counts[0]:,} of {counts[1]:,} steps" if all(isinstance(count, int) for count in counts) else ""
+        reason = f": {facts['plan_reason']}" if facts.get("plan_reason") else ""
+        out.append(f"The run covered {share:.1%} of the whole training{steps}{reason}.")
     return out
 
 

@@ -77,10 +77,13 @@ def loss_curve(run: Records, theme: Theme = LIGHT) -> Picture:
             fontweight="bold",
             bbox={"facecolor": theme.card, "alpha": 0.8, "linewidth": 0, "pad": 1},
         )
-    done, planned = int(frame["step"].iloc[-1]), int(curves.plan(run).get("planned_steps") or 0)
+    done, plan = int(frame["step"].iloc[-1]), curves.plan(run)
+    planned, total = (int(plan.get(name) or 0) for name in ("planned_steps", "total_steps"))
     axes.set_ylim(bottom=min(0.0, float(frame["loss"].min())))
     _step_axis(axes, frame["step"])
-    of = f" of {planned:,} planned" if planned > done else ""
+    of = (
+        f" of {planned:,} planned" if planned > done else f" of {total:,} in the whole training" if total > done else ""
+    )
     if len(frame) == 1:
         title = f"One step only: loss {last:.3g}"
     else:

@@ -30,6 +30,12 @@ def test_loss_curve_draws_every_step_and_the_mean_of_the_window(run):
     assert smooth.get_xdata()[[0, -1]] == pytest.approx([5, 50])
 
 
+def test_loss_curve_says_how_much_is_missing(run, tmp_path):
+    assert plots.loss_curve(run).axes[0].get_xlabel() == "step (50 of 300 in the whole training)"
+    broken = make_run(tmp_path / "broken", outcome="failed", steps=20, planned=90)
+    assert plots.loss_curve(Run(broken)).axes[0].get_xlabel() == "step (20 of 90 planned)"
+
+
 def test_throughput_counts_the_steady_steps_only(run):
     frame = curves.throughput(run)
     assert frame["samples_per_s"].to_numpy() == pytest.approx(16 / recorded(run, "step_s"))

@@ -97,7 +97,7 @@ def test_whole_run(tmp_path):
              "The worst misses", "Measured", "Derived", "Claimed", "Not available", "The machine", "Run it again", "The notebook"]  # fmt: skip
     places = [page.text.index(words) for words in order]
     assert places == sorted(places)
-    assert "covered 40.0% of the planned training: 120 of 300 steps" in page.text
+    assert "covered 40.0% of the whole training, 120 of 300 steps: 300 steps would take 410 s" in page.text
     assert "59.36 to 63.04" in page.text
     assert "a CPU has no device memory of its own" in page.text
     assert "≥ 88" in page.text

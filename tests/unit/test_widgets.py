@@ -73,8 +73,8 @@ def test_lines_are_few_and_say_phase_loss_and_speed(capsys, monkeypatch):
 
     def events():
         yield phase("import")
-        yield phase("train")
         yield PLAN
+        yield phase("train")
         for number in range(1, 51):
             clock[0] += 1.0  # a step a second: a line every ten
             yield step(number)
@@ -84,7 +84,7 @@ def test_lines_are_few_and_say_phase_loss_and_speed(capsys, monkeypatch):
     status = widgets.watch(launch)
     lines = capsys.readouterr().out.splitlines()
     assert status == {"outcome": "complete", "reason": ""}
-    assert lines[:3] == ["starting", "loading torch", "training"]
+    assert lines[:3] == ["starting", "loading torch", "training  0/50"]
     assert lines[3:-1] == [line for line in lines if "8.0 samples/s" in line]
     assert len(lines[3:-1]) == 5
     assert "training  20/50  loss 1.500  8.0 samples/s  30 s left" in lines
