@@ -91,7 +91,7 @@ class Nvml:
 
 
 class Amdsmi:
-    """AMD devices through ROCm's amdsmi package (written from its documentation; not run on a device)."""
+    """AMD devices through ROCm's amdsmi package (tested with a stand-in for the library only, never on a device)."""
 
     def __init__(self, devices: int, library: ModuleType | Any | None = None) -> None:
         self.library = library or importlib.import_module("amdsmi")
@@ -108,7 +108,8 @@ class Amdsmi:
 
     def _energy_j(self, handle: Any) -> float:
         info = self.library.amdsmi_get_energy_count(handle)  # resolution in microjoules per count
-        return float(info["energy_accumulator"]) * float(info["counter_resolution"]) / 1e6
+        count = info.get("energy_accumulator", info.get("power"))  # its older name; a missing one raises
+        return float(count) * float(info["counter_resolution"]) / 1e6
 
     def _temperature_c(self, handle: Any) -> float:
         kind, which = self.library.AmdSmiTemperatureType.HOTSPOT, self.library.AmdSmiTemperatureMetric.CURRENT
