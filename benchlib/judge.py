@@ -32,6 +32,8 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     result = run.result
     if result is not None and result.status == "skipped":
         return verdict_of([], skipped=result.reason)
+    if result is None and run.config.nnodes > 1 and run.status is not None and run.status["outcome"] == "complete":
+        return verdict_of([], skipped="the ranks of this node ended in order; the node of rank 0 holds the result")
     broken = _why_broken(run)
     if broken:
         return _broken([], broken)

@@ -18,11 +18,11 @@ MAY_IMPORT = {
 }
 MODULES = {
     FACTS: "backends bandwidth config diagnosis errors events files hardware hardware.config limits machine paths processes progress ranks registry rerun sensors squad squad.config stacks stats",
-    RECORDS: "baselines checks curves digest flops hardware.checks hardware.reading judge labels metrics results squad.checks squad.reading",
-    PLUMBING: "allreduce array_file batches checkpoint devices example features minisquad models peaks process_group scoring spans squad_data squad_format squad_metric squad_metric.squad_metric timing windows",
+    RECORDS: "baselines checks curves digest flops hardware.checks hardware.reading judge labels metrics postmortem results squad.checks squad.reading",
+    PLUMBING: "allreduce array_file batches checkpoint devices dropout example features minisquad models peaks process_group scoring spans squad_data squad_format squad_metric squad_metric.squad_metric timing windows",
     BENCHMARKS: "hardware.run squad.evaluate squad.native squad.outcome squad.plan squad.run squad.steplog squad.trainer squad.training",
     WORKER: "worker",
-    FRONT: "children cli doctor index launch launchers lifeline listing markup notebook peak_plots picture plots postmortem rank_plots report runner session supervise widgets",
+    FRONT: "children cli doctor index launch launchers lifeline listing markup notebook peak_plots picture plots rank_plots report runner session supervise widgets",
 }
 LAYER = {"benchlib": FACTS, **{f"benchlib.{name}": layer for layer, names in MODULES.items() for name in names.split()}}
 HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate", "safetensors"}
