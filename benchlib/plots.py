@@ -65,7 +65,7 @@ def loss_curve(run: Records, theme: Theme = LIGHT) -> Picture:
     first, last = float(smoothed.iloc[0]), float(smoothed.iloc[-1])
     ends = ((frame["step"].iloc[width - 1], first), (frame["step"].iloc[-1], last))
     for (step, value), align in zip(ends[-len(smoothed) :], ("left", "right"), strict=False):
-        away = (6, 4) if align == "left" else (0, 9)
+        away = (0, 14)
         axes.annotate(
             f"{value:.3g}",
             (step, value),

@@ -18,7 +18,7 @@ def ranks(status: dict[str, Any] | None) -> list[dict[str, Any]]:
                 "rank": rank.get("rank"),
                 "pid": rank.get("pid"),
                 "culprit": rank.get("rank") == status.get("culprit"),
-                "phase": rank.get("last_phase") or "not started",
+                "phase": _phase(rank),
                 "end": _ending(rank, error),
                 "traceback": str(error.get("traceback") or "")[-STACKS_LIMIT:],
             }
@@ -26,11 +26,18 @@ def ranks(status: dict[str, Any] | None) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: not row["culprit"])
 
 
+def _phase(rank: dict[str, Any]) -> str:
+    step = f", step {rank['last_step']:,}" if isinstance(rank.get("last_step"), int) else ""
+    return f"{rank.get('last_phase') or 'not started'}{step}"
+
+
 def _ending(rank: dict[str, Any], error: dict[str, Any]) -> str:
     if error:
         return f"raised {error.get('type', 'an error')}: {error.get('message', '')}"
+    if rank.get("ended_by_supervisor"):
+        return f"was ended with the run ({rank.get('signal') or 'no signal needed'})"
     if rank.get("signal"):
-        return f"was ended by {rank['signal']}"
+        return f"was killed by {rank['signal']}"
     code = rank.get("returncode")
     return "had not ended" if code is None else "ended normally" if code == 0 else f"ended with exit code {code}"
 

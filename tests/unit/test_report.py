@@ -126,7 +126,7 @@ def test_text_from_data_parameters_and_errors_is_escaped(tmp_path):
          "BROKEN", ["Rank 1 raised ValueError in the phase train", "raised ValueError: bad batch", "File x.py"]),
         ({"outcome": "stalled", "culprit": 1, "reason": "rank 1 gave no sign of life for 60 s"},
          "BROKEN", ["Rank 1 gave no sign of life", "line 41 in exchange", "Python stacks of rank 1"]),
-        ({"outcome": "stopped", "reason": "the user stopped the run"}, "STOPPED", ["The user stopped the run", "was ended by SIGTERM"]),
+        ({"outcome": "stopped", "reason": "the user stopped the run"}, "STOPPED", ["The user stopped the run", "was ended with the run (SIGTERM)", "train, step 17"]),
         ({"outcome": "timeout", "reason": "the run took longer than 900 s"}, "BROKEN", ["The run took longer than 900 s"]),
         ({"outcome": "skipped", "reason": "torch reports no cuda device"}, "SKIPPED", ["Nothing ran: torch reports no cuda device"]),
         ({"with_result": False, "with_status": False, "with_verdict": False}, "UNFINISHED", ["Nothing says how this run ended"]),
