@@ -57,6 +57,7 @@ class SquadConfig(BaseConfig):
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the matrix products; weights stay fp32")
     compile: bool = Field(False, description="torch.compile the model")
     fused_optimizer: bool = Field(True, description="AdamW's fused kernel where the device has it")
+    fast_dropout: bool = Field(True, description="engine native on a CPU: draw dropout masks by a faster generator")
     bucket_cap_mb: float = Field(25.0, gt=0, le=4096, description="gradient bucket size in MiB")
     checkpoint_every: int = Field(
         0, ge=-1, description="optimizer steps between checkpoints; 0: only at the end, -1: none"
