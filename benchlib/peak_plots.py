@@ -28,7 +28,7 @@ def peaks(run: Records, theme: Theme = LIGHT) -> Picture:
         labels = [quantity(value) for value in sums[precision]]
         axes.bar_label(bars, labels, fontsize=8, color=theme.text, padding=2)
     axes.set_xticks(range(len(sums)), [f"{size:,}" for size in sums.index])
-    axes.margins(y=0.15)
+    axes.margins(y=0.3)
     axes.legend(frameon=False, labelcolor=theme.muted, fontsize=9, ncols=len(sums.columns), loc="upper left")
     precision = str(sums.max().idxmax())
     top = float(sums.max().max())
