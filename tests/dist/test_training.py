@@ -15,6 +15,7 @@ from benchlib import checkpoint
 from benchlib.config import save_config
 from benchlib.errors import UserError
 from benchlib.events import read_events
+from benchlib.results import load_result
 
 HERE = Path(__file__).parent
 
@@ -120,3 +121,33 @@ def test_a_checkpoint_is_a_model_folder(two_ranks: Path, found: dict[str, Any]) 
     loaded = transformers.AutoModelForQuestionAnswering.from_pretrained(newest.path, use_safetensors=True)
     for name, tensor in newest.tensors("model").items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("padding", ["longest", "max_length"])
+def test_the_trainer_runs_the_same_benchmark(model: str, tmp_path: Path, padding: str) -> None:
+    config = cases.config_of(model, 2, engine="trainer", trainer_padding=padding, max_length=256)
+    save_config(config, tmp_path)
+    ranks = []
+    for rank in range(2):
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "BENCHLIB_OUTPUTS": str(tmp_path)}
+        env = os.environ | place | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HERE.parents[1])}
+        ranks.append(subprocess.Popen([sys.executable, "-m", "benchlib.worker", str(tmp_path)], env=env, stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [process.communicate(timeout=150)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], "\n".join(errors)
+    result = load_result(tmp_path)
+    assert result.status == "complete"
+    # The Trainer fills the last batch of an epoch (33 samples, 16 a step) from the epoch's start.
+    assert sum(result.facts["samples_seen"]) == result.facts["samples_expected"] == 48
+    assert result.facts["checksums_equal"]
+    assert result.facts["learning_rates"]["min"] > 0
+    assert (result.value("loss_final_minisquad_random") or 0.0) > 0
+    forward = result.metric("time_forward_s")
+    assert forward is not None
+    assert forward.provenance == "not_available"
+    share = result.value("padding_share") or 0.0
+    assert share > 0.3 if padding == "max_length" else share < 0.3
+    assert len((tmp_path / "predictions.json").read_text()) > 10
