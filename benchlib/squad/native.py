@@ -38,11 +38,11 @@ def train(task: Task) -> Trained:
         devices.keep_freed_memory()
         if config.fast_dropout and not config.compile:
             dropout.speed_up(model)
-    if config.compile:
-        model.compile(dynamic=True)  # dynamic: every batch has another length
+    # dynamic: every batch has another length. The plain model stays for the evaluation, which would compile it again.
+    trained_form = torch.compile(model, dynamic=True) if config.compile else model
     exchange = Exchange(Clock(world.device))
     ddp = DistributedDataParallel(
-        model,
+        trained_form,
         device_ids=[world.device] if devices.has_events(world.device) else None,
         bucket_cap_mb=config.bucket_cap_mb,
         gradient_as_bucket_view=True,
@@ -130,7 +130,7 @@ def train(task: Task) -> Trained:
 
     notes = [] if scaler is None else [f"fp16: the loss scale ended at {scaler.get_scale():g}"]
     # The reducer must go before the process group does: dropped after it, the two can wait for each other for ever.
-    del ddp, optimizer
+    del ddp, trained_form, optimizer
     gc.collect()
     return Trained(
         plan=plan, table=log.table, learning_rates=rates, samples_seen=log.table[:, :, 1].sum(axis=0).astype(int).tolist(),

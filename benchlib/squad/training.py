@@ -1,7 +1,9 @@
 """What both engines share: what they are given, what they leave, the proof that all ranks hold the same weights."""
 
+import contextlib
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,8 +109,9 @@ def measured_step_s(trial: Callable[[int], None], trials: int, task: Task) -> fl
     """
     device = task.world.device
     kept = rng_state(device)
-    trial(0)
-    devices.synchronize(device)
+    with _alive(task):
+        trial(0)
+        devices.synchronize(device)
     times = []
     for number in range(trials):
         task.events.emit("progress", phase="warmup", done=number, total=trials, unit="steps")
@@ -118,6 +121,28 @@ def measured_step_s(trial: Callable[[int], None], trials: int, task: Task) -> fl
         times.append(agree(time.perf_counter() - begin, task.world))
     set_rng_state(kept, device)
     return sum(times) / len(times)
+
+
+@contextlib.contextmanager
+def _alive(task: Task) -> Iterator[None]:
+    """Tell every few seconds that the first pass is under way: a compilation takes longer than the stall limit.
+
+    Only for as long as the start-up may take, so that a hang is still found.
+    """
+    done = threading.Event()
+
+    def tell() -> None:
+        end = time.monotonic() + task.config.startup_timeout_s
+        while not done.wait(5) and time.monotonic() < end:
+            task.events.emit("progress", phase="warmup", done=0, total=1, unit="steps")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
 
 
 def time_left(task: Task, step_s: float, tokens_per_step: float) -> float:
