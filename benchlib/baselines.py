@@ -10,12 +10,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from benchlib.checks import Check, RegressionLimit, open_checks, regression_check
+from benchlib.checks import Check
 from benchlib.errors import UserError
 from benchlib.files import read_json, write_json
 from benchlib.machine import fingerprint, fingerprint_key
 from benchlib.metrics import Metric
 from benchlib.paths import home
+from benchlib.regression import RegressionLimit, open_checks, regression_check
 from benchlib.results import Run
 
 KEPT_SAMPLES = 200

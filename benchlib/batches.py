@@ -109,7 +109,9 @@ def collate(features: Features, indices: np.ndarray, pad_id: int, multiple: int 
     ids[real] = features.input_ids[(features.starts[indices][:, None] + np.arange(size))[real]]
     arrays = {"input_ids": ids, "attention_mask": real.astype(np.int64)}
     if features.token_types:
-        arrays["token_type_ids"] = ((np.arange(size) >= features.context_start[indices][:, None]) & real).astype(np.int64)
+        arrays["token_type_ids"] = ((np.arange(size) >= features.context_start[indices][:, None]) & real).astype(
+            np.int64
+        )
 
     def tensor(array: np.ndarray) -> torch.Tensor:
         made = torch.from_numpy(array)

@@ -60,9 +60,15 @@ def save(
             extra(temporary)
         for name, group in tensors.items():
             # clone(): tensors that share memory, or are parts of larger ones, cannot be stored as they are.
-            save_file({key: value.detach().cpu().contiguous().clone() for key, value in group.items()}, temporary / f"{name}.safetensors", {"format": "pt"})
+            save_file(
+                {key: value.detach().cpu().contiguous().clone() for key, value in group.items()},
+                temporary / f"{name}.safetensors",
+                {"format": "pt"},
+            )
         write_json(temporary / STATE, dict(state))
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(temporary.iterdir())}
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(temporary.iterdir())
+        }
         for path in temporary.iterdir():
             _sync(path)
         write_json(temporary / MANIFEST, {"step": step, "files": files})
@@ -118,12 +124,19 @@ def newest(folder: Path) -> Checkpoint:
             return Checkpoint(path, int(path.name.partition("-")[2]), read_json(path / STATE))
         faults.append(f"{path.name}: {fault}")
         log.warning("checkpoint %s is passed over: %s", path, fault)
-    raise UserError(f"{folder}: no whole checkpoint to resume from" + (f" ({'; '.join(faults)})" if faults else ": the folder has none"))
+    raise UserError(
+        f"{folder}: no whole checkpoint to resume from"
+        + (f" ({'; '.join(faults)})" if faults else ": the folder has none")
+    )
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Return the optimizer's state as tensors named ``<number of the parameter>.<name of the state>``."""
-    return {f"{index}.{name}": torch.as_tensor(value) for index, values in optimizer.state_dict()["state"].items() for name, value in values.items()}
+    return {
+        f"{index}.{name}": torch.as_tensor(value)
+        for index, values in optimizer.state_dict()["state"].items()
+        for name, value in values.items()
+    }
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:

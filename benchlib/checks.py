@@ -1,7 +1,5 @@
 """Checks and verdicts: named questions with a status, the numbers behind it and a reason in plain words."""
 
-import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +8,6 @@ from pydantic import BaseModel, ConfigDict
 from benchlib.files import write_json
 from benchlib.metrics import Metric, quantity
 from benchlib.results import Result, Run
-from benchlib.stats import ratio_interval
 
 Status = Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"]
 Kind = Literal["outcome", "sanity", "target", "reference", "budget", "regression"]
@@ -110,59 +107,25 @@ def limit_check(
 
     ``strict`` makes the boundary fail ("> 30 Gbps"). Without a limit the metric is reported, and SKIPPED says so.
     """
-    unit = metric.unit if metric else ""
+    common: dict[str, Any] = {"name": name, "kind": kind, "question": question, "source": source}
     if metric is None or metric.provenance == "not_available":
         reason = metric.reason if metric else "the run has no such metric"
-        shown = "" if limit is None else quantity(limit, unit)
+        shown = "" if limit is None else quantity(limit, metric.unit if metric else "")
+        # A target that nobody measured is not met; where there is no target, nothing is missing.
         return Check(
-            name=name,
-            kind=kind,
-            question=question,
-            status="SKIPPED",
-            reason=f"not measured: {reason}",
-            limit=shown,
-            source=source,
-            gates=gates and limit is not None,
+            **common, status="SKIPPED", reason=f"not measured: {reason}", limit=shown, gates=gates and limit is not None
         )
-    sign = {"higher": ">", "lower": "<"}[metric.direction] + ("" if strict else "=")
+    common |= {"value": metric.value, "unit": metric.unit}
     if limit is None:
-        return Check(
-            name=name,
-            kind=kind,
-            question=question,
-            status="SKIPPED",
-            reason=f"measured {metric.text}; {source}",
-            value=metric.value,
-            unit=unit,
-            gates=False,
-        )
-    text = f"{sign} {quantity(limit, unit)}"
+        return Check(**common, status="SKIPPED", reason=f"measured {metric.text}; {source}", gates=False)
+    sign = {"higher": ">", "lower": "<"}[metric.direction] + ("" if strict else "=")
+    common |= {"limit": f"{sign} {quantity(limit, metric.unit)}", "gates": gates}
     if metric.value is None:
-        return Check(
-            name=name,
-            kind=kind,
-            question=question,
-            status="FAIL",
-            reason=f"not a number: {metric.reason}",
-            limit=text,
-            source=source,
-            gates=gates,
-        )
+        return Check(**common, status="FAIL", reason=f"not a number: {metric.reason}")
     better = metric.value > limit if metric.direction == "higher" else metric.value < limit
     passed = better or (metric.value == limit and not strict)
-    reason = f"{metric.text} {'meets' if passed else 'misses'} {text}"
-    return Check(
-        name=name,
-        kind=kind,
-        question=question,
-        status="PASS" if passed else "FAIL",
-        reason=reason,
-        value=metric.value,
-        unit=unit,
-        limit=text,
-        source=source,
-        gates=gates,
-    )
+    reason = f"{metric.text} {'meets' if passed else 'misses'} {common['limit']}"
+    return Check(**common, status="PASS" if passed else "FAIL", reason=reason)
 
 
 def fact_check(
@@ -249,102 +212,3 @@ def peak_check(name: str, question: str, value: Metric | None, peak: Metric | No
         value=value.value,
         unit=value.unit,
     )
-
-
-class RegressionLimit(BaseModel):
-    """How much worse a metric may get. Either a share of the baseline or an absolute amount in the metric's unit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    metric: str
-    share: float | None = None
-    amount: float | None = None
-
-    def text(self, direction: str) -> str:
-        """The limit for a reader, as in ``-20 %`` or ``-1 point``."""
-        sign = "-" if direction == "higher" else "+"
-        return f"{sign}{self.share:.0%}" if self.share is not None else f"{sign}{self.amount:g}"
-
-
-def regression_check(
-    limit: RegressionLimit, new: Metric, new_samples: list[float], old: Metric, old_samples: list[float]
-) -> Check:
-    """Compare a metric with its baseline, by the ratio of the medians and its 95 % interval.
-
-    FAIL when the whole interval is worse than the limit, PASS when the whole interval is within it, else AMBIGUOUS.
-    A boundary value passes; better is never a regression. The direction is the metric's.
-    """
-    name, question = f"{new.name} vs baseline", f"Is {new.name} no worse than in the accepted run?"
-    common: dict[str, Any] = {
-        "name": name,
-        "kind": "regression",
-        "question": question,
-        "unit": new.unit,
-        "source": "baseline",
-    }
-    if new.value is None or old.value is None or not math.isfinite(new.value):
-        if new.value is None and new.provenance != "not_available":
-            return Check(**common, status="FAIL", reason=f"not a number: {new.reason}")
-        which = "this run" if new.value is None else "the baseline"
-        return Check(
-            **common,
-            status="NOT_COMPARABLE",
-            reason=f"{which} has no value: {(new if new.value is None else old).reason}",
-            value=new.value,
-        )
-    shown = f"{new.text} against {old.text}"
-    text = f"{limit.text(new.direction)} of {old.text}"
-    higher = new.direction == "higher"
-    if limit.amount is not None or old.value <= 0:
-        # Points and counts: one number a run, and a ratio has no meaning near zero.
-        allowed = limit.amount if limit.amount is not None else (limit.share or 0) * abs(old.value)
-        loss = old.value - new.value if higher else new.value - old.value
-        # Decimal numbers such as 88.5 - 87.5 miss the exact boundary by rounding, which must still pass.
-        passed = loss <= allowed + 1e-9 * max(1.0, abs(old.value))
-        return Check(
-            **common,
-            status="PASS" if passed else "FAIL",
-            reason=f"{shown}: {_change(-loss if higher else loss, new.unit)}",
-            value=new.value,
-            limit=text,
-        )
-    ratio, low, high = ratio_interval(new_samples or [new.value], old_samples or [old.value])
-    assert limit.share is not None
-    # The side of the interval that is better for the run, and the one that is worse.
-    best, worst, bound = (high, low, 1 - limit.share) if higher else (low, high, 1 + limit.share)
-    edge = 1e-9
-    outside = (best < bound - edge) if higher else (best > bound + edge)
-    inside = (worst >= bound - edge) if higher else (worst <= bound + edge)
-    status: Status = "FAIL" if outside else "PASS" if inside else "AMBIGUOUS"
-    advice = "; the interval spans the limit: repeat the run" if status == "AMBIGUOUS" else ""
-    reason = f"{shown}: ratio {ratio:.3f}, 95 % interval {low:.3f} to {high:.3f}{advice}"
-    return Check(**common, status=status, reason=reason, value=new.value, limit=text)
-
-
-def _change(amount: float, unit: str) -> str:
-    return f"{'+' if amount >= 0 else '-'}{quantity(abs(amount), unit)}"
-
-
-def open_checks(
-    limits: Iterable[RegressionLimit], result: Result, status: Literal["NO_BASELINE", "NOT_COMPARABLE"], reason: str
-) -> list[Check]:
-    """Make the regression checks of a run that has nothing to compare with."""
-    checks = []
-    for limit in limits:
-        metric = result.metric(limit.metric)
-        if metric is None or metric.value is None:
-            continue
-        checks.append(
-            Check(
-                name=f"{metric.name} vs baseline",
-                kind="regression",
-                question=f"Is {metric.name} no worse than in the accepted run?",
-                status=status,
-                reason=f"measured {metric.text}; {reason}",
-                value=metric.value,
-                unit=metric.unit,
-                limit=limit.text(metric.direction),
-                source="baseline",
-            )
-        )
-    return checks

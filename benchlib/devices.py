@@ -101,7 +101,9 @@ def require(backend: str, devices: int = 1) -> None:
     if reason:
         raise BackendUnavailable(f"backend {backend} is not available: {reason}")
     if backend != "cpu" and len(names) < devices:
-        raise BackendUnavailable(f"backend {backend} has {len(names)} devices here and {devices} ranks need one each: set nproc={len(names)}")
+        raise BackendUnavailable(
+            f"backend {backend} has {len(names)} devices here and {devices} ranks need one each: set nproc={len(names)}"
+        )
 
 
 def device(backend: str, local_rank: int = 0) -> torch.device:
@@ -159,7 +161,10 @@ def supports(precision: str, where: torch.device) -> tuple[bool, str]:
         return True, ""
     if where.type == "cpu":
         if precision == "fp16":
-            return False, "fp16 needs an accelerator (its gradient scaler has no CPU kernel worth measuring): use bf16 or fp32"
+            return (
+                False,
+                "fp16 needs an accelerator (its gradient scaler has no CPU kernel worth measuring): use bf16 or fp32",
+            )
         has = torch.cpu.get_capabilities()
         if has.get("avx512_bf16") or has.get("amx_bf16") or has.get("amx_tile") or has.get("bf16"):
             return True, ""

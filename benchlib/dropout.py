@@ -57,7 +57,15 @@ class _Attention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, scale: float, rate: float) -> torch.Tensor:
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor | None,
+        scale: float,
+        rate: float,
+    ) -> torch.Tensor:
         weights = torch.matmul(query * scale, key.transpose(2, 3))
         if bias is not None:
             weights += bias
@@ -95,10 +103,14 @@ def attention(
     if module.training and dropout:
         bias = None
         if attention_mask is not None:
-            bias = torch.zeros(attention_mask.shape, dtype=query.dtype).masked_fill_(~attention_mask, torch.finfo(query.dtype).min)
+            bias = torch.zeros(attention_mask.shape, dtype=query.dtype).masked_fill_(
+                ~attention_mask, torch.finfo(query.dtype).min
+            )
         output = _Attention.apply(query, key, value, bias, scale, dropout)
     else:
-        output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scale)
+        output = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scale
+        )
     return output.transpose(1, 2).contiguous(), None
 
 

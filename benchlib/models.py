@@ -59,7 +59,9 @@ def source(name: str) -> str:
     if name != EMBEDDED_MODEL:
         return name
     if not (TINY / "config.json").exists():
-        raise UserError(f"the embedded model is missing at {TINY}: install benchlib with its assets, or give model=FOLDER")
+        raise UserError(
+            f"the embedded model is missing at {TINY}: install benchlib with its assets, or give model=FOLDER"
+        )
     return str(TINY)
 
 
@@ -86,7 +88,12 @@ def load(config: SquadConfig) -> Loaded:
         model, info = _read(
             config.model,
             lambda: auto.from_pretrained(
-                where, config=settings, attn_implementation=config.attention, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+                where,
+                config=settings,
+                attn_implementation=config.attention,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
             ),
         )
         fresh = sorted(info["missing_keys"])
@@ -104,7 +111,9 @@ def load(config: SquadConfig) -> Loaded:
 
 
 def _size(settings: Any, *names: str) -> int | None:
-    return next((int(getattr(settings, name)) for name in names if isinstance(getattr(settings, name, None), int)), None)
+    return next(
+        (int(getattr(settings, name)) for name in names if isinstance(getattr(settings, name, None), int)), None
+    )
 
 
 def _read(name: str, read: Any) -> Any:
@@ -125,20 +134,28 @@ def check_kind(name: str, settings: Any) -> None:
     """Raise ``UserError`` unless the config is of an encoder of text that has, or can take, a QA head."""
     kind = settings.model_type
     if kind not in MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES:
-        raise UserError(f"model = {name}: {kind} has no extractive question answering head in transformers: use an encoder of text such as BERT")
+        raise UserError(
+            f"model = {name}: {kind} has no extractive question answering head in transformers: use an encoder of text such as BERT"
+        )
     if getattr(settings, "is_encoder_decoder", False):
         raise UserError(f"model = {name}: {kind} is an encoder-decoder: use an encoder such as BERT")
     decoder_only = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if decoder_only or getattr(settings, "is_decoder", False):
-        raise UserError(f"model = {name}: {kind} is a decoder, whose tokens do not see what follows them: use an encoder such as BERT")
+        raise UserError(
+            f"model = {name}: {kind} is a decoder, whose tokens do not see what follows them: use an encoder such as BERT"
+        )
 
 
 def check_fit(name: str, settings: Any, tokenizer: Any, max_length: int) -> None:
     """Raise ``UserError`` unless the tokenizer is fast, matches the vocabulary, and positions suffice for ``max_length``."""
     if not getattr(tokenizer, "is_fast", False):
-        raise UserError(f"model = {name}: {type(tokenizer).__name__} gives no character offsets: use a model with a fast tokenizer (tokenizer.json)")
+        raise UserError(
+            f"model = {name}: {type(tokenizer).__name__} gives no character offsets: use a model with a fast tokenizer (tokenizer.json)"
+        )
     if len(tokenizer) > settings.vocab_size:
-        raise UserError(f"model = {name}: the tokenizer knows {len(tokenizer):,} tokens but the model has {settings.vocab_size:,}: they do not belong together")
+        raise UserError(
+            f"model = {name}: the tokenizer knows {len(tokenizer):,} tokens but the model has {settings.vocab_size:,}: they do not belong together"
+        )
     if tokenizer.pad_token_id is None:
         raise UserError(f"model = {name}: its tokenizer has no padding token: use an encoder such as BERT")
     positions = getattr(settings, "max_position_embeddings", None)
@@ -146,7 +163,9 @@ def check_fit(name: str, settings: Any, tokenizer: Any, max_length: int) -> None
         if any(part in settings.model_type for part in _OFFSET_POSITIONS):
             positions -= (settings.pad_token_id or 0) + 1
         if max_length > positions:
-            raise UserError(f"max_length = {max_length}: {name} has positions for {positions} tokens: set max_length={positions} or less")
+            raise UserError(
+                f"max_length = {max_length}: {name} has positions for {positions} tokens: set max_length={positions} or less"
+            )
 
 
 def _only_safetensors(name: str, where: str) -> None:
@@ -159,7 +178,9 @@ def _only_safetensors(name: str, where: str) -> None:
             f"model = {name}: {pickled[0]} is a pickle, which can run code when it is opened, and is never read: convert it "
             "with `model.save_pretrained(FOLDER)` on a machine where you trust it, which writes model.safetensors"
         )
-    raise UserError(f"model = {name}: no model.safetensors in the folder; set init=random to train from its config alone")
+    raise UserError(
+        f"model = {name}: no model.safetensors in the folder; set init=random to train from its config alone"
+    )
 
 
 def _set_dropout(config: SquadConfig, settings: Any) -> None:
@@ -168,5 +189,7 @@ def _set_dropout(config: SquadConfig, settings: Any) -> None:
             continue
         known = [name for name in names if hasattr(settings, name)]
         if not known:
-            raise UserError(f"model = {config.model}: {settings.model_type} has none of {', '.join(names)}: leave the dropout at -1")
+            raise UserError(
+                f"model = {config.model}: {settings.model_type} has none of {', '.join(names)}: leave the dropout at -1"
+            )
         setattr(settings, known[0], value)

@@ -131,7 +131,11 @@ class StepTimer:
                 row[f"{phase}_s"] += now - before
             if phase == "backward":
                 backward_end = now
-        spans = [(self.clock.seconds(first, begin), self.clock.seconds(first, end)) for begin, end, _ in intervals if end is not None]
+        spans = [
+            (self.clock.seconds(first, begin), self.clock.seconds(first, end))
+            for begin, end, _ in intervals
+            if end is not None
+        ]
         row["exchange_s"] = union(spans)
         exposed = max(0.0, backward_end - max(begin for begin, _ in spans)) if spans else 0.0
         row["exchange_exposed_s"] = min(exposed, row["backward_s"])
@@ -158,7 +162,9 @@ class Bandwidth:
     wrong: int
 
 
-def all_reduce_bandwidth(bucket_bytes: list[int], device: torch.device, repeats: int = 10, warmup: int = 2) -> Bandwidth:
+def all_reduce_bandwidth(
+    bucket_bytes: list[int], device: torch.device, repeats: int = 10, warmup: int = 2
+) -> Bandwidth:
     """Time the all-reduce of buckets of these sizes (fp32), one after the other, as often as ``repeats`` says.
 
     A sample is the bytes of all buckets over the sum of their times, the slowest rank's each. Every sum is checked

@@ -62,7 +62,9 @@ def run(name: str, options: argparse.Namespace, work: Path) -> dict[str, float]:
             place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
             env = os.environ | {key: str(value) for key, value in place.items()} | {"BENCHLIB_OUTPUTS": str(work)}
             with (work / f"{name}.rank{rank}.log").open("w") as log:
-                processes.append(subprocess.Popen([sys.executable, "-m", "benchlib.worker", folder], env=env, stdout=log, stderr=log))
+                processes.append(
+                    subprocess.Popen([sys.executable, "-m", "benchlib.worker", folder], env=env, stdout=log, stderr=log)
+                )
         codes = [process.wait() for process in processes]
         if any(codes):
             raise SystemExit(f"{name} failed; see {work}/{name}.rank*.log")
@@ -103,13 +105,21 @@ def main() -> None:
         for number in range(options.rounds):
             for name in names:
                 rows[name].append(run(name, options, Path(work)))
-                print(f"round {number + 1}: {name}: {rows[name][-1]['questions_per_s']:.2f} questions/s, load {os.getloadavg()[0]:.1f}", flush=True)
+                print(
+                    f"round {number + 1}: {name}: {rows[name][-1]['questions_per_s']:.2f} questions/s, load {os.getloadavg()[0]:.1f}",
+                    flush=True,
+                )
 
-    print(f"\n{cpu_model()}, {usable_cores()} cores, global batch {GLOBAL_BATCH}, max length 384, {options.questions or 'all'} questions")
+    print(
+        f"\n{cpu_model()}, {usable_cores()} cores, global batch {GLOBAL_BATCH}, max length 384, {options.questions or 'all'} questions"
+    )
     print(f"{'variant':28} {'questions/s':>12} {'ratio':>6} {'(range)':>13} {'padding':>8} {'MFU':>6} {'F1':>6}")
     for name in names:
         speeds = [row["questions_per_s"] for row in rows[name]]
-        ratios = [row["questions_per_s"] / base["questions_per_s"] for row, base in zip(rows[name], rows[names[0]], strict=True)]
+        ratios = [
+            row["questions_per_s"] / base["questions_per_s"]
+            for row, base in zip(rows[name], rows[names[0]], strict=True)
+        ]
         last = rows[name][-1]
         f1 = f"{statistics.median(row['f1'] for row in rows[name]):6.2f}" if options.f1 else "     -"
         print(

@@ -1,7 +1,8 @@
 """What a machine run is judged by: that its collectives are right, its numbers possible, and its peaks not lower than accepted."""
 
 from benchlib.baselines import Comparison, regression_checks
-from benchlib.checks import Check, RegressionLimit, budget_check, fact_check, finite_check
+from benchlib.checks import Check, budget_check, fact_check, finite_check
+from benchlib.regression import RegressionLimit
 from benchlib.results import Run
 
 PEAK_SHARE = 0.20  # of the accepted peak that a shared machine's noise may cost

@@ -1,8 +1,9 @@
 """What a SQuAD run is judged by: outcome, sanity, targets, the published reference, budget and baseline."""
 
 from benchlib.baselines import Comparison, regression_checks
-from benchlib.checks import Check, RegressionLimit, budget_check, fact_check, finite_check, limit_check, peak_check
+from benchlib.checks import Check, budget_check, fact_check, finite_check, limit_check, peak_check
 from benchlib.metrics import quantity
+from benchlib.regression import RegressionLimit
 from benchlib.results import Result, Run
 from benchlib.squad.config import SquadConfig
 from benchlib.stats import smoothed, smoothing_window

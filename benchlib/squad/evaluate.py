@@ -24,7 +24,9 @@ MISSES = 20
 _AROUND = 120  # characters of context on each side of the gold answer in the table of misses
 
 
-def predict(loaded: Loaded, features: Features, world: World, events: EventWriter, precision: str) -> tuple[np.ndarray, np.ndarray]:
+def predict(
+    loaded: Loaded, features: Features, world: World, events: EventWriter, precision: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (start logits, end logits), float32 (T,) each, whole on rank 0. Called by all ranks.
 
     Windows are sorted by length and dealt in turns, so that the ranks have equal work and pad little.
@@ -53,7 +55,12 @@ def predict(loaded: Loaded, features: Features, world: World, events: EventWrite
     return joined[0], joined[1]
 
 
-def misses(examples: Sequence[Example], predictions: Mapping[str, str], per_question: Sequence[Mapping[str, Any]], limit: int = MISSES) -> list[dict[str, Any]]:
+def misses(
+    examples: Sequence[Example],
+    predictions: Mapping[str, str],
+    per_question: Sequence[Mapping[str, Any]],
+    limit: int = MISSES,
+) -> list[dict[str, Any]]:
     """Return the questions with the lowest F1 below 100, the worst first, with an excerpt around the gold answer."""
     wrong = sorted((row for row in per_question if row["f1"] < 100), key=lambda row: row["f1"])[:limit]
     by_id = {example.id: example for example in examples}
@@ -65,6 +72,13 @@ def misses(examples: Sequence[Example], predictions: Mapping[str, str], per_ques
         low, high = max(0, first - _AROUND), min(len(example.context), first + size + _AROUND)
         excerpt = ("…" if low else "") + example.context[low:high] + ("…" if high < len(example.context) else "")
         rows.append(
-            {"id": example.id, "question": example.question, "prediction": predictions.get(example.id, ""), "answers": texts, "f1": row["f1"], "context": excerpt}
+            {
+                "id": example.id,
+                "question": example.question,
+                "prediction": predictions.get(example.id, ""),
+                "answers": texts,
+                "f1": row["f1"],
+                "context": excerpt,
+            }
         )
     return rows

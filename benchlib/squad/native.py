@@ -72,7 +72,10 @@ def train(task: Task) -> Trained:
     log = StepLog(world, task.events, plan.step_s, table)
     timer = StepTimer(exchange.clock, exchange)
     flops = flops_of(task.loaded)
-    rates = [learning_rate(step, plan.planned_steps, config.learning_rate, config.warmup_ratio) for step in range(plan.planned_steps)]
+    rates = [
+        learning_rate(step, plan.planned_steps, config.learning_rate, config.warmup_ratio)
+        for step in range(plan.planned_steps)
+    ]
     bucket_bytes: list[int] = []
     checksums: list[list[str]] = []
     stream = batches.stream(range(first_step, plan.planned_steps))
@@ -212,7 +215,9 @@ def _plan(task: Task, ddp: DistributedDataParallel, batches: Batches) -> Plan:
     return make_plan(task.config, len(task.features), step_s, time_left(task, step_s, tokens))
 
 
-def _save(task: Task, model: Any, optimizer: torch.optim.Optimizer, scaler: Any, plan: Plan, step: int, table: np.ndarray) -> None:
+def _save(
+    task: Task, model: Any, optimizer: torch.optim.Optimizer, scaler: Any, plan: Plan, step: int, table: np.ndarray
+) -> None:
     """Write a checkpoint: rank 0 writes, the other ranks give their random states."""
     world = task.world
     random_states: dict[str, torch.Tensor] = {}
@@ -234,7 +239,12 @@ def _save(task: Task, model: Any, optimizer: torch.optim.Optimizer, scaler: Any,
             "rng": random_states,
             "steps": {"table": torch.from_numpy(table)},
         }
-        state = {"step": step, "plan": plan.as_dict(), "scaler": scaler.state_dict() if scaler else None, "work": _identity(task)}
+        state = {
+            "step": step,
+            "plan": plan.as_dict(),
+            "scaler": scaler.state_dict() if scaler else None,
+            "work": _identity(task),
+        }
         checkpoint.save(task.run_dir / "checkpoints", step, tensors, state, model_files)
     dist.barrier()
 
@@ -260,13 +270,17 @@ def _resume(task: Task, model: Any, optimizer: torch.optim.Optimizer, scaler: An
     differing = [name for name in now if now[name] != then.get(name)]
     if differing:
         name = differing[0]
-        raise UserError(f"resume = {folder}: that run had {name} = {then.get(name)}, this one has {now[name]}: give the same values to continue it")
+        raise UserError(
+            f"resume = {folder}: that run had {name} = {then.get(name)}, this one has {now[name]}: give the same values to continue it"
+        )
     model.load_state_dict(found.tensors("model"))
     checkpoint.load_optimizer(optimizer, found.tensors("optimizer"))
     if scaler and found.state["scaler"]:
         scaler.load_state_dict(found.state["scaler"])
     prefix = f"rank{task.world.rank}."
-    states = {name.removeprefix(prefix): value for name, value in found.tensors("rng").items() if name.startswith(prefix)}
+    states = {
+        name.removeprefix(prefix): value for name, value in found.tensors("rng").items() if name.startswith(prefix)
+    }
     checkpoint.set_rng_state(states, task.world.device)
     if task.world.main:
         task.events.emit("log", message=f"continued from {found.path} at step {found.step:,}")

@@ -46,7 +46,9 @@ def quality_metrics(trained: Trained, quality: str) -> list[Metric]:
     curve = smoothed(losses, width)
     reason = f"mean over {width} steps"
     return [
-        measured("loss", losses.tolist(), "", reason="mean over the global batch, each step; the value is their median"),
+        measured(
+            "loss", losses.tolist(), "", reason="mean over the global batch, each step; the value is their median"
+        ),
         derived(f"loss_first{quality}", float(curve[width - 1]), "", "none", reason),
         derived(f"loss_final{quality}", float(curve[-1]), "", "lower", reason),
     ]
@@ -59,14 +61,44 @@ def speed_metrics(trained: Trained, scope: str, world_size: int, peak: float | N
     step_s = steady["step_s"].max(axis=1)
     window = f"steps {first + 1} to {len(trained.table)}"
     found = [
-        derived(f"train_samples_per_s{scope}", (steady["samples"].sum(axis=1) / step_s).tolist(), "samples/s", "higher", window),
-        derived(f"train_tokens_per_s{scope}", (steady["tokens"].sum(axis=1) / step_s).tolist(), "tokens/s", "higher", f"without padding, {window}"),
+        derived(
+            f"train_samples_per_s{scope}",
+            (steady["samples"].sum(axis=1) / step_s).tolist(),
+            "samples/s",
+            "higher",
+            window,
+        ),
+        derived(
+            f"train_tokens_per_s{scope}",
+            (steady["tokens"].sum(axis=1) / step_s).tolist(),
+            "tokens/s",
+            "higher",
+            f"without padding, {window}",
+        ),
         measured(f"step_s{scope}", step_s.tolist(), "s", "lower", reason=f"slowest rank, {window}"),
-        derived("padding_share", float(1 - everything["tokens"].sum() / everything["padded_tokens"].sum()), "ratio", "lower", "padding over processed tokens, all steps"),
+        derived(
+            "padding_share",
+            float(1 - everything["tokens"].sum() / everything["padded_tokens"].sum()),
+            "ratio",
+            "lower",
+            "padding over processed tokens, all steps",
+        ),
     ]
     for part in ("data", "forward", "backward", "exchange", "optimizer"):
-        found.append(_part(f"time_{part}_s", steady[f"{part}_s"], "mean over the ranks" + (", without waiting for other ranks" if part == "backward" else "")))
-    found.append(_part("exchange_exposed_s", steady["exchange_exposed_s"], "after the last gradient was ready, mean over the ranks; waiting for slower ranks is part of it"))
+        found.append(
+            _part(
+                f"time_{part}_s",
+                steady[f"{part}_s"],
+                "mean over the ranks" + (", without waiting for other ranks" if part == "backward" else ""),
+            )
+        )
+    found.append(
+        _part(
+            "exchange_exposed_s",
+            steady["exchange_exposed_s"],
+            "after the last gradient was ready, mean over the ranks; waiting for slower ranks is part of it",
+        )
+    )
     found += [_overlap(steady, world_size), _skew(steady, world_size)]
     return [*found, *_flops(steady, step_s, scope, peak, peak_reason)]
 
@@ -82,7 +114,13 @@ def _overlap(steady: Columns, world_size: int) -> Metric:
     if np.isnan(busy).any() or world_size == 1:
         return not_available("exchange_overlap", "ratio", "higher", _ONE_RANK if world_size == 1 else _NOT_TOLD)
     share = 1 - np.minimum(exposed, busy).sum(axis=1) / np.maximum(busy.sum(axis=1), 1e-12)
-    return derived("exchange_overlap", share.tolist(), "ratio", "higher", "1 - exposed / busy: the share of the exchange that the backward pass hides")
+    return derived(
+        "exchange_overlap",
+        share.tolist(),
+        "ratio",
+        "higher",
+        "1 - exposed / busy: the share of the exchange that the backward pass hides",
+    )
 
 
 def own_work(columns: Columns) -> np.ndarray:
@@ -93,19 +131,44 @@ def own_work(columns: Columns) -> np.ndarray:
 def _skew(steady: Columns, world_size: int) -> Metric:
     work = own_work(steady)
     if world_size == 1 or np.isnan(work).any():
-        return not_available("rank_skew", "ratio", "lower", "one rank has nobody to wait for" if world_size == 1 else _NOT_TOLD)
-    return derived("rank_skew", (work.max(axis=1) / work.mean(axis=1)).tolist(), "ratio", "lower", "own work of the slowest rank over the mean of all, without waiting")
+        return not_available(
+            "rank_skew", "ratio", "lower", "one rank has nobody to wait for" if world_size == 1 else _NOT_TOLD
+        )
+    return derived(
+        "rank_skew",
+        (work.max(axis=1) / work.mean(axis=1)).tolist(),
+        "ratio",
+        "lower",
+        "own work of the slowest rank over the mean of all, without waiting",
+    )
 
 
 def _flops(steady: Columns, step_s: np.ndarray, scope: str, peak: float | None, peak_reason: str) -> list[Metric]:
     rates = steady["flops"].sum(axis=1) / step_s
     if np.isnan(rates).any():
         reason = "the model's config does not name layers, hidden and intermediate size"
-        found = [not_available(f"flops_per_s{scope}", "FLOP/s", "higher", reason), not_available(f"mfu{scope}", "ratio", "higher", reason)]
+        found = [
+            not_available(f"flops_per_s{scope}", "FLOP/s", "higher", reason),
+            not_available(f"mfu{scope}", "ratio", "higher", reason),
+        ]
     else:
-        found = [derived(f"flops_per_s{scope}", rates.tolist(), "FLOP/s", "higher", "3 L [2S(4h² + 2hf) + 4S²h] on the padded shapes")]
+        found = [
+            derived(
+                f"flops_per_s{scope}",
+                rates.tolist(),
+                "FLOP/s",
+                "higher",
+                "3 L [2S(4h² + 2hf) + 4S²h] on the padded shapes",
+            )
+        ]
         found.append(
-            derived(f"mfu{scope}", (rates / peak).tolist(), "ratio", "higher", "FLOP/s over the measured peak of matrix products")
+            derived(
+                f"mfu{scope}",
+                (rates / peak).tolist(),
+                "ratio",
+                "higher",
+                "FLOP/s over the measured peak of matrix products",
+            )
             if peak
             else not_available(f"mfu{scope}", "ratio", "higher", peak_reason)
         )
@@ -131,7 +194,9 @@ def bandwidth_metrics(bandwidth: Bandwidth | None) -> list[Metric]:
 
 def sensor_metrics(events: Sequence[Event], began: float, ended: float, config: SquadConfig) -> list[Metric]:
     """Return power, energy, temperature and utilisation over the training, or why they are not there."""
-    reasons: dict[str, str] = next((event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {})
+    reasons: dict[str, str] = next(
+        (event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {}
+    )
     readings = [event for event in events if event["kind"] == "sensor" and began <= event["t"] <= ended]
     if not any(event["kind"] == "sensor" for event in events):
         default = "no supervisor sampled the sensors of this run"
@@ -143,16 +208,34 @@ def sensor_metrics(events: Sequence[Event], began: float, ended: float, config: 
 
     def sampled(name: str, key: str, unit: str, direction: Direction) -> Metric:
         found = values(key)
-        return measured(name, found, unit, direction, reason="every second of the training") if found else not_available(name, unit, direction, str(reasons.get(key, default)))
+        return (
+            measured(name, found, unit, direction, reason="every second of the training")
+            if found
+            else not_available(name, unit, direction, str(reasons.get(key, default)))
+        )
 
     counter = values("energy_j")
     if len(counter) > 1:
-        energy = measured("energy_j", counter[-1] - counter[0], "J", "lower", reason="the hardware's own counter, over the training")
+        energy = measured(
+            "energy_j", counter[-1] - counter[0], "J", "lower", reason="the hardware's own counter, over the training"
+        )
     else:
         energy = not_available("energy_j", "J", "lower", str(reasons.get("energy_j", default)))
-    found = [energy, sampled("power_w", "power_w", "W", "lower"), sampled("temperature_c", "temperature_c", "°C", "lower")]
+    found = [
+        energy,
+        sampled("power_w", "power_w", "W", "lower"),
+        sampled("temperature_c", "temperature_c", "°C", "lower"),
+    ]
     if config.backend == "cpu" and values("cpu_percent"):
-        found.append(measured("utilization", values("cpu_percent"), "%", "none", reason="processor time of the ranks, 100 % is one core"))
+        found.append(
+            measured(
+                "utilization",
+                values("cpu_percent"),
+                "%",
+                "none",
+                reason="processor time of the ranks, 100 % is one core",
+            )
+        )
     else:
         found.append(sampled("utilization", "utilization_percent", "%", "higher"))
     return found

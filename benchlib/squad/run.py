@@ -48,7 +48,9 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
     # What may come from the hub is fetched by one rank; the others then find it in the cache.
     split = _main_first(here, config.data == "squad", lambda: squad_data.load(config))
     events.emit("phase", name="model")
-    loaded = _main_first(here, config.model != EMBEDDED_MODEL and not Path(config.model).exists(), lambda: models.load(config))
+    loaded = _main_first(
+        here, config.model != EMBEDDED_MODEL and not Path(config.model).exists(), lambda: models.load(config)
+    )
     events.emit("phase", name="features")
     began = time.time()
 
@@ -57,7 +59,9 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
             events.emit("progress", phase="features", done=done, total=total, unit="contexts")
 
         examples = split.train if training else split.eval
-        return features.build(examples, loaded.tokenizer, config.max_length, config.doc_stride, training, paths.cache(), told)
+        return features.build(
+            examples, loaded.tokenizer, config.max_length, config.doc_stride, training, paths.cache(), told
+        )
 
     train_features, eval_features = build(True), build(False)
     features_s = time.time() - began
@@ -77,7 +81,9 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
     predictions: dict[str, str] = {}
     scores: dict[str, Any] = {}
     if here.main:
-        predictions = spans.best_answers(split.eval, eval_features, start_logits, end_logits, config.n_best, config.max_answer_tokens)
+        predictions = spans.best_answers(
+            split.eval, eval_features, start_logits, end_logits, config.n_best, config.max_answer_tokens
+        )
         scores = scoring.score(predictions, split.eval)
     evaluate_s = time.time() - began
 
@@ -98,15 +104,28 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         *outcome.bandwidth_metrics(bandwidth),
         _device_memory(device_memory, memory_reason),
         measured("resident_memory_gb", max(resident) / 1e9, "GB", "lower", reason="peak of the largest rank"),
-        *outcome.sensor_metrics(read_events(run_dir, {"sensor", "sensors"}), trained.began, trained.began + trained.train_s, config),
-        measured("startup_s", trained.began - result.started_at, "s", "lower", reason="from the launch to the first step"),
-        measured("features_s", features_s, "s", "lower", reason="read from the cache" if train_features.from_cache else "made and cached"),
+        *outcome.sensor_metrics(
+            read_events(run_dir, {"sensor", "sensors"}), trained.began, trained.began + trained.train_s, config
+        ),
+        measured(
+            "startup_s", trained.began - result.started_at, "s", "lower", reason="from the launch to the first step"
+        ),
+        measured(
+            "features_s",
+            features_s,
+            "s",
+            "lower",
+            reason="read from the cache" if train_features.from_cache else "made and cached",
+        ),
         measured("train_s", trained.train_s, "s", "lower"),
         measured("evaluate_s", evaluate_s, "s", "lower", reason="prediction, spans and scores"),
         measured("total_s", time.time() - result.started_at, "s", "lower", reason="from the launch to the result"),
     ]
     result.facts = _facts(config, trained, loaded, split, train_features, eval_features)
-    result.tables = {"misses": evaluate.misses(split.eval, predictions, scores["per_question"]), "ranks": outcome.rank_rows(trained, resident)}
+    result.tables = {
+        "misses": evaluate.misses(split.eval, predictions, scores["per_question"]),
+        "ranks": outcome.rank_rows(trained, resident),
+    }
     result.notes = [split.description, trained.plan.reason, *trained.notes]
     result.status, result.ended_at = "complete", time.time()
     write_json(run_dir / "predictions.json", predictions)
@@ -151,18 +170,31 @@ def _matmul_peak(config: SquadConfig, here: World) -> tuple[float | None, str]:
     if any(value is None for value in best):
         return None, found.reason or "a rank could not measure it"
     threads = f", {torch.get_num_threads()} threads each" if here.device.type == "cpu" else ""
-    return sum(value for value in best if value is not None), f"{config.precision} products of size {found.size}, {here.size} ranks at the same time{threads}"
+    return sum(
+        value for value in best if value is not None
+    ), f"{config.precision} products of size {found.size}, {here.size} ranks at the same time{threads}"
 
 
 def _device_memory(found: list[float | None], reason: str) -> Metric:
     known = [value for value in found if value is not None]
     if not known:
         return not_available("device_memory_gb", "GB", "lower", reason)
-    return derived("device_memory_gb", max(known) / 1e9, "GB", "lower", "peak of the tensors of the largest rank during the training")
+    return derived(
+        "device_memory_gb",
+        max(known) / 1e9,
+        "GB",
+        "lower",
+        "peak of the tensors of the largest rank during the training",
+    )
 
 
 def _facts(
-    config: SquadConfig, trained: Trained, loaded: models.Loaded, split: squad_data.Split, train: features.Features, evaluation: features.Features
+    config: SquadConfig,
+    trained: Trained,
+    loaded: models.Loaded,
+    split: squad_data.Split,
+    train: features.Features,
+    evaluation: features.Features,
 ) -> dict[str, Any]:
     rates = trained.learning_rates
     return {
@@ -179,7 +211,11 @@ def _facts(
         "parameters": loaded.parameters,
         "matmul_parameters": loaded.matmul_parameters,
         "fresh_weights": loaded.fresh,
-        "features": {"train": len(train), "eval": len(evaluation), "questions_cut": train.questions_cut + evaluation.questions_cut},
+        "features": {
+            "train": len(train),
+            "eval": len(evaluation),
+            "questions_cut": train.questions_cut + evaluation.questions_cut,
+        },
         "questions": {"train": len(split.train), "eval": len(split.eval)},
         "bucket_bytes": trained.bucket_bytes,
         "resumed_step": trained.resumed_step,
@@ -196,7 +232,11 @@ def _identity(config: SquadConfig, split: squad_data.Split) -> dict[str, str]:
     found = {}
     folder = Path(config.model)
     if config.model != EMBEDDED_MODEL and folder.is_dir():
-        digest = hashlib.sha256("".join(sha256(path) for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".json", ".txt")).encode())
+        digest = hashlib.sha256(
+            "".join(
+                sha256(path) for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".json", ".txt")
+            ).encode()
+        )
         found["model"] = f"folder:{digest.hexdigest()[:16]}"
     if config.data == "files":
         found |= {"train_file": f"data:{split.sha256[:16]}", "eval_file": f"data:{split.sha256[:16]}"}

@@ -71,7 +71,14 @@ class StepLog:
         if not self._waiting:
             return
         rows = [
-            [float(step.loss), step.samples, step.tokens, step.padded_tokens, step.flops, *(row.get(name, float("nan")) for name in _TIMES)]
+            [
+                float(step.loss),
+                step.samples,
+                step.tokens,
+                step.padded_tokens,
+                step.flops,
+                *(row.get(name, float("nan")) for name in _TIMES),
+            ]
             for step, row in zip(self._waiting, times, strict=True)
         ]
         mine = torch.tensor(rows, dtype=torch.float64).to(comm_device(self.world))
@@ -92,4 +99,6 @@ class StepLog:
         # The slowest rank sets the time of a step; the split is that of rank 0, so that its parts add up.
         fields |= {name: float(by_name[name][0]) for name in _TIMES if not np.isnan(by_name[name][0])}
         fields["step_s"] = float(by_name["step_s"].max())
-        self.events.emit("step", step=step.step, epoch=step.epoch, loss=float(by_name["loss"].sum()), lr=step.learning_rate, **fields)
+        self.events.emit(
+            "step", step=step.step, epoch=step.epoch, loss=float(by_name["loss"].sum()), lr=step.learning_rate, **fields
+        )

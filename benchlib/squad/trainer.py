@@ -36,7 +36,9 @@ def train(task: Task) -> Trained:
 
     config, world = task.config, task.world
     if config.resume:
-        raise UserError("resume needs engine=native: the Trainer's checkpoints are pickles, which benchlib does not read")
+        raise UserError(
+            "resume needs engine=native: the Trainer's checkpoints are pickles, which benchlib does not read"
+        )
     devices.require_precision(config.precision, world.device)
     model = task.loaded.model.to(world.device).train()
     rows = prepare(task.examples, task.loaded.tokenizer, config)
@@ -48,7 +50,10 @@ def train(task: Task) -> Trained:
     task.events.emit("phase", name="train")
     devices.reset_peak_memory(world.device)
     log = StepLog(world, task.events, plan.step_s)
-    rates = [learning_rate(step, plan.planned_steps, config.learning_rate, config.warmup_ratio) for step in range(plan.planned_steps)]
+    rates = [
+        learning_rate(step, plan.planned_steps, config.learning_rate, config.warmup_ratio)
+        for step in range(plan.planned_steps)
+    ]
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         # Its hints (pinned memory without a GPU and the like) are about the recipe, which is not ours to change.
@@ -164,7 +169,9 @@ class Recorder(transformers.TrainerCallback):
         self._timer.end_step()
         done = int(state.global_step)
         epoch = int((done - 1) // max(1, state.max_steps / max(args.num_train_epochs, 1e-9)))
-        step = Step(done, epoch, self.rates[done - 1], self._loss, self._samples, self._tokens, self._padded, self._flops)
+        step = Step(
+            done, epoch, self.rates[done - 1], self._loss, self._samples, self._tokens, self._padded, self._flops
+        )
         self._clear()
         if self.log.add(step):
             self.log.gather(self.times())
@@ -191,17 +198,25 @@ class CountingTrainer(transformers.Trainer):
         peak = self.args.learning_rate
         assert self.optimizer is not None
         factors = [rate / peak for rate in self.rates]
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer if optimizer is not None else self.optimizer, lambda step: factors[min(step, len(factors) - 1)])
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer if optimizer is not None else self.optimizer, lambda step: factors[min(step, len(factors) - 1)]
+        )
         return self.lr_scheduler
 
 
 def _plan(task: Task, model: Any, rows: dict[str, list[Any]]) -> Plan:
     config, world = task.config, task.world
     lengths = np.array([len(ids) for ids in rows["input_ids"]])
-    size = padded_length(int(np.median([lengths[part].max() for part in _draws(len(lengths), config)])), _PAD_MULTIPLE, config.max_length)
+    size = padded_length(
+        int(np.median([lengths[part].max() for part in _draws(len(lengths), config)])), _PAD_MULTIPLE, config.max_length
+    )
     count = config.batch_size
     ids = torch.full((count, size), task.loaded.tokenizer.unk_token_id or 0, device=world.device)
-    inputs = {name: torch.ones_like(ids) if name == "attention_mask" else torch.zeros_like(ids) for name in rows if not name.endswith("_positions")}
+    inputs = {
+        name: torch.ones_like(ids) if name == "attention_mask" else torch.zeros_like(ids)
+        for name in rows
+        if not name.endswith("_positions")
+    }
     zeros = torch.zeros(count, dtype=torch.int64, device=world.device)
     batch = MicroBatch(inputs | {"input_ids": ids}, zeros, zeros, count, count * size, count * size)
 
@@ -214,7 +229,14 @@ def _plan(task: Task, model: Any, rows: dict[str, list[Any]]) -> Plan:
     tokens = float(config.global_batch * lengths.mean())
     plan = make_plan(config, len(lengths), step_s, time_left(task, step_s, tokens))
     samples = _samples(plan.planned_steps, len(lengths), config)
-    return Plan(plan.total_steps, plan.planned_steps, samples / _samples(plan.total_steps, len(lengths), config), samples, step_s, plan.reason)
+    return Plan(
+        plan.total_steps,
+        plan.planned_steps,
+        samples / _samples(plan.total_steps, len(lengths), config),
+        samples,
+        step_s,
+        plan.reason,
+    )
 
 
 def _draws(count: int, config: SquadConfig) -> list[np.ndarray]:

@@ -72,7 +72,9 @@ def qa_loss(model: Any, batch: MicroBatch, precision: str) -> torch.Tensor:
     # it the loss would depend on the number of ranks. fp32: bf16 loses the digits that a loss is made of.
     padding = batch.inputs["attention_mask"] == 0
     losses = [
-        torch.nn.functional.cross_entropy(logits.float().masked_fill(padding, torch.finfo(torch.float32).min), target, reduction="sum")
+        torch.nn.functional.cross_entropy(
+            logits.float().masked_fill(padding, torch.finfo(torch.float32).min), target, reduction="sum"
+        )
         for logits, target in ((output.start_logits, batch.start), (output.end_logits, batch.end))
     ]
     return (losses[0] + losses[1]) / 2

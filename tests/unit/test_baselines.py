@@ -3,12 +3,13 @@
 import pytest
 
 from benchlib import baselines
-from benchlib.checks import RegressionLimit, save_verdict, verdict_of
+from benchlib.checks import save_verdict, verdict_of
 from benchlib.config import build, save_config
 from benchlib.errors import UserError
 from benchlib.files import write_json
 from benchlib.judge import judge
 from benchlib.metrics import measured
+from benchlib.regression import RegressionLimit
 from benchlib.results import Result, Run, save_result
 
 LIMITS = [RegressionLimit(metric="rate", share=0.2), RegressionLimit(metric="f1", amount=1.0)]

@@ -33,7 +33,10 @@ def test_the_last_two_are_kept_and_the_newest_is_read(folder: Path) -> None:
     ("fault", "reason"),
     [
         (lambda path: _flip(path / "model.safetensors"), "was altered"),
-        (lambda path: (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-8]), "bytes, not"),
+        (
+            lambda path: (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-8]),
+            "bytes, not",
+        ),
         (lambda path: (path / "rng.safetensors").unlink(), "is missing"),
         (lambda path: (path / "state.json").write_text('{"step": 99}'), "bytes, not"),
         (lambda path: (path / "manifest.json").unlink(), "missing or cut"),

@@ -4,17 +4,9 @@ import math
 
 import pytest
 
-from benchlib.checks import (
-    Check,
-    RegressionLimit,
-    Verdict,
-    finite_check,
-    limit_check,
-    peak_check,
-    regression_check,
-    verdict_of,
-)
+from benchlib.checks import Check, Verdict, finite_check, limit_check, peak_check, verdict_of
 from benchlib.metrics import Metric, derived, measured, not_available, quantity
+from benchlib.regression import RegressionLimit, regression_check
 from benchlib.results import Result
 
 

@@ -34,7 +34,9 @@ def test_kept_values_are_scaled_and_so_are_their_gradients() -> None:
 
 def test_attention_and_its_gradients_are_those_of_the_plain_formula() -> None:
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(2, 3, 7, 4, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    query, key, value = (
+        torch.randn(2, 3, 7, 4, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3)
+    )
     mask = torch.ones(2, 1, 7, 7, dtype=torch.bool)
     mask[1, :, :, 5:] = False
     module = torch.nn.Module()
@@ -48,10 +50,15 @@ def test_attention_and_its_gradients_are_those_of_the_plain_formula() -> None:
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
     weight = torch.randn(result.shape, generator=generator, dtype=torch.float64)
     found = torch.autograd.grad((result * weight).sum(), (query, key, value))
-    torch.testing.assert_close(found, torch.autograd.grad((expected * weight).sum(), (query, key, value)), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        found, torch.autograd.grad((expected * weight).sum(), (query, key, value)), rtol=1e-10, atol=1e-12
+    )
 
 
-@pytest.mark.parametrize("family", [transformers.BertConfig, transformers.RobertaConfig, transformers.ElectraConfig, transformers.DistilBertConfig])
+@pytest.mark.parametrize(
+    "family",
+    [transformers.BertConfig, transformers.RobertaConfig, transformers.ElectraConfig, transformers.DistilBertConfig],
+)
 def test_a_model_keeps_its_function(family: type) -> None:
     sizes = {"vocab_size": 50, "max_position_embeddings": 40, "pad_token_id": 0}
     small = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32} if family is transformers.DistilBertConfig else {

@@ -18,7 +18,7 @@ MAY_IMPORT = {
 }
 MODULES = {
     FACTS: "backends bandwidth config diagnosis errors events files hardware hardware.config limits machine paths processes progress ranks registry rerun sensors squad squad.config stacks stats",
-    RECORDS: "baselines checks curves digest flops hardware.checks hardware.reading judge labels metrics postmortem results squad.checks squad.reading",
+    RECORDS: "baselines checks curves digest flops hardware.checks hardware.reading judge labels metrics postmortem regression results squad.checks squad.reading",
     PLUMBING: "allreduce array_file batches checkpoint devices dropout example features minisquad models peaks process_group scoring spans squad_data squad_format squad_metric squad_metric.squad_metric timing windows",
     BENCHMARKS: "hardware.run squad.evaluate squad.native squad.outcome squad.plan squad.run squad.steplog squad.trainer squad.training",
     WORKER: "worker",

@@ -20,7 +20,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])}
     transformers.BertTokenizerFast(vocab=words).save_pretrained(path)
     settings = transformers.BertConfig(
-        vocab_size=7, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, max_position_embeddings=64
+        vocab_size=7,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
     )
     transformers.BertModel(settings).save_pretrained(path)
     return path
@@ -42,7 +47,9 @@ def test_an_encoder_gets_a_head_that_depends_on_the_seed_only(folder: Path) -> N
 
 def test_random_weights_are_not_those_of_the_folder(folder: Path) -> None:
     pretrained, random = (models.load(_config(folder, init=init)).model for init in ("pretrained", "random"))
-    assert not torch.equal(pretrained.bert.embeddings.word_embeddings.weight, random.bert.embeddings.word_embeddings.weight)
+    assert not torch.equal(
+        pretrained.bert.embeddings.word_embeddings.weight, random.bert.embeddings.word_embeddings.weight
+    )
 
 
 def test_dropout_of_the_config(folder: Path) -> None:
@@ -83,7 +90,15 @@ def test_only_encoders_of_text(settings: Any, reason: str) -> None:
         models.check_kind("some/model", settings)
 
 
-@pytest.mark.parametrize("settings", [transformers.BertConfig(), transformers.RobertaConfig(), transformers.DistilBertConfig(), transformers.ElectraConfig()])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        transformers.BertConfig(),
+        transformers.RobertaConfig(),
+        transformers.DistilBertConfig(),
+        transformers.ElectraConfig(),
+    ],
+)
 def test_encoders_are_taken(settings: Any) -> None:
     models.check_kind("some/model", settings)
 
@@ -99,7 +114,11 @@ class _Tokenizer(SimpleNamespace):
         ({"is_fast": False}, transformers.BertConfig(), "no character offsets"),
         ({"size": 30523}, transformers.BertConfig(), "30,523 tokens but the model has 30,522"),
         ({"pad_token_id": None}, transformers.BertConfig(), "no padding token"),
-        ({}, transformers.RobertaConfig(vocab_size=50265, max_position_embeddings=514, pad_token_id=1), "positions for 512 tokens"),
+        (
+            {},
+            transformers.RobertaConfig(vocab_size=50265, max_position_embeddings=514, pad_token_id=1),
+            "positions for 512 tokens",
+        ),
     ],
 )
 def test_tokenizer_and_model_must_fit(changes: dict[str, Any], settings: Any, reason: str) -> None:

@@ -56,7 +56,16 @@ def test_union_of_intervals() -> None:
 
 def _trained(steps: int = 40) -> Trained:
     """Two ranks; the second works 3 s a step, the first 2 s and waits 1 s."""
-    row = {"loss": 0.5, "samples": 4, "tokens": 300, "padded_tokens": 400, "flops": 1e9, "data_s": 0.1, "forward_s": 0.8, "optimizer_s": 0.1}
+    row = {
+        "loss": 0.5,
+        "samples": 4,
+        "tokens": 300,
+        "padded_tokens": 400,
+        "flops": 1e9,
+        "data_s": 0.1,
+        "forward_s": 0.8,
+        "optimizer_s": 0.1,
+    }
     ranks = [
         row | {"step_s": 3.1, "backward_s": 1.0, "exchange_s": 2.0, "exchange_exposed_s": 1.0},
         row | {"step_s": 3.2, "backward_s": 2.0, "exchange_s": 1.0, "exchange_exposed_s": 0.0},
@@ -69,7 +78,9 @@ def _trained(steps: int = 40) -> Trained:
 
 def test_metrics_of_a_table() -> None:
     found = {metric.name: metric for metric in outcome.speed_metrics(_trained(), "_x", 2, 1e10, "measured")}
-    assert found["train_samples_per_s_x"].value == pytest.approx(8 / 3.2)  # both ranks' samples by the slower one's time
+    assert found["train_samples_per_s_x"].value == pytest.approx(
+        8 / 3.2
+    )  # both ranks' samples by the slower one's time
     assert found["train_tokens_per_s_x"].value == pytest.approx(600 / 3.2)
     assert found["step_s_x"].n == 35
     assert found["padding_share"].value == pytest.approx(0.25)
@@ -94,7 +105,17 @@ def test_what_is_unknown_is_not_available() -> None:
 
 def test_sensors_count_only_during_the_training() -> None:
     events = [{"kind": "sensors", "t": 0.0, "availability": {"temperature_c": "no sensor"}}]
-    events += [{"kind": "sensor", "t": float(t), "energy_j": 100.0 * t, "power_w": 100.0, "temperature_c": None, "cpu_percent": 150.0} for t in range(20)]
+    events += [
+        {
+            "kind": "sensor",
+            "t": float(t),
+            "energy_j": 100.0 * t,
+            "power_w": 100.0,
+            "temperature_c": None,
+            "cpu_percent": 150.0,
+        }
+        for t in range(20)
+    ]
     found = {metric.name: metric for metric in outcome.sensor_metrics(events, 4.5, 10.0, SquadConfig())}
     assert found["energy_j"].value == 500.0
     assert found["power_w"].n == 6
