@@ -73,7 +73,7 @@ def test_parameters_are_fields_of_the_config_with_units(path, notebook):
     assert set(parameters_of(path)) <= fields
     cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
     for line in cell.source.splitlines():
-        name, sign, comment = line.partition("  # ")
+        _, sign, comment = line.partition("  # ")
         assert sign, f"{line}: no comment with unit or meaning"
         assert comment.strip()
         assert "=" not in comment, f"{line}: papermill cannot read a second ="
