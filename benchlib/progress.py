@@ -15,6 +15,7 @@ PHASES = {
     "model": "loading the model",
     "warmup": "measuring the speed",
     "train": "training",
+    "measure": "measuring",
     "evaluate": "evaluating",
     "write": "writing results",
     "done": "done",

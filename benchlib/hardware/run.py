@@ -47,7 +47,7 @@ class _Bench:
 
     def step(self) -> None:
         self.done += 1
-        self.events.emit("progress", phase="train", done=self.done, total=self.steps, unit="measurements")
+        self.events.emit("progress", phase="measure", done=self.done, total=self.steps, unit="measurements")
 
     def together(self, measure: Callable[[], T]) -> list[T]:
         """Let all ranks measure at once."""
@@ -75,7 +75,7 @@ def run(config: MachineConfig, run_dir: Path, events: EventWriter) -> None:
         steps = 2 * len(config.precisions) + len(copies) + len(config.allreduce_mib) + 1
         bench = _Bench(world, config, events, steps)
         startup_s = max(process_group.all_gather_objects(time.time() - began))
-        events.emit("phase", name="train")
+        events.emit("phase", name="measure")
         metrics: list[Metric] = []
         tables: dict[str, list[dict[str, Any]]] = {"matmul": [], "allreduce": []}
         for precision in config.precisions:
