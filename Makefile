@@ -31,4 +31,4 @@ lint: $(SETUP)
 	$(BIN)/mypy
 
 test: $(SETUP) lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --nbval --nbval-current-env $(ARGS)
