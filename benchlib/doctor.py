@@ -71,8 +71,8 @@ def _backend(name: str, found: dict[str, Any]) -> Finding:
     return Finding(
         f"backend {name}",
         False,
-        str(found.get("reason", "torch does not report it")),
-        BACKENDS[name].install,
+        # The reason ends with what to install.
+        str(found.get("reason") or f"torch does not report it: {BACKENDS[name].install}"),
         needed=name == "cpu",
     )
 

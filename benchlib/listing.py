@@ -129,6 +129,10 @@ def show_doctor() -> int:
     findings = examine()
     for item in findings:
         mark = "[green]yes[/]" if item.ok else "[red]no[/]" if item.needed else "[yellow]no[/]"
-        table.add_row(mark, item.part, escape(item.seen) + (f"\n[dim]{escape(item.remedy)}[/]" if item.remedy else ""))
+        table.add_row(
+            mark,
+            item.part,
+            escape(item.seen) + (f"\n[dim]{escape(item.remedy)}[/]" if item.remedy and not item.ok else ""),
+        )
     console.print(table)
     return 2 if any(item.needed and not item.ok for item in findings) else 0

@@ -109,6 +109,14 @@ def judge(run: Run) -> Verdict:
     return judging.judge(run.path)
 
 
+def _whole(frame: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Return the frame after telling pandas to show sentences whole: a cut reason is none."""
+    import pandas as pd
+
+    pd.set_option("display.max_colwidth", None)
+    return frame
+
+
 def config_table(run: Run) -> "pandas.DataFrame":
     """Return the config with the meaning of each field, those first that differ from the defaults."""
     import pandas as pd
@@ -127,14 +135,14 @@ def config_table(run: Run) -> "pandas.DataFrame":
         )
     frame = pd.DataFrame(rows)
     changed = frame["default"] != ""
-    return pd.concat([frame[changed], frame[~changed]]).set_index("parameter")
+    return _whole(pd.concat([frame[changed], frame[~changed]]).set_index("parameter"))
 
 
 def checks_table(verdict: Verdict) -> "pandas.DataFrame":
     """Return the checks with status, reason and limit, one row each."""
     import pandas as pd
 
-    return pd.DataFrame(judging.summary_rows(verdict)).set_index("check")
+    return _whole(pd.DataFrame(judging.summary_rows(verdict)).set_index("check"))
 
 
 def expectation(run: Run) -> "pandas.DataFrame":
@@ -165,7 +173,7 @@ def expectation(run: Run) -> "pandas.DataFrame":
         for metric in item.metrics
         if metric.name in item.samples
     ]
-    return pd.DataFrame(rows).set_index("bound")
+    return _whole(pd.DataFrame(rows).set_index("bound"))
 
 
 def reading(run: Run) -> Any:
@@ -198,7 +206,7 @@ def provenance(run: Run) -> "pandas.DataFrame":
         "load when it began": ", ".join(f"{value:.2f}" for value in machine["load_average"] or []),
         **{f"version of {name}": version for name, version in machine["versions"].items()},
     }
-    return pd.DataFrame({"value": facts})
+    return _whole(pd.DataFrame({"value": facts}))
 
 
 def metrics_table(run: Run) -> "pandas.DataFrame":
@@ -218,4 +226,4 @@ def metrics_table(run: Run) -> "pandas.DataFrame":
         }
         for metric in run.result.metrics
     ]
-    return pd.DataFrame(rows).set_index("metric")
+    return _whole(pd.DataFrame(rows).set_index("metric"))
