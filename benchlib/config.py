@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -50,6 +50,9 @@ class BaseConfig(BaseModel):
     wall_limit_s: float = Field(
         0.0, ge=0, description="seconds after which the run is ended; 0: twice the budget and the start-up"
     )
+
+    # Fields that name a file or folder, and whether it must be there: they are read relative to where the user stands.
+    PATHS: ClassVar[dict[str, bool]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -204,6 +207,24 @@ def check_params(path: Path) -> dict[str, Any]:
         else:
             check_names(section, values, str(path))
     return content
+
+
+def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with the files and folders that they name made absolute: ranks work in another folder.
+
+    Raises ``UserError`` for one that must be there and is not.
+    """
+    found = dict(values)
+    for name, needed in config_class(benchmark).PATHS.items():
+        text = str(found.get(name) or "")
+        if not text:
+            continue
+        path = Path(text).expanduser()
+        if path.exists():
+            found[name] = str(path.resolve())
+        elif needed or text.startswith((".", "/", "~")):
+            raise UserError(f"{name} = {text!r}: no such file or folder (looked in {Path.cwd()})")
+    return found
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:

@@ -129,7 +129,7 @@ def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
     if record.error:
         message = str(record.error.get("message", "")).strip()
         first = message.splitlines()[0] if message else ""
-        text = f"{who} raised {record.error.get('type')}" + (f": {first}" if first else "") + record.where()
+        text = f"{who} raised {record.error.get('type')}{record.where()}" + (f": {first}" if first else "")
         gone = [other.rank for other in ranks if other.returncode == 0]
         if is_echo(record.error) and gone:
             text += f"; {_names(gone)} had already ended (exit code 0)"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchlib import judge as judging
 from benchlib.checks import Verdict
-from benchlib.config import Resolved, check_names, config_class, resolve, save_config
+from benchlib.config import Resolved, absolute_paths, check_names, config_class, resolve, save_config
 from benchlib.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.files import write_json
 from benchlib.machine import best_backend, default_nproc, describe, probe_devices
@@ -53,6 +53,7 @@ def plan(
     """
     config_class(benchmark)
     check_names(benchmark, overrides, "set by hand")
+    overrides = absolute_paths(benchmark, overrides)
     first = resolve(benchmark, tier, "cpu" if backend == "auto" else backend, overrides)
     probe = probe_devices() if probe is None else probe
     name = best_backend(probe) if backend == "auto" else backend

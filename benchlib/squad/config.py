@@ -1,6 +1,6 @@
 """Parameters of the SQuAD benchmark. The defaults are those of the smoke tier."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,8 @@ class SquadConfig(BaseConfig):
     The global batch is ``batch_size * accumulation * world_size`` samples; samples are features, windows of at most
     ``max_length`` tokens, of which a long paragraph gives several.
     """
+
+    PATHS: ClassVar[dict[str, bool]] = {"train_file": True, "eval_file": True, "resume": True, "model": False}
 
     benchmark: Literal["squad"] = "squad"
 

@@ -98,7 +98,7 @@ def test_waiting_for_a_rank_at_work_is_no_hang(tmp_path: Path) -> None:
 
 def test_exception_is_shown_and_not_its_echo(tmp_path: Path) -> None:
     error = _broken(prepare(tmp_path / "run", fault="boom"), "collective")
-    assert error.status["reason"] == "rank 1 raised ValueError: boom <script> during phase train, step 3"
+    assert error.status["reason"] == "rank 1 raised ValueError during phase train, step 3: boom <script>"
     shown = "\n".join(error._render_traceback_())
     assert "ValueError: boom" in shown
     assert "in boom" in shown

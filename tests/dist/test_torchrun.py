@@ -22,7 +22,7 @@ def test_failing_rank_is_named(tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as caught:
         execute(run_dir, benchmark="faulty:collective")
     none_left(run_dir, 0.5)
-    assert caught.value.status["reason"] == "rank 1 raised ValueError: boom <script> during phase train, step 3"
+    assert caught.value.status["reason"] == "rank 1 raised ValueError during phase train, step 3: boom <script>"
     assert "in boom" in str(caught.value)
     agent = json.loads((run_dir / "logs/agent.error.json").read_text())
     assert "boom" in agent["message"]["message"], "torchrun itself names the same cause"

@@ -5,6 +5,7 @@ import yaml
 
 from benchlib.backends import BACKENDS
 from benchlib.config import (
+    absolute_paths,
     build,
     check_params,
     config_class,
@@ -84,6 +85,18 @@ def test_unknown_benchmark_tier_and_backend_name_the_nearest():
 def test_an_override_cannot_contradict_the_tier():
     with pytest.raises(UserError, match="use --tier"):
         resolve("squad", "quick", "cpu", {"tier": "nightly"})
+
+
+def test_files_are_meant_from_where_the_user_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.json").write_text("{}")
+    (tmp_path / "encoder").mkdir()
+    found = absolute_paths("squad", {"train_file": "train.json", "model": "encoder", "epochs": 1})
+    assert found == {"train_file": str(tmp_path / "train.json"), "model": str(tmp_path / "encoder"), "epochs": 1}
+    assert absolute_paths("squad", {"model": "bert-base-uncased"}) == {"model": "bert-base-uncased"}  # a hub name
+    for values in ({"eval_file": "missing.json"}, {"resume": "outputs/none"}, {"model": "./missing"}):
+        with pytest.raises(UserError, match="no such file or folder"):
+            absolute_paths("squad", values)
 
 
 def test_command_line_pairs():

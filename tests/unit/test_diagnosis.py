@@ -32,7 +32,7 @@ def test_an_echo_that_came_first_is_not_the_cause() -> None:
     ranks = [_failed(0, 10.0, "RuntimeError", CLOSED), _failed(1, 10.4, "ValueError", "boom\nsecond line")]
     cause = diagnosis.first_failure(ranks)
     assert cause is ranks[1]
-    assert diagnosis.failure_text(cause, ranks) == "rank 1 raised ValueError: boom during phase train, step 7"
+    assert diagnosis.failure_text(cause, ranks) == "rank 1 raised ValueError during phase train, step 7: boom"
 
 
 def test_a_death_goes_before_what_peers_say_right_after_it() -> None:
