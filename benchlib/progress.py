@@ -34,7 +34,7 @@ class Progress:
     rate: float | None = None
     left_s: float | None = None
     started: float = field(default_factory=time.time)
-    _recent: list[tuple[float, float]] = field(default_factory=list, repr=False)
+    _recent: list[tuple[float, int, float]] = field(default_factory=list, repr=False)
 
     def update(self, event: Event) -> bool:
         """Take one event in; return whether something that is shown has changed."""
@@ -58,12 +58,17 @@ class Progress:
         return True
 
     def _timed(self, now: float, samples: float) -> None:
-        self._recent = [*self._recent, (now, samples)][-RATE_WINDOW - 1 :]
-        span = now - self._recent[0][0]
-        if span > 0:
-            seen = sum(count for _, count in self._recent[1:])
-            self.rate = seen / span if seen else self.rate
-            self.left_s = max(0, self.total - self.done) * span / (len(self._recent) - 1) if self.total else None
+        if self._recent and self.done < self._recent[-1][1]:
+            self._recent.clear()  # another count of the same phase has begun
+        self._recent = [*self._recent, (now, self.done, samples)][-RATE_WINDOW - 1 :]
+        first_t, first_done, _ = self._recent[0]
+        span, advanced = now - first_t, self.done - first_done
+        if span <= 0 or advanced <= 0:
+            return
+        seen = sum(count for _, _, count in self._recent[1:])
+        self.rate = seen / span if seen else self.rate
+        # By what was done, not by the number of events: progress is reported in leaps.
+        self.left_s = max(0, self.total - self.done) * span / advanced if self.total else None
 
     def line(self) -> str:
         """Return one line for a terminal."""
