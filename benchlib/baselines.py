@@ -162,8 +162,8 @@ def accept(
         raise UserError("a baseline needs --reason: say why this run is the new normal")
     result, verdict = run.result, run.verdict
     if result is None or result.status != "complete" or verdict is None or verdict["broken"]:
-        state = result.status if result else "without a result"
-        raise UserError(f"{run.path} is {state}: only a whole run can be accepted")
+        why = verdict["sentence"] if verdict else "it was never judged"
+        raise UserError(f"{run.path} is no whole run and cannot be accepted: {why}")
     if verdict["verdict"] in ("FAIL", "SKIPPED"):
         others = [check["name"] for check in verdict["checks"] if check["gates"] and check["status"] == "FAIL"]
         raise UserError(

@@ -78,6 +78,8 @@ def verdict_of(checks: list[Check], broken: str = "", skipped: str = "") -> Verd
         )
     open_ = [check for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
     rest = f"; {_count(open_)} had no comparable baseline" if open_ else ""
+    missing = ", ".join(check.name for check in checks if check.gates and check.status == "SKIPPED")
+    rest += f"; not judged although it should be: {missing}" if missing else ""
     if not passed:
         return Verdict(verdict="SKIPPED", sentence="No check could be made.", checks=checks)
     return Verdict(verdict="PASS", sentence=f"{_count(passed)} passed{rest}.", checks=checks)

@@ -177,7 +177,10 @@ def read_params(kind: str, name: str) -> dict[str, Any]:
     known = [item.stem for item in folder.glob("*.yaml")]
     if name not in known:
         raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, known)}")
-    return check_params(path)
+    content = check_params(path)
+    if kind == "tiers" and "budget_s" not in content.get("all", {}):
+        raise UserError(f"{path}: a tier needs its budget: `all: {{budget_s: SECONDS}}`")
+    return content
 
 
 def check_params(path: Path) -> dict[str, Any]:

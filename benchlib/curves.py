@@ -143,13 +143,23 @@ def split(run: Records) -> dict[str, float]:
     recorded that; so the parts of one step add up to it.
     """
     frame = _in_window(steps(run), steady(run))
-    columns = {part: f"{part}_s" for part in PARTS}
-    if frame["exchange_exposed_s"].notna().any():
-        columns["exchange"] = "exchange_exposed_s"
-    parts = {part: float(frame[column].median()) for part, column in columns.items() if frame[column].notna().any()}
-    whole = frame["step_s"].median()
-    rest = float(whole) - sum(parts.values())
-    if parts and rest > 0.005 * float(whole):
+
+    def median(name: str) -> float | None:
+        # The samples of the metrics are means over the ranks: the picture and the table then say the same.
+        values = (
+            pd.Series(_samples(run, name), dtype=float)
+            if _samples(run, name)
+            else frame.get(name, pd.Series(dtype=float))
+        )
+        return float(values.median()) if values.notna().any() else None
+
+    exposed = median("exchange_exposed_s")
+    found = {part: median(f"time_{part}_s") or median(f"{part}_s") for part in PARTS}
+    found["exchange"] = found["exchange"] if exposed is None else exposed
+    parts = {part: value for part, value in found.items() if value is not None}
+    whole = median("step_s") or 0.0
+    rest = whole - sum(parts.values())
+    if parts and rest > 0.005 * whole:
         parts["other"] = rest
     return parts
 

@@ -129,6 +129,8 @@ def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
     if record.error:
         message = str(record.error.get("message", "")).strip()
         first = message.splitlines()[0] if message else ""
+        if record.error.get("type") in ("UserError", "DataError"):
+            return message  # what the user gave is wrong, and the message says it all
         text = f"{who} raised {record.error.get('type')}{record.where()}" + (f": {first}" if first else "")
         gone = [other.rank for other in ranks if other.returncode == 0]
         if is_echo(record.error) and gone:

@@ -9,7 +9,7 @@ import psutil
 from benchlib import baselines
 from benchlib.checks import Check, Verdict, save_verdict, verdict_of
 from benchlib.errors import UserError
-from benchlib.files import write_json
+from benchlib.files import read_json, write_json
 from benchlib.registry import BENCHMARKS
 from benchlib.results import Result, Run, save_result
 
@@ -49,9 +49,7 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     ]
     error = run.path / NOTEBOOK_ERROR
     if error.exists():
-        return _broken(
-            checks, f"the measurement is whole, but the notebook stopped: {run._json(NOTEBOOK_ERROR)['message']}"
-        )
+        return _broken(checks, f"the measurement is whole, but the notebook stopped: {read_json(error)['message']}")
     return verdict_of(checks)
 
 
@@ -66,7 +64,9 @@ def _why_broken(run: Run) -> str:
     """Return why a run has no complete result, in plain words; '' for a whole run."""
     status, result = run.status, run.result
     if status is not None and status["outcome"] != "complete":
-        return str(status["reason"])
+        error = run.path / NOTEBOOK_ERROR
+        dead = error.exists() and read_json(error)["type"] == "DeadKernelError"
+        return ("the notebook's kernel died; " if dead else "") + str(status["reason"])
     if result is not None and result.status == "complete" and status is not None:
         return ""
     if status is None:

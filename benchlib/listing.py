@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchlib import baselines
 from benchlib.backends import BACKENDS
@@ -20,7 +20,7 @@ from benchlib.results import Run, find_runs
 console = Console(highlight=False)
 
 
-def _table(*columns: str) -> Table:
+def _table(*columns: str | Column) -> Table:
     return Table(*columns, box=None, padding=(0, 2), header_style="bold")
 
 
@@ -48,7 +48,7 @@ def show_kit() -> None:
 def show_runs(out: Path | None) -> None:
     """Print the stored runs, the newest first."""
     folder = out or outputs()
-    table = _table("run", "verdict", "what it says")
+    table = _table(Column("run", overflow="fold", min_width=30), Column("verdict", no_wrap=True), "what it says")
     count = 0
     for path in find_runs(folder):
         count += 1
@@ -73,7 +73,9 @@ def accept_baseline(run_dir: Path, reason: str, if_improved: bool) -> None:
 
 def show_baselines() -> None:
     """Print the committed baselines."""
-    table = _table("key", "benchmark", "tier", "machine", "ranks", "accepted", "reason")
+    table = _table(
+        Column("key", no_wrap=True), "benchmark", "tier", "machine", "ranks", Column("accepted", no_wrap=True), "reason"
+    )
     stored = baselines.stored()
     for _, item in stored:
         factors = item.fingerprint

@@ -61,8 +61,11 @@ def _terminated_like_interrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def kernel_manager() -> type:
-    """Return the class of jupyter_client that starts kernels of the running interpreter."""
+def kernel_manager(log: Path | None = None) -> type:
+    """Return the class of jupyter_client that starts kernels of the running interpreter.
+
+    What a kernel itself writes to stderr goes to the file ``log``: on an interrupt it prints pages about its sockets.
+    """
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
 
@@ -83,6 +86,13 @@ def kernel_manager() -> type:
                 metadata={"supported_encryption": "curve"},
             )
 
+        async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
+            if log is None:
+                await super().start_kernel(**options)
+                return
+            with log.open("ab") as handle:
+                await super().start_kernel(**options, stderr=handle)
+
     return ThisInterpreter
 
 
@@ -96,6 +106,7 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
 
     # The kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
     environment = {"BENCHLIB_HEADLESS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    (output.parent / "logs").mkdir(exist_ok=True)
     old = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
@@ -111,7 +122,7 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
                 cwd=str(path.parent),
                 execution_timeout=int(timeout_s),
                 interrupt_on_timeout=True,
-                kernel_manager_class=kernel_manager(),
+                kernel_manager_class=kernel_manager(output.parent / "logs" / "kernel.err"),
                 autosave_cell_every=30,
                 start_timeout=120,
             )

@@ -1,5 +1,6 @@
 """A run from its plan to its exit code: execute the notebook, judge, render, sum up."""
 
+import contextlib
 import shlex
 import sys
 import threading
@@ -83,10 +84,11 @@ def show_plan(planned: Plan, out: Path | None) -> None:
         f"[bold]{config.benchmark}[/], tier {config.tier}, backend {config.backend}"
         + (f" [yellow](not available: {escape(planned.unavailable)})[/]" if planned.unavailable else "")
     )
-    table = Table("parameter", "value", "from", box=None, padding=(0, 2))
-    for name in type(config).model_fields:
+    table = Table("parameter", "value", "from", "meaning", box=None, padding=(0, 2, 0, 0))
+    for name, field in type(config).model_fields.items():
         origin = planned.resolved.origins.get(name, "default")
-        table.add_row(name, escape(str(getattr(config, name))), origin, style=None if origin != "default" else "dim")
+        style = None if origin != "default" else "dim"
+        table.add_row(name, escape(str(getattr(config, name))), origin, escape(field.description or ""), style=style)
     console.print(table)
     job = LAUNCHERS[config.launcher](config, folder)
     console.print("\n[bold]starts[/]")
@@ -166,7 +168,8 @@ def _settle(run_dir: Path) -> None:
     end = time.monotonic() + SETTLE_S
     while time.monotonic() < end and not (run_dir / "status.json").exists() and judging.is_running(run_dir):
         time.sleep(0.1)
-    settle(run_dir)
+    with contextlib.suppress(UserError):  # a damaged status.json: the verdict says so
+        settle(run_dir)
 
 
 class _Display(threading.Thread):
@@ -240,7 +243,7 @@ def _summary(run_dir: Path, verdict: Verdict, report: Path) -> None:
         why = open_[0].reason.partition("; ")[2] or open_[0].reason
         console.print(f"[blue]no comparison[/]  for {len(open_)} metrics: {escape(why)}", soft_wrap=True)
         if verdict.verdict == "PASS":
-            again = f'benchlib baseline accept {_short(run_dir)} --reason "..."'
+            again = f'benchlib baseline accept {shlex.quote(str(_short(run_dir)))} --reason "..."'
             console.print(f"[dim]to compare later runs with this one: {escape(again)}[/]", soft_wrap=True)
     word = "BROKEN" if verdict.broken else verdict.verdict
     colour = COLOURS.get(verdict.verdict, "white")
@@ -277,8 +280,9 @@ def report_all(runs: Iterable[Path], out: Path | None) -> int:
         except (UserError, OSError) as error:
             console.print(f"[red]error[/]  {escape(str(_short(run_dir)))}: {escape(str(error))}", soft_wrap=True)
             code = EXIT_BROKEN
-    if folder.is_dir():
-        _index(folder)
-        console.print(f"index: {escape(str(_short(folder / 'index.html')))}", soft_wrap=True)
+    # A run lies in STORE/<tier>-<day>/<run>: its own store's list is the one that changes.
+    for store in sorted({run_dir.resolve().parent.parent for run_dir in chosen}):
+        _index(store)
+        console.print(f"index: {escape(str(_short(store / 'index.html')))}", soft_wrap=True)
     sys.stdout.flush()
     return code

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchlib import judge as judging
 from benchlib.checks import Verdict
-from benchlib.config import Resolved, absolute_paths, check_names, config_class, resolve, save_config
+from benchlib.config import Resolved, absolute_paths, check_names, config_class, nearest, resolve, save_config
 from benchlib.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.files import write_json
 from benchlib.machine import best_backend, default_nproc, describe, probe_devices
@@ -75,6 +75,9 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
 
     Of ``named`` parameters, '' and 0 leave the choice to the tier.
     """
+    _refuse_unknown_parameters()
+    if not isinstance(overrides, Mapping):
+        raise UserError(f"overrides = {overrides!r}: expected a dict of fields, as in {{'epochs': 2}}")
     if run_dir:
         run = Run(run_dir)
         if run.config.benchmark != benchmark:
@@ -82,6 +85,35 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
         return run
     chosen = {name: value for name, value in named.items() if value not in ("", 0)}
     return Run(prepare(plan(benchmark, tier, backend, {**chosen, **overrides}), outputs()))
+
+
+def _refuse_unknown_parameters() -> None:
+    """Raise ``UserError`` for a name that papermill injected and the parameters cell does not have.
+
+    papermill itself only warns and lets the notebook run with the default of what was meant.
+    """
+    import ast
+    import sys
+
+    ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    cells: list[str] = list(ipython.user_ns.get("In", [])) if ipython else []
+    known: set[str] = set()
+    for cell in cells:
+        try:
+            statements = ast.parse(cell).body
+        except SyntaxError:  # a magic, which defines no parameter
+            continue
+        targets = [
+            node.targets[0] if isinstance(node, ast.Assign) else node.target
+            for node in statements
+            if isinstance(node, (ast.Assign, ast.AnnAssign))
+        ]
+        names = {target.id for target in targets if isinstance(target, ast.Name)}
+        if cell.startswith("# Parameters\n") and known:
+            unknown = sorted(names - known)
+            if unknown:
+                raise UserError(f"the notebook has no parameter {unknown[0]!r}: {nearest(unknown[0], known)}")
+        known |= names
 
 
 def execute(run: Run) -> Run:

@@ -163,9 +163,11 @@ class Bandwidth:
 
 
 def all_reduce_bandwidth(
-    bucket_bytes: list[int], device: torch.device, repeats: int = 10, warmup: int = 2
+    bucket_bytes: list[int], device: torch.device, seconds: float = 3.0, most: int = 300, least: int = 10
 ) -> Bandwidth:
-    """Time the all-reduce of buckets of these sizes (fp32), one after the other, as often as ``repeats`` says.
+    """Time the all-reduce of buckets of these sizes (fp32), one after the other, for about ``seconds`` seconds.
+
+    From ``least`` to ``most`` samples: few leave an interval too wide to tell a regression from noise.
 
     A sample is the bytes of all buckets over the sum of their times, the slowest rank's each. Every sum is checked
     against the true one: the values are small whole numbers that differ by rank and place, so it is exact in any order.
@@ -180,7 +182,9 @@ def all_reduce_bandwidth(
     buffers = [source.clone() for source in sources]
     times: list[float] = []
     wrong = 0
-    for repeat in range(warmup + repeats):
+    warmup, repeat, began = 2, 0, time.perf_counter()
+    while repeat < warmup + least or (repeat < warmup + most and _any_rank_has_time(began, seconds, device)):
+        repeat += 1
         total = torch.zeros(len(buffers), dtype=torch.float32, device=device)
         for index, (buffer, source) in enumerate(zip(buffers, sources, strict=True)):
             buffer.copy_(source)
@@ -193,8 +197,15 @@ def all_reduce_bandwidth(
             total[index] = clock.seconds(begin, end)
             wrong += int((buffer != sums[index]).sum())
         dist.all_reduce(total, op=dist.ReduceOp.MAX)
-        if repeat >= warmup:
+        if repeat > warmup:
             times.append(float(total.sum()))
-    algbw = [8 * sum(bucket_bytes) / seconds / 1e9 for seconds in times]
+    algbw = [8 * sum(bucket_bytes) / value / 1e9 for value in times]
     factor = 2 * (world - 1) / world
     return Bandwidth(algbw, [value * factor for value in algbw], list(bucket_bytes), wrong)
+
+
+def _any_rank_has_time(began: float, seconds: float, device: torch.device) -> bool:
+    """Return the same answer on all ranks: whether ``seconds`` have not passed on one of them."""
+    flag = torch.tensor(float(time.perf_counter() - began < seconds), device=device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag.item())

@@ -2,7 +2,7 @@
 
 from benchlib.baselines import Comparison, regression_checks
 from benchlib.checks import Check, budget_check, fact_check, finite_check, limit_check, peak_check
-from benchlib.metrics import quantity
+from benchlib.metrics import Metric, quantity
 from benchlib.regression import RegressionLimit
 from benchlib.results import Result, Run
 from benchlib.squad.config import SquadConfig
@@ -78,6 +78,8 @@ def _sanity(config: SquadConfig, result: Result, samples: dict[str, list[float]]
             value=rates["min"],
         ),
         finite_check(result),
+        _quality_is_possible(result),
+        _whole_training(config, result),
         peak_check(
             "possible speed",
             "Is the achieved FLOP rate below the measured peak?",
@@ -98,77 +100,97 @@ def _loss_decreases(losses: list[float]) -> Check:
     return fact_check("loss decreases", question, last < first, reason, limit=f"< {quantity(first)}", value=last)
 
 
+def _quality_is_possible(result: Result) -> Check:
+    """Check the bounds that hold by definition: exact match <= F1 <= 100, and no share above one."""
+    question = "Is no score or share above what it can be?"
+    scores = {
+        name: metric for metric in result.metrics for name in ("f1", "exact_match") if metric.name.startswith(name)
+    }
+    f1, match = (scores[name].value if name in scores else None for name in ("f1", "exact_match"))
+    wrong = [f"{metric.name} = {metric.text} above 100" for metric in scores.values() if (metric.value or 0) > 100]
+    if f1 is not None and match is not None and match > f1 + 1e-9:
+        wrong.append(f"exact match {match:.2f} above F1 {f1:.2f}")
+    shares = [metric for metric in result.metrics if metric.name in ("padding_share", "exchange_overlap")]
+    wrong += [f"{metric.name} = {metric.text} above 1" for metric in shares if (metric.value or 0) > 1 + 1e-9]
+    reason = "; ".join(wrong) or f"exact match {match}, F1 {f1}, at most 100; shares at most 1"
+    return fact_check("possible quality", question, f1 is not None and not wrong, reason)
+
+
+def _whole_training(config: SquadConfig, result: Result) -> Check:
+    """Say whether the planned training was cut; a cut by the measured speed gates, one that the user set does not."""
+    share = float(result.facts["epoch_share"])
+    question = "Did the whole training fit?"
+    if share >= 1:
+        return fact_check("whole training", question, True, f"{result.facts['total_steps']:,} steps, all of them")
+    reason = f"{share:.0%} of the training: {result.facts['plan_reason']}"
+    name, gates = "whole training", not config.max_steps
+    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, value=share, gates=gates)
+
+
 def _targets(config: SquadConfig, result: Result, quality: str) -> list[Check]:
-    whole = quality == ""
     tier = f"target of the {config.tier} tier"
-    no_target = f"the {config.tier} tier sets no target for {config.backend}"
-    stand_in = (
-        f"the target holds for a whole training on SQuAD v1.1; this run's is {quality.strip('_').replace('_', ', ')}"
-    )
+    none = f"the {config.tier} tier sets no target for {config.backend}"
+    scope = config.scope()
+    # The targets hold for a whole training; what a training is that was cut is told apart from what stands in for it.
+    kind, cut = quality.removesuffix("_cut"), quality.endswith("_cut")
     f1, loss = result.metric(f"f1{quality}"), result.metric(f"loss_final{quality}")
+
+    def target(
+        name: str, question: str, metric: Metric | None, limit: float | None, stands_in: str, strict: bool = False
+    ) -> Check:
+        trained = name in ("final loss", "F1 target", "F1 on embedded data")
+        if limit is None or stands_in:
+            real = f"the target holds for a real model on SQuAD v1.1; this run's is {stands_in}"
+            return limit_check(name, question, metric, None, source=none if limit is None else real)
+        if trained and cut:
+            return _cut_short(name, question, metric, limit, result, config, tier)
+        return limit_check(name, question, metric, limit, source=tier, strict=strict)
+
+    real, other = _words(scope), _words(kind)
     found = [
-        limit_check(
-            "final loss",
-            "Is the final smoothed loss low enough?",
-            loss,
-            config.target_loss if whole else None,
-            source=_why(whole, config.target_loss, tier, stand_in, no_target),
-            strict=True,
+        target("final loss", "Is the final smoothed loss low enough?", loss, config.target_loss, other, strict=True),
+        target("F1 target", "Is F1 on SQuAD v1.1 reached?", f1, config.target_f1, other),
+        target(
+            "all-reduce throughput", "Do the gradients travel fast enough?",
+            result.metric("allreduce_gbps"), config.target_allreduce_gbps, "", strict=True,
         ),
-        limit_check(
-            "F1 target",
-            "Is F1 on SQuAD v1.1 reached?",
-            f1,
-            config.target_f1 if whole else None,
-            source=_why(whole, config.target_f1, tier, stand_in, no_target),
+        target(
+            "training throughput", "Are enough samples trained per second?",
+            result.metric(f"train_samples_per_s{scope}"), config.target_samples_per_s, real, strict=True,
         ),
-        limit_check(
-            "all-reduce throughput",
-            "Do the gradients travel fast enough?",
-            result.metric("allreduce_gbps"),
-            config.target_allreduce_gbps,
-            source=tier if config.target_allreduce_gbps else f"{no_target}; its own baseline judges it",
-            strict=True,
+        target(
+            "device memory", "Does a rank stay within the memory target?",
+            result.metric("device_memory_gb"), config.target_memory_gb, "", strict=True,
         ),
-        limit_check(
-            "training throughput",
-            "Are enough samples trained per second?",
-            result.metric(f"train_samples_per_s{config.scope()}"),
-            None if config.scope() else config.target_samples_per_s,
-            source=_why(
-                not config.scope(),
-                config.target_samples_per_s,
-                tier,
-                f"the target holds for a real model; this one is {config.scope().strip('_').replace('_', ', ')}",
-                no_target,
-            ),
-            strict=True,
-        ),
-        limit_check(
-            "device memory",
-            "Does a rank stay within the memory target?",
-            result.metric("device_memory_gb"),
-            config.target_memory_gb,
-            source=tier if config.target_memory_gb else no_target,
-            strict=True,
-        ),
-    ]
+    ]  # fmt: skip
     if config.data == "minisquad":
-        embedded = config.target_f1_embedded if quality == "_minisquad_tiny" else None
-        found.append(
-            limit_check(
-                "F1 on embedded data",
-                "Did the model learn to match questions with their sentences?",
-                f1,
-                embedded,
-                source=tier if embedded else no_target,
-            )
-        )
+        question = "Did the model learn to match questions with their sentences?"
+        other_start = "" if kind == "_minisquad_tiny" else other
+        found.append(target("F1 on embedded data", question, f1, config.target_f1_embedded, other_start))
     return [*found, _reference(config, result, quality)]
 
 
-def _why(applies: bool, target: float | None, tier: str, stand_in: str, no_target: str) -> str:
-    return (tier if target is not None else no_target) if applies else stand_in
+def _words(scope: str) -> str:
+    return scope.strip("_").replace("_", ", ")
+
+
+def _cut_short(
+    name: str, question: str, metric: Metric | None, limit: float, result: Result, config: SquadConfig, tier: str
+) -> Check:
+    """Make the check of a target that a cut training could not show; it gates unless the user asked for the cut."""
+    share = float(result.facts["epoch_share"])
+    shown = metric.text if metric else "nothing"
+    return Check(
+        name=name,
+        kind="target",
+        question=question,
+        status="SKIPPED",
+        reason=f"{shown} after {share:.0%} of the training, of which the target asks the whole",
+        value=metric.value if metric else None,
+        limit=quantity(limit),
+        source=tier,
+        gates=not config.max_steps,
+    )
 
 
 def _reference(config: SquadConfig, result: Result, quality: str) -> Check:

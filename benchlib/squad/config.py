@@ -103,6 +103,8 @@ class SquadConfig(BaseConfig):
             raise ValueError("data = files needs train_file=FILE and eval_file=FILE")
         if self.data == "minisquad" and not (self.train_questions and self.eval_questions):
             raise ValueError("data = minisquad is generated: set train_questions and eval_questions to 1 or more")
+        if self.backend == "cpu" and self.precision == "fp16":
+            raise ValueError("precision = 'fp16': a CPU has no fast fp16; use bf16 or fp32")
         if self.doc_stride >= self.max_length - 3:
             raise ValueError(
                 f"doc_stride = {self.doc_stride} must be smaller than max_length - 3 = {self.max_length - 3}, else windows never advance"

@@ -66,7 +66,14 @@ def speed_metrics(trained: Trained, scope: str, world_size: int, peak: float | N
             (steady["samples"].sum(axis=1) / step_s).tolist(),
             "samples/s",
             "higher",
-            window,
+            f"global batch over the time of the slowest rank, median step, {window}",
+        ),
+        derived(
+            f"train_samples_per_s_end_to_end{scope}",
+            float(everything["samples"].sum()) / trained.train_s,
+            "samples/s",
+            "higher",
+            "all samples over the whole training, with its checkpoints and slow steps",
         ),
         derived(
             f"train_tokens_per_s{scope}",

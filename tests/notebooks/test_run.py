@@ -155,3 +155,24 @@ def test_a_killed_rank_is_named_in_terminal_and_report(training):
     assert "rank 1 was killed by SIGKILL" in " ".join(output.split())
     assert "rank 1 was killed by SIGKILL" in report_of(run_dir)
     assert marked(run_dir) == []
+
+
+def test_papermill_by_hand_refuses_an_unknown_parameter_before_any_rank(tmp_path, monkeypatch):
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    from benchlib.notebook import kernel_manager
+    from benchlib.paths import home
+
+    monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path / "outputs"))
+    notebook = home() / "notebooks" / "10_squad.ipynb"
+    for parameters, words in (
+        ({"tire": "quick"}, "did you mean tier"),
+        ({"tier": "quik"}, "did you mean quick"),
+        ({"seed": "x"}, "expected a whole number"),
+    ):
+        with pytest.raises(PapermillExecutionError, match=words):
+            papermill.execute_notebook(
+                str(notebook), str(tmp_path / "out.ipynb"), parameters=parameters, progress_bar=False, kernel_manager_class=kernel_manager()
+            )  # fmt: skip
+    assert not (tmp_path / "outputs").exists()
