@@ -108,12 +108,14 @@ def _quality_is_possible(result: Result) -> Check:
     }
     f1, match = (scores[name].value if name in scores else None for name in ("f1", "exact_match"))
     wrong = [f"{metric.name} = {metric.text} above 100" for metric in scores.values() if (metric.value or 0) > 100]
-    if f1 is not None and match is not None and match > f1 + 1e-9:
+    if match is not None and f1 is not None and match > f1 + 1e-9:
         wrong.append(f"exact match {match:.2f} above F1 {f1:.2f}")
     shares = [metric for metric in result.metrics if metric.name in ("padding_share", "exchange_overlap")]
     wrong += [f"{metric.name} = {metric.text} above 1" for metric in shares if (metric.value or 0) > 1 + 1e-9]
-    reason = "; ".join(wrong) or f"exact match {match}, F1 {f1}, at most 100; shares at most 1"
-    return fact_check("possible quality", question, f1 is not None and not wrong, reason)
+    if f1 is None or match is None:
+        return fact_check("possible quality", question, False, "F1 and exact match have no value")
+    reason = "; ".join(wrong) or f"exact match {match:.2f} <= F1 {f1:.2f} <= 100, shares at most 1"
+    return fact_check("possible quality", question, not wrong, reason)
 
 
 def _whole_training(config: SquadConfig, result: Result) -> Check:
