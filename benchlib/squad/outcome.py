@@ -69,7 +69,7 @@ def speed_metrics(trained: Trained, scope: str, world_size: int, peak: float | N
             f"global batch over the time of the slowest rank, median step, {window}",
         ),
         derived(
-            f"train_samples_per_s_end_to_end{scope}",
+            f"end_to_end_samples_per_s{scope}",
             float(everything["samples"].sum()) / trained.train_s,
             "samples/s",
             "higher",
