@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchlib import judge as judging
 from benchlib.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict
@@ -84,10 +84,19 @@ def show_plan(planned: Plan, out: Path | None) -> None:
         f"[bold]{config.benchmark}[/], tier {config.tier}, backend {config.backend}"
         + (f" [yellow](not available: {escape(planned.unavailable)})[/]" if planned.unavailable else "")
     )
-    table = Table("parameter", "value", "from", "meaning", box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        Column("parameter", no_wrap=True),
+        "value",
+        Column("from", no_wrap=True),
+        "meaning",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for name, field in type(config).model_fields.items():
-        origin = planned.resolved.origins.get(name, "default")
+        asked = "command line" if name in ("benchmark", "tier", "backend") else "default"
+        origin = planned.resolved.origins.get(name, asked)
         style = None if origin != "default" else "dim"
+        origin = {"params/tiers": "tier", "params/backends": "backend"}.get(str(Path(origin).parent), origin)
         table.add_row(name, escape(str(getattr(config, name))), origin, escape(field.description or ""), style=style)
     console.print(table)
     job = LAUNCHERS[config.launcher](config, folder)

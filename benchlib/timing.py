@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from benchlib import devices
+from benchlib.bandwidth import algbw_gbps, busbw_gbps
 from benchlib.errors import RunBroken
 
 PHASES = ("data", "forward", "backward", "optimizer")
@@ -199,9 +200,11 @@ def all_reduce_bandwidth(
         dist.all_reduce(total, op=dist.ReduceOp.MAX)
         if repeat > warmup:
             times.append(float(total.sum()))
-    algbw = [8 * sum(bucket_bytes) / value / 1e9 for value in times]
-    factor = 2 * (world - 1) / world
-    return Bandwidth(algbw, [value * factor for value in algbw], list(bucket_bytes), wrong)
+    size = sum(bucket_bytes)
+    algbw = [algbw_gbps(size, value) for value in times]
+    return Bandwidth(
+        algbw, [busbw_gbps("all_reduce", size, value, world) for value in times], list(bucket_bytes), wrong
+    )
 
 
 def _any_rank_has_time(began: float, seconds: float, device: torch.device) -> bool:

@@ -138,7 +138,7 @@ class SquadConfig(BaseConfig):
         least = f", at least {int(steps * self.epochs):,} steps" if steps else ""
         cap = f", at most {self.max_steps:,} steps" if self.max_steps else ""
         return (
-            f"{self.engine} fine-tunes {self.model} ({self.init} weights, {self.precision}) on {counts[0]} questions of {self.data} for {self.epochs:g} epochs, "
+            f"{self.engine} fine-tunes {self.model} ({self.init} weights, {self.precision}) on {counts[0]} questions of {self.data} for {self.epochs:g} epoch{'s' * (self.epochs != 1)}, "
             f"{self.global_batch} samples a step{least}{cap}; evaluates {counts[1]} questions; cut to fit the budget where the measured speed asks for it"
         )
 
