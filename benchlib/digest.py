@@ -68,9 +68,9 @@ def digest(run: Run) -> Digest:
     verdict, status = read(lambda: run.verdict), read(lambda: run.status)
     verdict, status = (part if isinstance(part, dict) else None for part in (verdict, status))
     word, sentence = judgement(verdict, status, result)
-    out = Digest(run.path.name, *_identity(run, config, result), word, sentence, problems=problems)
+    out = Digest(run.path.name, *identity(run, config, result), word, sentence, problems=problems)
     out.world_size = config.world_size if config else (result.world_size if result else None)
-    started, ended = _span(result, status)
+    started, ended = span(result, status)
     out.started = moment(started) if started else ""
     out.duration = duration(ended - started) if started and ended else ""
     if result:
@@ -123,7 +123,8 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _identity(run: Run, config: BaseConfig | None, result: Result | None) -> tuple[str, str, str]:
+def identity(run: Run, config: BaseConfig | None, result: Result | None) -> tuple[str, str, str]:
+    """Return benchmark, tier and backend of a run: from its records, else from the name of its folder."""
     source = config or result
     if source:
         return source.benchmark, source.tier, source.backend
@@ -132,7 +133,8 @@ def _identity(run: Run, config: BaseConfig | None, result: Result | None) -> tup
     return first[0], run.path.parent.name.rpartition("-")[0] or "?", first[1]
 
 
-def _span(result: Result | None, status: dict[str, Any] | None) -> tuple[float | None, float | None]:
+def span(result: Result | None, status: dict[str, Any] | None) -> tuple[float | None, float | None]:
+    """Return when a run started and ended, in unix seconds, as far as its records say."""
     times = [(status or {}).get(name) for name in ("started_at", "ended_at")]
     started = result.started_at if result else times[0]
     ended = (result.ended_at if result else None) or times[1]
