@@ -9,6 +9,20 @@ class DataError(UserError):
     """A data file breaks its format; the message names the article, the question id and the reason."""
 
 
+class StorageError(UserError, OSError):
+    """A file cannot be written: no space, a read-only place, no permission.
+
+    ``errno`` is the system's number and ``strerror`` the bare reason.
+    """
+
+    def __init__(self, message: str, number: int | None = None, reason: str = "") -> None:
+        super().__init__(message)
+        self.errno, self.strerror = number, reason
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class BackendUnavailable(RuntimeError):
     """The backend cannot run here. The run ends as SKIPPED with this text as the reason."""
 

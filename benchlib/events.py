@@ -4,12 +4,18 @@ An event is ``{"t": unix seconds, "source": writer, "kind": word, ...}``. The no
 and the report all read the same files.
 """
 
+import contextlib
+import heapq
 import json
+import math
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
+
+from benchlib.errors import UserError
+from benchlib.files import not_written, parse_json, read_bytes
 
 Event = dict[str, Any]
 
@@ -24,20 +30,38 @@ class EventWriter:
     def __init__(self, run_dir: Path | str, name: str) -> None:
         self.name = name
         self.path = Path(run_dir) / f"events-{name}.jsonl"
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise not_written(self.path, error) from error
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Append one event. ``fields`` must be plain JSON values; NaN and infinity are written as text."""
+        """Append one event. ``fields`` must be plain JSON values; NaN and infinity are written as text.
+
+        A full disk is a ``StorageError``, and the file ends with the last whole line.
+        """
         event = {"t": time.time(), "source": self.name, "kind": kind, **fields}
         try:
             line = json.dumps(event, allow_nan=False)
         except ValueError:
             line = json.dumps(_finite(event), allow_nan=False)
-        os.write(self._descriptor, line.encode() + b"\n")
+        data = line.encode() + b"\n"
+        try:
+            written = os.write(self._descriptor, data)
+            while written < len(data):  # the disk took a part: the next call gets the rest in, or the reason
+                try:
+                    written += os.write(self._descriptor, data[written:])
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+                    raise
+        except OSError as error:
+            raise not_written(self.path, error) from error
 
     def close(self) -> None:
         """Close the file; further events raise ``OSError``."""
         os.close(self._descriptor)
+        self._descriptor = -1  # the number may soon be another file's
 
 
 def _finite(value: Any) -> Any:
@@ -50,28 +74,40 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _parse(lines: Iterator[bytes] | list[bytes], kinds: Collection[str] | None) -> list[Event]:
+def _parse(data: bytes, kinds: Collection[str] | None) -> list[Event]:
     events = []
-    for line in lines:
+    for line in data.split(b"\n"):  # JSON has no bare line feed; splitlines() would also split at other characters
         try:
-            event = json.loads(line)
+            event = parse_json(line.decode()) if line.strip() else None
         except ValueError:
             continue  # a damaged line must not hide the others
-        if (
-            isinstance(event, dict)
-            and {"t", "kind", "source"} <= event.keys()
-            and (kinds is None or event["kind"] in kinds)
-        ):
+        if _is_event(event) and (kinds is None or event["kind"] in kinds):
             events.append(event)
     return events
 
 
+def _is_event(event: Any) -> bool:
+    return (
+        isinstance(event, dict)
+        and isinstance(event.get("t"), (int, float))
+        and math.isfinite(event["t"])
+        and isinstance(event.get("kind"), str)
+        and isinstance(event.get("source"), str)
+    )
+
+
+def _in_order(files: list[list[Event]]) -> list[Event]:
+    # Merged, not sorted: what one process wrote keeps its order even where the clock was set back meanwhile.
+    return list(heapq.merge(*files, key=lambda event: event["t"]))
+
+
 def read_events(run_dir: Path | str, kinds: Collection[str] | None = None) -> list[Event]:
-    """Return all events of a run folder in the order of time; cut or foreign lines are passed over."""
-    events: list[Event] = []
+    """Return all events of a run folder in the order of time; cut or foreign lines and files are passed over."""
+    files = []
     for path in sorted(Path(run_dir).glob("events-*.jsonl")):
-        events += _parse(path.read_bytes().splitlines(), kinds)
-    return sorted(events, key=lambda event: event["t"])
+        with contextlib.suppress(UserError):
+            files.append(_parse(read_bytes(path), kinds))
+    return _in_order(files)
 
 
 class EventFollower:
@@ -83,7 +119,7 @@ class EventFollower:
 
     def poll(self) -> list[Event]:
         """Return the new events in the order of time; a line that is still being written waits for the next poll."""
-        events: list[Event] = []
+        files = []
         for path in sorted(self.run_dir.glob("events-*.jsonl")):
             offset = self._offsets.get(path, 0)
             with path.open("rb") as handle:
@@ -91,5 +127,5 @@ class EventFollower:
                 data = handle.read()
             whole = data.rfind(b"\n") + 1
             self._offsets[path] = offset + whole
-            events += _parse(data[:whole].splitlines(), None)
-        return sorted(events, key=lambda event: event["t"])
+            files.append(_parse(data[:whole], None))
+        return _in_order(files)

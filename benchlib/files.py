@@ -1,15 +1,67 @@
-"""Files that are whole or absent: written to a temporary neighbour, synced, then renamed."""
+"""Files that are whole or absent: written to a temporary neighbour, synced, then renamed; and read without trust.
+
+What lies on a disk may be cut, foreign, no file at all, or unwritable. Each of these is one sentence for the user, with
+the path and what to do: a ``UserError`` from the readers, its kind ``StorageError`` from the writers.
+"""
 
 import contextlib
+import errno
 import hashlib
 import json
+import math
 import os
+import re
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from benchlib.errors import UserError
+from benchlib.errors import StorageError, UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What stands in the way of writing whatever the file's name is; other errors of a writer may be about other files.
+_STORAGE = (*_FULL, errno.EROFS, errno.EIO, errno.EFBIG)
+_REASONS = {
+    errno.EEXIST: "a part of its path is a file and no folder",
+    errno.ENOTDIR: "a part of its path is a file and no folder",
+    errno.EISDIR: "a folder has its name",
+}
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_JSON_NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+    int: "a whole number",
+    float: "a number",
+}
+
+
+def not_written(path: Path | str, error: OSError) -> StorageError:
+    """Return the error that says why ``path`` could not be written, and what to do."""
+    if isinstance(error, StorageError):
+        return error
+    reason = _REASONS.get(error.errno or 0) or (os.strerror(error.errno) if error.errno else str(error)).lower()
+    remedy = "free some space on this disk" if error.errno in _FULL else "make it writable"
+    return StorageError(
+        f"{path} cannot be written: {reason}; {remedy}, or choose another place (for runs: --out DIR)",
+        error.errno,
+        reason,
+    )
+
+
+def is_storage_error(error: OSError) -> bool:
+    """Whether an error says that the disk is full, read-only, too small for the file or failing."""
+    return error.errno in _STORAGE
 
 
 def _sync_folder(folder: Path) -> None:
@@ -28,15 +80,30 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; when the block ends without an error it replaces ``path`` at once.
 
     For writers that take a path of their own (parquet, safetensors). On an error the temporary file is removed and
-    an existing ``path`` stays as it was.
+    an existing ``path`` stays as it was. A full or read-only disk is a ``StorageError``.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
+    except OSError as error:
+        raise not_written(target, error) from error
     os.close(descriptor)
     temporary = Path(name)
     try:
         yield temporary
+        _finish(temporary, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and is_storage_error(error):
+            raise not_written(target, error) from error
+        raise
+    _sync_folder(target.parent)
+
+
+def _finish(temporary: Path, target: Path) -> None:
+    try:
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
         # mkstemp makes private files; results are meant to be shared, as far as the umask allows.
@@ -44,10 +111,8 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
         os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(target.parent)
+    except OSError as error:
+        raise not_written(target, error) from error
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:
@@ -66,16 +131,95 @@ def write_json(path: Path | str, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: Path | str) -> Any:
-    """Read a JSON file; a missing, cut or foreign file is a ``UserError`` that names it and the reason."""
+def read_bytes(path: Path | str) -> bytes:
+    """Read a regular file; anything else by this name is a ``UserError`` that says what. Never waits for a pipe."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                found = next((name for test, name in _KINDS if test(mode)), "no regular file")
+                raise UserError(f"{path}: expected a file, found {found}")
+            with open(descriptor, "rb", closefd=False) as handle:
+                return handle.read()
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_json(text: str) -> Any:
+    """Read JSON strictly: ``ValueError`` for NaN, infinity, numbers beyond a float, half characters, deep nesting."""
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text in it holds half of a surrogate pair") from None
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {digits[:20]} is too large")
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 300:  # beyond a float, and int() itself refuses some thousand digits
+        raise ValueError(f"the number {digits[:20]}... is too large")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
+
+
+def read_json(path: Path | str) -> Any:
+    """Read a JSON file; a missing, cut or foreign file is a ``UserError`` that names it and the reason."""
+    data = read_bytes(path)
+    try:
+        return parse_json(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: not valid JSON ({error.msg} at line {error.lineno}); the file may be cut") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON ({error})") from None
+
+
+def read_object(path: Path | str, required: Mapping[str, type], known_schema: int = 1) -> dict[str, Any]:
+    """Read a JSON object that has these keys with values of these types.
+
+    Another shape, or a ``schema_version`` above ``known_schema``, is a ``UserError``.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, found {_JSON_NAMES.get(type(value), 'a number')}")
+    check_schema(path, value, known_schema)
+    for name, kind in required.items():
+        if not isinstance(value.get(name), kind):
+            found = "is missing" if name not in value else f"is {_JSON_NAMES.get(type(value[name]), 'a number')}"
+            raise UserError(f"{path}: not a file of benchlib, or cut: {name} {found}, expected {_JSON_NAMES[kind]}")
+    return value
+
+
+def check_schema(path: Path | str, value: Any, known: int) -> None:
+    """Raise ``UserError`` for an object whose ``schema_version`` a later benchlib wrote."""
+    version = value.get("schema_version", 1) if isinstance(value, dict) else 1
+    if isinstance(version, int) and version > known:
+        raise UserError(
+            f"{path}: written by a later benchlib (schema {version}, this one reads up to {known}): update benchlib"
+        )
 
 
 def sha256(path: Path | str) -> str:

@@ -1,6 +1,7 @@
 """Words for readers: names of metrics, kinds of checks and scopes, signs of verdicts, and how values are written."""
 
 import datetime
+import math
 from typing import Any
 
 from benchlib.metrics import quantity
@@ -86,12 +87,24 @@ KINDS = {
 
 
 def moment(seconds: float) -> str:
-    """Write a unix time as local date and time with its zone."""
-    return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    """Write a unix time as local date and time with its zone; one that no calendar has as an unknown time."""
+    try:
+        return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    except (OverflowError, OSError, ValueError):
+        return "an unknown time"
+
+
+def day(seconds: float) -> str:
+    """Write the local date of a unix time."""
+    return moment(seconds).split()[0] if moment(seconds)[:1].isdigit() else "unknown"
 
 
 def duration(seconds: float) -> str:
-    """Write a duration in the unit that fits."""
+    """Write a duration in the unit that fits; a clock that was set back gives one below zero."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if not math.isfinite(seconds):
+        return "unknown"
     minutes, rest = divmod(round(seconds), 60)
     return (
         f"{minutes // 60} h {minutes % 60} min"

@@ -1,24 +1,35 @@
 """Results and run folders: what a run left, read and written as a whole."""
 
+import contextlib
+import errno
 import functools
+import os
 import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchlib.config import BaseConfig, load_config
 from benchlib.errors import UserError
 from benchlib.events import Event, read_events
-from benchlib.files import atomic_path, read_json, write_json
+from benchlib.files import (
+    atomic_path,
+    check_schema,
+    not_written,
+    read_bytes,
+    read_json,
+    read_object,
+    write_json,
+)
 from benchlib.metrics import Metric
 
-if TYPE_CHECKING:
-    pass
-
 SCHEMA = 1
+VERDICTS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED")
+# A folder that holds two of these is a run's, whatever is damaged in it; one that does not is left alone.
+_OWN_FILES = ("config.json", "machine.json", "job.json", "status.json", "result.json", "verdict.json", "logs")
 
 
 class Result(BaseModel):
@@ -28,7 +39,7 @@ class Result(BaseModel):
     report, ``notes`` sentences for the reader.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     schema_version: int = SCHEMA
     status: Literal["running", "complete", "partial", "skipped", "broken"] = "running"
@@ -76,8 +87,10 @@ def save_result(run_dir: Path | str, result: Result) -> None:
 def load_result(run_dir: Path | str) -> Result:
     """Read ``result.json``; ``UserError`` where it is missing, cut or of another schema."""
     path = Path(run_dir) / "result.json"
+    values = read_json(path)
+    check_schema(path, values, SCHEMA)
     try:
-        return Result.model_validate(read_json(path))
+        return Result.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(
@@ -93,14 +106,17 @@ def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
     import pyarrow
     import pyarrow.parquet as parquet
 
+    data = read_bytes(path)  # read_table() would also take a folder, and wait for a pipe
     try:
-        table = parquet.read_table(path)
+        table = parquet.read_table(pyarrow.BufferReader(data), columns=["metric", "value"])
         names, values = table["metric"].to_pylist(), table["value"].to_pylist()
-    except (pyarrow.ArrowException, KeyError, OSError) as error:
+    except (pyarrow.ArrowException, KeyError, OSError, ValueError, OverflowError) as error:
         raise UserError(f"{path}: not readable samples ({error}); the file may be cut") from None
     samples: dict[str, list[float]] = {}
     for name, value in zip(names, values, strict=True):
-        samples.setdefault(name, []).append(value)
+        if not isinstance(name, str) or type(value) not in (float, int):
+            raise UserError(f"{path}: not samples of benchlib ({str(name)[:40]}: {str(value)[:40]} is no number)")
+        samples.setdefault(name, []).append(float(value))
     return samples
 
 
@@ -115,8 +131,13 @@ class Run:
         if not self.path.is_dir():
             raise UserError(f"{path}: no such run folder; `benchlib list --runs` shows the stored ones")
 
-    def _json(self, name: str) -> Any:
-        return read_json(self.path / name) if (self.path / name).exists() else None
+    @property
+    def recognised(self) -> bool:
+        """Whether the folder is a run's at all, whole or damaged: nothing may be written into another one."""
+        return sum((self.path / name).exists() for name in _OWN_FILES) > 1
+
+    def _object(self, name: str, **required: type) -> dict[str, Any] | None:
+        return read_object(self.path / name, required) if (self.path / name).exists() else None
 
     @functools.cached_property
     def config(self) -> BaseConfig:
@@ -126,7 +147,7 @@ class Run:
     @functools.cached_property
     def machine(self) -> dict[str, Any]:
         """What machine it was, see ``benchlib.machine.describe``."""
-        return self._json("machine.json") or {}
+        return self._object("machine.json") or {}
 
     @functools.cached_property
     def result(self) -> Result | None:
@@ -141,12 +162,22 @@ class Run:
     @functools.cached_property
     def status(self) -> dict[str, Any] | None:
         """How the ranks ended, written by the supervisor."""
-        return self._json("status.json")  # type: ignore[no-any-return]
+        return self._object("status.json", outcome=str, reason=str, ranks=list)
 
     @functools.cached_property
     def verdict(self) -> dict[str, Any] | None:
-        """What the checks said."""
-        return self._json("verdict.json")  # type: ignore[no-any-return]
+        """What the checks said: the fields of ``benchlib.checks.Verdict``."""
+        path = self.path / "verdict.json"
+        verdict = self._object(path.name, verdict=str, broken=bool, sentence=str, checks=list)
+        if verdict is None:
+            return None
+        if verdict["verdict"] not in VERDICTS:
+            raise UserError(f"{path}: not a verdict of benchlib: {verdict['verdict'][:40]!r}")
+        for row in verdict["checks"]:
+            kinds = {"name": str, "status": str, "reason": str, "kind": str, "gates": bool}
+            if not isinstance(row, dict) or any(not isinstance(row.get(name), kind) for name, kind in kinds.items()):
+                raise UserError(f"{path}: not a verdict of benchlib: {str(row)[:80]} is no check")
+        return verdict
 
     @functools.cached_property
     def events(self) -> list[Event]:
@@ -162,15 +193,30 @@ def new_run_dir(config: BaseConfig, out: Path, now: float | None = None) -> Path
     """Create and return ``OUT/<tier>-<YYYYMMDD>/<benchmark>-<backend>-<HHMMSS>-<id>/``, which did not exist before."""
     moment = time.localtime(time.time() if now is None else now)
     day = out / f"{config.tier}-{time.strftime('%Y%m%d', moment)}"
-    path = day / f"{config.benchmark}-{config.backend}-{time.strftime('%H%M%S', moment)}-{uuid.uuid4().hex[:6]}"
+    begin = f"{config.benchmark}-{config.backend}-{time.strftime('%H%M%S', moment)}"
+    while (path := day / f"{begin}-{uuid.uuid4().hex[:6]}").exists():
+        pass  # the same second and the same six digits
     try:
-        path.mkdir(parents=True, exist_ok=False)
+        path.mkdir(parents=True)
         (path / "logs").mkdir()
     except OSError as error:
+        with contextlib.suppress(OSError):
+            path.rmdir()
         raise UserError(
             f"cannot make the run folder {path}: {error.strerror}; choose another place with --out DIR"
         ) from None
     return path
+
+
+def check_place(out: Path) -> None:
+    """Raise ``StorageError`` where no run can be stored below ``out``; makes nothing."""
+    place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not place.is_dir():
+        raise not_written(out, NotADirectoryError(errno.ENOTDIR, ""))
+    if not os.access(place, os.W_OK | os.X_OK):
+        read_only = bool(os.statvfs(place).f_flag & os.ST_RDONLY)
+        number = errno.EROFS if read_only else errno.EACCES
+        raise not_written(out, OSError(number, os.strerror(number)))
 
 
 def find_runs(outputs: Path) -> Iterable[Path]:
