@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from benchlib import devices
 from benchlib.bandwidth import algbw_gbps, busbw_gbps
+from benchlib.planted import hold
 
 WARMUP = 3
 MIN_ROUNDS = 5
@@ -47,11 +48,12 @@ def contribution(elements: int, rank: int, device: torch.device) -> torch.Tensor
     return ((index * 7 + rank * 13 + index // 61) % 61).to(torch.float32)
 
 
-def time_all_reduce(size_bytes: int, device: torch.device, seconds: float) -> Timing:
+def time_all_reduce(size_bytes: int, device: torch.device, seconds: float, slowdown: float = 0.0) -> Timing:
     """Time fp32 sums of ``size_bytes`` (at least one element) in place on the default process group.
 
     Collective: every rank calls it with the same arguments, and every rank gets the same answer. Takes about
     ``seconds`` of exchange, 5 to 200 operations, after 3 that are not counted; with the verification three times that.
+    ``slowdown`` makes each operation longer by this share of its time.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     elements = max(1, size_bytes // 4)
@@ -69,6 +71,7 @@ def time_all_reduce(size_bytes: int, device: torch.device, seconds: float) -> Ti
         began = time.perf_counter()
         dist.all_reduce(data)
         devices.synchronize(device)
+        hold(slowdown * (time.perf_counter() - began))
         taken = time.perf_counter() - began
         if not torch.equal(data, expected):
             wrong += int((data != expected).sum())

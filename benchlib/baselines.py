@@ -3,56 +3,64 @@
 The key stands for the fingerprint: what has to be equal for two runs to be comparable.
 """
 
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from benchlib.calibration import Calibration, load_calibration
 from benchlib.checks import Check
 from benchlib.errors import UserError
 from benchlib.files import read_json, write_json
 from benchlib.machine import fingerprint, fingerprint_key
 from benchlib.metrics import Metric
 from benchlib.paths import home
-from benchlib.regression import RegressionLimit, open_checks, regression_check
+from benchlib.record import RunRecord, side_of
+from benchlib.regression import RegressionLimit, Side, open_checks, regression_check
+from benchlib.repeats import repeats
 from benchlib.results import Run
 
-KEPT_SAMPLES = 200
+SCHEMA: Final = 2
+MOST_RUNS = 20
 
 
 class Baseline(BaseModel):
-    """An accepted run. ``samples`` holds at most 200 of each metric's samples, evenly spaced."""
+    """The accepted runs of one fingerprint, the oldest first; several tell the spread between unchanged runs."""
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: int = 1
+    schema_version: Literal[2] = SCHEMA
     benchmark: str
     tier: str
     fingerprint: dict[str, str]
-    run: str
-    reason: str
-    accepted_at: float
-    metrics: list[Metric]
-    samples: dict[str, list[float]]
+    runs: list[RunRecord] = Field(min_length=1, max_length=MOST_RUNS)
 
     @property
     def key(self) -> str:
         """Twelve hex digits of the fingerprint."""
         return fingerprint_key(self.fingerprint)
 
-    def metric(self, name: str) -> Metric | None:
-        """Return the metric of this name, or None."""
-        return next((metric for metric in self.metrics if metric.name == name), None)
+    @property
+    def latest(self) -> RunRecord:
+        """The run that was accepted last."""
+        return self.runs[-1]
+
+    def side(self, name: str) -> Side | None:
+        """Return this metric of all accepted runs, or None."""
+        return side_of(self.runs, name)
 
 
 class Comparison(BaseModel):
-    """A baseline for a run, or why there is none: ``factors`` lists (name, here, in the nearest baseline)."""
+    """A baseline for a run, or why there is none: ``factors`` lists (name, here, in the nearest baseline).
+
+    ``calibration`` is what `benchlib calibrate` measured of the gate for the run's fingerprint, with or without a baseline.
+    """
 
     status: Literal["found", "NO_BASELINE", "NOT_COMPARABLE"]
     baseline: Baseline | None = None
     factors: list[tuple[str, str, str]] = []
+    calibration: Calibration | None = None
 
     @property
     def reason(self) -> str:
@@ -90,17 +98,18 @@ def run_fingerprint(run: Run) -> dict[str, str]:
 
 def find(run: Run, root: Path | None = None) -> Comparison:
     """Find the baseline of a run, or the nearest one and the factors in which it differs."""
+    here = run_fingerprint(run)
+    measured = load_calibration(root or folder(), run.config.benchmark, run.config.tier, fingerprint_key(here))
     known = [baseline for _, baseline in stored(root, run.config.benchmark, run.config.tier)]
     if not known:
-        return Comparison(status="NO_BASELINE")
-    here = run_fingerprint(run)
+        return Comparison(status="NO_BASELINE", calibration=measured)
     ranked = sorted(
         ((differences(here, baseline.fingerprint), baseline) for baseline in known), key=lambda pair: len(pair[0])
     )
     factors, nearest = ranked[0]
     if factors:
-        return Comparison(status="NOT_COMPARABLE", factors=factors)
-    return Comparison(status="found", baseline=nearest)
+        return Comparison(status="NOT_COMPARABLE", factors=factors, calibration=measured)
+    return Comparison(status="found", baseline=nearest, calibration=measured)
 
 
 def differences(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, str, str]]:
@@ -114,96 +123,116 @@ def differences(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, 
 
 
 def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: Comparison) -> list[Check]:
-    """Compare each metric that has a limit with the baseline; a metric that only one side has is listed."""
+    """Compare each metric that has a limit with the baseline; a metric that only one side has is listed.
+
+    The earlier repetitions of an undecided run (``repeats.json``) count with it.
+    """
     result = run.result
     assert result is not None
     if comparison.baseline is None:
         assert comparison.status != "found"
         return open_checks(limits, result, comparison.status, comparison.reason)
+    latest, earlier = RunRecord.of(run, limits), repeats(run)
     checks = []
     for limit in limits:
-        new, old = result.metric(limit.metric), comparison.baseline.metric(limit.metric)
-        if (new is None or new.provenance == "not_available") and (old is None or old.provenance == "not_available"):
+        # A value that is no number must not hide behind those of earlier repetitions.
+        metric = latest.metric(limit.metric)
+        together = [*earlier, latest] if metric is not None and metric.value is not None else [latest]
+        new, old = side_of(together, limit.metric), comparison.baseline.side(limit.metric)
+        if all(side is None or side.metric.provenance == "not_available" for side in (new, old)):
             continue
         if new is None or old is None:
-            where = "the baseline" if new is None else "this run"
-            metric = new or old
-            assert metric is not None
-            checks.append(
-                Check(
-                    name=f"{limit.metric} vs baseline",
-                    kind="regression",
-                    question=f"Is {limit.metric} no worse than in the accepted run?",
-                    status="NOT_COMPARABLE",
-                    reason=f"only {where} has it ({metric.text})",
-                    value=new.value if new else None,
-                    unit=metric.unit,
-                    source="baseline",
-                )
-            )
-            continue
-        checks.append(
-            regression_check(
-                limit, new, run.samples.get(limit.metric, []), old, comparison.baseline.samples.get(limit.metric, [])
-            )
-        )
+            checks.append(_one_sided(limit, new, old))
+        else:
+            known = comparison.calibration.spread(limit.metric) if comparison.calibration else None
+            checks.append(regression_check(limit, new, old, known))
     return checks
 
 
-def accept(
-    run: Run, reason: str, limits: Iterable[RegressionLimit], *, if_improved: bool = False, root: Path | None = None
-) -> Path:
-    """Make a run the baseline of its fingerprint and return the file.
+def _one_sided(limit: RegressionLimit, new: Side | None, old: Side | None) -> Check:
+    side = new or old
+    assert side is not None
+    return Check(
+        name=f"{limit.metric} vs baseline",
+        kind="regression",
+        question=f"Is {limit.metric} no worse than in the accepted run?",
+        status="NOT_COMPARABLE",
+        reason=f"only {'the baseline' if new is None else 'this run'} has it ({side.metric.text})",
+        value=new.metric.value if new else None,
+        unit=side.metric.unit,
+        source="baseline",
+    )
 
-    Raises ``UserError`` for a run that is not whole or did not pass, for an empty reason, and with ``if_improved``
-    where a metric with a limit is worse than in the baseline it would replace, so that gates never loosen.
+
+def accept(
+    run: Run,
+    reason: str,
+    limits: Iterable[RegressionLimit],
+    *,
+    add: bool = False,
+    if_improved: bool = False,
+    root: Path | None = None,
+) -> Path:
+    """Make a run the baseline of its fingerprint, or with ``add`` one more run of it, and return the file.
+
+    Raises ``UserError`` for a run that is not whole, did not pass or was slowed down on purpose, for an empty reason, with
+    ``add`` where there is no baseline to add to or the run is in it, and with ``if_improved`` where a metric with a limit
+    is worse than in the baseline it would replace, so that gates never loosen.
     """
+    if add and if_improved:
+        raise UserError("--add keeps the baseline and --if-improved replaces it: give one of both")
     if not reason.strip():
         raise UserError("a baseline needs --reason: say why this run is the new normal")
-    result, verdict = run.result, run.verdict
-    if result is None or result.status != "complete" or verdict is None or verdict["broken"]:
-        why = verdict["sentence"] if verdict else "it was never judged"
-        raise UserError(f"{run.path} is no whole run and cannot be accepted: {why}")
-    if verdict["verdict"] in ("FAIL", "SKIPPED"):
-        others = [check["name"] for check in verdict["checks"] if check["gates"] and check["status"] == "FAIL"]
-        raise UserError(
-            f"{run.path} did not pass ({verdict['verdict']}: {', '.join(others) or verdict['sentence']}): mend it, or delete the baseline that no longer holds and run again"
-        )
+    _acceptable(run)
     limits = list(limits)
     current = find(run, root).baseline
+    record = RunRecord.of(run, limits, reason.strip())
     if if_improved and current is not None:
-        worse = [
-            name for name in (limit.metric for limit in limits) if _worse(result.metric(name), current.metric(name))
-        ]
+        worse = [name for name in (limit.metric for limit in limits) if _worse(record.metric(name), current.side(name))]
         if worse:
             raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
+    kept = _added_to(current, record) if add else []
     baseline = Baseline(
         benchmark=run.config.benchmark,
         tier=run.config.tier,
         fingerprint=run_fingerprint(run),
-        run=run.path.name,
-        reason=reason.strip(),
-        accepted_at=time.time(),
-        metrics=result.metrics,
-        samples={
-            limit.metric: _thinned(run.samples.get(limit.metric, []))
-            for limit in limits
-            if run.samples.get(limit.metric)
-        },
+        runs=[*kept, record],
     )
     path = (root or folder()) / baseline.benchmark / baseline.tier / f"{baseline.key}.json"
     write_json(path, baseline.model_dump(mode="json"))
     return path
 
 
-def _worse(new: Metric | None, old: Metric | None) -> bool:
-    if old is None or old.value is None:
+def _acceptable(run: Run) -> None:
+    result, verdict = run.result, run.verdict
+    if result is None or result.status != "complete" or verdict is None or verdict["broken"]:
+        why = verdict["sentence"] if verdict else "it was never judged"
+        raise UserError(f"{run.path} is no whole run and cannot be accepted: {why}")
+    if run.config.planted_slowdown:
+        raise UserError(f"{run.path} was slowed down on purpose (planted_slowdown) and cannot be accepted")
+    if verdict["verdict"] in ("FAIL", "SKIPPED"):
+        others = [check["name"] for check in verdict["checks"] if check["gates"] and check["status"] == "FAIL"]
+        raise UserError(
+            f"{run.path} did not pass ({verdict['verdict']}: {', '.join(others) or verdict['sentence']}): mend it, or delete the baseline that no longer holds and run again"
+        )
+
+
+def _added_to(current: Baseline | None, record: RunRecord) -> list[RunRecord]:
+    if current is None:
+        raise UserError("--add: this fingerprint has no baseline yet; accept the first run without --add")
+    if any(known.run == record.run for known in current.runs):
+        raise UserError(f"--add: {record.run} is in the baseline already; add a run of its own")
+    if len(current.runs) >= MOST_RUNS:
+        raise UserError(
+            f"--add: the baseline holds {MOST_RUNS} runs, which is enough; accept without --add to renew it"
+        )
+    return current.runs
+
+
+def _worse(new: Metric | None, old: Side | None) -> bool:
+    if old is None or not old.runs:
         return False
     if new is None or new.value is None:
         return True
-    return new.value < old.value if new.direction == "higher" else new.value > old.value
-
-
-def _thinned(samples: list[float]) -> list[float]:
-    step = max(1, -(-len(samples) // KEPT_SAMPLES))
-    return samples[::step]
+    before = old.value("difference")
+    return new.value < before if new.direction == "higher" else new.value > before

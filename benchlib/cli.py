@@ -52,6 +52,13 @@ def main() -> None:
 )
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs. [default: outputs]")
 @click.option("--resume", metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
+@click.option(
+    "--repeat",
+    type=click.IntRange(1, 20),
+    default=1,
+    metavar="N",
+    help="Run what noise leaves undecided again, N times in all at most.",
+)
 @click.option("--strict", is_flag=True, help="Exit with 3 where a gate was skipped or had nothing to compare with.")
 @click.option("--dry-run", is_flag=True, help="Show config, command lines and expected work; start nothing.")
 @_user_errors
@@ -62,6 +69,7 @@ def run(
     pairs: tuple[str, ...],
     out: Path | None,
     resume: str | None,
+    repeat: int,
     strict: bool,
     dry_run: bool,
 ) -> None:
@@ -73,7 +81,7 @@ def run(
         for planned in plans:
             runner.show_plan(planned, out)
         return
-    sys.exit(runner.run_all(plans, out, strict))
+    sys.exit(runner.run_all(plans, out, strict, repeat))
 
 
 @main.command("list")
@@ -109,13 +117,14 @@ def baseline() -> None:
 @baseline.command()
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--reason", required=True, help="Why this run is the new normal; kept in the file.")
+@click.option("--add", is_flag=True, help="Add RUN to the baseline: several runs tell how much unchanged runs differ.")
 @click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
 @_user_errors
-def accept(run: Path, reason: str, if_improved: bool) -> None:
+def accept(run: Path, reason: str, add: bool, if_improved: bool) -> None:
     """Make RUN the baseline of its benchmark, tier and fingerprint."""
     from benchlib import listing
 
-    listing.accept_baseline(run, reason, if_improved)
+    listing.accept_baseline(run, reason, add, if_improved)
 
 
 @baseline.command("list")
@@ -135,6 +144,42 @@ def baseline_show(key: str) -> None:
     from benchlib import listing
 
     listing.show_baseline(key)
+
+
+@main.command()
+@click.argument("target")
+@click.option("--tier", "-t", default="quick", show_default=True, help="How much work each run is.")
+@click.option("--backend", "-b", default="auto", show_default=True, help="Where, as for `benchlib run`.")
+@click.option("--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the config.")
+@click.option("--runs", type=click.IntRange(3, 100), default=8, show_default=True, help="Unchanged runs.")
+@click.option("--planted", default="0.15,0.35", show_default=True, help="Slow-downs to plant, as shares; '' for none.")
+@click.option(
+    "--planted-runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each planted slow-down."
+)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs. [default: outputs]")
+@click.option(
+    "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Go on with a calibration that was cut."
+)
+@_user_errors
+def calibrate(
+    target: str,
+    tier: str,
+    backend: str,
+    pairs: tuple[str, ...],
+    runs: int,
+    planted: str,
+    planted_runs: int,
+    out: Path | None,
+    resume: Path | None,
+) -> None:
+    """Measure what the gate of benchmark TARGET can tell on this machine.
+
+    Repeats the benchmark unchanged (A/A) and with planted slow-downs, taking turns, and keeps the gate's false-alarm rate
+    and the smallest loss that it finds with 99 % power, for reports and later gates.
+    """
+    from benchlib import calibrate as calibrating
+
+    calibrating.calibrate(target, tier, backend, pairs, runs, planted, planted_runs, out, resume)
 
 
 @main.command()

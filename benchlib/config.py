@@ -29,7 +29,10 @@ class BaseConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     benchmark: str = Field(description="the benchmark that this config belongs to")
-    tier: str = Field("smoke", description="how much work: a file of params/tiers")
+    # The tier is a part of paths (runs, baselines): a stored config must not lead out of their folders.
+    tier: str = Field(
+        "smoke", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="how much work: a file of params/tiers"
+    )
     backend: Literal["cpu", "cuda", "rocm", "mps", "xpu", "tpu"] = Field("cpu", description="where the work runs")
     collective: Literal["", "gloo", "nccl", "xccl", "ucc"] = Field(
         "", description="collective library; '': the backend's own"
@@ -49,6 +52,10 @@ class BaseConfig(BaseModel):
     )
     wall_limit_s: float = Field(
         0.0, ge=0, description="seconds after which the run is ended; 0: twice the budget and the start-up"
+    )
+
+    planted_slowdown: float = Field(
+        0.0, ge=0, le=10, description="share by which timed work is made longer on purpose, to test the gate; 0: none"
     )
 
     # Fields that name a file or folder, and whether it must be there: they are read relative to where the user stands.
@@ -104,6 +111,7 @@ _NOT_WORK = (
     "backend",
     "tier",
     "benchmark",
+    "planted_slowdown",  # a planted run is compared with the unchanged ones: that is what it is for
 )
 
 
@@ -259,7 +267,9 @@ def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
 def _explain(cls: type[BaseConfig], item: Mapping[str, Any]) -> str:
     name = str(item["loc"][0]) if item["loc"] else ""
     if name in cls.model_fields:
-        return f"{name} = {item['input']!r}: expected {expectation(cls.model_fields[name])}"
+        given = repr(item["input"])
+        given = given if len(given) <= 200 else f"{given[:200]}..."
+        return f"{name} = {given}: expected {expectation(cls.model_fields[name])}"
     return str(item["msg"]).removeprefix("Value error, ")
 
 

@@ -9,15 +9,18 @@ from rich.table import Column, Table
 
 from benchlib import baselines
 from benchlib.backends import BACKENDS
+from benchlib.calibration import load_calibration
+from benchlib.change import Spread, change
 from benchlib.config import read_params, tier_names
 from benchlib.errors import UserError
 from benchlib.files import read_json
-from benchlib.metrics import quantity
+from benchlib.metrics import Metric, quantity
 from benchlib.paths import outputs
 from benchlib.registry import BENCHMARKS
 from benchlib.results import Run, find_runs
 
 console = Console(highlight=False)
+ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
 
 
 def _table(*columns: str | Column) -> Table:
@@ -63,32 +66,47 @@ def show_runs(out: Path | None) -> None:
     console.print(table)
 
 
-def accept_baseline(run_dir: Path, reason: str, if_improved: bool) -> None:
-    """Make a run the baseline of its fingerprint and say where it is."""
+def accept_baseline(run_dir: Path, reason: str, add: bool, if_improved: bool) -> None:
+    """Make a run the baseline of its fingerprint, or with ``add`` one more run of it, and say where it is."""
     run = Run(run_dir)
     limits = BENCHMARKS[run.config.benchmark].load("limits")(run)
-    path = baselines.accept(run, reason, limits, if_improved=if_improved)
+    path = baselines.accept(run, reason, limits, add=add, if_improved=if_improved)
+    runs = len(baselines.load_baseline(path).runs)
     console.print(f"accepted: {escape(str(path))}\ncommit this file to share it.", soft_wrap=True)
+    if runs < ENOUGH_RUNS:
+        console.print(
+            f"[dim]The baseline holds {runs} run{'s' * (runs > 1)}. From {ENOUGH_RUNS} on (accept --add), or after `benchlib calibrate`, "
+            "the gate knows how much unchanged runs differ.[/]",
+            soft_wrap=True,
+        )
 
 
 def show_baselines() -> None:
     """Print the committed baselines."""
     table = _table(
-        Column("key", no_wrap=True), "benchmark", "tier", "machine", "ranks", Column("accepted", no_wrap=True), "reason"
+        Column("key", no_wrap=True),
+        "benchmark",
+        "tier",
+        "machine",
+        "ranks",
+        "runs",
+        Column("accepted", no_wrap=True),
+        "reason",
     )
     stored = baselines.stored()
     for _, item in stored:
         factors = item.fingerprint
         machine = factors.get("devices") or factors.get("cpu", "")
-        day = time.strftime("%Y-%m-%d", time.localtime(item.accepted_at))
+        day = time.strftime("%Y-%m-%d", time.localtime(item.latest.recorded_at))
         table.add_row(
             item.key,
             item.benchmark,
             item.tier,
             escape(machine),
             factors.get("world_size", ""),
+            str(len(item.runs)),
             day,
-            escape(item.reason),
+            escape(item.latest.reason),
         )
     if not stored:
         raise UserError("no baselines yet: `benchlib baseline accept RUN --reason ...` makes the first")
@@ -105,22 +123,33 @@ def show_baseline(key: str) -> None:
     if len(found) != 1:
         raise UserError(f"{len(found)} baselines begin with {key!r}: `benchlib baseline list` shows the keys")
     item = found[0]
-    console.print(
-        f"[bold]{item.benchmark}, {item.tier}[/]  {item.key}\nfrom {escape(item.run)}: {escape(item.reason)}\n"
-    )
-    table = _table("metric", "value", "n", "95 % interval")
-    for metric in item.metrics:
+    console.print(f"[bold]{item.benchmark}, {item.tier}[/]  {item.key}")
+    for record in item.runs:
+        console.print(f"from {escape(record.run)}: {escape(record.reason)}")
+    measured = load_calibration(baselines.folder(), item.benchmark, item.tier, item.key)
+    table = _table("metric", "value", "A/A band", "n", "95 % interval of the latest run")
+    for metric in item.latest.metrics:
         interval = (
             ""
             if metric.ci_low is None or metric.ci_high is None
             else f"{quantity(metric.ci_low)} to {quantity(metric.ci_high)}"
         )
-        table.add_row(metric.name, metric.text, str(metric.n), interval)
+        known = measured.spread(metric.name) if measured else None
+        table.add_row(metric.name, *_of_all_runs(item, metric, known), str(metric.n), interval)
     console.print(table)
     table = _table("factor", "value")
     for name, value in item.fingerprint.items():
         table.add_row(name, escape(value))
     console.print(table)
+
+
+def _of_all_runs(baseline: baselines.Baseline, metric: Metric, known: Spread | None) -> tuple[str, str]:
+    """Return a metric's value over all accepted runs and its A/A band, as texts."""
+    side = baseline.side(metric.name)
+    if side is None or not side.runs or min(map(min, side.runs)) <= 0:
+        return metric.text, ""
+    spread = change(side.runs, side.runs, known=known).spread
+    return side.text("ratio"), f"±{spread.band():.1%}" if spread else ""
 
 
 def show_doctor() -> int:

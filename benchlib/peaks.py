@@ -15,6 +15,7 @@ import torch
 
 from benchlib import devices
 from benchlib.errors import RunBroken
+from benchlib.planted import hold
 
 GROUP_S = 0.01
 MIN_SAMPLES = 3
@@ -65,11 +66,18 @@ def matmul_peak(
 
 
 def matmul_peaks(
-    device: torch.device, precision: str, *, sizes: Sequence[int], seconds: float, threads: int | None = None
+    device: torch.device,
+    precision: str,
+    *,
+    sizes: Sequence[int],
+    seconds: float,
+    threads: int | None = None,
+    slowdown: float = 0.0,
 ) -> list[MatmulPeak]:
     """Measure each size on its own, from the smallest on.
 
     A size is left out when one product of it would take longer than ``seconds``, as told by the smaller one before it.
+    ``slowdown`` makes each timed group longer by this share of its time.
     """
     reason = _lacks(device, precision)
     if reason:
@@ -80,9 +88,8 @@ def matmul_peaks(
             if peaks and 2 * size**3 / (peaks[-1].median or math.inf) > seconds:
                 break
             try:
-                peaks.append(
-                    MatmulPeak(precision, size, tuple(_matmul_rates(device, DTYPES[precision], size, seconds)))
-                )
+                rates = _matmul_rates(device, DTYPES[precision], size, seconds, slowdown)
+                peaks.append(MatmulPeak(precision, size, tuple(rates)))
             except (RuntimeError, TypeError) as error:
                 if isinstance(error, RunBroken):
                     raise
@@ -95,7 +102,9 @@ def matmul_peaks(
     return peaks
 
 
-def timed_groups(device: torch.device, operation: Callable[[], object], seconds: float) -> list[float]:
+def timed_groups(
+    device: torch.device, operation: Callable[[], object], seconds: float, slowdown: float = 0.0
+) -> list[float]:
     """Return the seconds of one ``operation``, one sample a group, for ``seconds`` and at least three samples.
 
     The first two calls (libraries load, memory is mapped) are not in the samples.
@@ -107,11 +116,11 @@ def timed_groups(device: torch.device, operation: Callable[[], object], seconds:
     samples: list[float] = []
     end = time.perf_counter() + seconds
     while len(samples) < MIN_SAMPLES or time.perf_counter() < end:
-        samples.append(_timed(device, operation, repeats))
+        samples.append(_timed(device, operation, repeats, slowdown))
     return samples
 
 
-def copy_rates(kind: str, device: torch.device, size_bytes: int, seconds: float) -> list[float]:
+def copy_rates(kind: str, device: torch.device, size_bytes: int, seconds: float, slowdown: float = 0.0) -> list[float]:
     """Return samples of a copy's bandwidth in GB/s (1e9 bytes per second).
 
     ``kind`` is ``host`` or ``device`` (a copy within the memory: bytes read and bytes written both count), or
@@ -133,26 +142,27 @@ def copy_rates(kind: str, device: torch.device, size_bytes: int, seconds: float)
     target = torch.zeros(len(pattern), dtype=torch.int32, device=target_place)
     if source_place != target_place and target_place == cpu:
         target = _pinned(target, device)
-    times = timed_groups(device, lambda: target.copy_(source, non_blocking=True), seconds)
+    times = timed_groups(device, lambda: target.copy_(source, non_blocking=True), seconds, slowdown)
     if not torch.equal(target.cpu(), pattern):
         raise RunBroken(f"a {kind.replace('_', ' ')} copy of {size_bytes} bytes on {device} is not equal to its source")
     moved = 4 * len(pattern) * (2 if source_place == target_place else 1)
     return [1e-9 * moved / value for value in times]
 
 
-def _timed(device: torch.device, operation: Callable[[], object], repeats: int) -> float:
+def _timed(device: torch.device, operation: Callable[[], object], repeats: int, slowdown: float = 0.0) -> float:
     began = time.perf_counter()
     for _ in range(repeats):
         operation()
     devices.synchronize(device)
+    hold(slowdown * (time.perf_counter() - began))
     return (time.perf_counter() - began) / repeats
 
 
-def _matmul_rates(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> list[float]:
+def _matmul_rates(device: torch.device, dtype: torch.dtype, size: int, seconds: float, slowdown: float) -> list[float]:
     generator = torch.Generator().manual_seed(size)
     left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
     product = torch.empty(size, size, device=device, dtype=dtype)
-    times = timed_groups(device, lambda: torch.mm(left, right, out=product), seconds)
+    times = timed_groups(device, lambda: torch.mm(left, right, out=product), seconds, slowdown)
     # Some entries against fp64. The entries' own size is about sqrt(n); a product that lost or mixed terms is far off,
     # the rounding of any of the precisions is far within.
     rows = torch.randint(size, (32,), generator=generator)

@@ -1,15 +1,19 @@
-"""The regression gate: how much worse than the accepted run a metric may get, judged by a ratio and its interval."""
+"""The regression gate: how much worse than the accepted runs a metric may get, judged by a ratio and its interval."""
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from benchlib.change import Change, Kind, Spread, change
 from benchlib.checks import Check, Status
-from benchlib.metrics import Metric, quantity
+from benchlib.metrics import Direction, Metric, quantity
 from benchlib.results import Result
-from benchlib.stats import ratio_interval
+
+_EDGE = 1e-9  # 88.5 - 87.5 misses the exact boundary by rounding, and a boundary value passes
 
 
 class RegressionLimit(BaseModel):
@@ -18,8 +22,14 @@ class RegressionLimit(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     metric: str
-    share: float | None = None
-    amount: float | None = None
+    share: float | None = Field(None, ge=0, lt=1)
+    amount: float | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "RegressionLimit":
+        if (self.share is None) == (self.amount is None):
+            raise ValueError(f"limit of {self.metric}: give a share of the baseline or an amount, one of both")
+        return self
 
     def text(self, direction: str) -> str:
         """The limit for a reader, as in ``-20 %`` or ``-1 point``."""
@@ -27,62 +37,161 @@ class RegressionLimit(BaseModel):
         return f"{sign}{self.share:.0%}" if self.share is not None else f"{sign}{self.amount:g}"
 
 
-def regression_check(
-    limit: RegressionLimit, new: Metric, new_samples: list[float], old: Metric, old_samples: list[float]
-) -> Check:
-    """Compare a metric with its baseline, by the ratio of the medians and its 95 % interval.
+@dataclass(frozen=True)
+class Side:
+    """A metric in one or more runs: ``runs`` holds the samples of each."""
 
-    FAIL when the whole interval is worse than the limit, PASS when the whole interval is within it, else AMBIGUOUS.
-    A boundary value passes; better is never a regression. The direction is the metric's.
+    metric: Metric
+    runs: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, metric: Metric, samples: Iterable[float] = ()) -> "Side":
+        """Make the side of one run; a run without stored samples counts with its value."""
+        found = tuple(samples) or ((metric.value,) if metric.value is not None else ())
+        return cls(metric, (found,) if found else ())
+
+    def value(self, kind: Kind) -> float:
+        """Return the (geometric, for ratios) mean of the runs' medians."""
+        medians = np.array([np.median(run) for run in self.runs])
+        return float(np.exp(np.log(medians).mean()) if kind == "ratio" else medians.mean())
+
+    def text(self, kind: Kind) -> str:
+        """The value with its unit, and of how many runs where there are several."""
+        if len(self.runs) == 1:
+            return self.metric.text
+        return f"{quantity(self.value(kind), self.metric.unit)} ({len(self.runs)} runs)"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """How much worse counts: the larger of the metric's own limit and the A/A band that was measured.
+
+    ``bound`` is a ratio or an amount on the worse side, in the metric's direction.
     """
-    name, question = f"{new.name} vs baseline", f"Is {new.name} no worse than in the accepted run?"
+
+    bound: float
+    own: float
+    band_decides: bool
+
+
+def kind_of(limit: RegressionLimit, *values: float) -> Kind:
+    """Return the scale to compare on: ratios, but differences for points and for values near or below zero."""
+    return "difference" if limit.amount is not None or min(values) <= 0 else "ratio"
+
+
+def threshold(limit: RegressionLimit, kind: Kind, direction: Direction, old: float, band: float) -> Threshold:
+    """Return what a change has to exceed to be a regression. ``old`` is the baseline's value, ``band`` the A/A band."""
+    if kind == "difference":
+        own = limit.amount if limit.amount is not None else (limit.share or 0.0) * abs(old)
+        return Threshold(max(own, band), own, band > own)
+    share = limit.share or 0.0
+    own, noise = (1 - share, 1 / (1 + band)) if direction == "higher" else (1 + share, 1 + band)
+    worse = min(own, noise) if direction == "higher" else max(own, noise)
+    return Threshold(worse, own, worse != own)
+
+
+def loss(found: Change, direction: Direction) -> tuple[float, float]:
+    """Return the loss at the better and at the worse end of the interval, on a scale on which more is worse.
+
+    The scale is the logarithm for ratios, the metric's unit for differences. Directions other than ``higher`` count as
+    lower is better.
+    """
+    ends = (math.log(found.low), math.log(found.high)) if found.kind == "ratio" else (found.low, found.high)
+    return (-ends[1], -ends[0]) if direction == "higher" else ends
+
+
+def allowed_loss(bound: float, kind: Kind, direction: Direction) -> float:
+    """Return a threshold's bound on the scale of ``loss``."""
+    if kind == "difference":
+        return bound
+    return -math.log(bound) if direction == "higher" else math.log(bound)
+
+
+def status_of(found: Change, bound: float, direction: Direction) -> Status:
+    """Return FAIL where the whole interval is worse than the bound, PASS where it is within it, else AMBIGUOUS.
+
+    A boundary value passes; better is never a regression.
+    """
+    least, most = loss(found, direction)
+    limit = allowed_loss(bound, found.kind, direction)
+    slack = _EDGE * max(1.0, abs(limit), abs(least), abs(most))
+    if least > limit + slack:
+        return "FAIL"
+    return "PASS" if most <= limit + slack else "AMBIGUOUS"
+
+
+def regression_check(limit: RegressionLimit, new: Side, old: Side, known: Spread | None = None) -> Check:
+    """Compare a metric with its baseline by ``benchlib.change.change``; the direction is the metric's.
+
+    ``known`` is the spread between unchanged runs that a calibration measured.
+    """
+    metric = new.metric
     common: dict[str, Any] = {
-        "name": name,
+        "name": f"{metric.name} vs baseline",
         "kind": "regression",
-        "question": question,
-        "unit": new.unit,
-        "source": "baseline",
+        "question": f"Is {metric.name} no worse than in the accepted run{'s' * (len(old.runs) > 1)}?",
+        "unit": metric.unit,
     }
-    if new.value is None or old.value is None or not math.isfinite(new.value):
-        if new.value is None and new.provenance != "not_available":
-            return Check(**common, status="FAIL", reason=f"not a number: {new.reason}")
-        which = "this run" if new.value is None else "the baseline"
-        return Check(
-            **common,
-            status="NOT_COMPARABLE",
-            reason=f"{which} has no value: {(new if new.value is None else old).reason}",
-            value=new.value,
-        )
-    shown = f"{new.text} against {old.text}"
-    text = f"{limit.text(new.direction)} of {old.text}"
-    higher = new.direction == "higher"
-    if limit.amount is not None or old.value <= 0:
-        # Points and counts: one number a run, and a ratio has no meaning near zero.
-        allowed = limit.amount if limit.amount is not None else (limit.share or 0) * abs(old.value)
-        loss = old.value - new.value if higher else new.value - old.value
-        # Decimal numbers such as 88.5 - 87.5 miss the exact boundary by rounding, which must still pass.
-        passed = loss <= allowed + 1e-9 * max(1.0, abs(old.value))
-        return Check(
-            **common,
-            status="PASS" if passed else "FAIL",
-            reason=f"{shown}: {_change(-loss if higher else loss, new.unit)}",
-            value=new.value,
-            limit=text,
-        )
-    ratio, low, high = ratio_interval(new_samples or [new.value], old_samples or [old.value])
-    assert limit.share is not None
-    # The side of the interval that is better for the run, and the one that is worse.
-    best, worst, bound = (high, low, 1 - limit.share) if higher else (low, high, 1 + limit.share)
-    edge = 1e-9
-    outside = (best < bound - edge) if higher else (best > bound + edge)
-    inside = (worst >= bound - edge) if higher else (worst <= bound + edge)
-    status: Status = "FAIL" if outside else "PASS" if inside else "AMBIGUOUS"
+    lacking = _no_value(new, old, common)
+    if lacking is not None:
+        return lacking
+    kind = kind_of(limit, *(min(run) for side in (new, old) for run in side.runs))
+    found = change(new.runs, old.runs, kind=kind, known=known)
+    wanted = threshold(limit, kind, metric.direction, old.value(kind), found.band)
+    status = status_of(found, wanted.bound, metric.direction)
     advice = "; the interval spans the limit: repeat the run" if status == "AMBIGUOUS" else ""
-    reason = f"{shown}: ratio {ratio:.3f}, 95 % interval {low:.3f} to {high:.3f}{advice}"
-    return Check(**common, status=status, reason=reason, value=new.value, limit=text)
+    return Check(
+        **common,
+        status=status,
+        reason=f"{new.text(kind)} against {old.text(kind)}: {_said(found, metric.unit)}{advice}",
+        value=new.value(kind),
+        limit=_limit_text(limit, wanted, found, metric) + f" of {old.text(kind)}",
+        source=_basis(found),
+    )
 
 
-def _change(amount: float, unit: str) -> str:
+def _no_value(new: Side, old: Side, common: dict[str, Any]) -> Check | None:
+    """Return the check of a side without a value, None where both have one. A value that is no number fails."""
+    if new.runs and old.runs and new.metric.value is not None and old.metric.value is not None:
+        return None
+    if new.metric.value is None and new.metric.provenance != "not_available":
+        return Check(**common, status="FAIL", reason=f"not a number: {new.metric.reason}", source="baseline")
+    which, side = ("this run", new) if new.metric.value is None or not new.runs else ("the baseline", old)
+    reason = f"{which} has no value: {side.metric.reason}"
+    return Check(**common, status="NOT_COMPARABLE", reason=reason, value=new.metric.value, source="baseline")
+
+
+def _said(found: Change, unit: str) -> str:
+    if found.kind == "ratio":
+        text = f"ratio {found.value:.3f}"
+        return text if found.basis == "none" else f"{text}, 98 % interval {found.low:.3f} to {found.high:.3f}"
+    text = _signed(found.value, unit)
+    return (
+        text
+        if found.basis == "none"
+        else f"{text}, 98 % interval {_signed(found.low, unit)} to {_signed(found.high, unit)}"
+    )
+
+
+def _limit_text(limit: RegressionLimit, wanted: Threshold, found: Change, metric: Metric) -> str:
+    own = limit.text(metric.direction)
+    if not wanted.band_decides:
+        return own
+    if found.kind == "ratio":
+        return f"{wanted.bound - 1:+.1%} (the A/A band, wider than {own})"
+    return f"{'-' if metric.direction == 'higher' else '+'}{quantity(wanted.bound)} (the A/A band, wider than {own})"
+
+
+def _basis(found: Change) -> str:
+    runs = f"baseline of {found.old_runs} run{'s' * (found.old_runs > 1)}"
+    if found.spread is None:
+        return f"{runs}; the spread between runs is not known, accept --add and calibrate measure it"
+    band = f"{found.spread.band('ratio'):.1%}" if found.kind == "ratio" else quantity(found.spread.band("difference"))
+    few = "" if found.basis == "runs" else ", from too few runs to widen the interval: add a third"
+    return f"{runs}; A/A band ±{band}{few}"
+
+
+def _signed(amount: float, unit: str) -> str:
     return f"{'+' if amount >= 0 else '-'}{quantity(abs(amount), unit)}"
 
 

@@ -5,7 +5,8 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from benchlib.metrics import quantity
 from benchlib.notebook import execute, split_parameters
 from benchlib.paths import home, outputs
 from benchlib.progress import Progress
+from benchlib.record import RunRecord
 from benchlib.registry import BENCHMARKS
+from benchlib.repeats import save_repeats
 from benchlib.results import Run, find_runs
 from benchlib.session import Plan, plan, prepare
 
@@ -113,16 +116,44 @@ def show_plan(planned: Plan, out: Path | None) -> None:
     )
 
 
-def run_all(planned: list[Plan], out: Path | None, strict: bool) -> int:
-    """Run all plans one after the other and return the worst exit code."""
-    codes = []
-    for item in planned:
-        code = run_one(item, out or outputs(), strict)
-        codes.append(code)
-        if code == 130:
+def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1) -> int:
+    """Run all plans and return the worst exit code.
+
+    What noise leaves undecided is run again, at most ``repeat`` times in all, until it is decided. The benchmarks take turns,
+    so that a disturbance of minutes does not hit all repetitions of one of them.
+    """
+    store = out or outputs()
+    done: dict[int, Outcome] = {}
+    earlier: dict[int, list[RunRecord]] = {number: [] for number in range(len(planned))}
+    for turn in range(1, repeat + 1):
+        due = [n for n in earlier if n not in done or done[n].verdict.verdict == "AMBIGUOUS"]
+        if not due:
             break
-    _index(out or outputs())
-    return _worst(codes)
+        for number in due:
+            if turn > 1:
+                console.print(f"[yellow]undecided[/]  repetition {turn} of at most {repeat}")
+                earlier[number].append(_record(done[number].run_dir))
+            done[number] = run_one(planned[number], store, earlier[number])
+            if done[number].interrupted:
+                break
+        if any(outcome.interrupted for outcome in done.values()):
+            break
+    _index(store)
+    return _worst([130 if outcome.interrupted else outcome.verdict.exit_code(strict) for outcome in done.values()])
+
+
+def _record(run_dir: Path) -> RunRecord:
+    run = Run(run_dir)
+    return RunRecord.of(run, BENCHMARKS[run.config.benchmark].load("limits")(run))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that ended."""
+
+    run_dir: Path
+    verdict: Verdict
+    interrupted: bool
 
 
 def _worst(codes: list[int]) -> int:
@@ -130,10 +161,12 @@ def _worst(codes: list[int]) -> int:
     return max(codes, key=order.index, default=EXIT_PASS)
 
 
-def run_one(planned: Plan, out: Path, strict: bool) -> int:
-    """Run one plan into a folder of its own and return its exit code."""
+def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = ()) -> Outcome:
+    """Run one plan into a folder of its own; ``earlier`` repetitions are judged with it."""
     config = planned.config
     run_dir = prepare(planned, out)
+    if earlier:
+        save_repeats(run_dir, earlier)
     console.print(
         f"[bold]{config.benchmark}[/]  tier {config.tier}  backend {config.backend}  {config.world_size} rank{'s' * (config.world_size > 1)}  [dim]{escape(str(_short(run_dir)))}[/]"
     )
@@ -146,7 +179,7 @@ def run_one(planned: Plan, out: Path, strict: bool) -> int:
     verdict = judging.judge(run_dir)
     report = _render(run_dir)
     _summary(run_dir, verdict, report)
-    return 130 if interrupted else verdict.exit_code(strict)
+    return Outcome(run_dir, verdict, interrupted)
 
 
 def _execute(planned: Plan, run_dir: Path) -> bool:

@@ -200,11 +200,11 @@ def expectation(run: Run) -> "pandas.DataFrame":
         {
             "bound": metric.name,
             "value": metric.value,
-            "source": f"accepted on {item.fingerprint.get('cpu')} as {item.key}",
+            "source": f"accepted on {item.fingerprint.get('cpu')} as {item.key}, the latest of {len(item.runs)}",
         }
         for item in accepted
-        for metric in item.metrics
-        if metric.name in item.samples
+        for metric in item.latest.metrics
+        if metric.name in item.latest.samples
     ]
     return _whole(pd.DataFrame(rows).set_index("bound"))
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from benchlib import devices
 from benchlib.bandwidth import algbw_gbps, busbw_gbps
 from benchlib.errors import RunBroken
+from benchlib.planted import hold
 
 PHASES = ("data", "forward", "backward", "optimizer")
 
@@ -87,11 +88,13 @@ class StepTimer:
     """Splits steps into phases. A step ends where the next one begins, so that nothing between them is lost.
 
     Use: ``begin()``; per step ``mark(phase)`` at the end of each phase, then ``end_step()``; now and then ``take()``.
+    ``slowdown`` makes each step longer by this share of its time.
     """
 
-    def __init__(self, clock: Clock, exchange: Exchange) -> None:
+    def __init__(self, clock: Clock, exchange: Exchange, slowdown: float = 0.0) -> None:
         self.clock = clock
         self.exchange = exchange
+        self.slowdown = slowdown
         self._steps: list[tuple[list[tuple[str, Any]], list[list[Any]]]] = []
         self._marks: list[tuple[str, Any]] = []
 
@@ -106,6 +109,10 @@ class StepTimer:
 
     def end_step(self) -> None:
         """End the step and begin the next one."""
+        if self.slowdown and self._marks:
+            now = self.clock.stamp()
+            self.clock.settle()
+            hold(self.slowdown * self.clock.seconds(self._marks[0][1], now))
         self.mark("end")
         self._steps.append((self._marks, self.exchange.take()))
         self._marks = [("", self._marks[-1][1])]
@@ -164,11 +171,17 @@ class Bandwidth:
 
 
 def all_reduce_bandwidth(
-    bucket_bytes: list[int], device: torch.device, seconds: float = 3.0, most: int = 300, least: int = 10
+    bucket_bytes: list[int],
+    device: torch.device,
+    seconds: float = 3.0,
+    most: int = 300,
+    least: int = 10,
+    slowdown: float = 0.0,
 ) -> Bandwidth:
     """Time the all-reduce of buckets of these sizes (fp32), one after the other, for about ``seconds`` seconds.
 
-    From ``least`` to ``most`` samples: few leave an interval too wide to tell a regression from noise.
+    From ``least`` to ``most`` samples: few leave an interval too wide to tell a regression from noise. ``slowdown`` makes
+    each operation longer by this share of its time.
 
     A sample is the bytes of all buckets over the sum of their times, the slowest rank's each. Every sum is checked
     against the true one: the values are small whole numbers that differ by rank and place, so it is exact in any order.
@@ -195,6 +208,10 @@ def all_reduce_bandwidth(
             dist.all_reduce(buffer)
             end = clock.stamp()
             clock.settle()
+            if slowdown:
+                hold(slowdown * clock.seconds(begin, end))
+                end = clock.stamp()
+                clock.settle()
             total[index] = clock.seconds(begin, end)
             wrong += int((buffer != sums[index]).sum())
         dist.all_reduce(total, op=dist.ReduceOp.MAX)

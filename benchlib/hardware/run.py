@@ -107,7 +107,11 @@ def run(config: MachineConfig, run_dir: Path, events: EventWriter) -> None:
 def _products(bench: _Bench, precision: str, table: list[dict[str, Any]]) -> list[Metric]:
     """Measure one precision, all ranks at once for each size, then each rank alone at the best size."""
     device, config = bench.world.device, bench.config
-    by_rank = bench.together(lambda: matmul_peaks(device, precision, sizes=config.matmul_sizes, seconds=config.seconds))
+    by_rank = bench.together(
+        lambda: matmul_peaks(
+            device, precision, sizes=config.matmul_sizes, seconds=config.seconds, slowdown=config.planted_slowdown
+        )
+    )
     bench.step()
     names = (f"matmul_{precision}_flops", f"matmul_{precision}_alone_flops", f"matmul_{precision}_best_flops")
     lacking = next((peak.reason for peaks in by_rank for peak in peaks if peak.reason), "")
@@ -118,7 +122,12 @@ def _products(bench: _Bench, precision: str, table: list[dict[str, Any]]) -> lis
     sizes = sorted(set.intersection(*({peak.size for peak in peaks} for peaks in by_rank)))
     sums = {size: _sum_rounds([_of_size(peaks, size).samples for peaks in by_rank]) for size in sizes}
     best = max(sizes, key=lambda size: statistics.median(sums[size]))
-    alone = bench.alone(lambda: _of_size(matmul_peaks(device, precision, sizes=[best], seconds=config.seconds), best))
+    alone = bench.alone(
+        lambda: _of_size(
+            matmul_peaks(device, precision, sizes=[best], seconds=config.seconds, slowdown=config.planted_slowdown),
+            best,
+        )
+    )
     bench.step()
     for size in sizes:
         for rank, peaks in enumerate(by_rank):
@@ -151,7 +160,7 @@ def _copies(bench: _Bench, kind: str, meaning: str) -> Metric:
     if device.type == "cpu" and kind != "host":
         return not_available(name, "GB/s", "higher", "the device is the host: there is no other memory")
     size = bench.config.copy_mib * MIB
-    rates = bench.together(lambda: copy_rates(kind, device, size, bench.config.seconds))
+    rates = bench.together(lambda: copy_rates(kind, device, size, bench.config.seconds, bench.config.planted_slowdown))
     bench.step()
     return derived(
         name,
@@ -164,7 +173,7 @@ def _copies(bench: _Bench, kind: str, meaning: str) -> Metric:
 
 def _exchange(bench: _Bench, mib: float) -> Timing:
     process_group.barrier()
-    timing = time_all_reduce(int(mib * MIB), bench.world.device, bench.config.seconds)
+    timing = time_all_reduce(int(mib * MIB), bench.world.device, bench.config.seconds, bench.config.planted_slowdown)
     bench.step()
     return timing
 

@@ -70,7 +70,7 @@ def train(task: Task) -> Trained:
     devices.reset_peak_memory(world.device)
 
     log = StepLog(world, task.events, plan.step_s, table)
-    timer = StepTimer(exchange.clock, exchange)
+    timer = StepTimer(exchange.clock, exchange, config.planted_slowdown)
     flops = flops_of(task.loaded)
     rates = [
         learning_rate(step, plan.planned_steps, config.learning_rate, config.warmup_ratio)

@@ -88,7 +88,7 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         scores = scoring.score(predictions, split.eval)
     evaluate_s = time.time() - began
 
-    bandwidth = _bandwidth(trained, here)
+    bandwidth = _bandwidth(trained, here, config.planted_slowdown)
     # Twice, since a busy neighbour lowers a peak and nothing raises it.
     peak, peak_reason = max(before, _matmul_peak(config, here), key=lambda found: found[0] or 0.0)
     resident = all_gather_objects(devices.peak_resident_bytes())
@@ -154,10 +154,10 @@ def _main_first(here: World, alone: bool, load: Callable[[], T]) -> T:
     return found if found is not None else load()
 
 
-def _bandwidth(trained: Trained, here: World) -> Bandwidth | None:
+def _bandwidth(trained: Trained, here: World, slowdown: float) -> Bandwidth | None:
     if here.size == 1:
         return None
-    found = all_reduce_bandwidth(trained.bucket_bytes, here.device)
+    found = all_reduce_bandwidth(trained.bucket_bytes, here.device, slowdown=slowdown)
     wrong = sum(all_gather_objects(found.wrong))
     if wrong:
         raise RunBroken(f"all-reduce ({here.collective}) gave {wrong:,} wrong sums: the gradients cannot be trusted")

@@ -138,7 +138,8 @@ class Recorder(transformers.TrainerCallback):
         self.flops = flops_of(task.loaded)
         self.began = 0.0
         self.train_s = 0.0
-        self._timer = StepTimer(Clock(task.world.device), Exchange(Clock(task.world.device)))
+        clock = Clock(task.world.device)
+        self._timer = StepTimer(clock, Exchange(clock), task.config.planted_slowdown)
         self._clear()
 
     def _clear(self) -> None:

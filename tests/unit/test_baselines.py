@@ -87,7 +87,7 @@ def test_if_improved_never_loosens(make_run, tmp_path):
     with pytest.raises(UserError, match="worse than the baseline in f1"):
         baselines.accept(make_run("mixed", rate=200.0, f1=87.9), "faster", LIMITS, if_improved=True, root=root)
     baselines.accept(make_run("better", rate=200.0), "faster", LIMITS, if_improved=True, root=root)
-    assert baselines.stored(root)[0][1].metric("rate").value == pytest.approx(201.0)
+    assert baselines.stored(root)[0][1].latest.metric("rate").value == pytest.approx(201.0)
 
 
 def test_a_metric_that_only_the_baseline_has_is_listed(make_run, tmp_path):

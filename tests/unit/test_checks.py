@@ -6,7 +6,7 @@ import pytest
 
 from benchlib.checks import Check, Verdict, finite_check, limit_check, peak_check, verdict_of
 from benchlib.metrics import Metric, derived, measured, not_available, quantity
-from benchlib.regression import RegressionLimit, regression_check
+from benchlib.regression import RegressionLimit, Side, regression_check
 from benchlib.results import Result
 
 
@@ -18,10 +18,8 @@ def gate(new, old, limit=None):
     new_metric, old_metric = rate(new), rate(old)
     return regression_check(
         limit or RegressionLimit(metric="rate", share=0.2),
-        new_metric,
-        new_metric.samples,
-        old_metric,
-        old_metric.samples,
+        Side.of(new_metric, new_metric.samples),
+        Side.of(old_metric, old_metric.samples),
     )
 
 
@@ -45,18 +43,18 @@ def test_gate_on_a_rate(new, status):
 @pytest.mark.parametrize(("new", "status"), [(120.0, "PASS"), (120.1, "FAIL"), (50.0, "PASS")])
 def test_gate_on_a_metric_where_lower_is_better(new, status):
     old, now = measured("memory", 100.0, "GB", "lower"), measured("memory", new, "GB", "lower")
-    assert regression_check(RegressionLimit(metric="memory", share=0.2), now, [], old, []).status == status
+    assert regression_check(RegressionLimit(metric="memory", share=0.2), Side.of(now), Side.of(old)).status == status
 
 
 @pytest.mark.parametrize(("new", "status"), [(87.5, "PASS"), (87.4, "FAIL"), (90.0, "PASS")])
 def test_gate_in_points(new, status):
     old, now = measured("f1", 88.5, "", "higher"), measured("f1", new, "", "higher")
-    assert regression_check(RegressionLimit(metric="f1", amount=1.0), now, [], old, []).status == status
+    assert regression_check(RegressionLimit(metric="f1", amount=1.0), Side.of(now), Side.of(old)).status == status
 
 
 def test_a_metric_that_one_side_lacks_is_not_comparable():
     old, new = measured("m", 5.0, "GB", "lower"), not_available("m", "GB", "lower", "no sensor")
-    check = regression_check(RegressionLimit(metric="m", share=0.1), new, [], old, [])
+    check = regression_check(RegressionLimit(metric="m", share=0.1), Side.of(new), Side.of(old))
     assert (check.status, "no sensor" in check.reason) == ("NOT_COMPARABLE", True)
 
 

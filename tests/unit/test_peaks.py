@@ -33,7 +33,7 @@ def test_bandwidths_by_hand():
 
 
 def test_the_rate_of_a_product_counts_two_operations_a_term(monkeypatch):
-    monkeypatch.setattr(peaks, "_timed", lambda device, operation, repeats: operation() is None or 0.002)
+    monkeypatch.setattr(peaks, "_timed", lambda device, operation, repeats, slowdown=0.0: operation() is None or 0.002)
     peak = peaks.matmul_peak(CPU, "fp32", sizes=[100], seconds=0)
     assert peak.samples == pytest.approx([2 * 100**3 / 0.002] * peaks.MIN_SAMPLES)
     assert peak.best == peak.median == pytest.approx(1e9)
@@ -50,7 +50,7 @@ def test_a_peak_is_measured_quickly_and_the_threads_are_put_back(precision):
 
 
 def test_a_product_that_would_take_too_long_is_left_out(monkeypatch):
-    monkeypatch.setattr(peaks, "_timed", lambda device, operation, repeats: operation() is None or 0.01)
+    monkeypatch.setattr(peaks, "_timed", lambda device, operation, repeats, slowdown=0.0: operation() is None or 0.01)
     sizes = [peak.size for peak in peaks.matmul_peaks(CPU, "fp32", sizes=[256, 32, 64], seconds=0.1)]
     # 64 is predicted to take 8 x 0.01 s; 256 then 64 x 0.01 s, which is more than 0.1 s.
     assert sizes == [32, 64]
@@ -75,7 +75,7 @@ def test_a_wrong_product_is_found(monkeypatch):
 
 
 def test_copies_count_read_and_written_bytes_and_are_verified(monkeypatch):
-    monkeypatch.setattr(peaks, "_timed", lambda device, operation, repeats: operation() is None or 0.001)
+    monkeypatch.setattr(peaks, "_timed", lambda device, operation, repeats, slowdown=0.0: operation() is None or 0.001)
     assert peaks.copy_rates("host", CPU, 1_000_000, 0) == pytest.approx([2.0] * 3)  # 2 x 1 MB in 1 ms
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, other, non_blocking: self)
     with pytest.raises(RunBroken, match="not equal"):

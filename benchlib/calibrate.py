@@ -1,0 +1,174 @@
+"""`benchlib calibrate`: run a benchmark unchanged and slowed down on purpose, and see what the gate makes of it.
+
+The runs take turns, so that a change of the machine's mood hits all kinds of them. They have no notebook: what is measured
+is the worker's. They stay in ``<out>/calibrations/<benchmark>-<tier>-<time>/`` and a cut calibration goes on from there.
+"""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from benchlib import baselines
+from benchlib import judge as judging
+from benchlib.calibration import Calibration, calibrate_metric, save_calibration
+from benchlib.config import parse_overrides
+from benchlib.errors import UserError
+from benchlib.launch import execute
+from benchlib.machine import fingerprint_key
+from benchlib.paths import outputs
+from benchlib.record import RunRecord
+from benchlib.registry import BENCHMARKS
+from benchlib.results import Run
+from benchlib.session import Plan, plan, prepare
+
+console = Console(highlight=False)
+MOST_SHARE = 10.0
+
+
+def calibrate(
+    target: str,
+    tier: str,
+    backend: str,
+    pairs: Iterable[str],
+    runs: int,
+    planted: str,
+    planted_runs: int,
+    out: Path | None,
+    resume: Path | None,
+) -> Calibration:
+    """Make the runs that are missing, judge them against each other, store and print the result."""
+    if target not in BENCHMARKS:
+        raise UserError(f"calibrate takes one benchmark, not {target!r}: " + ", ".join(BENCHMARKS))
+    overrides = dict(parse_overrides(pairs))
+    if "planted_slowdown" in overrides:
+        raise UserError("planted_slowdown is what calibrate sets itself: use --planted SHARE,SHARE")
+    shares = _shares(planted)
+    base = plan(target, tier, backend, overrides)
+    if base.unavailable:
+        raise UserError(f"backend {base.config.backend} is not available: {base.unavailable}")
+    slowed = {
+        share: plan(target, tier, base.config.backend, {**overrides, "planted_slowdown": share}, base.probe)
+        for share in shares
+    }
+    store = _store(target, tier, out, resume)
+    found = _stored(store, base, shares)
+    _run_all(store, base, slowed, _schedule(runs, dict.fromkeys(shares, planted_runs), found), found)
+    calibration = _judge(base, found)
+    key = fingerprint_key(calibration.fingerprint)
+    path = save_calibration(baselines.folder(), calibration, key)
+    show(calibration)
+    console.print(f"written: {escape(str(path))}\nruns: {escape(str(store))}", soft_wrap=True)
+    return calibration
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        shares = sorted({float(part) for part in text.split(",") if part.strip()})
+    except ValueError:
+        raise UserError(f"--planted {text!r}: expected shares such as 0.15,0.35") from None
+    wrong = [share for share in shares if not 0 < share <= MOST_SHARE]
+    if wrong:
+        raise UserError(
+            f"--planted {wrong[0]:g}: a share lies above 0 and is at most {MOST_SHARE:g}; 0.15 is 15 % slower"
+        )
+    return shares
+
+
+def _store(target: str, tier: str, out: Path | None, resume: Path | None) -> Path:
+    if resume is not None:
+        if not resume.is_dir():
+            raise UserError(f"--resume {resume}: no such folder; a calibration's runs are below outputs/calibrations")
+        return resume
+    return (out or outputs()) / "calibrations" / f"{target}-{tier}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+Found = dict[float, list[Run]]
+
+
+def _stored(store: Path, base: Plan, shares: list[float]) -> Found:
+    """Return the whole runs of a calibration that was cut, by planted share; 0 are the unchanged ones."""
+    found: Found = {share: [] for share in (0.0, *shares)}
+    for path in sorted(store.glob("*-*/*/config.json")):
+        run = Run(path.parent)
+        if run.config.benchmark != base.config.benchmark or run.config.work() != base.config.work():
+            raise UserError(
+                f"{run.path} has another config than this calibration: give the same parameters to --resume"
+            )
+        if run.config.planted_slowdown in found and run.result is not None and run.result.status == "complete":
+            found[run.config.planted_slowdown].append(run)
+    return found
+
+
+def _schedule(runs: int, planted: dict[float, int], found: Found) -> list[float]:
+    """Return the shares of the runs that are missing, evenly mixed."""
+    left = {0.0: runs, **planted}
+    left = {share: count - len(found[share]) for share, count in left.items()}
+    # Each kind's runs lie at the middles of equal parts of the whole time.
+    places = [((place + 0.5) / count, share) for share, count in left.items() for place in range(max(0, count))]
+    return [share for _, share in sorted(places)]
+
+
+def _run_all(store: Path, base: Plan, slowed: dict[float, Plan], schedule: list[float], found: Found) -> None:
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn(),
+        console=console,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(f"{base.config.benchmark}, {base.config.tier}", total=len(schedule))
+        for share in schedule:
+            bar.update(task, description="unchanged" if not share else f"slowed by {share:.0%}")
+            run_dir = prepare(slowed[share] if share else base, store)
+            try:
+                execute(run_dir)
+                run = Run(run_dir)
+                verdict = judging.judge(run_dir, store / "no-baselines")
+                if verdict.broken or run.result is None or run.result.status != "complete":
+                    raise UserError(verdict.sentence)
+            except (UserError, RuntimeError) as error:
+                raise UserError(
+                    f"{run_dir}: {str(error).strip().splitlines()[-1]}\nThe runs so far are kept: go on with --resume {store}"
+                ) from error
+            found[share].append(run)
+            if not console.is_terminal:
+                kind = f"slowed by {share:.0%}" if share else "unchanged"
+                console.print(f"  {kind}: {escape(run_dir.name)}")
+            bar.advance(task)
+
+
+def _judge(base: Plan, found: Found) -> Calibration:
+    first = found[0.0][0]
+    limits = BENCHMARKS[base.config.benchmark].load("limits")(first)
+    records = {share: [RunRecord.of(run, limits) for run in runs] for share, runs in found.items()}
+    factors = baselines.run_fingerprint(first)
+    for run in found[0.0][1:]:
+        other = baselines.differences(baselines.run_fingerprint(run), factors)
+        if other:
+            raise UserError(
+                f"{run.path}: {other[0][0]} changed from {other[0][2]} to {other[0][1]} during the calibration"
+            )
+    unchanged = records.pop(0.0)
+    metrics = [item for limit in limits if (item := calibrate_metric(limit, unchanged, records)) is not None]
+    return Calibration(
+        benchmark=base.config.benchmark,
+        tier=base.config.tier,
+        fingerprint=factors,
+        made_at=time.time(),
+        runs=len(unchanged),
+        planted_runs=sum(len(runs) for runs in records.values()),
+        metrics=metrics,
+    )
+
+
+def show(calibration: Calibration) -> None:
+    """Print what the gate can tell."""
+    rows = calibration.rows()
+    table = Table(*rows[0], box=None, padding=(0, 2), header_style="bold") if rows else Table()
+    for row in rows:
+        table.add_row(*(escape(value) for value in row.values()))
+    console.print(table)
+    console.print(escape(calibration.sentence()), soft_wrap=True)

@@ -1,0 +1,236 @@
+"""What `benchlib calibrate` measured of the gate: the spread between unchanged runs, false alarms, the smallest loss found.
+
+Stored under ``baselines/calibrations/<benchmark>/<tier>/<key>.json``, by the fingerprint that baselines have too.
+"""
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from benchlib.change import Kind, Spread, change, pooled
+from benchlib.errors import UserError
+from benchlib.files import read_json, write_json
+from benchlib.metrics import Direction, quantity
+from benchlib.power import Setup, simulate
+from benchlib.record import RunRecord, side_of
+from benchlib.regression import RegressionLimit, Side, kind_of, regression_check
+
+SCHEMA: Final = 1
+TIMED = ("s", "ms", "us", "Gbps")  # units that a slow-down changes, beside all rates
+LEAST_RUNS = 3  # unchanged runs that a spread can be told from
+
+
+class Counted(BaseModel):
+    """Verdicts of comparisons of real runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    comparisons: int
+    fail: int
+    ambiguous: int
+
+    @property
+    def upper(self) -> float:
+        """Upper end of the exact (Clopper-Pearson) 95 % interval of the share that fails."""
+        from scipy.stats import binomtest
+
+        return float(binomtest(self.fail, self.comparisons).proportion_ci(0.90, "exact").high)
+
+
+class Planted(BaseModel):
+    """Runs whose timed work was made longer by ``share``, against all unchanged runs.
+
+    ``expected`` and ``measured`` are ratios to the unchanged runs: 1 / (1 + share) for rates, 1 + share for times.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    share: float
+    expected: float
+    measured: float
+    verdicts: Counted
+
+
+class MetricCalibration(BaseModel):
+    """One metric: its unchanged runs, the spread between them, and what the gate makes of them.
+
+    ``values`` are the medians of the unchanged runs in the metric's unit, ``spread`` their standard deviation on the gate's
+    scale. ``single`` compares each run with each other one (a baseline of one run), ``left_out`` each run with all others.
+    ``false_alarms`` and ``effect`` are simulated with this spread for a baseline of ``baseline_runs`` runs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    unit: str
+    direction: Direction
+    limit: RegressionLimit
+    kind: Kind
+    values: list[float]
+    spread: float
+    single: Counted
+    left_out: Counted
+    planted: list[Planted]
+    baseline_runs: int
+    false_alarms: float
+    comparisons: int
+    effect: float
+
+    @property
+    def band(self) -> float:
+        """The A/A band, see ``benchlib.change.Spread.band``."""
+        return Spread(self.spread, len(self.values) - 1).band(self.kind)
+
+    def shown(self, amount: float) -> str:
+        """Write an effect or a band for a reader."""
+        return f"{amount:.1%}" if self.kind == "ratio" else quantity(amount, self.unit)
+
+
+class Calibration(BaseModel):
+    """The calibration of one benchmark, tier and fingerprint."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: Literal[1] = SCHEMA
+    benchmark: str
+    tier: str
+    fingerprint: dict[str, str]
+    made_at: float
+    runs: int
+    planted_runs: int
+    metrics: list[MetricCalibration]
+
+    def spread(self, metric: str) -> Spread | None:
+        """Return the spread between unchanged runs of a metric, on its gate's scale; None where it was not measured."""
+        found = next((item for item in self.metrics if item.metric == metric), None)
+        return Spread(found.spread, len(found.values) - 1) if found else None
+
+    def sentence(self) -> str:
+        """Say what the gate can be trusted with."""
+        alarms = sum(item.left_out.fail for item in self.metrics)
+        comparisons = sum(item.left_out.comparisons for item in self.metrics)
+        day = time.strftime("%Y-%m-%d", time.localtime(self.made_at))
+        return (
+            f"The gate was calibrated on {day} with {self.runs} unchanged and {self.planted_runs} slowed runs: "
+            f"{alarms} false alarm{'s' * (alarms != 1)} in {comparisons} A/A comparisons."
+        )
+
+    def rows(self) -> list[dict[str, str]]:
+        """Return one row a metric for readers."""
+        return [
+            {
+                "metric": item.metric,
+                "limit": item.limit.text(item.direction),
+                "A/A band": f"±{item.shown(item.band)}",
+                "false alarms": f"{item.left_out.fail} of {item.left_out.comparisons}; simulated {item.false_alarms:.2%}",
+                "finds with 99 % power": f"a loss of {item.shown(item.effect)}",
+                "planted slow-downs": "; ".join(
+                    f"{plant.measured - 1:+.1%}: found {plant.verdicts.fail} of {plant.verdicts.comparisons}"
+                    for plant in item.planted
+                ),
+            }
+            for item in self.metrics
+        ]
+
+
+def calibrate_metric(
+    limit: RegressionLimit, unchanged: Sequence[RunRecord], planted: Mapping[float, Sequence[RunRecord]]
+) -> MetricCalibration | None:
+    """Judge the runs against each other by the gate itself; None where the unchanged runs lack the metric.
+
+    ``planted`` maps the share by which the timed work was made longer to its runs.
+    """
+    sides = [side for record in unchanged if (side := side_of([record], limit.metric)) is not None and side.runs]
+    if len(sides) < LEAST_RUNS:
+        return None
+    metric = sides[0].metric
+    if limit.amount is None and max(np.median(side.runs[0]) for side in sides) <= 0:
+        return None  # a share of nothing
+    kind = kind_of(limit, *(min(side.runs[0]) for side in sides))
+    medians = np.array([np.median(side.runs[0]) for side in sides])
+    spread = pooled([np.log(medians) if kind == "ratio" else medians], None)
+    assert spread is not None
+    runs = len(sides)
+    setup = Setup(limit, metric.direction, old_runs=runs, known_dof=0)
+    # A metric whose runs are all equal has nothing to simulate: the gate fails from its own limit on.
+    power = simulate(setup, spread.s) if setup.kind == kind else simulate(_as_amount(setup, medians), spread.s)
+    return MetricCalibration(
+        metric=limit.metric,
+        unit=metric.unit,
+        direction=metric.direction,
+        limit=limit,
+        kind=kind,
+        values=medians.tolist(),
+        spread=spread.s,
+        single=_count(limit, [(one, [other]) for one, other in itertools.permutations(sides, 2)]),
+        left_out=_count(limit, [(side, [*sides[:place], *sides[place + 1 :]]) for place, side in enumerate(sides)]),
+        planted=[
+            item for share, records in sorted(planted.items()) if (item := _planted(limit, share, records, sides, kind))
+        ],
+        baseline_runs=runs,
+        false_alarms=power.false_alarms,
+        comparisons=power.comparisons,
+        effect=power.effect,
+    )
+
+
+def _as_amount(setup: Setup, medians: np.ndarray) -> Setup:
+    """Return the setup of a share that is judged as an amount, because the metric is near or below zero."""
+    amount = (setup.limit.share or 0.0) * abs(float(medians.mean()))
+    limit = RegressionLimit(metric=setup.limit.metric, amount=amount)
+    return Setup(limit, setup.direction, setup.old_runs, setup.new_runs, setup.known_dof)
+
+
+def _together(sides: Sequence[Side]) -> Side:
+    return Side(sides[-1].metric, tuple(run for side in sides for run in side.runs))
+
+
+def _count(limit: RegressionLimit, pairs: Sequence[tuple[Side, Sequence[Side]]]) -> Counted:
+    found = [regression_check(limit, new, _together(old)).status for new, old in pairs]
+    return Counted(comparisons=len(found), fail=found.count("FAIL"), ambiguous=found.count("AMBIGUOUS"))
+
+
+def _planted(
+    limit: RegressionLimit, share: float, records: Sequence[RunRecord], unchanged: Sequence[Side], kind: Kind
+) -> Planted | None:
+    sides = [side for record in records if (side := side_of([record], limit.metric)) is not None and side.runs]
+    metric = unchanged[0].metric
+    if not sides or kind != "ratio" or not (metric.unit in TIMED or metric.unit.endswith("/s")):
+        return None
+    return Planted(
+        share=share,
+        expected=1 / (1 + share) if metric.direction == "higher" else 1 + share,
+        measured=change(_together(sides).runs, _together(unchanged).runs).value,
+        verdicts=_count(limit, [(side, unchanged) for side in sides]),
+    )
+
+
+def path_of(root: Path, benchmark: str, tier: str, key: str) -> Path:
+    """Return where the calibration of a fingerprint key is, below the folder of the baselines."""
+    return root / "calibrations" / benchmark / tier / f"{key}.json"
+
+
+def load_calibration(root: Path, benchmark: str, tier: str, key: str) -> Calibration | None:
+    """Return the calibration of a fingerprint, None where there is none; ``UserError`` where it is cut or foreign."""
+    path = path_of(root, benchmark, tier, key)
+    if not path.exists():
+        return None
+    try:
+        return Calibration.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(
+            f"{path}: not a calibration ({'.'.join(map(str, first['loc']))}: {first['msg']}); delete it and calibrate again"
+        ) from None
+
+
+def save_calibration(root: Path, calibration: Calibration, key: str) -> Path:
+    """Write a calibration and return its file."""
+    path = path_of(root, calibration.benchmark, calibration.tier, key)
+    write_json(path, calibration.model_dump(mode="json"))
+    return path

@@ -1,0 +1,61 @@
+"""What of a run is kept to compare with: its metrics and a thinned part of the samples."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from benchlib.metrics import Metric
+from benchlib.regression import RegressionLimit, Side
+from benchlib.results import Run
+
+KEPT_SAMPLES = 200
+
+
+class RunRecord(BaseModel):
+    """A run as a baseline or a repetition keeps it. ``samples`` holds at most 200 of each metric's, evenly spaced."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    run: str
+    reason: str = ""
+    recorded_at: float
+    metrics: list[Metric]
+    samples: dict[str, list[float]]
+
+    @classmethod
+    def of(cls, run: Run, limits: Iterable[RegressionLimit], reason: str = "") -> "RunRecord":
+        """Record a run that has a result, with the samples of the metrics that have a limit."""
+        assert run.result is not None
+        samples = {limit.metric: thinned(run.samples.get(limit.metric, [])) for limit in limits}
+        return cls(
+            run=run.path.name,
+            reason=reason,
+            recorded_at=time.time(),
+            metrics=run.result.metrics,
+            samples={name: values for name, values in samples.items() if values},
+        )
+
+    def metric(self, name: str) -> Metric | None:
+        """Return the metric of this name, or None."""
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+
+def side_of(records: Sequence[RunRecord], name: str) -> Side | None:
+    """Return one side of a comparison from several runs; None where none of them has the metric.
+
+    Runs in which the metric has no value do not count, unless none has one.
+    """
+    found = [(record, metric) for record in records if (metric := record.metric(name)) is not None]
+    if not found:
+        return None
+    valued = [(record, metric) for record, metric in found if metric.value is not None]
+    sides = [Side.of(metric, record.samples.get(name, [])) for record, metric in valued]
+    last = (valued or found)[-1][1]
+    return Side(last, tuple(run for side in sides for run in side.runs))
+
+
+def thinned(samples: Sequence[float]) -> list[float]:
+    """Return at most 200 of the samples, evenly spaced over all of them."""
+    step = max(1, -(-len(samples) // KEPT_SAMPLES))
+    return list(samples[::step])
