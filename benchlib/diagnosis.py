@@ -22,6 +22,7 @@ _SECONDARY = re.compile(
 _PRIMARY_TYPES = {
     "UserError",
     "DataError",
+    "StorageError",
     "BackendUnavailable",
     "OutOfMemoryError",
     "MemoryError",
@@ -32,6 +33,7 @@ _PRIMARY_TYPES = {
 # The table that torchrun's agent prints about its ranks when one of them failed.
 _AGENT_ROW = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _AGENT_ROOT = "Root Cause (first observed failure)"
+EXIT_STORAGE = 74  # of a process that cannot write, not even why: EX_IOERR of sysexits.h
 _SIGNAL_LEAD_S = 0.2  # a death is noticed this much later than a peer may have written about it
 
 
@@ -129,13 +131,15 @@ def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
     if record.error:
         message = str(record.error.get("message", "")).strip()
         first = message.splitlines()[0] if message else ""
-        if record.error.get("type") in ("UserError", "DataError"):
-            return message  # what the user gave is wrong, and the message says it all
+        if record.error.get("type") in ("UserError", "DataError", "StorageError"):
+            return message  # what the user gave is wrong, or the disk is full: the message says it all
         text = f"{who} raised {record.error.get('type')}{record.where()}" + (f": {first}" if first else "")
         gone = [other.rank for other in ranks if other.returncode == 0]
         if is_echo(record.error) and gone:
             text += f"; {_names(gone)} had already ended (exit code 0)"
         return text
+    if record.returncode == EXIT_STORAGE:
+        return f"{who} could not write its files{record.where()}: the disk is full or read-only"
     if record.returncode is not None and record.returncode < 0:
         return f"{who} was killed by {signal_name(-record.returncode)}{record.where()}"
     return f"{who} left with exit code {record.returncode} and no error{record.where()}; see logs/rank{record.rank}.err"

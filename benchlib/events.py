@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from benchlib.errors import UserError
 from benchlib.files import not_written, parse_json, read_bytes
@@ -86,7 +86,7 @@ def _parse(data: bytes, kinds: Collection[str] | None) -> list[Event]:
     return events
 
 
-def _is_event(event: Any) -> bool:
+def _is_event(event: Any) -> TypeGuard[Event]:
     return (
         isinstance(event, dict)
         and isinstance(event.get("t"), (int, float))

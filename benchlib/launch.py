@@ -8,7 +8,6 @@ supervisor ends the ranks. When the supervisor goes, the ranks die with it, and 
 
 import contextlib
 import os
-import platform
 import subprocess
 import sys
 import threading
@@ -17,11 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from benchlib import files
+from benchlib import claim, files
+from benchlib.diagnosis import EXIT_STORAGE
 from benchlib.errors import RunBroken, UserError
-from benchlib.events import Event, EventFollower, read_events
+from benchlib.events import Event, EventFollower
 from benchlib.launchers import LAUNCHERS, Job
-from benchlib.processes import MARK, kill_marked, signal_name
+from benchlib.lost import settle, write_lost
+from benchlib.processes import MARK, signal_name
 
 __all__ = ["LAUNCHERS", "Job", "Launch", "RankFailed", "execute", "settle"]
 
@@ -76,16 +77,26 @@ class Launch:
     def start(self) -> "Launch":
         """Start the supervisor, which starts the ranks.
 
-        Raises ``UserError`` where the folder has no config or was used before: old events and ports would be taken
-        for new ones.
+        Raises ``UserError`` where the folder has no config, is in use or was used before: old events and ports would
+        be taken for new ones.
         """
+        if self._process:
+            raise UserError(f"{self.run_dir} was already used for a run (it has a supervisor): take a new folder")
+        held = claim.take(self.run_dir)
+        try:
+            self._start(held)
+        except OSError as error:
+            raise files.not_written(self.run_dir, error) from error
+        finally:
+            os.close(held)  # the supervisor has inherited the claim, and with its end the folder is free
+        return self
+
+    def _start(self, held: int) -> None:
         used = [
             path.name for path in (self.run_dir / "status.json", *self.run_dir.glob("events-*.jsonl")) if path.exists()
         ]
-        if self._process or used:
-            raise UserError(
-                f"{self.run_dir} was already used for a run (it has {', '.join(used) or 'a supervisor'}): take a new folder"
-            )
+        if used:
+            raise UserError(f"{self.run_dir} was already used for a run (it has {', '.join(used)}): take a new folder")
         job = self._job()
         logs = self.run_dir / "logs"
         logs.mkdir(exist_ok=True)
@@ -94,12 +105,17 @@ class Launch:
         package = Path(__file__).resolve().parents[1]
         if package.name not in ("site-packages", "dist-packages"):  # a checkout: found from any working folder
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), env.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", "benchlib.supervise", str(self.run_dir)]
+        command = [sys.executable, "-m", "benchlib.supervise", str(self.run_dir), "--claim", str(held)]
         with (logs / "supervisor.log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+                pass_fds=[held],
             )
-        return self
 
     def _job(self) -> Job:
         if self.benchmark:
@@ -185,9 +201,11 @@ class Launch:
         if (self.run_dir / "status.json").exists():
             return files.read_json(self.run_dir / "status.json")  # type: ignore[no-any-return]
         code = self._process.returncode
+        if code == EXIT_STORAGE:
+            return write_lost(self.run_dir, f"{self.run_dir} cannot be written: the disk is full or read-only")
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         log = (self.run_dir / "logs" / "supervisor.log").read_text(errors="replace").strip()
-        return _write_lost(
+        return write_lost(
             self.run_dir,
             f"the supervisor {how} before the run was over; its ranks were ended" + (f"\n{log[-2000:]}" if log else ""),
         )
@@ -218,55 +236,3 @@ def execute(run_dir: Path | str, on_event: Callable[[Event], None] | None = None
                 on_event(event)
         launch.raise_for_status()
         return launch.wait()
-
-
-def settle(run_dir: Path | str) -> Status | None:
-    """Return the status of a run; for one whose supervisor died without a word, end its ranks and write one first.
-
-    None while the run is going on, and for a folder in which no run was started, or one on another machine.
-    """
-    path = Path(run_dir).resolve()
-    if (path / "status.json").exists():
-        return files.read_json(path / "status.json")  # type: ignore[no-any-return]
-    launched = read_events(path, {"launched"})
-    if (
-        not launched
-        or launched[-1].get("host") != platform.node()
-        or _is_supervisor(int(launched[-1]["supervisor"]), launched[-1]["t"])
-    ):
-        return None
-    return _write_lost(path, "the run was cut off: its supervisor is gone and left no word")
-
-
-def _is_supervisor(pid: int, launched_at: float) -> bool:
-    """Whether the process that announced a launch still lives; a younger one only got its number."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= launched_at + 1.0
-    except psutil.Error:
-        return False
-
-
-def _write_lost(run_dir: Path, reason: str) -> Status:
-    from benchlib.diagnosis import RankRecord
-
-    left = kill_marked(run_dir)
-    records: dict[int, RankRecord] = {}
-    for event in read_events(run_dir):
-        source = str(event["source"])
-        if source.startswith("rank") and source[4:].isdigit():
-            records.setdefault(int(source[4:]), RankRecord(int(source[4:]))).hear(event)
-    for record in records.values():
-        error = run_dir / "logs" / f"rank{record.rank}.error.json"
-        record.error = files.read_json(error) if error.exists() else None
-    where = "; ".join(f"rank {rank} was last heard of{records[rank].where()}" for rank in sorted(records))
-    reason += (f"; {where}" if where else "") + (f"; processes {left} could not be ended" if left else "")
-    times = [event["t"] for event in read_events(run_dir)] or [time.time()]
-    status: Status = {
-        "outcome": "failed", "reason": reason, "culprit": None, "ranks": [records[rank].as_json() for rank in sorted(records)],
-        "started_at": times[0], "ended_at": times[-1],
-    }  # fmt: skip
-    files.write_json(run_dir / "status.json", status)
-    return status

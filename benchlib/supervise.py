@@ -6,7 +6,8 @@ Its standard input is a liveness pipe: end of file means that the launching proc
 runs ``RUN_DIR/job.json`` (see ``launchers``), or N local ranks. It ends the run at the first failure of a rank, on
 SIGINT, SIGTERM and SIGHUP, and at the limits of ``config.json``: ``startup_timeout_s`` until every rank is at work,
 ``stall_timeout_s`` without a sign of life, ``wall_limit_s`` in all. It leaves ``status.json``. Exit code: 0 complete,
-77 skipped, 1 otherwise. It imports neither torch nor the benchmark. Linux and macOS.
+77 skipped, 74 nothing can be written (a full disk), 1 otherwise. It imports neither torch nor the benchmark. Linux and
+macOS.
 """
 
 import argparse
@@ -22,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchlib import diagnosis, stacks
+from benchlib import claim, diagnosis, manifest, stacks
 from benchlib.children import Children
-from benchlib.diagnosis import RankRecord
-from benchlib.errors import UserError
+from benchlib.diagnosis import EXIT_STORAGE, RankRecord
+from benchlib.errors import StorageError, UserError
 from benchlib.events import Event, EventFollower, EventWriter
 from benchlib.files import read_json, write_json
 from benchlib.launchers import Job, local_ranks
@@ -62,8 +63,10 @@ class Supervisor:
         self.failed_at: float | None = None
         self.failed_code = 0
         self.agent_due: float | None = None
+        # Limits and durations are by the monotonic clock: the wall clock may be set while the run goes on.
         self.stall_from = 0.0
-        self.started_at = time.time()
+        self.started_at, self.began = time.time(), time.monotonic()
+        self.over = False
         self.writer = EventWriter(run_dir, "supervisor")
         self.follower = EventFollower(run_dir)
         self.lifeline = Lifeline()
@@ -74,13 +77,22 @@ class Supervisor:
             self._start()
             threading.Thread(target=self._sample_sensors, daemon=True).start()
             ending = self._watch()
+        except StorageError as error:
+            ending = Ending("failed", str(error))
         except BaseException:
             ending = Ending("failed", f"the supervisor itself failed: {traceback.format_exc()}")
         left = self._end_all(ending)
         if left:
             ending.reason += f"; processes {left} did not go after SIGKILL (they may hang in a driver)"
-        self._write_status(ending)
-        self.writer.emit("ended", outcome=ending.outcome, reason=ending.reason)
+        self.over = True
+        try:
+            self._write_status(ending)
+            self.writer.emit("ended", outcome=ending.outcome, reason=ending.reason)
+            manifest.write(self.run_dir)
+        except StorageError as error:
+            with contextlib.suppress(OSError):  # the log may lie on the same full disk
+                print(error, file=sys.stderr, flush=True)
+            return EXIT_STORAGE
         return {"complete": 0, "skipped": EXIT_SKIPPED}.get(ending.outcome, 1)
 
     def _start(self) -> None:
@@ -123,7 +135,7 @@ class Supervisor:
     def _hear(self, rank: int, event: Event) -> None:
         record = self.ranks.setdefault(rank, RankRecord(rank))
         record.hear(event)
-        record.heard_at = time.time()  # by our clock: another node's may differ
+        record.heard_at = time.monotonic()  # by our clock: another node's may differ
         if self.job.agent and record.alive:  # the agent reaps its ranks, so their word has to do
             if event["kind"] == "phase" and event.get("name") == "done":
                 record.returncode, record.ended_at = 0, event["t"]
@@ -182,8 +194,8 @@ class Supervisor:
     def _at_limit(self) -> Ending | None:
         if self.failed_at or self.agent_due:
             return None
-        now, records = time.time(), list(self.ranks.values())
-        if self.limits.wall_s and now - self.started_at > self.limits.wall_s:
+        now, records = time.monotonic(), list(self.ranks.values())
+        if self.limits.wall_s and now - self.began > self.limits.wall_s:
             self._dump_stacks(records)
             where = "; ".join(f"rank {record.rank} was at work{record.where()}" for record in records if record.alive)
             return Ending("timeout", f"the run was ended after {self.limits.wall_s:.0f} s (wall limit); {where}")
@@ -191,7 +203,7 @@ class Supervisor:
         missing = self.job.ranks - sum(record.host == self.host for record in records)
         if late or missing > 0:
             self.stall_from = now
-            return self._late(late, records) if now - self.started_at > self.limits.startup_s > 0 else None
+            return self._late(late, records) if now - self.began > self.limits.startup_s > 0 else None
         limit = self.limits.stall_s
         quiet = [one for one in records if one.alive and now - max(one.heard_at, self.stall_from) > limit > 0]
         due = [one for one in quiet if now - one.waited_at > limit]
@@ -219,7 +231,7 @@ class Supervisor:
             return None
         culprit = diagnosis.hanging(due if lively else quiet) or due[0]
         self.writer.emit("stall", ranks=[record.rank for record in quiet], culprit=culprit.rank)
-        silent_s = now - max(culprit.heard_at, self.started_at)
+        silent_s = now - max(culprit.heard_at, self.began)
         return Ending("stalled", diagnosis.hang_text(culprit, records, silent_s, "stall limit"), culprit.rank)
 
     # Stacks, sensors
@@ -236,11 +248,12 @@ class Supervisor:
         """Run in a thread of its own: a driver that hangs in a query must not stop the supervision."""
         sensors = Sensors([], backend=self.backend, devices=self.job.ranks)
         self.writer.emit("sensors", availability=sensors.availability())
-        while True:
+        while not self.over:
             sensors.pids = [
                 one.pid for one in list(self.ranks.values()) if one.pid and one.alive and one.host == self.host
             ]
-            self.writer.emit("sensor", **sensors.read())
+            with contextlib.suppress(StorageError):  # the ranks write as well, and say so
+                self.writer.emit("sensor", **sensors.read())
             time.sleep(SENSOR_S)
 
     # Ending
@@ -248,7 +261,8 @@ class Supervisor:
     def _end_all(self, ending: Ending) -> list[int]:
         """End every process of the run; return the ids of those that remain."""
         try:  # what is still to be written down must not keep anything alive, on a full disk say
-            self.writer.emit("stop", reason=ending.reason)
+            with contextlib.suppress(StorageError):
+                self.writer.emit("stop", reason=ending.reason)
             living = [record for record in self.ranks.values() if record.alive]
             if living and ending.outcome == "failed":
                 self._dump_stacks(living)
@@ -256,14 +270,15 @@ class Supervisor:
                 record.ended_by_us = True
         finally:
             left = self.children.end()
-        self._reap()
+        with contextlib.suppress(StorageError):
+            self._reap()
         self._follow()
         self._read_errors()
         return left
 
     def _write_status(self, ending: Ending) -> None:
         ranks = [self.ranks[rank].as_json() for rank in sorted(self.ranks)]
-        times = {"started_at": self.started_at, "ended_at": time.time()}
+        times = {"started_at": self.started_at, "ended_at": self.started_at + time.monotonic() - self.began}
         write_json(self.run_dir / "status.json", {**dataclasses.asdict(ending), "ranks": ranks, **times})
 
 
@@ -277,16 +292,27 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m benchlib.supervise", description="Own the ranks of a run and end them all."
     )
     parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--claim", type=int, help="descriptor by which the launching process claimed RUN_DIR")
     parser.add_argument("--nproc", type=int, default=1, help="local ranks, where RUN_DIR has no job.json")
     options = parser.parse_args(argv)
     run_dir = options.run_dir.resolve()
+    try:
+        claim.take(run_dir) if options.claim is None else os.set_inheritable(options.claim, False)
+        return _supervise(run_dir, options.nproc)
+    except UserError as error:
+        with contextlib.suppress(OSError):
+            print(error, file=sys.stderr, flush=True)
+        return EXIT_STORAGE if isinstance(error, StorageError) else 2
+
+
+def _supervise(run_dir: Path, nproc: int) -> int:
     if (run_dir / "events-supervisor.jsonl").exists():
         print(f"{run_dir} was already used for a run: take a new folder", file=sys.stderr)
         return 2
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     config = read_json(run_dir / "config.json")
     described = run_dir / "job.json"
-    job = Job(**read_json(described)) if described.exists() else local_ranks(options.nproc, run_dir)
+    job = Job(**read_json(described)) if described.exists() else local_ranks(nproc, run_dir)
     return Supervisor(run_dir, job, config).run()
 
 

@@ -8,7 +8,8 @@ function of one's own in the frame (events, process group, supervision): ``funct
 the config is ``config.json`` as a plain namespace, or validated by the module's ``Config`` class if it has one.
 ``--probe`` prints one JSON line of what torch reports about the backends.
 
-Exit codes: 0 done, 77 the backend is not there, 1 an error, which is in ``logs/rankK.error.json``.
+Exit codes: 0 done, 77 the backend is not there, 74 nothing can be written (a full disk), 1 another error. What it was
+is in ``logs/rankK.error.json``.
 """
 
 import argparse
@@ -29,10 +30,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchlib.diagnosis import is_echo
-from benchlib.errors import BackendUnavailable
+from benchlib.diagnosis import EXIT_STORAGE, is_echo
+from benchlib.errors import BackendUnavailable, StorageError
 from benchlib.events import EventWriter
-from benchlib.files import read_json, write_json
+from benchlib.files import is_storage_error, not_written, read_json, write_json
 from benchlib.processes import MARK, SUPERVISOR_PID, die_with_parent
 from benchlib.ranks import Place, place
 
@@ -118,15 +119,22 @@ def _report(error: BaseException, run_dir: Path, where: Place, events: EventWrit
         "traceback": text,
         "exit_code": exit_code,
     }
-    write_json(run_dir / "logs" / f"rank{where.rank}.error.json", record)
+    with contextlib.suppress(OSError):  # on a full disk the exit code is what is left to tell
+        write_json(run_dir / "logs" / f"rank{where.rank}.error.json", record)
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # torchrun takes the smallest whole second for the cause: an echo of another rank's failure is rounded up.
         whole = math.ceil(record["t"]) if is_echo(record) else math.floor(record["t"])
         extra = {"py_callstack": text, "timestamp": str(whole)}
         with contextlib.suppress(OSError):
             write_json(path, {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
-    print(text, file=sys.stderr, flush=True)
-    events.emit("error", type=record["type"], message=record["message"], traceback=text, exit_code=exit_code)
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        events.emit("error", type=record["type"], message=record["message"], traceback=text, exit_code=exit_code)
+
+
+def _not_stored(error: OSError) -> bool:
+    return isinstance(error, StorageError) or is_storage_error(error)
 
 
 def _mark_skipped(run_dir: Path, reason: str) -> None:
@@ -157,8 +165,9 @@ def work(run_dir: Path, benchmark: str = "") -> int:
     except BaseException as error:  # not only Exception: torch's CheckpointException and SystemExit are none
         if isinstance(error, SystemExit) and not error.code:
             return 0
-        _report(error, run_dir, where, events, 1)
-        return 1
+        code = EXIT_STORAGE if isinstance(error, OSError) and _not_stored(error) else 1
+        _report(error, run_dir, where, events, code)
+        return code
     events.emit("phase", name="done")
     return 0
 
@@ -183,7 +192,14 @@ def main() -> int:
         return _probe()
     if options.run_dir is None:
         parser.error("RUN_DIR is missing")
-    return work(options.run_dir.resolve(), options.benchmark)
+    try:
+        return work(options.run_dir.resolve(), options.benchmark)
+    except OSError as error:  # before there was a place to report to
+        if not _not_stored(error):
+            raise
+        with contextlib.suppress(OSError):
+            print(not_written(options.run_dir, error), file=sys.stderr, flush=True)
+        return EXIT_STORAGE
 
 
 if __name__ == "__main__":
@@ -191,6 +207,7 @@ if __name__ == "__main__":
     # Leave without the interpreter's teardown: a reducer that drops the last reference to a gloo group deadlocks there
     # now and then. What others registered for the exit (data loaders' children) still runs.
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # they may lie on a full disk
+            stream.flush()
     os._exit(code)

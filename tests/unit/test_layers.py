@@ -17,12 +17,12 @@ MAY_IMPORT = {
     FRONT: {FACTS, RECORDS, FRONT},
 }
 MODULES = {
-    FACTS: "backends bandwidth change claim config diagnosis errors events files hardware hardware.config limits machine manifest paths planted processes progress ranks registry rerun sensors squad squad.config stacks stats",
-    RECORDS: "baselines calibration checks curves digest embedded flops hardware.checks hardware.reading judge labels metrics postmortem power record regression repeats results snapshot squad.checks squad.reading stored",
+    FACTS: "backends bandwidth change claim config diagnosis errors events files hardware hardware.config limits machine manifest paths planted processes progress ranks references registry rerun sensors squad squad.config stacks stats",
+    RECORDS: "baselines calibration checks curves digest embedded flops hardware.checks hardware.published hardware.reading judge labels metrics placing postmortem published power record regression repeats results snapshot squad.checks squad.published squad.reading stored",
     PLUMBING: "allreduce array_file batches checkpoint devices dropout example features minisquad models peaks process_group scoring spans squad_data squad_format squad_metric squad_metric.squad_metric timing windows",
     BENCHMARKS: "hardware.run squad.evaluate squad.native squad.outcome squad.plan squad.run squad.steplog squad.trainer squad.training",
     WORKER: "worker",
-    FRONT: "calibrate children cli doctor exports exports.formats exports.github exports.junit exports.mlflow_store exports.openmetrics exports.place exports.tabular exports.tensorboard_log index launch launchers lifeline listing lost markup notebook peak_plots picture plots rank_plots report runner session supervise widgets",
+    FRONT: "calibrate children cli doctor exports exports.formats exports.github exports.junit exports.mlflow_store exports.openmetrics exports.place exports.tabular exports.tensorboard_log index launch launchers lifeline listing lost markup notebook peak_plots picture plots rank_plots reference_listing report runner session supervise widgets",
 }
 LAYER = {"benchlib": FACTS, **{f"benchlib.{name}": layer for layer, names in MODULES.items() for name in names.split()}}
 HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate", "safetensors"}
