@@ -4,6 +4,7 @@ A checkpoint is a folder ``step-000120``. It is written under another name and r
 verified before it is read: a cut or altered one is passed over for the one before it.
 """
 
+import errno
 import logging
 import os
 import re
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from benchlib.errors import UserError
-from benchlib.files import read_json, sha256, write_json
+from benchlib.files import is_storage_error, not_written, read_json, read_object, sha256, write_json
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +52,12 @@ def save(
     """Write checkpoint ``step`` below ``folder`` and remove all but the newest ``keep``; return its path.
 
     ``tensors`` are groups by file name, ``extra`` may add files of its own to the given folder. One process writes.
+    Raises ``StorageError`` where the disk is full; older checkpoints then stay as they are.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     target, temporary = folder / f"step-{step:08d}", folder / f".step-{step:08d}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
     try:
+        temporary.mkdir(parents=True)
         if extra:
             extra(temporary)
         for name, group in tensors.items():
@@ -76,12 +78,24 @@ def save(
             shutil.rmtree(target)  # the same step again, after a resume
         os.replace(temporary, target)
         _sync(folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if cause := _storage_error(error):
+            raise not_written(target, cause) from error
         raise
     for old in _folders(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return target
+
+
+def _storage_error(error: BaseException) -> OSError | None:
+    """Return the system's error where a writer failed for want of space or permission."""
+    if isinstance(error, SafetensorError):  # it keeps the number in its text only
+        found = re.search(r"os error (\d+)", str(error))
+        error = OSError(int(found[1]), os.strerror(int(found[1]))) if found else error
+    if isinstance(error, OSError) and (is_storage_error(error) or error.errno == errno.EACCES):
+        return OSError(error.errno, "")  # a plain one: what it says of the temporary folder is of no use
+    return None
 
 
 def _sync(path: Path) -> None:
@@ -101,16 +115,19 @@ def _folders(folder: Path) -> list[Path]:
 def damage(path: Path) -> str:
     """Return what is wrong with a checkpoint, or an empty text when every file is as it was written."""
     try:
-        files = read_json(path / MANIFEST)["files"]
-    except (UserError, KeyError, TypeError):
+        files = read_object(path / MANIFEST, {"step": int, "files": dict})["files"]
+        wanted_files = {str(name): (int(wanted["bytes"]), str(wanted["sha256"])) for name, wanted in files.items()}
+    except (UserError, KeyError, TypeError, ValueError):
         return f"{MANIFEST} is missing or cut"
-    for name, wanted in files.items():
+    if STATE not in wanted_files or any(Path(name).name != name for name in wanted_files):
+        return f"{MANIFEST} is not one of benchlib"
+    for name, (size, digest) in wanted_files.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != wanted["bytes"]:
-            return f"{name} has {file.stat().st_size:,} bytes, not {wanted['bytes']:,}"
-        if sha256(file) != wanted["sha256"]:
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size:,} bytes, not {size:,}"
+        if sha256(file) != digest:
             return f"{name} was altered (its SHA-256 is not the one in {MANIFEST})"
     return ""
 

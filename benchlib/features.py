@@ -136,7 +136,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         return read_arrays(path)
     except FileNotFoundError:
         return None
-    except DamagedFile as error:
+    except (DamagedFile, OSError) as error:
         log.warning("%s; the features are built anew", error)
         return None
 
@@ -151,14 +151,18 @@ def _store(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> N
 
 @contextlib.contextmanager
 def _locked(path: Path, progress: windows.Progress | None) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(path.with_suffix(".lock"))  # the operating system frees it when its process dies
-    while not lock.is_locked:
-        try:
-            lock.acquire(timeout=2)
-        except filelock.Timeout:
-            if progress:
-                progress(0, 0)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=2)
+            except filelock.Timeout:
+                if progress:
+                    progress(0, 0)
+    except OSError as error:
+        # Where nothing can be written there is nothing to wait for either: each process builds its own.
+        log.warning("%s cannot be locked (%s); the features are built without the cache", path, error.strerror)
     try:
         yield
     finally:
