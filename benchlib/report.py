@@ -19,10 +19,12 @@ from traitlets import default
 
 from benchlib import markup, plots
 from benchlib.digest import Digest, digest
+from benchlib.embedded import Link, link
 from benchlib.errors import UserError
 from benchlib.files import write_text
 from benchlib.labels import cell, heading
 from benchlib.results import Run
+from benchlib.snapshot import snapshot
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 NAME = "report.html"
@@ -151,6 +153,15 @@ def _notebook(path: Path, problems: list[str]) -> nbformat.NotebookNode:
     return nbformat.v4.new_notebook()
 
 
+def _data(run: Run, problems: list[str]) -> Link | None:
+    """Pack the run for programs that read the report; what cannot be written as JSON costs only this link."""
+    try:
+        return link(snapshot(run))
+    except ValueError as error:
+        problems.append(f"the data of the run cannot be carried by this report: {str(error).splitlines()[0]}")
+        return None
+
+
 @functools.cache
 def _style() -> Markup:
     # The only text besides the templates that goes in unescaped: a file of this package.
@@ -162,9 +173,10 @@ def html(run: Run) -> str:
     told: Digest = digest(run)
     pictures, seen = _pictures(run, told.problems)
     notebook = _notebook(run.path / "notebook.ipynb", told.problems)
+    data = _data(run, told.problems)
     # Damaged parts are named once, whichever reader met them.
     told.problems = list(dict.fromkeys(told.problems))
-    resources = {"run": told, "pictures": pictures, "seen": seen, "style": _style()}
+    resources = {"run": told, "pictures": pictures, "seen": seen, "style": _style(), "data": data}
     body, _ = _Exporter().from_notebook_node(notebook, resources)
     return body
 
