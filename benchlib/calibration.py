@@ -127,8 +127,9 @@ class Calibration(BaseModel):
                 "metric": item.metric,
                 "limit": item.limit.text(item.direction),
                 "A/A band": f"±{item.shown(item.band)}",
-                "false alarms": f"{item.left_out.fail} of {item.left_out.comparisons}; simulated {item.false_alarms:.2%}",
-                "finds with 99 % power": f"a loss of {item.shown(item.effect)}",
+                "false alarms": f"{item.left_out.fail} of {item.left_out.comparisons} runs (95 %: below {item.left_out.upper:.0%}); "
+                f"simulated {item.false_alarms:.2%} of {item.comparisons:,}",
+                "finds with 99 % power": f"a loss of {item.shown(item.effect)} against {item.baseline_runs} accepted runs",
                 "planted slow-downs": "; ".join(
                     f"{plant.measured - 1:+.1%}: found {plant.verdicts.fail} of {plant.verdicts.comparisons}"
                     for plant in item.planted

@@ -34,7 +34,10 @@ class Check(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What all checks of a run say together."""
+    """What all checks of a run say together.
+
+    ``gate`` tells what the regression gate can be trusted with here: ``sentence`` and ``rows`` of the calibration, or None.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,6 +46,7 @@ class Verdict(BaseModel):
     broken: bool = False
     sentence: str
     checks: list[Check]
+    gate: dict[str, Any] | None = None
 
     def exit_code(self, strict: bool = False) -> int:
         """Return 0 pass, 1 a check failed, 2 the run broke; with ``strict`` 3 where a gate had nothing to compare with."""

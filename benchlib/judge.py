@@ -37,6 +37,7 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     broken = _why_broken(run)
     if broken:
         return _broken([], broken)
+    comparison = baselines.find(run, baselines_root)
     checks: list[Check] = [
         Check(
             name="run completed",
@@ -45,12 +46,16 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
             status="PASS",
             reason=f"{run.config.world_size} of {run.config.world_size} ranks ended in order",
         ),
-        *benchmark.load("checks")(run, baselines.find(run, baselines_root)),
+        *benchmark.load("checks")(run, comparison),
     ]
     error = run.path / NOTEBOOK_ERROR
     if error.exists():
         return _broken(checks, f"the measurement is whole, but the notebook stopped: {read_json(error)['message']}")
-    return verdict_of(checks)
+    verdict = verdict_of(checks)
+    measured = comparison.calibration
+    if measured is not None:
+        verdict.gate = {"sentence": measured.sentence(), "rows": measured.rows()}
+    return verdict
 
 
 def _broken(checks: list[Check], reason: str) -> Verdict:

@@ -284,9 +284,11 @@ def _summary(run_dir: Path, verdict: Verdict, report: Path) -> None:
     if open_:
         why = open_[0].reason.partition("; ")[2] or open_[0].reason
         console.print(f"[blue]no comparison[/]  for {len(open_)} metrics: {escape(why)}", soft_wrap=True)
-        if verdict.verdict == "PASS":
+        if verdict.verdict == "PASS" and not Run(run_dir).config.planted_slowdown:
             again = f'benchlib baseline accept {shlex.quote(str(_short(run_dir)))} --reason "..."'
             console.print(f"[dim]to compare later runs with this one: {escape(again)}[/]", soft_wrap=True)
+    if verdict.gate:
+        console.print(f"[dim]{escape(verdict.gate['sentence'])}[/]", soft_wrap=True)
     word = "BROKEN" if verdict.broken else verdict.verdict
     colour = COLOURS.get(verdict.verdict, "white")
     console.print(f"[bold {colour}]{word}[/]  {escape(verdict.sentence)}", soft_wrap=True)

@@ -9,7 +9,9 @@ from benchlib.errors import UserError
 from benchlib.files import write_json
 from benchlib.judge import judge
 from benchlib.metrics import measured
+from benchlib.record import RunRecord
 from benchlib.regression import RegressionLimit
+from benchlib.repeats import save_repeats
 from benchlib.results import Result, Run, save_result
 
 LIMITS = [RegressionLimit(metric="rate", share=0.2), RegressionLimit(metric="f1", amount=1.0)]
@@ -117,3 +119,72 @@ def test_a_run_that_was_cut_off_gets_a_verdict_that_says_so(make_run, tmp_path):
     assert "cut off" in verdict.sentence
     (run.path / "result.json").write_text('{"half')
     assert "result.json" in judge(run.path, tmp_path / "b").sentence
+
+
+def test_add_keeps_the_runs_and_their_spread_counts(make_run, tmp_path):
+    """rate: medians 100.5, 103.515, 97.485 and two more; 87 would pass a single run's limit of -20 %, and does here."""
+    root = tmp_path / "baselines"
+    baselines.accept(make_run("a"), "first", LIMITS, root=root)
+    for name, rate in (("b", 103.0), ("c", 97.0)):
+        baselines.accept(make_run(name, rate=rate), "again", LIMITS, add=True, root=root)
+    ((_, stored),) = baselines.stored(root)
+    assert [item.run for item in stored.runs] == ["a", "b", "c"]
+    run = make_run("new", rate=79.0)
+    (check,) = [c for c in baselines.regression_checks(run, LIMITS, baselines.find(run, root)) if "rate" in c.name]
+    # 79 is 21 % below, but three runs that differ by 6 % cannot say so surely: t(0.99, 2) = 6.96.
+    assert check.status == "AMBIGUOUS"
+    assert "3 runs" in check.limit
+    assert "A/A band" in check.source
+
+
+def test_a_band_wider_than_the_limit_becomes_the_threshold(make_run, tmp_path):
+    """Medians 60, 100, 160: ln's deviation is 0.491; 1.96 x sqrt(2) x 0.491 gives a band of 290 % above, 74 % below."""
+    root = tmp_path / "baselines"
+    baselines.accept(make_run("a", rate=60.0), "first", LIMITS, root=root)
+    for name, rate in (("b", 100.0), ("c", 160.0)):
+        baselines.accept(make_run(name, rate=rate), "again", LIMITS, add=True, root=root)
+    run = make_run("new", rate=70.0)
+    (check,) = [c for c in baselines.regression_checks(run, LIMITS, baselines.find(run, root)) if "rate" in c.name]
+    assert check.limit.startswith("-74.")
+    assert "wider than -20%" in check.limit
+
+
+def test_add_needs_a_baseline_and_a_new_run(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    run = make_run("a")
+    with pytest.raises(UserError, match="no baseline yet"):
+        baselines.accept(run, "first", LIMITS, add=True, root=root)
+    baselines.accept(run, "first", LIMITS, root=root)
+    with pytest.raises(UserError, match="in the baseline already"):
+        baselines.accept(run, "again", LIMITS, add=True, root=root)
+    with pytest.raises(UserError, match="one of both"):
+        baselines.accept(run, "again", LIMITS, add=True, if_improved=True, root=root)
+
+
+def test_a_run_that_was_slowed_on_purpose_is_compared_but_never_accepted(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    baselines.accept(make_run("a"), "first", LIMITS, root=root)
+    slowed = make_run("slowed", rate=60.0, planted_slowdown=0.6)
+    assert statuses(slowed, root)["rate vs baseline"] == "FAIL"
+    with pytest.raises(UserError, match="on purpose"):
+        baselines.accept(slowed, "oops", LIMITS, root=root)
+
+
+def test_earlier_repetitions_count_unless_the_latest_has_no_number(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    baselines.accept(make_run("a"), "first", LIMITS, root=root)
+    run = make_run("second", rate=95.0)
+    save_repeats(
+        run.path, [RunRecord.of(make_run(name, rate=rate), LIMITS) for name, rate in (("x", 96.0), ("y", 97.0))]
+    )
+    (check, _) = baselines.regression_checks(run, LIMITS, baselines.find(run, root))
+    assert check.value == pytest.approx((95.475 * 96.48 * 97.485) ** (1 / 3))
+    save_result(
+        run.path,
+        Result.of(run.config, status="complete", metrics=[measured("rate", float("nan"), "samples/s", "higher")]),
+    )
+    check = baselines.regression_checks(run.refresh(), LIMITS, baselines.find(run, root))[0]
+    assert check.status == "FAIL"
+    (run.path / "repeats.json").write_text("[{}]")
+    with pytest.raises(UserError, match=r"repeats\.json"):
+        baselines.regression_checks(run.refresh(), LIMITS, baselines.find(run, root))

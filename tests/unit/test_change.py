@@ -64,5 +64,5 @@ def test_samples_within_runs_are_resampled():
 
 @pytest.mark.parametrize(("new", "old"), [([], [[1.0]]), ([[]], [[1.0]]), ([[math.nan]], [[1.0]]), ([[0.0]], [[1.0]])])
 def test_what_cannot_be_compared_is_refused(new, old):
-    with pytest.raises(ValueError, match="at least one run|no samples|not finite|above zero"):
+    with pytest.raises(ValueError, match=r"at least one run|no samples|not finite|above zero"):
         change(new, old)
