@@ -183,6 +183,17 @@ def calibrate(
 
 
 @main.command()
+@click.option("--metric", "-m", default="", help="Only figures of this metric, as f1 or matmul_flops.")
+@click.option("--device", "-d", default="", help="Only figures of devices with this in their name, as h100.")
+@_user_errors
+def references(metric: str, device: str) -> None:
+    """List the published figures that runs are placed beside, with conditions, source and validity."""
+    from benchlib import reference_listing
+
+    reference_listing.show(metric, device)
+
+
+@main.command()
 @_user_errors
 def doctor() -> None:
     """Tell what this machine can run, what is missing and how to install it."""

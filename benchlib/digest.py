@@ -13,6 +13,7 @@ from benchlib.errors import UserError
 from benchlib.labels import GROUPS, HEADLINES, KINDS, LABELS, MARKS, SCOPES, UNJUDGED, duration, moment, text
 from benchlib.metrics import Metric, quantity
 from benchlib.postmortem import ranks, stacks
+from benchlib.published import section
 from benchlib.rerun import changes, command
 from benchlib.results import Result, Run
 
@@ -40,6 +41,7 @@ class Digest:
     ranks: list[dict[str, Any]] = field(default_factory=list)
     stacks: list[tuple[str, str]] = field(default_factory=list)
     metrics: list[tuple[str, str, list[dict[str, str]]]] = field(default_factory=list)
+    published: dict[str, Any] | None = None
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     facts: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -80,6 +82,7 @@ def digest(run: Run) -> Digest:
             [(name.replace("_", " "), text(value)) for name, value in result.facts.items()],
         )
         out.notes = list(result.notes)
+        out.published = read(lambda: section(run)) if config else None
     everything = read(lambda: checks(verdict or {})) or []
     out.checks = [
         (kind, kept) for kind, rows in everything if (kept := [row for row in rows if row["word"] not in UNJUDGED])

@@ -13,7 +13,8 @@ class Benchmark:
     ``config`` is the pydantic model of its parameters, ``run`` what each rank executes
     (``run(config, run_dir, events)``), ``checks`` the judge (``checks(run, comparison) -> list[Check]``), ``limits`` how much
     worse than the baseline its metrics may get (``limits(run) -> list[RegressionLimit]``), ``reading`` what its numbers
-    say in sentences (``reading(run) -> list[str]``).
+    say in sentences (``reading(run) -> list[str]``), ``published`` which of its values can be placed beside published
+    figures (``published(run) -> list[Measured]``; '' for none).
     """
 
     name: str
@@ -24,9 +25,10 @@ class Benchmark:
     checks: str
     limits: str
     reading: str
+    published: str = ""
 
     def load(self, part: str) -> Any:
-        """Import and return ``config``, ``run``, ``checks``, ``limits`` or ``reading``."""
+        """Import and return what one of the references names."""
         module, _, name = str(getattr(self, part)).partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -47,6 +49,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             checks="benchlib.hardware.checks:checks",
             limits="benchlib.hardware.checks:limits",
             reading="benchlib.hardware.reading:reading",
+            published="benchlib.hardware.published:measured",
         ),
         Benchmark(
             name="squad",
@@ -57,6 +60,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             checks="benchlib.squad.checks:checks",
             limits="benchlib.squad.checks:limits",
             reading="benchlib.squad.reading:reading",
+            published="benchlib.squad.published:measured",
         ),
     )
 }

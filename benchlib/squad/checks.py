@@ -3,6 +3,7 @@
 from benchlib.baselines import Comparison, regression_checks
 from benchlib.checks import Check, budget_check, fact_check, finite_check, limit_check, peak_check
 from benchlib.metrics import Metric, quantity
+from benchlib.references import registry
 from benchlib.regression import RegressionLimit
 from benchlib.results import Result, Run
 from benchlib.squad.config import SquadConfig
@@ -216,5 +217,6 @@ def _reference(config: SquadConfig, result: Result, quality: str) -> Check:
         value=f1,
         reason=f"{f1:.2f} is {f1 - config.reference_f1:+.2f} from the published {config.reference_f1:.2f}",
         limit=f"{config.reference_f1:.1f} ± {F1_TOLERANCE}",
-        source="google-research/bert, BERT-base uncased on the development set",
+        source=registry().cite_value("f1", config.reference_f1)
+        or "reference_f1 of the config; no figure of the registry",
     )
