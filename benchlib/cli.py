@@ -22,9 +22,16 @@ def _user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except UserError as error:
+        except (UserError, OSError) as error:
+            from benchlib.files import is_storage_error, not_written
+            from benchlib.terminal import harmless
+
+            if not isinstance(error, UserError):
+                if not is_storage_error(error):
+                    raise
+                error = not_written(error.filename or "a file", error)
             click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-            click.echo(str(error), err=True)
+            click.echo(harmless(str(error)), err=True)
             sys.exit(EXIT_USAGE)
 
     return wrapped
@@ -75,7 +82,10 @@ def run(
 ) -> None:
     """Run TARGET: a benchmark (squad), or a tier (quick) with all its benchmarks."""
     from benchlib import runner
+    from benchlib.results import check_place
 
+    if not dry_run:  # before torch is asked for its devices, which takes seconds
+        check_place(out or runner.outputs())
     plans = runner.plans(target, tier, backend, pairs, resume)
     if dry_run:
         for planned in plans:
@@ -104,9 +114,9 @@ def list_(runs: bool, out: Path | None) -> None:
 @_user_errors
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
     """Judge and render stored RUNS again, without running anything. [default: all]"""
-    from benchlib import runner
+    from benchlib import rejudge
 
-    sys.exit(runner.report_all(runs, out))
+    sys.exit(rejudge.report_all(runs, out))
 
 
 @main.group()
@@ -191,6 +201,53 @@ def references(metric: str, device: str) -> None:
     from benchlib import reference_listing
 
     reference_listing.show(metric, device)
+
+
+@main.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--to", "name", required=True, metavar="FORMAT", help="The format, one of those above.")
+@click.option("--output", "-o", default="", help="File, folder or store to write; - is the standard output.")
+@click.option("--samples", is_flag=True, help="csv and parquet: a row a raw sample instead of a row a metric.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs. [default: outputs]")
+@_user_errors
+def export(runs: tuple[str, ...], name: str, output: str, samples: bool, out: Path | None) -> None:
+    """Write stored runs for other tools. RUN is a run folder, a folder of runs or a report.html. [default: all]
+
+    \b
+    junit        JUnit XML: a test suite a run, a test a check
+    github       Markdown, appended to $GITHUB_STEP_SUMMARY where that is set
+    openmetrics  OpenMetrics text of the newest run of each kind
+    prometheus   the text format of node exporter's textfile collector (*.prom)
+    csv          a row a metric, or with --samples a row a sample
+    parquet      the same as a file for pandas, DuckDB or Spark
+    mlflow       --output FILE.db, a tracking URI, or $MLFLOW_TRACKING_URI
+    tensorboard  event files in the folder --output
+    """
+    from benchlib.exports.formats import export as write
+    from benchlib.paths import outputs
+    from benchlib.stored import load_all
+
+    sentence = write(load_all(runs or [out or outputs()]), name, output, samples)
+    if sentence:
+        click.echo(sentence)
+
+
+@main.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings for a machine to read.")
+@_user_errors
+def judge(files: tuple[Path, ...], as_json: bool) -> None:
+    """Look for impossible numbers in results of any origin.
+
+    FILE is output of nccl-tests (text or JSON), an MLPerf LoadGen summary, a throughput table (CSV, TSV, Markdown),
+    a run folder or JSON of the kit, or a claim in neutral JSON.
+
+    \b
+    Exit codes: 0 nothing impossible, 1 something is, 2 a file cannot be read, 3 it states too little to judge it.
+    """
+    from benchlib import judging
+
+    sys.exit(judging.judge_files(files, as_json))
 
 
 @main.command()

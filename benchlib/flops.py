@@ -22,3 +22,11 @@ def encoder_train_flops(layers: int, hidden: int, intermediate: int, shapes: Ite
     Padding is counted: it is work that the device does.
     """
     return 3 * sum(batch * encoder_forward_flops(layers, hidden, intermediate, length) for batch, length in shapes)
+
+
+def token_flops(parameters: float, *, training: bool) -> float:
+    """Return the least FLOPs of one token through ``parameters`` of matrix products: 2N forward, 6N with the backward pass.
+
+    Attention adds to it with the length; for the question whether a rate is possible at all, less is on the safe side.
+    """
+    return (6 if training else 2) * parameters

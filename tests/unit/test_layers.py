@@ -17,12 +17,12 @@ MAY_IMPORT = {
     FRONT: {FACTS, RECORDS, FRONT},
 }
 MODULES = {
-    FACTS: "backends bandwidth change claim config diagnosis errors events files hardware hardware.config limits machine manifest paths planted processes progress ranks references registry rerun sensors squad squad.config stacks stats",
-    RECORDS: "baselines calibration checks curves digest embedded flops hardware.checks hardware.published hardware.reading judge labels metrics placing postmortem published power record regression repeats results snapshot squad.checks squad.published squad.reading stored",
+    FACTS: "backends bandwidth change changepoints claim config diagnosis drivers early_stopping errors events files hardware hardware.config limits machine manifest paths planted processes progress ranks references registry rerun sensors squad squad.config stacks stats vendor_peaks",
+    RECORDS: "baselines calibration checks curves digest embedded flops foreign foreign.claim_file foreign.json_file foreign.loadgen_summary foreign.nccl foreign.nccl_json foreign.nccl_text foreign.own_files foreign.readers foreign.throughput_table hardware.checks hardware.published hardware.reading history history_cache impossible impossible.claim impossible.collectives impossible.compute impossible.finding impossible.learning impossible.loadgen impossible.own impossible.rules impossible.serving impossible.speed impossible.statements judge labels metrics placing postmortem power published record regression repeats results snapshot squad.checks squad.published squad.reading stored stored_run trends",
     PLUMBING: "allreduce array_file batches checkpoint devices dropout example features minisquad models peaks process_group scoring spans squad_data squad_format squad_metric squad_metric.squad_metric timing windows",
     BENCHMARKS: "hardware.run squad.evaluate squad.native squad.outcome squad.plan squad.run squad.steplog squad.trainer squad.training",
     WORKER: "worker",
-    FRONT: "calibrate children cli doctor exports exports.formats exports.github exports.junit exports.mlflow_store exports.openmetrics exports.place exports.tabular exports.tensorboard_log index launch launchers lifeline listing lost markup notebook peak_plots picture plots rank_plots reference_listing report runner session supervise widgets",
+    FRONT: "calibrate children cli doctor exports exports.formats exports.github exports.junit exports.mlflow_store exports.openmetrics exports.place exports.tabular exports.tensorboard_log index judging lanes launch launchers lifeline listing lost markup notebook peak_plots picture plots rank_plots reference_listing rejudge report runner session sparkline supervise terminal widgets",
 }
 LAYER = {"benchlib": FACTS, **{f"benchlib.{name}": layer for layer, names in MODULES.items() for name in names.split()}}
 HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate", "safetensors"}

@@ -1,0 +1,85 @@
+"""The kit's own JSON as foreign files: a result, the folder of a verdict, a baseline. What was measured is judged."""
+
+from pathlib import Path
+from typing import Any
+
+from benchlib.baselines import Baseline
+from benchlib.config import BaseConfig
+from benchlib.errors import UserError
+from benchlib.foreign.json_file import looks_like_json, parse, validated
+from benchlib.impossible.claim import Claim
+from benchlib.impossible.own import Numbers, own_claims
+from benchlib.results import Result, Run, load_samples
+
+
+def sniff_result(path: Path, text: str) -> bool:
+    """A JSON object with the fields of a result."""
+    return _has(text, "schema_version", "benchmark", "world_size", "metrics")
+
+
+def sniff_verdict(path: Path, text: str) -> bool:
+    """A JSON object with the fields of a verdict."""
+    return _has(text, "schema_version", "verdict", "sentence", "checks")
+
+
+def sniff_baseline(path: Path, text: str) -> bool:
+    """A JSON object with the fields of a baseline."""
+    return _has(text, "schema_version", "fingerprint", "benchmark", "runs")
+
+
+def _has(text: str, *names: str) -> bool:
+    return looks_like_json(text) and all(f'"{name}"' in text for name in names)
+
+
+def read_result(path: Path, text: str) -> list[Claim]:
+    """Return what a result states; the raw samples and the config beside it count where they are there."""
+    result: Result = validated(path, Result, parse(path, text), "a result of this version")
+    return _of_result(result, path.parent)
+
+
+def read_run(folder: Path) -> list[Claim]:
+    """Return what the result of a run folder states."""
+    result = Run(folder).result
+    if result is None:
+        raise UserError(f"{folder}: no run folder with a result.json; a run that broke has none")
+    return _of_result(result, folder)
+
+
+def read_verdict(path: Path, text: str) -> list[Claim]:
+    """Return what the run of a verdict states: a verdict holds no raw numbers of its own."""
+    parse(path, text)
+    if not (path.parent / "result.json").exists():
+        raise UserError(f"{path}: a verdict is judged by the result.json beside it, and there is none")
+    return read_run(path.parent)
+
+
+def _of_result(result: Result, folder: Path) -> list[Claim]:
+    numbers = Numbers(
+        result.metrics,
+        world_size=max(1, result.world_size),
+        facts=result.facts,
+        tables=result.tables,
+        samples=load_samples(folder),
+        config=_config(folder),
+    )
+    return own_claims(numbers)
+
+
+def _config(folder: Path) -> BaseConfig | None:
+    if not (folder / "config.json").exists():
+        return None
+    return Run(folder).config
+
+
+def read_baseline(path: Path, text: str) -> list[Claim]:
+    """Return what the accepted runs of a baseline state."""
+    values: dict[str, Any] = parse(path, text)
+    baseline: Baseline = validated(path, Baseline, values, "a baseline of this version")
+    ranks = baseline.fingerprint.get("world_size", "")
+    size = int(ranks) if ranks.isdecimal() and int(ranks) > 0 else 1
+    claims = []
+    for run in baseline.runs:
+        for claim in own_claims(Numbers(run.metrics, world_size=size, samples=run.samples)):
+            subject = f"{run.run}, {claim.subject}" if claim.subject else run.run
+            claims.append(claim.model_copy(update={"subject": subject}))
+    return claims

@@ -1,0 +1,80 @@
+"""Which formats can be judged, how a file of each is told apart, and what it states. A format is a module and a row."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchlib.errors import UserError
+from benchlib.foreign import claim_file, loadgen_summary, nccl_json, nccl_text, own_files, throughput_table
+from benchlib.impossible.claim import Claim
+
+MOST_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Reader:
+    """``sniff(path, text)`` tells whether a file is of this format, ``read`` gives its claims or raises ``UserError``."""
+
+    name: str
+    what: str
+    sniff: Callable[[Path, str], bool]
+    read: Callable[[Path, str], list[Claim]]
+
+
+# In the order of asking: the formats with unmistakable marks first.
+READERS: dict[str, Reader] = {
+    reader.name: reader
+    for reader in (
+        Reader("claim", "the neutral claim JSON", claim_file.sniff, claim_file.read),
+        Reader("result", "the kit's result.json", own_files.sniff_result, own_files.read_result),
+        Reader("verdict", "the kit's verdict.json", own_files.sniff_verdict, own_files.read_verdict),
+        Reader("baseline", "the kit's baseline file", own_files.sniff_baseline, own_files.read_baseline),
+        Reader("nccl-tests JSON", "JSON of nccl-tests or rccl-tests", nccl_json.sniff, nccl_json.read),
+        Reader("nccl-tests", "output of nccl-tests or rccl-tests", nccl_text.sniff, nccl_text.read),
+        Reader("LoadGen", "MLPerf's mlperf_log_summary.txt", loadgen_summary.sniff, loadgen_summary.read),
+        Reader("table", "a throughput table (CSV, TSV or Markdown)", throughput_table.sniff, throughput_table.read),
+    )
+}
+
+
+def read_claims(path: Path) -> tuple[str, list[Claim]]:
+    """Return the format of a file and what it states. A folder is taken as a run of the kit. Raises ``UserError``."""
+    if path.is_dir():
+        return "run", own_files.read_run(path)
+    text = _text(path)
+    for reader in READERS.values():
+        if reader.sniff(path, text):
+            claims = reader.read(path, text)
+            if not claims:
+                raise UserError(f"{path}: {reader.what} without a single result; the file may be cut")
+            return reader.name, claims
+    raise UserError(f"{path}: not a format that can be judged; expected {expected()}")
+
+
+def expected() -> str:
+    """Name the formats, for messages."""
+    names = [reader.what for reader in READERS.values()]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _text(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise UserError(
+                f"{path}: {size / 2**20:,.0f} MiB are more than a result has; the limit is {MOST_BYTES // 2**20} MiB"
+            )
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if not data.strip():
+        raise UserError(f"{path}: the file is empty; expected {expected()}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not text (byte {error.start} is not UTF-8); expected {expected()}") from None
+    if "\0" in text:
+        raise UserError(f"{path}: not text (it holds zero bytes); expected {expected()}")
+    return text

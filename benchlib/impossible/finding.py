@@ -1,0 +1,65 @@
+"""Findings of the rules, and when two numbers that were rounded for print still agree."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+from benchlib.metrics import quantity
+
+PEAK_SLACK = 1.05  # a peak is itself measured: a value may exceed it by noise, not by more
+SCALING_SLACK = 1.05  # n devices do not do more than n times the work of one, but for noise
+RATE_SLACK = 0.05  # between a stated rate and counts over time: the ends of a window are seldom sharp
+ROUNDING = 2e-4  # of values that follow from each other exactly, beside the rounding of each for print
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule says of a claim. ``value`` and ``limit`` are those of the check that it may become."""
+
+    status: Literal["PASS", "FAIL", "SKIPPED"]
+    reason: str
+    value: float | None = None
+    unit: str = ""
+    limit: str = ""
+
+
+def found(
+    passed: bool, reason: str, *, wrong: str = "", value: float | None = None, unit: str = "", limit: str = ""
+) -> Finding:
+    """Make a finding of a fact that holds or not; where it does not, ``wrong`` is added to the reason."""
+    text = reason if passed or not wrong else f"{reason}: {wrong}"
+    return Finding("PASS" if passed else "FAIL", text, value, unit, limit)
+
+
+def half_unit(value: float) -> float:
+    """Return half of the last digit that a value was written with: 156.2 -> 0.05, 8000 -> 500 (zeros may be rounding)."""
+    digits = Decimal(repr(float(value))).normalize()
+    exponent = digits.as_tuple().exponent
+    return 0.5 * 10.0**exponent if value and isinstance(exponent, int) else 0.0
+
+
+def span(value: float) -> tuple[float, float]:
+    """Return the values that print as this one."""
+    half = half_unit(value)
+    return value - half, value + half
+
+
+def agrees(stated: float, low: float, high: float, slack: float = ROUNDING, absolute: float = 0.0) -> bool:
+    """Tell whether a stated value, as rounded, can lie between ``low`` and ``high``.
+
+    ``slack`` is a share (5e-4: 0.05 %); ``absolute`` is for small values that were printed with fixed decimals.
+    """
+    below, above = span(stated)
+    margin = slack * max(abs(low), abs(high), abs(stated)) + absolute
+    return above >= low - margin and below <= high + margin
+
+
+def figure(value: float, unit: str = "") -> str:
+    """Write a number so that what was compared can be seen: up to six digits."""
+    size = abs(value)
+    text = (
+        f"{value:,.0f}" if size >= 1e4 and value == round(value) else f"{value:,.6g}" if size < 1e15 else f"{value:.4g}"
+    )
+    if "e" in text:
+        text = f"{value:,.1f}" if 1 <= size < 1e12 else f"{value:.4g}"
+    return f"{text} {unit}".strip()

@@ -1,0 +1,208 @@
+"""What the kit's own results state, as claims: by the names of metrics and facts, so that one reading serves all.
+
+Nothing is assumed that a result does not hold: an absent metric, fact or config leaves its part of the claim empty.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchlib.config import BaseConfig
+from benchlib.impossible.claim import Claim, Collective, Compute, Latency, Learning, Quantity, Speed
+from benchlib.metrics import Metric
+from benchlib.stats import smoothed, smoothing_window
+
+BITS = 8
+Samples = Mapping[str, Sequence[float]]
+
+
+class Numbers:
+    """The metrics of a run by name or by the start of a name, with its facts, raw samples and config."""
+
+    def __init__(
+        self,
+        metrics: Sequence[Metric],
+        *,
+        world_size: int,
+        facts: Mapping[str, Any] | None = None,
+        tables: Mapping[str, Any] | None = None,
+        samples: Samples | None = None,
+        config: BaseConfig | None = None,
+    ) -> None:
+        self.metrics, self.world_size, self.config = metrics, world_size, config
+        self.facts, self.tables, self.samples = facts or {}, tables or {}, samples or {}
+
+    def metric(self, start: str) -> Metric | None:
+        """Return the metric of this name, else the first whose name goes on with the suffix of a stand-in."""
+        exact = next((metric for metric in self.metrics if metric.name == start), None)
+        return exact or next((metric for metric in self.metrics if metric.name.startswith(f"{start}_")), None)
+
+    def value(self, start: str) -> float | None:
+        """Return the value of ``metric(start)``."""
+        metric = self.metric(start)
+        return metric.value if metric else None
+
+    def raw(self, start: str) -> list[float]:
+        """Return the raw samples of ``metric(start)``."""
+        metric = self.metric(start)
+        return list(self.samples.get(metric.name, [])) if metric else []
+
+    def count(self, name: str) -> int | None:
+        """Return a fact that is a count; a list is summed."""
+        value = self.facts.get(name)
+        parts = value if isinstance(value, list) else [value]
+        if not parts or not all(isinstance(part, int) and not isinstance(part, bool) and part >= 0 for part in parts):
+            return None
+        return sum(parts)
+
+
+def own_claims(numbers: Numbers) -> list[Claim]:
+    """Return what a result states: the whole training, its steady steps, learning, operations, exchange, all values."""
+    claims = [
+        Claim(subject="whole training", speed=whole_training(numbers)),
+        Claim(subject="steady steps", speed=steady_steps(numbers)),
+        Claim(subject="training", learning=learning(numbers), compute=compute(numbers), latencies=rank_steps(numbers)),
+        Claim(subject="all-reduce", collective=all_reduce(numbers)),
+        *(Claim(subject=f"{name} products", speed=speed) for name, speed in products(numbers).items()),
+        Claim(subject="", quantities=quantities(numbers)),
+    ]
+    return [claim for claim in claims if claim.model_dump(exclude={"subject"}, exclude_defaults=True)]
+
+
+def whole_training(numbers: Numbers) -> Speed | None:
+    """Return the rate of all steps with the samples and the time that it is the ratio of."""
+    seen = numbers.count("samples_seen")
+    if seen is None:
+        return None
+    resumed = numbers.count("resumed_step") or 0  # then the time covers a part of the samples only
+    time_s = numbers.value("train_s")
+    return Speed(
+        samples_per_s=numbers.value("end_to_end_samples_per_s") if not resumed else None,
+        ranks=numbers.world_size,
+        samples_counted=seen,
+        samples_planned=numbers.count("samples_expected"),
+        wall_s=time_s if time_s and time_s > 0 else None,
+    )
+
+
+def steady_steps(numbers: Numbers) -> Speed | None:
+    """Return the rates of the steady steps beside their raw times; times count where every step was a full batch."""
+    rate = numbers.value("train_samples_per_s")
+    if rate is None:
+        return None
+    batch = getattr(numbers.config, "global_batch", None)
+    planned, expected = numbers.count("planned_steps"), numbers.count("samples_expected")
+    full = batch is not None and planned is not None and expected == planned * batch
+    times = [value for value in numbers.raw("step_s") if value > 0]
+    return Speed(
+        samples_per_s=rate,
+        tokens_per_s=numbers.value("train_tokens_per_s"),
+        ranks=numbers.world_size,
+        batch_per_rank=batch // numbers.world_size if full and batch else None,
+        step_s=times if full else [],
+        longest_sequence=getattr(numbers.config, "max_length", None),
+    )
+
+
+def learning(numbers: Numbers) -> Learning | None:
+    """Return the learning rates, the smoothed loss at both ends by its raw values, scores and shares."""
+    losses = list(numbers.samples.get("loss", []))
+    rates = numbers.facts.get("learning_rates")
+    shares = {name: numbers.value(name) for name in ("padding_share", "exchange_overlap")}
+    curve = smoothed(losses) if len(losses) > 1 else None
+    found = Learning(
+        learning_rate_min=rates.get("min") if isinstance(rates, dict) else None,
+        loss_first=float(curve[smoothing_window(len(losses)) - 1]) if curve is not None else None,
+        loss_last=float(curve[-1]) if curve is not None else None,
+        f1=numbers.value("f1"),
+        exact_match=numbers.value("exact_match"),
+        shares={name: share for name, share in shares.items() if share is not None},
+    )
+    return found if found.model_dump(exclude_defaults=True) else None
+
+
+def compute(numbers: Numbers) -> Compute | None:
+    """Return the rate of operations and its share of the peak that was measured beside it."""
+    rate, peak = numbers.value("flops_per_s"), numbers.value("matmul_peak_flops")
+    share = numbers.value("mfu")
+    if rate is None and share is None:
+        return None
+    return Compute(
+        flops_per_s=rate,
+        mfu=share,
+        ranks=numbers.world_size,
+        peak_flops=peak if peak and peak > 0 else None,
+        peak_kind="measured",
+    )
+
+
+def rank_steps(numbers: Numbers) -> list[Latency]:
+    """Return the step times of each rank."""
+    found = []
+    for row in numbers.tables.get("ranks", []):
+        columns = {5.0: row.get("step_s_p05"), 50.0: row.get("step_s_median"), 95.0: row.get("step_s_p95")}
+        known = {key: value for key, value in columns.items() if isinstance(value, (int, float))}
+        if len(known) > 1:
+            found.append(Latency(name=f"steps of rank {row.get('rank')}", percentiles_s=known))
+    return found
+
+
+def all_reduce(numbers: Numbers) -> Collective | None:
+    """Return the all-reduce; what it is held against is the measured copy within the memory that its data lie in."""
+    busbw, algbw = numbers.value("allreduce_gbps"), numbers.value("allreduce_algbw_gbps")
+    wrong = numbers.count("allreduce_wrong_elements")
+    if busbw is None and algbw is None and wrong is None:
+        return None
+    kind = "device" if numbers.value("copy_device_gbytes_per_s") else "host"
+    bound = numbers.value(f"copy_{kind}_gbytes_per_s")
+    return Collective(
+        operation="all_reduce",
+        ranks=numbers.world_size,
+        algbw_gbytes_per_s=algbw / BITS if algbw is not None else None,
+        busbw_gbytes_per_s=busbw / BITS if busbw is not None else None,
+        bound_gbytes_per_s=bound if bound and bound > 0 else None,
+        bound_source=f"measured copy within the {kind}'s memory, all ranks together" if bound else "",
+        wrong_elements=wrong,
+    )
+
+
+def products(numbers: Numbers) -> dict[str, Speed]:
+    """Return the matrix products of all ranks at once beside the best of one rank, by precision."""
+    found = {}
+    for precision in ("fp32", "tf32", "bf16", "fp16"):
+        together, best = (numbers.value(f"matmul_{precision}{kind}_flops") for kind in ("", "_best"))
+        if together and best and best > 0:
+            found[precision] = Speed(
+                samples_per_s=together,
+                unit="FLOP/s",
+                ranks=numbers.world_size,
+                one_device_samples_per_s=best,
+                one_device="the best sample of a rank",
+            )
+    return found
+
+
+def quantities(numbers: Numbers) -> list[Quantity]:
+    """Return every measured or derived value with its raw samples; the smoothed loss follows from the raw losses."""
+    found = []
+    losses = list(numbers.samples.get("loss", []))
+    curve = smoothed(losses) if losses else None
+    ends = {"loss_first": smoothing_window(len(losses)) - 1, "loss_final": -1}
+    for metric in numbers.metrics:
+        if metric.value is None and metric.provenance not in ("measured", "derived"):
+            continue
+        raw = list(numbers.samples.get(metric.name, metric.samples))
+        end = next((index for name, index in ends.items() if metric.name.startswith(name)), None)
+        if not raw and end is not None and curve is not None:
+            raw = [float(curve[end])]
+        finite = all(value == value and abs(value) != float("inf") for value in raw)
+        found.append(
+            Quantity(
+                name=metric.name,
+                value=metric.value if finite else None,
+                unit=metric.unit,
+                samples=raw if finite else [],
+                # Fewer raw samples than the value is of were thinned, as in a baseline.
+                median_of_samples=len(raw) == metric.n,
+            )
+        )
+    return found
