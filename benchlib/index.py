@@ -1,180 +1,146 @@
-"""``outputs/index.html``: all runs of a folder by day, the newest first, with verdict, key numbers and trends.
+"""``outputs/index.html``: how the key numbers went, what changed, on which machines, and the runs by day.
 
-Of each run only ``verdict.json`` and ``result.json`` are read, once: the page of thousands of runs takes seconds. A folder
-that cannot be read is listed as what it is.
+Runs are read by ``benchlib.history``; a folder that cannot be read is listed as what it is. The page stays small however
+many runs there are: it lists the newest ones and says how to see the others.
 """
 
-import datetime
-import json
 import os
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
 
-from benchlib import markup
+from benchlib import history, lanes, markup, sparkline, trends
 from benchlib.files import write_text
 from benchlib.labels import HEADLINES, LABELS, MARKS, duration
 from benchlib.metrics import quantity
+from benchlib.stored_run import StoredRun
+from benchlib.trends import Trend
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 NAME = "index.html"
-TREND = 40  # runs in a sparkline
-SHOWN = 4  # key numbers of a row
-_FOLDER = re.compile(r"(?P<tier>.+)-(?P<day>\d{8})$")
-_RUN = re.compile(r"(?P<benchmark>.+?)-(?P<backend>[a-z]+)-(?P<time>\d{6})-\w+$")
+SHOWN = 4  # key numbers of a run
+SERIES = 12  # with trends on the page, those with the newest runs
+EVENTS = 12  # changes and regressions on the page
+LISTED = 250  # runs on the page; damaged ones among the others are listed as well
+DAMAGED = 50
+TONES = {"PASS": "good", "FAIL": "bad", "BROKEN": "bad", "DAMAGED": "bad", "AMBIGUOUS": "warn", "UNFINISHED": "warn"}
 
 
 @dataclass
 class Row:
-    """One run as the page lists it. ``numbers`` are (label, text) and ``values`` the same metrics as numbers."""
+    """One run as the page lists it. ``numbers`` are (label, text)."""
 
-    name: str
+    run: StoredRun
     link: str
-    benchmark: str
-    tier: str
-    backend: str
-    started: float
-    word: str = "UNFINISHED"
-    sentence: str = ""
-    took: str = ""
-    ranks: str = ""
     numbers: list[tuple[str, str]] = field(default_factory=list)
-    values: dict[str, float] = field(default_factory=dict)
 
     @property
     def mark(self) -> str:
         """The sign of the verdict."""
-        return MARKS.get(self.word, "?")
+        return MARKS.get(self.run.word, "?")
 
     @property
-    def moment(self) -> datetime.datetime:
-        """Local start of the run."""
-        return datetime.datetime.fromtimestamp(self.started).astimezone()
+    def title(self) -> str:
+        """Benchmark and tier."""
+        return f"{_short(self.run.benchmark)}, {_short(self.run.tier)}"
+
+    @property
+    def sentence(self) -> str:
+        """What the verdict says, or why the run cannot be read."""
+        return _short(self.run.damaged or self.run.sentence, 400)
+
+    @property
+    def took(self) -> str:
+        """How long the run took."""
+        return duration(self.run.ended - self.run.started) if self.run.ended else ""
+
+    @property
+    def id(self) -> str:
+        """The end of the folder's name."""
+        return _short(self.run.name.rsplit("-", 1)[-1], 40)
 
 
-@dataclass
-class Trend:
-    """The latest runs of one benchmark, tier and backend: their last row and a line of the first key number."""
+@dataclass(frozen=True)
+class Event:
+    """Something that deserves a look: a change of level, or a regression against an accepted run."""
+
+    when: float
+    row: Row
+    metric: str
+    word: str
+    text: str
+
+
+def _short(words: str, most: int = 60) -> str:
+    # Names of folders may hold bytes that are no text in any encoding.
+    words = os.fsencode(words).decode("utf-8", "replace") if any("\ud800" <= c <= "\udfff" for c in words) else words
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
+def row(run: StoredRun) -> Row:
+    """Return a run as the page lists it."""
+    link = quote(os.fsencode(f"{run.path}/report.html")) if run.report else ""
+    prefixes = HEADLINES.get(run.benchmark) or [metric.name for metric in run.metrics[:SHOWN]]
+    found = [(LABELS.get(prefix, prefix.replace("_", " ")), run.metric(prefix)) for prefix in prefixes]
+    numbers = [(label, quantity(metric.value, metric.unit)) for label, metric in found if metric][:SHOWN]
+    return Row(run, link, numbers)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The trends of one series, and its newest run."""
 
     last: Row
     runs: int
-    label: str
-    line: Markup
+    trends: list[Trend]
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object, or None where there is no such file. Raises ValueError for a damaged one."""
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
-    return content
+def groups(runs: list[StoredRun]) -> list[Group]:
+    """Return the series of runs (the oldest first) with the trends of their key numbers, sorted by name.
 
-
-def _started(folder: Path, day: str, clock: str) -> float:
-    try:
-        return datetime.datetime.strptime(day + clock, "%Y%m%d%H%M%S").timestamp()
-    except ValueError:
-        return folder.stat().st_mtime
-
-
-def read_row(folder: Path, outputs: Path) -> Row:
-    """Read one run folder; what is damaged is said in the row's sentence."""
-    named, run = _FOLDER.match(folder.parent.name), _RUN.match(folder.name)
-    link = quote(str((folder / "report.html").relative_to(outputs))) if (folder / "report.html").exists() else ""
-    started = _started(folder, named["day"] if named else "", run["time"] if run else "")
-    tier, benchmark, backend = (
-        named["tier"] if named else "?",
-        run["benchmark"] if run else "?",
-        run["backend"] if run else "?",
-    )
-    row = Row(folder.name, link, benchmark, tier, backend, started)
-    try:
-        verdict = _read(folder / "verdict.json")
-        result = _read(folder / "result.json")
-        if verdict is not None:
-            row.word = "BROKEN" if verdict.get("broken") else str(verdict["verdict"])
-            row.sentence = str(verdict.get("sentence", ""))
-        elif not (folder / "config.json").exists():
-            row.word, row.sentence = "DAMAGED", "the folder has no config.json"
-        if result is not None:
-            _fill(row, result)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        row.word, row.sentence = "DAMAGED", f"not readable: {error}"
-    return row
-
-
-def _fill(row: Row, result: dict[str, Any]) -> None:
-    row.benchmark, row.tier, row.backend = (str(result[name]) for name in ("benchmark", "tier", "backend"))
-    row.started, ended = float(result["started_at"]), result.get("ended_at")
-    row.took = duration(float(ended) - row.started) if ended else ""
-    row.ranks = str(result.get("world_size", ""))
-    metrics = [metric for metric in result["metrics"] if isinstance(metric.get("value"), (int, float))]
-    wanted = HEADLINES.get(row.benchmark) or [metric["name"] for metric in metrics[:SHOWN]]
-    for prefix in wanted:
-        found = next((m for m in metrics if m["name"] == prefix or m["name"].startswith(prefix + "_")), None)
-        if found and len(row.numbers) < SHOWN:
-            label = LABELS.get(prefix, prefix.replace("_", " "))
-            row.numbers.append((label, quantity(found["value"], found["unit"])))
-            row.values[found["name"]] = float(found["value"])
-
-
-def run_folders(outputs: Path) -> Iterable[Path]:
-    """Return the folders that lie where runs lie: two levels below ``outputs``, hidden ones left out."""
-    for day in sorted(outputs.iterdir()) if outputs.is_dir() else []:
-        if day.is_dir() and _FOLDER.match(day.name):
-            yield from (Path(item.path) for item in os.scandir(day) if item.is_dir() and not item.name.startswith("."))
-
-
-def sparkline(values: list[float], label: str) -> Markup:
-    """Return a line of the values as inline SVG, the last one marked; nothing for fewer than two values."""
-    if len(values) < 2:
-        return Markup("")
-    low, high = min(values), max(values)
-    span = (high - low) or 1.0
-    points = [
-        (100 * i / (len(values) - 1), 22 - 20 * ((value - low) / span if high > low else 0.5))
-        for i, value in enumerate(values)
-    ]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    said = f"{label} of the last {len(values)} runs: from {quantity(values[0])} to {quantity(values[-1])}, lowest {quantity(low)}, highest {quantity(high)}"
-    return Markup(
-        '<svg class="spark" viewBox="-2 0 104 24" role="img" aria-label="{}"><polyline points="{}" fill="none" stroke="currentColor" '
-        'stroke-width="1.5" vector-effect="non-scaling-stroke"/><circle cx="{:.1f}" cy="{:.1f}" r="2.2" fill="currentColor"/></svg>'
-    ).format(said, line, *points[-1])
-
-
-def trends(rows: list[Row]) -> list[Trend]:
-    """Return one trend for each benchmark, tier and backend, from rows that are sorted with the newest first."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.benchmark, row.tier, row.backend), []).append(row)
+    Only the ``SERIES`` with the newest runs are looked at.
+    """
+    found = sorted(trends.series(runs).values(), key=lambda members: -members[-1].started)[:SERIES]
     out = []
-    for members in groups.values():
-        # The first key number of the newest run that has one; other names are other quantities.
-        name, label = next(((next(iter(row.values)), row.numbers[0][0]) for row in members if row.values), ("", ""))
-        values = [row.values[name] for row in members[:TREND] if name in row.values][::-1]
-        out.append(Trend(members[0], len(members), label, sparkline(values, label)))
-    return sorted(out, key=lambda trend: (trend.last.benchmark, trend.last.tier, trend.last.backend))
+    for members in found:
+        names = trends.key_metrics(members)[:SHOWN]
+        drawn = [trend for trend in (trends.trend(name, members) for name in names) if trend]
+        out.append(Group(row(members[-1]), len(members), drawn))
+    return sorted(out, key=lambda g: (g.last.run.benchmark, g.last.run.tier, g.last.run.backend, g.last.run.hardware))
+
+
+def events(found: list[Group], runs: list[StoredRun]) -> list[Event]:
+    """Return the changes of level and the regressions, the newest first."""
+    changes = [
+        Event(change.run.started, row(change.run), trend.label, change.word, sparkline.told(change, trend.unit))
+        for group in found
+        for trend in group.trends
+        for change in trend.changes
+    ]
+    failed = [
+        Event(run.started, row(run), trends.label(metric), "regression", f"✗ regression: {_short(reason, 300)}")
+        for run in runs
+        if not run.planted
+        for metric, reason in run.regressions
+    ]
+    return sorted(changes + failed, key=lambda event: -event.when)
+
+
+def days(runs: list[StoredRun]) -> dict[str, list[Row]]:
+    """Return the newest ``LISTED`` runs by day, the newest first."""
+    found: dict[str, list[Row]] = {}
+    for run in runs[: -LISTED - 1 : -1]:
+        found.setdefault(run.moment.strftime("%Y-%m-%d"), []).append(row(run))
+    return found
 
 
 def render(outputs: Path | str) -> Path:
     """Write ``index.html`` into a folder of runs and return its path. An empty folder gives a page that says so."""
     outputs = Path(outputs)
-    rows = sorted(
-        (read_row(folder, outputs) for folder in run_folders(outputs)), key=lambda row: row.started, reverse=True
-    )
-    days: dict[str, list[Row]] = {}
-    for row in rows:
-        days.setdefault(row.moment.strftime("%Y-%m-%d"), []).append(row)
+    runs = history.read(outputs)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([TEMPLATES, TEMPLATES / "report"]),
         autoescape=True,
@@ -182,8 +148,32 @@ def render(outputs: Path | str) -> Path:
         lstrip_blocks=True,
     )
     environment.filters["signs"] = markup.signs
+    environment.globals |= {
+        "sparkline": sparkline.sparkline,
+        "told": sparkline.told,
+        "spanned": sparkline.spanned,
+        "quantity": quantity,
+    }
     style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
-    page = environment.get_template("runs.html.j2").render(days=days, count=len(rows), trends=trends(rows), style=style)
+    found = groups(runs)
+    happened = events(found, runs)
+    shown, others = lanes.lanes(runs)
+    older = runs[:-LISTED]
+    page = environment.get_template("runs.html.j2").render(
+        count=len(runs),
+        day_count=len({run.moment.date() for run in runs}),
+        groups=found,
+        series_left=len(trends.series(runs)) - len(found),
+        events=happened[:EVENTS],
+        events_left=max(0, len(happened) - EVENTS),
+        lanes=[(lane, lanes.picture(lane, TONES)) for lane in shown],
+        lanes_left=others,
+        span=(runs[0].moment, runs[-1].moment) if runs else None,
+        days=days(runs),
+        older=len(older),
+        damaged=[row(run) for run in older if run.damaged][: -DAMAGED - 1 : -1],
+        style=style,
+    )
     path = outputs / NAME
     write_text(path, page)
     return path

@@ -1,0 +1,116 @@
+"""Machines as lanes of time: which ran when, with which versions, and how its runs ended, as inline SVG with words."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from benchlib.labels import MARKS
+from benchlib.stored_run import StoredRun
+
+LANES = 8  # more machines are taken together by hardware, and then the busiest are shown
+PLACES = 30  # marks on a lane: what falls together shows its worst verdict
+NAMED = ("torch", "cuda", "rocm", "driver", "benchlib")
+# The worst first: what a mark shows that stands for several runs.
+ORDER = ("DAMAGED", "BROKEN", "FAIL", "UNFINISHED", "AMBIGUOUS", "SKIPPED", "PASS")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Consecutive runs of a machine with the same versions; ``left`` and ``width`` are shares of the whole time."""
+
+    versions: str
+    first: StoredRun
+    runs: int
+    left: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A machine: its label, its runs, its stretches of equal versions, and (place, word, count) of its marks."""
+
+    label: str
+    runs: list[StoredRun]
+    stretches: list[Stretch]
+    marks: list[tuple[float, str, int]]
+
+    @property
+    def said(self) -> str:
+        """What the lane shows, in words."""
+        words = Counter(run.word for run in self.runs)
+        ends = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in words.most_common())
+        versions = "; ".join(f"from {item.first.moment:%Y-%m-%d} {item.versions}" for item in self.stretches[-6:])
+        return f"{self.label}: {len(self.runs)} runs, {ends}; {versions}"
+
+
+def versions(run: StoredRun) -> str:
+    """Return the versions that a lane shows."""
+    found = [f"{name} {run.facts[name]}" for name in NAMED if name in run.facts]
+    return ", ".join(found) or "versions not recorded"
+
+
+def lanes(runs: Sequence[StoredRun]) -> tuple[list[Lane], int]:
+    """Return the lanes of runs (the oldest first), the busiest machines first, and how many machines are left out.
+
+    A machine is a host with its hardware. Where there are more than ``LANES``, hosts of equal hardware share a lane.
+    """
+    known = [run for run in runs if run.hardware]
+    groups: dict[tuple[str, str], list[StoredRun]] = {}
+    for run in known:
+        groups.setdefault((run.hardware, run.host), []).append(run)
+    if len(groups) > LANES:
+        hardware: dict[str, list[StoredRun]] = {}
+        for run in known:
+            hardware.setdefault(run.hardware, []).append(run)
+        groups = {(name, f"{len({run.host for run in found})} hosts"): found for name, found in hardware.items()}
+    ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
+    start, end = (known[0].started, known[-1].started) if known else (0.0, 0.0)
+    shown = [_lane(f"{name}, {host}" if host else name, found, start, end) for (name, host), found in ranked[:LANES]]
+    return shown, len(ranked) - len(shown)
+
+
+def _lane(label: str, runs: list[StoredRun], start: float, end: float) -> Lane:
+    span = end - start
+
+    def place(run: StoredRun) -> float:
+        return (run.started - start) / span if span > 0 else 0.5
+
+    stretches: list[Stretch] = []
+    begin = 0
+    for index in range(1, len(runs) + 1):
+        if index < len(runs) and versions(runs[index]) == versions(runs[begin]):
+            continue
+        left = place(runs[begin])
+        right = place(runs[index]) if index < len(runs) else place(runs[-1])
+        stretches.append(Stretch(versions(runs[begin]), runs[begin], index - begin, left, right - left))
+        begin = index
+    bins: dict[int, list[str]] = {}
+    for run in runs:
+        bins.setdefault(min(PLACES - 1, int(place(run) * PLACES)), []).append(run.word)
+    marks = [
+        ((number + 0.5) / PLACES, min(words, key=lambda word: ORDER.index(word) if word in ORDER else 3), len(words))
+        for number, words in sorted(bins.items())
+    ]
+    return Lane(label[:120], runs, stretches[-40:], marks)
+
+
+def picture(lane: Lane, tones: dict[str, str]) -> Markup:
+    """Return a lane as SVG that takes the width it gets: stretches as boxes with their versions, marks below them."""
+    parts = [Markup('<svg class="lane" width="100%" height="46" role="img" aria-label="{}">').format(lane.said)]
+    for number, item in enumerate(lane.stretches):
+        left, width = 100 * item.left, max(0.8, 100 * item.width)
+        box = Markup('<svg x="{:.2f}%" y="0" width="{:.2f}%" height="22"><title>{}</title>').format(
+            min(left, 99.2), width, f"{item.versions}, {item.runs} runs from {item.first.moment:%Y-%m-%d}"
+        )
+        shade = Markup('<rect class="stretch {}" width="100%" height="22" rx="3"/>').format("odd" if number % 2 else "")
+        words = Markup('<text x="6" y="15.5">{}</text>').format(item.versions) if width > 7 else Markup("")
+        parts.append(box + shade + words + Markup("</svg>"))
+    for left, word, count in lane.marks:
+        parts.append(
+            Markup('<text class="{}" x="{:.2f}%" y="41" text-anchor="middle">{}<title>{}</title></text>').format(
+                tones.get(word, "calm"), 100 * left, MARKS.get(word, "?"), f"{word}, {count} run{'s' * (count > 1)}"
+            )
+        )
+    return Markup("").join(parts) + Markup("</svg>")

@@ -1,0 +1,230 @@
+"""One run of the past: what it was, where it ran, what it measured and what its checks said, from four small files.
+
+A folder that cannot be read is a run with a reason in ``damaged``, never an error.
+"""
+
+import datetime
+import math
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json
+
+from benchlib.config import BaseConfig, build, config_class
+from benchlib.errors import UserError
+from benchlib.machine import fingerprint, fingerprint_key
+
+FILES = ("config.json", "machine.json", "result.json", "verdict.json")
+VERSIONS = ("benchlib", "torch", "transformers")  # of the fingerprint: a series runs across them, to show what they do
+LATEST = 253_402_300_799  # the last second of the year 9999, beyond which no calendar goes
+DAY = re.compile(r"(?P<tier>.+)-(?P<day>\d{8})$", re.DOTALL)
+_BOUNDS = {float, int, type(None)}
+RUN = re.compile(r"(?P<benchmark>.+?)-(?P<backend>[a-z]+)-(?P<time>\d{6})-\w+$", re.DOTALL)
+
+
+class Measured(NamedTuple):
+    """A metric of a run: its value with the 95 % interval (None where there is none)."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    unit: str
+    direction: str
+
+
+@dataclass
+class StoredRun:
+    """What one run folder says.
+
+    ``path`` is relative to the store. ``word`` is the verdict, or BROKEN, UNFINISHED or DAMAGED. ``series`` stands for
+    the fingerprint without versions: runs of the same series measured the same work on the same hardware. ``facts`` are
+    the host, its system and all versions; ``planted`` is a slow-down that was put in on purpose.
+    """
+
+    path: str
+    benchmark: str
+    tier: str
+    backend: str
+    started: float
+    ended: float | None = None
+    word: str = "UNFINISHED"
+    sentence: str = ""
+    damaged: str = ""
+    ranks: int = 0
+    hardware: str = ""
+    series: str = ""
+    planted: float = 0.0
+    report: bool = False
+    facts: dict[str, str] = field(default_factory=dict)
+    regressions: list[tuple[str, str]] = field(default_factory=list)
+    metrics: list[Measured] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Name of the run folder."""
+        return self.path.rsplit("/", 1)[-1]
+
+    @property
+    def host(self) -> str:
+        """Name of the machine, '' where it is not known."""
+        return self.facts.get("host", "")
+
+    @property
+    def moment(self) -> datetime.datetime:
+        """Local start of the run."""
+        return datetime.datetime.fromtimestamp(self.started).astimezone()
+
+    def metric(self, name: str) -> Measured | None:
+        """Return the metric of this name, or the first one ``name`` with a scope suffix, or None."""
+        whole = next((metric for metric in self.metrics if metric.name == name), None)
+        return whole or next((metric for metric in self.metrics if metric.name.startswith(name + "_")), None)
+
+
+class Reader:
+    """Reads run folders and remembers what many of them share: equal configs and machines are looked at once."""
+
+    def __init__(self) -> None:
+        self._configs: dict[bytes, tuple[dict[str, Any], BaseConfig | None]] = {}
+        self._series: dict[tuple[Any, ...], str] = {}
+        self._facts: dict[tuple[Any, ...], dict[str, str]] = {}
+
+    def read(self, folder: str) -> StoredRun:
+        """Return what a run folder says; what is damaged is said in ``damaged``."""
+        run = _named(folder)
+        run.report = os.path.exists(f"{folder}/report.html")
+        parts: dict[str, Any] = {}
+        for name in FILES:
+            try:
+                self._read_part(run, folder, name, parts)
+            except KeyError as error:
+                run.damaged = run.damaged or f"{name} is not readable: it has no {error}"
+            except (OSError, ValueError, TypeError, AttributeError) as error:
+                run.damaged = run.damaged or f"{name} is not readable: {_first_line(error)}"
+        if not parts.keys() & {"verdict.json", "config.json"} and not run.damaged:
+            run.damaged = "the folder has no config.json"
+        if run.damaged:
+            run.word = "DAMAGED"
+        elif "config.json" in parts and "machine.json" in parts:
+            self._place(run, parts)
+        return run
+
+    def _read_part(self, run: StoredRun, folder: str, name: str, parts: dict[str, Any]) -> None:
+        try:
+            with open(f"{folder}/{name}", "rb") as handle:
+                content = handle.read()
+        except FileNotFoundError:
+            return
+        if name == "config.json":
+            if content not in self._configs:
+                self._configs[content] = _config(_object(content))
+            values, parts[name] = self._configs[content]
+            run.benchmark, run.tier, run.backend = (str(values[key]) for key in ("benchmark", "tier", "backend"))
+            run.planted = float(values.get("planted_slowdown") or 0.0)
+        else:
+            parts[name] = _object(content)
+            FILL[name](run, parts[name])
+
+    def _place(self, run: StoredRun, parts: dict[str, Any]) -> None:
+        """Fill in the facts of the machine and the series, which stands for config, hardware and data."""
+        config, machine = parts["config.json"], parts["machine.json"]
+        facts = _facts(machine)
+        run.facts = self._facts.setdefault(tuple(facts.items()), facts)
+        if config is None:
+            return
+        found = parts.get("result.json", {}).get("facts", {})
+        key = (id(config), run.hardware, machine.get("memory_bytes"), str(found.get("identity")), *facts.values())
+        if key not in self._series:
+            factors = fingerprint(config, machine, found)
+            same = {name: value for name, value in factors.items() if name not in VERSIONS}
+            self._series[key] = fingerprint_key(same)
+        run.series = self._series[key]
+
+
+def _named(folder: str) -> StoredRun:
+    """Return a run as far as its folder's name tells it."""
+    parent, name = folder.rsplit("/", 2)[-2:]
+    day, run = DAY.match(parent), RUN.match(name)
+    try:
+        numbers = (day["day"] + run["time"]) if day and run else ""
+        parts = (int(numbers[a:b]) for a, b in ((0, 4), (4, 6), (6, 8), (8, 10), (10, 12), (12, 14)))
+        started = datetime.datetime(*parts).timestamp()  # type: ignore[arg-type]
+    except (ValueError, OverflowError):
+        started = os.stat(folder).st_mtime
+    names = (run["benchmark"] if run else "?", day["tier"] if day else "?", run["backend"] if run else "?")
+    return StoredRun(f"{parent}/{name}", *names, started)
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    # Three times as fast as the json module; its errors are ValueErrors as well.
+    value = from_json(content)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _config(values: dict[str, Any]) -> tuple[dict[str, Any], BaseConfig | None]:
+    """Return the values and the config they make; None where no benchmark of this version has such a config."""
+    try:
+        known = config_class(str(values["benchmark"])).model_fields
+        return values, build(values["benchmark"], {name: value for name, value in values.items() if name in known})
+    except UserError:
+        return values, None
+
+
+def _machine(run: StoredRun, machine: dict[str, Any]) -> None:
+    cpu = machine.get("cpu", {})
+    devices = machine.get("devices", {}).get("backends", {}).get(run.backend, {}).get("names", [])
+    processor = f"{cpu.get('model', 'unknown processor')} × {cpu.get('usable_cores', '?')}"
+    counted = {name: devices.count(name) for name in devices} if run.backend != "cpu" else {}
+    run.hardware = ", ".join(f"{count} × {name}" for name, count in counted.items()) or processor
+
+
+def _facts(machine: dict[str, Any]) -> dict[str, str]:
+    """Return what a machine runs: host, system and versions by name; ``driver`` and ``cuda`` where torch's probe told."""
+    probed = machine.get("devices", {}).get("versions", {})
+    facts = {"host": machine.get("host", ""), "system": machine.get("system", "")}
+    return {name: str(value) for name, value in (facts | probed | machine.get("versions", {})).items() if value}
+
+
+def _result(run: StoredRun, result: dict[str, Any]) -> None:
+    run.benchmark, run.tier, run.backend = (str(result[name]) for name in ("benchmark", "tier", "backend"))
+    run.started, run.ended = _moment(result["started_at"]), _moment(result.get("ended_at") or result["started_at"])
+    run.ranks = int(result.get("world_size") or 0)
+    run.metrics = [
+        Measured(m["name"], m["value"], m.get("ci_low"), m.get("ci_high"), m["unit"], m["direction"])
+        for m in result["metrics"]
+        if m.get("value") is not None and m.get("provenance") != "claimed" and math.isfinite(m["value"])
+    ]
+    if not all(map(_sound, run.metrics)):
+        raise ValueError("a metric has texts where numbers belong, or the other way round")
+
+
+def _sound(metric: Measured) -> bool:
+    name, _, low, high, unit, direction = map(type, metric)
+    return name is unit is direction is str and {low, high} <= _BOUNDS
+
+
+def _moment(value: Any) -> float:
+    if not 0 <= float(value) <= LATEST:
+        raise ValueError(f"{value} is no time")
+    return float(value)
+
+
+def _verdict(run: StoredRun, verdict: dict[str, Any]) -> None:
+    run.word = "BROKEN" if verdict.get("broken") else str(verdict["verdict"])
+    run.sentence = str(verdict.get("sentence", ""))
+    run.regressions = [
+        (str(check["name"]).removesuffix(" vs baseline"), str(check.get("reason", "")))
+        for check in verdict.get("checks", [])
+        if check.get("kind") == "regression" and check.get("status") == "FAIL"
+    ]
+
+
+FILL = {"machine.json": _machine, "result.json": _result, "verdict.json": _verdict}
