@@ -33,8 +33,19 @@ def probe() -> dict[str, Any]:
     for name in BACKENDS:
         names, reason = _find(name)
         backends[name] = {"available": not reason, "count": len(names), "names": names, "reason": reason}
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip}
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip} | _libraries()
     return {"backends": backends, "versions": {name: value for name, value in versions.items() if value}}
+
+
+def _libraries() -> dict[str, str]:
+    """Return the versions of the libraries and drivers that only a torch with a device can tell."""
+    found = {}
+    if torch.cuda.is_available():
+        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        found["cudnn"] = str(torch.backends.cudnn.version() or "")
+    if torch.xpu.is_available() and torch.xpu.device_count():
+        found["xpu_driver"] = str(torch.xpu.get_device_properties(0).driver_version)
+    return found
 
 
 def _find(backend: str) -> tuple[list[str], str]:

@@ -14,6 +14,7 @@ import psutil
 
 import benchlib
 from benchlib.config import BaseConfig
+from benchlib.drivers import drivers
 from benchlib.errors import UserError
 
 PACKAGES = (
@@ -98,6 +99,7 @@ def describe(probe: dict[str, Any] | None = None) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "versions": versions(),
+        "drivers": drivers(),
         "devices": probe or {},
     }
 
