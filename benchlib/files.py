@@ -122,13 +122,13 @@ def write_bytes(path: Path | str, data: bytes) -> None:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write ``text`` to ``path`` as UTF-8, atomically."""
-    write_bytes(path, text.encode())
+    """Write ``text`` to ``path`` as UTF-8, atomically; bytes of a name that are no UTF-8 become question marks."""
+    write_bytes(path, text.encode(errors="replace"))
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    """Write ``value`` as indented JSON, atomically. NaN and infinity raise ``ValueError``: they are not JSON."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write ``value`` as indented JSON, atomically. What is not JSON raises ``ValueError``: NaN, half characters."""
+    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def read_bytes(path: Path | str) -> bytes:

@@ -6,10 +6,11 @@ from typing import Any
 
 import psutil
 
-from benchlib import baselines
+from benchlib import baselines, claim, manifest
 from benchlib.checks import Check, Verdict, save_verdict, verdict_of
 from benchlib.errors import UserError
-from benchlib.files import read_json, write_json
+from benchlib.files import read_object, write_json
+from benchlib.labels import moment
 from benchlib.registry import BENCHMARKS
 from benchlib.results import Result, Run, save_result
 
@@ -19,12 +20,17 @@ NOTEBOOK_ERROR = "logs/notebook.error.json"
 def judge(run_dir: Path | str, baselines_root: Path | None = None) -> Verdict:
     """Check a run, write ``verdict.json`` and return it. A damaged or unfinished run gets a verdict that says so."""
     run = Run(run_dir)
-    try:
-        verdict = _judge(run, baselines_root)
-    except UserError as error:
-        verdict = _broken([], str(error))
+    verdict = judged(run, baselines_root)
     save_verdict(run.path, verdict)
     return verdict
+
+
+def judged(run: Run, baselines_root: Path | None = None) -> Verdict:
+    """Return the verdict of a run without writing anything."""
+    try:
+        return _judge(run, baselines_root)
+    except UserError as error:
+        return _broken([], str(error))
 
 
 def _judge(run: Run, baselines_root: Path | None) -> Verdict:
@@ -37,7 +43,7 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     broken = _why_broken(run)
     if broken:
         return _broken([], broken)
-    comparison = baselines.find(run, baselines_root)
+    comparison, damaged = _comparison(run, baselines_root)
     checks: list[Check] = [
         Check(
             name="run completed",
@@ -46,16 +52,64 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
             status="PASS",
             reason=f"{run.config.world_size} of {run.config.world_size} ranks ended in order",
         ),
-        *benchmark.load("checks")(run, comparison),
+        *_files_whole(run),
+        *damaged,
     ]
-    error = run.path / NOTEBOOK_ERROR
-    if error.exists():
-        return _broken(checks, f"the measurement is whole, but the notebook stopped: {read_json(error)['message']}")
+    try:
+        checks += benchmark.load("checks")(run, comparison)
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        # A result of the right form that lacks what the checks read: cut by hand, foreign, or of another version.
+        raise UserError(
+            f"{run.path / 'result.json'} does not hold what the checks of {benchmark.name} need "
+            f"({type(error).__name__}: {error}): it is foreign, altered or of another version"
+        ) from error
+    stopped = _notebook_error(run)
+    if stopped:
+        return _broken(checks, f"the measurement is whole, but the notebook stopped: {stopped['message']}")
     verdict = verdict_of(checks)
     measured = comparison.calibration
     if measured is not None:
         verdict.gate = {"sentence": measured.sentence(), "rows": measured.rows()}
     return verdict
+
+
+def _files_whole(run: Run) -> list[Check]:
+    """Check the files against what was written down when the run ended; nothing where nothing was (older runs)."""
+    faults = manifest.faults(run.path)
+    if faults is None:
+        return []
+    return [
+        Check(
+            name="files whole",
+            kind="outcome",
+            question="Are the files of the run as they were when it ended?",
+            status="FAIL" if faults else "PASS",
+            reason="; ".join(faults) or "sizes and checksums are those of files.json",
+        )
+    ]
+
+
+def _comparison(run: Run, root: Path | None) -> tuple[baselines.Comparison, list[Check]]:
+    """Find what to compare with. A damaged baseline fails the gate, and costs the run none of its other checks."""
+    try:
+        return baselines.find(run, root), []
+    except UserError as error:
+        failed = Check(
+            name="baseline readable",
+            kind="regression",
+            question="Can the accepted runs be read?",
+            status="FAIL",
+            reason=str(error),
+        )
+        factors = [("the file", "whole", "damaged")]
+        return baselines.Comparison(status="NOT_COMPARABLE", factors=factors), [failed]
+
+
+def _notebook_error(run: Run) -> dict[str, Any] | None:
+    path = run.path / NOTEBOOK_ERROR
+    return read_object(path, {"type": str, "message": str}) if path.exists() else None
 
 
 def _broken(checks: list[Check], reason: str) -> Verdict:
@@ -69,16 +123,17 @@ def _why_broken(run: Run) -> str:
     """Return why a run has no complete result, in plain words; '' for a whole run."""
     status, result = run.status, run.result
     if status is not None and status["outcome"] != "complete":
-        error = run.path / NOTEBOOK_ERROR
-        dead = error.exists() and read_json(error)["type"] == "DeadKernelError"
+        stopped = _notebook_error(run)
+        dead = stopped is not None and stopped["type"] == "DeadKernelError"
         return ("the notebook's kernel died; " if dead else "") + str(status["reason"])
     if result is not None and result.status == "complete" and status is not None:
         return ""
     if status is None:
-        last = run.events[-1] if run.events else None
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["t"])) if last else None
+        last, stopped = run.events[-1] if run.events else None, _notebook_error(run)
+        if last is None and stopped is not None:
+            return f"no rank was started; the notebook stopped: {stopped['message']}"
         what = (
-            f"its last sign of life was {last['kind']} from {last['source']} at {when}"
+            f"its last sign of life was {last['kind']} from {last['source']} at {moment(last['t'])}"
             if last
             else "no rank was started"
         )
@@ -88,6 +143,9 @@ def _why_broken(run: Run) -> str:
 
 def is_running(run_dir: Path | str) -> bool:
     """Tell whether a process on this machine still works on the run folder."""
+    running = claim.taken(run_dir)
+    if running is not None:
+        return running
     path = str(Path(run_dir).resolve())
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []

@@ -1,25 +1,23 @@
 """The commands that only show: the kit, the stored runs, the baselines, the machine."""
 
-import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from benchlib import baselines
+from benchlib import baselines, terminal
 from benchlib.backends import BACKENDS
 from benchlib.calibration import load_calibration
 from benchlib.change import Spread, change
 from benchlib.config import read_params, tier_names
 from benchlib.errors import UserError
-from benchlib.files import read_json
+from benchlib.labels import day
 from benchlib.metrics import Metric, quantity
 from benchlib.paths import outputs
 from benchlib.registry import BENCHMARKS
 from benchlib.results import Run, find_runs
 
-console = Console(highlight=False)
+console = terminal.console()
 ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
 
 
@@ -56,11 +54,12 @@ def show_runs(out: Path | None) -> None:
     for path in find_runs(folder):
         count += 1
         try:
-            verdict = read_json(path / "verdict.json")
-            word, sentence = "BROKEN" if verdict["broken"] else verdict["verdict"], verdict["sentence"]
-        except (UserError, KeyError, TypeError) as error:
-            word, sentence = "?", f"no verdict: {error}; `benchlib report` makes it"
-        table.add_row(escape(str(path.relative_to(folder))), word, escape(sentence))
+            verdict = Run(path).verdict
+            word = "?" if verdict is None else "BROKEN" if verdict["broken"] else verdict["verdict"]
+            sentence = verdict["sentence"] if verdict else "no verdict yet: `benchlib report` makes it"
+        except UserError as error:
+            word, sentence = "DAMAGED", f"{str(error).replace(f'{path}/', '')}; `benchlib report` judges it again"
+        table.add_row(escape(terminal.one_line(str(path.relative_to(folder)))), word, escape(sentence))
     if not count:
         raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
     console.print(table)
@@ -97,7 +96,6 @@ def show_baselines() -> None:
     for _, item in stored:
         factors = item.fingerprint
         machine = factors.get("devices") or factors.get("cpu", "")
-        day = time.strftime("%Y-%m-%d", time.localtime(item.latest.recorded_at))
         table.add_row(
             item.key,
             item.benchmark,
@@ -105,7 +103,7 @@ def show_baselines() -> None:
             escape(machine),
             factors.get("world_size", ""),
             str(len(item.runs)),
-            day,
+            day(item.latest.recorded_at),
             escape(item.latest.reason),
         )
     if not stored:

@@ -202,9 +202,7 @@ def new_run_dir(config: BaseConfig, out: Path, now: float | None = None) -> Path
     except OSError as error:
         with contextlib.suppress(OSError):
             path.rmdir()
-        raise UserError(
-            f"cannot make the run folder {path}: {error.strerror}; choose another place with --out DIR"
-        ) from None
+        raise not_written(path, error) from error
     return path
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -10,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from benchlib import judge as judging
-from benchlib.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict
+from benchlib import terminal
+from benchlib.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict, save_verdict
 from benchlib.config import parse_overrides, read_params, tier_names
-from benchlib.errors import UserError
+from benchlib.errors import StorageError, UserError
 from benchlib.events import EventFollower
 from benchlib.machine import probe_devices
 from benchlib.metrics import quantity
@@ -27,10 +26,10 @@ from benchlib.progress import Progress
 from benchlib.record import RunRecord
 from benchlib.registry import BENCHMARKS
 from benchlib.repeats import save_repeats
-from benchlib.results import Run, find_runs
+from benchlib.results import Run
 from benchlib.session import Plan, plan, prepare
 
-console = Console(highlight=False)
+console = terminal.console()
 COLOURS = {
     "PASS": "green",
     "FAIL": "red",
@@ -133,13 +132,21 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
             if turn > 1:
                 console.print(f"[yellow]undecided[/]  repetition {turn} of at most {repeat}")
                 earlier[number].append(_record(done[number].run_dir))
-            done[number] = run_one(planned[number], store, earlier[number])
+            try:
+                done[number] = run_one(planned[number], store, earlier[number])
+            except StorageError as error:  # no place for the next run either
+                return max(_not_stored(error), write_index(store, quiet=True))
             if done[number].interrupted:
                 break
         if any(outcome.interrupted for outcome in done.values()):
             break
-    _index(store)
-    return _worst([130 if outcome.interrupted else outcome.verdict.exit_code(strict) for outcome in done.values()])
+    codes = [130 if outcome.interrupted else outcome.verdict.exit_code(strict) for outcome in done.values()]
+    return _worst([*codes, write_index(store, quiet=True)])
+
+
+def _not_stored(error: StorageError) -> int:
+    console.print(f"[red]error[/]  {escape(str(error))}", soft_wrap=True)
+    return EXIT_BROKEN
 
 
 def _record(run_dir: Path) -> RunRecord:
@@ -162,22 +169,31 @@ def _worst(codes: list[int]) -> int:
 
 
 def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = ()) -> Outcome:
-    """Run one plan into a folder of its own; ``earlier`` repetitions are judged with it."""
+    """Run one plan into a folder of its own; ``earlier`` repetitions are judged with it.
+
+    Raises ``StorageError`` where the run, its verdict or its report cannot be written; the ranks have ended then.
+    """
     config = planned.config
     run_dir = prepare(planned, out)
     if earlier:
         save_repeats(run_dir, earlier)
     console.print(
-        f"[bold]{config.benchmark}[/]  tier {config.tier}  backend {config.backend}  {config.world_size} rank{'s' * (config.world_size > 1)}  [dim]{escape(str(_short(run_dir)))}[/]"
+        f"[bold]{config.benchmark}[/]  tier {config.tier}  backend {config.backend}  {config.world_size} rank{'s' * (config.world_size > 1)}  [dim]{shown(run_dir)}[/]"
     )
     interrupted = False
     if planned.unavailable:
         judging.mark_skipped(Run(run_dir), planned.unavailable)
     else:
-        interrupted = _execute(planned, run_dir)
-        _settle(run_dir)
-    verdict = judging.judge(run_dir)
-    report = _render(run_dir)
+        try:
+            interrupted = _execute(planned, run_dir)
+        finally:
+            settled(run_dir)
+    verdict = judging.judged(Run(run_dir))
+    try:
+        report = keep(run_dir, verdict)
+    except StorageError:
+        _summary(run_dir, verdict, None)
+        raise
     _summary(run_dir, verdict, report)
     return Outcome(run_dir, verdict, interrupted)
 
@@ -203,7 +219,7 @@ def _execute(planned: Plan, run_dir: Path) -> bool:
     return False
 
 
-def _settle(run_dir: Path) -> None:
+def settled(run_dir: Path) -> None:
     """Wait until the supervisor has ended the ranks and said how; say it where the supervisor is gone as well."""
     from benchlib.launch import settle
 
@@ -250,19 +266,28 @@ class _Quiet:
         return None
 
 
-def _render(run_dir: Path) -> Path:
+def keep(run_dir: Path, verdict: Verdict) -> Path:
+    """Write the verdict and the report of a run; return the report's path. Raises ``StorageError``."""
     from benchlib import report
 
+    save_verdict(run_dir, verdict)
     return report.render(run_dir)
 
 
-def _index(out: Path) -> None:
+def write_index(store: Path, quiet: bool = False) -> int:
+    """Write the list of the runs of a store; return the exit code, 2 where it cannot be written."""
     from benchlib import index
 
-    index.render(out)
+    try:
+        path = index.render(store)
+    except StorageError as error:
+        return _not_stored(error)
+    if not quiet:
+        console.print(f"index: {shown(path)}", soft_wrap=True)
+    return EXIT_PASS
 
 
-def _summary(run_dir: Path, verdict: Verdict, report: Path) -> None:
+def _summary(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     table = Table("check", "status", "what was found", "limit", box=None, padding=(0, 2, 0, 0), header_style="dim")
     for check in verdict.checks:
         if check.status in ("SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"):
@@ -285,48 +310,23 @@ def _summary(run_dir: Path, verdict: Verdict, report: Path) -> None:
         why = open_[0].reason.partition("; ")[2] or open_[0].reason
         console.print(f"[blue]no comparison[/]  for {len(open_)} metrics: {escape(why)}", soft_wrap=True)
         if verdict.verdict == "PASS" and not Run(run_dir).config.planted_slowdown:
-            again = f'benchlib baseline accept {shlex.quote(str(_short(run_dir)))} --reason "..."'
+            again = f'benchlib baseline accept {shlex.quote(_short(run_dir))} --reason "..."'
             console.print(f"[dim]to compare later runs with this one: {escape(again)}[/]", soft_wrap=True)
     if verdict.gate:
         console.print(f"[dim]{escape(verdict.gate['sentence'])}[/]", soft_wrap=True)
     word = "BROKEN" if verdict.broken else verdict.verdict
     colour = COLOURS.get(verdict.verdict, "white")
     console.print(f"[bold {colour}]{word}[/]  {escape(verdict.sentence)}", soft_wrap=True)
-    console.print(f"report: {escape(str(_short(report)))}\n", soft_wrap=True)
+    if report is not None:
+        console.print(f"report: {shown(report)}\n", soft_wrap=True)
 
 
-def _short(path: Path) -> Path:
-    try:
-        return path.resolve().relative_to(Path.cwd())
-    except ValueError:
-        return path
+def shown(path: Path) -> str:
+    """Return a path for the console: relative where it lies below the working folder, on one line, its signs escaped."""
+    return escape(terminal.one_line(_short(path)))
 
 
-def report_all(runs: Iterable[Path], out: Path | None) -> int:
-    """Judge and render stored runs again; the exit code is 2 where one could not be rendered."""
-    folder = out or outputs()
-    chosen = list(runs) or list(find_runs(folder))
-    if not chosen:
-        raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
-    code = EXIT_PASS
-    for run_dir in chosen:
-        if not (run_dir / "status.json").exists() and judging.is_running(run_dir):
-            console.print(f"{escape(str(_short(run_dir)))}: still running, left alone", soft_wrap=True)
-            continue
-        try:
-            _settle(run_dir)
-            verdict = judging.judge(run_dir)
-            word = "BROKEN" if verdict.broken else verdict.verdict
-            console.print(
-                f"[{COLOURS.get(verdict.verdict, 'white')}]{word}[/]  {escape(str(_short(_render(run_dir))))}",
-                soft_wrap=True,
-            )
-        except (UserError, OSError) as error:
-            console.print(f"[red]error[/]  {escape(str(_short(run_dir)))}: {escape(str(error))}", soft_wrap=True)
-            code = EXIT_BROKEN
-    # A run lies in STORE/<tier>-<day>/<run>: its own store's list is the one that changes.
-    for store in sorted({run_dir.resolve().parent.parent for run_dir in chosen}):
-        _index(store)
-        console.print(f"index: {escape(str(_short(store / 'index.html')))}", soft_wrap=True)
-    sys.stdout.flush()
-    return code
+def _short(path: Path) -> str:
+    with contextlib.suppress(ValueError):
+        path = path.resolve().relative_to(Path.cwd())
+    return str(path)

@@ -1,7 +1,9 @@
 """What a notebook calls: open a run, execute it, judge it, show it. No torch: the device work is in other processes."""
 
+import contextlib
 import dataclasses
 import html
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,10 +65,19 @@ def plan(
 
 
 def prepare(planned: Plan, out: Path) -> Path:
-    """Make the run folder with its ``config.json`` and ``machine.json`` and return it."""
+    """Make the run folder with its ``config.json`` and ``machine.json`` and return it.
+
+    Raises ``StorageError`` where they cannot be written, and leaves no half-made folder.
+    """
     run_dir = new_run_dir(planned.config, out)
-    save_config(planned.config, run_dir)
-    write_json(run_dir / "machine.json", describe(planned.probe))
+    try:
+        save_config(planned.config, run_dir)
+        write_json(run_dir / "machine.json", describe(planned.probe))
+    except BaseException:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the day's folder, where this was its first run
+            run_dir.parent.rmdir()
+        raise
     return run_dir
 
 
