@@ -66,14 +66,14 @@ class Row:
         return claimed(self.figure.metric, value, kit.unit, kit.direction, registry().cite(self.figure))
 
     @property
-    def published(self) -> str:
-        """The published value for a reader: in the unit of the run, and as published where that is another one."""
+    def published(self) -> tuple[str, str]:
+        """The published value for a reader in the run's unit, and what else was published: a range, another unit."""
         low, value, high = self.figure.in_kit_unit()
         unit = QUANTITIES[self.figure.metric].unit
-        ends = quantity(value, unit) if low == high else f"{quantity(low)} to {quantity(high, unit)}"
-        if low != high and self.figure.value is not None:
-            ends = f"{quantity(value)} ({ends})"
-        return ends if UNITS.get((self.figure.unit, unit), 1.0) in (1.0, 1e12) else f"{ends} ({self.figure.text})"
+        ends = f"{quantity(low)} to {quantity(high)}"
+        shown = f"{ends} {unit}".strip() if self.figure.value is None else quantity(value, unit)
+        more = "" if low == high or self.figure.value is None else ends
+        return shown, more if UNITS.get((self.figure.unit, unit), 1.0) in (1.0, 1e12) else self.figure.text
 
     @property
     def compared(self) -> str:
@@ -111,7 +111,7 @@ def comparable(measured: Measured, known: Registry | None = None) -> Placement:
     differences = [(item, _differences(item, measured, known)) for item in usable]
     rows = tuple(Row(item, measured.value, _remarks(item, measured)) for item, differs in differences if not differs)
     near = sorted(
-        (Near(item, tuple(differs.values())) for item, differs in differences if _is_near(differs)),
+        (Near(item, tuple(differs.values())) for item, differs in differences if _is_near(item, differs)),
         key=lambda miss: len(miss.differs),
     )
     return Placement(measured, rows, tuple(near), "" if rows else _reason(measured, differences, known))
@@ -165,9 +165,9 @@ def _remarks(item: Figure, measured: Measured) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _is_near(differs: Mapping[str, str]) -> bool:
-    # Another device's figure is no near miss: nothing of it carries over.
-    return 0 < len(differs) <= NEAR and "device" not in differs
+def _is_near(item: Figure, differs: Mapping[str, str]) -> bool:
+    # Another device's figure is no near miss, since nothing of it carries over; nor is a limit, which nobody measured.
+    return 0 < len(differs) <= NEAR and "device" not in differs and item.kind != "limit"
 
 
 def _reason(measured: Measured, differences: Sequence[tuple[Figure, Mapping[str, str]]], known: Registry) -> str:
@@ -184,5 +184,5 @@ def _reason(measured: Measured, differences: Sequence[tuple[Figure, Mapping[str,
     if len(nearest) <= NEAR:
         return "the nearest published figure differs in " + "; ".join(nearest.values())
     never = [name for name in kit.match if all(name in differs for differs in same)] or list(nearest)
-    told = (f"{LABELS.get(name, name)} {shown(name, measured.conditions.get(name))}" for name in never)
-    return "no published figure is for " + " or ".join(told)
+    told = (f"{LABELS.get(name, name)} ({shown(name, measured.conditions.get(name))})" for name in never)
+    return "no published figure holds for its " + " or ".join(told)

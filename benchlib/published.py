@@ -62,14 +62,19 @@ def summary(placed: Sequence[Placement]) -> str:
 
 def _beside(item: Placement, row: Row) -> str:
     kit = QUANTITIES[row.figure.metric]
-    text = f"{item.measured.label[:1].upper()}{item.measured.label[1:]}: {quantity(row.here, kit.unit)}, published {row.published}"
-    text += f" ({registry().cite(row.figure)})"
+    value, more = row.published
+    told = f"{value} ({more})" if more else value
+    text = f"{_first_upper(item.measured.label)}: {quantity(row.here, kit.unit)}, published {told} in {registry().cite(row.figure)}"
     if row.figure.metric == "f1":
         spread = registry().figure("bert-large-f1-spread-dle").value
         return f"{text}: {row.compared}; a seed alone moves F1 by about {spread}."
     if kit.direction == "none":
         return f"{text}: {'the same' if row.here == row.claim.value else 'not the same'}."
     return f"{text}: {row.compared}{'' if kit.points else ' of it'}."
+
+
+def _first_upper(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def section(run: Run) -> dict[str, Any] | None:
@@ -82,7 +87,7 @@ def section(run: Run) -> dict[str, Any] | None:
         return None
     rows = [_row(item, row) for item in placed for row in item.rows]
     near = [
-        {"label": item.measured.label, **_described(miss.figure), "differs": "; ".join(miss.differs)}
+        {"label": _first_upper(item.measured.label), **_described(miss.figure), "differs": "; ".join(miss.differs)}
         for item in placed
         for miss in item.near
     ]
@@ -92,9 +97,10 @@ def section(run: Run) -> dict[str, Any] | None:
 def _row(item: Placement, row: Row) -> dict[str, Any]:
     unit = QUANTITIES[row.figure.metric].unit
     return _described(row.figure) | {
-        "label": item.measured.label,
+        "label": _first_upper(item.measured.label),
         "here": quantity(row.here, unit),
-        "published": row.published,
+        "published": row.published[0],
+        "more": row.published[1],
         "compared": row.compared,
         "remarks": "; ".join(row.remarks),
     }

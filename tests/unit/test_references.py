@@ -254,10 +254,10 @@ def test_a_whole_training_of_bert_stands_beside_the_published_ones(tmp_path):
     assert found["end_to_end_samples_per_s"] == ["bert-base-1xh100-sxm"]
     assert found["train_features"] == ["squad-train-features"]
     said = summary(placements(run))
-    assert "F1: 88.31, published 88.50 (Devlin et al." in said
+    assert "F1: 88.31, published 88.50 in Devlin et al." in said
     assert "-0.19 points; a seed alone moves F1 by about 0.16" in said
     assert (
-        "published 846.0 (818.0 to 915.0 samples/s) (lambdal/deeplearning-benchmark, logs of 39 hosts): 0.946 of it"
+        "published 846.0 samples/s (818.0 to 915.0) in lambdal/deeplearning-benchmark, logs of 39 hosts: 0.946 of it"
         in said
     )
     rows = section(run)["rows"]
