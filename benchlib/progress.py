@@ -33,7 +33,7 @@ class Progress:
     loss: float | None = None
     rate: float | None = None
     left_s: float | None = None
-    started: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.monotonic)
     _recent: list[tuple[float, int, float]] = field(default_factory=list, repr=False)
 
     def update(self, event: Event) -> bool:

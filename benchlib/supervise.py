@@ -102,7 +102,13 @@ class Supervisor:
                 self.ranks[rank].pid, self.ranks[rank].host = pid, self.host
         limits = vars(self.limits)
         self.writer.emit(
-            "launched", ranks=pids, job=self.job.name, supervisor=os.getpid(), host=self.host, limits=limits
+            "launched",
+            ranks=pids,
+            job=self.job.name,
+            supervisor=os.getpid(),
+            host=self.host,
+            limits=limits,
+            monotonic=time.monotonic(),
         )
 
     # Watching

@@ -109,7 +109,7 @@ class Lines:
     def close(self, progress: Progress, said: str) -> None:
         line = progress.line()
         self._print(
-            f"{said}: {line}" if said != "finished" else f"{said} after {time.time() - progress.started:.0f} s",
+            f"{said}: {line}" if said != "finished" else f"{said} after {time.monotonic() - progress.started:.0f} s",
             progress.phase,
             0.0,
         )
@@ -201,7 +201,7 @@ def _curve(losses: list[float]) -> str:
 
 def _forms(progress: Progress, said: str) -> dict[str, str]:
     """Return the forms of a state that need no widget: HTML and plain text."""
-    took = time.time() - progress.started
+    took = time.monotonic() - progress.started
     if said != "running":
         progress = dataclasses.replace(progress, left_s=None)  # nothing is left of a run that has ended
     line = progress.line() if progress.phase != "done" else PHASES["done"]

@@ -17,6 +17,7 @@ import torch
 
 from benchlib import process_group
 from benchlib.allreduce import Timing, time_all_reduce
+from benchlib.clock import Moment
 from benchlib.events import EventWriter
 from benchlib.hardware.config import MachineConfig
 from benchlib.metrics import Metric, derived, measured, not_available
@@ -68,13 +69,13 @@ class _Bench:
 
 def run(config: MachineConfig, run_dir: Path, events: EventWriter) -> None:
     """Measure as one rank; rank 0 writes ``result.json`` and ``samples.parquet``."""
-    began = psutil.Process().create_time()  # the import of torch is part of the start-up
+    began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
     events.emit("phase", name="init")
     with process_group.world(config, run_dir) as world:
         copies = COPIES if world.device.type != "cpu" else ["host"]
         steps = 2 * len(config.precisions) + len(copies) + len(config.allreduce_mib) + 1
         bench = _Bench(world, config, events, steps)
-        startup_s = max(process_group.all_gather_objects(time.time() - began))
+        startup_s = max(process_group.all_gather_objects(began.since()))
         events.emit("phase", name="measure")
         metrics: list[Metric] = []
         tables: dict[str, list[dict[str, Any]]] = {"matmul": [], "allreduce": []}
@@ -88,9 +89,8 @@ def run(config: MachineConfig, run_dir: Path, events: EventWriter) -> None:
         metrics.append(_disk(bench, run_dir))
         events.emit("phase", name="write")
         if world.rank == 0:
-            ended = time.time()
             metrics.append(measured("startup_s", startup_s, "s", "lower"))
-            metrics.append(measured("total_s", ended - began, "s", "lower"))
+            metrics.append(measured("total_s", began.since(), "s", "lower"))
             facts = {
                 "allreduce_wrong_elements": sum(timing.wrong for timing in timings),
                 "collective": world.collective,
@@ -99,7 +99,13 @@ def run(config: MachineConfig, run_dir: Path, events: EventWriter) -> None:
                 "torch": torch.__version__,
             }
             result = Result.of(
-                config, status="complete", started_at=began, ended_at=ended, metrics=metrics, facts=facts, tables=tables
+                config,
+                status="complete",
+                started_at=began.wall,
+                ended_at=began.wall + began.since(),
+                metrics=metrics,
+                facts=facts,
+                tables=tables,
             )
             save_result(run_dir, result)
 

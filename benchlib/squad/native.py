@@ -7,7 +7,6 @@ added, not averaged. So neither the number of ranks nor the size of their shares
 import contextlib
 import gc
 import math
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchlib import checkpoint, devices, dropout
 from benchlib.batches import MicroBatch, collate, epoch_batches, prefetched, share, steps_per_epoch
+from benchlib.clock import Moment
 from benchlib.errors import UserError
 from benchlib.squad.config import SquadConfig
 from benchlib.squad.plan import Plan, learning_rate, make_plan
@@ -79,7 +79,7 @@ def train(task: Task) -> Trained:
     bucket_bytes: list[int] = []
     checksums: list[list[str]] = []
     stream = batches.stream(range(first_step, plan.planned_steps))
-    began = time.time()
+    began = Moment.now()
     timer.begin()
     for step in range(first_step, plan.planned_steps):
         epoch = step // batches.per_epoch
@@ -129,7 +129,7 @@ def train(task: Task) -> Trained:
             _save(task, model, optimizer, scaler, plan, done, log.table)
         if epoch_ends or save_now:
             timer.begin()  # neither is part of a step's time
-    train_s = time.time() - began
+    train_s = began.since()
 
     notes = [] if scaler is None else [f"fp16: the loss scale ended at {scaler.get_scale():g}"]
     # The reducer must go before the process group does: dropped after it, the two can wait for each other for ever.

@@ -2,7 +2,7 @@
 
 import hashlib
 import importlib
-import time
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from benchlib import devices, features, models, paths, peaks, scoring, spans, squad_data
+from benchlib.clock import Moment
 from benchlib.config import BaseConfig
 from benchlib.errors import RunBroken, UserError
 from benchlib.events import EventWriter, read_events
@@ -40,7 +41,8 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
 
 
 def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -> None:
-    result = Result.of(config, started_at=_launched(run_dir))
+    launched = _launched(run_dir)
+    result = Result.of(config, started_at=launched.wall)
     if here.main:
         save_result(run_dir, result)
 
@@ -52,7 +54,7 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         here, config.model != EMBEDDED_MODEL and not Path(config.model).exists(), lambda: models.load(config)
     )
     events.emit("phase", name="features")
-    began = time.time()
+    began = Moment.now()
 
     def build(training: bool) -> features.Features:
         def told(done: int, total: int) -> None:
@@ -64,20 +66,20 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         )
 
     train_features, eval_features = build(True), build(False)
-    features_s = time.time() - began
+    features_s = began.since()
     if not len(train_features) or not len(eval_features):
         raise UserError("the data gave no features to train or to evaluate on: give more questions")
 
     task = Task(
         config=config, world=here, loaded=loaded, examples=split.train, features=train_features, events=events, run_dir=run_dir,
-        deadline=result.started_at + config.budget_s, eval_tokens=len(eval_features.input_ids),
+        deadline=launched.monotonic + config.budget_s, eval_tokens=len(eval_features.input_ids),
     )  # fmt: skip
     before = _matmul_peak(config, here)
     trained = _engine(config.engine)(task)
     memory, memory_reason = devices.peak_memory_bytes(here.device)
 
     events.emit("phase", name="evaluate")
-    began = time.time()
+    began = Moment.now()
     start_logits, end_logits = evaluate.predict(loaded, eval_features, here, events, config.precision)
     predictions: dict[str, str] = {}
     scores: dict[str, Any] = {}
@@ -86,7 +88,7 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
             split.eval, eval_features, start_logits, end_logits, config.n_best, config.max_answer_tokens
         )
         scores = scoring.score(predictions, split.eval)
-    evaluate_s = time.time() - began
+    evaluate_s = began.since()
 
     bandwidth = _bandwidth(trained, here, config.planted_slowdown)
     # Twice, since a busy neighbour lowers a peak and nothing raises it.
@@ -107,10 +109,17 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         _device_memory(device_memory, memory_reason),
         measured("resident_memory_gb", max(resident) / 1e9, "GB", "lower", reason="peak of the largest rank"),
         *outcome.sensor_metrics(
-            read_events(run_dir, {"sensor", "sensors"}), trained.began, trained.began + trained.train_s, config
+            read_events(run_dir, {"sensor", "sensors"}),
+            trained.began.wall,
+            trained.began.wall + trained.train_s,
+            config,
         ),
         measured(
-            "startup_s", trained.began - result.started_at, "s", "lower", reason="from the launch to the first step"
+            "startup_s",
+            trained.began.monotonic - launched.monotonic,
+            "s",
+            "lower",
+            reason="from the launch to the first step",
         ),
         measured(
             "features_s",
@@ -121,7 +130,7 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         ),
         measured("train_s", trained.train_s, "s", "lower"),
         measured("evaluate_s", evaluate_s, "s", "lower", reason="prediction, spans and scores"),
-        measured("total_s", time.time() - result.started_at, "s", "lower", reason="from the launch to the result"),
+        measured("total_s", launched.since(), "s", "lower", reason="from the launch to the result"),
     ]
     result.facts = _facts(config, trained, loaded, split, train_features, eval_features)
     result.tables = {
@@ -129,7 +138,7 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         "ranks": outcome.rank_rows(trained, resident),
     }
     result.notes = [split.description, trained.plan.reason, *trained.notes]
-    result.status, result.ended_at = "complete", time.time()
+    result.status, result.ended_at = "complete", launched.wall + launched.since()
     write_json(run_dir / "predictions.json", predictions)
     save_result(run_dir, result)
 
@@ -139,10 +148,14 @@ def _engine(name: str) -> Callable[[Task], Trained]:
     return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
 
 
-def _launched(run_dir: Path) -> float:
-    """Return when the run was launched, in unix seconds: as the supervisor wrote it, else when this process began."""
-    launched = [event["t"] for event in read_events(run_dir, {"launched"})]
-    return float(launched[-1]) if launched else psutil.Process().create_time()
+def _launched(run_dir: Path) -> Moment:
+    """Return when the run was launched: as the supervisor wrote it, else when this process began."""
+    launched = read_events(run_dir, {"launched"})
+    if not launched:
+        return Moment.at(psutil.Process().create_time())
+    last = launched[-1]
+    # Another machine has another monotonic clock.
+    return Moment(last["t"], last["monotonic"]) if last["host"] == platform.node() else Moment.at(last["t"])
 
 
 def _main_first(here: World, alone: bool, load: Callable[[], T]) -> T:

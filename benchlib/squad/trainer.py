@@ -7,7 +7,6 @@ samples in random order, gradients averaged by DDP.
 import logging
 import math
 import tempfile
-import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import transformers
 
 from benchlib import devices
 from benchlib.batches import MicroBatch, padded_length, steps_per_epoch
+from benchlib.clock import Moment
 from benchlib.errors import UserError
 from benchlib.example import Example
 from benchlib.squad.config import SquadConfig
@@ -136,7 +136,7 @@ class Recorder(transformers.TrainerCallback):
         self.log = log
         self.rates = rates
         self.flops = flops_of(task.loaded)
-        self.began = 0.0
+        self.began = Moment.now()
         self.train_s = 0.0
         clock = Clock(task.world.device)
         self._timer = StepTimer(clock, Exchange(clock), task.config.planted_slowdown)
@@ -162,7 +162,7 @@ class Recorder(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Start the clock."""
-        self.began = time.time()
+        self.began = Moment.now()
         self._timer.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -179,7 +179,7 @@ class Recorder(transformers.TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Stop the clock."""
-        self.train_s = time.time() - self.began
+        self.train_s = self.began.since()
 
 
 class CountingTrainer(transformers.Trainer):

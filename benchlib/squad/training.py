@@ -15,6 +15,7 @@ import torch.distributed as dist
 from benchlib import devices
 from benchlib.batches import MicroBatch
 from benchlib.checkpoint import rng_state, set_rng_state
+from benchlib.clock import Moment
 from benchlib.events import EventWriter
 from benchlib.example import Example
 from benchlib.features import Features
@@ -28,7 +29,7 @@ from benchlib.squad.steplog import comm_device
 
 @dataclass(frozen=True)
 class Task:
-    """What an engine is given. ``deadline`` is the moment (``time.time``) by which the run should have ended.
+    """What an engine is given. ``deadline`` is the moment (``time.monotonic``) by which the run should have ended.
 
     ``eval_tokens`` are the tokens that the evaluation will process after the training.
     """
@@ -56,7 +57,7 @@ class Trained:
     learning_rates: list[float]
     samples_seen: list[int]
     bucket_bytes: list[int]
-    began: float
+    began: Moment
     train_s: float
     checksums: list[list[str]] = field(default_factory=list)
     resumed_step: int = 0
@@ -155,4 +156,4 @@ def time_left(task: Task, step_s: float, tokens_per_step: float) -> float:
     """
     evaluation = 1.2 * step_s / 3 * task.eval_tokens / max(tokens_per_step, 1.0)
     after = min(5.0, 0.05 * task.config.budget_s)
-    return -agree(-(task.deadline - time.time() - evaluation - after), task.world)
+    return -agree(-(task.deadline - time.monotonic() - evaluation - after), task.world)

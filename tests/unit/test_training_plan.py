@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from benchlib.clock import Moment
 from benchlib.flops import encoder_train_flops
 from benchlib.squad import outcome
 from benchlib.squad.config import SquadConfig
@@ -73,7 +74,7 @@ def _trained(steps: int = 40) -> Trained:
     table = np.array([[[rank[name] for name in COLUMNS] for rank in ranks]] * steps)
     table[:, :, 0] *= np.linspace(2, 1, steps)[:, None]
     plan = make_plan(SquadConfig(nproc=2), steps * 16, 1.0, 1e9)
-    return Trained(plan, table, [1e-3] * steps, [160, 160], [1000], 0.0, 124.0)
+    return Trained(plan, table, [1e-3] * steps, [160, 160], [1000], Moment(0.0, 0.0), 124.0)
 
 
 def test_metrics_of_a_table() -> None:
