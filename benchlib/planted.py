@@ -2,13 +2,12 @@
 
 import time
 
-_SPIN_S = 2e-3  # sleeping is only this exact, what is left is waited for busily
-
 
 def hold(seconds: float) -> None:
-    """Wait for ``seconds``, to a few microseconds. What was queued on a device must have been waited for before."""
+    """Wait for ``seconds`` and keep the core busy, as slower work would: a core that sleeps speeds up its neighbours.
+
+    What was queued on a device must have been waited for before.
+    """
     end = time.perf_counter() + seconds
-    if seconds > _SPIN_S:
-        time.sleep(seconds - _SPIN_S)
     while time.perf_counter() < end:
         pass

@@ -88,13 +88,15 @@ class StepTimer:
     """Splits steps into phases. A step ends where the next one begins, so that nothing between them is lost.
 
     Use: ``begin()``; per step ``mark(phase)`` at the end of each phase, then ``end_step()``; now and then ``take()``.
-    ``slowdown`` makes each step longer by this share of its time.
+    ``slowdown`` makes each step longer by this share of the rank's own work. (Of its whole time would feed on itself: what
+    one rank waits, the others count as theirs.)
     """
 
     def __init__(self, clock: Clock, exchange: Exchange, slowdown: float = 0.0) -> None:
         self.clock = clock
         self.exchange = exchange
         self.slowdown = slowdown
+        self._least_s = float("inf")
         self._steps: list[tuple[list[tuple[str, Any]], list[list[Any]]]] = []
         self._marks: list[tuple[str, Any]] = []
 
@@ -109,13 +111,19 @@ class StepTimer:
 
     def end_step(self) -> None:
         """End the step and begin the next one."""
-        if self.slowdown and self._marks:
-            now = self.clock.stamp()
-            self.clock.settle()
-            hold(self.slowdown * self.clock.seconds(self._marks[0][1], now))
+        if self.slowdown:
+            hold(self.slowdown * self._own_work())
         self.mark("end")
         self._steps.append((self._marks, self.exchange.take()))
         self._marks = [("", self._marks[-1][1])]
+
+    def _own_work(self) -> float:
+        """Return the seconds that the rank itself worked in this step; without phases the least of any step so far."""
+        now = self.clock.stamp()
+        self.clock.settle()
+        row = self._row([*self._marks, ("end", now)], self.exchange.intervals)
+        self._least_s = min(self._least_s, row["step_s"])
+        return sum(row[f"{phase}_s"] for phase in PHASES) or self._least_s
 
     def take(self) -> list[dict[str, float]]:
         """Return one row for each step since the last call, after waiting for the device.
