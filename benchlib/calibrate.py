@@ -167,8 +167,11 @@ def _judge(base: Plan, found: Found) -> Calibration:
 def show(calibration: Calibration) -> None:
     """Print what the gate can tell."""
     rows = calibration.rows()
-    table = Table(*rows[0], box=None, padding=(0, 2), header_style="bold") if rows else Table()
-    for row in rows:
-        table.add_row(*(escape(value) for value in row.values()))
-    console.print(table)
+    if rows:
+        table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for row in rows:
+            table.add_row(*(escape(value) for value in row.values()))
+        # A pipe has no width: the table is written as wide as it is.
+        console.print(table, width=None if console.is_terminal else 140)
+    console.print(escape(calibration.method()), style="dim", soft_wrap=True)
     console.print(escape(calibration.sentence()), soft_wrap=True)

@@ -1,17 +1,21 @@
 """Checks and verdicts: named questions with a status, the numbers behind it and a reason in plain words."""
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from benchlib.files import write_json
+from benchlib.impossible.claim import Claim
+from benchlib.impossible.finding import Finding
+from benchlib.impossible.own import Numbers, quantities
+from benchlib.impossible.rules import RULES, judge_claims
 from benchlib.metrics import Metric, quantity
 from benchlib.results import Result, Run
 
 Status = Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"]
 Kind = Literal["outcome", "sanity", "target", "reference", "budget", "regression"]
-PEAK_SLACK = 1.05  # a peak is itself measured: a value may exceed it by noise, not by more
 
 EXIT_PASS, EXIT_FAIL, EXIT_BROKEN, EXIT_NOTHING_TO_COMPARE = 0, 1, 2, 3
 
@@ -36,7 +40,7 @@ class Check(BaseModel):
 class Verdict(BaseModel):
     """What all checks of a run say together.
 
-    ``gate`` tells what the regression gate can be trusted with here: ``sentence`` and ``rows`` of the calibration, or None.
+    ``gate`` tells what the regression gate can be trusted with here: ``sentence``, ``method`` and ``rows`` of the calibration, or None.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -173,48 +177,36 @@ def budget_check(run: Run, total_s: float) -> Check:
     )
 
 
+def rule_check(
+    name: str, question: str, findings: Sequence[Finding], *, missing: str = "the run does not state enough to tell"
+) -> Check:
+    """Make a gating check of what a rule for impossible numbers found; SKIPPED where it found nothing to judge."""
+    for status in ("FAIL", "PASS"):
+        told = [finding for finding in findings if finding.status == status]
+        if told:
+            first, reason = told[0], "; ".join(finding.reason for finding in told)
+            return fact_check(
+                name, question, status == "PASS", reason, limit=first.limit, value=first.value, unit=first.unit
+            )
+    reason = "; ".join(finding.reason for finding in findings) or missing
+    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+
+
 def finite_check(result: Result) -> Check:
     """Check that every measured metric is a finite number and no time, rate or size is below zero."""
-    wrong = [
-        f"{metric.name} ({metric.reason})"
-        for metric in result.metrics
-        if metric.value is None and metric.provenance in ("measured", "derived")
-    ]
-    wrong += [
-        f"{metric.name} = {metric.text}"
-        for metric in result.metrics
-        if metric.value is not None and min([metric.value, *metric.samples]) < 0
-    ]
     question = "Is every measured value a number that can be?"
-    if wrong:
-        return fact_check("finite", question, False, "not finite or below zero: " + ", ".join(wrong))
-    count = sum(metric.value is not None for metric in result.metrics)
-    return fact_check("finite", question, count > 0, f"all {count} values are finite and none is below zero")
+    stated = quantities(Numbers(result.metrics, world_size=result.world_size))
+    if not stated:
+        return fact_check("finite", question, False, "no value was measured")
+    return rule_check("finite", question, RULES["possible values"].judge(Claim(quantities=stated)))
 
 
-def peak_check(name: str, question: str, value: Metric | None, peak: Metric | None) -> Check:
-    """Check that a value does not exceed a peak that was measured on the spot (5 % slack); impossible if it does."""
-    missing = next(
-        (metric.reason or "not a number" for metric in (value, peak) if metric is not None and metric.value is None),
-        None,
-    )
-    if value is None or peak is None or value.value is None or peak.value is None:
-        return Check(
-            name=name,
-            kind="sanity",
-            question=question,
-            status="SKIPPED",
-            reason=f"not measured: {missing or 'the run has no such metric'}",
-            gates=False,
-        )
-    limit = peak.value * PEAK_SLACK
-    share = value.value / peak.value
-    return fact_check(
-        name,
-        question,
-        value.value <= limit,
-        f"{value.text} is {share:.1%} of the measured peak of {peak.text}",
-        limit=f"<= {quantity(limit, peak.unit)}",
-        value=value.value,
-        unit=value.unit,
-    )
+def agreement_check(claims: Sequence[Claim], shown: Collection[str]) -> Check:
+    """Check that all other numbers of a run follow from each other: every rule but those ``shown`` by checks of their own."""
+    question = "Do rates, counts, times and shares follow from each other and from the raw samples?"
+    judged = [judgement for judgement in judge_claims(claims) if judgement.rule.name not in shown]
+    failures = [reason for judgement in judged for reason in judgement.failures]
+    held = [judgement.rule.name for judgement in judged if judgement.status == "PASS"]
+    if failures:
+        return fact_check("numbers agree", question, False, "; ".join(failures))
+    return fact_check("numbers agree", question, bool(held), f"these rules hold: {', '.join(held) or 'none'}")

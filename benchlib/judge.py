@@ -71,7 +71,7 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     verdict = verdict_of(checks)
     measured = comparison.calibration
     if measured is not None:
-        verdict.gate = {"sentence": measured.sentence(), "rows": measured.rows()}
+        verdict.gate = {"sentence": measured.sentence(), "method": measured.method(), "rows": measured.rows()}
     return verdict
 
 
