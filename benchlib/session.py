@@ -86,7 +86,7 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
 
     Of ``named`` parameters, '' and 0 leave the choice to the tier.
     """
-    _refuse_unknown_parameters()
+    refuse_unknown_parameters()
     if not isinstance(overrides, Mapping):
         raise UserError(f"overrides = {overrides!r}: expected a dict of fields, as in {{'epochs': 2}}")
     if run_dir:
@@ -98,7 +98,7 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
     return Run(prepare(plan(benchmark, tier, backend, {**chosen, **overrides}), outputs()))
 
 
-def _refuse_unknown_parameters() -> None:
+def refuse_unknown_parameters() -> None:
     """Raise ``UserError`` for a name that papermill injected and the parameters cell does not have.
 
     papermill itself only warns and lets the notebook run with the default of what was meant.
@@ -153,7 +153,7 @@ def judge(run: Run) -> Verdict:
     return judging.judge(run.path)
 
 
-def _whole(frame: "pandas.DataFrame") -> "pandas.DataFrame":
+def whole(frame: "pandas.DataFrame") -> "pandas.DataFrame":
     """Return the frame after telling pandas to show sentences whole: a cut reason is none."""
     import pandas as pd
 
@@ -179,14 +179,14 @@ def config_table(run: Run) -> "pandas.DataFrame":
         )
     frame = pd.DataFrame(rows)
     changed = frame["default"] != ""
-    return _whole(pd.concat([frame[changed], frame[~changed]]).set_index("parameter"))
+    return whole(pd.concat([frame[changed], frame[~changed]]).set_index("parameter"))
 
 
 def checks_table(verdict: Verdict) -> "pandas.DataFrame":
     """Return the checks with status, reason and limit, one row each."""
     import pandas as pd
 
-    return _whole(pd.DataFrame(judging.summary_rows(verdict)).set_index("check"))
+    return whole(pd.DataFrame(judging.summary_rows(verdict)).set_index("check"))
 
 
 def expectation(run: Run) -> "pandas.DataFrame":
@@ -217,7 +217,7 @@ def expectation(run: Run) -> "pandas.DataFrame":
         for metric in item.latest.metrics
         if metric.name in item.latest.samples
     ]
-    return _whole(pd.DataFrame(rows).set_index("bound"))
+    return whole(pd.DataFrame(rows).set_index("bound"))
 
 
 def reading(run: Run) -> Any:
@@ -250,7 +250,7 @@ def provenance(run: Run) -> "pandas.DataFrame":
         "load when it began": ", ".join(f"{value:.2f}" for value in machine["load_average"] or []),
         **{f"version of {name}": version for name, version in machine["versions"].items()},
     }
-    return _whole(pd.DataFrame({"value": facts}))
+    return whole(pd.DataFrame({"value": facts}))
 
 
 def metrics_table(run: Run) -> "pandas.DataFrame":
@@ -270,4 +270,4 @@ def metrics_table(run: Run) -> "pandas.DataFrame":
         }
         for metric in run.result.metrics
     ]
-    return _whole(pd.DataFrame(rows).set_index("metric"))
+    return whole(pd.DataFrame(rows).set_index("metric"))
