@@ -4,6 +4,7 @@ The runs take turns, so that a change of the machine's mood hits all kinds of th
 is the worker's. They stay in ``<out>/calibrations/<benchmark>-<tier>-<time>/`` and a cut calibration goes on from there.
 """
 
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchlib import baselines
 from benchlib import judge as judging
@@ -26,7 +27,8 @@ from benchlib.registry import BENCHMARKS
 from benchlib.results import Run
 from benchlib.session import Plan, plan, prepare
 
-console = Console(highlight=False)
+# A pipe has no width: the table is written as wide as it is.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 MOST_SHARE = 10.0
 
 
@@ -168,10 +170,10 @@ def show(calibration: Calibration) -> None:
     """Print what the gate can tell."""
     rows = calibration.rows()
     if rows:
-        table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), header_style="bold")
+        columns = [Column(name, overflow="fold", no_wrap=name != "planted") for name in rows[0]]
+        table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="bold")
         for row in rows:
             table.add_row(*(escape(value) for value in row.values()))
-        # A pipe has no width: the table is written as wide as it is.
-        console.print(table, width=None if console.is_terminal else 140)
+        console.print(table)
     console.print(escape(calibration.method()), style="dim", soft_wrap=True)
     console.print(escape(calibration.sentence()), soft_wrap=True)

@@ -115,12 +115,12 @@ class Calibration(BaseModel):
         alarms = sum(item.left_out.fail for item in self.metrics)
         comparisons = sum(item.left_out.comparisons for item in self.metrics)
         day = time.strftime("%Y-%m-%d", time.localtime(self.made_at))
-        timed = [item for item in self.metrics if item.kind == "ratio" and is_timed(item.unit)]
-        finds = ", ".join(f"{item.metric} {item.shown(item.effect)}" for item in timed)
+        effects = sorted(item.effect for item in self.metrics if item.kind == "ratio" and is_timed(item.unit))
+        span = f"{effects[0]:.1%}" + (f" to {effects[-1]:.1%}" if len(effects) > 1 else "") if effects else ""
         return (
             f"The gate was calibrated here on {day} with {self.runs} unchanged and {self.planted_runs} slowed runs: "
             f"{alarms} false alarm{'s' * (alarms != 1)} in {comparisons} A/A comparisons"
-            + (f"; losses found with 99 % power: {finds}." if finds else ".")
+            + (f"; it finds losses of speed of {span}, by metric, with 99 % power." if span else ".")
         )
 
     def method(self) -> str:
