@@ -204,6 +204,32 @@ def references(metric: str, device: str) -> None:
 
 
 @main.command()
+@click.argument("sides", nargs=-1, metavar="REFERENCE OTHER...")
+@click.option("--all-metrics", is_flag=True, help="Show every metric, not only key numbers and those with a limit.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page that can be shared.")
+@click.option("--strict", is_flag=True, help="Exit with 3 where sides are not comparable.")
+@_user_errors
+def compare(sides: tuple[str, ...], all_metrics: bool, as_json: bool, html: Path | None, strict: bool) -> None:
+    """Compare runs with the first one. Each side is a run folder, a folder of runs, a report.html or a baseline.
+
+    All complete runs of a folder are one side. Exit code 1: a metric got worse than its benchmark allows.
+    """
+    from benchlib import comparing
+
+    contrasts, notes = comparing.compare(sides)
+    if html:
+        comparing.write_html(contrasts, notes, html)
+    if as_json:
+        click.echo(comparing.to_json(contrasts, notes))
+    else:
+        comparing.show(contrasts, notes, all_metrics)
+    if html:
+        click.echo(f"page: {html}", err=as_json)
+    sys.exit(comparing.exit_code(contrasts, strict))
+
+
+@main.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--to", "name", required=True, metavar="FORMAT", help="The format, one of those above.")
 @click.option("--output", "-o", default="", help="File, folder or store to write; - is the standard output.")

@@ -1,0 +1,202 @@
+"""``benchlib compare``: read the sides, compare each with the first, show it in the terminal, as JSON or as a page."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from benchlib import markup
+from benchlib.checks import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
+from benchlib.comparison import Contrast, Factor, Row, contrast
+from benchlib.errors import UserError
+from benchlib.files import write_text
+from benchlib.metrics import quantity
+from benchlib.sides import Argument, read_argument
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+COLOURS = {"regression": "bold red", "worse": "red", "better": "green", "undecided": "yellow", "differs": "yellow"}
+TONES = {"regression": "bad", "worse": "warn", "better": "good", "undecided": "warn", "differs": "warn"}
+MARKS = {"regression": "✗", "worse": "▼", "better": "▲", "undecided": "≈", "differs": "≠", "no difference found": "="}
+_WIDTH = 150  # where the output is no terminal, which would fold at 80
+
+
+def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
+    """Compare each argument with the first, benchmark by benchmark; return the contrasts and what was left out.
+
+    Raises ``UserError`` for fewer than two arguments, for one that cannot be read, and for two without a benchmark in
+    common: different benchmarks measure different things.
+    """
+    if len(arguments) < 2:
+        raise UserError("compare needs two or more of: a run folder, a folder of runs, a report.html, a baseline")
+    reference, *others = [read_argument(argument) for argument in arguments]
+    contrasts = []
+    notes = [f"{side.text}, left out: {line}" for side in (reference, *others) for line in side.left_out]
+    for other in others:
+        common = [name for name in reference.sides if name in other.sides]
+        if not common:
+            raise UserError(
+                f"{reference.text} is of {_named(reference)} and {other.text} of {_named(other)}: different benchmarks "
+                "measure different things; compare runs of one"
+            )
+        contrasts += [contrast(reference.sides[name], other.sides[name]) for name in common]
+        alone = sorted(reference.sides.keys() ^ other.sides.keys())
+        notes += [
+            f"{name}: only {(reference if name in reference.sides else other).text} has runs of it" for name in alone
+        ]
+    return contrasts, list(dict.fromkeys(notes))
+
+
+def _named(side: Argument) -> str:
+    return " and ".join(sorted(side.sides))
+
+
+def exit_code(contrasts: Sequence[Contrast], strict: bool) -> int:
+    """Return 1 where comparable sides show a regression, with ``strict`` 3 where sides are not comparable, else 0."""
+    if any(item.regressions for item in contrasts):
+        return EXIT_FAIL
+    return EXIT_NOTHING_TO_COMPARE if strict and not all(item.comparable for item in contrasts) else EXIT_PASS
+
+
+def to_json(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
+    """Return everything that was found, as JSON."""
+    found = {
+        "schema_version": 1,
+        "contrasts": [item.model_dump(mode="json") for item in contrasts],
+        "notes": list(notes),
+    }
+    return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def shown(contrast: Contrast, all_metrics: bool) -> list[Row]:
+    """Return the rows that are shown: metrics with a limit and key numbers, and every one of which something is said."""
+    chosen = [row for row in contrast.rows if all_metrics or row.headline or row.word == "regression"]
+    return chosen or contrast.rows
+
+
+def change_text(row: Row) -> str:
+    """Write a change: ``0.952`` for a ratio, ``-1.2 s`` for a difference."""
+    if row.change is None:
+        return ""
+    return f"{row.change:.3f}" if row.kind == "ratio" else _signed(row.change, row.unit)
+
+
+def interval_text(row: Row) -> str:
+    """Write the 98 % interval; '' where one number on each side gives none."""
+    if row.low is None or row.high is None or row.basis == "none":
+        return ""
+    if row.kind == "ratio":
+        return f"{row.low:.3f} to {row.high:.3f}"
+    return f"{_signed(row.low, '')} to {_signed(row.high, '')}"
+
+
+def band_text(row: Row) -> str:
+    """Write the A/A band, within which 95 % of the changes between unchanged runs lie."""
+    if row.change is None:
+        return ""
+    if row.band is None:
+        return "unknown"
+    return f"±{row.band:.1%}" if row.kind == "ratio" else f"±{quantity(row.band)}"
+
+
+def word_text(row: Row, comparable: bool) -> str:
+    """Write what is said of a metric; a star where the spread between runs is not known."""
+    if not comparable and row.change is not None:
+        return "not comparable"
+    return row.word + ("*" if row.basis == "samples" and row.word in ("worse", "better", "differs") else "")
+
+
+def _signed(amount: float, unit: str) -> str:
+    return f"{'+' if amount >= 0 else '-'}{quantity(abs(amount), unit)}"
+
+
+def side_text(contrast: Contrast) -> tuple[str, str]:
+    """Name both sides, with the run's name where a side has one, else with how many it has."""
+    names = []
+    for side in (contrast.reference, contrast.other):
+        runs = side.runs[0] if len(side.runs) == 1 else f"{len(side.runs)} runs"
+        names.append(side.label if runs in side.label else f"{side.label} ({runs})")
+    return names[0], names[1]
+
+
+def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool) -> None:
+    """Print the comparison."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH)
+    for item in contrasts:
+        reference, other = side_text(item)
+        console.print(f"[bold]{escape(item.benchmark)}, {escape(item.tier)}[/]", soft_wrap=True)
+        verdicts = [", ".join(dict.fromkeys(side.verdicts)) for side in (item.reference, item.other)]
+        console.print(f"  reference  {escape(reference)}  [dim]{escape(verdicts[0])}[/]", soft_wrap=True)
+        console.print(f"  compared   {escape(other)}  [dim]{escape(verdicts[1])}[/]\n", soft_wrap=True)
+        console.print(_metric_table(item, all_metrics))
+        hidden = len(item.rows) - len(shown(item, all_metrics))
+        if hidden:
+            console.print(f"[dim]{hidden} more metrics with --all-metrics[/]")
+        for title, decides in (("What makes them incomparable", True), ("Worth knowing: what else differs", False)):
+            factors = [factor for factor in item.factors if factor.decides == decides]
+            if factors:
+                console.print(f"\n[bold]{title}[/]")
+                console.print(_factor_table(factors))
+        colour = "red" if item.regressions else "green" if item.comparable else "yellow"
+        console.print(f"\n[bold {colour}]{escape(item.sentence)}[/]", soft_wrap=True)
+        for note in item.notes:
+            console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
+        console.print()
+    for note in notes:
+        console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
+
+
+def _metric_table(item: Contrast, all_metrics: bool) -> Table:
+    right = [
+        Column(name, justify="right", no_wrap=True) for name in ("reference", "compared", "change", "98 % interval")
+    ]
+    table = Table(
+        Column("metric", overflow="fold"), *right, Column("A/A band", no_wrap=True), Column("limit", no_wrap=True),
+        Column("what it says", no_wrap=True), box=None, padding=(0, 2, 0, 0), header_style="dim",
+    )  # fmt: skip
+    for row in shown(item, all_metrics):
+        word = word_text(row, item.comparable)
+        colour = COLOURS.get(row.word, "dim")
+        cells = (row.metric, row.reference, row.other, change_text(row), interval_text(row), band_text(row), row.limit)
+        table.add_row(*(escape(cell) for cell in cells), f"[{colour}]{escape(word)}[/]")
+    return table
+
+
+def _factor_table(factors: Sequence[Factor]) -> Table:
+    table = Table("factor", "reference", "compared", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for factor in factors:
+        table.add_row(escape(factor.name), escape(factor.reference), escape(factor.other))
+    return table
+
+
+def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
+    """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([TEMPLATES, TEMPLATES / "report"]),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "signs": markup.signs, "change": change_text, "interval": interval_text, "band": band_text, "word": word_text,
+    }  # fmt: skip
+    style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
+    page = environment.get_template("compare.html.j2").render(
+        contrasts=[(item, *side_text(item)) for item in contrasts], notes=notes, style=style, tones=TONES, marks=MARKS
+    )
+    return re.sub(r"\n{2,}", "\n", page)
+
+
+def write_html(contrasts: Sequence[Contrast], notes: Sequence[str], path: Path) -> None:
+    """Write the page; a place that cannot be written is a ``UserError``."""
+    try:
+        write_text(path, html(contrasts, notes))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
