@@ -133,7 +133,12 @@ def expectation(field: FieldInfo) -> str:
     """Describe the values that a field takes: ``a whole number >= 1``, ``one of fp32, bf16, fp16``."""
     words = []
     for member in _members(field.annotation):
-        if typing.get_origin(member) is Literal:
+        if typing.get_origin(member) is list:
+            (inner,) = typing.get_args(member)
+            options = typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
+            kind = "of " + ", ".join(map(str, options)) if options else "of numbers above 0"
+            words.append(f"a list {kind}, separated by commas")
+        elif typing.get_origin(member) is Literal:
             words.append("one of " + ", ".join(str(value) or "''" for value in typing.get_args(member)))
         elif member is type(None):
             words.append("null")
@@ -253,15 +258,23 @@ def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
     """Validate ``values`` into the benchmark's config; every wrong value is named in one ``UserError``."""
     cls = config_class(benchmark)
     check_names(benchmark, values, "parameters")
-    # Text that stands for a number ("1e-3" from YAML or a command line) is read as one; "null" is the empty value.
-    plain = {
-        name: None if value == "null" and type(None) in _members(cls.model_fields[name].annotation) else value
-        for name, value in values.items()
-    }
+    plain = {name: _plain(cls.model_fields[name].annotation, value) for name, value in values.items()}
     try:
         return cls.model_validate(plain)
     except ValidationError as error:
         raise UserError("\n".join(_explain(cls, item) for item in error.errors())) from None
+
+
+def _plain(annotation: Any, value: Any) -> Any:
+    """Read a text of a command line: "null" is the empty value and "fp32,bf16" a list; pydantic reads numbers itself."""
+    if not isinstance(value, str):
+        return value
+    if value == "null" and type(None) in _members(annotation):
+        return None
+    if typing.get_origin(annotation) is list:
+        inner = value.removeprefix("[").removesuffix("]")
+        return [part.strip() for part in inner.split(",") if part.strip()]
+    return value
 
 
 def _explain(cls: type[BaseConfig], item: Mapping[str, Any]) -> str:

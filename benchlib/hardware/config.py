@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from benchlib.config import BaseConfig
 
@@ -12,12 +12,14 @@ class MachineConfig(BaseConfig):
 
     benchmark: Literal["machine"] = "machine"
 
-    matmul_sizes: list[int] = Field([512, 1024], min_length=1, description="n of the square matrix products")
+    matmul_sizes: list[PositiveInt] = Field([512, 1024], min_length=1, description="n of the square matrix products")
     precisions: list[Literal["fp32", "tf32", "bf16", "fp16"]] = Field(
         ["fp32", "bf16"], min_length=1, description="of the matrix products"
     )
     copy_mib: int = Field(64, ge=1, le=65536, description="size of the memory copies, in MiB")
-    allreduce_mib: list[float] = Field([0.001, 1, 16], min_length=1, description="sizes of the all-reduce, in MiB")
+    allreduce_mib: list[PositiveFloat] = Field(
+        [0.001, 1, 16], min_length=1, description="sizes of the all-reduce, in MiB"
+    )
     seconds: float = Field(0.5, gt=0, le=600, description="time that each measurement takes at least")
 
     def expected_work(self) -> str:

@@ -161,3 +161,21 @@ def test_names_say_what_stands_in_for_squad():
     )
     assert squad(data="squad", model="bert-base-uncased", train_questions=99).quality_scope() == "_subset"
     assert squad(train_file="a", eval_file="b", model="m", init="random").quality_scope() == "_files_random"
+
+
+def test_lists_are_read_from_the_command_line():
+    config = build("machine", {"precisions": "fp32, bf16", "matmul_sizes": "[256,512]", "allreduce_mib": "0.5"})
+    assert (config.precisions, config.matmul_sizes, config.allreduce_mib) == (["fp32", "bf16"], [256, 512], [0.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("precisions", "fp32,fp8", "a list of fp32, tf32, bf16, fp16, separated by commas"),
+        ("matmul_sizes", "0", "a list of numbers above 0"),
+        ("allreduce_mib", "", "a list of numbers above 0"),
+    ],
+)
+def test_a_wrong_list_says_what_it_takes(name, value, said):
+    with pytest.raises(UserError, match=said):
+        build("machine", {name: value})
