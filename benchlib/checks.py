@@ -81,7 +81,7 @@ def verdict_of(checks: list[Check], broken: str = "", skipped: str = "") -> Verd
         names = ", ".join(check.name for check in unsure)
         return Verdict(
             verdict="AMBIGUOUS",
-            sentence=f"Noise leaves {_count(unsure)} undecided: {names}. Repeat the run.",
+            sentence=f"Noise leaves {_count(unsure)} undecided: {names}. --repeat 5 runs it again until it is decided.",
             checks=checks,
         )
     open_ = [check for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
