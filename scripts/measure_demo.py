@@ -1,0 +1,303 @@
+"""What does the demo need: how much memory, how many seconds, and any network?
+
+Question: does the path of a Binder visitor (open JupyterLab, open a notebook, Run All) fit into 2 GB and 2 minutes
+without a network?
+
+Method: start `jupyter lab` as Binder does, in a network namespace of its own that has nothing but the loopback
+interface (where the system permits it; else it is said). Open the notebook through the server's own interface, execute
+its cells one after the other over the kernel's websocket as a browser does, widgets included. Meanwhile add up the
+proportional set size (PSS: shared pages are divided among those who share them) of the server and all its descendants.
+Afterwards everything that was started is ended, and what is left over is counted.
+
+    python scripts/measure_demo.py                       # the smoke tier of 10_squad
+    python scripts/measure_demo.py --notebook 00_machine.ipynb --json demo.json
+"""
+
+import argparse
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import secrets
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchlib.machine import cpu_model, usable_cores
+from benchlib.paths import home
+
+LIMIT_BYTES, LIMIT_S = 2e9, 120.0
+SAMPLE_S = 0.2
+START_S = 120.0
+INSIDE = "MEASURE_DEMO_INSIDE"
+# What a process is, by a part of its command line; the first that fits counts.
+KINDS = (
+    ("benchlib.supervise", "supervisor"),
+    ("--probe", "question for the devices"),
+    ("benchlib.worker", "ranks"),
+    ("ipykernel_launcher", "kernel"),
+    ("jupyter", "server"),
+)
+
+
+class Memory(threading.Thread):
+    """Adds up the PSS of a process and its descendants until stopped; keeps the peaks in bytes."""
+
+    def __init__(self, root: int) -> None:
+        super().__init__(daemon=True)
+        self.root, self.stopped = psutil.Process(root), threading.Event()
+        self.peak, self.at_peak, self.by_kind = 0, {}, {}  # type: int, dict[str, int], dict[str, int]
+        self.samples, self.seen = 0, {root}
+
+    def run(self) -> None:
+        while not self.stopped.wait(SAMPLE_S):
+            self.sample()
+
+    def sample(self) -> None:
+        """Read all processes once."""
+        found: dict[str, int] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in (self.root, *self.root.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                    kind = _kind(" ".join(process.cmdline()))
+                    found[kind] = found.get(kind, 0) + process.memory_full_info().pss
+                    self.seen.add(process.pid)
+        self.samples += 1
+        for kind, size in found.items():
+            self.by_kind[kind] = max(size, self.by_kind.get(kind, 0))
+        if sum(found.values()) > self.peak:
+            self.peak, self.at_peak = sum(found.values()), found
+
+
+def _kind(command: str) -> str:
+    return next((kind for part, kind in KINDS if part in command), "others")
+
+
+class Server:
+    """A running `jupyter lab` on the loopback interface."""
+
+    def __init__(self, folder: Path) -> None:
+        self.token = secrets.token_hex(16)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--ServerApp.ip=127.0.0.1", "--allow-root"]
+        command += [
+            f"--ServerApp.port={self.port}",
+            "--ServerApp.port_retries=0",
+            f"--IdentityProvider.token={self.token}",
+        ]
+        environment = os.environ | {
+            "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+            "BENCHLIB_OUTPUTS": str(folder / "outputs"),
+        }
+        environment |= {"JUPYTER_CONFIG_DIR": str(folder / "config"), "JUPYTER_DATA_DIR": str(folder / "data")}
+        self.log = folder / "server.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, cwd=home(), env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Send a request to the server's REST interface and return its JSON answer."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"token {self.token}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            content = answer.read()
+        return json.loads(content) if content else None
+
+    def wait(self) -> None:
+        """Return once the server answers; ``SystemExit`` with its log where it does not."""
+        end = time.monotonic() + START_S
+        while time.monotonic() < end and self.process.poll() is None:
+            with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+                self.call("GET", "api/status")
+                return
+            time.sleep(0.05)
+        raise SystemExit(f"the server did not start:\n{self.log.read_text()[-3000:]}")
+
+
+def execute(server: Server, notebook: str) -> tuple[int, float]:
+    """Run all code cells as a browser does; return their number and the seconds until the kernel was ready."""
+    import websocket  # comes with jupyter_server
+
+    content = server.call("GET", f"api/contents/notebooks/{notebook}")["content"]
+    cells = [cell["source"] for cell in content["cells"] if cell["cell_type"] == "code"]
+    began = time.monotonic()
+    body = {"path": f"notebooks/{notebook}", "name": notebook, "type": "notebook", "kernel": {"name": "python3"}}
+    kernel = server.call("POST", "api/sessions", body)["kernel"]["id"]
+    address = f"ws://127.0.0.1:{server.port}/api/kernels/{kernel}/channels?token={server.token}"
+    channel = websocket.create_connection(address, timeout=LIMIT_S * 3)
+    try:
+        _run_cell(channel, "0")
+        ready_s = time.monotonic() - began
+        for number, source in enumerate(cells, 1):
+            error = _run_cell(channel, source)
+            if error:
+                raise SystemExit(f"cell {number} of {notebook} failed: {error}")
+    finally:
+        channel.close()
+    return len(cells), ready_s
+
+
+def _run_cell(channel: Any, source: str) -> str:
+    """Execute a cell and wait until the kernel is idle again; return its error, '' where there was none."""
+    name = uuid.uuid4().hex
+    header = {"msg_id": name, "msg_type": "execute_request", "username": "", "session": "measure", "version": "5.3"}
+    content = {"code": source, "silent": False, "store_history": True, "allow_stdin": False, "stop_on_error": True}
+    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+    channel.send(json.dumps(message))
+    error, replied, idle = "", False, False
+    while not (replied and idle):
+        answer = json.loads(channel.recv())
+        if answer.get("parent_header", {}).get("msg_id") != name:
+            continue
+        kind, said = answer["header"]["msg_type"], answer["content"]
+        if kind == "error":
+            error = f"{said['ename']}: {said['evalue']}"
+        replied |= kind == "execute_reply"
+        idle |= kind == "status" and said["execution_state"] == "idle"
+    return error
+
+
+@contextlib.contextmanager
+def ended(server: Server, memory: Memory) -> Iterator[None]:
+    """End the server with all its descendants, whatever happens in the block."""
+    try:
+        yield
+    finally:
+        memory.stopped.set()
+        memory.join()
+        with contextlib.suppress(OSError):
+            server.call("POST", "api/shutdown")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.process.wait(20)
+        for pid in memory.seen:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if process.create_time() >= memory.root.create_time():
+                    process.kill()
+
+
+def measure(notebook: str) -> dict[str, Any]:
+    """Start, run, end; return seconds and bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="measure-demo-"))
+    began = time.monotonic()
+    server = Server(folder)
+    memory = Memory(server.process.pid)
+    memory.start()
+    with ended(server, memory):
+        server.wait()
+        server_s = time.monotonic() - began
+        memory.sample()
+        server_bytes = memory.peak
+        cells, kernel_s = execute(server, notebook)
+        total_s = time.monotonic() - began
+        names = [path.name for path in (folder / "outputs").glob("*-*/*")]
+    shutil.rmtree(folder, ignore_errors=True)
+    left = sorted(pid for pid in memory.seen if psutil.pid_exists(pid))
+    return {
+        "notebook": notebook,
+        "cells": cells,
+        "runs": names,
+        "server_s": server_s,
+        "kernel_s": kernel_s,
+        "total_s": total_s,
+        "peak_bytes": memory.peak,
+        "server_alone_bytes": server_bytes,
+        "at_peak_bytes": memory.at_peak,
+        "peak_bytes_by_kind": memory.by_kind,
+        "samples": memory.samples,
+        "processes": len(memory.seen),
+        "left_over": left,
+    }
+
+
+def raise_loopback() -> None:
+    """Switch on the loopback interface of this network namespace (netdevice(7): SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        request = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(handle, 0x8913, request))[1]
+        fcntl.ioctl(handle, 0x8914, struct.pack("16sh14x", b"lo", flags | 1))
+
+
+def isolated_command() -> list[str] | None:
+    """Return the command that starts a program without any network but loopback, or None where that is not permitted."""
+    for command in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
+        with contextlib.suppress(OSError):
+            if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
+                return command
+    return None
+
+
+def show(found: dict[str, Any], isolated: bool) -> None:
+    """Print the figures for a reader."""
+    versions = {name: importlib.metadata.version(name) for name in ("benchlib", "torch", "jupyterlab", "ipykernel")}
+    print(
+        f"{time.strftime('%Y-%m-%d')}, {cpu_model()}, {usable_cores()} cores, Python {platform.python_version()}, ",
+        end="",
+    )
+    print(", ".join(f"{name} {version}" for name, version in versions.items()))
+    print(
+        "network: "
+        + (
+            "none but loopback (a network namespace of its own)"
+            if isolated
+            else "NOT cut off: unshare is not permitted here"
+        )
+    )
+    print(
+        f"{found['notebook']}: {found['cells']} cells, {found['total_s']:.1f} s from the start of the server to the last cell"
+    )
+    print(f"  server ready after {found['server_s']:.1f} s, kernel after another {found['kernel_s']:.1f} s")
+    print(
+        f"peak: {found['peak_bytes'] / 1e6:.0f} MB of PSS in {found['samples']} samples ({found['server_alone_bytes'] / 1e6:.0f} MB for the server alone)"
+    )
+    for kind, size in sorted(found["peak_bytes_by_kind"].items(), key=lambda item: -item[1]):
+        print(
+            f"  {kind:26s} {size / 1e6:6.0f} MB at most, {found['at_peak_bytes'].get(kind, 0) / 1e6:6.0f} MB at the peak"
+        )
+    print(f"{found['processes']} processes seen, {len(found['left_over'])} left over")
+
+
+def main() -> None:
+    """Measure, print, and exit with 1 where a limit is exceeded or a process was left over."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--notebook", default="10_squad.ipynb", help="file in notebooks/ [10_squad.ipynb]")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args()
+    if INSIDE not in os.environ:
+        command = isolated_command()
+        environment = os.environ | {INSIDE: "isolated" if command else "open"}
+        sys.exit(subprocess.run([*(command or []), sys.executable, *sys.argv], env=environment, check=False).returncode)
+    isolated = os.environ.pop(INSIDE) == "isolated"
+    if isolated:
+        raise_loopback()
+    found = measure(arguments.notebook)
+    show(found, isolated)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found | {"isolated": isolated}, indent=2) + "\n")
+    sys.exit(found["peak_bytes"] > LIMIT_BYTES or found["total_s"] > LIMIT_S or bool(found["left_over"]))
+
+
+if __name__ == "__main__":
+    main()
