@@ -19,8 +19,12 @@ def parse(path: Path, text: str) -> dict[str, Any]:
     """Return the object of a JSON file; ``UserError`` where it is cut or no object."""
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = f"{error.msg} at line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
+    except (ValueError, RecursionError) as error:
+        where = (
+            f"{error.msg} at line {error.lineno}"
+            if isinstance(error, json.JSONDecodeError)
+            else "nested too deep or a number too long"
+        )
         raise UserError(f"{path}: not valid JSON ({where}); the file may be cut") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")
@@ -31,7 +35,10 @@ def number(value: Any) -> float | None:
     """Return a finite number, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def rows(value: Any) -> list[dict[str, Any]]:

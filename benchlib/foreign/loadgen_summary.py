@@ -94,7 +94,7 @@ def _loadgen(path: Path, fields: Mapping[str, str], text: str, latencies: Mappin
         min_duration_s=1e-3 * minimum if minimum is not None else None,
         # With token latencies the limits are those of the first token and of each further one, which are not printed.
         target_latency_s=NS * target if target and not tokens else None,
-        target_percentile=percentile if percentile and 0 < percentile < 100 else None,
+        target_percentile=percentile if percentile and 1 <= percentile < 99.9999 else None,
         target_percentile_s=latency.percentiles_s.get(percentile or 99.0) if latency else None,
         **counts,
     )

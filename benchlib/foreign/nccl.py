@@ -76,7 +76,7 @@ def link_bound(devices: Sequence[str]) -> tuple[float, str] | None:
     if not links or len(links) < len(known):
         return None
     rate, name = max(links)
-    return rate, f"claimed for NVLink of the {name}"
+    return rate, f"claimed for a rank's links, NVLink of the {name}"
 
 
 def size_text(size_bytes: int) -> str:

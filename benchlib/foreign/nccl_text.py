@@ -44,14 +44,34 @@ def sniff(path: Path, text: str) -> bool:
 
 
 def read(path: Path, text: str) -> list[Claim]:
-    """Return a claim for each row and placement, and one for the footer. A row that is cut is a ``UserError``."""
-    lines = [_bare(line) for line in text.splitlines()]
+    """Return a claim for each row and placement, and one for each footer. A row that is cut is a ``UserError``."""
+    claims, first = list[Claim](), 1
+    for lines in _tests([_bare(line) for line in text.splitlines()]):
+        claims += _test(path, first, lines)
+        first += len(lines)
+    if not claims:
+        raise UserError(f"{path}: output of nccl-tests without a row of results; the test failed or the file is cut")
+    return claims
+
+
+def _tests(lines: list[str]) -> list[list[str]]:
+    """Split a log of several tests: each begins with its program's name or, in older versions, with its threads."""
+    tests, started = [list[str]()], False
+    for line in lines:
+        if "Collective test starting" in line or (line.startswith("# nThread ") and started):
+            tests, started = [*tests, []], False
+        started = started or line.startswith("# nThread ")
+        tests[-1].append(line)
+    return tests
+
+
+def _test(path: Path, first: int, lines: list[str]) -> list[Claim]:
     setting = _setting(lines)
     columns, claims, busbws = _Columns(), list[Claim](), list[float]()
     average: float | None = None
     wrong: float | None = None
     rows = 0
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, first):
         header = HEADER.match(line)
         if header:
             columns = _columns(header[1].split())
@@ -64,10 +84,8 @@ def read(path: Path, text: str) -> list[Claim]:
             average = _value(line.partition(":")[2].split()[:1])
         elif line.startswith("#") and "Out of bounds values" in line:
             wrong = _value(line.partition(":")[2].split()[:1])
-    if not claims:
-        raise UserError(f"{path}: output of nccl-tests without a row of results; the test failed or the file is cut")
     whole = rows == _expected_rows(lines)
-    if average is not None or wrong is not None:
+    if rows and (average is not None or wrong is not None):
         claims.append(nccl.average_claim(average if whole else None, busbws if whole else [], wrong))
     return claims
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from benchlib.errors import UserError
 from benchlib.foreign import claim_file, loadgen_summary, nccl_json, nccl_text, own_files, throughput_table
 from benchlib.impossible.claim import Claim
@@ -44,7 +46,14 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
     text = _text(path)
     for reader in READERS.values():
         if reader.sniff(path, text):
-            claims = reader.read(path, text)
+            try:
+                claims = reader.read(path, text)
+            except (ValidationError, OverflowError) as error:
+                first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
+                where = ".".join(map(str, first["loc"])) or "a number"
+                raise UserError(
+                    f"{path}: {reader.what} with a value that cannot be ({where}: {first['msg']})"
+                ) from None
             if not claims:
                 raise UserError(f"{path}: {reader.what} without a single result; the file may be cut")
             return reader.name, claims

@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 CLAIM_VERSION = 1
 
-Count = Annotated[int, Field(ge=0)]
+MOST = 10**15  # counts beyond this are no counts, and would not survive as floats
+
+Count = Annotated[int, Field(ge=0, le=MOST)]
 Ranks = Annotated[int, Field(ge=1, le=10_000_000)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -31,14 +33,18 @@ class Speed(Part):
     samples_counted: Count | None = Field(None, description="samples over all ranks that were really processed")
     samples_planned: Count | None = Field(None, description="samples that the planned steps need")
     features: Count | None = Field(None, description="samples of one epoch")
-    epochs: float | None = Field(None, gt=0, description="passes that were really made")
+    epochs: float | None = Field(None, gt=0, le=1e6, description="passes that were really made")
     wall_s: Seconds | None = Field(None, description="time of all these samples")
     steps_run: Count | None = Field(None, description="optimizer steps that were really made")
     steps_planned: Count | None = Field(None, description="optimizer steps that were configured")
-    batch_per_rank: Annotated[int, Field(ge=1)] | None = Field(None, description="samples of a rank in a step")
+    batch_per_rank: Annotated[int, Field(ge=1, le=MOST)] | None = Field(None, description="samples of a rank in a step")
     step_s: list[Seconds] = Field(default_factory=list, description="raw times of the steps, all ranks together")
-    sequence_length: Annotated[int, Field(ge=1)] | None = Field(None, description="tokens of every sample, padded")
-    longest_sequence: Annotated[int, Field(ge=1)] | None = Field(None, description="tokens of a sample at most")
+    sequence_length: Annotated[int, Field(ge=1, le=MOST)] | None = Field(
+        None, description="tokens of every sample, padded"
+    )
+    longest_sequence: Annotated[int, Field(ge=1, le=MOST)] | None = Field(
+        None, description="tokens of a sample at most"
+    )
     one_device_samples_per_s: float | None = Field(None, gt=0, description="rate of the same work on one device")
     one_device: str = Field("", description="where the rate of one device is from")
 
@@ -77,7 +83,7 @@ class Collective(Part):
     """One collective operation, or the average over several (then without a size)."""
 
     operation: str = Field("", description="a name of benchlib.bandwidth.BUS_FACTORS; '' where it is not known")
-    size_bytes: Annotated[int, Field(ge=0)] | None = Field(None, description="bytes of the larger side")
+    size_bytes: Count | None = Field(None, description="bytes of the larger side")
     seconds: float | None = Field(None, description="of one operation")
     ranks: Ranks | None = None
     algbw_gbytes_per_s: float | None = None
@@ -121,9 +127,11 @@ class LoadGen(Part):
     duration_s: float | None = Field(None, description="from the first sample to the last, where the summary tells")
     min_duration_s: float | None = None
     target_latency_s: float | None = None
-    target_percentile: float | None = Field(None, gt=0, lt=100)
+    target_percentile: float | None = Field(None, ge=1, le=99.9999)
     target_percentile_s: float | None = None
-    processed: Count | None = Field(None, description="queries, as the early stopping tells")
+    processed: Annotated[int, Field(ge=0, le=10**10)] | None = Field(
+        None, description="queries, as the early stopping tells"
+    )
     at_least: Count | None = Field(None, description="queries that early stopping asks for, as told")
     discarded: Count | None = Field(None, description="highest latencies that early stopping sets aside, as told")
     short_of: Count | None = Field(None, description="queries that the run lacks for early stopping, as told")

@@ -55,9 +55,9 @@ def wire_rate(one: Collective) -> tuple[float, str] | None:
     if one.busbw_gbytes_per_s is None:
         return None
     ring = (one.busbw_gbytes_per_s, one.algorithm or "ring")
-    algbw = one.algbw_gbytes_per_s
-    if one.operation != "all_reduce" or algbw is None or not one.ranks or one.ranks < 2:
+    if one.operation != "all_reduce" or not one.ranks or one.ranks < 2:
         return ring
+    algbw = one.busbw_gbytes_per_s / BUS_FACTORS["all_reduce"](one.ranks)
     by_switch = (algbw * (one.ranks + 1) / one.ranks, "NVLS")
     if one.algorithm:
         return by_switch if "NVLS" in one.algorithm.upper() else ring
@@ -76,7 +76,7 @@ def busbw_is_below_bound(claim: Claim) -> list[Finding]:
     reason = f"busbw {figure(one.busbw_gbytes_per_s, GB)}"
     if wire != one.busbw_gbytes_per_s:
         reason += f", which is {figure(wire, GB)} on the wire with {algorithm} (algbw × (n+1)/n)"
-    reason += f"; a rank's links carry {figure(bound, GB)}{source}"
+    reason += f"; at most {figure(bound, GB)} can be moved{source}"
     wrong = "the operation was timed before it had ended, or the size is not what was moved"
     limit = f"<= {figure(bound * PEAK_SLACK, GB)}"
     return [found(wire <= bound * PEAK_SLACK, reason, wrong=wrong, value=wire, unit=GB, limit=limit)]

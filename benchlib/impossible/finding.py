@@ -1,5 +1,6 @@
 """Findings of the rules, and when two numbers that were rounded for print still agree."""
 
+import math
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
@@ -56,6 +57,10 @@ def agrees(stated: float, low: float, high: float, slack: float = ROUNDING, abso
 
 def figure(value: float, unit: str = "") -> str:
     """Write a number so that what was compared can be seen: up to six digits."""
+    if not math.isfinite(value):
+        return f"{value} {unit}".strip()
+    if unit == "FLOP/s":
+        return quantity(value, unit)
     size = abs(value)
     text = (
         f"{value:,.0f}" if size >= 1e4 and value == round(value) else f"{value:,.6g}" if size < 1e15 else f"{value:.4g}"

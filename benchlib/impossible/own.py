@@ -4,15 +4,30 @@ Nothing is assumed that a result does not hold: an absent metric, fact or config
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from benchlib.config import BaseConfig
-from benchlib.impossible.claim import Claim, Collective, Compute, Latency, Learning, Quantity, Speed
+from benchlib.errors import UserError
+from benchlib.impossible.claim import Claim, Collective, Compute, Latency, Learning, Part, Quantity, Speed
 from benchlib.metrics import Metric
 from benchlib.stats import smoothed, smoothing_window
 
 BITS = 8
 Samples = Mapping[str, Sequence[float]]
+
+
+P = TypeVar("P", bound=Part)
+
+
+def _part(cls: type[P], **fields: Any) -> P:
+    try:
+        return cls(**fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"the result states {where} = {first['input']!r}: {first['msg']}") from None
 
 
 class Numbers:
@@ -75,7 +90,8 @@ def whole_training(numbers: Numbers) -> Speed | None:
         return None
     resumed = numbers.count("resumed_step") or 0  # then the time covers a part of the samples only
     time_s = numbers.value("train_s")
-    return Speed(
+    return _part(
+        Speed,
         samples_per_s=numbers.value("end_to_end_samples_per_s") if not resumed else None,
         ranks=numbers.world_size,
         samples_counted=seen,
@@ -93,7 +109,8 @@ def steady_steps(numbers: Numbers) -> Speed | None:
     planned, expected = numbers.count("planned_steps"), numbers.count("samples_expected")
     full = batch is not None and planned is not None and expected == planned * batch
     times = [value for value in numbers.raw("step_s") if value > 0]
-    return Speed(
+    return _part(
+        Speed,
         samples_per_s=rate,
         tokens_per_s=numbers.value("train_tokens_per_s"),
         ranks=numbers.world_size,
@@ -109,7 +126,8 @@ def learning(numbers: Numbers) -> Learning | None:
     rates = numbers.facts.get("learning_rates")
     shares = {name: numbers.value(name) for name in ("padding_share", "exchange_overlap")}
     curve = smoothed(losses) if len(losses) > 1 else None
-    found = Learning(
+    found = _part(
+        Learning,
         learning_rate_min=rates.get("min") if isinstance(rates, dict) else None,
         loss_first=float(curve[smoothing_window(len(losses)) - 1]) if curve is not None else None,
         loss_last=float(curve[-1]) if curve is not None else None,
@@ -126,7 +144,8 @@ def compute(numbers: Numbers) -> Compute | None:
     share = numbers.value("mfu")
     if rate is None and share is None:
         return None
-    return Compute(
+    return _part(
+        Compute,
         flops_per_s=rate,
         mfu=share,
         ranks=numbers.world_size,
@@ -142,7 +161,7 @@ def rank_steps(numbers: Numbers) -> list[Latency]:
         columns = {5.0: row.get("step_s_p05"), 50.0: row.get("step_s_median"), 95.0: row.get("step_s_p95")}
         known = {key: value for key, value in columns.items() if isinstance(value, (int, float))}
         if len(known) > 1:
-            found.append(Latency(name=f"steps of rank {row.get('rank')}", percentiles_s=known))
+            found.append(_part(Latency, name=f"steps of rank {row.get('rank')}", percentiles_s=known))
     return found
 
 
@@ -154,8 +173,11 @@ def all_reduce(numbers: Numbers) -> Collective | None:
         return None
     kind = "device" if numbers.value("copy_device_gbytes_per_s") else "host"
     bound = numbers.value(f"copy_{kind}_gbytes_per_s")
-    return Collective(
+    library = str(numbers.facts.get("collective", ""))
+    return _part(
+        Collective,
         operation="all_reduce",
+        algorithm=library if library not in ("", "nccl") else "",  # only NCCL lets a switch add
         ranks=numbers.world_size,
         algbw_gbytes_per_s=algbw / BITS if algbw is not None else None,
         busbw_gbytes_per_s=busbw / BITS if busbw is not None else None,
@@ -171,7 +193,8 @@ def products(numbers: Numbers) -> dict[str, Speed]:
     for precision in ("fp32", "tf32", "bf16", "fp16"):
         together, best = (numbers.value(f"matmul_{precision}{kind}_flops") for kind in ("", "_best"))
         if together and best and best > 0:
-            found[precision] = Speed(
+            found[precision] = _part(
+                Speed,
                 samples_per_s=together,
                 unit="FLOP/s",
                 ranks=numbers.world_size,
@@ -196,7 +219,8 @@ def quantities(numbers: Numbers) -> list[Quantity]:
             raw = [float(curve[end])]
         finite = all(value == value and abs(value) != float("inf") for value in raw)
         found.append(
-            Quantity(
+            _part(
+                Quantity,
                 name=metric.name,
                 value=metric.value if finite else None,
                 unit=metric.unit,

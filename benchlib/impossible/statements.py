@@ -1,5 +1,6 @@
 """Rules of what is said about numbers: ratios, announcements, limits and their sources, values below zero."""
 
+import math
 import statistics
 
 from benchlib.impossible.claim import AccuracyLimit, Claim
@@ -33,7 +34,8 @@ def announcement_fits_measurement(claim: Claim) -> list[Finding]:
         if min(low, least) <= 0:
             findings.append(Finding("SKIPPED", f"{reason}; a ratio needs values above zero"))
             continue
-        ratio = statistics.geometric_mean([low, high]) / statistics.geometric_mean([least, most])
+        logs = [0.5 * (math.log(first) + math.log(second)) for first, second in ((low, high), (least, most))]
+        ratio = math.exp(max(-600.0, min(600.0, logs[0] - logs[1])))  # of the middles of both ranges
         good = low / FAR_OFF <= most and least <= high * FAR_OFF
         side = f"{ratio:.3g} times what was" if ratio >= 1 else f"1/{1 / ratio:.3g} of what was"
         findings.append(

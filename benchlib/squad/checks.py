@@ -1,13 +1,17 @@
 """What a SQuAD run is judged by: outcome, sanity, targets, the published reference, budget and baseline."""
 
 from benchlib.baselines import Comparison, regression_checks
-from benchlib.checks import Check, budget_check, fact_check, finite_check, limit_check, peak_check
+from benchlib.checks import Check, agreement_check, budget_check, fact_check, finite_check, limit_check, rule_check
+from benchlib.impossible import own
+from benchlib.impossible.claim import Claim
+from benchlib.impossible.own import Numbers
+from benchlib.impossible.rules import RULES
 from benchlib.metrics import Metric, quantity
 from benchlib.references import registry
 from benchlib.regression import RegressionLimit
 from benchlib.results import Result, Run
 from benchlib.squad.config import SquadConfig
-from benchlib.stats import smoothed, smoothing_window
+from benchlib.stats import smoothing_window
 
 F1_TOLERANCE = 0.5  # points around the published F1; the spread by seed is 0.16 to 0.24, so less would be noise
 
@@ -48,12 +52,25 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     ]
 
 
+# The rules that a check of its own shows; "numbers agree" stands for all others.
+SHOWN = ("sample count", "learning rate", "loss falls", "possible scores", "possible values", "below the peak")
+
+
 def _sanity(config: SquadConfig, result: Result, samples: dict[str, list[float]]) -> list[Check]:
     facts = result.facts
-    seen, expected = sum(facts["samples_seen"]), facts["samples_expected"]
-    rates = facts["learning_rates"]
+    numbers = Numbers(
+        result.metrics,
+        world_size=config.world_size,
+        facts=facts,
+        tables=result.tables,
+        samples=samples,
+        config=config,
+    )
+    learnt = Claim(learning=own.learning(numbers))
+    operations = Claim(compute=own.compute(numbers))
+    counted = Claim(speed=own.whole_training(numbers))
     return [
-        _loss_decreases(samples.get("loss", [])),
+        _loss_decreases(learnt, len(samples.get("loss", []))),
         fact_check(
             "ranks equal",
             "Did every rank hold the same weights at every epoch's end?",
@@ -61,62 +78,51 @@ def _sanity(config: SquadConfig, result: Result, samples: dict[str, list[float]]
             f"{len(facts['checksums'])} comparison{'s' * (len(facts['checksums']) != 1)} of weight checksums over {config.world_size} rank{'s' if config.world_size > 1 else ''}"
             + ("" if facts["checksums_equal"] else ": they differ"),
         ),
-        fact_check(
+        rule_check(
             "sample count",
             "Were as many samples trained as the planned steps need?",
-            seen == expected,
-            f"{seen:,} samples seen, {expected:,} planned",
-            limit=f"= {expected:,}",
-            value=seen,
-            unit="samples",
+            RULES["sample count"].judge(counted),
         ),
-        fact_check(
+        rule_check(
             "learning rate",
             "Was the learning rate above zero in every step?",
-            rates["min"] > 0,
-            f"from {rates['min']:.3g} to {rates['max']:.3g}, {rates['last']:.3g} in the last step",
-            limit="> 0",
-            value=rates["min"],
+            RULES["learning rate"].judge(learnt),
         ),
         finite_check(result),
-        _quality_is_possible(result),
+        _quality_is_possible(learnt),
         _whole_training(config, result),
-        peak_check(
+        rule_check(
             "possible speed",
             "Is the achieved FLOP rate below the measured peak?",
-            result.metric(f"flops_per_s{config.scope()}"),
-            result.metric("matmul_peak_flops"),
+            RULES["below the peak"].judge(operations),
+            missing=_why_no_rate(result, config.scope()),
         ),
+        agreement_check(own.own_claims(numbers), SHOWN),
     ]
 
 
-def _loss_decreases(losses: list[float]) -> Check:
-    question = "Is the smoothed loss lower at the end than at the start?"
-    if len(losses) < 2:
-        return fact_check("loss decreases", question, False, f"{len(losses)} steps are too few to tell")
-    width = smoothing_window(len(losses))
-    curve = smoothed(losses, width)
-    first, last = float(curve[width - 1]), float(curve[-1])
-    reason = f"from {first:.3f} to {last:.3f}, means over {width} step{'s' if width > 1 else ''}"
-    return fact_check("loss decreases", question, last < first, reason, limit=f"< {quantity(first)}", value=last)
+def _loss_decreases(learnt: Claim, steps: int) -> Check:
+    name, question = "loss decreases", "Is the smoothed loss lower at the end than at the start?"
+    if steps < 2:
+        return fact_check(name, question, False, f"{steps} steps are too few to tell")
+    width = smoothing_window(steps)
+    check = rule_check(name, question, RULES["loss falls"].judge(learnt))
+    return check.model_copy(update={"reason": f"{check.reason}, means over {width} step{'s' * (width > 1)}"})
 
 
-def _quality_is_possible(result: Result) -> Check:
+def _quality_is_possible(learnt: Claim) -> Check:
     """Check the bounds that hold by definition: exact match <= F1 <= 100, and no share above one."""
-    question = "Is no score or share above what it can be?"
-    scores = {
-        name: metric for metric in result.metrics for name in ("f1", "exact_match") if metric.name.startswith(name)
-    }
-    f1, match = (scores[name].value if name in scores else None for name in ("f1", "exact_match"))
-    wrong = [f"{metric.name} = {metric.text} above 100" for metric in scores.values() if (metric.value or 0) > 100]
-    if match is not None and f1 is not None and match > f1 + 1e-9:
-        wrong.append(f"exact match {match:.2f} above F1 {f1:.2f}")
-    shares = [metric for metric in result.metrics if metric.name in ("padding_share", "exchange_overlap")]
-    wrong += [f"{metric.name} = {metric.text} above 1" for metric in shares if (metric.value or 0) > 1 + 1e-9]
-    if f1 is None or match is None:
-        return fact_check("possible quality", question, False, "F1 and exact match have no value")
-    reason = "; ".join(wrong) or f"exact match {match:.2f} <= F1 {f1:.2f} <= 100, shares at most 1"
-    return fact_check("possible quality", question, not wrong, reason)
+    name, question = "possible quality", "Is no score or share above what it can be?"
+    stated = learnt.learning
+    if stated is None or stated.f1 is None or stated.exact_match is None:
+        return fact_check(name, question, False, "F1 and exact match have no value")
+    return rule_check(name, question, RULES["possible scores"].judge(learnt))
+
+
+def _why_no_rate(result: Result, scope: str) -> str:
+    metrics = [result.metric(name) for name in (f"flops_per_s{scope}", "matmul_peak_flops")]
+    reasons = [metric.reason for metric in metrics if metric is not None and metric.value is None]
+    return f"not measured: {reasons[0] if reasons else 'the run has no such metric'}"
 
 
 def _whole_training(config: SquadConfig, result: Result) -> Check:

@@ -4,8 +4,10 @@ import math
 
 import pytest
 
-from benchlib.checks import Check, Verdict, finite_check, limit_check, peak_check, verdict_of
-from benchlib.metrics import Metric, derived, measured, not_available, quantity
+from benchlib.checks import Check, Verdict, finite_check, limit_check, rule_check, verdict_of
+from benchlib.impossible.claim import Claim, Compute
+from benchlib.impossible.rules import RULES
+from benchlib.metrics import Metric, measured, not_available, quantity
 from benchlib.regression import RegressionLimit, Side, regression_check
 from benchlib.results import Result
 
@@ -71,13 +73,16 @@ def test_targets_pass_on_the_boundary_unless_strict():
 
 
 def test_a_value_above_its_measured_peak_is_impossible():
-    peak = measured("peak", 100.0, "FLOP/s", "higher")
+    def judged(rate, peak):
+        claim = Claim(compute=Compute(flops_per_s=rate, peak_flops=peak, peak_kind="measured"))
+        return rule_check("p", "?", RULES["below the peak"].judge(claim))
+
     for value, status in ((100.0, "PASS"), (105.0, "PASS"), (105.1, "FAIL")):
-        assert peak_check("p", "?", derived("x", value, "FLOP/s", "higher"), peak).status == status
-    assert (
-        peak_check("p", "?", derived("x", 1.0, "FLOP/s"), not_available("peak", "FLOP/s", "higher", "unknown")).status
-        == "SKIPPED"
-    )
+        assert judged(value, 100.0).status == status
+    unknown = judged(1.0, None)
+    assert (unknown.status, unknown.gates) == ("SKIPPED", False)
+    nothing = rule_check("p", "?", [], missing="why not")
+    assert (nothing.status, nothing.reason) == ("SKIPPED", "why not")
 
 
 def result_of(*metrics: Metric) -> Result:

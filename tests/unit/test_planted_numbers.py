@@ -1,0 +1,131 @@
+"""A run of the kit whose result was edited does not pass its own checks, whatever class of mistake was planted."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from benchlib.cli import main
+from benchlib.foreign.readers import read_claims
+from benchlib.impossible.rules import judge_claims
+from benchlib.judge import judge
+
+HONEST = Path(__file__).parents[1] / "fixtures" / "honest"
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Return a function that copies a recorded run into a folder, changes its result and judges it."""
+
+    def make(name, change=None):
+        folder = tmp_path / name
+        shutil.copytree(HONEST / name, folder)
+        samples = json.loads((folder / "samples.json").read_text())
+        result = json.loads((folder / "result.json").read_text())
+        if change:
+            change(Edit(result, samples))
+        rows = [(metric, index, value) for metric, values in samples.items() for index, value in enumerate(values)]
+        pd.DataFrame(rows, columns=["metric", "index", "value"]).to_parquet(folder / "samples.parquet", index=False)
+        (folder / "result.json").write_text(json.dumps(result))
+        return folder
+
+    return make
+
+
+class Edit:
+    """A result and its raw samples, to be changed by hand."""
+
+    def __init__(self, result, samples):
+        self.facts, self.tables, self.samples = result["facts"], result["tables"], samples
+        self.metrics = {metric["name"].removesuffix("_minisquad_tiny"): metric for metric in result["metrics"]}
+
+    def scale(self, name, factor, raw=True):
+        """Multiply a metric, with its raw samples unless only the result was edited."""
+        metric = self.metrics[name]
+        metric["value"] *= factor
+        if raw:
+            full = next(known for known in self.samples if known.removesuffix("_minisquad_tiny") == name)
+            self.samples[full] = [factor * value for value in self.samples[full]]
+
+
+def verdict(folder, tmp_path):
+    judged = judge(folder, tmp_path / "no-baselines")
+    return judged, {check.name: check for check in judged.checks}
+
+
+@pytest.mark.parametrize("name", ["squad-run", "machine-run"])
+def test_a_recorded_run_passes(stored, tmp_path, name):
+    judged, checks = verdict(stored(name), tmp_path)
+    assert judged.verdict == "PASS"
+    assert {check.status for check in checks.values() if check.kind == "sanity"} == {"PASS"}
+
+
+SQUAD = [
+    ("numbers agree", "median of its", lambda run: run.scale("train_samples_per_s", 10, raw=False)),
+    ("numbers agree", "multiplied by the 8 steps", lambda run: run.scale("train_samples_per_s", 8)),
+    ("numbers agree", "of what the steps give", lambda run: run.scale("train_samples_per_s", 0.5)),
+    ("numbers agree", "no sample is that short or long", lambda run: run.scale("train_tokens_per_s", 4)),
+    ("numbers agree", "160 samples counted", lambda run: run.scale("end_to_end_samples_per_s", 2)),
+    ("numbers agree", "rate of one of the 2 ranks", lambda run: run.scale("end_to_end_samples_per_s", 0.5)),
+    ("numbers agree", "does not follow", lambda run: run.scale("mfu", 2)),
+    ("numbers agree", "cannot be", lambda run: run.scale("mfu", 20)),
+    ("numbers agree", "the factor of all_reduce", lambda run: run.scale("allreduce_algbw_gbps", 2)),
+    ("numbers agree", "loss_final", lambda run: run.scale("loss_final", 0.1, raw=False)),
+    ("numbers agree", "p50", lambda run: run.tables["ranks"][0].update(step_s_p05=9.0)),
+    ("possible speed", "of the measured peak", lambda run: run.scale("flops_per_s", 4)),
+    ("sample count", "160 planned", lambda run: run.facts.update(samples_seen=[80, 70])),
+    ("learning rate", "nothing is trained at zero", lambda run: run.facts["learning_rates"].update(min=0.0)),
+    ("loss decreases", "nothing was learnt", lambda run: run.samples.update(loss=[5.9] * 10)),
+    ("possible quality", "not within 0 and 100", lambda run: run.scale("f1", 2)),
+    ("finite", "below zero", lambda run: run.scale("step_s", -1, raw=False)),
+    ("finite", "not a finite number", lambda run: run.metrics["train_s"].update(value=None)),
+]
+
+
+@pytest.mark.parametrize(("name", "reason", "change"), SQUAD, ids=[f"{row[0]}: {row[1]}" for row in SQUAD])
+def test_planted_numbers_fail_the_run(stored, tmp_path, name, reason, change):
+    judged, checks = verdict(stored("squad-run", change), tmp_path)
+    assert judged.verdict == "FAIL"
+    assert checks[name].status == "FAIL"
+    assert reason in checks[name].reason
+
+
+MACHINE = [
+    ("all-reduce right", "3 wrong elements", lambda run: run.facts.update(allreduce_wrong_elements=3)),
+    ("possible all-reduce", "before it had ended", lambda run: run.scale("allreduce_gbps", 400)),
+    ("possible scaling", "2 devices cannot do more", lambda run: run.scale("matmul_fp32_flops", 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "reason", "change"), MACHINE, ids=[row[0] for row in MACHINE])
+def test_planted_peaks_fail_the_machine(stored, tmp_path, name, reason, change):
+    judged, checks = verdict(stored("machine-run", change), tmp_path)
+    assert (judged.verdict, checks[name].status) == ("FAIL", "FAIL")
+    assert reason in checks[name].reason
+
+
+@pytest.mark.parametrize("file", ["config.json", "result.json"])
+def test_a_cut_file_of_a_run_is_said_and_no_traceback(stored, tmp_path, file):
+    folder = stored("squad-run")
+    text = (folder / file).read_text()
+    (folder / file).write_text(text[: len(text) // 2])
+    if file == "result.json":
+        assert judge(folder, tmp_path).broken
+    answer = CliRunner().invoke(main, ["judge", str(folder)])
+    assert answer.exit_code == 2 and answer.exception.__class__ is SystemExit
+
+
+def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
+    folder = stored("squad-run")
+    verdict(folder, tmp_path)
+    for path, name in ((folder, "run"), (folder / "result.json", "result"), (folder / "verdict.json", "verdict")):
+        found, claims = read_claims(path)
+        judged = judge_claims(claims)
+        assert (found, [judgement.failures for judgement in judged if judgement.failures]) == (name, [])
+        assert len(judged) == 14
+    alone = tmp_path / "alone.json"
+    alone.write_text((folder / "result.json").read_text())
+    assert 5 < len(judge_claims(read_claims(alone)[1])) < 14  # without raw samples and config fewer rules apply
