@@ -9,7 +9,7 @@ from make_run import make_run
 
 from benchlib import report
 from benchlib.cli import main
-from benchlib.config import build, save_config
+from benchlib.config import build, resolve, save_config
 from benchlib.errors import UserError
 from benchlib.files import write_json
 from benchlib.flops import encoder_train_flops
@@ -18,6 +18,7 @@ from benchlib.placing import Measured, comparable, device_name
 from benchlib.published import conditions_text, placements, section, summary
 from benchlib.references import PATH, parse, registry
 from benchlib.results import Result, Run, save_result
+from benchlib.vendor_peaks import vendor_peak
 
 CONTENT = yaml.safe_load(PATH.read_text())
 H100 = "NVIDIA H100 80GB HBM3"
@@ -151,6 +152,23 @@ def test_published_speed_ups_above_the_number_of_devices_are_marked_invalid():
 )
 def test_a_device_is_known_by_its_whole_name_only(name, devices):
     assert registry().devices_of(name) == devices
+
+
+@pytest.mark.parametrize("name", [H100, "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200", "NVIDIA B200", "NVIDIA GB200", "NVIDIA A100-SXM4-80GB",
+                                  "Tesla V100-SXM2-16GB", "AMD Instinct MI300X", "AMD Instinct MI250X"])  # fmt: skip
+def test_the_peaks_agree_with_those_that_refuse_impossible_rates(name):
+    devices, other = registry().devices_of(name), vendor_peak(name)
+    own = [item for item in registry().figures if item.kind == "specified" and item.conditions.device in devices]
+    assert own
+    for item in own:
+        assert item.in_kit_unit()[1] == pytest.approx(other.dense_flops[item.conditions.precision], rel=0.01), item.id
+
+
+def test_the_reference_of_a_tier_is_cited_from_the_registry():
+    reference = resolve("squad", "weekend", "cuda").config.reference_f1
+    assert registry().cite_value("f1", reference).startswith("Devlin et al.")
+    assert registry().cite_value("f1", 91.23) == ""
+    assert registry().cite_value("end_to_end_samples_per_s", 19667) == "", "invalid figures are not cited"
 
 
 # --- placing -------------------------------------------------------------------------------------------------------------
