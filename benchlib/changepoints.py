@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 SHORTEST = 3  # runs of a level
+SCATTER = 5  # runs of a series from which on its band means something
 PENALTY = 4.0  # times s² log n
 ALPHA = 5e-4
 OUTLIER = 4.0  # times s, from the median of the five runs around
@@ -34,7 +35,7 @@ COVERAGE = 0.95  # of unchanged runs lie within the band
 class Level:
     """Runs ``start`` to ``end`` (not included) of a series: their median and the band of a further unchanged run.
 
-    ``low`` and ``high`` equal the median where fewer than ``SHORTEST`` runs say how much runs scatter.
+    ``low`` and ``high`` equal the median where fewer than ``SCATTER`` runs say how much runs scatter.
     """
 
     start: int
@@ -48,16 +49,29 @@ class Level:
 class Levels:
     """A series as levels in order of time. ``spread`` is the standard deviation of one run about its level.
 
-    It is of log values where ``ratio`` is True, so 0.02 stands for 2 %, and in the series' unit otherwise.
+    It is of log values where ``ratio`` is True, so 0.02 stands for 2 %, and in the series' unit otherwise. ``free`` is
+    the number of runs that it was estimated from, less one for each level.
     """
 
     levels: tuple[Level, ...]
     spread: float
+    free: int
     ratio: bool
 
     def at(self, index: int) -> Level:
         """Return the level of a run."""
         return next(level for level in self.levels if level.start <= index < level.end)
+
+    def limits(self, level: Level, coverage: float) -> tuple[float, float]:
+        """Return the band of a level that holds another share of unchanged runs than ``COVERAGE``."""
+        if level.low == level.high:
+            return level.low, level.high
+        half = _half_band(self.spread, level.end - level.start, self.free, coverage)
+        return (
+            (level.median * math.exp(-half), level.median * math.exp(half))
+            if self.ratio
+            else (level.median - half, level.median + half)
+        )
 
 
 def levels(values: Sequence[float]) -> Levels:
@@ -80,10 +94,10 @@ def levels(values: Sequence[float]) -> Levels:
     found = []
     for start, end in zip(starts, ends, strict=True):
         centre = float(np.median(clean[start:end]))
-        half = _half_band(spread, end - start, free) if free >= SHORTEST - 1 else 0.0
+        half = _half_band(spread, end - start, free, COVERAGE) if free >= SCATTER - 1 else 0.0
         low, middle, high = (float(back(centre + sign * half)) for sign in (-1, 0, 1))
         found.append(Level(start, end, middle, low, high))
-    return Levels(tuple(found), spread, ratio)
+    return Levels(tuple(found), spread, free, ratio)
 
 
 def _spread_of_neighbours(x: np.ndarray) -> float:
@@ -137,8 +151,8 @@ def _chance(one: np.ndarray, other: np.ndarray, least: float) -> float:
     return 2 * float(stdtr(free, -abs(float(one.mean() - other.mean())) / error))
 
 
-def _half_band(spread: float, runs: int, free: int) -> float:
+def _half_band(spread: float, runs: int, free: int, coverage: float) -> float:
     """Half the width of the band of a further run: t s sqrt(1 + pi / 2n), the spread of a run and of the median."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(free, (1 + COVERAGE) / 2)) * spread * math.sqrt(1 + math.pi / (2 * runs))
+    return float(stdtrit(free, (1 + coverage) / 2)) * spread * math.sqrt(1 + math.pi / (2 * runs))

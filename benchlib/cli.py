@@ -119,6 +119,24 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     sys.exit(rejudge.report_all(runs, out))
 
 
+@main.command()
+@click.option("--store", type=click.Path(file_okay=False, path_type=Path), help="Folder of runs. [default: outputs]")
+@click.option(
+    "--set",
+    "-s",
+    "pairs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="benchmark, tier, machine, metric, first_day or last_day; may be repeated.",
+)
+@_user_errors
+def history(store: Path | None, pairs: tuple[str, ...]) -> None:
+    """Judge and draw what is stored: trends, changes of level, machines; writes history.html."""
+    from benchlib import history_page
+
+    sys.exit(history_page.make(store, pairs))
+
+
 @main.group()
 def baseline() -> None:
     """Accept, list and show the runs that later ones are compared with."""

@@ -151,7 +151,7 @@ def render(outputs: Path | str) -> Path:
     environment.globals |= {
         "sparkline": sparkline.sparkline,
         "told": sparkline.told,
-        "spanned": sparkline.spanned,
+        "spanned": trends.spanned,
         "quantity": quantity,
     }
     style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))

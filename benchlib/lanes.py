@@ -11,7 +11,7 @@ from benchlib.stored_run import StoredRun
 
 LANES = 8  # more machines are taken together by hardware, and then the busiest are shown
 PLACES = 30  # marks on a lane: what falls together shows its worst verdict
-NAMED = ("torch", "cuda", "rocm", "driver", "benchlib")
+NAMED = ("torch", "cuda", "rocm", "benchlib")
 # The worst first: what a mark shows that stands for several runs.
 ORDER = ("DAMAGED", "BROKEN", "FAIL", "UNFINISHED", "AMBIGUOUS", "SKIPPED", "PASS")
 
@@ -47,8 +47,8 @@ class Lane:
 
 def versions(run: StoredRun) -> str:
     """Return the versions that a lane shows."""
-    found = [f"{name} {run.facts[name]}" for name in NAMED if name in run.facts]
-    return ", ".join(found) or "versions not recorded"
+    names = [*NAMED, *(name for name in run.facts if name.startswith("driver "))]
+    return ", ".join(f"{name} {run.facts[name]}" for name in names if name in run.facts) or "versions not recorded"
 
 
 def lanes(runs: Sequence[StoredRun]) -> tuple[list[Lane], int]:

@@ -32,10 +32,11 @@ TEXT_LIMIT = 20_000  # characters of one output of a cell
 PICTURES_LIMIT = 120_000  # base64 characters of all pictures of the notebook together
 
 
-class _Exporter(TemplateExporter):
+class Exporter(TemplateExporter):
     """nbconvert with our template, with everything escaped that is not marked as safe."""
 
     output_mimetype = "text/html"
+    pictures_limit = PICTURES_LIMIT
 
     @default("file_extension")
     def _file_extension_default(self) -> str:
@@ -59,15 +60,20 @@ class _Exporter(TemplateExporter):
             "code": markup.code,
             "terminal": markup.plain,
         }
-        environment.filters |= {"shown": _Outputs().shown, "cell": cell, "heading": heading, "signs": markup.signs}
+        environment.filters |= {
+            "shown": _Outputs(self.pictures_limit).shown,
+            "cell": cell,
+            "heading": heading,
+            "signs": markup.signs,
+        }
         return environment
 
 
 class _Outputs:
     """Chooses the form in which a cell's output is shown, within what one report may hold."""
 
-    def __init__(self) -> None:
-        self.pictures = 0
+    def __init__(self, limit: int) -> None:
+        self.limit, self.pictures = limit, 0
 
     def shown(self, output: Any, seen: dict[str, str]) -> dict[str, str]:
         """Return ``kind`` (html, picture, above, markdown, text, none) and what to show.
@@ -101,7 +107,7 @@ class _Outputs:
             return {"kind": "text", "text": f"[damaged picture: {alt}]"}
         if key in seen:
             return {"kind": "above", "name": seen[key], "text": alt}
-        if self.pictures + len(encoded) > PICTURES_LIMIT:
+        if self.pictures + len(encoded) > self.limit:
             return {
                 "kind": "text",
                 "text": f"[picture left out to keep this report small; it is in notebook.ipynb: {alt}]",
@@ -163,7 +169,8 @@ def _data(run: Run, problems: list[str]) -> Link | None:
 
 
 @functools.cache
-def _style() -> Markup:
+def style() -> Markup:
+    """Return the style sheet of all pages."""
     # The only text besides the templates that goes in unescaped: a file of this package.
     return Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
 
@@ -176,8 +183,8 @@ def html(run: Run) -> str:
     data = _data(run, told.problems)
     # Damaged parts are named once, whichever reader met them.
     told.problems = list(dict.fromkeys(told.problems))
-    resources = {"run": told, "pictures": pictures, "seen": seen, "style": _style(), "data": data}
-    body, _ = _Exporter().from_notebook_node(notebook, resources)
+    resources = {"run": told, "pictures": pictures, "seen": seen, "style": style(), "data": data}
+    body, _ = Exporter().from_notebook_node(notebook, resources)
     return body
 
 

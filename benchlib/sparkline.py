@@ -3,7 +3,7 @@
 from markupsafe import Markup
 
 from benchlib.metrics import quantity
-from benchlib.trends import Change, Trend
+from benchlib.trends import Change, Trend, spanned
 
 TREND = 40  # runs in a sparkline, the newest
 _HIGH, _WIDE = 24.0, 100.0
@@ -66,12 +66,6 @@ def told(change: Change, unit: str = "") -> str:
     why = f"with {factors}{more}" if factors else "nothing recorded changed with it"
     word = {"other": "changed"}.get(change.word, change.word)
     return f"{SIGNS[change.word]} {word}, {size} on {change.run.moment:%Y-%m-%d}: {levels}; {why}"
-
-
-def spanned(low: float, high: float, unit: str, between: str = " to ") -> str:
-    """Write two values with their unit once, or with one each where the unit takes a prefix."""
-    first = unit if unit == "FLOP/s" else ""
-    return f"{quantity(low, first)}{between}{quantity(high, unit)}"
 
 
 def said(trend: Trend) -> str:

@@ -96,24 +96,23 @@ class Reader:
         run = _named(folder)
         run.report = os.path.exists(f"{folder}/report.html")
         parts: dict[str, Any] = {}
-        for name in FILES:
+        for name, step in (*((name, self._read_part) for name in FILES), ("machine.json", self._place)):
             try:
-                self._read_part(run, folder, name, parts)
+                step(run, f"{folder}/{name}", name, parts)
             except KeyError as error:
                 run.damaged = run.damaged or f"{name} is not readable: it has no {error}"
             except (OSError, ValueError, TypeError, AttributeError) as error:
                 run.damaged = run.damaged or f"{name} is not readable: {_first_line(error)}"
         if not parts.keys() & {"verdict.json", "config.json"} and not run.damaged:
             run.damaged = "the folder has no config.json"
+        run.facts = self._facts.setdefault(tuple(run.facts.items()), run.facts)
         if run.damaged:
             run.word = "DAMAGED"
-        elif "config.json" in parts and "machine.json" in parts:
-            self._place(run, parts)
         return run
 
-    def _read_part(self, run: StoredRun, folder: str, name: str, parts: dict[str, Any]) -> None:
+    def _read_part(self, run: StoredRun, path: str, name: str, parts: dict[str, Any]) -> None:
         try:
-            with open(f"{folder}/{name}", "rb") as handle:
+            with open(path, "rb") as handle:
                 content = handle.read()
         except FileNotFoundError:
             return
@@ -127,15 +126,13 @@ class Reader:
             parts[name] = _object(content)
             FILL[name](run, parts[name])
 
-    def _place(self, run: StoredRun, parts: dict[str, Any]) -> None:
-        """Fill in the facts of the machine and the series, which stands for config, hardware and data."""
-        config, machine = parts["config.json"], parts["machine.json"]
-        facts = _facts(machine)
-        run.facts = self._facts.setdefault(tuple(facts.items()), facts)
-        if config is None:
+    def _place(self, run: StoredRun, _path: str, _name: str, parts: dict[str, Any]) -> None:
+        """Fill in the series, which stands for config, hardware and data."""
+        config, machine = parts.get("config.json"), parts.get("machine.json")
+        if config is None or machine is None:
             return
         found = parts.get("result.json", {}).get("facts", {})
-        key = (id(config), run.hardware, machine.get("memory_bytes"), str(found.get("identity")), *facts.values())
+        key = (id(config), run.hardware, machine.get("memory_bytes"), str(found.get("identity")), *run.facts.values())
         if key not in self._series:
             factors = fingerprint(config, machine, found)
             same = {name: value for name, value in factors.items() if name not in VERSIONS}
@@ -179,6 +176,7 @@ def _config(values: dict[str, Any]) -> tuple[dict[str, Any], BaseConfig | None]:
 
 
 def _machine(run: StoredRun, machine: dict[str, Any]) -> None:
+    run.facts = _facts(machine)
     cpu = machine.get("cpu", {})
     devices = machine.get("devices", {}).get("backends", {}).get(run.backend, {}).get("names", [])
     processor = f"{cpu.get('model', 'unknown processor')} × {cpu.get('usable_cores', '?')}"
@@ -187,9 +185,10 @@ def _machine(run: StoredRun, machine: dict[str, Any]) -> None:
 
 
 def _facts(machine: dict[str, Any]) -> dict[str, str]:
-    """Return what a machine runs: host, system and versions by name; ``driver`` and ``cuda`` where torch's probe told."""
+    """Return what a machine runs: host, system and versions by name; drivers and CUDA where they were told."""
     probed = machine.get("devices", {}).get("versions", {})
-    facts = {"host": machine.get("host", ""), "system": machine.get("system", "")}
+    drivers = {f"driver {name}": version for name, version in machine.get("drivers", {}).items()}
+    facts = {"host": machine.get("host", ""), "system": machine.get("system", "")} | drivers
     return {name: str(value) for name, value in (facts | probed | machine.get("versions", {})).items() if value}
 
 

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 
 from benchlib.changepoints import Levels, levels
 from benchlib.labels import HEADLINES, LABELS
+from benchlib.metrics import quantity
 from benchlib.stored_run import StoredRun
 
 LONGEST = 1000  # runs of a series that are looked at, the newest: the search takes time with the square of their number
 SHOWN = 4  # key numbers of a benchmark that has no list of its own
+SEEN = 10  # runs before a change whose facts are no news
+BLUR = 2  # runs by which the place of a change may be off
 COUNTED = ("PASS", "FAIL", "AMBIGUOUS")
 
 
@@ -94,6 +97,12 @@ def label(metric: str) -> str:
     return LABELS[prefix] if prefix else metric.replace("_", " ")
 
 
+def spanned(low: float, high: float, unit: str, between: str = " to ") -> str:
+    """Write two values with their unit once, or with one each where the unit takes a prefix."""
+    first = unit if unit == "FLOP/s" else ""
+    return f"{quantity(low, first)}{between}{quantity(high, unit)}"
+
+
 def trend(metric: str, runs: Sequence[StoredRun]) -> Trend | None:
     """Return the trend of a metric over the runs of one series; None where no run has it."""
     pairs = [(run, found) for run in runs for found in run.metrics if found.name == metric][-LONGEST:]
@@ -136,12 +145,14 @@ def _word(new: float, old: float, direction: str) -> str:
 
 
 def _factors(runs: list[StoredRun], index: int) -> list[tuple[str, str, str]]:
-    """Return what differs between the runs around a change; noise may move the place by a run, so the next ones as well."""
-    for reach in (0, 1):
-        if index - 1 - reach < 0 or index + reach >= len(runs):
-            break
-        before, after = runs[index - 1 - reach].facts, runs[index + reach].facts
-        names = [name for name in (after | before) if before.get(name) != after.get(name)]
+    """Return what is new at a change: facts with a value that the runs before it did not have.
+
+    So hosts that take turns are no factor. Noise may move the place of a change, so the ``BLUR`` runs on its two sides
+    may be on either.
+    """
+    before = runs[max(0, index - BLUR - SEEN) : max(1, index - BLUR)]
+    for after in runs[index : index + BLUR]:
+        names = [name for name, value in after.facts.items() if all(run.facts.get(name) != value for run in before)]
         if names:
-            return [(name, before.get(name, "absent"), after.get(name, "absent")) for name in names]
+            return [(name, before[-1].facts.get(name, "absent"), after.facts[name]) for name in names]
     return []

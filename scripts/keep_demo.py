@@ -1,0 +1,67 @@
+"""Make the kit's demo store of real runs: keep of each run what the history needs, and nothing that names a machine's owner.
+
+Question: what does the history look like before the first run of one's own?
+Method: take whole runs from a folder of runs, drop host names, reports, notebooks, logs, and the texts of the worst
+misses; keep config, machine, result, verdict, rank 0's steps and at most 50 samples of each metric, as compact JSON and
+Parquet. No number is changed.
+
+    python scripts/keep_demo.py STORE          # replaces the runs in notebooks/demo-runs
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from benchlib import history
+from benchlib.past import demo_store
+from benchlib.results import Run
+
+SAMPLES = 50
+KEPT_EVENTS = ("plan", "step")
+
+
+def keep(source: Path, target: Path) -> None:
+    """Write the thinned copy of one run."""
+    target.mkdir(parents=True)
+    for name in ("config.json", "machine.json", "result.json", "verdict.json"):
+        content = json.loads((source / name).read_text())
+        if name == "machine.json":
+            content["host"] = ""
+        if name == "result.json":
+            content["tables"].pop("misses", None)
+        (target / name).write_text(json.dumps(content, separators=(",", ":"), ensure_ascii=False) + "\n")
+    events = [event for event in Run(source).events if event["source"] == "rank0" and event["kind"] in KEPT_EVENTS]
+    if events:
+        lines = [json.dumps(event, separators=(",", ":")) for event in events]
+        (target / "events-rank0.jsonl").write_text("\n".join(lines) + "\n")
+    _keep_samples(source, target)
+
+
+def _keep_samples(source: Path, target: Path) -> None:
+    import pandas as pd
+
+    path = source / "samples.parquet"
+    if path.exists():
+        frame = pd.read_parquet(path)
+        step = frame.groupby("metric")["index"].transform("size").floordiv(SAMPLES).clip(lower=1)
+        frame[frame["index"] % step == 0].to_parquet(target / path.name, index=False, compression="zstd")
+
+
+def main() -> None:
+    """Replace the demo store by the whole runs of a store."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("store", type=Path)
+    store = parser.parse_args().store
+    for day in demo_store().glob("*-*"):
+        if day.is_dir():
+            shutil.rmtree(day)
+    for run in history.read(store):
+        if run.word == "PASS":
+            keep(store / run.path, demo_store() / run.path)
+    files = [path for path in demo_store().rglob("*") if path.is_file()]
+    print(f"{len(history.read(demo_store()))} runs, {sum(path.stat().st_size for path in files):,} bytes")
+
+
+if __name__ == "__main__":
+    main()
