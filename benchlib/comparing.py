@@ -4,10 +4,10 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -18,11 +18,21 @@ from benchlib.errors import UserError
 from benchlib.files import write_text
 from benchlib.metrics import quantity
 from benchlib.sides import Argument, read_argument
+from benchlib.terminal import console as terminal_console
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 COLOURS = {"regression": "bold red", "worse": "red", "better": "green", "undecided": "yellow", "differs": "yellow"}
 TONES = {"regression": "bad", "worse": "warn", "better": "good", "undecided": "warn", "differs": "warn"}
-MARKS = {"regression": "✗", "worse": "▼", "better": "▲", "undecided": "≈", "differs": "≠", "no difference found": "="}
+MARKS = {
+    "regression": "✗",
+    "worse": "▼",
+    "better": "▲",
+    "undecided": "≈",
+    "differs": "≠",
+    "no difference found": "=",
+    "within the limit": "✓",
+}
+_WIDE = 130  # columns that the whole table takes
 _WIDTH = 150  # where the output is no terminal, which would fold at 80
 
 
@@ -126,16 +136,16 @@ def side_text(contrast: Contrast) -> tuple[str, str]:
 
 def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool) -> None:
     """Print the comparison."""
-    console = Console(highlight=False)
+    console = terminal_console()
     if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH)
+        console.width = _WIDTH
     for item in contrasts:
         reference, other = side_text(item)
         console.print(f"[bold]{escape(item.benchmark)}, {escape(item.tier)}[/]", soft_wrap=True)
         verdicts = [", ".join(dict.fromkeys(side.verdicts)) for side in (item.reference, item.other)]
         console.print(f"  reference  {escape(reference)}  [dim]{escape(verdicts[0])}[/]", soft_wrap=True)
         console.print(f"  compared   {escape(other)}  [dim]{escape(verdicts[1])}[/]\n", soft_wrap=True)
-        console.print(_metric_table(item, all_metrics))
+        console.print(_metric_table(item, all_metrics, console.width))
         hidden = len(item.rows) - len(shown(item, all_metrics))
         if hidden:
             console.print(f"[dim]{hidden} more metrics with --all-metrics[/]")
@@ -153,19 +163,29 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
         console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
 
 
-def _metric_table(item: Contrast, all_metrics: bool) -> Table:
-    right = [
-        Column(name, justify="right", no_wrap=True) for name in ("reference", "compared", "change", "98 % interval")
+def _metric_table(item: Contrast, all_metrics: bool, width: int) -> Table:
+    """Return the table of metrics; a narrow terminal gets the same numbers on two lines a row."""
+    look: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0), "header_style": "dim"}
+    name, word = Column("metric", overflow="fold"), Column("what it says", no_wrap=True)
+    rows = [
+        (row, f"[{COLOURS.get(row.word, 'dim')}]{escape(word_text(row, item.comparable))}[/]")
+        for row in shown(item, all_metrics)
     ]
-    table = Table(
-        Column("metric", overflow="fold"), *right, Column("A/A band", no_wrap=True), Column("limit", no_wrap=True),
-        Column("what it says", no_wrap=True), box=None, padding=(0, 2, 0, 0), header_style="dim",
-    )  # fmt: skip
-    for row in shown(item, all_metrics):
-        word = word_text(row, item.comparable)
-        colour = COLOURS.get(row.word, "dim")
+    if width < _WIDE:
+        narrow = Column("change", justify="right", no_wrap=True)
+        table = Table(name, narrow, Column("limit", no_wrap=True), word, **look)
+        for row, said in rows:
+            values = f"{escape(row.metric)}\n[dim]{escape(row.reference)} → {escape(row.other)}[/]"
+            change = f"{escape(change_text(row))}\n[dim]{escape(interval_text(row))}[/]"
+            table.add_row(values, change, f"{escape(row.limit)}\n[dim]{escape(band_text(row))}[/]", said)
+        return table
+    numbers = [
+        Column(head, justify="right", no_wrap=True) for head in ("reference", "compared", "change", "98 % interval")
+    ]
+    table = Table(name, *numbers, Column("A/A band", no_wrap=True), Column("limit", no_wrap=True), word, **look)
+    for row, said in rows:
         cells = (row.metric, row.reference, row.other, change_text(row), interval_text(row), band_text(row), row.limit)
-        table.add_row(*(escape(cell) for cell in cells), f"[{colour}]{escape(word)}[/]")
+        table.add_row(*(escape(cell) for cell in cells), said)
     return table
 
 

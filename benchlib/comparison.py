@@ -22,7 +22,17 @@ from benchlib.record import RunRecord, side_of
 from benchlib.regression import RegressionLimit, Side, kind_of, regression_check
 from benchlib.sides import Compared
 
-Word = Literal["regression", "worse", "better", "differs", "no difference found", "undecided", "only one side", ""]
+Word = Literal[
+    "regression",
+    "worse",
+    "better",
+    "differs",
+    "no difference found",
+    "within the limit",
+    "undecided",
+    "only one side",
+    "",
+]
 NEUTRAL = {"ratio": 1.0, "difference": 0.0}
 
 
@@ -230,7 +240,8 @@ def _word(found: Change, direction: Direction, check: Check | None) -> Word:
         return "regression" if check.status == "FAIL" else "undecided"
     neutral = NEUTRAL[found.kind]
     if found.basis == "none" and found.value != neutral:
-        return "undecided"  # one number on each side: nothing tells noise from change
+        # One number on each side: nothing tells noise from change, but a limit was kept or not.
+        return "within the limit" if check is not None else "undecided"
     within = (
         1 / (1 + found.band) <= found.value <= 1 + found.band
         if found.kind == "ratio"

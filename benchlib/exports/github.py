@@ -22,7 +22,8 @@ MOST_BYTES = 1024 * 1024
 CELL_CHARACTERS = 400
 ROWS = 200
 # What Markdown would take for itself; underscores inside a word and punctuation inside a line it leaves alone.
-_SPECIAL = re.compile(r"([\\`*\[\]#|~$@]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.|^[-+]|(?<=^\d)[.)])")
+_SPECIAL = re.compile(r"([\\`*\[\]#|~$@]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.|^[-+])")
+_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 
 
 def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
@@ -62,7 +63,7 @@ def escaped(words: object) -> str:
     """Return text that Markdown shows as it is, on one line, at most 400 characters of it."""
     line = " ".join(str(words).split())
     line = line if len(line) <= CELL_CHARACTERS else line[: CELL_CHARACTERS - 1] + "…"
-    return _SPECIAL.sub(r"\\\1", html.escape(line, quote=False))
+    return _NUMBERED.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", html.escape(line, quote=False)))
 
 
 def _run(run: Snapshot) -> str:

@@ -101,7 +101,7 @@ def test_a_table_by_hand(make):
         ((100, 101, 99), (100, 99, 101), "no difference found", "PASS"),
         ((100, 101, 99), (120, 121, 119), "better", "PASS"),
         ((100, 110, 90), (85, 75, 80), "undecided", "AMBIGUOUS"),
-        ((100,), (99,), "undecided", "PASS"),
+        ((100,), (99,), "within the limit", "PASS"),
         ((100,), (100,), "no difference found", "PASS"),
         ((100,), (70,), "regression", "FAIL"),
     ],
@@ -287,6 +287,14 @@ def test_exit_codes_and_output(make, tmp_path):
         done = run(*arguments)
         assert done.exit_code == 2
         assert words in done.output
+
+
+def test_names_of_foreign_runs_move_no_cursor(make):
+    other = make("20261121", [speed(10), metric("bad\x1b[2Jname", 1.0)], machine={"host": "a\x1b]0;title\x07b[red]"})
+    done = run(make("20261120", [speed(100), metric("bad\x1b[2Jname", 1.0)]), other, "--all-metrics")
+    assert "\x1b" not in done.output
+    assert "badname" in done.output
+    assert "[red]" in done.output, "what looks like a colour of ours is text"
 
 
 def test_the_page_needs_nothing_else_and_escapes_what_it_shows(make, tmp_path):

@@ -137,6 +137,24 @@ def test_github_shows_foreign_text_as_it_is(runs):
     assert re.findall("<(h[1-6]|a|script|em|code)[ >]", str(mistune.html(text))) == ["h3"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "1. no list",
+        "12) no list",
+        "- no list",
+        "+1 %",
+        "9.17 Gbps",
+        "step_s_minisquad_tiny",
+        "https://x.invalid",
+        "a\\|b",
+    ],
+)
+def test_github_takes_no_text_for_a_form_of_its_own(words):
+    page = str(mistune.create_markdown(plugins=["url"])(github.escaped(words)))
+    assert html.unescape(page) == f"<p>{words}</p>\n"
+
+
 def test_github_shows_what_failed_first_and_links_no_word(runs):
     seen = plain(github.text(runs))
     assert [
