@@ -5,23 +5,25 @@ without a network?
 
 Method: start `jupyter lab` as Binder does, in a network namespace of its own that has nothing but the loopback
 interface (where the system permits it; else it is said). Open the notebook through the server's own interface, execute
-its cells one after the other over the kernel's websocket as a browser does, widgets included. Meanwhile add up the
+its cells one after the other over the kernel's websocket as a browser does, widgets included; or, with --voila, ask for
+the page that Voila makes of it. Meanwhile add up the
 proportional set size (PSS: shared pages are divided among those who share them) of the server and all its descendants.
 Afterwards everything that was started is ended, and what is left over is counted.
 
     python scripts/measure_demo.py                       # the smoke tier of 10_squad
     python scripts/measure_demo.py --notebook 00_machine.ipynb --json demo.json
+    python scripts/measure_demo.py --notebook 90_history.ipynb --voila
 """
 
 import argparse
 import contextlib
 import fcntl
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import secrets
-import shutil
 import socket
 import struct
 import subprocess
@@ -121,9 +123,17 @@ class Server:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"token {self.token}", "Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            content = answer.read()
+        content = self._open(request, 30)
         return json.loads(content) if content else None
+
+    def page(self, path: str) -> str:
+        """Return a page of the server as a browser gets it, once it is whole."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}?token={self.token}")
+        return self._open(request, 3 * LIMIT_S).decode()
+
+    def _open(self, request: urllib.request.Request, timeout_s: float) -> bytes:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            return bytes(answer.read())
 
     def wait(self) -> None:
         """Return once the server answers; ``SystemExit`` with its log where it does not."""
@@ -198,9 +208,18 @@ def ended(server: Server, memory: Memory) -> Iterator[None]:
                     process.kill()
 
 
-def measure(notebook: str) -> dict[str, Any]:
+def render(server: Server, notebook: str) -> tuple[int, float]:
+    """Let Voila make a page of a notebook; return its number of outputs and the seconds that it took."""
+    began = time.monotonic()
+    page = server.page(f"voila/render/notebooks/{notebook}")
+    outputs = page.count('class="jp-Cell-outputWrapper"') or page.count("jp-OutputArea-output")
+    if not outputs or "Traceback (most recent call last)" in page:
+        raise SystemExit(f"Voila made no page of {notebook}: {outputs} outputs, {len(page)} characters")
+    return outputs, time.monotonic() - began
+
+
+def measure(notebook: str, voila: bool, folder: Path) -> dict[str, Any]:
     """Start, run, end; return seconds and bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="measure-demo-"))
     began = time.monotonic()
     server = Server(folder)
     memory = Memory(server.process.pid)
@@ -210,17 +229,13 @@ def measure(notebook: str) -> dict[str, Any]:
         server_s = time.monotonic() - began
         memory.sample()
         server_bytes = memory.peak
-        cells, kernel_s = execute(server, notebook)
+        parts, first_s = render(server, notebook) if voila else execute(server, notebook)
         total_s = time.monotonic() - began
-        names = [path.name for path in (folder / "outputs").glob("*-*/*")]
-    shutil.rmtree(folder, ignore_errors=True)
-    left = sorted(pid for pid in memory.seen if psutil.pid_exists(pid))
     return {
         "notebook": notebook,
-        "cells": cells,
-        "runs": names,
+        "parts": f"{parts} outputs of the page" if voila else f"{parts} cells",
         "server_s": server_s,
-        "kernel_s": kernel_s,
+        "first_s": first_s,
         "total_s": total_s,
         "peak_bytes": memory.peak,
         "server_alone_bytes": server_bytes,
@@ -228,7 +243,7 @@ def measure(notebook: str) -> dict[str, Any]:
         "peak_bytes_by_kind": memory.by_kind,
         "samples": memory.samples,
         "processes": len(memory.seen),
-        "left_over": left,
+        "left_over": sorted(pid for pid in memory.seen if psutil.pid_exists(pid)),
     }
 
 
@@ -251,38 +266,33 @@ def isolated_command() -> list[str] | None:
 
 def show(found: dict[str, Any], isolated: bool) -> None:
     """Print the figures for a reader."""
-    versions = {name: importlib.metadata.version(name) for name in ("benchlib", "torch", "jupyterlab", "ipykernel")}
-    print(
-        f"{time.strftime('%Y-%m-%d')}, {cpu_model()}, {usable_cores()} cores, Python {platform.python_version()}, ",
-        end="",
+    packages = ("benchlib", "torch", "jupyterlab", "ipykernel", "voila")
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in packages if importlib.util.find_spec(name)]
+    network = (
+        "none but loopback, a network namespace of its own"
+        if isolated
+        else "NOT cut off: unshare is not permitted here"
     )
-    print(", ".join(f"{name} {version}" for name, version in versions.items()))
-    print(
-        "network: "
-        + (
-            "none but loopback (a network namespace of its own)"
-            if isolated
-            else "NOT cut off: unshare is not permitted here"
-        )
-    )
-    print(
-        f"{found['notebook']}: {found['cells']} cells, {found['total_s']:.1f} s from the start of the server to the last cell"
-    )
-    print(f"  server ready after {found['server_s']:.1f} s, kernel after another {found['kernel_s']:.1f} s")
-    print(
-        f"peak: {found['peak_bytes'] / 1e6:.0f} MB of PSS in {found['samples']} samples ({found['server_alone_bytes'] / 1e6:.0f} MB for the server alone)"
-    )
+    peak, alone = found["peak_bytes"] / 1e6, found["server_alone_bytes"] / 1e6
+    lines = [
+        f"{time.strftime('%Y-%m-%d')}, {cpu_model()}, {usable_cores()} cores, Python {platform.python_version()}, {', '.join(versions)}",
+        f"network: {network}",
+        f"{found['notebook']}: {found['parts']}, {found['total_s']:.1f} s from the start of the server to the last of them",
+        f"  server ready after {found['server_s']:.1f} s, kernel or page after another {found['first_s']:.1f} s",
+        f"peak: {peak:.0f} MB of PSS in {found['samples']} samples ({alone:.0f} MB for the server alone)",
+    ]
     for kind, size in sorted(found["peak_bytes_by_kind"].items(), key=lambda item: -item[1]):
-        print(
-            f"  {kind:26s} {size / 1e6:6.0f} MB at most, {found['at_peak_bytes'].get(kind, 0) / 1e6:6.0f} MB at the peak"
-        )
-    print(f"{found['processes']} processes seen, {len(found['left_over'])} left over")
+        at_peak = found["at_peak_bytes"].get(kind, 0) / 1e6
+        lines.append(f"  {kind:26s} {size / 1e6:6.0f} MB at most, {at_peak:6.0f} MB at the peak")
+    lines.append(f"{found['processes']} processes seen, {len(found['left_over'])} left over")
+    print("\n".join(lines))
 
 
 def main() -> None:
     """Measure, print, and exit with 1 where a limit is exceeded or a process was left over."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--notebook", default="10_squad.ipynb", help="file in notebooks/ [10_squad.ipynb]")
+    parser.add_argument("--voila", action="store_true", help="the page of Voila instead of JupyterLab")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     if INSIDE not in os.environ:
@@ -292,7 +302,8 @@ def main() -> None:
     isolated = os.environ.pop(INSIDE) == "isolated"
     if isolated:
         raise_loopback()
-    found = measure(arguments.notebook)
+    with tempfile.TemporaryDirectory(prefix="measure-demo-", ignore_cleanup_errors=True) as folder:
+        found = measure(arguments.notebook, arguments.voila, Path(folder))
     show(found, isolated)
     if arguments.json:
         arguments.json.write_text(json.dumps(found | {"isolated": isolated}, indent=2) + "\n")
