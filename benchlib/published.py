@@ -53,7 +53,7 @@ def summary(placed: Sequence[Placement]) -> str:
         return ""
     reasons: dict[str, list[str]] = {}
     for item in placed:
-        reasons.setdefault(item.reason, []).append(item.measured.label)
+        reasons.setdefault(item.reason.replace("no published figure", "none"), []).append(item.measured.label)
     if len(reasons) == 1:
         return f"No published figure is comparable with this run: {next(iter(reasons))}."
     told = "; ".join(f"for {' and '.join(labels)}, {reason}" for reason, labels in reasons.items())
