@@ -1,5 +1,6 @@
 """JSON of unknown origin: parsed with care, and values taken only where they are of the kind that is expected."""
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -13,6 +14,16 @@ from benchlib.errors import UserError
 def looks_like_json(text: str) -> bool:
     """Tell whether a text starts as a JSON object."""
     return text.lstrip()[:1] == "{"
+
+
+@functools.lru_cache(maxsize=1)  # each reader asks it of the same text
+def keys(text: str) -> frozenset[str]:
+    """Return the names at the top of a JSON object, none for any other text."""
+    try:
+        value = json.loads(text) if looks_like_json(text) else None
+    except (ValueError, RecursionError):
+        return frozenset()
+    return frozenset(value) if isinstance(value, dict) else frozenset()
 
 
 def parse(path: Path, text: str) -> dict[str, Any]:

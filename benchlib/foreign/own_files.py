@@ -6,7 +6,7 @@ from typing import Any
 from benchlib.baselines import Baseline
 from benchlib.config import BaseConfig
 from benchlib.errors import UserError
-from benchlib.foreign.json_file import looks_like_json, parse, validated
+from benchlib.foreign.json_file import keys, parse, validated
 from benchlib.impossible.claim import Claim
 from benchlib.impossible.own import Numbers, own_claims
 from benchlib.results import Result, Run, load_samples
@@ -14,21 +14,17 @@ from benchlib.results import Result, Run, load_samples
 
 def sniff_result(path: Path, text: str) -> bool:
     """A JSON object with the fields of a result."""
-    return _has(text, "schema_version", "benchmark", "world_size", "metrics")
+    return {"schema_version", "benchmark", "world_size", "metrics"} <= keys(text)
 
 
 def sniff_verdict(path: Path, text: str) -> bool:
     """A JSON object with the fields of a verdict."""
-    return _has(text, "schema_version", "verdict", "sentence", "checks")
+    return {"schema_version", "verdict", "sentence", "checks"} <= keys(text)
 
 
 def sniff_baseline(path: Path, text: str) -> bool:
     """A JSON object with the fields of a baseline."""
-    return _has(text, "schema_version", "fingerprint", "benchmark", "runs")
-
-
-def _has(text: str, *names: str) -> bool:
-    return looks_like_json(text) and all(f'"{name}"' in text for name in names)
+    return {"schema_version", "fingerprint", "benchmark", "runs"} <= keys(text)
 
 
 def read_result(path: Path, text: str) -> list[Claim]:

@@ -53,7 +53,7 @@ def read(path: Path, text: str) -> list[Claim]:
         raise UserError(f"{path}: a table without a column of throughput")
     alone = {row.device: row for row in rows if row.ranks == 1}
     claims = [
-        _claim(row, rate, _alone(row, alone), counted=len(rates) == 1)
+        _claim(row, rate, _alone(row, alone, rate), counted=len(rates) == 1)
         for row in rows
         for rate in rates
         if row.cells.get(rate, 0.0) > 0  # 0 is the sign of a benchmark that was not run
@@ -87,12 +87,20 @@ def _unit(name: str) -> str:
     return match[1] if match else "samples/s"
 
 
-def _alone(row: _Row, alone: Mapping[str, _Row]) -> _Row | None:
-    """Return the row of one such device: of the same name, else the longest that ends or is ended by it (a maker's name)."""
+def _alone(row: _Row, alone: Mapping[str, _Row], rate: str) -> _Row | None:
+    """Return the row of one such device: that of the same name, else the fastest of the same device by any maker.
+
+    A maker's or a cloud's name stands before that of the device. Of other machines the fastest counts: a slow one
+    among them would make an honest row look faster than it can be.
+    """
     if row.device in alone:
         return alone[row.device]
     near = [name for name in alone if row.device.endswith(f" {name}") or name.endswith(f" {row.device}")]
-    return alone[max(near, key=len)] if near else None
+    if not near:
+        return None
+    device = min([*near, row.device], key=len)
+    same = [other for name, other in alone.items() if name == device or name.endswith(f" {device}")]
+    return max(same, key=lambda other: other.cells.get(rate, 0.0))
 
 
 def _rows(path: Path, text: str) -> list[_Row]:

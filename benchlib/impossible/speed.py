@@ -148,7 +148,7 @@ def scaling_is_possible(claim: Claim) -> list[Finding]:
     efficiency = times / speed.ranks
     where = f" ({speed.one_device})" if speed.one_device else ""
     reason = (
-        f"{figure(total, speed.unit)} on {speed.ranks} devices are {times:.1f} times the "
+        f"{figure(total, speed.unit)} on {speed.ranks} devices are {times:.3g} times the "
         f"{figure(speed.one_device_samples_per_s, speed.unit)} of one{where}, an efficiency of {efficiency:.2f}"
     )
     # The stated rates are rounded: only what no rounding explains is impossible.

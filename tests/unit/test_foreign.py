@@ -143,6 +143,7 @@ def test_a_table_finds_the_row_of_one_device(tmp_path):
         "Dell H100 80GB SXM5,1.0,700.0,36718.75,867.0,100.0\n"
         "Dell 2x H100 80GB SXM5,2.0,1400.0,73437.5,1654.0,0.0\n"
         "LambdaCloud 8x H100 80GB SXM5,8.0,5600.0,293750.0,6000.0,800.0\n"
+        "8x RTX 4090,8.0,3600.0,17000.0,2000.0,0.0\n"
     )
     _, claims = read_claims(path)
     found = {
@@ -150,9 +151,10 @@ def test_a_table_finds_the_row_of_one_device(tmp_path):
         for claim in claims
     }
     assert found["Dell 2x H100 80GB SXM5, model_a"] == (2, 867, "Dell H100 80GB SXM5")
-    assert found["LambdaCloud 8x H100 80GB SXM5, model_a"] == (8, 812, "H100 80GB SXM5")  # the same device, no maker
-    assert found["LambdaCloud 8x H100 80GB SXM5, model_b"] == (8, None, "")
-    assert len(claims) == 6  # a throughput of 0 is a benchmark that was not run
+    assert found["LambdaCloud 8x H100 80GB SXM5, model_a"] == (8, 867, "Dell H100 80GB SXM5")  # of all makers
+    assert found["LambdaCloud 8x H100 80GB SXM5, model_b"] == (8, 100, "Dell H100 80GB SXM5")
+    assert found["8x RTX 4090, model_a"] == (8, None, "")
+    assert len(claims) == 7  # a throughput of 0 is a benchmark that was not run
 
 
 SMALL = ["all_reduce-2xh100.txt", "loadgen-server.txt", "lambda-one-gpu.csv", "dle-bert-large.md", "all_reduce-8xh100.json", "published.json"]  # fmt: skip

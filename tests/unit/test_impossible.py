@@ -21,7 +21,7 @@ TWENTY = [
     ("02-bert-base-8xh100.json", "rate from counts", "6,372"),
     ("02-bert-base-8xh100.json", "scaling", "10.9 times"),
     ("03-bert-base-8xb200.csv", "scaling", "21.5 times the 1,405 samples/s of one (B200), an efficiency of 2.69"),
-    ("04-bert-base-8xa100.md", "scaling", "9.6 times the 443 seq/s of one (A100 80GB SXM4), an efficiency of 1.21"),
+    ("04-bert-base-8xa100.md", "scaling", "9.65 times the 443 seq/s of one (A100 80GB SXM4), an efficiency of 1.21"),
     ("05-planned-steps.json", "steps that ran", "70 of 100 planned steps ran, which gives 6,441"),
     ("05-planned-steps.json", "rate from counts", "counts the 100 planned steps, of which 70 ran"),
     ("06-learning-rate-zero.json", "learning rate", "nothing was trained"),

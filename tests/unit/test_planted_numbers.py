@@ -8,10 +8,14 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+from benchlib.baselines import Baseline
 from benchlib.cli import main
 from benchlib.foreign.readers import read_claims
 from benchlib.impossible.rules import judge_claims
 from benchlib.judge import judge
+from benchlib.record import RunRecord
+from benchlib.results import Run
+from benchlib.squad.checks import limits
 
 HONEST = Path(__file__).parents[1] / "fixtures" / "honest"
 
@@ -129,3 +133,21 @@ def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
     alone = tmp_path / "alone.json"
     alone.write_text((folder / "result.json").read_text())
     assert 5 < len(judge_claims(read_claims(alone)[1])) < 14  # without raw samples and config fewer rules apply
+
+
+def test_a_baseline_is_read_by_its_runs(stored, tmp_path):
+    run = Run(stored("squad-run"))
+    path = tmp_path / "baseline.json"
+
+    def write(record):
+        values = {"benchmark": "squad", "tier": "smoke", "fingerprint": {"world_size": "2"}, "runs": [record]}
+        path.write_text(Baseline.model_validate(values).model_dump_json())
+        return {judgement.rule.name: judgement.status for judgement in judge_claims(read_claims(path)[1])}
+
+    record = RunRecord.of(run, limits(run), "the first").model_dump()
+    found = write(record)
+    assert read_claims(path)[0] == "baseline"
+    assert set(found.values()) == {"PASS"} and {"below the peak", "busbw factor", "raw samples"} <= set(found)
+    for metric in record["metrics"]:
+        metric["value"] = 9 * metric["value"] if metric["name"] == "f1_minisquad_tiny" else metric["value"]
+    assert write(record)["possible scores"] == "FAIL"
