@@ -57,7 +57,11 @@ def main() -> None:
 @click.option(
     "--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the config; may be repeated."
 )
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs. [default: outputs]")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    help="Folder of the runs. [default: outputs]",
+)
 @click.option("--resume", metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
 @click.option(
     "--repeat",
@@ -96,7 +100,11 @@ def run(
 
 @main.command("list")
 @click.option("--runs", is_flag=True, help="List the stored runs instead.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs. [default: outputs]")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    help="Folder of the runs. [default: outputs]",
+)
 @_user_errors
 def list_(runs: bool, out: Path | None) -> None:
     """List benchmarks, tiers and backends, or the stored runs."""
@@ -110,7 +118,11 @@ def list_(runs: bool, out: Path | None) -> None:
 
 @main.command()
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs. [default: outputs]")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    help="Folder of the runs. [default: outputs]",
+)
 @_user_errors
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
     """Judge and render stored RUNS again, without running anything. [default: all]"""
@@ -120,7 +132,11 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
 
 
 @main.command()
-@click.option("--store", type=click.Path(file_okay=False, path_type=Path), help="Folder of runs. [default: outputs]")
+@click.option(
+    "--store",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    help="Folder of runs. [default: outputs]",
+)
 @click.option(
     "--set",
     "-s",
@@ -184,7 +200,11 @@ def baseline_show(key: str) -> None:
 @click.option(
     "--planted-runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each planted slow-down."
 )
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs. [default: outputs]")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    help="Folder of the runs. [default: outputs]",
+)
 @click.option(
     "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Go on with a calibration that was cut."
 )
@@ -252,7 +272,11 @@ def compare(sides: tuple[str, ...], all_metrics: bool, as_json: bool, html: Path
 @click.option("--to", "name", required=True, metavar="FORMAT", help="The format, one of those above.")
 @click.option("--output", "-o", default="", help="File, folder or store to write; - is the standard output.")
 @click.option("--samples", is_flag=True, help="csv and parquet: a row a raw sample instead of a row a metric.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the runs. [default: outputs]")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    help="Folder of the runs. [default: outputs]",
+)
 @_user_errors
 def export(runs: tuple[str, ...], name: str, output: str, samples: bool, out: Path | None) -> None:
     """Write stored runs for other tools. RUN is a run folder, a folder of runs or a report.html. [default: all]

@@ -97,3 +97,13 @@ def _seconds():
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "benchlib.cli", "--help"], capture_output=True, check=True)
     return time.perf_counter() - start
+
+
+def test_a_relative_folder_of_runs_is_relative_to_where_the_user_stands(monkeypatch, tmp_path):
+    """The notebook is executed elsewhere: a relative path would lead to another place there."""
+    seen = []
+    monkeypatch.setattr(runner, "plans", lambda *arguments: [])
+    monkeypatch.setattr(runner, "run_all", lambda plans, out, *more: seen.append(out) or 0)
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(main, ["run", "squad", "--out", "here"])
+    assert seen == [tmp_path / "here"]
