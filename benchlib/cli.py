@@ -308,7 +308,7 @@ def judge(files: tuple[Path, ...], as_json: bool) -> None:
     """Look for impossible numbers in results of any origin.
 
     FILE is output of nccl-tests (text or JSON), an MLPerf LoadGen summary, a throughput table (CSV, TSV, Markdown),
-    a run folder or JSON of the kit, or a claim in neutral JSON.
+    a run folder, report or JSON of the kit, or a claim in neutral JSON.
 
     \b
     Exit codes: 0 nothing impossible, 1 something is, 2 a file cannot be read, 3 it states too little to judge it.

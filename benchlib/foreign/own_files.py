@@ -5,6 +5,7 @@ from typing import Any
 
 from benchlib.baselines import Baseline
 from benchlib.config import BaseConfig
+from benchlib.embedded import ATTRIBUTE, read_html
 from benchlib.errors import UserError
 from benchlib.foreign.json_file import keys, parse, validated
 from benchlib.impossible.claim import Claim
@@ -25,6 +26,30 @@ def sniff_verdict(path: Path, text: str) -> bool:
 def sniff_baseline(path: Path, text: str) -> bool:
     """A JSON object with the fields of a baseline."""
     return {"schema_version", "fingerprint", "benchmark", "runs"} <= keys(text)
+
+
+def sniff_report(path: Path, text: str) -> bool:
+    """A shared report with the data of its run."""
+    return f" {ATTRIBUTE}=" in text and "<html" in text[:2000]
+
+
+def read_report(path: Path, text: str) -> list[Claim]:
+    """Return what the run of a shared report states; its raw samples are thinned where they are many."""
+    try:
+        run = read_html(text)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if run.result is None:
+        raise UserError(f"{path}: the report of a run that left no result ({run.sentence})")
+    result = run.result
+    numbers = Numbers(
+        result.metrics,
+        world_size=max(1, result.world_size),
+        facts=result.facts,
+        tables=result.tables,
+        samples=run.samples,
+    )
+    return own_claims(numbers)
 
 
 def read_result(path: Path, text: str) -> list[Claim]:

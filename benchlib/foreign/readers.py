@@ -32,6 +32,7 @@ READERS: dict[str, Reader] = {
         Reader("result", "the kit's result.json", own_files.sniff_result, own_files.read_result),
         Reader("verdict", "the kit's verdict.json", own_files.sniff_verdict, own_files.read_verdict),
         Reader("baseline", "the kit's baseline file", own_files.sniff_baseline, own_files.read_baseline),
+        Reader("report", "the kit's shared report.html", own_files.sniff_report, own_files.read_report),
         Reader("nccl-tests JSON", "JSON of nccl-tests or rccl-tests", nccl_json.sniff, nccl_json.read),
         Reader("nccl-tests", "output of nccl-tests or rccl-tests", nccl_text.sniff, nccl_text.read),
         Reader("LoadGen", "MLPerf's mlperf_log_summary.txt", loadgen_summary.sniff, loadgen_summary.read),

@@ -57,9 +57,10 @@ class Numbers:
         return metric.value if metric else None
 
     def raw(self, start: str) -> list[float]:
-        """Return the raw samples of ``metric(start)``."""
+        """Return the raw samples of ``metric(start)``; none where some were left out, as in a baseline or a report."""
         metric = self.metric(start)
-        return list(self.samples.get(metric.name, [])) if metric else []
+        found = list(self.samples.get(metric.name, [])) if metric else []
+        return found if metric and len(found) == metric.n else []
 
     def count(self, name: str) -> int | None:
         """Return a fact that is a count; a list is summed."""
@@ -122,7 +123,7 @@ def steady_steps(numbers: Numbers) -> Speed | None:
 
 def learning(numbers: Numbers) -> Learning | None:
     """Return the learning rates, the smoothed loss at both ends by its raw values, scores and shares."""
-    losses = list(numbers.samples.get("loss", []))
+    losses = numbers.raw("loss")
     rates = numbers.facts.get("learning_rates")
     shares = {name: numbers.value(name) for name in ("padding_share", "exchange_overlap")}
     curve = smoothed(losses) if len(losses) > 1 else None
@@ -207,7 +208,7 @@ def products(numbers: Numbers) -> dict[str, Speed]:
 def quantities(numbers: Numbers) -> list[Quantity]:
     """Return every measured or derived value with its raw samples; the smoothed loss follows from the raw losses."""
     found = []
-    losses = list(numbers.samples.get("loss", []))
+    losses = numbers.raw("loss")
     curve = smoothed(losses) if losses else None
     ends = {"loss_first": smoothing_window(len(losses)) - 1, "loss_final": -1}
     for metric in numbers.metrics:

@@ -105,6 +105,10 @@ def _loss_decreases(learnt: Claim, steps: int) -> Check:
     name, question = "loss decreases", "Is the smoothed loss lower at the end than at the start?"
     if steps < 2:
         return fact_check(name, question, False, f"{steps} steps are too few to tell")
+    if learnt.learning is None or learnt.learning.loss_last is None:
+        return fact_check(
+            name, question, False, f"the raw losses of {steps} steps are not those that the result counts"
+        )
     width = smoothing_window(steps)
     check = rule_check(name, question, RULES["loss falls"].judge(learnt))
     return check.model_copy(update={"reason": f"{check.reason}, means over {width} step{'s' * (width > 1)}"})

@@ -109,6 +109,7 @@ def test_nccl_json_is_read_by_its_fields():
         ("loadgen-single-stream.txt", "queries (389604)", "queries (63)", "early stopping"),
         ("loadgen-single-stream.txt", "discard 38", "discard 48", "early stopping"),
         ("loadgen-single-stream.txt", "Min latency (ns)                : 1401220", "Min latency (ns)                : -140", "no time below zero"),
+        ("loadgen-server-tokens.txt", "Min First Token latency (ns)                : 21004112", "Min First Token latency (ns)                : -1", "no time below zero"),
         ("lambda-one-gpu.csv", "2x RTX 4090,2,900,541", "2x RTX 4090,2,900,641", "scaling"),
         ("counted.tsv", "7,362", "19,667", "rate from counts"),
         ("published.json", '"failed": 360', '"failed": 100', "requests add up"),
@@ -131,6 +132,10 @@ def test_loadgen_summary_is_read_by_its_lines():
     assert claim.latencies[0].percentiles_s[99.9] == pytest.approx(0.149211004)
     _, [single] = read_claims(HONEST / "loadgen-single-stream.txt")
     assert (single.loadgen.at_least, single.loadgen.processed, single.loadgen.target_percentile) == (64, 389604, 90)
+    _, [tokens] = read_claims(HONEST / "loadgen-server-tokens.txt")
+    first, each = tokens.latencies[1:]
+    assert (first.name, first.max_s, each.name) == ("first token", pytest.approx(2.41004412), "time per output token")
+    assert (each.mean_s, each.percentiles_s[99.0]) == (pytest.approx(0.041004112), pytest.approx(0.091004112))
     _, [offline] = read_claims(HONEST / "loadgen-offline.txt")
     assert (offline.loadgen.samples, offline.loadgen.samples_per_s) == (2640000, 4028.57)
 

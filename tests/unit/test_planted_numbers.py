@@ -8,13 +8,18 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+from benchlib import embedded
 from benchlib.baselines import Baseline
 from benchlib.cli import main
+from benchlib.errors import UserError
 from benchlib.foreign.readers import read_claims
+from benchlib.impossible.own import Numbers, own_claims
 from benchlib.impossible.rules import judge_claims
 from benchlib.judge import judge
+from benchlib.metrics import derived, measured
 from benchlib.record import RunRecord
 from benchlib.results import Run
+from benchlib.snapshot import snapshot
 from benchlib.squad.checks import limits
 
 HONEST = Path(__file__).parents[1] / "fixtures" / "honest"
@@ -133,6 +138,28 @@ def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
     alone = tmp_path / "alone.json"
     alone.write_text((folder / "result.json").read_text())
     assert 5 < len(judge_claims(read_claims(alone)[1])) < 14  # without raw samples and config fewer rules apply
+
+
+def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
+    folder = stored("squad-run", lambda run: run.scale("mfu", 20))
+    data = embedded.link(snapshot(Run(folder)))
+    path = tmp_path / "report.html"
+    link = f'<a {embedded.ATTRIBUTE}="{data.version}" data-sha256="{data.sha256}" href="{data.href}">data</a>'
+    path.write_text(f"<!doctype html><html><body>{link}</body></html>")
+    name, claims = read_claims(path)
+    found = {judgement.rule.name: judgement.status for judgement in judge_claims(claims)}
+    assert name == "report"
+    assert {rule for rule, status in found.items() if status == "FAIL"} == {"share of the peak"}
+    path.write_text(path.read_text()[:-40])
+    with pytest.raises(UserError, match="cut"):
+        read_claims(path)
+
+
+def test_thinned_samples_accuse_nobody():
+    losses = [5.0 - 0.004 * step + 0.3 * (step % 2) for step in range(1000)]
+    metrics = [measured("loss", losses, ""), derived("loss_final", 1.2, "", "lower"), measured("step_s", losses, "s")]
+    numbers = Numbers(metrics, world_size=1, samples={metric.name: metric.samples[::7] for metric in metrics[::2]})
+    assert not any(judgement.failures for judgement in judge_claims(own_claims(numbers)))
 
 
 def test_a_baseline_is_read_by_its_runs(stored, tmp_path):
