@@ -13,7 +13,7 @@ from benchlib.foreign.readers import read_claims
 from benchlib.impossible.rules import Judgement, judge_claims
 
 EXIT_POSSIBLE, EXIT_IMPOSSIBLE, EXIT_UNREADABLE, EXIT_NO_RULE = 0, 1, 2, 3
-MOST_REASONS = 8
+MOST_REASONS = 3
 COLOURS = {"PASS": "green", "FAIL": "red", "SKIPPED": "yellow"}
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)

@@ -75,7 +75,8 @@ def busbw_is_below_bound(claim: Claim) -> list[Finding]:
     bound, source = one.bound_gbytes_per_s, f" ({one.bound_source})" if one.bound_source else ""
     reason = f"busbw {figure(one.busbw_gbytes_per_s, GB)}"
     if wire != one.busbw_gbytes_per_s:
-        reason += f", which is {figure(wire, GB)} on the wire with {algorithm} (algbw × (n+1)/n)"
+        least = "" if one.algorithm else "at least "
+        reason += f", {least}{figure(wire, GB)} on the wire ({algorithm}: algbw × (n+1)/n)"
     reason += f"; at most {figure(bound, GB)} can be moved{source}"
     wrong = "the operation was timed before it had ended, or the size is not what was moved"
     limit = f"<= {figure(bound * PEAK_SLACK, GB)}"

@@ -81,11 +81,10 @@ def judge_claims(claims: Sequence[Claim]) -> list[Judgement]:
             continue
 
         def told(status: str, findings: list[tuple[str, Finding]] = findings) -> tuple[str, ...]:
-            return tuple(
-                f"{subject}: {finding.reason}" if subject else finding.reason
-                for subject, finding in findings
-                if finding.status == status
-            )
+            chosen = [(subject, finding) for subject, finding in findings if finding.status == status]
+            if status == "FAIL":  # the gravest first, where findings have a value
+                chosen.sort(key=lambda pair: -abs(pair[1].value or 0.0))
+            return tuple(f"{subject}: {finding.reason}" if subject else finding.reason for subject, finding in chosen)
 
         passed = told("PASS")
         judgements.append(Judgement(rule, len(passed), told("FAIL"), told("SKIPPED"), passed[-1] if passed else ""))
