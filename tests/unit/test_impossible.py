@@ -11,6 +11,8 @@ from benchlib.impossible.claim import Claim, Collective, Compute, Latency, Learn
 from benchlib.impossible.collectives import wire_rate
 from benchlib.impossible.finding import half_unit
 from benchlib.impossible.rules import RULES, judge_claims
+from benchlib.references import registry
+from benchlib.vendor_peaks import LINKS_GBYTES_PER_S, vendor_peak
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 HONEST = sorted(path for path in (FIXTURES / "honest").iterdir() if path.is_file())
@@ -181,3 +183,13 @@ def test_a_server_run_over_its_latency_is_not_valid():
     admitted = run.model_copy(update={"satisfied": {"Performance constraints satisfied": "NO"}, "valid": False})
     assert one("LoadGen latency", loadgen=admitted) == "PASS"  # it says so itself
     assert one("LoadGen verdict", loadgen=admitted) == "FAIL"
+
+
+def test_what_makers_state_is_known_for_known_devices_only():
+    h100, v100, other = (
+        vendor_peak(name) for name in ("NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-16GB", "Imaginary 3000")
+    )
+    assert (h100.dense_flops["bf16"], h100.dense_flops["tf32"], h100.link_gbytes_per_s) == (989e12, 494.5e12, 450)
+    assert (v100.dense_flops, v100.link_gbytes_per_s) == ({"fp16": 125e12}, 150)
+    assert other is None
+    assert set(LINKS_GBYTES_PER_S) <= set(registry().devices)
