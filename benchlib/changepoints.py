@@ -112,9 +112,9 @@ def _without_outliers(x: np.ndarray, spread: float) -> np.ndarray:
     if len(x) < 2 * SHORTEST - 1:
         return x
     reach = SHORTEST - 1
-    # The median of the runs within reach; at both ends fewer than five are there.
-    around = np.lib.stride_tricks.sliding_window_view(np.pad(x, reach, constant_values=np.nan), 2 * reach + 1)
-    middle = np.nanmedian(around, axis=1)
+    # At both ends the five outermost runs judge: two odd ones there are a minority as well, three are a level.
+    around = np.lib.stride_tricks.sliding_window_view(x, 2 * reach + 1)
+    middle = np.pad(np.median(around, axis=1), reach, mode="edge")
     return np.where(np.abs(x - middle) > OUTLIER * spread, middle, x)
 
 

@@ -25,7 +25,8 @@ def run_folders(store: Path) -> Iterable[str]:
     """
     for day in sorted(store.iterdir()) if store.is_dir() else []:
         if day.is_dir() and DAY.match(day.name):
-            yield from (item.path for item in os.scandir(day) if item.is_dir() and not item.name.startswith("."))
+            with os.scandir(day) as items:
+                yield from (item.path for item in items if item.is_dir() and not item.name.startswith("."))
 
 
 def read(store: Path | str) -> list[StoredRun]:

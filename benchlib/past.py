@@ -148,7 +148,11 @@ def judge(past: Past) -> Verdict:
         newest = members[-1]
         where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
         checks += [_level_check(where, found, len(members)), _newest_check(where, found, newest)]
-    return verdict_of(checks)
+    verdict = verdict_of(checks)
+    if verdict.verdict == "AMBIGUOUS":  # the words for one run advise what a history cannot do
+        names = ", ".join(check.name for check in checks if check.gates and check.status == "AMBIGUOUS")
+        return verdict.model_copy(update={"sentence": f"Open: {names}."})
+    return verdict
 
 
 def _level_check(where: str, found: Iterable[Trend], runs: int) -> Check:

@@ -136,7 +136,7 @@ class Reader:
         if key not in self._series:
             factors = fingerprint(config, machine, found)
             same = {name: value for name, value in factors.items() if name not in VERSIONS}
-            self._series[key] = fingerprint_key(same)
+            self._series[key] = fingerprint_key(same | {"benchmark": config.benchmark, "tier": config.tier})
         run.series = self._series[key]
 
 

@@ -37,13 +37,17 @@ def trend(found: Trend, theme: Theme = LIGHT, runs: Sequence[StoredRun] = ()) ->
     rings = [index for index, run in enumerate(found.runs) if run.path in picked]
     axes.plot(rings, [found.values[i] for i in rings], "o", mfc="none", mec=theme.text, markersize=10, linestyle="none")
     _days_below(axes, found.runs)
-    if found.unit == "FLOP/s":
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity(value, found.unit)))
+    unit = found.unit
+    if unit == "FLOP/s":  # as the values are written elsewhere: with the prefix that fits
+        unit = quantity(found.levels.levels[-1].median, unit).split()[-1]
+        scale = {"G": 1e9, "T": 1e12, "P": 1e15}.get(unit[0], 1e6)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:.4g}"))
     axes.margins(y=0.14)
     place = f"{found.last.benchmark}, {found.last.tier}, {found.last.hardware}"
-    unit = f" ({found.unit})" if found.unit and found.unit != "FLOP/s" else ""
     axis = f"run of {place[:60]}, n = {len(found.values):,}"
-    return finish(figure, axes, theme, _finding(found), axis, f"{found.label}{unit}", _words(found))
+    return finish(
+        figure, axes, theme, _finding(found), axis, f"{found.label} ({unit})" if unit else found.label, _words(found)
+    )
 
 
 def _cross_outside(axes: Axes, found: Trend, theme: Theme, many: bool) -> None:
@@ -81,8 +85,10 @@ def _days_below(axes: Axes, runs: Sequence[StoredRun]) -> None:
     moments = [run.moment for run in runs]
     pattern = "%Y-%m-%d" if len({moment.date() for moment in moments}) > 1 else "%H:%M"
     texts = [moment.strftime(pattern) for moment in moments]
-    firsts = [i for i, text in enumerate(texts) if i == 0 or text != texts[i - 1]]
-    shown = firsts[:: max(1, -(-len(firsts) // MOST_DAYS))]
+    apart, shown = len(runs) / MOST_DAYS, list[int]()
+    for index, text in enumerate(texts):
+        if (index == 0 or text != texts[index - 1]) and (not shown or index - shown[-1] >= apart):
+            shown.append(index)
     axes.set_xticks(shown, [texts[i] for i in shown])
     axes.set_xlim(-0.8, len(runs) - 0.2)
 

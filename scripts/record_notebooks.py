@@ -3,7 +3,8 @@
 Question: can the notebooks be read, with real outputs, where nothing runs, and does git see only real changes?
 Method: run every cell in order with the defaults of the parameters cell; then number ids and counts, drop what changes
 from run to run (timestamps, transient metadata, progress), and refuse what must not be committed (errors, injected
-parameters, unrun cells, more than 300 kB). Cells whose output is stable are byte-identical when recorded again.
+parameters, unrun cells, more than 300 kB). Cells whose output is stable are byte-identical when recorded again. Each is
+executed over an empty folder of runs, so the history shows the kit's own demo runs.
 
     python scripts/record_notebooks.py            # execute and write
     python scripts/record_notebooks.py --check    # only check what is committed
@@ -12,6 +13,7 @@ parameters, unrun cells, more than 300 kB). Cells whose output is stable are byt
 import argparse
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -29,8 +31,13 @@ METADATA = {
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
-    """Execute all cells in place, in ``folder``."""
-    os.environ["BENCHLIB_HEADLESS"] = "1"
+    """Execute all cells in place, in ``folder``, with an empty folder of runs."""
+    with tempfile.TemporaryDirectory(prefix="benchlib-record-") as outputs:
+        os.environ |= {"BENCHLIB_HEADLESS": "1", "BENCHLIB_OUTPUTS": outputs}
+        _execute(notebook, folder)
+
+
+def _execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     client = NotebookClient(
         notebook,
         timeout=600,

@@ -9,6 +9,7 @@ import pytest
 
 from benchlib.config import config_class
 from benchlib.notebook import parameters_of, split_parameters
+from benchlib.past import Filter
 from benchlib.paths import home
 from benchlib.registry import BENCHMARKS
 
@@ -28,6 +29,9 @@ SECTIONS = [
     "Provenance",
 ]
 NOTEBOOKS = sorted((home() / "notebooks").glob("*.ipynb"))
+# Notebooks that run no benchmark: their parameters are not fields of a config.
+ABOUT_RUNS = {"90_history.ipynb"}
+MEASURING = [path for path in NOTEBOOKS if path.name not in ABOUT_RUNS]
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
@@ -45,7 +49,7 @@ def code(notebook):
 
 
 def test_every_benchmark_has_its_notebook():
-    assert {benchmark.notebook for benchmark in BENCHMARKS.values()} == {path.name for path in NOTEBOOKS}
+    assert {benchmark.notebook for benchmark in BENCHMARKS.values()} | ABOUT_RUNS == {path.name for path in NOTEBOOKS}
 
 
 def test_sections_come_in_order(notebook):
@@ -67,17 +71,25 @@ def test_notebooks_are_thin_and_import_no_torch(notebook):
         assert imported <= {"benchlib"}
 
 
-def test_parameters_are_fields_of_the_config_with_units(path, notebook):
+@pytest.mark.parametrize("path", MEASURING, ids=lambda path: path.stem)
+def test_parameters_are_fields_of_the_config(path):
     benchmark = next(item for item in BENCHMARKS.values() if item.notebook == path.name)
     fields = set(config_class(benchmark.name).model_fields) | {"overrides", "run_dir"}
     assert set(parameters_of(path)) <= fields
+    assert parameters_of(path)["tier"] == "smoke"
+
+
+def test_parameters_of_the_history_are_its_filters():
+    assert set(parameters_of(home() / "notebooks" / "90_history.ipynb")) == {"store", *Filter.__dataclass_fields__}
+
+
+def test_parameters_say_their_unit_or_meaning(notebook):
     cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
     for line in cell.source.splitlines():
         _, sign, comment = line.partition("  # ")
         assert sign, f"{line}: no comment with unit or meaning"
         assert comment.strip()
         assert "=" not in comment, f"{line}: papermill cannot read a second ="
-    assert parameters_of(path)["tier"] == "smoke"
 
 
 def test_papermill_understands_every_parameter(path):
@@ -91,6 +103,7 @@ def test_papermill_understands_every_parameter(path):
     assert found == set(parameters_of(path))
 
 
+@pytest.mark.parametrize("path", MEASURING, ids=lambda path: path.stem)
 def test_other_fields_go_to_overrides(path):
     values = split_parameters(path, {"tier": "quick", "threads": 1})
     assert values == {"tier": "quick", "overrides": {"threads": 1}}

@@ -1,0 +1,220 @@
+"""The store of runs: read once, cached, never stale; and the verdict on a past."""
+
+import json
+import shutil
+
+import pytest
+from make_run import START, _metric, make_run
+from test_index import DAY, on_machine, place, speed
+
+from benchlib import history, history_cache, past, trends
+from benchlib.errors import UserError
+from benchlib.files import write_json
+from benchlib.stored_run import Reader
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """Four runs, and a cache that is worth writing for them."""
+    monkeypatch.setattr(history_cache, "WORTH", 1)
+    for age in range(4):
+        place(tmp_path, START - age * DAY, metrics=speed(60.0 + age))
+    return tmp_path
+
+
+def reads(monkeypatch):
+    """Count the folders that are opened."""
+    opened, original = [], Reader.read
+    monkeypatch.setattr(Reader, "read", lambda self, folder: opened.append(folder) or original(self, folder))
+    return opened
+
+
+def test_what_is_read_is_what_was_written(store):
+    runs = history.read(store)
+    assert [run.started for run in runs] == sorted(run.started for run in runs)
+    newest = runs[-1]
+    assert (newest.benchmark, newest.tier, newest.backend, newest.word, newest.ranks) == (
+        "squad",
+        "quick",
+        "cpu",
+        "PASS",
+        2,
+    )
+    assert newest.hardware == "Imaginary 3000 CPU × 2"
+    assert newest.facts | {"host": "made-up-host", "torch": "2.13.0"} == newest.facts
+    assert newest.metric("train_samples_per_s").value == 60.0
+    frame = history.frame(runs)
+    assert list(frame["value"]) == [63.0, 62.0, 61.0, 60.0]
+    assert set(frame["series"]) == {newest.series} != {""}
+
+
+def test_the_cache_gives_the_same_runs_without_opening_them(store, monkeypatch):
+    first = history.read(store)
+    opened = reads(monkeypatch)
+    assert history.read(store) == first
+    assert opened == []
+
+
+def test_a_run_that_was_judged_again_shows_its_new_verdict(store, monkeypatch):
+    run = history.read(store)[1]
+    path = store / run.path / "verdict.json"
+    verdict = json.loads(path.read_text())
+    write_json(path, verdict | {"verdict": "FAIL"})
+    opened = reads(monkeypatch)
+    assert [item.word for item in history.read(store)] == ["PASS", "FAIL", "PASS", "PASS"]
+    assert len(opened) == 1
+    path.unlink()
+    assert [item.word for item in history.read(store)] == ["PASS", "UNFINISHED", "PASS", "PASS"]
+    shutil.rmtree(path.parent)
+    assert len(history.read(store)) == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "forged", "folder", "empty"])
+def test_a_damaged_or_foreign_cache_is_read_past(store, damage):
+    expected = history.read(store)
+    path = store / history_cache.NAME
+    whole = path.read_bytes()
+    if damage == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        wrong = {
+            "cut": whole[: len(whole) // 2],
+            "foreign": b'{"runs": 1}',
+            "forged": whole.replace(b"PASS", b"FAIL"),
+            "empty": b"",
+        }
+        path.write_bytes(wrong[damage])
+    assert history.read(store) == expected
+
+
+def test_a_cache_of_other_code_is_not_used(store, monkeypatch):
+    history.read(store)
+    monkeypatch.setattr(history_cache, "_code", lambda: "other")
+    opened = reads(monkeypatch)
+    assert len(history.read(store)) == 4
+    assert len(opened) == 4
+
+
+def test_a_store_that_takes_no_cache_is_read_all_the_same(store, monkeypatch):
+    def refuse(path, data):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(history_cache, "write_bytes", refuse)
+    assert len(history.read(store)) == 4
+    assert not (store / ".cache").exists()
+
+
+def test_few_runs_leave_no_cache_behind(tmp_path):
+    place(tmp_path, START)
+    assert len(history.read(tmp_path)) == 1
+    assert not (tmp_path / ".cache").exists()
+
+
+def test_a_config_of_another_version_is_listed_without_a_series(tmp_path):
+    folder = place(tmp_path, START)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"a_field_of_the_past": 1}))
+    other = place(tmp_path, START - DAY)
+    (other / "config.json").write_text(json.dumps(config | {"benchmark": "unheard_of"}))
+    runs = history.read(tmp_path)
+    assert [bool(run.series) for run in runs] == [False, True]
+    assert "not recorded" in trends.left_out(runs[0])
+    assert [run.word for run in runs] == ["PASS", "PASS"]
+
+
+def history_of(store, values, **facts):
+    for age, value in enumerate(reversed(values)):
+        folder = place(
+            store, START - age * DAY, metrics=[_metric("train_samples_per_s", value, "samples/s", "higher", 1)]
+        )
+        if age < 4 and facts:
+            on_machine(folder, **facts)
+    verdict = past.judge(past.read(*past.choose(str(store))))
+    return verdict, {check.name.split(" of ")[0]: check for check in verdict.checks}
+
+
+STEADY = [60.0, 60.5, 59.5, 60.2, 59.8, 60.4, 59.9, 60.1, 60.3, 59.7]
+
+
+def test_a_steady_past_passes(tmp_path):
+    verdict, checks = history_of(tmp_path, STEADY)
+    assert verdict.verdict == "PASS"
+    assert {check.status for check in checks.values()} == {"PASS"}
+
+
+def test_a_level_that_got_worse_without_a_cause_fails(tmp_path):
+    verdict, checks = history_of(tmp_path, [*STEADY, *(value * 0.8 for value in STEADY[:4])])
+    assert verdict.verdict == "FAIL"
+    assert checks["level"].reason.startswith("Training throughput from 60.05 to 48.08 samples/s since")
+
+
+def test_a_level_that_got_worse_with_a_new_version_is_open(tmp_path):
+    values = [*STEADY, *(value * 0.8 for value in STEADY[:4])]
+    verdict, checks = history_of(tmp_path, values, versions={"torch": "2.14.0"})
+    assert verdict.verdict == checks["level"].status == "AMBIGUOUS"
+    assert "with torch 2.13.0 → 2.14.0" in checks["level"].reason
+
+
+def test_a_level_that_came_back_or_got_better_passes(tmp_path):
+    slow = [value * 0.8 for value in STEADY[:6]]
+    assert history_of(tmp_path / "back", [*STEADY, *slow, *STEADY])[0].verdict == "PASS"
+    assert history_of(tmp_path / "better", [*slow, *STEADY])[0].verdict == "PASS"
+
+
+def test_a_newest_run_off_its_band_is_open_only_on_the_worse_side(tmp_path):
+    verdict, checks = history_of(tmp_path / "worse", [*STEADY, 50.0])
+    assert verdict.verdict == checks["newest run"].status == "AMBIGUOUS"
+    assert "repeat" in checks["newest run"].reason
+    assert history_of(tmp_path / "better", [*STEADY, 70.0])[0].verdict == "PASS"
+
+
+def test_too_few_runs_decide_nothing(tmp_path):
+    verdict, checks = history_of(tmp_path, STEADY[:3])
+    assert [checks[name].status for name in ("level", "newest run")] == ["SKIPPED", "SKIPPED"]
+    assert verdict.verdict == "PASS"  # of the records, which can be read
+    assert past.judge(past.Past(tmp_path, False, past.Filter(), 0, [])).verdict == "SKIPPED"
+
+
+def test_hosts_that_take_turns_are_no_factor(tmp_path):
+    for age, value in enumerate(reversed([*STEADY, *(value * 0.8 for value in STEADY[:4])])):
+        on_machine(place(tmp_path, START - age * DAY, metrics=speed(value)), host=f"node{age % 3}")
+    change = past.read(*past.choose(str(tmp_path))).trends[0].changes[0]
+    assert change.factors == []
+
+
+def test_filters(tmp_path):
+    for age in range(3):
+        place(tmp_path, START - age * DAY, tier=("quick", "smoke", "smoke")[age])
+    make_run(
+        tmp_path / "smoke-20260101" / "machine-cpu-101500-abcdef", config={"benchmark": "machine", "tier": "smoke"}
+    )
+
+    def count(**asked):
+        return len(past.read(*past.choose(str(tmp_path), **asked)).runs)
+
+    day = history.read(tmp_path)[-1].moment.strftime("%Y-%m-%d")
+    assert [count(), count(tier="smoke"), count(benchmark="machine"), count(machine="imaginary"), count(first_day=day)] == [
+        4, 3, 1, 4, 2,
+    ]  # fmt: skip
+    for wrong, said in (
+        ({"benchmark": "sqad"}, "did you mean squad"),
+        ({"first_day": "yesterday"}, "such as 2026-11-21"),
+        ({"machine": "H100"}, "none of the 4 runs"),
+        ({"metric": "train_sample_per_s"}, "did you mean train_samples_per_s_minisquad_tiny"),
+    ):
+        with pytest.raises(UserError, match=said):
+            count(**wrong)
+
+
+def test_without_runs_the_demo_of_the_kit_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path))
+    store, demo, _ = past.choose("")
+    assert demo
+    found = history.read(store)
+    assert len(found) >= 10
+    assert {run.word for run in found} == {"PASS"}
+    assert all(run.series and not run.host for run in found)
+    assert sum(path.stat().st_size for path in store.rglob("*") if path.is_file()) < 600_000
+    place(tmp_path, START)
+    assert past.choose("")[:2] == (tmp_path, False)
