@@ -332,4 +332,7 @@ def load_config(run_dir: Path | str) -> BaseConfig:
     values = read_json(path)
     if not isinstance(values, dict) or "benchmark" not in values:
         raise UserError(f"{path}: not a config of benchlib (no `benchmark` in it)")
-    return build(str(values["benchmark"]), values)
+    try:
+        return build(str(values["benchmark"]), values)
+    except UserError as error:
+        raise UserError(f"{path}: not a config of this version: {'; '.join(str(error).splitlines())}") from None

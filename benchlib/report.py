@@ -21,7 +21,7 @@ from benchlib import markup, plots
 from benchlib.digest import Digest, digest
 from benchlib.embedded import Link, link
 from benchlib.errors import UserError
-from benchlib.files import write_text
+from benchlib.files import read_bytes, write_text
 from benchlib.labels import cell, heading
 from benchlib.results import Run
 from benchlib.snapshot import snapshot
@@ -132,7 +132,7 @@ def _pictures(run: Run, problems: list[str]) -> tuple[list[dict[str, str]], dict
             if light.empty:
                 continue
             first, second = plots.png(light), plots.png(draw(run, plots.DARK))
-        except (UserError, ValueError, KeyError, TypeError, OSError) as error:
+        except Exception as error:  # foreign numbers break a picture in many ways, and must never cost the report
             problems.append(f"the picture {name} could not be drawn: {error}".replace(f"{run.path}/", ""))
             continue
         seen[hashlib.sha256(first).hexdigest()] = name
@@ -147,15 +147,12 @@ def _pictures(run: Run, problems: list[str]) -> tuple[list[dict[str, str]], dict
 def _notebook(path: Path, problems: list[str]) -> nbformat.NotebookNode:
     if path.exists():
         try:
-            return nbformat.read(path, as_version=4)
-        except (
-            nbformat.reader.NotJSONError,
-            nbformat.ValidationError,
-            OSError,
-            ValueError,
-            json.JSONDecodeError,
-        ) as error:
-            problems.append(f"{path.name}: not a readable notebook ({str(error).splitlines()[0][:200]})")
+            notebook = nbformat.reads(read_bytes(path).decode(), as_version=4)
+            nbformat.validate(notebook)
+            return notebook
+        except Exception as error:  # what is no notebook is refused in many ways
+            reason = (str(error).replace(f"{path}: ", "") or type(error).__name__).splitlines()[0][:200]
+            problems.append(f"{path.name}: not a readable notebook ({reason})")
     return nbformat.v4.new_notebook()
 
 

@@ -147,7 +147,14 @@ class Run:
     @functools.cached_property
     def machine(self) -> dict[str, Any]:
         """What machine it was, see ``benchlib.machine.describe``."""
-        return self._object("machine.json") or {}
+        found = self._object("machine.json") or {}
+        kinds = {"cpu": dict, "versions": dict, "devices": dict, "memory_bytes": (int, float)}
+        wrong = [name for name, kind in kinds.items() if name in found and not isinstance(found[name], kind)]  # type: ignore[arg-type]
+        if wrong or not all(isinstance(version, str) for version in found.get("versions", {}).values()):
+            raise UserError(
+                f"{self.path / 'machine.json'}: not a machine of benchlib ({', '.join(wrong) or 'versions'})"
+            )
+        return found
 
     @functools.cached_property
     def result(self) -> Result | None:
