@@ -7,7 +7,7 @@ drawn from the records, so the report of a run that broke before its notebook co
 import base64
 import functools
 import hashlib
-import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from traitlets import default
 from benchlib import markup, plots
 from benchlib.digest import Digest, digest
 from benchlib.embedded import Link, link
-from benchlib.errors import UserError
 from benchlib.files import read_bytes, write_text
 from benchlib.labels import cell, heading
 from benchlib.results import Run
 from benchlib.snapshot import snapshot
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
+# No page needs control characters; names of folders and data may hold them.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 NAME = "report.html"
 TEXT_LIMIT = 20_000  # characters of one output of a cell
 PICTURES_LIMIT = 120_000  # base64 characters of all pictures of the notebook together
@@ -182,7 +183,7 @@ def html(run: Run) -> str:
     told.problems = list(dict.fromkeys(told.problems))
     resources = {"run": told, "pictures": pictures, "seen": seen, "style": style(), "data": data}
     body, _ = Exporter().from_notebook_node(notebook, resources)
-    return body
+    return _CONTROL.sub("", str(body))
 
 
 def render(run_dir: Path | str) -> Path:

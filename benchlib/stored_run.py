@@ -14,6 +14,7 @@ from pydantic_core import from_json
 
 from benchlib.config import BaseConfig, build, config_class
 from benchlib.errors import UserError
+from benchlib.files import read_bytes
 from benchlib.machine import fingerprint, fingerprint_key
 
 FILES = ("config.json", "machine.json", "result.json", "verdict.json")
@@ -102,7 +103,9 @@ class Reader:
             except KeyError as error:
                 run.damaged = run.damaged or f"{name} is not readable: it has no {error}"
             except (OSError, ValueError, TypeError, AttributeError) as error:
-                run.damaged = run.damaged or f"{name} is not readable: {_first_line(error)}"
+                run.damaged = (
+                    run.damaged or f"{name} is not readable: {_first_line(error).replace(f'{folder}/{name}: ', '')}"
+                )
         if not parts.keys() & {"verdict.json", "config.json"} and not run.damaged:
             run.damaged = "the folder has no config.json"
         run.facts = self._facts.setdefault(tuple(run.facts.items()), run.facts)
@@ -111,11 +114,9 @@ class Reader:
         return run
 
     def _read_part(self, run: StoredRun, path: str, name: str, parts: dict[str, Any]) -> None:
-        try:
-            with open(path, "rb") as handle:
-                content = handle.read()
-        except FileNotFoundError:
+        if not os.path.exists(path):
             return
+        content = read_bytes(path)  # refuses a pipe, which open() would wait for
         if name == "config.json":
             if content not in self._configs:
                 self._configs[content] = _config(_object(content))

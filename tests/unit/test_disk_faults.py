@@ -298,15 +298,12 @@ def test_a_damaged_part_is_a_user_error_with_its_path(tmp_path, name):
     whole = (run / name).read_bytes()
     for kind in [*CUT, "folder", "pipe", 0.0, 0.3, 0.99]:
         damage(run / name, kind)
-        began = time.monotonic()
-        try:
-            READERS[name](Run(run))
-            # These are what the file may hold: a machine of which nothing is known.
-            assert (name, kind) in [("machine.json", "empty object"), ("machine.json", "of another program")], kind
-        except UserError as error:
-            assert str(run / name) in str(error)
-            assert "\n" not in str(error)
-        assert time.monotonic() - began < 5
+        if name == "machine.json" and kind in ("empty object", "of another program"):
+            assert "cpu" not in Run(run).machine  # a machine of which nothing is known
+        else:
+            with pytest.raises(UserError, match=re.escape(str(run / name))) as caught:
+                READERS[name](Run(run))
+            assert "\n" not in str(caught.value)
         shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
         (run / name).write_bytes(whole)
     assert Run(run).result is not None
@@ -338,11 +335,11 @@ def test_commands_go_on_past_damaged_runs(tmp_path):
     assert files_of(whole) == before
     page = index.render(out).read_text()
     assert page.count("bad000") >= len(damaged)
-    code, _ = command("report", *damaged)
-    said = [Run(run).verdict for run in damaged]
-    assert code == 0 or any(not (run / "verdict.json").is_file() for run in damaged)
-    assert all(verdict["broken"] for verdict in said[::2])
-    assert "result.json" in said[0]["sentence"]
+    code, told = command("report", *damaged)
+    assert code == 2  # for the one whose verdict.json is a folder
+    assert "cannot be written: a folder has its name" in told
+    said = [Run(run).verdict for run in damaged[::2]]
+    assert all(verdict["broken"] and "result.json" in verdict["sentence"] for verdict in said)
     assert "whole0" in (out / "index.html").read_text()
     assert leftovers(out) == []
     for run in damaged[::2]:
@@ -380,8 +377,8 @@ def test_files_that_are_cut_later_are_noticed(tmp_path):
     first, missing, altered = manifest.faults(run)
     assert re.fullmatch(r"events-rank0\.jsonl was cut: [\d,]+ of [\d,]+ bytes are left", first)
     assert (missing, altered) == ("machine.json is missing", "predictions.json was altered after the run")
+    write_json(run / "files.json", {"files": {"../../etc/passwd": {"bytes": 1, "sha256": ""}}})
     with pytest.raises(UserError, match=r"not a list of a run's files: '\.\./\.\./etc/passwd'"):
-        write_json(run / "files.json", {"files": {"../../etc/passwd": {"bytes": 1, "sha256": ""}}})
         manifest.faults(run)
 
 
@@ -531,9 +528,10 @@ def test_names_of_folders_are_harmless_everywhere(tmp_path, name):
     for text in (said, told):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
     assert not re.search(r"^PASS", told, re.MULTILINE)
-    for page in (index.render(out).read_text(), report.html(Run(run))):
-        assert "<script>alert" not in page
-        assert "\x1b" not in page
+    assert "<script>alert" not in index.render(out).read_text()
+    page = report.html(Run(run))
+    assert "<script>alert" not in page
+    assert "\x1b" not in page
 
 
 @pytest.mark.usefixtures("_no_pictures")
