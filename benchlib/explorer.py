@@ -25,6 +25,7 @@ ALL = "all"
 LISTED = 300  # runs that can be picked, the newest of those that pass the filters
 DRAWN = 3  # metrics with a picture
 PICKED = 3  # runs at the beginning
+SPACED = '<table style="border-spacing:1.4em .1em;border-collapse:separate"'
 CURVE_METRIC = {"throughput": "train_samples_per_s", "step times": "step_s", "loss": "loss_final"}
 
 
@@ -71,8 +72,11 @@ class View:
         paths = [run.path for run in self.runs()]
         self.picked = tuple(path for path in self.picked if path in paths)
         if not self.picked:
-            whole = [run.path for run in self.runs() if not trends.left_out(run)]
-            self.picked = tuple((whole or paths)[:PICKED])
+            # The newest runs of the longest series: they have a trend to lie in.
+            whole = [run for run in self.runs() if not trends.left_out(run)]
+            keys = [run.series for run in whole]
+            longest = max(keys, key=keys.count) if keys else ""
+            self.picked = tuple([run.path for run in whole if run.series == longest][:PICKED] or paths[:PICKED])
         known = self.known_metrics()
         self.metrics = tuple(name for name in self.metrics if name in known)
         if not self.metrics:
@@ -110,7 +114,7 @@ class View:
                 "torch": run.facts.get("torch", ""),
             }
             rows.append({"run": _label(run), **where, **values})
-        return pd.DataFrame(rows).set_index("run") if rows else pd.DataFrame({"no run is picked": []})
+        return pd.DataFrame(rows) if rows else pd.DataFrame({"no run is picked": []})
 
     def html(self) -> str:
         """Return pictures and table as HTML that needs nothing else."""
@@ -118,7 +122,8 @@ class View:
             shown = "".join(_image(picture) for picture in self.pictures())
         except (UserError, OSError) as error:  # a run was removed or damaged since the store was read
             shown = f"<p>{html.escape(str(error))}</p>"
-        return f"<div>{shown}</div>{self.table().to_html(border=0, escape=True)}"
+        table = self.table().to_html(border=0, escape=True, index=False, justify="left")
+        return f"<div>{shown}</div>{table.replace('<table', SPACED, 1)}"
 
 
 def _label(run: StoredRun) -> str:
@@ -178,7 +183,7 @@ class Explorer:
         try:
             self.view.settle()
             _offer(self.metrics, [(_metric_label(name), name) for name in self.view.known_metrics()], self.view.metrics)
-            runs = [(f"{_label(run)} {run.word} {run.tier}", run.path) for run in self.view.runs()]
+            runs = [(f"{_label(run)} {run.word}, {run.tier}, {run.ranks} ranks", run.path) for run in self.view.runs()]
             _offer(self.runs, runs, self.view.picked)
             self.pane.value = self.view.html()
         finally:
@@ -205,7 +210,7 @@ def explore(past: Past) -> None:
     if not interactive():
         for picture in view.pictures():
             show(picture)
-        display(view.table())  # type: ignore[no-untyped-call]
+        display(view.table().set_index("run") if view.picked else view.table())  # type: ignore[no-untyped-call]
         return
     box = Explorer(view).box
     live = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
