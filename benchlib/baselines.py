@@ -183,15 +183,16 @@ def accept(
         raise UserError("--add keeps the baseline and --if-improved replaces it: give one of both")
     if not reason.strip():
         raise UserError("a baseline needs --reason: say why this run is the new normal")
-    _acceptable(run)
+    require_acceptable(run)
     limits = list(limits)
-    current = find(run, root).baseline
+    comparison = find(run, root)
+    current = comparison.baseline
     record = RunRecord.of(run, limits, reason.strip())
     if if_improved and current is not None:
         worse = [name for name in (limit.metric for limit in limits) if _worse(record.metric(name), current.side(name))]
         if worse:
             raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
-    kept = _added_to(current, record) if add else []
+    kept = _added_to(comparison, record) if add else []
     baseline = Baseline(
         benchmark=run.config.benchmark,
         tier=run.config.tier,
@@ -203,7 +204,8 @@ def accept(
     return path
 
 
-def _acceptable(run: Run) -> None:
+def require_acceptable(run: Run) -> None:
+    """Raise ``UserError`` for a run that is not whole, did not pass or was slowed down on purpose."""
     result, verdict = run.result, run.verdict
     if result is None or result.status != "complete" or verdict is None or verdict["broken"]:
         why = verdict["sentence"] if verdict else "it was never judged"
@@ -217,9 +219,12 @@ def _acceptable(run: Run) -> None:
         )
 
 
-def _added_to(current: Baseline | None, record: RunRecord) -> list[RunRecord]:
+def _added_to(comparison: Comparison, record: RunRecord) -> list[RunRecord]:
+    current = comparison.baseline
     if current is None:
-        raise UserError("--add: this fingerprint has no baseline yet; accept the first run without --add")
+        raise UserError(
+            f"--add: there is no baseline to add {record.run} to, {comparison.reason}; accept it without --add"
+        )
     if any(known.run == record.run for known in current.runs):
         raise UserError(f"--add: {record.run} is in the baseline already; add a run of its own")
     if len(current.runs) >= MOST_RUNS:

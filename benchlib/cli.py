@@ -159,16 +159,16 @@ def baseline() -> None:
 
 
 @baseline.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--reason", required=True, help="Why this run is the new normal; kept in the file.")
-@click.option("--add", is_flag=True, help="Add RUN to the baseline: several runs tell how much unchanged runs differ.")
+@click.option("--add", is_flag=True, help="Keep the runs that are in the baseline: several tell how much unchanged runs differ.")
 @click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
 @_user_errors
-def accept(run: Path, reason: str, add: bool, if_improved: bool) -> None:
-    """Make RUN the baseline of its benchmark, tier and fingerprint."""
+def accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool) -> None:
+    """Make RUN the baseline of its benchmark, tier and fingerprint; of several runs of one kind, all of them."""
     from benchlib import listing
 
-    listing.accept_baseline(run, reason, add, if_improved)
+    listing.accept_baseline(runs, reason, add, if_improved)
 
 
 @baseline.command("list")

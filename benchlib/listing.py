@@ -65,16 +65,27 @@ def show_runs(out: Path | None) -> None:
     console.print(table)
 
 
-def accept_baseline(run_dir: Path, reason: str, add: bool, if_improved: bool) -> None:
-    """Make a run the baseline of its fingerprint, or with ``add`` one more run of it, and say where it is."""
-    run = Run(run_dir)
-    limits = BENCHMARKS[run.config.benchmark].load("limits")(run)
-    path = baselines.accept(run, reason, limits, add=add, if_improved=if_improved)
-    runs = len(baselines.load_baseline(path).runs)
+def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improved: bool) -> None:
+    """Make runs the baseline of their fingerprint, or with ``add`` more runs of it, and say where it is.
+
+    Several runs must be of one kind; all are looked at before the first is accepted.
+    """
+    runs = [Run(path) for path in run_dirs]
+    for run in runs:
+        baselines.require_acceptable(run)
+        other = baselines.differences(baselines.run_fingerprint(run), baselines.run_fingerprint(runs[0]))
+        if other:
+            raise UserError(
+                f"{run.path} cannot be in one baseline with {runs[0].path.name}: {other[0][0]} is {other[0][1]} here, {other[0][2]} there"
+            )
+    limits = BENCHMARKS[runs[0].config.benchmark].load("limits")(runs[0])
+    for number, run in enumerate(runs):
+        path = baselines.accept(run, reason, limits, add=add or number > 0, if_improved=if_improved and number == 0)
+    count = len(baselines.load_baseline(path).runs)
     console.print(f"accepted: {escape(str(path))}\ncommit this file to share it.", soft_wrap=True)
-    if runs < ENOUGH_RUNS:
+    if count < ENOUGH_RUNS:
         console.print(
-            f"[dim]The baseline holds {runs} run{'s' * (runs > 1)}. From {ENOUGH_RUNS} on (accept --add), or after `benchlib calibrate`, "
+            f"[dim]The baseline holds {count} run{'s' * (count > 1)}. From {ENOUGH_RUNS} on (accept --add), or after `benchlib calibrate`, "
             "the gate knows how much unchanged runs differ.[/]",
             soft_wrap=True,
         )

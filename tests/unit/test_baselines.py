@@ -8,6 +8,7 @@ from benchlib.config import build, save_config
 from benchlib.errors import UserError
 from benchlib.files import write_json
 from benchlib.judge import judge
+from benchlib.listing import accept_baseline
 from benchlib.metrics import measured
 from benchlib.record import RunRecord
 from benchlib.regression import RegressionLimit
@@ -152,7 +153,7 @@ def test_a_band_wider_than_the_limit_becomes_the_threshold(make_run, tmp_path):
 def test_add_needs_a_baseline_and_a_new_run(make_run, tmp_path):
     root = tmp_path / "baselines"
     run = make_run("a")
-    with pytest.raises(UserError, match="no baseline yet"):
+    with pytest.raises(UserError, match="no baseline to add a to, no run was accepted yet"):
         baselines.accept(run, "first", LIMITS, add=True, root=root)
     baselines.accept(run, "first", LIMITS, root=root)
     with pytest.raises(UserError, match="in the baseline already"):
@@ -188,3 +189,18 @@ def test_earlier_repetitions_count_unless_the_latest_has_no_number(make_run, tmp
     (run.path / "repeats.json").write_text("[{}]")
     with pytest.raises(UserError, match=r"repeats\.json"):
         baselines.regression_checks(run.refresh(), LIMITS, baselines.find(run, root))
+
+
+def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, tmp_path, monkeypatch, capsys):
+    root = tmp_path / "baselines"
+    monkeypatch.setattr(baselines, "folder", lambda: root)
+    runs = [make_run(name).path for name in ("a", "b", "c")]
+    odd, slowed = make_run("odd", batch_size=3).path, make_run("slowed", planted_slowdown=0.1).path
+    for wrong, said in ((odd, "config.batch_size"), (slowed, "on purpose")):
+        with pytest.raises(UserError, match=said):
+            accept_baseline([*runs, wrong], "night", add=False, if_improved=False)
+    assert not root.exists()
+    accept_baseline(runs, "night", add=False, if_improved=False)
+    ((_, stored),) = baselines.stored(root)
+    assert [item.run for item in stored.runs] == ["a", "b", "c"]
+    assert "accepted:" in capsys.readouterr().out
