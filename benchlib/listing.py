@@ -1,5 +1,6 @@
 """The commands that only show: the kit, the stored runs, the baselines, the machine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.markup import escape
