@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: quick nightly weekend baseline report lab test lint setup
+.PHONY: quick nightly weekend baseline report lab explorer test lint setup
 
 setup: $(SETUP)
 
@@ -24,6 +24,11 @@ report: $(SETUP)
 
 lab: $(SETUP)
 	$(BIN)/jupyter lab notebooks
+
+# The history with its explorer in the browser, without code cells.
+explorer: $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[voila]'
+	$(BIN)/voila notebooks/90_history.ipynb $(ARGS)
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
