@@ -4,17 +4,15 @@ The runs take turns, so that a change of the machine's mood hits all kinds of th
 is the worker's. They stay in ``<out>/calibrations/<benchmark>-<tier>-<time>/`` and a cut calibration goes on from there.
 """
 
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from benchlib import baselines
+from benchlib import baselines, terminal
 from benchlib import judge as judging
 from benchlib.calibration import Calibration, calibrate_metric, save_calibration
 from benchlib.config import parse_overrides
@@ -27,8 +25,7 @@ from benchlib.registry import BENCHMARKS
 from benchlib.results import Run
 from benchlib.session import Plan, plan, prepare
 
-# A pipe has no width: the table is written as wide as it is.
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+console = terminal.console(least_width=140)
 MOST_SHARE = 10.0
 
 

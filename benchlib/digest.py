@@ -35,6 +35,7 @@ class Digest:
     duration: str = ""
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    gate: dict[str, Any] = field(default_factory=dict)
     cards: list[dict[str, str]] = field(default_factory=list)
     checks: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
     unjudged: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
@@ -92,6 +93,7 @@ def digest(run: Run) -> Digest:
     ]
     out.ranks, out.stacks = read(lambda: (ranks(status), stacks(status))) or ([], [])
     read(lambda: run.samples)  # only the pictures use them; here a damaged file gets its name
+    out.gate = found if isinstance(found := (verdict or {}).get("gate"), dict) else {}
     out.machine = read(lambda: machine_rows(run.machine)) or []
     if config:
         out.warnings = read(lambda: warnings(config, result)) or []
@@ -240,6 +242,10 @@ def warnings(config: BaseConfig, result: Result | None) -> list[str]:
         listed = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
         out.append(
             f"These results come from {listed}. They count only for their own baseline, never for the target of the real benchmark."
+        )
+    if config.planted_slowdown:
+        out.append(
+            f"Timed work was made {config.planted_slowdown:.0%} longer on purpose (planted_slowdown), to see whether the gate finds it."
         )
     if share < 1:
         facts = result.facts if result else {}

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from benchlib import terminal
 from benchlib.errors import UserError
 from benchlib.foreign.readers import read_claims
 from benchlib.impossible.rules import Judgement, judge_claims
@@ -15,8 +15,8 @@ from benchlib.impossible.rules import Judgement, judge_claims
 EXIT_POSSIBLE, EXIT_IMPOSSIBLE, EXIT_UNREADABLE, EXIT_NO_RULE = 0, 1, 2, 3
 MOST_REASONS = 3
 COLOURS = {"PASS": "green", "FAIL": "red", "SKIPPED": "yellow"}
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+console = terminal.console()
+errors = terminal.console(stderr=True)
 
 
 def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:

@@ -1,9 +1,9 @@
 """`benchlib references`: the registry of published figures as a table."""
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from benchlib import terminal
 from benchlib.config import nearest
 from benchlib.errors import UserError
 from benchlib.published import listed
@@ -22,7 +22,7 @@ def show(metric: str = "", device: str = "") -> None:
         names = sorted({item.name for item in known.devices.values() if not device or item.torch})
         where = f" of {metric}" if metric else ""
         raise UserError(f"no published figure{where} for a device like {device!r}: known are {'; '.join(names)}")
-    console = Console(highlight=False)
+    console = terminal.console(least_width=120)
     table = Table(
         Column("published", justify="right", min_width=12),
         Column("holds for", ratio=3),

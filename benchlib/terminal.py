@@ -47,8 +47,13 @@ def _cleaned(segments: Iterable[Segment]) -> Iterable[Segment]:
     return (part if part.control else Segment(harmless(part.text), part.style) for part in segments)
 
 
-def console() -> Console:
-    """Return a console that prints harmless text only."""
-    made = Console(highlight=False)
+def console(*, stderr: bool = False, least_width: int = 0) -> Console:
+    """Return a console that prints harmless text only.
+
+    A pipe has no width: tables are written ``least_width`` wide there.
+    """
+    made = Console(highlight=False, stderr=stderr)
+    if not made.is_terminal and made.width < least_width:
+        made.width = least_width
     made.push_render_hook(_Harmless())
     return made
