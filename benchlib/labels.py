@@ -101,6 +101,7 @@ def day(seconds: float) -> str:
 
 def duration(seconds: float) -> str:
     """Write a duration in the unit that fits; a clock that was set back gives one below zero."""
+    seconds = seconds or 0.0  # no minus before a zero
     if seconds < 0:
         return f"-{duration(-seconds)}"
     if not math.isfinite(seconds):

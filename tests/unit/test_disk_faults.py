@@ -343,7 +343,7 @@ def test_commands_go_on_past_damaged_runs(tmp_path):
     assert "whole0" in (out / "index.html").read_text()
     assert leftovers(out) == []
     for run in damaged[::2]:
-        with pytest.raises(UserError, match=r"cannot be accepted|expected|not"):
+        with pytest.raises(UserError, match="bad000"):
             baselines.accept(Run(run), "x", [], root=tmp_path / "baselines")
     assert not (tmp_path / "baselines").exists()
 
