@@ -1,0 +1,195 @@
+"""Ranks on a full disk, two launches in one folder, a clock that jumps: real processes, in the end none of them is left."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from harness import END_S, HERE, none_left, pid_at_step, prepare, send, status
+
+from benchlib import claim, manifest
+from benchlib.errors import UserError
+from benchlib.events import read_events
+from benchlib.launch import Launch, execute, settle
+from benchlib.processes import marked
+
+ROOT = HERE.parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _find_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+def on_small_disk(disk: Path, size: str, code: str) -> str:
+    """Run ``code`` where ``disk`` is a tmpfs of this size that only it can see; return its output."""
+    if sys.platform != "linux" or shutil.which("unshare") is None:
+        pytest.skip("mount namespaces are Linux's")
+    program = f"""
+        import subprocess, sys
+        from pathlib import Path
+        sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}]
+        disk = Path({str(disk)!r})
+        disk.mkdir(exist_ok=True)
+        made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size={size}", "benchlib-test", disk], capture_output=True, text=True)
+        if made.returncode:
+            print("NO MOUNT", made.stderr)
+            sys.exit(0)
+    """
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    done = subprocess.run(
+        ["unshare", "--mount", *user, sys.executable, "-c", textwrap.dedent(program) + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
+    )
+    if "NO MOUNT" in done.stdout or "unshare failed" in done.stderr:
+        pytest.skip(f"nothing can be mounted here: {done.stdout}{done.stderr}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_ranks_whose_disk_fills_up_are_ended_and_say_so(tmp_path: Path) -> None:
+    said = on_small_disk(
+        tmp_path / "disk",
+        "128k",
+        """
+        from harness import none_left, prepare
+        from benchlib.launch import RankFailed, execute
+        run_dir = prepare(disk / "run", steps=100000, step_s=0.0005)
+        try:
+            execute(run_dir, benchmark="faulty:run")
+        except RankFailed as error:
+            print("REASON", error.status["reason"])
+        none_left(run_dir, 0.5)
+        lines = [path.read_bytes().split(b"\\n")[-1] for path in run_dir.glob("events-*.jsonl")]
+        print("ENDS", lines, [path.name for path in run_dir.rglob("*.tmp")])
+        """,
+    )
+    assert re.search(
+        r"^REASON .*(cannot be written: no space left|could not write its files|the disk is full)", said, re.M
+    )
+    assert "ENDS [b'', b'', b''] []" in said
+    assert "Traceback" not in said
+
+
+def test_the_command_line_on_a_disk_that_is_too_small(tmp_path: Path) -> None:
+    said = on_small_disk(
+        tmp_path / "disk",
+        "4m",
+        """
+        from harness import none_left
+        sys.path.insert(0, str(Path(sys.path[0]) / "tests" / "fixtures"))
+        from make_run import make_run
+        from benchlib import index
+        out = disk / "a store"
+        old = make_run(out / "quick-20261121" / "squad-cpu-101500-aaaaaa", steps=5)
+        index.render(out)
+        before = {path: path.read_bytes() for path in old.rglob("*") if path.is_file()}
+        command = [sys.executable, "-m", "benchlib.cli", "run", "squad", "--out", str(out), "--backend", "cpu", "--set", "seed=3"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        print(done.stdout, done.stderr)
+        print("CODE", done.returncode)
+        run_dir = next(out.glob("smoke-*/squad-*"))
+        none_left(run_dir, 0.5)
+        print("SAME", before == {path: path.read_bytes() for path in old.rglob("*") if path.is_file()})
+        print("TMP", [path.name for path in out.rglob("*.tmp")])
+        print("INDEX", "aaaaaa" in (out / "index.html").read_text())
+        """,
+    )
+    words = " ".join(said.split())
+    assert "CODE 2 SAME True TMP [] INDEX True" in words
+    assert "no space left on device; free some space on this disk" in words
+    assert "Traceback" not in said
+
+
+def test_a_folder_is_for_one_launch_at_a_time(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run")
+    with Launch(run_dir, "faulty:run").start() as launch:
+        pid_at_step(run_dir, 1)
+        before = {process.pid for process in marked(run_dir)}
+        with pytest.raises(UserError, match="is in use: another process works on this run"):
+            Launch(run_dir, "faulty:run").start()
+        command = [sys.executable, "-m", "benchlib.supervise", str(run_dir)]
+        second = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False
+        )
+        assert second.returncode == 2
+        assert "is in use" in second.stderr
+        assert settle(run_dir) is None
+        assert before <= {process.pid for process in marked(run_dir)}  # the first one's ranks live on
+        assert launch.stop()
+    none_left(run_dir, 0.5)
+    assert claim.taken(run_dir) is False
+    with pytest.raises(UserError, match="already used"):
+        Launch(run_dir, "faulty:run").start()
+
+
+def test_launches_that_race_for_a_folder(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run", steps=20)
+    outcomes: list[str] = []
+
+    def start() -> None:
+        try:
+            outcomes.append(execute(run_dir, benchmark="faulty:run")["outcome"])
+        except UserError as error:
+            outcomes.append("in use" if "in use" in str(error) or "already used" in str(error) else str(error))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(outcomes) == ["complete", "in use", "in use", "in use"]
+    assert manifest.faults(run_dir) == []
+    assert len(read_events(run_dir, {"launched"})) == 1
+
+
+@pytest.mark.parametrize("jump_s", [-7200, 7200])
+def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path, jump_s: int) -> None:
+    # Only the supervisor's clock can be set from here: it is the one that limits and durations are taken by.
+    run_dir = prepare(tmp_path / "run", steps=30, step_s=0.05, wall_limit_s=60, stall_timeout_s=5)
+    code = f"""
+        import sys, time
+        real, began = time.time, time.monotonic()
+        time.time = lambda: real() + ({jump_s} if time.monotonic() - began > 1.0 else 0)
+        from benchlib.launchers import local_ranks
+        from benchlib import supervise
+        from benchlib.files import write_json
+        write_json({str(run_dir / "job.json")!r}, local_ranks(2, {str(run_dir)!r}, "faulty:run").as_json())
+        sys.exit(supervise.main([{str(run_dir)!r}]))
+    """
+    began = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdin=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
+    ) as supervisor:
+        assert supervisor.wait(60) == 0
+        took = time.monotonic() - began
+    found = status(run_dir)
+    assert found["outcome"] == "complete"
+    assert 1.0 < found["ended_at"] - found["started_at"] < took
+    assert json.loads((run_dir / "files.json").read_text())["files"].keys() >= {"status.json", "events-rank0.jsonl"}
+
+
+def test_the_claim_of_a_killed_supervisor_is_free(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run")
+    launch = Launch(run_dir, "faulty:run").start()
+    pid_at_step(run_dir, 1)
+    assert claim.taken(run_dir) is True
+    assert launch.pid is not None
+    send(launch.pid, signal.SIGKILL)
+    assert launch.wait()["outcome"] == "failed"
+    assert claim.taken(run_dir) is False
+    none_left(run_dir, END_S)
