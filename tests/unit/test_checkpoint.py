@@ -41,12 +41,26 @@ def test_the_last_two_are_kept_and_the_newest_is_read(folder: Path) -> None:
         (lambda path: (path / "state.json").write_text('{"step": 99}'), "bytes, not"),
         (lambda path: (path / "manifest.json").unlink(), "missing or cut"),
         (lambda path: (path / "manifest.json").write_text('{"step": 12, "fil'), "missing or cut"),
+        (lambda path: (path / "manifest.json").write_text('{"step": 12, "files": []}'), "missing or cut"),
+        (
+            lambda path: (path / "manifest.json").write_text('{"step": 12, "files": {"state.json": 3}}'),
+            "missing or cut",
+        ),
+        (lambda path: (path / "manifest.json").write_text('{"step": 12, "files": {}}'), "is not one of benchlib"),
+        (lambda path: _list(path, "../../secret"), "is not one of benchlib"),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over(folder: Path, fault, reason: str) -> None:
     fault(folder / "step-00000012")
     assert reason in checkpoint.damage(folder / "step-00000012")
     assert checkpoint.newest(folder).step == 8
+
+
+def _list(path: Path, name: str) -> None:
+    """Add a file to the manifest."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = {"bytes": 1, "sha256": ""}
+    (path / "manifest.json").write_text(json.dumps(manifest))
 
 
 def _flip(path: Path) -> None:

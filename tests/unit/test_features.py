@@ -255,6 +255,22 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch, c
     assert "No space left" in caplog.text
 
 
+@pytest.mark.parametrize("place", ["a file", "a folder with the cache's name"])
+def test_a_place_that_can_hold_no_cache_costs_only_time(tmp_path, caplog, place):
+    folder = tmp_path / "cache"
+    if place == "a file":
+        folder.write_text("x")
+    else:
+        features.build(_examples(), TOKENIZERS["bert"], 96, 24, True, folder)
+        (path,) = folder.glob("*.bin")
+        path.unlink()
+        path.mkdir()
+    with caplog.at_level(logging.WARNING):
+        built = features.build(_examples(), TOKENIZERS["bert"], 96, 24, True, folder)
+    assert len(built) and not built.from_cache
+    assert "cannot be locked" in caplog.text if place == "a file" else "cannot be written" in caplog.text
+
+
 def test_array_files_hold_empty_and_odd_shapes(tmp_path):
     arrays = {
         "none": np.zeros((0, 3), np.int64),
