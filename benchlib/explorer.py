@@ -36,8 +36,8 @@ class View:
         self.past = past
         self.tier, self.machine, self.curve = ALL, ALL, next(iter(trend_plots.CURVES))
         counted = [run for run in past.runs if not trends.left_out(run)]
-        # The benchmark with the most runs has the most to show.
-        names = [run.benchmark for run in counted or past.runs]
+        # A benchmark that records steps has curves to show; among those the one with the most runs.
+        names = [run.benchmark for run in counted if run.metric("step_s")] or [run.benchmark for run in past.runs]
         self.benchmark = max(sorted(set(names)), key=names.count) if names else ALL
         self.metrics: tuple[str, ...] = ()
         self.picked: tuple[str, ...] = ()
@@ -209,7 +209,8 @@ def explore(past: Past) -> None:
     view = View(past)
     if not interactive():
         for picture in view.pictures():
-            show(picture)
+            if not picture.empty:
+                show(picture)
         display(view.table().set_index("run") if view.picked else view.table())  # type: ignore[no-untyped-call]
         return
     box = Explorer(view).box

@@ -10,6 +10,7 @@ from benchlib.metrics import quantity
 from benchlib.past import Filter, Past, choose, judge, read
 from benchlib.picture import show
 from benchlib.session import verdict_text, whole
+from benchlib.sparkline import told
 from benchlib.trends import Trend, label
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "judge", "open_store", "verdict_text"]
 
 PICTURES = 6  # trends drawn, those with changes first
-ROWS = 40
+TOLD = 5  # changes told in words
+ROWS = 200  # of a table
 
 
 class Choice:
@@ -146,7 +148,7 @@ def reading(past: Past) -> Any:
     """Return what the past says, as Markdown to display."""
     from IPython.display import Markdown
 
-    found = [change for trend in past.trends for change in trend.changes]
+    found = [(trend, change) for trend in past.trends for change in trend.changes]
     words = [f"{len(past.runs):,} of {past.stored:,} stored runs in {len(past.series)} series."]
     if past.demo:
         words.insert(
@@ -157,10 +159,15 @@ def reading(past: Past) -> Any:
         if trend.label in ("Training throughput", "Step time"):
             words.append(f"{trend.label} of {trend.last.benchmark}, {trend.last.tier}, {trend.last.ranks} rank{'s' * (trend.last.ranks != 1)}: one run "
                          f"scatters by {spread} about its level ({len(trend.values)} runs).")  # fmt: skip
-    count = {word: sum(change.word == word for change in found) for word in ("worse", "better", "other")}
+    count = {word: sum(change.word == word for _, change in found) for word in ("worse", "better", "other")}
     words.append(
         f"Changes of level: {count['worse']} worse, {count['better']} better, {count['other']} without a better side."
     )
+    newest = sorted(found, key=lambda pair: pair[1].run.started, reverse=True)[:TOLD]
+    words += [
+        f"{trend.label} of {trend.last.benchmark}, {trend.last.tier}: {told(change, trend.unit)}."
+        for trend, change in newest
+    ]
     return Markdown("\n".join(f"- {html.escape(sentence, quote=False)}" for sentence in words))
 
 

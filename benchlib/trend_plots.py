@@ -64,10 +64,10 @@ def _mark_changes(axes: Axes, found: Trend, theme: Theme) -> None:
             [at], [1.0], marker=MARKERS[change.word], color=colour, transform=axes.get_xaxis_transform(), clip_on=False
         )
         ratio = f"× {change.ratio:.3g}" if change.ratio is not None else "changed"
-        cause = f"{change.factors[0][0]} {change.factors[0][2]}" if change.factors else "no factor"
+        cause = f"{change.factors[0][0]} {change.factors[0][2]}" if change.factors else "nothing recorded"
         right = change.index > 0.7 * len(found.values)
         axes.annotate(
-            f"{ratio}\n{cause[:22]}",
+            f"{ratio}, {change.run.moment:%Y-%m-%d}\n{cause[:22]}",
             (at, 0.97 - 0.14 * (number % 3)),
             (-4 if right else 4, 0),
             xycoords=("data", "axes fraction"),
@@ -98,11 +98,10 @@ def _finding(found: Trend) -> str:
     if found.changes:
         change = found.changes[-1]
         size = f" × {change.ratio:.3g}" if change.ratio is not None else ""
-        word = "changed" if change.word == "other" else f"got {change.word},"
-        return f"{found.label} {word}{size} on {change.run.moment:%Y-%m-%d}"
-    if len(found.values) < 2 or level.low == level.high:
-        return f"{found.label}: {quantity(found.values[-1], found.unit)}, too few runs for a band"
-    return f"{found.label}: no change, band {spanned(level.low, level.high, found.unit)}"
+        return f"{found.label}: {'changed' if change.word == 'other' else change.word},{size}"
+    if level.low == level.high:
+        return f"{found.label}: too few runs for a band"
+    return f"{found.label}: no change in {len(found.values):,} runs"
 
 
 def _words(found: Trend) -> str:

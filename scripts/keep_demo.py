@@ -2,8 +2,8 @@
 
 Question: what does the history look like before the first run of one's own?
 Method: take whole runs from a folder of runs, drop host names, reports, notebooks, logs, and the texts of the worst
-misses; keep config, machine, result, verdict, rank 0's steps and at most 50 samples of each metric, as compact JSON and
-Parquet. No number is changed.
+misses; keep config, machine, result, verdict, rank 0's steps and at most 50 samples of the step time, as compact JSON
+and Parquet. No number is changed.
 
     python scripts/keep_demo.py STORE          # replaces the runs in notebooks/demo-runs
 """
@@ -42,9 +42,10 @@ def _keep_samples(source: Path, target: Path) -> None:
     import pandas as pd
 
     path = source / "samples.parquet"
-    if path.exists():
-        frame = pd.read_parquet(path)
-        step = frame.groupby("metric")["index"].transform("size").floordiv(SAMPLES).clip(lower=1)
+    frame = pd.read_parquet(path) if path.exists() else pd.DataFrame({"metric": [], "index": []})
+    frame = frame[frame["metric"].astype(str).str.startswith("step_s")]
+    if len(frame):
+        step = max(1, len(frame) // SAMPLES)
         frame[frame["index"] % step == 0].to_parquet(target / path.name, index=False, compression="zstd")
 
 

@@ -6,7 +6,7 @@ import re
 import shutil
 
 import pytest
-from make_run import START, make_run
+from make_run import START, _metric, make_run
 from test_history import STEADY
 from test_index import DAY, on_machine, place, speed
 from test_report import EVIL, Page, assert_self_contained_and_accessible
@@ -24,9 +24,8 @@ def read(store, **asked):
 def store(tmp_path):
     """Six runs of squad on two machines and tiers, and one of machine."""
     for age in range(6):
-        folder = place(
-            tmp_path, START - age * DAY, steps=20, metrics=speed(60.0 + age), tier="smoke" if age == 5 else "quick"
-        )
+        metrics = [*speed(60.0 + age), _metric("step_s_minisquad_tiny", 0.3, "s", "lower", 18)]
+        folder = place(tmp_path, START - age * DAY, steps=20, metrics=metrics, tier="smoke" if age == 5 else "quick")
         if age == 4:
             on_machine(folder, cpu={"model": "Other CPU", "usable_cores": 8})
     make_run(
@@ -45,7 +44,7 @@ def test_every_choice_redraws(store):
     widgets = Explorer(View(read(store)))
     first = widgets.pane.value
     assert len(alts(first)) == 2
-    assert alts(first)[0].startswith("Training throughput")
+    assert alts(first)[0].startswith("Training throughput: ")
     assert alts(first)[1].startswith("Loss of 3 runs")
     widgets.choices["curve"].value = "step times"
     assert alts(widgets.pane.value)[1].startswith("Step times of 3 runs")
@@ -123,7 +122,7 @@ def test_pictures_of_the_past_say_their_finding(tmp_path, theme):
         place(tmp_path, START - age * DAY, metrics=speed(value))
     found = read(tmp_path)
     picture = trend_plots.trend(found.trends[0], theme)
-    assert picture.axes[0].get_title(loc="left").startswith("Training throughput got worse, × 0.801 on")
+    assert picture.axes[0].get_title(loc="left").startswith("Training throughput: worse, × 0.801")
     assert "nothing recorded changed with it" in picture.alt
     assert png(picture) == png(trend_plots.trend(found.trends[0], theme))
     lanes = trend_plots.machines(found.runs, theme)
