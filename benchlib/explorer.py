@@ -7,6 +7,7 @@ with an HTML form of its first state, which is what a stored notebook and a repo
 
 import base64
 import html
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from benchlib import trend_plots, trends
 from benchlib.errors import UserError
 from benchlib.metrics import quantity
 from benchlib.past import Past
-from benchlib.picture import Picture, png, show
+from benchlib.picture import LIGHT, Picture, blank, leave_empty, png, show
 from benchlib.results import Run
 from benchlib.stored_run import StoredRun
 from benchlib.widgets import interactive
@@ -94,7 +95,14 @@ class View:
         members = [run for run in self.past.runs if run.series == series and not trends.left_out(run)]
         found = [trends.trend(name, members) for name in self.metrics[:DRAWN]] if series else []
         drawn = [trend_plots.trend(trend, runs=chosen) for trend in found if trend]
-        return [*drawn, trend_plots.overlay(self.curve, [(_label(run), self._open(run)) for run in chosen])]
+        return [*drawn, self._overlay(chosen)]
+
+    def _overlay(self, chosen: list[StoredRun]) -> Picture:
+        try:
+            return trend_plots.overlay(self.curve, [(_label(run), self._open(run)) for run in chosen])
+        except (UserError, OSError) as error:  # a run was removed or damaged since the store was read
+            figure, axes = blank("overlay", LIGHT)
+            return leave_empty(figure, axes, LIGHT, textwrap.fill(str(error), 56))
 
     def _open(self, run: StoredRun) -> Run:
         if run.path not in self._runs:
@@ -118,10 +126,7 @@ class View:
 
     def html(self) -> str:
         """Return pictures and table as HTML that needs nothing else."""
-        try:
-            shown = "".join(_image(picture) for picture in self.pictures())
-        except (UserError, OSError) as error:  # a run was removed or damaged since the store was read
-            shown = f"<p>{html.escape(str(error))}</p>"
+        shown = "".join(_image(picture) for picture in self.pictures())
         table = self.table().to_html(border=0, escape=True, index=False, justify="left")
         return f"<div>{shown}</div>{table.replace('<table', SPACED, 1)}"
 
@@ -209,7 +214,7 @@ def explore(past: Past) -> None:
     view = View(past)
     if not interactive():
         for picture in view.pictures():
-            if not picture.empty:
+            if not picture.empty:  # a benchmark without steps has no curve
                 show(picture)
         display(view.table().set_index("run") if view.picked else view.table())  # type: ignore[no-untyped-call]
         return

@@ -55,12 +55,26 @@ def make(store: Path | None, pairs: Iterable[str]) -> int:
     past = pasts.read(*pasts.choose(values.get("store", ""), **asked))
     verdict = pasts.judge(past)
     executed = outputs() / ".history" / "notebook.ipynb"
-    executed.parent.mkdir(parents=True, exist_ok=True)
-    execute(home() / "notebooks" / NOTEBOOK, executed, values, TIMEOUT_S)
+    _execute(executed, values)
     page = outputs() / NAME
     write_text(page, html(nbformat.read(executed, as_version=4), past, verdict))
     _say(past, verdict, page)
     return verdict.exit_code()
+
+
+def _execute(executed: Path, values: dict[str, str]) -> None:
+    try:
+        executed.parent.mkdir(parents=True, exist_ok=True)
+        execute(home() / "notebooks" / NOTEBOOK, executed, values, TIMEOUT_S)
+    except OSError as error:
+        raise UserError(
+            f"{executed} cannot be written ({error.strerror}): set BENCHLIB_OUTPUTS to another folder"
+        ) from None
+    except Exception as error:  # a failing cell, a dead kernel, a time-out
+        said = str(error).strip().splitlines()
+        raise UserError(
+            f"the history notebook stopped: {said[-1] if said else type(error).__name__}; see {executed}"
+        ) from None
 
 
 def html(notebook: nbformat.NotebookNode, past: Past, verdict: Verdict) -> str:
