@@ -42,7 +42,7 @@ def test_links_to_files_lead_somewhere(name):
 
 def test_the_make_targets_of_the_text_exist():
     makefile = (home() / "Makefile").read_text(encoding="utf-8")
-    named = set(re.findall(r"`make ([a-z]+)", (home() / "README.md").read_text(encoding="utf-8")))
+    named = set(re.findall(r"(?:`|\$ )make ([a-z]+)", (home() / "README.md").read_text(encoding="utf-8")))
     assert {"quick", "test"} <= named
     assert not [
         target for target in named if not re.search(rf"^(?:[a-z ]+ )?{target}(?: [a-z ]+)?:", makefile, re.MULTILINE)
