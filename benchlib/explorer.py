@@ -157,7 +157,7 @@ class Explorer:
         self.choices["curve"] = w.Dropdown(
             description="Curve", options=list(trend_plots.CURVES), value=view.curve, **wide
         )
-        tall = wide | {"layout": {"width": "26em", "height": "9.5em"}}
+        tall = wide | {"layout": {"width": "29em", "height": "9.5em"}}
         self.metrics = w.SelectMultiple(description="Metrics", **tall)
         self.runs = w.SelectMultiple(description="Runs", **tall)
         for widget in (*self.choices.values(), self.metrics, self.runs):
@@ -187,17 +187,21 @@ class Explorer:
         self._settling = True
         try:
             self.view.settle()
-            _offer(self.metrics, [(_metric_label(name), name) for name in self.view.known_metrics()], self.view.metrics)
-            runs = [(f"{_label(run)} {run.word}, {run.tier}, {run.ranks} ranks", run.path) for run in self.view.runs()]
+            _offer(self.metrics, _named(self.view.known_metrics()), self.view.metrics)
+            runs = [
+                (f"{_label(run)} {run.word}, {run.tier}, {run.ranks} rank{'s' * (run.ranks != 1)}", run.path)
+                for run in self.view.runs()
+            ]
             _offer(self.runs, runs, self.view.picked)
             self.pane.value = self.view.html()
         finally:
             self._settling = False
 
 
-def _metric_label(name: str) -> str:
-    words = trends.label(name)
-    return words if words == name.replace("_", " ") else f"{words} ({name})"
+def _named(metrics: list[str]) -> list[tuple[str, str]]:
+    """Return (label, metric) pairs; the metric's own name where two would read the same."""
+    labels = [trends.label(name) for name in metrics]
+    return [(words if labels.count(words) == 1 else name, name) for words, name in zip(labels, metrics, strict=True)]
 
 
 def _offer(widget: Any, options: Sequence[tuple[str, str]], value: tuple[str, ...]) -> None:
