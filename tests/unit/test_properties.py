@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from make_run import make_run
 
-from benchlib import baselines, judge, manifest
+from benchlib import baselines, index, judge, manifest, report
 from benchlib.array_file import DamagedFile, read_arrays
 from benchlib.change import Spread, change
 from benchlib.checks import Check, verdict_of
@@ -134,6 +134,21 @@ def test_a_run_with_one_part_altered_gets_a_verdict_and_a_digest(stored, data):
         assert digest(Run(run)).name == run.name
     finally:
         (run / name).write_text(json.dumps(whole[name]))
+
+
+@bounded(15)
+@given(data=st.data())
+def test_pages_are_made_of_a_run_with_one_part_altered(stored, data):
+    run, whole = stored
+    name = data.draw(st.sampled_from(sorted(whole)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchlib.plots.FIGURES", {})  # they take a second each
+        try:
+            (run / name).write_text(json.dumps(altered(data.draw, whole[name])))
+            assert run.name in report.html(Run(run))
+            assert "aaaaaa" in index.render(run.parents[1]).read_text()
+        finally:
+            (run / name).write_text(json.dumps(whole[name]))
 
 
 @bounded(60)
