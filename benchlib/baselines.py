@@ -5,14 +5,14 @@ The key stands for the fingerprint: what has to be equal for two runs to be comp
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchlib.calibration import Calibration, load_calibration
 from benchlib.checks import Check
 from benchlib.errors import UserError
-from benchlib.files import read_json, write_json
+from benchlib.files import check_schema, read_json, write_json
 from benchlib.machine import fingerprint, fingerprint_key
 from benchlib.metrics import Metric
 from benchlib.paths import home
@@ -79,8 +79,10 @@ def folder() -> Path:
 
 def load_baseline(path: Path) -> Baseline:
     """Read a baseline file; ``UserError`` where it is cut or foreign."""
+    content = read_json(path)
+    check_schema(path, content, SCHEMA)
     try:
-        return Baseline.model_validate(read_json(path))
+        return Baseline.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{path}: not a baseline ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
@@ -204,9 +206,12 @@ def accept(
     return path
 
 
-def require_acceptable(run: Run) -> None:
-    """Raise ``UserError`` for a run that is not whole, did not pass or was slowed down on purpose."""
-    result, verdict = run.result, run.verdict
+def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
+    """Raise ``UserError`` for a run that is not whole, did not pass or was slowed down on purpose.
+
+    ``verdict`` counts instead of the stored one, which may be older than what is in the folder.
+    """
+    result, verdict = run.result, verdict or run.verdict
     if result is None or result.status != "complete" or verdict is None or verdict["broken"]:
         why = verdict["sentence"] if verdict else "it was never judged"
         raise UserError(f"{run.path} is no whole run and cannot be accepted: {why}")

@@ -4,7 +4,6 @@ Stored under ``baselines/calibrations/<benchmark>/<tier>/<key>.json``, by the fi
 """
 
 import itertools
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -14,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from benchlib.change import Kind, Spread, change, pooled
 from benchlib.errors import UserError
-from benchlib.files import read_json, write_json
+from benchlib.files import check_schema, read_json, write_json
+from benchlib.labels import day
 from benchlib.metrics import Direction, quantity
 from benchlib.power import Setup, simulate
 from benchlib.record import RunRecord, side_of
@@ -114,11 +114,10 @@ class Calibration(BaseModel):
         """Say what the gate can be trusted with."""
         alarms = sum(item.left_out.fail for item in self.metrics)
         comparisons = sum(item.left_out.comparisons for item in self.metrics)
-        day = time.strftime("%Y-%m-%d", time.localtime(self.made_at))
         effects = sorted(item.effect for item in self.metrics if item.kind == "ratio" and is_timed(item.unit))
         span = f"{effects[0]:.1%}" + (f" to {effects[-1]:.1%}" if len(effects) > 1 else "") if effects else ""
         return (
-            f"The gate was calibrated here on {day} with {self.runs} unchanged and {self.planted_runs} slowed runs: "
+            f"The gate was calibrated here on {day(self.made_at)} with {self.runs} unchanged and {self.planted_runs} slowed runs: "
             f"{alarms} false alarm{'s' * (alarms != 1)} in {comparisons} A/A comparisons"
             + (f"; it finds losses of speed of {span}, by metric, with 99 % power." if span else ".")
         )
@@ -237,8 +236,10 @@ def load_calibration(root: Path, benchmark: str, tier: str, key: str) -> Calibra
     path = path_of(root, benchmark, tier, key)
     if not path.exists():
         return None
+    content = read_json(path)
+    check_schema(path, content, SCHEMA)
     try:
-        return Calibration.model_validate(read_json(path))
+        return Calibration.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(

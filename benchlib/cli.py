@@ -161,7 +161,9 @@ def baseline() -> None:
 @baseline.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--reason", required=True, help="Why this run is the new normal; kept in the file.")
-@click.option("--add", is_flag=True, help="Keep the runs that are in the baseline: several tell how much unchanged runs differ.")
+@click.option(
+    "--add", is_flag=True, help="Keep the runs that are in the baseline: several tell how much unchanged runs differ."
+)
 @click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
 @_user_errors
 def accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import psutil
 
-from benchlib import baselines, claim, manifest
+from benchlib import baselines, manifest, run_lock
 from benchlib.checks import Check, Verdict, save_verdict, verdict_of
 from benchlib.errors import UserError
 from benchlib.files import read_object, write_json
@@ -143,7 +143,7 @@ def _why_broken(run: Run) -> str:
 
 def is_running(run_dir: Path | str) -> bool:
     """Tell whether a process on this machine still works on the run folder."""
-    running = claim.taken(run_dir)
+    running = run_lock.taken(run_dir)
     if running is not None:
         return running
     path = str(Path(run_dir).resolve())

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from benchlib import claim, files
+from benchlib import files, run_lock
 from benchlib.diagnosis import EXIT_STORAGE
 from benchlib.errors import RunBroken, UserError
 from benchlib.events import Event, EventFollower
@@ -82,7 +82,7 @@ class Launch:
         """
         if self._process:
             raise UserError(f"{self.run_dir} was already used for a run (it has a supervisor): take a new folder")
-        held = claim.take(self.run_dir)
+        held = run_lock.take(self.run_dir)
         try:
             self._start(held)
         except OSError as error:

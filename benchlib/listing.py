@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from benchlib import baselines, terminal
+from benchlib import judge as judging
 from benchlib.backends import BACKENDS
 from benchlib.calibration import load_calibration
 from benchlib.change import Spread, change
@@ -73,7 +74,8 @@ def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improve
     """
     runs = [Run(path) for path in run_dirs]
     for run in runs:
-        baselines.require_acceptable(run)
+        # The stored verdict may be older than what lies in the folder now.
+        baselines.require_acceptable(run, judging.judged(run).model_dump())
         other = baselines.differences(baselines.run_fingerprint(run), baselines.run_fingerprint(runs[0]))
         if other:
             raise UserError(
@@ -104,8 +106,13 @@ def show_baselines() -> None:
         Column("accepted", no_wrap=True),
         "reason",
     )
-    stored = baselines.stored()
-    for _, item in stored:
+    stored, damaged = [], []
+    for path in sorted(baselines.folder().glob("*/*/*.json")):
+        try:
+            stored.append(baselines.load_baseline(path))
+        except UserError as error:
+            damaged.append(str(error))
+    for item in stored:
         factors = item.fingerprint
         machine = factors.get("devices") or factors.get("cpu", "")
         table.add_row(
@@ -118,9 +125,12 @@ def show_baselines() -> None:
             day(item.latest.recorded_at),
             escape(item.latest.reason),
         )
+    if stored:
+        console.print(table)
+    if damaged:
+        raise UserError("\n".join(damaged))
     if not stored:
         raise UserError("no baselines yet: `benchlib baseline accept RUN --reason ...` makes the first")
-    console.print(table)
 
 
 def show_baseline(key: str) -> None:

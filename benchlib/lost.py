@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchlib import claim, files
+from benchlib import files, run_lock
 from benchlib.diagnosis import RankRecord
 from benchlib.errors import StorageError, UserError
 from benchlib.events import Event, read_events
@@ -29,7 +29,7 @@ def settle(run_dir: Path | str) -> dict[str, Any] | None:
 
 def _at_work(run_dir: Path, launched: Event) -> bool:
     """Whether the supervisor of a launch lives: by the claim on the folder, else by its process id."""
-    running = claim.taken(run_dir)
+    running = run_lock.taken(run_dir)
     pid = launched.get("supervisor")
     if running is not None or not isinstance(pid, int):
         return bool(running)

@@ -66,8 +66,10 @@ def resampled(
 ) -> tuple[float, float]:
     """Return the bootstrap percentile interval of ``statistic(*data, axis=...)``, each array resampled on its own.
 
-    Every array needs two or more values. Where none of them has any spread the interval is the value itself.
+    Every array needs two or more values; their order does not count. Where none of them has any spread the interval is the
+    value itself.
     """
+    data = [np.sort(values) for values in data]
     if all(np.ptp(values) == 0 for values in data):  # scipy would warn of a degenerate distribution
         value = float(statistic(*data, axis=-1))
         return value, value

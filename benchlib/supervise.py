@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchlib import claim, diagnosis, manifest, stacks
+from benchlib import diagnosis, manifest, run_lock, stacks
 from benchlib.children import Children
 from benchlib.diagnosis import EXIT_STORAGE, RankRecord
 from benchlib.errors import StorageError, UserError
@@ -303,7 +303,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     run_dir = options.run_dir.resolve()
     try:
-        claim.take(run_dir) if options.claim is None else os.set_inheritable(options.claim, False)
+        run_lock.take(run_dir) if options.claim is None else os.set_inheritable(options.claim, False)
         return _supervise(run_dir, options.nproc)
     except UserError as error:
         with contextlib.suppress(OSError):

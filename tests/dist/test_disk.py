@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from harness import END_S, HERE, none_left, pid_at_step, prepare, send, status
 
-from benchlib import claim, manifest
+from benchlib import manifest, run_lock
 from benchlib.errors import UserError
 from benchlib.events import read_events
 from benchlib.launch import Launch, execute, settle
@@ -129,7 +129,7 @@ def test_a_folder_is_for_one_launch_at_a_time(tmp_path: Path) -> None:
         assert before <= {process.pid for process in marked(run_dir)}  # the first one's ranks live on
         assert launch.stop()
     none_left(run_dir, 0.5)
-    assert claim.taken(run_dir) is False
+    assert run_lock.taken(run_dir) is False
     with pytest.raises(UserError, match="already used"):
         Launch(run_dir, "faulty:run").start()
 
@@ -187,9 +187,9 @@ def test_the_claim_of_a_killed_supervisor_is_free(tmp_path: Path) -> None:
     run_dir = prepare(tmp_path / "run")
     launch = Launch(run_dir, "faulty:run").start()
     pid_at_step(run_dir, 1)
-    assert claim.taken(run_dir) is True
+    assert run_lock.taken(run_dir) is True
     assert launch.pid is not None
     send(launch.pid, signal.SIGKILL)
     assert launch.wait()["outcome"] == "failed"
-    assert claim.taken(run_dir) is False
+    assert run_lock.taken(run_dir) is False
     none_left(run_dir, END_S)

@@ -2,13 +2,12 @@
 
 import pytest
 
-from benchlib import baselines
-from benchlib.checks import save_verdict, verdict_of
+from benchlib import baselines, listing
+from benchlib.checks import Verdict, save_verdict, verdict_of
 from benchlib.config import build, save_config
 from benchlib.errors import UserError
 from benchlib.files import write_json
 from benchlib.judge import judge
-from benchlib.listing import accept_baseline
 from benchlib.metrics import measured
 from benchlib.record import RunRecord
 from benchlib.regression import RegressionLimit
@@ -194,13 +193,17 @@ def test_earlier_repetitions_count_unless_the_latest_has_no_number(make_run, tmp
 def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, tmp_path, monkeypatch, capsys):
     root = tmp_path / "baselines"
     monkeypatch.setattr(baselines, "folder", lambda: root)
+    monkeypatch.setattr(listing.judging, "judged", lambda run: Verdict.model_validate(run.verdict))
     runs = [make_run(name).path for name in ("a", "b", "c")]
     odd, slowed = make_run("odd", batch_size=3).path, make_run("slowed", planted_slowdown=0.1).path
     for wrong, said in ((odd, "config.batch_size"), (slowed, "on purpose")):
         with pytest.raises(UserError, match=said):
-            accept_baseline([*runs, wrong], "night", add=False, if_improved=False)
+            listing.accept_baseline([*runs, wrong], "night", add=False, if_improved=False)
     assert not root.exists()
-    accept_baseline(runs, "night", add=False, if_improved=False)
+    listing.accept_baseline(runs, "night", add=False, if_improved=False)
     ((_, stored),) = baselines.stored(root)
     assert [item.run for item in stored.runs] == ["a", "b", "c"]
+    monkeypatch.setattr(listing.judging, "judged", lambda run: verdict_of([], broken="a file was cut since"))
+    with pytest.raises(UserError, match="cut since"):  # whatever the stored verdict said
+        listing.accept_baseline(runs[:1], "night", add=False, if_improved=False)
     assert "accepted:" in capsys.readouterr().out

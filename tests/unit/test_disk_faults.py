@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from make_run import START, make_run
 
-from benchlib import baselines, claim, index, judge, manifest, report, results
+from benchlib import baselines, index, judge, manifest, report, results, run_lock
 from benchlib.array_file import DamagedFile, read_arrays, write_arrays
 from benchlib.cli import main
 from benchlib.config import resolve
@@ -434,16 +434,16 @@ def test_runs_of_one_second_get_folders_of_their_own(tmp_path):
 
 
 def test_a_run_folder_is_claimed_once_and_free_after_a_kill(tmp_path):
-    assert claim.taken(tmp_path) is None
-    code = f"from benchlib import claim; import time; claim.take({str(tmp_path)!r}); print('held', flush=True); time.sleep(60)"
+    assert run_lock.taken(tmp_path) is None
+    code = f"from benchlib import run_lock; import time; run_lock.take({str(tmp_path)!r}); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as holder:
         assert holder.stdout.readline() == "held\n"
-        assert claim.taken(tmp_path) is True
+        assert run_lock.taken(tmp_path) is True
         with pytest.raises(UserError, match="is in use: another process works on this run"):
-            claim.take(tmp_path)
+            run_lock.take(tmp_path)
         holder.kill()
-    assert claim.taken(tmp_path) is False
-    os.close(claim.take(tmp_path))
+    assert run_lock.taken(tmp_path) is False
+    os.close(run_lock.take(tmp_path))
 
 
 def _write_often(path, text):

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     FRONT: {FACTS, RECORDS, FRONT},
 }
 MODULES = {
-    FACTS: "backends bandwidth change changepoints claim clock config diagnosis drivers early_stopping errors events files hardware hardware.config limits machine manifest paths planted processes progress ranks references registry rerun sensors squad squad.config stacks stats vendor_peaks",
+    FACTS: "backends bandwidth change changepoints clock config diagnosis drivers early_stopping errors events files hardware hardware.config limits machine manifest paths planted processes progress ranks references registry rerun run_lock sensors squad squad.config stacks stats vendor_peaks",
     RECORDS: "baselines calibration checks circumstances comparison curves digest embedded flops foreign foreign.claim_file foreign.json_file foreign.loadgen_summary foreign.nccl foreign.nccl_json foreign.nccl_text foreign.own_files foreign.readers foreign.throughput_table hardware.checks hardware.published hardware.reading history history_cache impossible impossible.claim impossible.collectives impossible.compute impossible.finding impossible.learning impossible.loadgen impossible.own impossible.rules impossible.serving impossible.speed impossible.statements judge labels metrics past placing postmortem power published record regression repeats results sides snapshot squad.checks squad.published squad.reading stored stored_run trends",
     PLUMBING: "allreduce array_file batches checkpoint devices dropout example features minisquad models peaks process_group scoring spans squad_data squad_format squad_metric squad_metric.squad_metric timing windows",
     BENCHMARKS: "hardware.run squad.evaluate squad.native squad.outcome squad.plan squad.run squad.steplog squad.trainer squad.training",
