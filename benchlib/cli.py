@@ -37,6 +37,17 @@ def _user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+# Resolved at once: the notebooks are executed in another folder.
+_out = click.option(
+    "--out",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    help="Folder of the runs. [default: outputs]",
+)
+_set = click.option(
+    "--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the config; may be repeated."
+)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="benchlib")
 def main() -> None:
@@ -54,14 +65,8 @@ def main() -> None:
 @click.option(
     "--backend", "-b", default="auto", show_default=True, help="Where: auto, cpu, cuda, rocm, mps, xpu or tpu."
 )
-@click.option(
-    "--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the config; may be repeated."
-)
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    help="Folder of the runs. [default: outputs]",
-)
+@_set
+@_out
 @click.option("--resume", metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
 @click.option(
     "--repeat",
@@ -100,11 +105,7 @@ def run(
 
 @main.command("list")
 @click.option("--runs", is_flag=True, help="List the stored runs instead.")
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    help="Folder of the runs. [default: outputs]",
-)
+@_out
 @_user_errors
 def list_(runs: bool, out: Path | None) -> None:
     """List benchmarks, tiers and backends, or the stored runs."""
@@ -118,11 +119,7 @@ def list_(runs: bool, out: Path | None) -> None:
 
 @main.command()
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    help="Folder of the runs. [default: outputs]",
-)
+@_out
 @_user_errors
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
     """Judge and render stored RUNS again, without running anything. [default: all]"""
@@ -196,17 +193,13 @@ def baseline_show(key: str) -> None:
 @click.argument("target")
 @click.option("--tier", "-t", default="quick", show_default=True, help="How much work each run is.")
 @click.option("--backend", "-b", default="auto", show_default=True, help="Where, as for `benchlib run`.")
-@click.option("--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the config.")
+@_set
 @click.option("--runs", type=click.IntRange(3, 100), default=8, show_default=True, help="Unchanged runs.")
 @click.option("--planted", default="0.15,0.35", show_default=True, help="Slow-downs to plant, as shares; '' for none.")
 @click.option(
     "--planted-runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each planted slow-down."
 )
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    help="Folder of the runs. [default: outputs]",
-)
+@_out
 @click.option(
     "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Go on with a calibration that was cut."
 )
@@ -274,11 +267,7 @@ def compare(sides: tuple[str, ...], all_metrics: bool, as_json: bool, html: Path
 @click.option("--to", "name", required=True, metavar="FORMAT", help="The format, one of those above.")
 @click.option("--output", "-o", default="", help="File, folder or store to write; - is the standard output.")
 @click.option("--samples", is_flag=True, help="csv and parquet: a row a raw sample instead of a row a metric.")
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    help="Folder of the runs. [default: outputs]",
-)
+@_out
 @_user_errors
 def export(runs: tuple[str, ...], name: str, output: str, samples: bool, out: Path | None) -> None:
     """Write stored runs for other tools. RUN is a run folder, a folder of runs or a report.html. [default: all]
