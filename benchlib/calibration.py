@@ -61,7 +61,8 @@ class MetricCalibration(BaseModel):
 
     ``values`` are the medians of the unchanged runs in the metric's unit, ``spread`` their standard deviation on the gate's
     scale. ``single`` compares each run with each other one (a baseline of one run), ``left_out`` each run with all others.
-    ``false_alarms`` and ``effect`` are simulated with this spread for a baseline of ``baseline_runs`` runs.
+    ``false_alarms`` and ``effect`` are simulated with this spread for the weakest gate that has this calibration: one
+    accepted run. More accepted runs find smaller losses.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,7 +77,6 @@ class MetricCalibration(BaseModel):
     single: Counted
     left_out: Counted
     planted: list[Planted]
-    baseline_runs: int
     false_alarms: float
     comparisons: int
     effect: float
@@ -126,8 +126,8 @@ class Calibration(BaseModel):
         """Say how the figures were made."""
         return (
             f"False alarms: each of the {self.runs} unchanged runs against all others, with the upper end of the exact 95 % interval. "
-            "Simulated: the same gate on numbers drawn with the spread of these runs; the loss found is the one that 99 % of these "
-            "comparisons call a regression. Planted: how much slower the slowed runs came out, and how many of them the gate failed."
+            "Simulated: the same gate, with one accepted run and this calibration, on numbers drawn with the spread of these runs; "
+            "the loss found is the one that 99 % of these comparisons call a regression. Planted: how much slower the slowed runs came out, and how many of them the gate failed."
         )
 
     def rows(self) -> list[dict[str, str]]:
@@ -171,8 +171,7 @@ def calibrate_metric(
     medians = np.array([np.median(side.runs[0]) for side in sides])
     spread = pooled([np.log(medians) if kind == "ratio" else medians], None)
     assert spread is not None
-    runs = len(sides)
-    setup = Setup(limit, metric.direction, old_runs=runs, known_dof=0)
+    setup = Setup(limit, metric.direction, old_runs=1, known_dof=spread.dof)
     # A metric whose runs are all equal has nothing to simulate: the gate fails from its own limit on.
     power = simulate(setup, spread.s) if setup.kind == kind else simulate(_as_amount(setup, medians), spread.s)
     return MetricCalibration(
@@ -188,7 +187,6 @@ def calibrate_metric(
         planted=[
             item for share, records in sorted(planted.items()) if (item := _planted(limit, share, records, sides, kind))
         ],
-        baseline_runs=runs,
         false_alarms=power.false_alarms,
         comparisons=power.comparisons,
         effect=power.effect,
