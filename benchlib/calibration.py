@@ -138,7 +138,7 @@ class Calibration(BaseModel):
                 "limit": item.limit.text(item.direction),
                 "A/A band": f"±{item.shown(item.band)}",
                 "loss found": item.shown(item.effect),
-                "false alarms": f"{item.left_out.fail} of {item.left_out.comparisons} (< {item.left_out.upper:.0%})",
+                "false alarms": f"{item.left_out.fail} of {item.left_out.comparisons} (<{item.left_out.upper:.0%})",
                 "simulated": f"{item.false_alarms:.2%}",
                 "planted": "; ".join(
                     f"{plant.measured - 1:+.0%}: {plant.verdicts.fail} of {plant.verdicts.comparisons}"

@@ -195,7 +195,9 @@ def baseline_show(key: str) -> None:
 @click.option("--backend", "-b", default="auto", show_default=True, help="Where, as for `benchlib run`.")
 @_set
 @click.option("--runs", type=click.IntRange(3, 100), default=8, show_default=True, help="Unchanged runs.")
-@click.option("--planted", default="0.15,0.35,0.8", show_default=True, help="Slow-downs to plant, as shares; '' for none.")
+@click.option(
+    "--planted", default="0.15,0.35,0.8", show_default=True, help="Slow-downs to plant, as shares; '' for none."
+)
 @click.option(
     "--planted-runs", type=click.IntRange(1, 100), default=2, show_default=True, help="Runs of each planted slow-down."
 )

@@ -15,7 +15,7 @@ from benchlib.impossible.rules import Judgement, judge_claims
 EXIT_POSSIBLE, EXIT_IMPOSSIBLE, EXIT_UNREADABLE, EXIT_NO_RULE = 0, 1, 2, 3
 MOST_REASONS = 3
 COLOURS = {"PASS": "green", "FAIL": "red", "SKIPPED": "yellow"}
-console = terminal.console()
+console = terminal.console(least_width=120)
 errors = terminal.console(stderr=True)
 
 

@@ -19,7 +19,7 @@ from benchlib.paths import outputs
 from benchlib.registry import BENCHMARKS
 from benchlib.results import Run, find_runs
 
-console = terminal.console()
+console = terminal.console(least_width=120)
 ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from benchlib.metrics import Metric
@@ -13,7 +14,7 @@ KEPT_SAMPLES = 200
 
 
 class RunRecord(BaseModel):
-    """A run as a baseline or a repetition keeps it. ``samples`` holds at most 200 of each metric's, evenly spaced."""
+    """A run as a baseline or a repetition keeps it. ``samples`` holds each metric's, or 200 quantiles of them."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -55,7 +56,11 @@ def side_of(records: Sequence[RunRecord], name: str) -> Side | None:
     return Side(last, tuple(run for side in sides for run in side.runs))
 
 
-def thinned(samples: Sequence[float]) -> list[float]:
-    """Return at most 200 of the samples, evenly spaced over all of them."""
-    step = max(1, -(-len(samples) // KEPT_SAMPLES))
-    return list(samples[::step])
+def thinned(samples: Sequence[float], kept: int = KEPT_SAMPLES) -> list[float]:
+    """Return the samples as they are, or of more than ``kept`` the ``kept`` quantiles at (i + 1/2) / kept, in ascending order.
+
+    Quantiles keep the median and the spread; every second sample of a series that alternates would not.
+    """
+    if len(samples) <= kept:
+        return list(samples)
+    return [float(value) for value in np.quantile(np.asarray(samples, dtype=float), (np.arange(kept) + 0.5) / kept)]

@@ -145,7 +145,7 @@ def regression_check(limit: RegressionLimit, new: Side, old: Side, known: Spread
         **common,
         status=status,
         reason=f"{new.text(kind)} against {old.text(kind)}: {_said(found, metric.unit)}{advice}",
-        value=new.value(kind),
+        value=new.metric.value if len(new.runs) == 1 else new.value(kind),
         limit=_limit_text(limit, wanted, found, metric) + f" of {old.text(kind)}",
         source=_basis(found),
     )

@@ -29,7 +29,7 @@ from benchlib.repeats import save_repeats
 from benchlib.results import Run
 from benchlib.session import Plan, plan, prepare
 
-console = terminal.console()
+console = terminal.console(least_width=120)
 COLOURS = {
     "PASS": "green",
     "FAIL": "red",

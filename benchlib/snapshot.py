@@ -14,7 +14,7 @@ from benchlib.baselines import run_fingerprint
 from benchlib.checks import Verdict
 from benchlib.digest import identity, judgement, span
 from benchlib.errors import UserError
-from benchlib.record import KEPT_SAMPLES
+from benchlib.record import KEPT_SAMPLES, thinned
 from benchlib.registry import BENCHMARKS
 from benchlib.regression import RegressionLimit
 from benchlib.results import Result, Run
@@ -59,7 +59,7 @@ class Snapshot(BaseModel):
         return self.result is not None and self.result.status == "complete" and bool(self.fingerprint)
 
     def thinned(self, kept: int = KEPT_SAMPLES) -> "Snapshot":
-        """Return the run with at most ``kept`` samples of each metric, evenly spaced, and without long tables.
+        """Return the run with at most ``kept`` samples of each metric (quantiles, see ``record.thinned``) and without long tables.
 
         Samples that are not all finite numbers are left out: JSON has no word for them.
         """
@@ -76,7 +76,7 @@ class Snapshot(BaseModel):
             if not all(isinstance(value, (int, float)) and math.isfinite(value) for value in values):
                 left_out.append(f"samples.{name}")
             elif kept:
-                samples[name] = values[:: max(1, -(-len(values) // kept))]
+                samples[name] = thinned(values, kept)
         return self.model_copy(update={"result": result, "samples": samples, "left_out": sorted(set(left_out))})
 
 

@@ -9,7 +9,7 @@ from benchlib.errors import UserError
 from benchlib.files import write_json
 from benchlib.judge import judge
 from benchlib.metrics import measured
-from benchlib.record import RunRecord
+from benchlib.record import RunRecord, thinned
 from benchlib.regression import RegressionLimit
 from benchlib.repeats import save_repeats
 from benchlib.results import Result, Run, save_result
@@ -207,3 +207,13 @@ def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, 
     with pytest.raises(UserError, match="cut since"):  # whatever the stored verdict said
         listing.accept_baseline(runs[:1], "night", add=False, if_improved=False)
     assert "accepted:" in capsys.readouterr().out
+
+
+def test_thinned_samples_keep_median_and_spread():
+    """An all-reduce that alternates between two speeds: every second sample would have one of them only."""
+    alternating = [10.0, 20.0] * 200 + [15.0]
+    kept = thinned(alternating)
+    assert len(kept) == 200
+    assert (min(kept), max(kept)) == (10.0, 20.0)
+    assert sum(value < 15 for value in kept) == sum(value > 15 for value in kept)
+    assert thinned([3.0, 1.0]) == [3.0, 1.0]

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from make_run import START, make_run
 
-from benchlib import baselines, index, judge, manifest, report, results, run_lock
+from benchlib import baselines, index, judge, listing, manifest, report, results, run_lock
 from benchlib.array_file import DamagedFile, read_arrays, write_arrays
 from benchlib.cli import main
 from benchlib.config import resolve
@@ -517,7 +517,8 @@ def test_spans_are_written_in_their_unit():
         "sp ace ünï 漢",
     ],
 )
-def test_names_of_folders_are_harmless_everywhere(tmp_path, name):
+def test_names_of_folders_are_harmless_everywhere(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(listing.console, "width", 400)  # no name is folded into its neighbours' column
     out = tmp_path / f"out {name}"
     run = place(out, name)
     (run / "report.html").write_text("x")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 
+import numpy as np
 import pytest
 from make_run import make_run
 
@@ -49,7 +50,7 @@ def test_the_report_carries_the_run(folder, tmp_path):
     assert carried.result.metrics == whole.result.metrics
     assert carried.verdict == whole.verdict
     assert len(carried.samples["loss"]) <= 200 < len(whole.samples["loss"]) == 500
-    assert carried.samples["loss"] == whole.samples["loss"][::3]
+    assert np.median(carried.samples["loss"]) == pytest.approx(np.median(whole.samples["loss"]), rel=0.01)
     assert load(folder / "report.html")[0].run == folder.name
 
 
