@@ -32,8 +32,8 @@ def summary(samples: Sequence[float]) -> Summary:
 
 
 def median_interval(samples: Sequence[float] | np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the median of two or more samples."""
-    return resampled([finite(samples)], lambda values, axis: np.median(values, axis=axis), CONFIDENCE, seed)
+    """Return the 95 % bootstrap interval of the median of two or more samples, in whatever order."""
+    return resampled([np.sort(finite(samples))], lambda values, axis: np.median(values, axis=axis), CONFIDENCE, seed)
 
 
 def smoothed(values: Sequence[float], window: int | None = None) -> np.ndarray:
@@ -66,10 +66,8 @@ def resampled(
 ) -> tuple[float, float]:
     """Return the bootstrap percentile interval of ``statistic(*data, axis=...)``, each array resampled on its own.
 
-    Every array needs two or more values; their order does not count. Where none of them has any spread the interval is the
-    value itself.
+    Every array needs two or more values. Where none of them has any spread the interval is the value itself.
     """
-    data = [np.sort(values) for values in data]
     if all(np.ptp(values) == 0 for values in data):  # scipy would warn of a degenerate distribution
         value = float(statistic(*data, axis=-1))
         return value, value
