@@ -90,15 +90,15 @@ def run(
     dry_run: bool,
 ) -> None:
     """Run TARGET: a benchmark (squad), or a tier (quick) with all its benchmarks."""
-    from benchlib import runner
+    from benchlib import planning, runner
     from benchlib.results import check_place
 
     if not dry_run:  # before torch is asked for its devices, which takes seconds
         check_place(out or runner.outputs())
-    plans = runner.plans(target, tier, backend, pairs, resume)
+    plans = planning.plans(target, tier, backend, pairs, resume)
     if dry_run:
         for planned in plans:
-            runner.show_plan(planned, out)
+            planning.show_plan(planned, out)
         return
     sys.exit(runner.run_all(plans, out, strict, repeat))
 

@@ -17,7 +17,7 @@ from benchlib.notebook import execute, parameters_of
 from benchlib.past import Past
 from benchlib.paths import home, outputs
 from benchlib.report import Exporter, style
-from benchlib.runner import shown
+from benchlib.summary import shown
 from benchlib.terminal import console as terminal_console
 
 NAME = "history.html"

@@ -12,7 +12,8 @@ from benchlib.checks import EXIT_BROKEN, EXIT_PASS
 from benchlib.errors import StorageError, UserError
 from benchlib.paths import outputs
 from benchlib.results import Run, find_runs
-from benchlib.runner import COLOURS, console, keep, settled, shown, write_index
+from benchlib.runner import keep, settled, write_index
+from benchlib.summary import COLOURS, console, shown
 
 _DAY = re.compile(r".+-\d{8}")
 

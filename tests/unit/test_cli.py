@@ -8,7 +8,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from benchlib import runner, session
+from benchlib import planning, runner, session
 from benchlib.cli import main
 
 PROBE = {
@@ -23,9 +23,9 @@ PROBE = {
 @pytest.fixture
 def call(monkeypatch):
     """Call the command line in this process, with torch's answer given."""
-    monkeypatch.setattr(runner, "probe_devices", lambda: PROBE)
+    monkeypatch.setattr(planning, "probe_devices", lambda: PROBE)
     monkeypatch.setattr(session, "probe_devices", lambda: PROBE)
-    monkeypatch.setattr(runner.console, "width", 200)
+    monkeypatch.setattr(planning.console, "width", 200)
 
     def run(*arguments):
         return CliRunner().invoke(main, arguments)
@@ -48,7 +48,7 @@ def call(monkeypatch):
     ],
 )
 def test_wrong_input_is_told_before_any_process_starts(call, monkeypatch, tmp_path, arguments, words):
-    monkeypatch.setattr(runner, "probe_devices", lambda: pytest.fail("asked torch although the input is wrong"))
+    monkeypatch.setattr(planning, "probe_devices", lambda: pytest.fail("asked torch although the input is wrong"))
     result = call(*arguments, "--out", str(tmp_path))
     assert result.exit_code == 2
     assert words in result.output
@@ -102,7 +102,7 @@ def _seconds():
 def test_a_relative_folder_of_runs_is_relative_to_where_the_user_stands(monkeypatch, tmp_path):
     """The notebook is executed elsewhere: a relative path would lead to another place there."""
     seen = []
-    monkeypatch.setattr(runner, "plans", lambda *arguments: [])
+    monkeypatch.setattr(planning, "plans", lambda *arguments: [])
     monkeypatch.setattr(runner, "run_all", lambda plans, out, *more: seen.append(out) or 0)
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(main, ["run", "squad", "--out", "here"])

@@ -22,7 +22,7 @@ def runs(monkeypatch, tmp_path):
         return runner.Outcome(Path(f"{planned}-{len(log)}"), verdict, word == "STOPPED")
 
     monkeypatch.setattr(runner, "run_one", run_one)
-    monkeypatch.setattr(runner, "_index", lambda out: None)
+    monkeypatch.setattr(runner, "write_index", lambda store, quiet: 0)
     monkeypatch.setattr(runner, "_record", lambda run_dir: run_dir.name)
     return SimpleNamespace(
         log=log, script=script, all=lambda repeat, strict=False: runner.run_all(list(script), tmp_path, strict, repeat)
