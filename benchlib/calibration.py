@@ -15,7 +15,7 @@ from benchlib.change import Kind, Spread, change, pooled
 from benchlib.errors import UserError
 from benchlib.files import check_schema, read_json, write_json
 from benchlib.labels import day
-from benchlib.metrics import Direction, quantity
+from benchlib.metrics import Direction, band_text, quantity
 from benchlib.power import Setup, simulate
 from benchlib.record import RunRecord, side_of
 from benchlib.regression import RegressionLimit, Side, kind_of, regression_check
@@ -136,7 +136,7 @@ class Calibration(BaseModel):
             {
                 "metric": item.metric,
                 "limit": item.limit.text(item.direction),
-                "A/A band": f"±{item.shown(item.band)}",
+                "A/A band": band_text(item.band, item.kind, item.unit),
                 "loss found": item.shown(item.effect),
                 "false alarms": f"{item.left_out.fail} of {item.left_out.comparisons} (<{item.left_out.upper:.0%})",
                 "simulated": f"{item.false_alarms:.2%}",

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from rich.markup import escape
 from rich.table import Column, Table
 
-from benchlib import markup
+from benchlib import markup, metrics
 from benchlib.checks import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.comparison import Contrast, Factor, Row, contrast
 from benchlib.errors import UserError
@@ -111,7 +111,7 @@ def band_text(row: Row) -> str:
         return ""
     if row.band is None:
         return "unknown"
-    return f"±{row.band:.1%}" if row.kind == "ratio" else f"±{quantity(row.band)}"
+    return metrics.band_text(row.band, row.kind)
 
 
 def word_text(row: Row, comparable: bool) -> str:

@@ -14,7 +14,7 @@ from benchlib.change import Spread, change
 from benchlib.config import read_params, tier_names
 from benchlib.errors import UserError
 from benchlib.labels import day
-from benchlib.metrics import Metric, quantity
+from benchlib.metrics import Metric, band_text, quantity
 from benchlib.paths import outputs
 from benchlib.registry import BENCHMARKS
 from benchlib.results import Run, find_runs
@@ -169,7 +169,7 @@ def _of_all_runs(baseline: baselines.Baseline, metric: Metric, known: Spread | N
     if side is None or not side.runs or min(map(min, side.runs)) <= 0:
         return metric.text, ""
     spread = change(side.runs, side.runs, known=known).spread
-    return side.text("ratio"), f"±{spread.band():.1%}" if spread else ""
+    return side.text("ratio"), band_text(spread.band(), "ratio") if spread else ""
 
 
 def show_doctor() -> int:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from benchlib.change import Change, Kind, Spread, change
 from benchlib.checks import Check, Status
-from benchlib.metrics import Direction, Metric, quantity
+from benchlib.metrics import Direction, Metric, band_text, quantity
 from benchlib.results import Result
 
 _EDGE = 1e-9  # of what is compared: 0.9 - 0.8 misses 0.1 by rounding, and a boundary value passes
@@ -187,9 +187,9 @@ def _basis(found: Change) -> str:
     runs = f"baseline of {found.old_runs} run{'s' * (found.old_runs > 1)}"
     if found.spread is None:
         return f"{runs}; the spread between runs is not known, accept --add and calibrate measure it"
-    band = f"{found.spread.band('ratio'):.1%}" if found.kind == "ratio" else quantity(found.spread.band("difference"))
+    band = band_text(found.band, found.kind)
     few = "" if found.basis == "runs" else ", from too few runs to widen the interval: add a third"
-    return f"{runs}; A/A band ±{band}{few}"
+    return f"{runs}; A/A band {band}{few}"
 
 
 def _signed(amount: float, unit: str) -> str:
