@@ -18,6 +18,9 @@ PROGRAMS = {
     "reduce": "reduce",
     "sendrecv": "send_recv",
 }
+# NCCL's own numbers of its algorithms (NCCL_ALGO_* in nccl's src/include/nccl_common.h), as older logs print them.
+ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
+WITHOUT_SWITCH = "ring or tree"
 UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
 
 
@@ -35,6 +38,20 @@ def operation_of(program: str) -> str:
     """Return the operation of a program's name or path: ``./build/all_reduce_perf`` -> ``all_reduce``."""
     name = program.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".exe").removesuffix("_perf")
     return PROGRAMS.get(name, name)
+
+
+def algorithm_of(told: str) -> str:
+    """Return the algorithm by the name or number that a log of NCCL tells: ``4`` -> ``NVLS``."""
+    return ALGORITHMS[int(told)] if told.isdecimal() and int(told) < len(ALGORITHMS) else told
+
+
+def forced_algorithm(value: str) -> str:
+    """Return what NCCL_ALGO leaves; ``^NVLS,NVLSTree`` forbids, ``Ring,Tree`` allows, '' where several kinds are left."""
+    value = value.strip().strip('"')
+    if value.startswith("^"):
+        forbidden = value[1:].upper().split(",")
+        return WITHOUT_SWITCH if {"NVLS", "NVLSTREE"} <= set(forbidden) else ""
+    return value
 
 
 def row_claim(

@@ -76,5 +76,5 @@ def _algorithm(content: dict[str, Any]) -> str:
     env = content.get("env")
     values = dict(str(item).partition("=")[::2] for item in env) if isinstance(env, list) else {}
     if values.get("NCCL_ALGO"):
-        return values["NCCL_ALGO"]
-    return "ring or tree" if values.get("NCCL_NVLS_ENABLE") == "0" else ""
+        return nccl.forced_algorithm(values["NCCL_ALGO"])
+    return nccl.WITHOUT_SWITCH if values.get("NCCL_NVLS_ENABLE") == "0" else ""

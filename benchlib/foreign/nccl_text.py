@@ -21,6 +21,7 @@ HEADER = re.compile(r"^#\s+size\s+count\s+type\b(.*)$")
 RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+\S+\s+device\s+\S+\s+\[[^\]]*\]\s*(.*)$")
 PROGRAM = re.compile(r"Collective test (?:starting|concluded):\s*(\S+)")
 COMMAND = re.compile(r"(?:^|[\s/])(\w+_perf)\b")
+NVLS_READY = re.compile(r"NCCL INFO (?:Connected NVLS tree|NVLS comm 0x|NVLS multicast support is available)")
 STEPS = re.compile(r"minBytes (\d+) maxBytes (\d+) step: (\d+)\((factor|bytes)\)")
 MEASURES = ("time", "cputime", "algbw", "busbw", "#wrong", "error", "i_min", "i_max", "i_p99", "i_cv%")
 WIDE_AS_TODAY, WITHOUT_ROOT = 13, 12
@@ -113,15 +114,20 @@ def _setting(lines: Sequence[str]) -> Setting:
 
 
 def _algorithm(lines: Sequence[str]) -> str:
-    """Return the algorithm that the log of NCCL tells or the environment enforces, '' where neither does."""
+    """Return the algorithm that the log of NCCL tells or the environment enforces, '' where neither does.
+
+    A connected NVLS tree may be used and need not be: it stands for the algorithm that asks least of the links.
+    """
     text = "\n".join(lines)
-    forced = re.search(r"NCCL_ALGO[=: ]+(?:set by environment to )?\"?(\w+)", text)
+    forced = re.search(r"NCCL_ALGO[=: ]+(?:set by environment to )?\"?([\w^,:]+)", text)
     if forced:
-        return forced[1]
-    used = set(re.findall(r"\bAlgo (\w+) proto", text, re.IGNORECASE))
-    if len(used) == 1:
-        return str(used.pop())
-    return "ring or tree" if re.search(r"NCCL_NVLS_ENABLE\s*(?:=|set by environment to)\s*0", text) else ""
+        return nccl.forced_algorithm(forced[1])
+    used = {nccl.algorithm_of(told) for told in re.findall(r"\bAlgo (\w+) proto", text, re.IGNORECASE)}
+    if used:
+        return used.pop() if len(used) == 1 else ""
+    if re.search(r"NCCL_NVLS_ENABLE\s*(?:=|set by environment to)\s*0", text):
+        return nccl.WITHOUT_SWITCH
+    return "NVLS" if NVLS_READY.search(text) else ""
 
 
 def _columns(names: Sequence[str]) -> _Columns:

@@ -46,22 +46,46 @@ def busbw_has_its_factor(claim: Claim) -> list[Finding]:
     return [found(good, reason, wrong=f"their ratio is {ratio:.4g}")]
 
 
+SWITCHED = ("NVLS", "COLLNET", "SHARP")  # algorithms of NCCL in which a switch adds
+
+
+def possible_operations(one: Collective) -> list[str]:
+    """Return the operation, or where it is not named those whose factor the two bandwidths have; all where none has."""
+    if one.operation:
+        return [one.operation]
+    every = sorted(BUS_FACTORS)
+    if one.ranks is None or one.algbw_gbytes_per_s is None or one.busbw_gbytes_per_s is None:
+        return every
+    low, high = span(one.algbw_gbytes_per_s)
+    fitting = [
+        name
+        for name in every
+        if agrees(
+            one.busbw_gbytes_per_s,
+            BUS_FACTORS[name](one.ranks) * low,
+            BUS_FACTORS[name](one.ranks) * high,
+            PRINTED,
+            2 * DECIMALS,
+        )
+    ]
+    return fitting or every
+
+
 def wire_rate(one: Collective) -> tuple[float, str] | None:
     """Return the least rate in GB/s that a rank's links carried, and by which algorithm.
 
     With NVLS the switch adds, and an all-reduce of S bytes moves (n+1)/n·S over a link; busbw is then no wire rate.
-    Where the algorithm is not known, the one that asks least of the links counts.
+    Where the algorithm or the operation is not known, the one that asks least of the links counts.
     """
     if one.busbw_gbytes_per_s is None:
         return None
     ring = (one.busbw_gbytes_per_s, one.algorithm or "ring")
-    if one.operation != "all_reduce" or not one.ranks or one.ranks < 2:
+    if "all_reduce" not in possible_operations(one) or not one.ranks or one.ranks < 2:
         return ring
     algbw = one.busbw_gbytes_per_s / BUS_FACTORS["all_reduce"](one.ranks)
     by_switch = (algbw * (one.ranks + 1) / one.ranks, "NVLS")
-    if one.algorithm:
-        return by_switch if "NVLS" in one.algorithm.upper() else ring
-    return min(ring, by_switch)
+    switched = any(name in one.algorithm.upper() for name in SWITCHED)
+    return min(ring, by_switch) if switched or not one.algorithm else ring
 
 
 def busbw_is_below_bound(claim: Claim) -> list[Finding]:
@@ -78,6 +102,9 @@ def busbw_is_below_bound(claim: Claim) -> list[Finding]:
         least = "" if one.algorithm else "at least "
         reason += f", {least}{figure(wire, GB)} on the wire ({algorithm}: algbw × (n+1)/n)"
     reason += f"; at most {figure(bound, GB)} can be moved{source}"
+    if wire > bound * PEAK_SLACK and not one.operation and (one.ranks is None or len(possible_operations(one)) > 1):
+        unknown = "which operation over how many ranks it is" if one.ranks is None else "which operation it is"
+        return [Finding("SKIPPED", f"{reason}; {unknown} is not stated, and what the links carried depends on it")]
     wrong = "the operation was timed before it had ended, or the size is not what was moved"
     limit = f"<= {figure(bound * PEAK_SLACK, GB)}"
     return [found(wire <= bound * PEAK_SLACK, reason, wrong=wrong, value=wire, unit=GB, limit=limit)]

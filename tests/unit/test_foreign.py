@@ -80,6 +80,24 @@ def test_several_tests_in_a_log_keep_their_ranks_apart(tmp_path):
     assert failures(path) == {}
 
 
+@pytest.mark.parametrize(
+    ("line", "algorithm"),
+    [
+        ("node-a:4000:4100 [0] NCCL INFO Connected NVLS tree", "NVLS"),
+        ("node-a:4000:4100 [0] NCCL INFO NVLS multicast support is not available on dev 0", ""),
+        ("node-a:4000:4100 [0] NCCL INFO AllReduce: 1073741824 Bytes -> Algo 4 proto 2 time 3905.0", "NVLS"),
+        ("node-a:4000:4100 [0] NCCL INFO AllReduce: 1073741824 Bytes -> Algo RING proto SIMPLE", "RING"),
+        ("NCCL_ALGO=^NVLS,NVLSTree", "ring or tree"),
+        ("NCCL_ALGO=^Tree", ""),
+        ("node-a:4000:4100 [0] NCCL INFO NCCL_ALGO set by environment to Ring", "Ring"),
+    ],
+)
+def test_the_algorithm_is_what_the_log_of_nccl_tells(tmp_path, line, algorithm):
+    path = tmp_path / "log.txt"
+    path.write_text(line + "\n" + (HONEST / "all_reduce-8xh100-unnamed.txt").read_text())
+    assert read_claims(path)[1][0].collective.algorithm == algorithm
+
+
 def test_nccl_json_is_read_by_its_fields():
     name, claims = read_claims(HONEST / "all_reduce-8xh100.json")
     row = claims[0].collective

@@ -129,6 +129,24 @@ def test_bus_bandwidth_above_the_link_is_possible_with_nvls_only(algorithm, busb
     assert one("busbw below the links", collective=stated) == status
 
 
+@pytest.mark.parametrize(
+    ("operation", "ranks", "algbw", "busbw", "status"),
+    [
+        ("", 8, 274.97, 481.19, "PASS"),  # 1.75 = 2(n-1)/n: an all-reduce, by NVLS 309 GB/s on the wire
+        ("", 8, 430.0, 752.5, "FAIL"),  # the same, and no algorithm moves as little as that
+        ("", 8, 600.0, 525.0, "SKIPPED"),  # 7/8: one of five operations
+        ("", None, 600.0, 1050.0, "SKIPPED"),
+        ("all_gather", 8, 600.0, 525.0, "FAIL"),
+        ("", 8, 400.0, 350.0, "PASS"),
+    ],
+)
+def test_an_operation_that_is_not_named_is_told_by_its_factor_or_not_accused(operation, ranks, algbw, busbw, status):
+    stated = Collective(
+        operation=operation, ranks=ranks, algbw_gbytes_per_s=algbw, busbw_gbytes_per_s=busbw, bound_gbytes_per_s=450
+    )
+    assert one("busbw below the links", collective=stated) == status
+
+
 def test_the_wire_rate_of_nvls_is_that_of_nccl_tests_pull_request_239():
     stated = Collective(
         operation="all_reduce", ranks=8, algbw_gbytes_per_s=275, busbw_gbytes_per_s=481, algorithm="NVLS"
