@@ -54,13 +54,15 @@ class Baseline(BaseModel):
 class Comparison(BaseModel):
     """A baseline for a run, or why there is none: ``factors`` lists (name, here, in the nearest baseline).
 
-    ``calibration`` is what `benchlib calibrate` measured of the gate for the run's fingerprint, with or without a baseline.
+    ``calibration`` is what `benchlib calibrate` measured of the gate for the run's fingerprint, with or without a baseline;
+    ``damaged`` says what is wrong with its file.
     """
 
     status: Literal["found", "NO_BASELINE", "NOT_COMPARABLE"]
     baseline: Baseline | None = None
     factors: list[tuple[str, str, str]] = []
     calibration: Calibration | None = None
+    damaged: str = ""
 
     @property
     def reason(self) -> str:
@@ -101,17 +103,21 @@ def run_fingerprint(run: Run) -> dict[str, str]:
 def find(run: Run, root: Path | None = None) -> Comparison:
     """Find the baseline of a run, or the nearest one and the factors in which it differs."""
     here = run_fingerprint(run)
-    measured = load_calibration(root or folder(), run.config.benchmark, run.config.tier, fingerprint_key(here))
+    measured, damaged = None, ""
+    try:
+        measured = load_calibration(root or folder(), run.config.benchmark, run.config.tier, fingerprint_key(here))
+    except UserError as error:
+        damaged = str(error)
     known = [baseline for _, baseline in stored(root, run.config.benchmark, run.config.tier)]
     if not known:
-        return Comparison(status="NO_BASELINE", calibration=measured)
+        return Comparison(status="NO_BASELINE", calibration=measured, damaged=damaged)
     ranked = sorted(
         ((differences(here, baseline.fingerprint), baseline) for baseline in known), key=lambda pair: len(pair[0])
     )
     factors, nearest = ranked[0]
     if factors:
-        return Comparison(status="NOT_COMPARABLE", factors=factors, calibration=measured)
-    return Comparison(status="found", baseline=nearest, calibration=measured)
+        return Comparison(status="NOT_COMPARABLE", factors=factors, calibration=measured, damaged=damaged)
+    return Comparison(status="found", baseline=nearest, calibration=measured, damaged=damaged)
 
 
 def differences(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, str, str]]:
@@ -127,7 +133,8 @@ def differences(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, 
 def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: Comparison) -> list[Check]:
     """Compare each metric that has a limit with the baseline; a metric that only one side has is listed.
 
-    The earlier repetitions of an undecided run (``repeats.json``) count with it.
+    The earlier repetitions of an undecided run (``repeats.json``) count with it. An accepted run is compared with the other
+    accepted ones: with itself it would always pass.
     """
     result = run.result
     assert result is not None
@@ -135,12 +142,15 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
         assert comparison.status != "found"
         return open_checks(limits, result, comparison.status, comparison.reason)
     latest, earlier = RunRecord.of(run, limits), repeats(run)
+    others = [record for record in comparison.baseline.runs if not record.is_copy_of(latest)]
+    if not others:
+        return open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")
     checks = []
     for limit in limits:
         # A value that is no number must not hide behind those of earlier repetitions.
         metric = latest.metric(limit.metric)
         together = [*earlier, latest] if metric is not None and metric.value is not None else [latest]
-        new, old = side_of(together, limit.metric), comparison.baseline.side(limit.metric)
+        new, old = side_of(together, limit.metric), side_of(others, limit.metric)
         if all(side is None or side.metric.provenance == "not_available" for side in (new, old)):
             continue
         if new is None or old is None:
@@ -167,7 +177,7 @@ def _one_sided(limit: RegressionLimit, new: Side | None, old: Side | None) -> Ch
 
 
 def accept(
-    run: Run,
+    runs: Run | Sequence[Run],
     reason: str,
     limits: Iterable[RegressionLimit],
     *,
@@ -175,35 +185,50 @@ def accept(
     if_improved: bool = False,
     root: Path | None = None,
 ) -> Path:
-    """Make a run the baseline of its fingerprint, or with ``add`` one more run of it, and return the file.
+    """Make runs of one kind the baseline of their fingerprint, or with ``add`` more runs of it, and return the file.
 
-    Raises ``UserError`` for a run that is not whole, did not pass or was slowed down on purpose, for an empty reason, with
-    ``add`` where there is no baseline to add to or the run is in it, and with ``if_improved`` where a metric with a limit
-    is worse than in the baseline it would replace, so that gates never loosen.
+    All or none are accepted. Raises ``UserError`` for a run that is not whole, did not pass or was slowed down on purpose
+    (``require_acceptable``, by the stored verdict), for runs of different kinds and a run that is given twice, for an empty
+    reason, with ``add`` where there is no baseline to add to, and with ``if_improved`` where a metric with a limit is worse
+    than in the baseline it would replace, so that gates never loosen.
     """
+    chosen = [runs] if isinstance(runs, Run) else list(runs)
     if add and if_improved:
         raise UserError("--add keeps the baseline and --if-improved replaces it: give one of both")
     if not reason.strip():
         raise UserError("a baseline needs --reason: say why this run is the new normal")
-    require_acceptable(run)
-    limits = list(limits)
-    comparison = find(run, root)
-    current = comparison.baseline
-    record = RunRecord.of(run, limits, reason.strip())
-    if if_improved and current is not None:
-        worse = [name for name in (limit.metric for limit in limits) if _worse(record.metric(name), current.side(name))]
-        if worse:
-            raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
-    kept = _added_to(comparison, record) if add else []
+    first, limits = chosen[0], list(limits)
+    for run in chosen:
+        require_acceptable(run)
+        other = differences(run_fingerprint(run), run_fingerprint(first))
+        if other:
+            name, here, there = other[0]
+            raise UserError(
+                f"{run.path} cannot be in one baseline with {first.path.name}: {name} is {here} here, {there} there"
+            )
+    comparison = find(first, root)
+    kept = _kept(comparison, first) if add else []
+    for run in chosen:
+        record = RunRecord.of(run, limits, reason.strip())
+        if if_improved and comparison.baseline is not None:
+            _require_no_loss(record, comparison.baseline, limits)
+        kept = [*kept, _new(record, kept)]
+    if len(kept) > MOST_RUNS:
+        raise UserError(
+            f"a baseline holds {MOST_RUNS} runs at most, these would be {len(kept)}: accept fewer, or without --add"
+        )
     baseline = Baseline(
-        benchmark=run.config.benchmark,
-        tier=run.config.tier,
-        fingerprint=run_fingerprint(run),
-        runs=[*kept, record],
+        benchmark=first.config.benchmark, tier=first.config.tier, fingerprint=run_fingerprint(first), runs=kept
     )
     path = (root or folder()) / baseline.benchmark / baseline.tier / f"{baseline.key}.json"
     write_json(path, baseline.model_dump(mode="json"))
     return path
+
+
+def _require_no_loss(record: RunRecord, current: Baseline, limits: Iterable[RegressionLimit]) -> None:
+    worse = [limit.metric for limit in limits if _worse(record.metric(limit.metric), current.side(limit.metric))]
+    if worse:
+        raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
 
 
 def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
@@ -224,19 +249,21 @@ def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
         )
 
 
-def _added_to(comparison: Comparison, record: RunRecord) -> list[RunRecord]:
-    current = comparison.baseline
-    if current is None:
+def _kept(comparison: Comparison, run: Run) -> list[RunRecord]:
+    if comparison.baseline is None:
         raise UserError(
-            f"--add: there is no baseline to add {record.run} to, {comparison.reason}; accept it without --add"
+            f"--add: there is no baseline to add {run.path.name} to, {comparison.reason}; accept it without --add"
         )
-    if any(known.run == record.run for known in current.runs):
-        raise UserError(f"--add: {record.run} is in the baseline already; add a run of its own")
-    if len(current.runs) >= MOST_RUNS:
-        raise UserError(
-            f"--add: the baseline holds {MOST_RUNS} runs, which is enough; accept without --add to renew it"
-        )
-    return current.runs
+    return comparison.baseline.runs
+
+
+def _new(record: RunRecord, kept: Sequence[RunRecord]) -> RunRecord:
+    """Return the record; a run that counts twice would make the spread between runs look smaller than it is."""
+    for known in kept:
+        if known.is_copy_of(record):
+            twice = "is in the baseline already" if known.run == record.run else f"is a copy of {known.run}"
+            raise UserError(f"{record.run} {twice}: accept runs of their own")
+    return record
 
 
 def _worse(new: Metric | None, old: Side | None) -> bool:

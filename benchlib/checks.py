@@ -65,8 +65,14 @@ class Verdict(BaseModel):
         return EXIT_NOTHING_TO_COMPARE if strict and undecided else EXIT_PASS
 
 
-def verdict_of(checks: list[Check], broken: str = "", skipped: str = "") -> Verdict:
-    """Put the checks together. ``broken`` and ``skipped`` say why the run has no complete result."""
+_NARROWER = "More accepted runs (accept --add), a calibration or a quieter machine narrow the interval."
+
+
+def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", runs: int = 1) -> Verdict:
+    """Put the checks together. ``broken`` and ``skipped`` say why the run has no complete result.
+
+    ``runs`` are the repetitions that are judged together.
+    """
     if broken:
         return Verdict(verdict="FAIL", broken=True, sentence=f"The run broke: {broken}", checks=checks)
     if skipped:
@@ -81,7 +87,9 @@ def verdict_of(checks: list[Check], broken: str = "", skipped: str = "") -> Verd
         names = ", ".join(check.name for check in unsure)
         return Verdict(
             verdict="AMBIGUOUS",
-            sentence=f"Noise leaves {_count(unsure)} undecided: {names}. --repeat 5 runs it again until it is decided.",
+            sentence=f"Noise leaves {_count(unsure)} undecided"
+            + (f" after {runs} runs: {names}. " if runs > 1 else f": {names}. ")
+            + (_NARROWER if runs > 1 else "--repeat 5 runs it again until it is decided."),
             checks=checks,
         )
     open_ = [check for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]

@@ -12,6 +12,7 @@ from benchlib.errors import UserError
 from benchlib.files import read_object, write_json
 from benchlib.labels import moment
 from benchlib.registry import BENCHMARKS
+from benchlib.repeats import repeats
 from benchlib.results import Result, Run, save_result
 
 NOTEBOOK_ERROR = "logs/notebook.error.json"
@@ -68,7 +69,7 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     stopped = _notebook_error(run)
     if stopped:
         return _broken(checks, f"the measurement is whole, but the notebook stopped: {stopped['message']}")
-    verdict = verdict_of(checks)
+    verdict = verdict_of(checks, runs=1 + len(repeats(run)))
     measured = comparison.calibration
     if measured is not None:
         verdict.gate = {"sentence": measured.sentence(), "method": measured.method(), "rows": measured.rows()}
@@ -92,19 +93,19 @@ def _files_whole(run: Run) -> list[Check]:
 
 
 def _comparison(run: Run, root: Path | None) -> tuple[baselines.Comparison, list[Check]]:
-    """Find what to compare with. A damaged baseline fails the gate, and costs the run none of its other checks."""
+    """Find what to compare with. A damaged file of the gate fails the run, and costs it none of its other checks."""
     try:
-        return baselines.find(run, root), []
+        found = baselines.find(run, root)
     except UserError as error:
-        failed = Check(
-            name="baseline readable",
-            kind="regression",
-            question="Can the accepted runs be read?",
-            status="FAIL",
-            reason=str(error),
-        )
         factors = [("the file", "whole", "damaged")]
-        return baselines.Comparison(status="NOT_COMPARABLE", factors=factors), [failed]
+        lost = baselines.Comparison(status="NOT_COMPARABLE", factors=factors)
+        return lost, [_unreadable("baseline readable", "Can the accepted runs be read?", str(error))]
+    question = "Can the gate's calibration be read?"
+    return found, [_unreadable("calibration readable", question, found.damaged)] if found.damaged else []
+
+
+def _unreadable(name: str, question: str, reason: str) -> Check:
+    return Check(name=name, kind="outcome", question=question, status="FAIL", reason=reason)
 
 
 def _notebook_error(run: Run) -> dict[str, Any] | None:

@@ -6,18 +6,20 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Column, Table
 
-from benchlib import baselines, terminal
+from benchlib import baselines, history, terminal
 from benchlib import judge as judging
 from benchlib.backends import BACKENDS
 from benchlib.calibration import load_calibration
 from benchlib.change import Spread, change
+from benchlib.checks import save_verdict
 from benchlib.config import read_params, tier_names
 from benchlib.errors import UserError
 from benchlib.labels import day
 from benchlib.metrics import Metric, band_text, quantity
 from benchlib.paths import outputs
 from benchlib.registry import BENCHMARKS
-from benchlib.results import Run, find_runs
+from benchlib.results import Run
+from benchlib.stored_run import StoredRun
 
 console = terminal.console(least_width=120)
 ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
@@ -49,41 +51,40 @@ def show_kit() -> None:
 
 
 def show_runs(out: Path | None) -> None:
-    """Print the stored runs, the newest first."""
+    """Print the stored runs, the newest first; damaged ones and copies say so."""
     folder = out or outputs()
-    table = _table(Column("run", overflow="fold", min_width=30), Column("verdict", no_wrap=True), "what it says")
-    count = 0
-    for path in find_runs(folder):
-        count += 1
-        try:
-            verdict = Run(path).verdict
-            word = "?" if verdict is None else "BROKEN" if verdict["broken"] else verdict["verdict"]
-            sentence = verdict["sentence"] if verdict else "no verdict yet: `benchlib report` makes it"
-        except UserError as error:
-            word, sentence = "DAMAGED", f"{str(error).replace(f'{path}/', '')}; `benchlib report` judges it again"
-        table.add_row(escape(terminal.one_line(str(path.relative_to(folder)))), word, escape(sentence))
-    if not count:
+    runs = history.read(folder)
+    if not runs:
         raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
+    table = _table(Column("run", overflow="fold", min_width=30), Column("verdict", no_wrap=True), "what it says")
+    for run in reversed(runs):
+        table.add_row(escape(terminal.one_line(run.path)), escape(run.word), escape(terminal.one_line(_said(run))))
     console.print(table)
+
+
+def _said(run: StoredRun) -> str:
+    """Return what a run's line says after its verdict."""
+    if run.damaged:
+        remedy = "; `benchlib report` judges it again" if run.damaged.startswith("verdict.json") else ""
+        return f"{run.damaged}{remedy}"
+    copied = f"copy of {run.copy_of}: " if run.copy_of else ""
+    return copied + (run.sentence or "no verdict yet: `benchlib report` makes it")
 
 
 def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improved: bool) -> None:
     """Make runs the baseline of their fingerprint, or with ``add`` more runs of it, and say where it is.
 
-    Several runs must be of one kind; all are looked at before the first is accepted.
+    Several runs must be of one kind. Each is judged again first.
     """
     runs = [Run(path) for path in run_dirs]
     for run in runs:
-        # The stored verdict may be older than what lies in the folder now.
-        baselines.require_acceptable(run, judging.judged(run).model_dump())
-        other = baselines.differences(baselines.run_fingerprint(run), baselines.run_fingerprint(runs[0]))
-        if other:
-            raise UserError(
-                f"{run.path} cannot be in one baseline with {runs[0].path.name}: {other[0][0]} is {other[0][1]} here, {other[0][2]} there"
-            )
+        # The stored verdict may be older than what lies in the folder, or than the baselines.
+        verdict = judging.judged(run)
+        baselines.require_acceptable(run, verdict.model_dump())
+        save_verdict(run.path, verdict)
+    runs = [run.refresh() for run in runs]
     limits = BENCHMARKS[runs[0].config.benchmark].load("limits")(runs[0])
-    for number, run in enumerate(runs):
-        path = baselines.accept(run, reason, limits, add=add or number > 0, if_improved=if_improved and number == 0)
+    path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved)
     count = len(baselines.load_baseline(path).runs)
     console.print(f"accepted: {escape(str(path))}\ncommit this file to share it.", soft_wrap=True)
     if count < ENOUGH_RUNS:

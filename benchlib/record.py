@@ -20,6 +20,7 @@ class RunRecord(BaseModel):
 
     run: str
     reason: str = ""
+    started_at: float
     recorded_at: float
     metrics: list[Metric]
     samples: dict[str, list[float]]
@@ -32,10 +33,15 @@ class RunRecord(BaseModel):
         return cls(
             run=run.path.name,
             reason=reason,
+            started_at=run.result.started_at,
             recorded_at=time.time(),
             metrics=run.result.metrics,
             samples={name: values for name, values in samples.items() if values},
         )
+
+    def is_copy_of(self, other: "RunRecord") -> bool:
+        """Tell whether both are the same run, under whatever name: begun at the same microsecond with the same numbers."""
+        return self.started_at == other.started_at and self.metrics == other.metrics
 
     def metric(self, name: str) -> Metric | None:
         """Return the metric of this name, or None."""

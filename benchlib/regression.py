@@ -100,6 +100,12 @@ def loss(found: Change, direction: Direction) -> tuple[float, float]:
     return (-ends[1], -ends[0]) if direction == "higher" else ends
 
 
+def loss_of(found: Change, direction: Direction) -> float:
+    """Return the loss of the value itself, on the scale of ``loss``; below zero where it is better."""
+    value = math.log(found.value) if found.kind == "ratio" else found.value
+    return -value if direction == "higher" else value
+
+
 def allowed_loss(bound: float, kind: Kind, direction: Direction) -> float:
     """Return a threshold's bound on the scale of ``loss``."""
     if kind == "difference":
@@ -110,9 +116,11 @@ def allowed_loss(bound: float, kind: Kind, direction: Direction) -> float:
 def status_of(found: Change, bound: float, direction: Direction) -> Status:
     """Return FAIL where the whole interval is worse than the bound, PASS where it is within it, else AMBIGUOUS.
 
-    A boundary value passes; better is never a regression.
+    A boundary value passes. A value that is no worse than the baseline's is never a regression, however wide its interval.
     """
     least, most = loss(found, direction)
+    if loss_of(found, direction) <= 0:
+        return "PASS"
     limit = allowed_loss(bound, found.kind, direction)
     floor = 1.0 if found.kind == "ratio" else 0.0  # logarithms have a scale of their own, amounts have not
     slack = _EDGE * max(floor, abs(limit), abs(least), abs(most))
@@ -140,7 +148,8 @@ def regression_check(limit: RegressionLimit, new: Side, old: Side, known: Spread
     found = change(new.runs, old.runs, kind=kind, known=known)
     wanted = threshold(limit, kind, metric.direction, old.value(kind), found.band)
     status = status_of(found, wanted.bound, metric.direction)
-    advice = "; the interval spans the limit: repeat the run" if status == "AMBIGUOUS" else ""
+    advice = "; the interval spans the limit" if status == "AMBIGUOUS" else ""
+    advice += ": repeat the run" if advice and len(new.runs) == 1 else ""
     return Check(
         **common,
         status=status,

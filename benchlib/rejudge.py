@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from benchlib import judge as judging
+from benchlib import terminal
 from benchlib.checks import EXIT_BROKEN, EXIT_PASS
 from benchlib.errors import StorageError, UserError
 from benchlib.paths import outputs
@@ -55,4 +56,6 @@ def _report(run_dir: Path) -> int:
     except StorageError as error:
         place, code = f"{shown(run_dir)}: {escape(verdict.sentence)}\n[red]error[/]  {escape(str(error))}", EXIT_BROKEN
     console.print(f"[{COLOURS.get(verdict.verdict, 'white')}]{word}[/]  {place}", soft_wrap=True)
+    if verdict.verdict != "PASS" and code == EXIT_PASS:
+        console.print(f"  {escape(terminal.one_line(verdict.sentence))}", soft_wrap=True)
     return code

@@ -48,7 +48,8 @@ class Compared:
         return [
             RunRecord(
                 run=run.run,
-                recorded_at=run.started_at or 0.0,
+                started_at=run.result.started_at,
+                recorded_at=run.result.started_at,
                 metrics=run.result.metrics,
                 samples=run.thinned().samples,
             )

@@ -1,5 +1,7 @@
 """Baselines: what may be accepted, what is comparable, what is told when it is not."""
 
+import shutil
+
 import pytest
 
 from benchlib import baselines, listing
@@ -217,3 +219,38 @@ def test_thinned_samples_keep_median_and_spread():
     assert (min(kept), max(kept)) == (10.0, 20.0)
     assert sum(value < 15 for value in kept) == sum(value > 15 for value in kept)
     assert thinned([3.0, 1.0]) == [3.0, 1.0]
+
+
+def test_a_copy_under_another_name_is_no_second_run(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    first = make_run("a")
+    shutil.copytree(first.path, tmp_path / "copy")
+    copy = Run(tmp_path / "copy")
+    with pytest.raises(UserError, match="copy is a copy of a"):
+        baselines.accept([first, copy], "both", LIMITS, root=root)
+    assert not root.exists()
+    baselines.accept(first, "first", LIMITS, root=root)
+    with pytest.raises(UserError, match="copy is a copy of a"):
+        baselines.accept(copy, "again", LIMITS, add=True, root=root)
+
+
+def test_an_accepted_run_is_compared_with_the_others_only(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    first, second = make_run("a", rate=100.0), make_run("b", rate=200.0)
+    baselines.accept(first, "first", LIMITS, root=root)
+    checks = baselines.regression_checks(first, LIMITS, baselines.find(first, root))
+    assert {check.status for check in checks} == {"NO_BASELINE"}
+    assert "this run is the baseline itself" in checks[0].reason
+    baselines.accept(second, "second", LIMITS, add=True, root=root)
+    check = baselines.regression_checks(first, LIMITS, baselines.find(first, root))[0]
+    assert "201.0 samples/s: ratio 0.500" in check.reason
+
+
+def test_a_better_value_passes_however_wide_its_interval(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    baselines.accept(
+        [make_run(name, rate=rate) for name, rate in (("a", 60.0), ("b", 100.0), ("c", 160.0))], "x", LIMITS, root=root
+    )
+    for name, rate, status in (("better", 110.0, "PASS"), ("worse", 90.0, "AMBIGUOUS")):
+        run = make_run(name, rate=rate)
+        assert baselines.regression_checks(run, LIMITS, baselines.find(run, root))[0].status == status
