@@ -1,7 +1,7 @@
 """The past of a folder of runs, in the order of time.
 
-Of each run only four small files are read (``benchlib.stored_run``); samples and events stay closed. What was read is
-kept in a cache that may be deleted at any time (``benchlib.history_cache``).
+Of each run only a few small files are read (``benchlib.stored_run``); of samples only the two ends, of events nothing.
+What was read is kept in a cache that may be deleted at any time (``benchlib.history_cache``).
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchlib import history_cache
-from benchlib.stored_run import DAY, Reader, StoredRun
+from benchlib.stored_run import DAY, RUN, Reader, StoredRun
 
 if TYPE_CHECKING:
     import pandas
@@ -45,7 +45,27 @@ def read(store: Path | str) -> list[StoredRun]:
                 found[path] = (stamp, reader.read(folder))
                 fresh += 1
         history_cache.save(store, found, fresh, len(known))
-    return sorted((run for _, run in found.values()), key=lambda run: (run.started, run.path))
+    runs = sorted((run for _, run in found.values()), key=lambda run: (run.started, run.path))
+    _mark_copies(runs)
+    return runs
+
+
+def _mark_copies(runs: Iterable[StoredRun]) -> None:
+    """Say of folders that hold the same run which one counts, and of the others what they are copies of."""
+    groups: dict[str, list[StoredRun]] = {}
+    for run in runs:
+        if run.digest:
+            groups.setdefault(run.digest, []).append(run)
+    for same in groups.values():
+        if len(same) > 1:
+            first, *others = sorted(same, key=_originality)
+            for run in others:
+                run.copy_of = first.path if run.name == first.name else first.name
+
+
+def _originality(run: StoredRun) -> tuple[bool, bool, int, str]:
+    # Who copies a folder adds to its name ("-copy", "Copy of ").
+    return bool(run.damaged), not RUN.match(run.name), len(run.name), run.path
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """What ``benchlib.history`` read, kept in ``.cache/history.json`` of the store, so that the next reading is quick.
 
-An entry holds as long as its four files keep their inode, size and times of change: a run that was judged again has
+An entry holds as long as its files keep their inode, size and times of change: a run that was judged again has
 another ``verdict.json``. The file begins with a digest of the rest and with the state of the code that wrote it: one that
 is cut, foreign or of another version is not used, and one that cannot be written is done without.
 """
@@ -18,7 +18,7 @@ from pydantic_core import from_json, to_json
 from benchlib.errors import UserError
 from benchlib.files import write_bytes
 from benchlib.paths import PACKAGE
-from benchlib.stored_run import FILES, Measured, StoredRun
+from benchlib.stored_run import CHECKED, Measured, StoredRun
 
 NAME = ".cache/history.json"
 WORTH = 100  # runs read anew before the cache is written: fewer are read in the time that writing takes
@@ -28,11 +28,13 @@ Entries = dict[str, tuple[list[int], StoredRun]]
 def stamp(folder: str) -> list[int]:
     """Return what tells whether a run folder changed: inode, size and times of the files that are read."""
     found = []
-    for name in (*FILES, "report.html"):
+    for name in (*CHECKED, "report.html"):
         try:
             state = os.stat(f"{folder}/{name}")
             # The report's content does not matter, only whether there is one to link to.
-            found += [state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns] if name in FILES else [1]
+            found += (
+                [state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns] if name != "report.html" else [1]
+            )
         except OSError:
             found.append(0)
     return found

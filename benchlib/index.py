@@ -50,7 +50,8 @@ class Row:
     @property
     def sentence(self) -> str:
         """What the verdict says, or why the run cannot be read."""
-        return _short(self.run.damaged or self.run.sentence, 400)
+        copied = f"Copy of {self.run.copy_of}: it takes no part. " if self.run.copy_of else ""
+        return _short(self.run.damaged or copied + self.run.sentence, 400)
 
     @property
     def took(self) -> str:
@@ -65,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that deserves a look: a change of level, or a regression against an accepted run."""
+    """Something that deserves a look: a change of level, a regression against an accepted run, a damaged baseline."""
 
     when: float
     row: Row
@@ -113,7 +114,7 @@ def groups(runs: list[StoredRun]) -> list[Group]:
 
 
 def events(found: list[Group], runs: list[StoredRun]) -> list[Event]:
-    """Return the changes of level and the regressions, the newest first."""
+    """Return the changes of level, the regressions and the baselines that could not be read, the newest first."""
     changes = [
         Event(change.run.started, row(change.run), trend.label, change.word, sparkline.told(change, trend.unit))
         for group in found
@@ -123,10 +124,21 @@ def events(found: list[Group], runs: list[StoredRun]) -> list[Event]:
     failed = [
         Event(run.started, row(run), trends.label(metric), "regression", f"✗ regression: {_short(reason, 300)}")
         for run in runs
-        if not run.planted
+        if not (run.planted or run.damaged or run.copy_of)
         for metric, reason in run.regressions
     ]
-    return sorted(changes + failed, key=lambda event: -event.when)
+    unreadable = [
+        Event(
+            run.started,
+            row(run),
+            "baseline",
+            "other",
+            f"! not readable, nothing compared: {_short(run.unreadable, 300)}",
+        )
+        for run in runs
+        if run.unreadable and not (run.damaged or run.copy_of)
+    ]
+    return sorted(changes + failed + unreadable, key=lambda event: -event.when)
 
 
 def days(runs: list[StoredRun]) -> dict[str, list[Row]]:

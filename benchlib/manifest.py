@@ -6,6 +6,8 @@ down before tells. Notebook, verdict and report are left out, since they are mad
 
 import fnmatch
 import hashlib
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from benchlib.errors import UserError
 from benchlib.files import read_bytes, read_object, sha256, write_json
 
 NAME = "files.json"
+_MAGIC = b"PAR1"  # begins and ends a Parquet file
 GROWING = "events-*.jsonl"  # a last event may follow the manifest: what was there before must still be there
 KEPT = ("config.json", "machine.json", "job.json", "status.json", "result.json", "samples.parquet", "predictions.json")
 
@@ -57,3 +60,32 @@ def _fault(run_dir: Path, name: str, wanted: Any, manifest: Path) -> str:
     if len(data) > size or hashlib.sha256(data).hexdigest() != wanted.get("sha256"):
         return f"{name} was altered after the run"
     return ""
+
+
+def size_fault(folder: str, manifest: dict[str, Any]) -> str:
+    """Return the first file that is missing or has another size than was written down; '' where sizes agree.
+
+    For lists of thousands of runs: it opens none of the files, and leaves the growing ones to :func:`faults`.
+    """
+    for name, wanted in manifest["files"].items():
+        if name not in KEPT:
+            continue
+        try:
+            size = os.stat(f"{folder}/{name}").st_size
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if size != wanted["bytes"]:
+            return f"{name} has {size:,} bytes, {wanted['bytes']:,} when the run ended"
+    return ""
+
+
+def samples_fault(path: str) -> str:
+    """Return what is wrong with a Parquet file as far as its two ends tell; '' where they are in order."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait
+        return "expected a file"
+    with open(path, "rb") as handle:
+        begin = handle.read(len(_MAGIC))
+        size = handle.seek(0, os.SEEK_END)
+        handle.seek(max(0, size - len(_MAGIC)))
+        whole = size >= 3 * len(_MAGIC) and begin == _MAGIC == handle.read()
+    return "" if whole else "not a Parquet file, or cut"

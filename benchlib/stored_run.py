@@ -4,6 +4,7 @@ A folder that cannot be read is a run with a reason in ``damaged``, never an err
 """
 
 import datetime
+import hashlib
 import math
 import os
 import re
@@ -12,16 +13,19 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
+from benchlib import manifest
 from benchlib.config import BaseConfig, build, config_class
 from benchlib.errors import UserError
-from benchlib.files import read_bytes
+from benchlib.files import check_schema, read_bytes
 from benchlib.machine import fingerprint, fingerprint_key
 
 FILES = ("config.json", "machine.json", "result.json", "verdict.json")
+GATE = " vs baseline"  # ends the name of a check that compares a metric
 VERSIONS = ("benchlib", "torch", "transformers")  # of the fingerprint: a series runs across them, to show what they do
 LATEST = 32_503_680_000  # the year 3000: a clock that says more is none
 DAY = re.compile(r"(?P<tier>.+)-(?P<day>\d{8})$", re.DOTALL)
-_BOUNDS = {float, int, type(None)}
+WORDS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED")
+CHECKED = (*FILES, "files.json", "samples.parquet", "status.json", "job.json", "predictions.json")  # read, or looked at
 RUN = re.compile(r"(?P<benchmark>.+?)-(?P<backend>[a-z]+)-(?P<time>\d{6})-\w+$", re.DOTALL)
 
 
@@ -42,7 +46,9 @@ class StoredRun:
 
     ``path`` is relative to the store. ``word`` is the verdict, or BROKEN, UNFINISHED or DAMAGED. ``series`` stands for
     the fingerprint without versions: runs of the same series measured the same work on the same hardware. ``facts`` are
-    the host, its system and all versions; ``planted`` is a slow-down that was put in on purpose.
+    the host, its system and all versions; ``planted`` is a slow-down that was put in on purpose. ``regressions`` are
+    (metric, reason), ``unreadable`` says why there was no baseline to read. ``digest`` stands for config and result: runs
+    that share it are one run in several folders, and ``copy_of`` names the folder that counts.
     """
 
     path: str
@@ -59,6 +65,9 @@ class StoredRun:
     series: str = ""
     planted: float = 0.0
     report: bool = False
+    digest: str = ""
+    copy_of: str = ""
+    unreadable: str = ""
     facts: dict[str, str] = field(default_factory=dict)
     regressions: list[tuple[str, str]] = field(default_factory=list)
     metrics: list[Measured] = field(default_factory=list)
@@ -84,6 +93,10 @@ class StoredRun:
         return whole or next((metric for metric in self.metrics if metric.name.startswith(name + "_")), None)
 
 
+class _Unlike(ValueError):
+    """The files of a run are not what they were when it ended."""
+
+
 class Reader:
     """Reads run folders and remembers what many of them share: equal configs and machines are looked at once."""
 
@@ -97,12 +110,15 @@ class Reader:
         run = _named(folder)
         run.report = os.path.exists(f"{folder}/report.html")
         parts: dict[str, Any] = {}
-        for name, step in (*((name, self._read_part) for name in FILES), ("machine.json", self._place)):
+        steps = (*((name, self._read_part) for name in FILES), ("machine.json", self._place), ("files.json", _whole))
+        for name, step in steps:
             try:
                 step(run, f"{folder}/{name}", name, parts)
             except KeyError as error:
                 run.damaged = run.damaged or f"{name} is not readable: it has no {error}"
-            except (OSError, ValueError, TypeError, AttributeError) as error:
+            except _Unlike as error:
+                run.damaged = run.damaged or str(error)
+            except (OSError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
                 run.damaged = (
                     run.damaged or f"{name} is not readable: {_first_line(error).replace(f'{folder}/{name}: ', '')}"
                 )
@@ -122,10 +138,15 @@ class Reader:
                 self._configs[content] = _config(_object(content))
             values, parts[name] = self._configs[content]
             run.benchmark, run.tier, run.backend = (str(values[key]) for key in ("benchmark", "tier", "backend"))
-            run.planted = float(values.get("planted_slowdown") or 0.0)
+            run.planted = _number(values.get("planted_slowdown") or 0.0)
+            parts["digest"] = hashlib.blake2b(content, digest_size=12)
         else:
             parts[name] = _object(content)
+            check_schema(path, parts[name], 1)
             FILL[name](run, parts[name])
+        if name == "result.json" and "digest" in parts:
+            parts["digest"].update(content)
+            run.digest = parts["digest"].hexdigest()
 
     def _place(self, run: StoredRun, _path: str, _name: str, parts: dict[str, Any]) -> None:
         """Fill in the series, which stands for config, hardware and data."""
@@ -157,7 +178,7 @@ def _named(folder: str) -> StoredRun:
 
 def _object(content: bytes) -> dict[str, Any]:
     # Three times as fast as the json module; its errors are ValueErrors as well.
-    value = from_json(content)
+    value = from_json(content, allow_inf_nan=False)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
@@ -196,35 +217,64 @@ def _facts(machine: dict[str, Any]) -> dict[str, str]:
 def _result(run: StoredRun, result: dict[str, Any]) -> None:
     run.benchmark, run.tier, run.backend = (str(result[name]) for name in ("benchmark", "tier", "backend"))
     run.started, run.ended = _moment(result["started_at"]), _moment(result.get("ended_at") or result["started_at"])
-    run.ranks = int(result.get("world_size") or 0)
+    run.ranks = int(_number(result.get("world_size") or 0))
     run.metrics = [
-        Measured(m["name"], m["value"], m.get("ci_low"), m.get("ci_high"), m["unit"], m["direction"])
+        Measured(m["name"], _number(m["value"]), _bound(m, "ci_low"), _bound(m, "ci_high"), m["unit"], m["direction"])
         for m in result["metrics"]
-        if m.get("value") is not None and m.get("provenance") != "claimed" and math.isfinite(m["value"])
+        if m.get("value") is not None and m.get("provenance") != "claimed"
     ]
-    if not all(map(_sound, run.metrics)):
-        raise ValueError("a metric has texts where numbers belong, or the other way round")
+    if any(type(text) is not str for metric in run.metrics for text in (metric.name, metric.unit, metric.direction)):
+        raise ValueError("a metric has numbers where texts belong")
 
 
-def _sound(metric: Measured) -> bool:
-    name, _, low, high, unit, direction = map(type, metric)
-    return name is unit is direction is str and {low, high} <= _BOUNDS
+def _number(value: Any) -> float:
+    """Return a stored number, refusing texts and what no float holds: a file may have a whole number of 400 digits."""
+    if type(value) not in (float, int):
+        raise ValueError(f"{str(value)[:40]!r} stands where a number belongs")
+    try:
+        found = float(value)
+    except OverflowError:
+        raise ValueError("a number in it is too large") from None
+    if not math.isfinite(found):
+        raise ValueError("a number in it is too large")
+    return found
+
+
+def _bound(metric: dict[str, Any], name: str) -> float | None:
+    return None if metric.get(name) is None else _number(metric[name])
 
 
 def _moment(value: Any) -> float:
-    if not 0 <= float(value) <= LATEST:
-        raise ValueError(f"{value} is no time")
-    return float(value)
+    found = _number(value)
+    if not 0 <= found <= LATEST:
+        raise ValueError(f"{found} is no time")
+    return found
 
 
 def _verdict(run: StoredRun, verdict: dict[str, Any]) -> None:
-    run.word = "BROKEN" if verdict.get("broken") else str(verdict["verdict"])
+    if verdict["verdict"] not in WORDS:
+        raise ValueError(f"not a verdict of benchlib: {str(verdict['verdict'])[:40]!r}")
+    run.word = "BROKEN" if verdict.get("broken") else verdict["verdict"]
     run.sentence = str(verdict.get("sentence", ""))
-    run.regressions = [
-        (str(check["name"]).removesuffix(" vs baseline"), str(check.get("reason", "")))
-        for check in verdict.get("checks", [])
-        if check.get("kind") == "regression" and check.get("status") == "FAIL"
-    ]
+    for check in verdict.get("checks", []):
+        if check.get("kind") == "regression" and check.get("status") == "FAIL":
+            name, reason = str(check["name"]), str(check.get("reason", ""))
+            if name.endswith(GATE):
+                run.regressions.append((name.removesuffix(GATE), reason))
+            else:  # a baseline that cannot be read fails the gate, but nothing got slower
+                run.unreadable = reason or name
+
+
+def _whole(_run: StoredRun, path: str, _name: str, _parts: dict[str, Any]) -> None:
+    """Raise where files are not as they were when the run ended, as far as sizes and the ends of the samples tell."""
+    folder = path.rsplit("/", 1)[0]
+    samples = f"{folder}/samples.parquet"
+    if os.path.lexists(samples) and (fault := manifest.samples_fault(samples)):
+        raise _Unlike(f"samples.parquet is not readable: {fault}")
+    if os.path.exists(path):
+        fault = manifest.size_fault(folder, _object(read_bytes(path)))
+        if fault:
+            raise _Unlike(fault)
 
 
 FILL = {"machine.json": _machine, "result.json": _result, "verdict.json": _verdict}

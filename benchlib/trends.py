@@ -2,7 +2,7 @@
 
 A series is one benchmark, tier and backend with one config on one kind of hardware (the fingerprint without versions), so
 a new driver or a new torch shows as a change, with its name. Runs whose numbers are no normal ones take no part and are
-listed with the reason: runs that broke, were skipped or are damaged, and those with a planted slow-down.
+listed with the reason: runs that broke, were skipped or are damaged, copies, and those with a planted slow-down.
 """
 
 from collections.abc import Iterable, Sequence
@@ -76,6 +76,8 @@ def left_out(run: StoredRun) -> str:
     """Return why a run takes no part in trends; '' for one that does."""
     if run.damaged:
         return run.damaged
+    if run.copy_of:
+        return f"copy of {run.copy_of}"
     if run.planted:
         return f"a slow-down of {run.planted:.0%} was planted in it"
     if run.word not in COUNTED:

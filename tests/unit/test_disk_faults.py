@@ -330,8 +330,8 @@ def test_commands_go_on_past_damaged_runs(tmp_path):
     before = files_of(whole)
     code, listed = command("list", "--runs", out=out)
     assert code == 0
-    assert listed.count("DAMAGED") == len(kinds)
-    assert listed.count("PASS") == 1 + len(kinds)
+    assert listed.count("DAMAGED") == len(damaged)
+    assert listed.count("PASS") == 1
     assert files_of(whole) == before
     page = index.render(out).read_text()
     assert page.count("bad000") >= len(damaged)
@@ -480,7 +480,7 @@ def test_times_that_no_calendar_has(tmp_path, started):
     assert "made up for a test" in report.html(Run(run))
     assert index.render(out).read_text().count("squad-cpu-1015") or other
     code, said = command("list", "--runs", out=out)
-    assert (code, said.count("PASS")) == (0, 2)
+    assert (code, said.count("PASS"), said.count("DAMAGED")) == (0, 1, 1)
 
 
 def test_events_of_one_writer_keep_their_order_when_the_clock_is_set_back(tmp_path, monkeypatch):

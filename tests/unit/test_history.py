@@ -4,10 +4,12 @@ import json
 import shutil
 
 import pytest
+from click.testing import CliRunner
 from make_run import START, _metric, make_run
 from test_index import DAY, on_machine, place, speed
 
-from benchlib import history, history_cache, past, trends
+from benchlib import history, history_cache, index, manifest, past, trends
+from benchlib.cli import main
 from benchlib.errors import UserError
 from benchlib.files import write_json
 from benchlib.stored_run import Reader
@@ -218,3 +220,100 @@ def test_without_runs_the_demo_of_the_kit_is_shown(tmp_path, monkeypatch):
     assert sum(path.stat().st_size for path in store.rglob("*") if path.is_file()) < 600_000
     place(tmp_path, START)
     assert past.choose("")[:2] == (tmp_path, False)
+
+
+HUGE = int("9" * 401)  # JSON may hold it, no float does
+PLACES = [
+    ("result.json", ("metrics", 0, "value")),
+    ("result.json", ("metrics", 0, "ci_low")),
+    ("result.json", ("started_at",)),
+    ("result.json", ("ended_at",)),
+    ("result.json", ("world_size",)),
+    ("config.json", ("planted_slowdown",)),
+]
+
+
+@pytest.mark.parametrize(("name", "where"), PLACES, ids=lambda value: str(value))
+@pytest.mark.parametrize("value", [HUGE, "many", True, [1]], ids=["huge", "text", "true", "list"])
+def test_a_number_that_is_none_damages_its_run_alone(store, name, where, value):
+    path = store / history.read(store)[-1].path / name
+    content = json.loads(path.read_text())
+    target = content
+    for step in where[:-1]:
+        target = target[step]
+    target[where[-1]] = value
+    path.write_text(json.dumps(content))
+    runs = history.read(store)
+    assert sorted(run.word for run in runs) == ["DAMAGED", "PASS", "PASS", "PASS"]
+    assert next(run.damaged for run in runs if run.damaged).startswith(f"{name} is not readable: ")
+    assert "not readable" in index.render(store).read_text()
+    assert past.judge(past.read(store, False, past.Filter())).checks[0].value == 1.0
+
+
+def listed(store):
+    done = CliRunner().invoke(main, ["list", "--runs", "--out", str(store)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("result.json", b"\x00garbage", "result.json is not readable"),
+        ("config.json", b"\x00garbage", "config.json is not readable"),
+        ("machine.json", b"{", "machine.json is not readable"),
+        ("verdict.json", b'{"verdict": "FINE"}', "not a verdict of benchlib: 'FINE'"),
+        ("files.json", b"garbage", "files.json is not readable"),
+        ("files.json", b'{"files": 3}', "files.json is not readable"),
+        ("samples.parquet", b"garbage", "samples.parquet is not readable: not a Parquet file, or cut"),
+        ("samples.parquet", b"PAR1 and a beginning that was cut", "samples.parquet is not readable"),
+        ("result.json", None, "result.json is missing"),
+        ("samples.parquet", None, "samples.parquet is missing"),
+    ],
+)
+def test_index_list_and_history_mark_the_same_damage(tmp_path, monkeypatch, name, content, said):
+    monkeypatch.setattr(history_cache, "WORTH", 1)
+    place(tmp_path, START - DAY, metrics=speed(60.0))
+    folder = place(tmp_path, START)
+    save_samples(folder)
+    manifest.write(folder)
+    assert "DAMAGED" not in listed(tmp_path)  # and this fills the cache, which must notice what comes
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    run = history.read(tmp_path)[-1]
+    assert said in run.damaged
+    assert said in " ".join(listed(tmp_path).split())
+    assert f"{listed(tmp_path).count('DAMAGED')} {listed(tmp_path).count('PASS')}" == "1 1"
+    assert index.render(tmp_path).read_text().count('<span aria-hidden="true">!</span>DAMAGED') == 1
+
+
+def save_samples(folder):
+    from pandas import DataFrame
+
+    DataFrame({"metric": ["step_s"], "index": [0], "value": [0.25]}).to_parquet(folder / "samples.parquet")
+
+
+def test_a_copy_of_a_run_counts_once(store):
+    original = store / history.read(store)[-1].path
+    for name in (f"{original.name}-copy", f"Copy of {original.name}"):
+        shutil.copytree(original, original.parent / name)
+    runs = history.read(store)
+    copies = {run.name: run.copy_of for run in runs if run.copy_of}
+    assert copies == {f"{original.name}-copy": original.name, f"Copy of {original.name}": original.name}
+    (members,) = trends.series(runs).values()
+    assert trends.trend("train_samples_per_s_minisquad_tiny", members).values == [63.0, 62.0, 61.0, 60.0]
+    found = past.read(store, False, past.Filter())
+    assert {why for _, why in found.left_out} == {f"copy of {original.name}"}
+    assert index.render(store).read_text().count(f"Copy of {original.name}: it takes no part") == 2
+    assert " ".join(listed(store).split()).count("copy of squad") == 2
+    assert history.read(store) == runs  # from the cache as well
+    shutil.rmtree(original)  # now the copies are the run, and one of them counts
+    assert [run.copy_of for run in history.read(store)].count("") == 4
+
+
+def test_a_repeat_with_the_same_numbers_is_no_copy(tmp_path):
+    for age in range(3):
+        place(tmp_path, START - age * DAY, metrics=speed(60.0))
+    assert not any(run.copy_of for run in history.read(tmp_path))
