@@ -5,9 +5,11 @@ is the worker's. They stay in ``<out>/calibrations/<benchmark>-<tier>-<time>/`` 
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
@@ -15,8 +17,8 @@ from rich.table import Column, Table
 from benchlib import baselines, terminal
 from benchlib import judge as judging
 from benchlib.calibration import Calibration, calibrate_metric, save_calibration
-from benchlib.config import parse_overrides
 from benchlib.errors import UserError
+from benchlib.files import read_json, write_json
 from benchlib.launch import execute
 from benchlib.machine import fingerprint_key
 from benchlib.paths import outputs
@@ -27,36 +29,74 @@ from benchlib.session import Plan, plan, prepare
 
 console = terminal.console(least_width=140)
 MOST_SHARE = 10.0
+REQUEST = "request.json"
 
 
-def calibrate(
-    target: str,
-    tier: str,
-    backend: str,
-    pairs: Iterable[str],
-    runs: int,
-    planted: str,
-    planted_runs: int,
-    out: Path | None,
-    resume: Path | None,
-) -> Calibration:
+class Interrupted(UserError):
+    """The user stopped the calibration; what it measured is kept."""
+
+
+class Request(BaseModel):
+    """What a calibration was asked for, kept beside its runs so that it can go on. ``planted`` are shares."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    target: str
+    tier: str = "quick"
+    backend: str = "auto"
+    overrides: dict[str, str] = {}
+    runs: int = 8
+    planted: list[float] = [0.15, 0.35, 0.8]
+    planted_runs: int = 2
+
+
+def request(asked: Mapping[str, Any], resume: Path | None) -> Request:
+    """Return what to do: what was asked, or what the calibration in ``resume`` was asked for with more or other runs.
+
+    ``asked`` has None or nothing where the user left the choice. Raises ``UserError``.
+    """
+    given = {name: value for name, value in asked.items() if value not in (None, {}, ())}
+    if resume is None:
+        if "target" not in given:
+            raise UserError("calibrate needs a benchmark: " + ", ".join(BENCHMARKS))
+        return Request(**given)
+    path = resume / REQUEST
+    if not path.is_file():
+        raise UserError(f"--resume {resume}: no calibration was begun there; they are below outputs/calibrations")
+    try:
+        kept = Request.model_validate(read_json(path))
+    except ValidationError as error:
+        raise UserError(f"{path}: not the request of a calibration ({error.errors()[0]['msg']})") from None
+    for name in ("target", "tier", "backend", "overrides"):
+        if name in given and given[name] != getattr(kept, name):
+            raise UserError(
+                f"--resume {resume}: that calibration has {name} = {getattr(kept, name)}, not {given[name]}: leave it away"
+            )
+    return kept.model_copy(update=given)
+
+
+def calibrate(asked: Request, out: Path | None, resume: Path | None = None) -> Calibration:
     """Make the runs that are missing, judge them against each other, store and print the result."""
-    if target not in BENCHMARKS:
-        raise UserError(f"calibrate takes one benchmark, not {target!r}: " + ", ".join(BENCHMARKS))
-    overrides = dict(parse_overrides(pairs))
-    if "planted_slowdown" in overrides:
+    if asked.target not in BENCHMARKS:
+        raise UserError(f"calibrate takes one benchmark, not {asked.target!r}: " + ", ".join(BENCHMARKS))
+    if "planted_slowdown" in asked.overrides:
         raise UserError("planted_slowdown is what calibrate sets itself: use --planted SHARE,SHARE")
-    shares = _shares(planted)
-    base = plan(target, tier, backend, overrides)
+    base = plan(asked.target, asked.tier, asked.backend, asked.overrides)
     if base.unavailable:
         raise UserError(f"backend {base.config.backend} is not available: {base.unavailable}")
     slowed = {
-        share: plan(target, tier, base.config.backend, {**overrides, "planted_slowdown": share}, base.probe)
-        for share in shares
+        share: plan(
+            asked.target, asked.tier, base.config.backend, {**asked.overrides, "planted_slowdown": share}, base.probe
+        )
+        for share in asked.planted
     }
-    store = _store(target, tier, out, resume)
-    found = _stored(store, base, shares)
-    _run_all(store, base, slowed, _schedule(runs, dict.fromkeys(shares, planted_runs), found), found)
+    name = f"{asked.target}-{asked.tier}-{time.strftime('%Y%m%d-%H%M%S')}"
+    store = resume or (out or outputs()) / "calibrations" / name
+    found = _stored(store, base, asked.planted)
+    write_json(store / REQUEST, asked.model_dump(mode="json"))
+    schedule = _schedule(asked.runs, dict.fromkeys(asked.planted, asked.planted_runs), found)
+    if schedule:
+        _run_all(store, base, slowed, schedule, found)
     calibration = _judge(base, found)
     key = fingerprint_key(calibration.fingerprint)
     path = save_calibration(baselines.folder(), calibration, key)
@@ -65,25 +105,18 @@ def calibrate(
     return calibration
 
 
-def _shares(text: str) -> list[float]:
+def shares(text: str) -> list[float]:
+    """Read the planted slow-downs of a command line: shares above 0, separated by commas; none of an empty text."""
     try:
-        shares = sorted({float(part) for part in text.split(",") if part.strip()})
+        found = sorted({float(part) for part in text.split(",") if part.strip()})
     except ValueError:
         raise UserError(f"--planted {text!r}: expected shares such as 0.15,0.35") from None
-    wrong = [share for share in shares if not 0 < share <= MOST_SHARE]
+    wrong = [share for share in found if not 0 < share <= MOST_SHARE]
     if wrong:
         raise UserError(
             f"--planted {wrong[0]:g}: a share lies above 0 and is at most {MOST_SHARE:g}; 0.15 is 15 % slower"
         )
-    return shares
-
-
-def _store(target: str, tier: str, out: Path | None, resume: Path | None) -> Path:
-    if resume is not None:
-        if not resume.is_dir():
-            raise UserError(f"--resume {resume}: no such folder; a calibration's runs are below outputs/calibrations")
-        return resume
-    return (out or outputs()) / "calibrations" / f"{target}-{tier}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return found
 
 
 Found = dict[float, list[Run]]
@@ -95,8 +128,9 @@ def _stored(store: Path, base: Plan, shares: list[float]) -> Found:
     for path in sorted(store.glob("*-*/*/config.json")):
         run = Run(path.parent)
         if run.config.benchmark != base.config.benchmark or run.config.work() != base.config.work():
+            differing = [name for name, value in base.config.work().items() if run.config.work().get(name) != value]
             raise UserError(
-                f"{run.path} has another config than this calibration: give the same parameters to --resume"
+                f"{run.path} has another config than this calibration ({', '.join(differing) or 'benchmark'}): calibrate anew"
             )
         if run.config.planted_slowdown in found and run.result is not None and run.result.status == "complete":
             found[run.config.planted_slowdown].append(run)
@@ -128,9 +162,11 @@ def _run_all(store: Path, base: Plan, slowed: dict[float, Plan], schedule: list[
                 verdict = judging.judge(run_dir, store / "no-baselines")
                 if verdict.broken or run.result is None or run.result.status != "complete":
                     raise UserError(verdict.sentence)
+            except KeyboardInterrupt:
+                raise Interrupted(f"stopped; go on with `benchlib calibrate --resume {store}`") from None
             except (UserError, RuntimeError) as error:
                 raise UserError(
-                    f"{run_dir}: {str(error).strip().splitlines()[-1]}\nThe runs so far are kept: go on with --resume {store}"
+                    f"{run_dir}: {str(error).strip().splitlines()[-1]}\nThe runs so far are kept: go on with `benchlib calibrate --resume {store}`"
                 ) from error
             found[share].append(run)
             if not console.is_terminal:

@@ -190,41 +190,51 @@ def baseline_show(key: str) -> None:
 
 
 @main.command()
-@click.argument("target")
-@click.option("--tier", "-t", default="quick", show_default=True, help="How much work each run is.")
-@click.option("--backend", "-b", default="auto", show_default=True, help="Where, as for `benchlib run`.")
+@click.argument("target", required=False)
+@click.option("--tier", "-t", help="How much work each run is. [default: quick]")
+@click.option("--backend", "-b", help="Where, as for `benchlib run`. [default: auto]")
 @_set
-@click.option("--runs", type=click.IntRange(3, 100), default=8, show_default=True, help="Unchanged runs.")
-@click.option(
-    "--planted", default="0.15,0.35,0.8", show_default=True, help="Slow-downs to plant, as shares; '' for none."
-)
-@click.option(
-    "--planted-runs", type=click.IntRange(1, 100), default=2, show_default=True, help="Runs of each planted slow-down."
-)
+@click.option("--runs", type=click.IntRange(3, 100), help="Unchanged runs. [default: 8]")
+@click.option("--planted", help="Slow-downs to plant, as shares; '' for none. [default: 0.15,0.35,0.8]")
+@click.option("--planted-runs", type=click.IntRange(1, 100), help="Runs of each planted slow-down. [default: 2]")
 @_out
 @click.option(
     "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Go on with a calibration that was cut."
 )
 @_user_errors
 def calibrate(
-    target: str,
-    tier: str,
-    backend: str,
+    target: str | None,
+    tier: str | None,
+    backend: str | None,
     pairs: tuple[str, ...],
-    runs: int,
-    planted: str,
-    planted_runs: int,
+    runs: int | None,
+    planted: str | None,
+    planted_runs: int | None,
     out: Path | None,
     resume: Path | None,
 ) -> None:
     """Measure what the gate of benchmark TARGET can tell on this machine.
 
     Repeats the benchmark unchanged (A/A) and with planted slow-downs, taking turns, and keeps the gate's false-alarm rate
-    and the smallest loss that it finds with 99 % power, for reports and later gates.
+    and the smallest loss that it finds with 99 % power, for reports and later gates. With --resume the rest is known.
     """
     from benchlib import calibrate as calibrating
+    from benchlib.config import parse_overrides
 
-    calibrating.calibrate(target, tier, backend, pairs, runs, planted, planted_runs, out, resume)
+    asked = {
+        "target": target,
+        "tier": tier,
+        "backend": backend,
+        "overrides": parse_overrides(pairs),
+        "runs": runs,
+        "planted": None if planted is None else calibrating.shares(planted),
+        "planted_runs": planted_runs,
+    }
+    try:
+        calibrating.calibrate(calibrating.request(asked, resume), out, resume and resume.resolve())
+    except calibrating.Interrupted as error:
+        click.echo(str(error), err=True)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 @main.command()

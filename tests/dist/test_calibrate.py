@@ -5,15 +5,16 @@ import shutil
 import pytest
 
 from benchlib import baselines
-from benchlib.calibrate import _schedule, calibrate
+from benchlib.calibrate import Request, _schedule, calibrate, request, shares
 from benchlib.calibration import load_calibration
 from benchlib.errors import UserError
+from benchlib.files import write_json
 from benchlib.judge import judge
 from benchlib.machine import fingerprint_key
 
-SMALL = (
-    "precisions=[fp32]", "matmul_sizes=[256]", "allreduce_mib=[0.001]", "copy_mib=1", "seconds=0.1", "nproc=2",
-)  # fmt: skip
+SMALL = {
+    "precisions": "fp32", "matmul_sizes": "256", "allreduce_mib": "0.001", "copy_mib": "1", "seconds": "0.1", "nproc": "2",
+}  # fmt: skip
 
 
 @pytest.mark.timeout(300)
@@ -21,8 +22,12 @@ def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeyp
     root = tmp_path / "baselines"
     monkeypatch.setattr(baselines, "folder", lambda: root)
 
-    def make(**more):
-        return calibrate("machine", "smoke", "cpu", SMALL, 3, "1.0", 1, tmp_path / "out", **{"resume": None} | more)
+    asked = Request(
+        target="machine", tier="smoke", backend="cpu", overrides=SMALL, runs=3, planted=[1.0], planted_runs=1
+    )
+
+    def make(resume=None):
+        return calibrate(asked if resume is None else request({}, resume), tmp_path / "out", resume)
 
     first = make()
     by_name = {item.metric: item for item in first.metrics}
@@ -43,8 +48,6 @@ def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeyp
     assert (again.runs, again.planted_runs) == (3, 1)
     assert len(list(store.glob("*-*/*/config.json"))) == 4
     assert set(runs[1:]) < {path.parent for path in store.glob("*-*/*/config.json")}
-    with pytest.raises(UserError, match="another config"):
-        calibrate("machine", "smoke", "cpu", ["copy_mib=2", *SMALL[:3], *SMALL[4:]], 3, "", 1, None, store)
     capsys.readouterr()
 
 
@@ -56,9 +59,23 @@ def test_the_runs_take_turns():
 @pytest.mark.parametrize(
     ("planted", "said"), [("x", "expected shares"), ("-1", "above 0"), ("0", "above 0"), ("11", "at most 10")]
 )
-def test_wrong_shares_are_refused_before_anything_runs(planted, said, tmp_path):
+def test_wrong_shares_are_refused(planted, said):
     with pytest.raises(UserError, match=said):
-        calibrate("machine", "smoke", "cpu", SMALL, 3, planted, 1, tmp_path, None)
+        shares(planted)
+
+
+def test_what_was_asked_is_known_on_resume_and_may_only_grow(tmp_path):
+    with pytest.raises(UserError, match="no calibration was begun there"):
+        request({}, tmp_path)
+    kept = Request(target="machine", tier="smoke", overrides={"seconds": "0.1"})
+    write_json(tmp_path / "request.json", kept.model_dump(mode="json"))
+    assert request({"target": None, "runs": None}, tmp_path) == kept
+    assert request({"runs": 20, "planted": []}, tmp_path) == kept.model_copy(update={"runs": 20, "planted": []})
+    for name, value in (("tier", "quick"), ("target", "squad"), ("overrides", {"seconds": "2"})):
+        with pytest.raises(UserError, match=f"has {name} = "):
+            request({name: value}, tmp_path)
+    with pytest.raises(UserError, match="needs a benchmark"):
+        request({"target": None}, None)
     with pytest.raises(UserError, match="one benchmark"):
-        calibrate("quick", "quick", "cpu", (), 3, "", 1, tmp_path, None)
-    assert list(tmp_path.iterdir()) == []
+        calibrate(Request(target="quick"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
