@@ -28,6 +28,7 @@ PENALTY = 4.0  # times s² log n
 ALPHA = 5e-4
 OUTLIER = 4.0  # times s, from the median of the five runs around
 LEAST_SPREAD = 1e-3  # of a value: rounding, and what nobody would call a change
+TINY = 1e-100  # what is smaller counts as 0: its square would be
 COVERAGE = 0.95  # of unchanged runs lie within the band
 
 
@@ -81,7 +82,7 @@ def levels(values: Sequence[float]) -> Levels:
         raise ValueError("levels need at least one value, all of them finite")
     ratio = bool(raw.min() > 0)
     x = np.log(raw) if ratio else raw
-    least = LEAST_SPREAD if ratio else LEAST_SPREAD * float(np.abs(x).max() or 1.0)
+    least = LEAST_SPREAD if ratio else LEAST_SPREAD * (float(np.abs(x).max()) if np.abs(x).max() > TINY else 1.0)
     spread = max(_spread_of_neighbours(x), least)
     clean = _without_outliers(x, spread)
     ends = _confirmed(clean, _segment_ends(clean, spread), least)

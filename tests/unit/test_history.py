@@ -234,7 +234,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("name", "where"), PLACES, ids=lambda value: str(value))
-@pytest.mark.parametrize("value", [HUGE, "many", True, [1]], ids=["huge", "text", "true", "list"])
+@pytest.mark.parametrize("value", [HUGE, 1e308, "many", True, [1]], ids=["huge", "large", "text", "true", "list"])
 def test_a_number_that_is_none_damages_its_run_alone(store, name, where, value):
     path = store / history.read(store)[-1].path / name
     content = json.loads(path.read_text())
@@ -248,6 +248,17 @@ def test_a_number_that_is_none_damages_its_run_alone(store, name, where, value):
     assert next(run.damaged for run in runs if run.damaged).startswith(f"{name} is not readable: ")
     assert "not readable" in index.render(store).read_text()
     assert past.judge(past.read(store, False, past.Filter())).checks[0].value == 1.0
+
+
+def test_a_tiny_number_among_zeros_is_a_zero(tmp_path):
+    found = changes_of(tmp_path, [0.0] * 9 + [5e-324] * 9)
+    assert [len(trend.changes) for trend in found] == [0]
+
+
+def changes_of(store, values):
+    for age, value in enumerate(reversed(values)):
+        place(store, START - age * DAY, metrics=speed(value))
+    return past.read(store, False, past.Filter()).trends
 
 
 def listed(store):
