@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict
 from benchlib.files import write_json
 from benchlib.impossible.claim import Claim
 from benchlib.impossible.finding import Finding
-from benchlib.impossible.own import Numbers, quantities
+from benchlib.impossible.numbers import Numbers
+from benchlib.impossible.own import quantities
 from benchlib.impossible.rules import RULES, judge_claims
 from benchlib.metrics import Metric, quantity
 from benchlib.results import Result, Run

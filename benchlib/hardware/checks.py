@@ -4,7 +4,7 @@ from benchlib.baselines import Comparison, regression_checks
 from benchlib.checks import Check, agreement_check, budget_check, finite_check, rule_check
 from benchlib.impossible import own
 from benchlib.impossible.claim import Claim
-from benchlib.impossible.own import Numbers
+from benchlib.impossible.numbers import Numbers
 from benchlib.impossible.rules import RULES
 from benchlib.regression import RegressionLimit
 from benchlib.results import Run
@@ -28,14 +28,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     """Judge a run that has a result."""
     result = run.result
     assert result is not None
-    numbers = Numbers(
-        result.metrics,
-        world_size=run.config.world_size,
-        facts=result.facts,
-        tables=result.tables,
-        samples=run.samples,
-        config=run.config,
-    )
+    numbers = Numbers.of(result, run.samples, run.config)
     exchange = Claim(subject="all-reduce", collective=own.all_reduce(numbers))
     together = [Claim(subject=name, speed=speed) for name, speed in own.products(numbers).items()]
     return [

@@ -39,6 +39,14 @@ class Speed(Part):
     steps_planned: Count | None = Field(None, description="optimizer steps that were configured")
     batch_per_rank: Annotated[int, Field(ge=1, le=MOST)] | None = Field(None, description="samples of a rank in a step")
     step_s: list[Seconds] = Field(default_factory=list, description="raw times of the steps, all ranks together")
+    step_s_span: list[Seconds] = Field(
+        default_factory=list,
+        max_length=2,
+        description="both ends for the median step, where the raw times are not there",
+    )
+    batches_full: bool = Field(
+        True, description="every step was of the whole batch; false: some may be of fewer samples"
+    )
     sequence_length: Annotated[int, Field(ge=1, le=MOST)] | None = Field(
         None, description="tokens of every sample, padded"
     )
@@ -174,6 +182,21 @@ class Quantity(Part):
     unit: str = ""
     samples: list[float] = Field(default_factory=list)
     median_of_samples: bool = Field(False, description="the value is stated to be the samples' median")
+    median_span: list[float] = Field(
+        default_factory=list, max_length=2, description="both ends for the median, where only quantiles were kept"
+    )
+    low: float | None = Field(None, description="lower end of the interval that is stated with the value")
+    high: float | None = Field(None, description="upper end of the interval that is stated with the value")
+    unit_of_name: str | None = Field(None, description="the one unit that the name stands for, where it does")
+
+
+class Restated(Part):
+    """What is stated in one place and follows from another; both in the same words."""
+
+    name: str
+    stated: str
+    other: str
+    source: str = Field("", description="where ``other`` is from")
 
 
 class Claim(Part):
@@ -191,6 +214,7 @@ class Claim(Part):
     expectations: list[Expectation] = Field(default_factory=list)
     accuracy_limits: list[AccuracyLimit] = Field(default_factory=list)
     quantities: list[Quantity] = Field(default_factory=list)
+    restated: list[Restated] = Field(default_factory=list)
 
 
 class ClaimFile(Part):

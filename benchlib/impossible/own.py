@@ -3,19 +3,20 @@
 Nothing is assumed that a result does not hold: an absent metric, fact or config leaves its part of the claim empty.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from benchlib.config import BaseConfig
 from benchlib.errors import UserError
+from benchlib.impossible import names
 from benchlib.impossible.claim import Claim, Collective, Compute, Latency, Learning, Part, Quantity, Speed
+from benchlib.impossible.numbers import Numbers
+from benchlib.impossible.restated import restated
 from benchlib.metrics import Metric
 from benchlib.stats import smoothed, smoothing_window
 
 BITS = 8
-Samples = Mapping[str, Sequence[float]]
+QUANTILES = 200  # that ``benchlib.record`` keeps of long series
 
 
 P = TypeVar("P", bound=Part)
@@ -30,47 +31,6 @@ def _part(cls: type[P], **fields: Any) -> P:
         raise UserError(f"the result states {where} = {first['input']!r}: {first['msg']}") from None
 
 
-class Numbers:
-    """The metrics of a run by name or by the start of a name, with its facts, raw samples and config."""
-
-    def __init__(
-        self,
-        metrics: Sequence[Metric],
-        *,
-        world_size: int,
-        facts: Mapping[str, Any] | None = None,
-        tables: Mapping[str, Any] | None = None,
-        samples: Samples | None = None,
-        config: BaseConfig | None = None,
-    ) -> None:
-        self.metrics, self.world_size, self.config = metrics, world_size, config
-        self.facts, self.tables, self.samples = facts or {}, tables or {}, samples or {}
-
-    def metric(self, start: str) -> Metric | None:
-        """Return the metric of this name, else the first whose name goes on with the suffix of a stand-in."""
-        exact = next((metric for metric in self.metrics if metric.name == start), None)
-        return exact or next((metric for metric in self.metrics if metric.name.startswith(f"{start}_")), None)
-
-    def value(self, start: str) -> float | None:
-        """Return the value of ``metric(start)``."""
-        metric = self.metric(start)
-        return metric.value if metric else None
-
-    def raw(self, start: str) -> list[float]:
-        """Return the raw samples of ``metric(start)``; none where some were left out, as in a baseline or a report."""
-        metric = self.metric(start)
-        found = list(self.samples.get(metric.name, [])) if metric else []
-        return found if metric and len(found) == metric.n else []
-
-    def count(self, name: str) -> int | None:
-        """Return a fact that is a count; a list is summed."""
-        value = self.facts.get(name)
-        parts = value if isinstance(value, list) else [value]
-        if not parts or not all(isinstance(part, int) and not isinstance(part, bool) and part >= 0 for part in parts):
-            return None
-        return sum(parts)
-
-
 def own_claims(numbers: Numbers) -> list[Claim]:
     """Return what a result states: the whole training, its steady steps, learning, operations, exchange, all values."""
     claims = [
@@ -79,7 +39,7 @@ def own_claims(numbers: Numbers) -> list[Claim]:
         Claim(subject="training", learning=learning(numbers), compute=compute(numbers), latencies=rank_steps(numbers)),
         Claim(subject="all-reduce", collective=all_reduce(numbers)),
         *(Claim(subject=f"{name} products", speed=speed) for name, speed in products(numbers).items()),
-        Claim(subject="", quantities=quantities(numbers)),
+        Claim(subject="", quantities=quantities(numbers), restated=restated(numbers)),
     ]
     return [claim for claim in claims if claim.model_dump(exclude={"subject"}, exclude_defaults=True)]
 
@@ -109,16 +69,25 @@ def steady_steps(numbers: Numbers) -> Speed | None:
     batch = getattr(numbers.config, "global_batch", None)
     planned, expected = numbers.count("planned_steps"), numbers.count("samples_expected")
     full = batch is not None and planned is not None and expected == planned * batch
-    times = [value for value in numbers.raw("step_s") if value > 0]
+    times = [value for value in numbers.raw("step_s") if value > 0] if full else []
+    median = numbers.metric("step_s")
     return _part(
         Speed,
         samples_per_s=rate,
         tokens_per_s=numbers.value("train_tokens_per_s"),
         ranks=numbers.world_size,
-        batch_per_rank=batch // numbers.world_size if full and batch else None,
-        step_s=times if full else [],
+        batch_per_rank=batch // numbers.world_size if batch else None,
+        step_s=times,
+        step_s_span=_span(median) if median is not None and not times else [],
+        batches_full=full,
         longest_sequence=getattr(numbers.config, "max_length", None),
     )
+
+
+def _span(median: Metric) -> list[float]:
+    """Return the ends of the interval of a median of times, or twice the time where there is but one."""
+    ends = [median.value if end is None else end for end in (median.ci_low, median.ci_high)]
+    return [end for end in ends if end is not None and end > 0]
 
 
 def learning(numbers: Numbers) -> Learning | None:
@@ -228,6 +197,17 @@ def quantities(numbers: Numbers) -> list[Quantity]:
                 samples=raw if finite else [],
                 # Fewer raw samples than the value is of were thinned, as in a baseline.
                 median_of_samples=len(raw) == metric.n,
+                median_span=_beside_median(raw, metric.n) if finite else [],
+                low=metric.ci_low,
+                high=metric.ci_high,
+                unit_of_name=names.unit_of(metric.name),
             )
         )
     return found
+
+
+def _beside_median(kept: list[float], n: int) -> list[float]:
+    """Return the quantiles on both sides of the median of n samples, none where other samples than quantiles were kept."""
+    if not len(kept) == QUANTILES < n or kept != sorted(kept):
+        return []
+    return kept[QUANTILES // 2 - 1 : QUANTILES // 2 + 1]

@@ -52,6 +52,9 @@ RULES: dict[str, Rule] = {
         Rule("limits have a source", "accuracy limits that differ by source or have none", statements.limits_have_a_source),
         Rule("possible values", "values that are not finite or below zero", statements.quantities_are_possible),
         Rule("raw samples", "values that are not those of their raw samples", statements.medians_are_of_their_samples),
+        Rule("intervals", "values outside of their own interval", statements.intervals_hold_their_values),
+        Rule("units", "values in another unit than their name says", statements.units_are_those_of_names),
+        Rule("stated twice", "counts, names and times that contradict each other", statements.statements_agree),
     )
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ from benchlib.impossible.claim import AccuracyLimit, Claim
 from benchlib.impossible.finding import Finding, agrees, figure, found, span
 
 FAR_OFF = 2.0  # an announcement that is off by more than a factor of two describes another run
+SAME = 1e-6  # of numbers that were written in full
 RATIO_SLACK = 0.02  # of a speed-up, beside the rounding of the three numbers
 
 
@@ -92,16 +93,81 @@ def quantities_are_possible(claim: Claim) -> list[Finding]:
 
 
 def medians_are_of_their_samples(claim: Claim) -> list[Finding]:
-    """A value that is stated to be the median of raw samples is."""
+    """A value that is stated to be the median of raw samples is, or lies between the quantiles beside the median."""
+    judged, wrong = 0, []
+    for one in claim.quantities:
+        if one.value is None:
+            continue
+        if one.median_of_samples and one.samples:
+            low = high = statistics.median(one.samples)
+            told = f"the median of its {len(one.samples):,} raw samples is {figure(low, one.unit)}"
+        elif one.median_span:
+            low, high = min(one.median_span), max(one.median_span)
+            told = f"the quantiles of its samples put the median at {_range(low, high, one.unit)}"
+        else:
+            continue
+        judged += 1
+        margin = SAME * max(abs(one.value), abs(low), abs(high))
+        if not low - margin <= one.value <= high + margin:
+            wrong.append(f"{one.name} {figure(one.value, one.unit)} stated, {told}")
+    if not judged:
+        return []
+    return [
+        found(
+            not wrong,
+            "; ".join(wrong)
+            or f"{counted(judged, 'median')} {'is that' if judged == 1 else 'are those'} of the raw samples",
+        )
+    ]
+
+
+def intervals_hold_their_values(claim: Claim) -> list[Finding]:
+    """A value lies within the interval that is stated with it."""
     stated = [
-        (one, one.value) for one in claim.quantities if one.median_of_samples and one.samples and one.value is not None
+        one for one in claim.quantities if one.value is not None and (one.low is not None or one.high is not None)
     ]
     if not stated:
         return []
-    medians = [(one, value, statistics.median(one.samples)) for one, value in stated]
+    wrong = []
+    for one in stated:
+        value = one.value or 0.0
+        low, high = (value if end is None else end for end in (one.low, one.high))
+        margin = SAME * max(abs(value), abs(low), abs(high))
+        if not low - margin <= value <= high + margin:
+            wrong.append(
+                f"{one.name} {figure(value, one.unit)} is not within its interval, {figure(low)} to {figure(high, one.unit)}"
+            )
+    good = f"{counted(len(stated), 'value')} {'lies' if len(stated) == 1 else 'lie'} within the stated interval"
+    return [found(not wrong, "; ".join(wrong) or good)]
+
+
+def units_are_those_of_names(claim: Claim) -> list[Finding]:
+    """A name that stands for a unit, as in ``_gbps``, is stated in that unit."""
+    stated = [one for one in claim.quantities if one.unit_of_name is not None]
+    if not stated:
+        return []
     wrong = [
-        f"{one.name} {figure(value, one.unit)} stated, the median of its {len(one.samples):,} raw samples is {figure(median, one.unit)}"
-        for one, value, median in medians
-        if abs(value - median) > 1e-6 * max(abs(value), abs(median))
+        f"{one.name} is stated in {one.unit or 'no unit'}, its name stands for {one.unit_of_name or 'a number without unit'}"
+        for one in stated
+        if one.unit != one.unit_of_name
     ]
-    return [found(not wrong, "; ".join(wrong) or f"all {len(stated)} medians are those of their raw samples")]
+    good = f"{counted(len(stated), 'unit')} {'is that' if len(stated) == 1 else 'are those'} of the names"
+    return [found(not wrong, "; ".join(wrong) or good)]
+
+
+def statements_agree(claim: Claim) -> list[Finding]:
+    """What is stated in two places is the same in both."""
+    if not claim.restated:
+        return []
+    wrong = [
+        f"{one.name}: {one.stated} stated, {one.other}{f' by {one.source}' if one.source else ''}"
+        for one in claim.restated
+        if one.stated != one.other
+    ]
+    names = ", ".join(dict.fromkeys(one.name for one in claim.restated))
+    return [found(not wrong, "; ".join(wrong) or f"the same wherever it is stated: {names}")]
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a count with its noun: ``1 value``, ``3 values``."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"

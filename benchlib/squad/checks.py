@@ -1,10 +1,13 @@
 """What a SQuAD run is judged by: outcome, sanity, targets, the published reference, budget and baseline."""
 
+from typing import Any
+
 from benchlib.baselines import Comparison, regression_checks
 from benchlib.checks import Check, agreement_check, budget_check, fact_check, finite_check, limit_check, rule_check
 from benchlib.impossible import own
 from benchlib.impossible.claim import Claim
-from benchlib.impossible.own import Numbers
+from benchlib.impossible.numbers import Numbers
+from benchlib.impossible.restated import equal
 from benchlib.impossible.rules import RULES
 from benchlib.metrics import Metric, quantity
 from benchlib.references import registry
@@ -58,26 +61,13 @@ SHOWN = ("sample count", "learning rate", "loss falls", "possible scores", "poss
 
 def _sanity(config: SquadConfig, result: Result, samples: dict[str, list[float]]) -> list[Check]:
     facts = result.facts
-    numbers = Numbers(
-        result.metrics,
-        world_size=config.world_size,
-        facts=facts,
-        tables=result.tables,
-        samples=samples,
-        config=config,
-    )
+    numbers = Numbers.of(result, samples, config)
     learnt = Claim(learning=own.learning(numbers))
     operations = Claim(compute=own.compute(numbers))
     counted = Claim(speed=own.whole_training(numbers))
     return [
         _loss_decreases(learnt, len(samples.get("loss", []))),
-        fact_check(
-            "ranks equal",
-            "Did every rank hold the same weights at every epoch's end?",
-            bool(facts["checksums_equal"]),
-            f"{len(facts['checksums'])} comparison{'s' * (len(facts['checksums']) != 1)} of weight checksums over {config.world_size} rank{'s' if config.world_size > 1 else ''}"
-            + ("" if facts["checksums_equal"] else ": they differ"),
-        ),
+        _ranks_equal(config, facts),
         rule_check(
             "sample count",
             "Were as many samples trained as the planned steps need?",
@@ -99,6 +89,20 @@ def _sanity(config: SquadConfig, result: Result, samples: dict[str, list[float]]
         ),
         agreement_check(own.own_claims(numbers), SHOWN),
     ]
+
+
+def _ranks_equal(config: SquadConfig, facts: dict[str, Any]) -> Check:
+    """Compare the checksums anew: that they were equal is no fact beside the checksums themselves."""
+    rows = facts["checksums"]
+    same = bool(facts["checksums_equal"]) and equal(rows)
+    compared = f"{len(rows)} comparison{'s' * (len(rows) != 1)}"
+    ranks = f"{config.world_size} rank{'s' * (config.world_size > 1)}"
+    return fact_check(
+        "ranks equal",
+        "Did every rank hold the same weights at every epoch's end?",
+        same,
+        f"{compared} of weight checksums over {ranks}" + ("" if same else ": they differ"),
+    )
 
 
 def _loss_decreases(learnt: Claim, steps: int) -> Check:

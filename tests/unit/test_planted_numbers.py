@@ -13,7 +13,8 @@ from benchlib.baselines import Baseline
 from benchlib.cli import main
 from benchlib.errors import UserError
 from benchlib.foreign.readers import read_claims
-from benchlib.impossible.own import Numbers, own_claims
+from benchlib.impossible.numbers import Numbers
+from benchlib.impossible.own import own_claims
 from benchlib.impossible.rules import judge_claims
 from benchlib.judge import judge
 from benchlib.metrics import derived, measured
@@ -48,7 +49,7 @@ class Edit:
     """A result and its raw samples, to be changed by hand."""
 
     def __init__(self, result, samples):
-        self.facts, self.tables, self.samples = result["facts"], result["tables"], samples
+        self.result, self.facts, self.tables, self.samples = result, result["facts"], result["tables"], samples
         self.metrics = {metric["name"].removesuffix("_minisquad_tiny"): metric for metric in result["metrics"]}
 
     def scale(self, name, factor, raw=True):
@@ -58,6 +59,11 @@ class Edit:
         if raw:
             full = next(known for known in self.samples if known.removesuffix("_minisquad_tiny") == name)
             self.samples[full] = [factor * value for value in self.samples[full]]
+
+    def swap(self, name):
+        """Exchange the ends of an interval."""
+        metric = self.metrics[name]
+        metric["ci_low"], metric["ci_high"] = metric["ci_high"], metric["ci_low"]
 
 
 def verdict(folder, tmp_path):
@@ -94,6 +100,30 @@ SQUAD = [
 ]
 
 
+SQUAD += [
+    ("numbers agree", "world_size: 8 stated, 2 by the config", lambda run: run.result.update(world_size=8)),
+    ("numbers agree", "world_size: -2 stated", lambda run: run.result.update(world_size=-2)),
+    ("numbers agree", "ranks: 2 stated, 3 by samples_seen", lambda run: run.facts.update(samples_seen=[80, 40, 40])),
+    ("numbers agree", "planned_steps: 5 stated, 10 by the losses", lambda run: run.facts.update(planned_steps=5)),
+    ("numbers agree", "total_steps: 40 stated, 10 by 1 epoch of 160 features", lambda run: run.facts.update(total_steps=40)),
+    ("numbers agree", "samples_expected: 320 stated, 160", lambda run: run.facts.update(samples_expected=320, samples_seen=[160, 160])),
+    ("numbers agree", "epoch_share: 0.5 stated, 1", lambda run: run.facts.update(epoch_share=0.5)),
+    ("numbers agree", "steady_from_step: 1 stated, 3", lambda run: run.facts.update(steady_from_step=1)),
+    ("ranks equal", "they differ", lambda run: run.facts.update(checksums=[["a", "a"], ["b", "c"]])),
+    ("numbers agree", "checksums: equal stated, different", lambda run: run.facts.update(checksums=[["a", "b"]])),
+    ("numbers agree", "before the start stated", lambda run: run.result.update(ended_at=run.result["started_at"] - 60)),
+    ("numbers agree", "total_s", lambda run: run.result.update(ended_at=run.result["started_at"] + 3600)),
+    ("numbers agree", "not within its interval", lambda run: run.swap("step_s")),
+    ("numbers agree", "not within its interval", lambda run: run.metrics["step_s"].update(ci_low=9.0, ci_high=10.0)),
+    ("numbers agree", "not within its interval", lambda run: run.metrics["step_s"].update(ci_high=0.0)),
+    ("numbers agree", "in Mbps, its name stands for Gbps", lambda run: run.metrics["allreduce_gbps"].update(unit="Mbps")),
+    ("numbers agree", "step_s_minisquad_tiny is stated in ms", lambda run: run.metrics["step_s"].update(unit="ms")),
+    ("numbers agree", "f1 stated, f1_minisquad_tiny by the config", lambda run: run.metrics["f1"].update(name="f1")),
+    ("numbers agree", "mfu_tiny stated", lambda run: run.metrics["mfu"].update(name="mfu_tiny")),
+    ("numbers agree", "backend: cuda stated, cpu by the config", lambda run: run.result.update(backend="cuda")),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("name", "reason", "change"), SQUAD, ids=[f"{row[0]}: {row[1]}" for row in SQUAD])
 def test_planted_numbers_fail_the_run(stored, tmp_path, name, reason, change):
     judged, checks = verdict(stored("squad-run", change), tmp_path)
@@ -105,11 +135,13 @@ def test_planted_numbers_fail_the_run(stored, tmp_path, name, reason, change):
 MACHINE = [
     ("all-reduce right", "3 wrong elements", lambda run: run.facts.update(allreduce_wrong_elements=3)),
     ("possible all-reduce", "before it had ended", lambda run: run.scale("allreduce_gbps", 400)),
+    ("numbers agree", "world_size: 4 stated, 2 by the config", lambda run: run.result.update(world_size=4)),
+    ("numbers agree", "in Mbps", lambda run: run.metrics["allreduce_gbps"].update(unit="Mbps")),
     ("possible scaling", "2 devices cannot do more", lambda run: run.scale("matmul_fp32_flops", 4)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "reason", "change"), MACHINE, ids=[row[0] for row in MACHINE])
+@pytest.mark.parametrize(("name", "reason", "change"), MACHINE, ids=[f"{row[0]}: {row[1]}" for row in MACHINE])
 def test_planted_peaks_fail_the_machine(stored, tmp_path, name, reason, change):
     judged, checks = verdict(stored("machine-run", change), tmp_path)
     assert (judged.verdict, checks[name].status) == ("FAIL", "FAIL")
@@ -134,10 +166,10 @@ def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
         found, claims = read_claims(path)
         judged = judge_claims(claims)
         assert (found, [judgement.failures for judgement in judged if judgement.failures]) == (name, [])
-        assert len(judged) == 14
+        assert len(judged) == 17
     alone = tmp_path / "alone.json"
     alone.write_text((folder / "result.json").read_text())
-    assert 5 < len(judge_claims(read_claims(alone)[1])) < 14  # without raw samples and config fewer rules apply
+    assert 5 < len(judge_claims(read_claims(alone)[1])) < 17  # without raw samples and config fewer rules apply
 
 
 def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
@@ -149,7 +181,7 @@ def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
     name, claims = read_claims(path)
     found = {judgement.rule.name: judgement.status for judgement in judge_claims(claims)}
     assert name == "report"
-    assert {rule for rule, status in found.items() if status == "FAIL"} == {"share of the peak"}
+    assert {rule for rule, status in found.items() if status == "FAIL"} == {"share of the peak", "intervals"}
     path.write_text(path.read_text()[:-40])
     with pytest.raises(UserError, match="cut"):
         read_claims(path)

@@ -21,7 +21,7 @@ def judged(tmp_path):
         resolved = build("squad", settings)
         known = {
             "samples_seen": [80, 80], "samples_expected": 160, "checksums_equal": True, "checksums": [["a", "a"]], "epoch_share": 1.0,
-            "total_steps": 10, "planned_steps": 10, "plan_reason": "cut to fit", "learning_rates": {"min": 1e-6, "max": 1e-3, "last": 1e-6},
+            "total_steps": len(losses), "planned_steps": len(losses), "plan_reason": "cut to fit", "learning_rates": {"min": 1e-6, "max": 1e-3, "last": 1e-6},
         }  # fmt: skip
         known |= facts or {}
         scope, quality = resolved.scope(), resolved.quality_scope(known["epoch_share"])
@@ -38,7 +38,7 @@ def judged(tmp_path):
             derived(f"loss_final{quality}", losses[-1], "", "lower"),
             measured(f"f1{quality}", found["f1"], "", "higher"),
             measured(f"exact_match{quality}", found["exact_match"], "", "higher"),
-            measured("padding_share", found["padding_share"], ""),
+            measured("padding_share", found["padding_share"], "ratio"),
             derived(f"flops_per_s{scope}", found["flops"], "FLOP/s", "higher"),
             measured("matmul_peak_flops", found["peak"], "FLOP/s", "higher"),
             measured(f"train_samples_per_s{scope}", 100.0, "samples/s", "higher"),
@@ -84,7 +84,7 @@ def test_each_check_can_fail(judged, name, changes):
 
 
 def test_a_training_that_the_speed_cut_does_not_pass_its_target_unseen(judged):
-    found = judged(facts={"epoch_share": 0.12}, f1=73.0, exact_match=70.0)
+    found = judged(facts={"epoch_share": 0.12, "total_steps": 33}, f1=73.0, exact_match=70.0)
     for name in ("F1 on embedded data", "whole training"):
         assert (found[name].status, found[name].gates) == ("SKIPPED", True)
     assert "12%" in found["F1 on embedded data"].reason
