@@ -103,8 +103,7 @@ def _say(past: Past, verdict: Verdict, page: Path) -> None:
     console.print(f"[bold]{escape(head['store'])}[/]  {head['runs']}  {head['span']}", soft_wrap=True)
     for check in verdict.checks:
         if check.status in ("FAIL", "AMBIGUOUS"):
-            word = check.status.lower() if check.gates else "note"
-            console.print(f"  {word}  {escape(check.name)}: {escape(check.reason)}", soft_wrap=True)
+            console.print(f"  {check.status}  {escape(check.name)}: {escape(check.reason)}", soft_wrap=True)
     colour = {"PASS": "green", "FAIL": "red"}.get(verdict.verdict, "yellow")
     console.print(f"[bold {colour}]{verdict.verdict}[/]  {escape(verdict.sentence)}", soft_wrap=True)
     console.print(f"history: {shown(page)}", soft_wrap=True)

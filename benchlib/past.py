@@ -135,14 +135,7 @@ def judge(past: Past) -> Verdict:
     """Check each series: its newest run, and its newest change of level."""
     if not past.runs:
         return verdict_of([], skipped=f"{past.store} holds no runs yet: `benchlib run quick` makes the first")
-    damaged = [run.name for run in past.runs if run.damaged]
-    checks = [
-        Check(
-            name="runs readable", kind="sanity", question="Can every stored run be read?", gates=False,
-            status="FAIL" if damaged else "PASS", value=float(len(damaged)), limit="= 0",
-            reason=f"{len(damaged)} of {len(past.runs)} are damaged" + (f": {', '.join(damaged[:3])}" if damaged else ""),
-        )
-    ]  # fmt: skip
+    checks = [_readable_check(past.runs)]
     for members in past.series:
         found = [trend for trend in past.trends if trend.last.series == members[-1].series]
         newest = members[-1]
@@ -153,6 +146,19 @@ def judge(past: Past) -> Verdict:
         names = ", ".join(check.name for check in checks if check.gates and check.status == "AMBIGUOUS")
         return verdict.model_copy(update={"sentence": f"Open: {names}."})
     return verdict
+
+
+def _readable_check(runs: list[StoredRun]) -> Check:
+    """Say which runs are damaged: what they would have shown stays open, but nothing got worse."""
+    damaged = [run.name for run in runs if run.damaged]
+    named = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
+    are = "is" if len(damaged) == 1 else "are"
+    return Check(
+        name="runs readable", kind="sanity", question="Can every stored run be read?",
+        status="AMBIGUOUS" if damaged else "PASS", value=float(len(damaged)), limit="= 0",
+        reason=f"{len(damaged)} of {len(runs)} {are} damaged: {named}; restore or delete {'it' if are == 'is' else 'them'}"
+        if damaged else f"0 of {len(runs)} are damaged",
+    )  # fmt: skip
 
 
 def _level_check(where: str, found: Iterable[Trend], runs: int) -> Check:

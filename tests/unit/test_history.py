@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from make_run import START, _metric, make_run
 from test_index import DAY, on_machine, place, speed
 
-from benchlib import history, history_cache, index, manifest, past, trends
+from benchlib import history, history_cache, history_page, index, manifest, past, trends
 from benchlib.cli import main
 from benchlib.errors import UserError
 from benchlib.files import write_json
@@ -322,6 +322,46 @@ def test_a_copy_of_a_run_counts_once(store):
     assert history.read(store) == runs  # from the cache as well
     shutil.rmtree(original)  # now the copies are the run, and one of them counts
     assert [run.copy_of for run in history.read(store)].count("") == 4
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1, "1 of 4 is damaged: {}; restore or delete it"),
+        (4, "4 of 4 are damaged: {}, {}, {} and 1 more; restore or delete them"),
+    ],
+)
+def test_damaged_runs_leave_a_past_open_in_all_its_words(store, capsys, count, said):
+    paths = [run.path for run in history.read(store)][:count]
+    for path in paths:
+        (store / path / "result.json").write_text("{")
+    found = past.read(store, False, past.Filter())
+    verdict = past.judge(found)
+    check = verdict.checks[0]
+    assert (verdict.verdict, check.status, verdict.sentence) == ("AMBIGUOUS", "AMBIGUOUS", "Open: runs readable.")
+    assert check.reason == said.format(*(run.name for run in found.runs if run.damaged))
+    history_page._say(found, verdict, store / "history.html")
+    printed = capsys.readouterr().out
+    assert f"AMBIGUOUS  runs readable: {check.reason}" in printed
+    assert "note" not in printed
+
+
+def test_an_unreadable_baseline_is_no_regression(tmp_path):
+    checks = [
+        {"name": name, "kind": "regression", "question": "?", "status": "FAIL", "reason": reason, "gates": True}
+        for name, reason in (
+            ("baseline readable", "key.json is cut"),
+            ("step_s_minisquad_tiny vs baseline", "ratio 1.9"),
+        )
+    ]
+    place(tmp_path, START, verdict={"verdict": "FAIL", "checks": checks[:1]})
+    place(tmp_path, START - DAY, verdict={"verdict": "FAIL", "checks": checks[1:]})
+    slow, cut = history.read(tmp_path)
+    assert (slow.regressions, slow.unreadable) == ([("step_s_minisquad_tiny", "ratio 1.9")], "")
+    assert (cut.regressions, cut.unreadable) == ([], "key.json is cut")
+    page = index.render(tmp_path).read_text()
+    assert page.count("regression: ") == 1
+    assert "not readable, nothing compared: key.json is cut" in page
 
 
 def test_a_repeat_with_the_same_numbers_is_no_copy(tmp_path):
