@@ -32,6 +32,11 @@ MARKS = {
     "no difference found": "=",
     "within the limit": "✓",
 }
+STAR = (
+    "* from the samples within one run a side: how much unchanged runs differ is not known, so the difference may be "
+    "the run's and not the machine's. Compare several runs a side, or measure the spread with `benchlib calibrate`."
+)
+_TERMINAL = {"bad": "bold red", "warn": "bold yellow", "good": "bold green", "calm": "bold"}
 _WIDE = 130  # columns that the whole table takes
 _WIDTH = 150  # where the output is no terminal, which would fold at 80
 
@@ -118,7 +123,16 @@ def word_text(row: Row, comparable: bool) -> str:
     """Write what is said of a metric; a star where the spread between runs is not known."""
     if not comparable and row.change is not None:
         return "not comparable"
-    return row.word + ("*" if row.basis == "samples" and row.word in ("worse", "better", "differs") else "")
+    return row.word + ("*" if _starred(row) else "")
+
+
+def _starred(row: Row) -> bool:
+    return row.basis == "samples" and row.word in ("worse", "better", "differs")
+
+
+def star_note(rows: Sequence[Row]) -> str:
+    """Return what the star in a table of these rows means; '' where none has one."""
+    return STAR if any(_starred(row) for row in rows) else ""
 
 
 def _signed(amount: float, unit: str) -> str:
@@ -154,9 +168,8 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
             if factors:
                 console.print(f"\n[bold]{title}[/]")
                 console.print(_factor_table(factors))
-        colour = "red" if item.regressions else "green" if item.comparable else "yellow"
-        console.print(f"\n[bold {colour}]{escape(item.sentence)}[/]", soft_wrap=True)
-        for note in item.notes:
+        console.print(f"\n[{_TERMINAL[item.tone]}]{escape(item.sentence)}[/]", soft_wrap=True)
+        for note in filter(None, (*item.notes, star_note(shown(item, all_metrics)))):
             console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
         console.print()
     for note in notes:
@@ -207,6 +220,7 @@ def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
     environment.filters |= {
         "signs": markup.signs, "change": change_text, "interval": interval_text, "band": band_text, "word": word_text,
     }  # fmt: skip
+    environment.globals["star_note"] = star_note
     style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
     page = environment.get_template("compare.html.j2").render(
         contrasts=[(item, *side_text(item)) for item in contrasts], notes=notes, style=style, tones=TONES, marks=MARKS
@@ -215,7 +229,9 @@ def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
 
 
 def write_html(contrasts: Sequence[Contrast], notes: Sequence[str], path: Path) -> None:
-    """Write the page; a place that cannot be written is a ``UserError``."""
+    """Write the page; a folder that is not there or a place that cannot be written is a ``UserError``."""
+    if not path.parent.is_dir():
+        raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
     try:
         write_text(path, html(contrasts, notes))
     except OSError as error:

@@ -30,6 +30,7 @@ Word = Literal[
     "no difference found",
     "within the limit",
     "undecided",
+    "no interval",
     "only one side",
     "",
 ]
@@ -86,13 +87,14 @@ class Told(BaseModel):
 
 
 class Contrast(BaseModel):
-    """One side against the reference, in one benchmark."""
+    """One side against the reference, in one benchmark. ``same``: both sides are the same runs."""
 
     benchmark: str
     tier: str
     reference: Told
     other: Told
     comparable: bool
+    same: bool = False
     sentence: str
     rows: list[Row]
     factors: list[Factor]
@@ -103,23 +105,51 @@ class Contrast(BaseModel):
         """The metrics that got worse than the benchmark's limit allows."""
         return [row for row in self.rows if row.word == "regression"]
 
+    @property
+    def tone(self) -> str:
+        """How it is shown: bad, warn (something is open), good, or calm where there was nothing to compare."""
+        if self.regressions:
+            return "bad"
+        if not self.comparable or any(row.word == "undecided" for row in self.rows):
+            return "warn"
+        return "calm" if self.same or not any(row.limit for row in self.rows) else "good"
+
 
 def contrast(reference: Compared, other: Compared) -> Contrast:
     """Compare two sides of one benchmark."""
     factors = [*_deciding(reference, other), *_worth_knowing(reference, other)]
     decisive = [factor.name for factor in factors if factor.decides]
-    rows = list(_rows(reference, other, comparable=not decisive))
+    same = _same_runs(reference, other)
+    rows = [_unmoved(row) if same else row for row in _rows(reference, other, comparable=not decisive)]
     return Contrast(
         benchmark=other.benchmark,
         tier=other.tier,
         reference=_told(reference),
         other=_told(other),
         comparable=not decisive,
-        sentence=_sentence(rows, decisive),
+        same=same,
+        sentence=_same_sentence(other) if same else _sentence(rows, decisive),
         rows=rows,
         factors=factors,
-        notes=_notes(reference, other, rows, comparable=not decisive),
+        notes=[] if same else _notes(reference, other),
     )
+
+
+def _same_runs(reference: Compared, other: Compared) -> bool:
+    return {run.run for run in reference.runs} == {run.run for run in other.runs}
+
+
+def _same_sentence(side: Compared) -> str:
+    what = f"{side.runs[0].run} is the same run" if len(side.runs) == 1 else f"The same {len(side.runs)} runs are"
+    return f"{what} on both sides: nothing to compare."
+
+
+def _unmoved(row: Row) -> Row:
+    """Return the row of a metric against itself: no interval and no gate, which would speak of noise."""
+    if row.change is None:
+        return row
+    none = {"low": None, "high": None, "gate": None, "basis": "none", "reason": ""}
+    return row.model_copy(update=none | {"word": "no difference found"})
 
 
 def _told(side: Compared) -> Told:
@@ -141,17 +171,10 @@ def _sentence(rows: Sequence[Row], decisive: Sequence[str]) -> str:
     return f"No regression found in {len(limited)} metric{'s' * (len(limited) > 1)} with a limit.{rest}"
 
 
-def _notes(reference: Compared, other: Compared, rows: Sequence[Row], comparable: bool) -> list[str]:
-    notes = []
+def _notes(reference: Compared, other: Compared) -> list[str]:
     same = sorted({run.run for run in reference.runs} & {run.run for run in other.runs})
-    if same:
-        notes.append(f"{', '.join(same)} is on both sides: a run does not differ from itself.")
-    if comparable and any(row.basis == "samples" and row.word in ("worse", "better", "differs") for row in rows):
-        notes.append(
-            "* from the samples within one run a side: how much unchanged runs differ is not known, so the difference may be "
-            "the run's and not the machine's. Compare several runs a side, or measure the spread with `benchlib calibrate`."
-        )
-    return notes
+    are = "is" if len(same) == 1 else "are"
+    return [f"{', '.join(same)} {are} on both sides: a run does not differ from itself."] if same else []
 
 
 def _rows(reference: Compared, other: Compared, comparable: bool) -> Iterator[Row]:
@@ -241,7 +264,7 @@ def _word(found: Change, direction: Direction, check: Check | None) -> Word:
     neutral = NEUTRAL[found.kind]
     if found.basis == "none" and found.value != neutral:
         # One number on each side: nothing tells noise from change, but a limit was kept or not.
-        return "within the limit" if check is not None else "undecided"
+        return "within the limit" if check is not None else "no interval"
     within = (
         1 / (1 + found.band) <= found.value <= 1 + found.band
         if found.kind == "ratio"

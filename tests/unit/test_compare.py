@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 import shutil
 
+import pandas
 import pytest
 from click.testing import CliRunner
 from make_run import make_run as write_run
@@ -201,8 +203,76 @@ def test_metrics_of_one_side_are_listed(make):
 def test_a_run_with_itself_is_said(make):
     folder = make("20261120", 100)
     found = only(folder, folder / "result.json")
-    assert "run200 is on both sides" in found.notes[0]
+    assert (found.sentence, found.notes) == (
+        "squad-cpu-100000-run200 is the same run on both sides: nothing to compare.",
+        [],
+    )
     assert {r.word for r in found.rows} == {"no difference found"}
+    assert found.tone == "calm"
+    several = make("20261121", 100, 101)
+    note = only(folder, several).notes  # another day's runs: nothing in common
+    assert note == []
+    assert only(several, several).sentence == "The same 2 runs are on both sides: nothing to compare."
+    assert "squad-cpu-100000-run210 is on both sides" in only(several, several / "squad-cpu-100000-run210").notes[0]
+
+
+def test_a_noisy_run_with_itself_is_not_undecided(tmp_path):
+    run_of = write_run(tmp_path / "quick-20261120" / "squad-cpu-100000-aaa", steps=700)
+    told = run(run_of, run_of)
+    assert told.output.count("the same run") == 1
+    assert not re.search("undecided|repeat|no interval", told.output)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "tone"),
+    [
+        ((100, 101, 99), (100, 99, 101), "good"),
+        ((100, 110, 90), (85, 75, 80), "warn"),  # noise leaves the limit undecided
+        ((100, 101, 99), (70, 71, 69), "bad"),
+    ],
+)
+def test_the_banner_has_the_tone_of_what_is_said(make, tmp_path, old, new, tone):
+    contrasts, notes = compare([str(make("20261120", *old)), str(make("20261121", *new))])
+    assert contrasts[0].tone == tone
+    assert f'<p class="note {tone}">' in comparing.html(contrasts, notes)
+
+
+def test_one_number_a_side_without_a_limit_has_no_interval_to_judge_by(make):
+    sides = [
+        make(day, [metric("total_s", value, "s", "lower")]) for day, value in (("20261120", 10.0), ("20261121", 12.0))
+    ]
+    found = only(*sides)
+    assert (row(found, "total_s").word, row(found, "total_s").basis) == ("no interval", "none")
+    assert found.tone == "calm"
+
+
+def test_the_star_is_explained_where_it_stands_only(tmp_path):
+    sides = []
+    for name, factor in (("aaa", 1.0), ("bbb", 1.5)):
+        folder = write_run(
+            tmp_path / f"quick-{name}" / f"squad-cpu-100000-{name}",
+            metrics=[speed(60.0), metric("odd_s", factor, "s", "lower", n=3)],
+        )
+        frame = pandas.DataFrame(
+            {"metric": "odd_s", "index": range(3), "value": [factor, factor + 0.01, factor - 0.01]}
+        )
+        frame.to_parquet(folder / "samples.parquet")
+        sides.append(folder)
+    assert row(only(*sides), "odd_s").word == "worse"
+    assert "worse*" not in run(*sides).output
+    assert "* from the samples" not in run(*sides).output
+    assert "worse*" in run(*sides, "--all-metrics").output
+    assert run(*sides, "--all-metrics").output.count("* from the samples") == 1
+    page = comparing.html(*compare([str(side) for side in sides]))
+    assert page.index("<summary>") < page.index("worse*") < page.index("* from the samples")
+    assert page.count("* from the samples") == 1
+
+
+def test_a_page_is_not_written_into_a_folder_that_is_not_there(make, tmp_path):
+    done = run(make("20261120", 100), make("20261121", 100), "--html", tmp_path / "nowhere" / "x.html")
+    assert done.exit_code == 2
+    assert "there is no folder" in done.output
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_baseline_is_a_side_by_file_or_key(make, tmp_path):
