@@ -7,7 +7,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from benchlib.errors import UserError
-from benchlib.foreign import claim_file, loadgen_summary, nccl_json, nccl_text, own_files, throughput_table
+from benchlib.foreign import (
+    calibration_file,
+    claim_file,
+    loadgen_summary,
+    nccl_json,
+    nccl_text,
+    own_files,
+    throughput_table,
+)
 from benchlib.foreign.json_file import looks_like_json, parse
 from benchlib.impossible.claim import Claim
 
@@ -31,6 +39,7 @@ READERS: dict[str, Reader] = {
         Reader("claim", "the neutral claim JSON", claim_file.sniff, claim_file.read),
         Reader("result", "the kit's result.json", own_files.sniff_result, own_files.read_result),
         Reader("verdict", "the kit's verdict.json", own_files.sniff_verdict, own_files.read_verdict),
+        Reader("calibration", "the kit's calibration file", calibration_file.sniff, calibration_file.read),
         Reader("baseline", "the kit's baseline file", own_files.sniff_baseline, own_files.read_baseline),
         Reader("report", "the kit's shared report.html", own_files.sniff_report, own_files.read_report),
         Reader("nccl-tests JSON", "JSON of nccl-tests or rccl-tests", nccl_json.sniff, nccl_json.read),

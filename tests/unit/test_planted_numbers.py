@@ -1,6 +1,8 @@
 """A run of the kit whose result was edited does not pass its own checks, whatever class of mistake was planted."""
 
+import copy
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -9,16 +11,16 @@ import pytest
 from click.testing import CliRunner
 
 from benchlib import embedded
-from benchlib.baselines import Baseline
+from benchlib.baselines import Baseline, run_fingerprint
 from benchlib.cli import main
 from benchlib.errors import UserError
 from benchlib.foreign.readers import read_claims
 from benchlib.impossible.numbers import Numbers
-from benchlib.impossible.own import own_claims
+from benchlib.impossible.own import QUANTILES, own_claims
 from benchlib.impossible.rules import judge_claims
 from benchlib.judge import judge
 from benchlib.metrics import derived, measured
-from benchlib.record import RunRecord
+from benchlib.record import KEPT_SAMPLES, RunRecord, thinned
 from benchlib.results import Run
 from benchlib.snapshot import snapshot
 from benchlib.squad.checks import limits
@@ -210,3 +212,86 @@ def test_a_baseline_is_read_by_its_runs(stored, tmp_path):
     for metric in record["metrics"]:
         metric["value"] = 9 * metric["value"] if metric["name"] == "f1_minisquad_tiny" else metric["value"]
     assert write(record)["possible scores"] == "FAIL"
+
+
+def test_an_edited_baseline_contradicts_itself(stored, tmp_path):
+    run = Run(stored("squad-run"))
+    path = tmp_path / "baseline.json"
+
+    def write(change):
+        record = RunRecord.of(run, limits(run), "the first").model_dump()
+        change({metric["name"].removesuffix("_minisquad_tiny"): metric for metric in record["metrics"]}, record)
+        values = {"benchmark": "squad", "tier": "smoke", "fingerprint": run_fingerprint(run), "runs": [record]}
+        path.write_text(Baseline.model_validate(values).model_dump_json())
+        return {judged.rule.name: judged.failures for judged in judge_claims(read_claims(path)[1]) if judged.failures}
+
+    def triple(metrics, record):
+        name = "train_samples_per_s_minisquad_tiny"
+        record["samples"][name] = [3 * value for value in record["samples"][name]]
+        for key in ("value", "ci_low", "ci_high"):
+            metrics["train_samples_per_s"][key] *= 3
+
+    assert write(lambda metrics, record: None) == {}
+    failures = write(triple)["rate from raw steps"]
+    assert failures[0].startswith("squad-run, steady steps:") and "at most" in failures[0]
+    assert "raw samples" in write(lambda metrics, record: metrics["train_samples_per_s"].update(value=1e3))
+    assert "units" in write(lambda metrics, record: metrics["allreduce_gbps"].update(unit="Mbps"))
+    assert "stated twice" in write(lambda metrics, record: metrics["f1"].update(name="f1"))
+
+
+def test_a_value_lies_between_the_quantiles_that_are_kept_beside_its_median():
+    times = [0.1 + 0.001 * ((7 * step) % 1000) for step in range(1000)]
+    metric = measured("step_s", times, "s")
+    kept = {"step_s": thinned(times)}
+    assert len(kept["step_s"]) == QUANTILES == KEPT_SAMPLES
+
+    def status(value):
+        stated = [metric.model_copy(update={"value": value, "ci_low": None, "ci_high": None})]
+        claims = own_claims(Numbers(stated, world_size=1, samples=kept))
+        return {judged.rule.name: judged.status for judged in judge_claims(claims)}["raw samples"]
+
+    assert (status(metric.value), status(1.02 * metric.value)) == ("PASS", "FAIL")
+
+
+CALIBRATION = {
+    "benchmark": "machine", "tier": "smoke", "fingerprint": {"backend": "cpu"}, "made_at": 1.8e9, "runs": 3, "planted_runs": 1,
+    "schema_version": 1,
+    "metrics": [
+        {
+            "metric": "matmul_fp32_flops", "unit": "FLOP/s", "direction": "higher", "kind": "ratio",
+            "limit": {"metric": "matmul_fp32_flops", "share": 0.2, "amount": None},
+            # logarithms 0, 0.1 and 0.2 above each other: a standard deviation of 0.1
+            "values": [1e11, 1e11 * math.exp(0.1), 1e11 * math.exp(0.2)], "spread": 0.1,
+            "single": {"comparisons": 6, "fail": 0, "ambiguous": 1},
+            "left_out": {"comparisons": 3, "fail": 0, "ambiguous": 0},
+            "planted": [{"share": 0.25, "expected": 0.8, "measured": 0.79, "verdicts": {"comparisons": 1, "fail": 1, "ambiguous": 0}}],
+            "false_alarms": 0.001, "comparisons": 10000, "effect": 0.4,
+        }
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "says"),
+    [
+        ("", {}, ""),
+        ("", {"spread": 0.01}, "spread: 0.01 stated, 0.1 by the values"),
+        ("single", {"fail": 6}, "verdicts one with one: 7 stated, 6 at most"),
+        ("left_out", {"fail": -1}, "none below zero"),
+        ("left_out", {"comparisons": 50}, "comparisons with all others: 50 stated, 3"),
+        ("", {"false_alarms": 1.5}, "false alarms"),
+        ("", {"effect": 0.05}, "loss found: 0.05 stated, 0.2"),
+        ("", {"unit": "GB/s"}, "its name stands for FLOP/s"),
+        ("", {"values": [1.0, -1.0, 1.0]}, "below zero"),
+    ],
+)
+def test_a_calibration_is_held_against_its_runs(tmp_path, part, change, says):
+    values = copy.deepcopy(CALIBRATION)
+    item = values["metrics"][0]
+    (item[part] if part else item).update(change)
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(values))
+    name, claims = read_claims(path)
+    failures = [reason for judged in judge_claims(claims) for reason in judged.failures]
+    assert name == "calibration"
+    assert any(says in failure for failure in failures) if says else failures == []
