@@ -162,7 +162,7 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
         console.print(_metric_table(item, all_metrics, console.width))
         hidden = len(item.rows) - len(shown(item, all_metrics))
         if hidden:
-            console.print(f"[dim]{hidden} more metrics with --all-metrics[/]")
+            console.print(f"[dim]{hidden} more metric{'s' * (hidden != 1)} with --all-metrics[/]")
         for title, decides in (("What makes them incomparable", True), ("Worth knowing: what else differs", False)):
             factors = [factor for factor in item.factors if factor.decides == decides]
             if factors:

@@ -80,7 +80,7 @@ def digest(run: Run) -> Digest:
         out.cards, out.metrics = cards(result), metrics(result)
         out.tables, out.facts = (
             dict(result.tables),
-            [(name.replace("_", " "), text(value)) for name, value in result.facts.items()],
+            [(name.replace("_", " "), shown) for name, value in result.facts.items() if (shown := text(value))],
         )
         out.notes = list(result.notes)
         out.published = read(lambda: section(run)) if config else None

@@ -64,6 +64,11 @@ def is_storage_error(error: OSError) -> bool:
     return error.errno in _STORAGE
 
 
+def is_full(error: OSError) -> bool:
+    """Whether an error says that there is no space, on the disk or in the user's quota."""
+    return error.errno in _FULL
+
+
 def _sync_folder(folder: Path) -> None:
     # Without this a power cut may forget the rename although the file's bytes are on disk. Not every file system
     # lets a folder be opened or synced (Windows, some network mounts); the rename itself is still atomic there.

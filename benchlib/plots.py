@@ -96,7 +96,7 @@ def loss_curve(run: Records, theme: Theme = LIGHT) -> Picture:
         title,
         f"step ({done:,}{of})",
         "loss (mean over the global batch)",
-        f"Light: each step; bold: mean over {width} steps.",
+        f"Light: each step; bold: mean over {width} step{'s' * (width != 1)}.",
     )
 
 

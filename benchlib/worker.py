@@ -15,6 +15,7 @@ is in ``logs/rankK.error.json``.
 import argparse
 import atexit
 import contextlib
+import errno
 import faulthandler
 import importlib
 import json
@@ -33,7 +34,7 @@ from typing import Any
 from benchlib.diagnosis import EXIT_STORAGE, is_echo
 from benchlib.errors import BackendUnavailable, StorageError
 from benchlib.events import EventWriter
-from benchlib.files import is_storage_error, not_written, read_json, write_json
+from benchlib.files import is_full, is_storage_error, not_written, read_json, write_json
 from benchlib.processes import MARK, SUPERVISOR_PID, die_with_parent
 from benchlib.ranks import Place, place
 
@@ -137,6 +138,17 @@ def _not_stored(error: OSError) -> bool:
     return isinstance(error, StorageError) or is_storage_error(error)
 
 
+def _worded(error: BaseException, run_dir: Path) -> BaseException:
+    """Return the bare error of a full or read-only disk as the sentence that says what to do; others as they are."""
+    if not isinstance(error, OSError) or isinstance(error, StorageError):
+        return error
+    if not is_full(error) and error.errno != errno.EROFS:
+        return error
+    worded = not_written(error.filename or f"a file of the run {run_dir}", error)
+    worded.__cause__ = error
+    return worded
+
+
 def _mark_skipped(run_dir: Path, reason: str) -> None:
     from benchlib.config import load_config
     from benchlib.results import Result, save_result
@@ -166,7 +178,7 @@ def work(run_dir: Path, benchmark: str = "") -> int:
         if isinstance(error, SystemExit) and not error.code:
             return 0
         code = EXIT_STORAGE if isinstance(error, OSError) and _not_stored(error) else 1
-        _report(error, run_dir, where, events, code)
+        _report(_worded(error, run_dir), run_dir, where, events, code)
         return code
     events.emit("phase", name="done")
     return 0

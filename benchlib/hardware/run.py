@@ -5,6 +5,7 @@ caches, memory and power cost. Rates of several ranks are the sum of their media
 """
 
 import os
+import shutil
 import statistics
 import time
 from collections.abc import Callable
@@ -19,12 +20,14 @@ from benchlib import process_group
 from benchlib.allreduce import Timing, time_all_reduce
 from benchlib.clock import Moment
 from benchlib.events import EventWriter
+from benchlib.files import is_full
 from benchlib.hardware.config import MachineConfig
 from benchlib.metrics import Metric, derived, measured, not_available
 from benchlib.peaks import MatmulPeak, copy_rates, matmul_peaks
 from benchlib.results import Result, save_result
 
 MIB = 1 << 20
+SPARE = 16 * MIB  # left for the run's own files and for others while the disk is measured
 COPIES = {
     "host": "copy within the host's memory, bytes read and written",
     "device": "copy within the device's memory, bytes read and written",
@@ -232,24 +235,23 @@ def _exchange_metrics(timings: list[Timing]) -> list[Metric]:
 
 def _disk(bench: _Bench, run_dir: Path) -> Metric:
     """Measure how fast rank 0 writes to the run folder, synced: what checkpoints and samples wait for."""
-    size = min(bench.config.copy_mib, 64) * MIB
-    rates = process_group.all_gather_objects(_write_rates(run_dir / "disk.tmp", size) if bench.world.rank == 0 else [])[
-        0
-    ]
+    name, size = "disk_write_gbytes_per_s", min(bench.config.copy_mib, 64) * MIB
+    first = bench.world.rank == 0
+    rates, lacking = process_group.all_gather_objects(_write_rates(run_dir, size) if first else ([], ""))[0]
     bench.step()
     # Direction "none": disks of shared machines vary by more than any limit, so it is shown and not judged.
-    return measured(
-        "disk_write_gbytes_per_s",
-        rates,
-        "GB/s",
-        "none",
-        reason=f"{size // MIB} MiB to the run folder, synced, by one rank",
-    )
+    if lacking:
+        return not_available(name, "GB/s", "none", lacking)
+    return measured(name, rates, "GB/s", "none", reason=f"{size // MIB} MiB to the run folder, synced, by one rank")
 
 
-def _write_rates(path: Path, size: int) -> Rates:
+def _write_rates(folder: Path, size: int) -> tuple[Rates, str]:
+    """Return the rates in GB/s, or why there are none: a disk without space for it may still hold the result."""
+    lacking = f"no space for {size // MIB} MiB at {folder}"
+    if shutil.disk_usage(folder).free < size + SPARE:
+        return [], lacking
     data = os.urandom(size)  # a file system that compresses would not write zeros
-    rates = []
+    path, rates = folder / "disk.tmp", []
     try:
         for _ in range(3):
             began = time.perf_counter()
@@ -258,9 +260,13 @@ def _write_rates(path: Path, size: int) -> Rates:
                 handle.flush()
                 os.fsync(handle.fileno())
             rates.append(1e-9 * size / (time.perf_counter() - began))
+    except OSError as error:
+        if not is_full(error):
+            raise
+        return [], lacking  # a quota, or another process took the space
     finally:
         path.unlink(missing_ok=True)
-    return rates
+    return rates, ""
 
 
 def _of_size(peaks: list[MatmulPeak], size: int) -> MatmulPeak:

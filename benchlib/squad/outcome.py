@@ -44,7 +44,7 @@ def quality_metrics(trained: Trained, quality: str) -> list[Metric]:
     losses = Columns(trained.table)["loss"].sum(axis=1)
     width = smoothing_window(len(losses))
     curve = smoothed(losses, width)
-    reason = f"mean over {width} steps"
+    reason = f"mean over {width} step{'s' * (width != 1)}"
     return [
         measured(
             "loss", losses.tolist(), "", reason="mean over the global batch, each step; the value is their median"

@@ -1,5 +1,6 @@
 """A benchmark that breaks on purpose: ``fault`` says how, ``who`` which rank. Run with ``--benchmark faulty:run``."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -29,6 +30,11 @@ def nothing() -> None:
 def boom() -> None:
     """Raise."""
     raise ValueError("boom <script>")
+
+
+def no_space() -> None:
+    """Raise what a library that writes files by itself lets through."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def spin_without_end() -> None:

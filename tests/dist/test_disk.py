@@ -18,7 +18,7 @@ from harness import END_S, HERE, none_left, pid_at_step, prepare, send, status
 from benchlib import manifest, run_lock
 from benchlib.errors import UserError
 from benchlib.events import read_events
-from benchlib.launch import Launch, execute, settle
+from benchlib.launch import Launch, RankFailed, execute, settle
 from benchlib.processes import marked
 
 ROOT = HERE.parents[1]
@@ -80,6 +80,33 @@ def test_ranks_whose_disk_fills_up_are_ended_and_say_so(tmp_path: Path) -> None:
     )
     assert "ENDS [b'', b'', b''] []" in said
     assert "Traceback" not in said
+
+
+def test_a_bare_error_of_a_full_disk_ends_as_a_sentence(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run", fault="no_space", steps=10)
+    with pytest.raises(RankFailed) as caught:
+        execute(run_dir, benchmark="faulty:run")
+    reason = caught.value.status["reason"]
+    assert f"a file of the run {run_dir} cannot be written: no space left on device; free some space" in reason
+    assert "Errno" not in reason
+
+
+def test_a_disk_too_small_to_be_measured_is_a_figure_that_is_missing(tmp_path: Path) -> None:
+    said = on_small_disk(
+        tmp_path / "disk",
+        "20m",
+        """
+        import shutil
+        from benchlib.hardware import run
+        usage = shutil.disk_usage(disk)
+        print("TOLD", run._write_rates(disk, 64 * run.MIB))
+        run.shutil.disk_usage = lambda _: usage._replace(free=1 << 40)  # as a quota looks
+        print("TRIED", run._write_rates(disk, 64 * run.MIB))
+        print("SMALL", [rate > 0 for rate in run._write_rates(disk, run.MIB)[0]], list(disk.iterdir()))
+        """,
+    )
+    reason = f"([], 'no space for 64 MiB at {tmp_path / 'disk'}')"
+    assert said.splitlines() == [f"TOLD {reason}", f"TRIED {reason}", "SMALL [True, True, True] []"]
 
 
 def test_the_command_line_on_a_disk_that_is_too_small(tmp_path: Path) -> None:
