@@ -197,7 +197,9 @@ def read_json(path: Path | str) -> Any:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not valid JSON ({error.msg} at line {error.lineno}); the file may be cut") from None
+        raise UserError(
+            f"{path}: not valid JSON ({error.msg.removesuffix(' at')} at line {error.lineno}); the file may be cut"
+        ) from None
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON ({error})") from None
 

@@ -9,7 +9,7 @@ from rich.table import Column, Table
 
 from benchlib import terminal
 from benchlib.errors import UserError
-from benchlib.foreign.readers import read_claims
+from benchlib.foreign.readers import UnknownFormat, expected, read_claims
 from benchlib.impossible.rules import Judgement, judge_claims
 
 EXIT_POSSIBLE, EXIT_IMPOSSIBLE, EXIT_UNREADABLE, EXIT_NO_RULE = 0, 1, 2, 3
@@ -21,7 +21,7 @@ errors = terminal.console(stderr=True)
 
 def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
     """Judge each file, print what was found, and return the worst exit code: 2, else 1, else 3, else 0."""
-    codes, documents = [], []
+    codes, documents, unknown = [], list[dict[str, Any]](), False
     for path in paths:
         try:
             name, claims = read_claims(path)
@@ -31,6 +31,7 @@ def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
             documents.append({"file": str(path), "exit_code": EXIT_UNREADABLE, "error": str(error)})
             if not as_json:
                 errors.print(f"[red bold]error:[/] {escape(str(error))}", soft_wrap=True)
+            unknown = unknown or isinstance(error, UnknownFormat)
             continue
         code = exit_code(judgements)
         codes.append(code)
@@ -38,6 +39,8 @@ def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
         documents.append(document(path, name, code, sentence, judgements))
         if not as_json:
             _show(path, name, judgements, sentence, code)
+    if unknown and not as_json:
+        errors.print(f"Files that can be judged: {escape(expected())}.", soft_wrap=True)
     if as_json:
         print(json.dumps(documents, indent=2, ensure_ascii=False))
     return next((code for code in (EXIT_UNREADABLE, EXIT_IMPOSSIBLE, EXIT_NO_RULE) if code in codes), EXIT_POSSIBLE)
@@ -103,7 +106,11 @@ def _reason(judgement: Judgement) -> str:
         more = len(judgement.failures) - MOST_REASONS
         shown = "\n".join(judgement.failures[:MOST_REASONS])
         rest = f"\nand {more:,} more (--json lists all)" if more > 0 else ""
-        return shown + rest + (f"\n{judgement.passed:,} others are possible" if judgement.passed else "")
+        return shown + rest + _possible(judgement.passed)
     if judgement.passed:
         return judgement.example + (f" (and {judgement.passed - 1:,} more)" if judgement.passed > 1 else "")
     return judgement.skipped[0] + (f" (and {len(judgement.skipped) - 1:,} more)" if len(judgement.skipped) > 1 else "")
+
+
+def _possible(passed: int) -> str:
+    return f"\n{passed:,} other{'s are' if passed != 1 else ' is'} possible" if passed else ""

@@ -110,7 +110,9 @@ def _parse(source: Path) -> Any:
         cut = "; the file ends too early, it may be cut" if error.pos >= len(error.doc.rstrip()) else ""
         if error.msg.startswith("Unterminated string"):
             cut = "; the file may be cut"
-        raise DataError(f"{source}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}{cut}") from None
+        raise DataError(
+            f"{source}: not JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}{cut}"
+        ) from None
     except RecursionError:
         raise DataError(f"{source}: not a SQuAD file: its JSON is nested too deeply") from None
 

@@ -32,7 +32,7 @@ def parse(path: Path, text: str) -> dict[str, Any]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         where = (
-            f"{error.msg} at line {error.lineno}"
+            f"{error.msg.removesuffix(' at')} at line {error.lineno}"
             if isinstance(error, json.JSONDecodeError)
             else "nested too deep or a number too long"
         )

@@ -16,10 +16,14 @@ from benchlib.foreign import (
     own_files,
     throughput_table,
 )
-from benchlib.foreign.json_file import looks_like_json, parse
+from benchlib.foreign.json_file import keys, looks_like_json, parse
 from benchlib.impossible.claim import Claim
 
 MOST_BYTES = 64 * 2**20
+
+
+class UnknownFormat(UserError):
+    """A file of no format that can be judged; ``expected`` names those, once for all such files."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,9 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
             if not claims:
                 raise UserError(f"{path}: {reader.what} without a single result; the file may be cut")
             return reader.name, claims
-    raise UserError(f"{path}: not a format that can be judged; expected {expected()}")
+    if looks_like_json(text):
+        raise UnknownFormat(f"{path}: not a format that can be judged; {claim_file.hint(keys(text))}")
+    raise UnknownFormat(f"{path}: not a format that can be judged")
 
 
 def expected() -> str:
@@ -92,11 +98,11 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if not data.strip():
-        raise UserError(f"{path}: the file is empty; expected {expected()}")
+        raise UnknownFormat(f"{path}: the file is empty")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not text (byte {error.start} is not UTF-8); expected {expected()}") from None
+        raise UnknownFormat(f"{path}: not text (byte {error.start} is not UTF-8)") from None
     if "\0" in text:
-        raise UserError(f"{path}: not text (it holds zero bytes); expected {expected()}")
+        raise UnknownFormat(f"{path}: not text (it holds zero bytes)")
     return text

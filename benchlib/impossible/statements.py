@@ -87,9 +87,12 @@ def quantities_are_possible(claim: Claim) -> list[Finding]:
         for one in claim.quantities
         if one.value is not None and min([one.value, *one.samples]) < 0
     ]
-    return [
-        found(not wrong, "; ".join(wrong) or f"all {len(claim.quantities)} values are finite and none is below zero")
-    ]
+    return [found(not wrong, "; ".join(wrong) or _all_possible(len(claim.quantities)))]
+
+
+def _all_possible(number: int) -> str:
+    one, more = "the value is finite and not below zero", f"all {number:,} values are finite and none is below zero"
+    return one if number == 1 else more
 
 
 def medians_are_of_their_samples(claim: Claim) -> list[Finding]:
