@@ -16,6 +16,7 @@ from benchlib.postmortem import ranks, stacks
 from benchlib.published import section
 from benchlib.rerun import changes, command
 from benchlib.results import Result, Run
+from benchlib.stored_run import DAY, RUN
 
 T = TypeVar("T")
 
@@ -133,9 +134,9 @@ def identity(run: Run, config: BaseConfig | None, result: Result | None) -> tupl
     source = config or result
     if source:
         return source.benchmark, source.tier, source.backend
-    # The folder's own name is what is left: OUT/<tier>-<day>/<benchmark>-<backend>-<time>-<id>.
-    first = [*run.path.name.split("-"), "?"][:2]
-    return first[0], run.path.parent.name.rpartition("-")[0] or "?", first[1]
+    # The folder's own name is what is left: OUT/<tier>-<day>/<benchmark>-<backend>-<time>-<id>. Another one tells nothing.
+    day, name = DAY.match(run.path.parent.name), RUN.match(run.path.name)
+    return name["benchmark"] if name else "?", day["tier"] if day else "?", name["backend"] if name else "?"
 
 
 def span(result: Result | None, status: dict[str, Any] | None) -> tuple[float | None, float | None]:

@@ -14,7 +14,7 @@ PARTS = ("config.json", "result.json", "verdict.json", "status.json", "machine.j
 
 def is_run(folder: Path) -> bool:
     """Tell whether a folder holds a run, whole or damaged."""
-    return any((folder / name).exists() for name in PARTS) or any(folder.glob("events-*.jsonl"))
+    return any((folder / name).is_file() for name in PARTS) or any(folder.glob("events-*.jsonl"))
 
 
 def run_folders(path: Path) -> list[Path]:

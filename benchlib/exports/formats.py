@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchlib.config import nearest
-from benchlib.errors import UserError
+from benchlib.errors import StorageError, UserError
 from benchlib.snapshot import Snapshot
 
 
@@ -81,6 +81,8 @@ def export(runs: Sequence[Snapshot], name: str, output: str = "", samples: bool 
     module, _, function = chosen.write.partition(":")
     try:
         return str(getattr(importlib.import_module(module), function)(runs, output, samples))
+    except StorageError:
+        raise
     except OSError as error:
         raise UserError(f"cannot write {error.filename or output}: {error.strerror or error}") from None
 

@@ -3,16 +3,20 @@
 A run that the store has already keeps its numbers; its verdict and its report are brought up to date.
 """
 
+import errno
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchlib.errors import UserError
 from benchlib.exports.place import counted
+from benchlib.files import not_written
 from benchlib.snapshot import Snapshot
 
+LEAST_BYTES = 2 << 20  # free where the file is: a new store takes 0.7 MB
 BATCH = 1000  # metrics in one request, MLflow's limit; of parameters it takes 100
 VALUE_CHARACTERS = 6000
 # How MLflow calls a run's end; a gate that failed belongs to a run that finished.
@@ -23,15 +27,17 @@ _TAG = "benchlib.run"
 def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
     """Write to the store at ``output``: a tracking URI, or the path of an SQLite file; else ``$MLFLOW_TRACKING_URI``."""
     uri = _uri(output)
+    _check_file(uri)
     # MLflow reports its use to its makers; a report of numbers is no reason to call anyone.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
+    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         client = MlflowClient(tracking_uri=uri)
         known = sum(_store(client, uri, run) for run in runs)
-    except MlflowException as error:
+    except (MlflowException, SQLAlchemyError) as error:
         raise UserError(f"MLflow at {uri}: {str(error).splitlines()[0]}") from None
     there = f", {known} of them were there already" if known else ""
     return f"{counted(len(runs), 'run')} in MLflow at {uri}{there}"
@@ -48,12 +54,36 @@ def _uri(output: str) -> str:
     return output if "://" in output else f"sqlite:///{Path(output).expanduser().resolve()}"
 
 
+def _file(uri: str) -> Path | None:
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def _check_file(uri: str) -> None:
+    """Refuse a store in a file that cannot be written: MLflow itself would try again for more than a minute."""
+    file = _file(uri)
+    if file is None:
+        return
+    if not file.parent.is_dir():
+        raise UserError(f"{file}: there is no folder {file.parent}; make it first, or name one that exists")
+    if file.exists() and not file.is_file():
+        raise UserError(f"{file} is no file: name the file of the store, as mlflow.db")
+    place = file if file.exists() else file.parent
+    try:
+        with tempfile.TemporaryFile(dir=file.parent) as probe:  # beside it SQLite keeps its journal
+            probe.write(bytes(LEAST_BYTES))
+            probe.flush()
+        if not os.access(place, os.W_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise not_written(file, error) from None
+
+
 def _experiment(client: Any, uri: str, name: str) -> str:
     found = client.get_experiment_by_name(name)
     if found:
         return str(found.experiment_id)
     # A store in a file keeps its artifacts beside it, not in whatever folder the command was given.
-    file = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+    file = _file(uri)
     place = (file.parent / "mlartifacts" / name).resolve().as_uri() if file else None
     return str(client.create_experiment(name, artifact_location=place))
 

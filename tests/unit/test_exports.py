@@ -5,9 +5,12 @@ import datetime
 import html
 import importlib.util
 import io
+import os
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -316,6 +319,49 @@ def test_mlflow_holds_each_run_once(store, tmp_path):
     assert lines[1] == f"6 runs in MLflow at {uri}, 6 of them were there already"
     assert lines[2] == "['broken', 'cut', 'failed', 'lost', 'skipped', 'whole'] FINISHED FAILED"
     assert lines[3:] == ["8 91.4 PASS", f"120 {int(START * 1000)}", "['report.html']"]
+
+
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in EXPORTS["mlflow"].needs),
+    reason="MLflow is not installed: pip install 'benchlib[export]' (93 MB)",
+)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("size=8m,ro", "read-only file system; make it writable"),
+        ("size=300k", "no space left on device; free some space"),
+    ],
+)
+def test_mlflow_refuses_a_place_that_cannot_be_written_at_once(tmp_path, runs, options, words):
+    if sys.platform != "linux" or shutil.which("unshare") is None:
+        pytest.skip("mount namespaces are Linux's")
+    run, disk = tmp_path / "quick-20261121" / "squad-cpu-100000-whole", tmp_path / "disk"
+    make_run(run, with_samples=False, steps=5)
+    disk.mkdir()
+    command = (
+        f'mount -t tmpfs -o {options} t "$1" || exit 99; exec "$0" -m benchlib.cli export "$2" --to mlflow -o "$1/x.db"'
+    )
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    began = time.monotonic()
+    done = subprocess.run(["unshare", "--mount", *user, "sh", "-c", command, sys.executable, disk, run], capture_output=True, text=True, check=False)  # fmt: skip
+    if done.returncode == 99 or "unshare failed" in done.stderr:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"{disk}/x.db cannot be written: {words}" in done.stderr
+    assert time.monotonic() - began < 15
+    assert list(disk.iterdir()) == []
+
+
+def test_folders_that_are_no_runs_get_no_labels(tmp_path):
+    day = tmp_path / "quick-20261121"
+    make_run(day / "squad-cpu-100000-whole", with_samples=False, steps=5)
+    (day / "squad-dir" / "result.json").mkdir(parents=True)
+    (day / "squad-empty").mkdir()
+    assert [run.run for run in load(tmp_path)] == ["squad-cpu-100000-whole"]
+    (day / "squad-dir" / "config.json").write_text("{")
+    damaged = named(load(tmp_path), "dir")
+    assert (damaged.word, damaged.benchmark, damaged.backend, damaged.tier) == ("DAMAGED", "?", "?", "quick")
+    assert 'backend="dir"' not in openmetrics.prometheus(load(tmp_path))
 
 
 def test_a_missing_package_is_named_with_its_extra(runs, monkeypatch, tmp_path):
