@@ -1,6 +1,6 @@
 """The past of a folder of runs, in the order of time.
 
-Of each run only a few small files are read (``benchlib.stored_run``); of samples only the two ends, of events nothing.
+Of each run only a few small files are read (``benchlib.run_reader``); of samples only the two ends, of events nothing.
 What was read is kept in a cache that may be deleted at any time (``benchlib.history_cache``).
 """
 
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchlib import history_cache
-from benchlib.stored_run import DAY, RUN, Reader, StoredRun
+from benchlib.run_reader import Reader
+from benchlib.stored_run import DAY, RUN, StoredRun
 
 if TYPE_CHECKING:
     import pandas

@@ -12,7 +12,7 @@ from benchlib import history, history_cache, history_page, index, manifest, past
 from benchlib.cli import main
 from benchlib.errors import UserError
 from benchlib.files import write_json
-from benchlib.stored_run import Reader
+from benchlib.run_reader import Reader
 
 
 @pytest.fixture
