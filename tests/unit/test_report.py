@@ -296,3 +296,14 @@ def test_colours_of_the_page_have_enough_contrast(dark):
     ]
     low = {pair: round(contrast(colours[pair[0]], colours[pair[1]]), 2) for pair in pairs}
     assert min(low.values()) >= 4.5, low
+
+
+def test_a_fact_that_says_nothing_has_no_row(tmp_path):
+    facts = {"identity": {}, "nothing": None, "empty_list": [], "data": {"train_rows": 3}, "flag": False}
+    page = Page(report.render(make_run(tmp_path / "run", facts=facts, with_samples=False, steps=5)))
+    table = page.source[page.source.index("<h3>Facts</h3>") :].split("</table>")[0]
+    rows = dict(re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td>', table))
+    assert rows["data"] == "train rows 3"
+    assert rows["flag"] == "no"
+    assert all(rows.values())
+    assert not {"identity", "nothing", "empty list"} & rows.keys()
