@@ -18,7 +18,9 @@ CUT = "_cut"
 
 
 def restated(numbers: Numbers) -> list[Restated]:
-    """Return every pair that is there; one that follows from config and data is computed anew."""
+    """Return every pair that is there; one that follows from config and data is computed anew. A skipped run has none."""
+    if not numbers.metrics:
+        return []
     pairs = [
         *_ranks(numbers),
         *_steps(numbers),
@@ -52,6 +54,9 @@ def _ranks(numbers: Numbers) -> Iterator[Pair]:
 def _steps(numbers: Numbers) -> Iterator[Pair]:
     planned, total, first = (numbers.count(name) for name in ("planned_steps", "total_steps", "steady_from_step"))
     losses, steady = numbers.metric("loss"), numbers.metric("step_s")
+    resumed = numbers.count("resumed_step")
+    if resumed is not None and getattr(numbers.config, "resume", None) == "":
+        yield "resumed_step", resumed, 0, "the config, which resumes nothing"
     if planned is None:
         return
     if losses is not None and losses.name == "loss":
@@ -124,6 +129,8 @@ def _times(numbers: Numbers) -> Iterator[Pair]:
 
 def _scopes(numbers: Numbers) -> Iterator[Pair]:
     """A stand-in says so in the names of its metrics. Whether a training was cut is known by its share only."""
+    every = [metric.name for metric in numbers.metrics]
+    yield "metrics", len(every), len(set(every)), "their names, each of which stands once"
     config, share = numbers.config, numbers.facts.get("epoch_share")
     if config is None or not hasattr(config, "quality_scope"):
         return

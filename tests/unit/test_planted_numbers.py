@@ -122,6 +122,8 @@ SQUAD += [
     ("numbers agree", "step_s_minisquad_tiny is stated in ms", lambda run: run.metrics["step_s"].update(unit="ms")),
     ("numbers agree", "f1 stated, f1_minisquad_tiny by the config", lambda run: run.metrics["f1"].update(name="f1")),
     ("numbers agree", "mfu_tiny stated", lambda run: run.metrics["mfu"].update(name="mfu_tiny")),
+    ("numbers agree", "resumed_step: 5 stated, 0 by the config", lambda run: run.facts.update(resumed_step=5)),
+    ("numbers agree", "which stands once", lambda run: run.result["metrics"].append(run.metrics["step_s"])),
     ("numbers agree", "backend: cuda stated, cpu by the config", lambda run: run.result.update(backend="cuda")),
 ]  # fmt: skip
 
@@ -295,3 +297,10 @@ def test_a_calibration_is_held_against_its_runs(tmp_path, part, change, says):
     failures = [reason for judged in judge_claims(claims) for reason in judged.failures]
     assert name == "calibration"
     assert any(says in failure for failure in failures) if says else failures == []
+
+
+def test_a_skipped_run_states_nothing(stored):
+    folder = stored("squad-run", lambda run: run.result.update(metrics=[], facts={}, tables={}, status="skipped"))
+    (folder / "samples.parquet").unlink()
+    assert read_claims(folder)[1] == []
+    assert CliRunner().invoke(main, ["judge", str(folder)]).exit_code == 3
