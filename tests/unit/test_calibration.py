@@ -16,7 +16,9 @@ LIMIT = RegressionLimit(metric="rate", share=0.10)
 
 
 def record(value, name="rate", unit="samples/s", direction="higher"):
-    return RunRecord(run="r", started_at=0.0, recorded_at=0.0, metrics=[measured(name, value, unit, direction)], samples={})
+    return RunRecord(
+        run="r", started_at=0.0, recorded_at=0.0, metrics=[measured(name, value, unit, direction)], samples={}
+    )
 
 
 def test_the_counts_are_those_of_the_gate():
