@@ -28,6 +28,11 @@ def algbw_is_size_over_time(claim: Claim) -> list[Finding]:
     return [found(agrees(one.algbw_gbytes_per_s, low, high, PRINTED, DECIMALS), reason, wrong=wrong)]
 
 
+def _has_factor(busbw: float, algbw: float, factor: float) -> bool:
+    low, high = span(algbw)
+    return agrees(busbw, factor * low, factor * high, PRINTED, 2 * DECIMALS)
+
+
 def busbw_has_its_factor(claim: Claim) -> list[Finding]:
     """busbw / algbw is the factor of the operation for its ranks; where the operation is not known, any of them."""
     one = claim.collective
@@ -37,8 +42,7 @@ def busbw_has_its_factor(claim: Claim) -> list[Finding]:
         return [Finding("SKIPPED", f"{one.operation}: no factor is defined for it")]
     names = [one.operation] if one.operation else sorted(BUS_FACTORS)
     factors = {BUS_FACTORS[name](one.ranks) for name in names}
-    low, high = span(one.algbw_gbytes_per_s)
-    good = any(agrees(one.busbw_gbytes_per_s, factor * low, factor * high, PRINTED, 2 * DECIMALS) for factor in factors)
+    good = any(_has_factor(one.busbw_gbytes_per_s, one.algbw_gbytes_per_s, factor) for factor in factors)
     what = one.operation or "the operation, which is not named,"
     told = " or ".join(f"{factor:.4g}" for factor in sorted(factors))
     reason = f"busbw {figure(one.busbw_gbytes_per_s, GB)}, algbw {figure(one.algbw_gbytes_per_s, GB)}; the factor of {what} over {one.ranks} ranks is {told}"
@@ -56,18 +60,8 @@ def possible_operations(one: Collective) -> list[str]:
     every = sorted(BUS_FACTORS)
     if one.ranks is None or one.algbw_gbytes_per_s is None or one.busbw_gbytes_per_s is None:
         return every
-    low, high = span(one.algbw_gbytes_per_s)
-    fitting = [
-        name
-        for name in every
-        if agrees(
-            one.busbw_gbytes_per_s,
-            BUS_FACTORS[name](one.ranks) * low,
-            BUS_FACTORS[name](one.ranks) * high,
-            PRINTED,
-            2 * DECIMALS,
-        )
-    ]
+    busbw, algbw, ranks = one.busbw_gbytes_per_s, one.algbw_gbytes_per_s, one.ranks
+    fitting = [name for name in every if _has_factor(busbw, algbw, BUS_FACTORS[name](ranks))]
     return fitting or every
 
 
