@@ -164,7 +164,7 @@ def statements_agree(claim: Claim) -> list[Finding]:
         return []
     wrong = [
         f"{one.name}: {one.stated} stated, {one.other}{f' by {one.source}' if one.source else ''}"
-        for one in claim.restated
+        for one in dict.fromkeys(claim.restated)  # each contradiction once
         if one.stated != one.other
     ]
     names = ", ".join(dict.fromkeys(one.name for one in claim.restated))
