@@ -6,7 +6,7 @@ No HTML here and no reading twice: every part of the run folder may be absent or
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from benchlib.config import BaseConfig
 from benchlib.errors import UserError
@@ -57,9 +57,15 @@ class Digest:
         return MARKS.get(self.word, "?")
 
 
-def digest(run: Run) -> Digest:
-    """Read a run folder, whole or damaged, into what a report says."""
-    problems: list[str] = []
+class Reader(Protocol):
+    """Reads a part of a run, None where it is damaged."""
+
+    def __call__(self, part: Callable[[], T]) -> T | None:
+        """Return ``part()`` or None."""
+
+
+def tolerant(run: Run, problems: list[str]) -> Reader:
+    """Return a reader of a run's parts that notes what is damaged in ``problems``, without the folder's path."""
 
     def read(part: Callable[[], T]) -> T | None:
         try:
@@ -68,6 +74,14 @@ def digest(run: Run) -> Digest:
             problems.append(str(error).strip().replace(f"{run.path}/", "") or type(error).__name__)
             return None
 
+    return read
+
+
+def digest(run: Run) -> Digest:
+    """Read a run folder, whole or damaged, into what a report says."""
+    problems: list[str] = []
+
+    read = tolerant(run, problems)
     config, result = read(lambda: run.config), read(lambda: run.result)
     verdict, status = read(lambda: run.verdict), read(lambda: run.status)
     verdict, status = (part if isinstance(part, dict) else None for part in (verdict, status))

@@ -5,14 +5,13 @@ A damaged part costs only itself: it is named in ``problems`` and left empty.
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib.baselines import run_fingerprint
 from benchlib.checks import Verdict
-from benchlib.digest import identity, judgement, span
+from benchlib.digest import identity, judgement, span, tolerant
 from benchlib.errors import UserError
 from benchlib.record import KEPT_SAMPLES, thinned
 from benchlib.registry import BENCHMARKS
@@ -88,13 +87,7 @@ def snapshot(run: Run) -> Snapshot:
     """Read a run folder, whole, partial or damaged, into one value. Raises nothing for what is damaged."""
     problems: list[str] = []
 
-    def read(part: Callable[[], T]) -> T | None:
-        try:
-            return part()
-        except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.append(str(error).strip().replace(f"{run.path}/", "") or type(error).__name__)
-            return None
-
+    read = tolerant(run, problems)
     config, result = read(lambda: run.config), read(lambda: run.result)
     verdict, status = read(lambda: _verdict(run)), read(lambda: run.status)
     word, sentence = judgement(
