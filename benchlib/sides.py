@@ -71,8 +71,14 @@ def read_argument(text: str) -> Argument:
     """Read what ``text`` names. Raises ``UserError`` where that is nothing, damaged, or of several fingerprints."""
     runs = _runs(text)
     found = Argument(text)
-    whole = [run for run in runs if run.complete]
     found.left_out = [f"{run.run}: {_why(run)}" for run in runs if not run.complete]
+    whole: list[Snapshot] = []
+    for run in (run for run in runs if run.complete):
+        twice = next((known.run for known in whole if known.config == run.config and known.result == run.result), "")
+        if twice:  # counted as a second run it would make the spread between runs look smaller than it is
+            found.left_out.append(f"{run.run}: a copy of {twice}")
+        else:
+            whole.append(run)
     if not whole:
         raise UserError(
             f"{text} has no complete run to compare: " + "; ".join(found.left_out[:5])

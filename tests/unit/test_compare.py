@@ -56,6 +56,9 @@ def make(tmp_path):
                 with_samples=False,
                 **options,
             )
+            result = json.loads((folder / "result.json").read_text())
+            begun = result["started_at"] + 60 * index  # no two runs begin at once: only copies do
+            (folder / "result.json").write_text(json.dumps(result | {"started_at": begun}))
             facts = json.loads((folder / "machine.json").read_text())
             (folder / "machine.json").write_text(json.dumps(facts | (machine or {})))
         return folder if len(runs) == 1 else folder.parent
@@ -295,6 +298,14 @@ def test_a_folder_of_several_fingerprints_is_refused_with_what_differs(make, tmp
     words = r"holds squad runs of 2 kinds .*\n  .*run200, .*run201\n  squad-cpu-090000-other \(config.batch_size 16\)"
     with pytest.raises(UserError, match=words):
         read_argument(str(folder))
+
+
+def test_a_copied_run_counts_once(make):
+    folder = make("20261120", 150, 151)
+    shutil.copytree(next(folder.iterdir()), folder / "squad-cpu-235959-c0c0c0")
+    found = read_argument(str(folder))
+    assert [len(side.runs) for side in found.sides.values()] == [2]
+    assert [text for text in found.left_out if "a copy of" in text]
 
 
 def test_broken_runs_of_a_folder_are_left_out_and_named(make, tmp_path):
