@@ -125,7 +125,8 @@ class Calibration(BaseModel):
     def method(self) -> str:
         """Say how the figures were made."""
         return (
-            f"False alarms: each of the {self.runs} unchanged runs against all others, with the upper end of the exact 95 % interval. "
+            f"False alarms: each of the {self.runs} unchanged runs against all others, with the upper end of the exact 95 % interval; "
+            "of one run: each against each other one, as with a baseline of a single run and no calibration. "
             "Simulated: the same gate, with one accepted run and this calibration, on numbers drawn with the spread of these runs; "
             "the loss found is the one that 99 % of these comparisons call a regression. Planted: how much slower the slowed runs came out, and how many of them the gate failed."
         )
@@ -139,6 +140,7 @@ class Calibration(BaseModel):
                 "A/A band": band_text(item.band, item.kind, item.unit),
                 "loss found": item.shown(item.effect),
                 "false alarms": f"{item.left_out.fail} of {item.left_out.comparisons} (<{item.left_out.upper:.0%})",
+                "of one run": f"{item.single.fail} of {item.single.comparisons}",
                 "simulated": f"{item.false_alarms:.2%}",
                 "planted": "; ".join(
                     f"{plant.measured - 1:+.0%}: {plant.verdicts.fail} of {plant.verdicts.comparisons}"

@@ -13,14 +13,14 @@ from benchlib.machine import cpu_model, probe_devices, usable_cores, versions
 from benchlib.paths import PACKAGE, outputs
 
 OPTIONAL = (
-    ("jupyterlab", "notebooks by hand", "pip install 'benchlib[notebooks]'"),
-    ("papermill", "headless runs and reports", "pip install 'benchlib[notebooks]'"),
-    ("nbconvert", "HTML reports", "pip install 'benchlib[notebooks]'"),
-    ("ipywidgets", "live progress in JupyterLab", "pip install 'benchlib[notebooks]'"),
-    ("pynvml", "power, temperature and energy of NVIDIA GPUs", "pip install 'benchlib[nvidia]'"),
+    ("jupyterlab", "notebooks by hand", "pip install -e '.[notebooks]'"),
+    ("papermill", "headless runs and reports", "pip install -e '.[notebooks]'"),
+    ("nbconvert", "HTML reports", "pip install -e '.[notebooks]'"),
+    ("ipywidgets", "live progress in JupyterLab", "pip install -e '.[notebooks]'"),
+    ("pynvml", "power, temperature and energy of NVIDIA GPUs", "pip install -e '.[nvidia]'"),
     ("amdsmi", "power, temperature and energy of AMD GPUs", "install amd-smi-lib of ROCm and its Python package"),
     ("torch_xla", "TPUs", "pip install torch_xla[tpu] on a TPU machine"),
-    ("pytest", "the tests", "pip install 'benchlib[test]'"),
+    ("pytest", "the tests", "pip install -e '.[test]'"),
 )
 
 

@@ -62,7 +62,7 @@ def band_text(band: float, kind: str, unit: str = "") -> str:
     if kind == "difference":
         return f"±{quantity(band, unit)}"
     low = 1 / (1 + band) - 1
-    return f"±{band:.1%}" if f"{-low:.1%}" == f"{band:.1%}" else f"{low:.1%} to +{band:.1%}"
+    return f"±{band:.1%}" if f"{abs(low):.1%}" == f"{band:.1%}" else f"{low:.1%} to +{band:.1%}"
 
 
 def measured(

@@ -77,7 +77,7 @@ def export(runs: Sequence[Snapshot], name: str, output: str = "", samples: bool 
         )
     missing = [module for module in chosen.needs if not _installed(module)]
     if missing:
-        raise UserError(f"{name} needs {', '.join(missing)}: pip install 'benchlib[export]'")
+        raise UserError(f"{name} needs {', '.join(missing)}: pip install -e '.[export]' in the checkout")
     module, _, function = chosen.write.partition(":")
     try:
         return str(getattr(importlib.import_module(module), function)(runs, output, samples))

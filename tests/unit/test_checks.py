@@ -152,3 +152,16 @@ def test_quantities_are_short(value, text):
 def test_rates_of_operations_have_a_prefix():
     assert quantity(2.201e11, "FLOP/s") == "220.1 GFLOP/s"
     assert quantity(9.89e14, "FLOP/s") == "989.0 TFLOP/s"
+
+
+@pytest.mark.parametrize(
+    ("band", "kind", "text"),
+    [
+        (0.0, "ratio", "±0.0%"),
+        (0.004, "ratio", "±0.4%"),
+        (0.345, "ratio", "-25.7% to +34.5%"),
+        (0.4, "difference", "±0.4"),
+    ],
+)
+def test_a_band_is_written_as_the_ratios_that_it_is(band, kind, text):
+    assert band_text(band, kind) == text

@@ -304,7 +304,7 @@ print([item.path for item in client.list_artifacts(whole.info.run_id)])
 
 @pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in EXPORTS["mlflow"].needs),
-    reason="MLflow is not installed: pip install 'benchlib[export]' (93 MB)",
+    reason="MLflow is not installed: pip install -e '.[export]' (93 MB)",
 )
 def test_mlflow_holds_each_run_once(store, tmp_path):
     # A process of its own: MLflow's own libraries warn of their own deprecations.
@@ -323,7 +323,7 @@ def test_mlflow_holds_each_run_once(store, tmp_path):
 
 @pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in EXPORTS["mlflow"].needs),
-    reason="MLflow is not installed: pip install 'benchlib[export]' (93 MB)",
+    reason="MLflow is not installed: pip install -e '.[export]' (93 MB)",
 )
 @pytest.mark.parametrize(
     ("options", "words"),
@@ -367,7 +367,9 @@ def test_folders_that_are_no_runs_get_no_labels(tmp_path):
 def test_a_missing_package_is_named_with_its_extra(runs, monkeypatch, tmp_path):
     monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "tensorboard", raising=False)
-    with pytest.raises(UserError, match=r"tensorboard needs tensorboard: pip install 'benchlib\[export\]'"):
+    with pytest.raises(
+        UserError, match=r"tensorboard needs tensorboard: pip install -e '\.\[export\]' in the checkout"
+    ):
         export(runs, "tensorboard", str(tmp_path / "tb"))
 
 
