@@ -7,7 +7,7 @@ import pytest
 from benchlib.checks import Check, Verdict, finite_check, limit_check, rule_check, verdict_of
 from benchlib.impossible.claim import Claim, Compute
 from benchlib.impossible.rules import RULES
-from benchlib.metrics import Metric, measured, not_available, quantity
+from benchlib.metrics import Metric, band_text, measured, not_available, quantity
 from benchlib.regression import RegressionLimit, Side, regression_check
 from benchlib.results import Result
 
