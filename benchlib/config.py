@@ -34,13 +34,24 @@ class BaseConfig(BaseModel):
         "smoke", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="how much work: a file of params/tiers"
     )
     backend: Literal["cpu", "cuda", "rocm", "mps", "xpu", "tpu"] = Field("cpu", description="where the work runs")
-    collective: Literal["", "gloo", "nccl", "xccl", "ucc"] = Field(
+    collective: Literal["", "gloo", "nccl", "xccl", "mpi", "ucc"] = Field(
         "", description="collective library; '': the backend's own"
     )
     nproc: int = Field(1, ge=1, le=1024, description="ranks on each node, one device each")
-    launcher: Literal["local", "torchrun"] = Field("local", description="who starts the ranks; torchrun across nodes")
-    nnodes: int = Field(1, ge=1, le=4096, description="nodes; more than one needs launcher=torchrun")
+    launcher: Literal["local", "torchrun", "mpirun", "slurm", "kubernetes", "torchx"] = Field(
+        "local", description="who starts the ranks"
+    )
+    nnodes: int = Field(1, ge=1, le=4096, description="nodes; more than one needs a launcher that reaches them")
     rdzv_endpoint: str = Field("", description="HOST:PORT where the nodes of a torchrun launch meet")
+    max_restarts: int = Field(
+        0,
+        ge=0,
+        le=100,
+        description="times that torchrun starts the ranks again after a failure, from the last checkpoint",
+    )
+    cluster: str = Field(
+        "", description="profile of the machines (params/clusters/NAME.yaml, or a file): images, queues, claimed links"
+    )
     threads: int = Field(0, ge=0, le=4096, description="CPU threads of each rank; 0: cores / ranks on the node")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="of data, weights, order and dropout")
     budget_s: float = Field(60.0, gt=0, description="wall time that the run may take, in seconds; a check")
@@ -78,8 +89,12 @@ class BaseConfig(BaseModel):
             raise ValueError(
                 f"nnodes = {self.nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need launcher=torchrun"
             )
-        if self.nnodes > 1 and not self.rdzv_endpoint:
+        if self.launcher == "torchrun" and self.nnodes > 1 and not self.rdzv_endpoint:
             raise ValueError(f"nnodes = {self.nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet")
+        if self.max_restarts and self.launcher in ("local", "mpirun"):
+            raise ValueError(
+                f"max_restarts = {self.max_restarts} with launcher={self.launcher}: torchrun is who starts ranks again, set launcher=torchrun"
+            )
         return self
 
     @property
@@ -108,6 +123,8 @@ _NOT_WORK = (
     "wall_limit_s",
     "rdzv_endpoint",
     "launcher",
+    "max_restarts",
+    "cluster",
     "backend",
     "tier",
     "benchmark",

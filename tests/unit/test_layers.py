@@ -22,7 +22,7 @@ MODULES = {
     PLUMBING: "allreduce array_file batches checkpoint devices dropout example features minisquad models peaks process_group scoring spans squad_data squad_format squad_metric squad_metric.squad_metric timing windows",
     BENCHMARKS: "hardware.run squad.evaluate squad.native squad.outcome squad.plan squad.run squad.steplog squad.trainer squad.training",
     WORKER: "worker",
-    FRONT: "calibrate children cli comparing doctor explorer exports exports.formats exports.github exports.junit exports.mlflow_store exports.openmetrics exports.place exports.tabular exports.tensorboard_log history_page history_session index judging lanes launch launchers lifeline listing lost markup notebook peak_plots picture planning plots rank_plots reference_listing rejudge report runner session sparkline summary supervise terminal trend_plots widgets",
+    FRONT: "calibrate children cli comparing doctor explorer exports exports.formats exports.github exports.junit exports.mlflow_store exports.openmetrics exports.place exports.tabular exports.tensorboard_log history_page history_session index judging lanes launch launchers launchers.job launchers.local launchers.torchrun lifeline listing lost markup notebook peak_plots picture planning plots rank_plots reference_listing rejudge report runner session sparkline summary supervise terminal trend_plots widgets",
 }
 LAYER = {"benchlib": FACTS, **{f"benchlib.{name}": layer for layer, names in MODULES.items() for name in names.split()}}
 HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate", "safetensors"}
