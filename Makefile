@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/.ready
 
-.PHONY: quick nightly weekend baseline report lab explorer test lint setup
+.PHONY: quick nightly weekend baseline report lab explorer test lint setup system
 
 setup: $(SETUP)
 
@@ -37,3 +37,8 @@ lint: $(SETUP)
 
 test: $(SETUP) lint
 	$(BIN)/python -m pytest --nbval --nbval-current-env $(ARGS)
+
+# As root: the Debian packages of the tests that join two hosts by a cable. Without them those tests are SKIPPED.
+system:
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iperf3 iproute2
