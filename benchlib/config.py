@@ -4,7 +4,6 @@
 state only what differs from the defaults of the benchmark's config class.
 """
 
-import difflib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -21,6 +20,7 @@ from benchlib.errors import UserError
 from benchlib.files import read_json, write_json
 from benchlib.paths import home
 from benchlib.registry import BENCHMARKS
+from benchlib.spelling import nearest
 
 
 class BaseConfig(BaseModel):
@@ -165,13 +165,6 @@ def expectation(field: FieldInfo) -> str:
     signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
     limits = [f"{sign} {getattr(item, key)}" for item in field.metadata for key, sign in signs if hasattr(item, key)]
     return " or ".join(words) + (" " + " and ".join(limits) if limits else "")
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a sentence that names the known name most like ``name``, else all of them."""
-    known = sorted(names)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else "known: " + ", ".join(known)
 
 
 def config_class(benchmark: str) -> type[BaseConfig]:
