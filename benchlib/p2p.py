@@ -1,0 +1,106 @@
+"""What collectives made of send and receive share: the peers of a group, the checks of tensors, how two parts combine.
+
+Ranks are those within the group, and every call has a tag of its own, so that it cannot mix with other traffic.
+"""
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+Group = dist.ProcessGroup | None  # None is the default group
+Op = dist.ReduceOp | dist.ReduceOp.RedOpType
+Combine = Callable[..., torch.Tensor]  # (a, b, *, out)
+Part = tuple[torch.Tensor, int]  # a contiguous tensor and the peer that it goes to or comes from
+
+REDUCTIONS: tuple[tuple[Op, str, Combine], ...] = (
+    (dist.ReduceOp.SUM, "sum", torch.add),
+    (dist.ReduceOp.AVG, "avg", torch.add),
+    (dist.ReduceOp.MIN, "min", torch.minimum),
+    (dist.ReduceOp.MAX, "max", torch.maximum),
+    (dist.ReduceOp.PRODUCT, "product", torch.mul),
+)
+FIRST_TAG, TAGS = 0x5D000000, 1 << 20
+_calls: weakref.WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The ranks of a group as one call sees them: ``rank`` is the own one of ``size``, within the group."""
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+    tag: int
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks, the next one first, so that not all ranks begin with the same one."""
+        return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+    def start(self, receives: Iterable[Part], sends: Iterable[Part]) -> list[dist.Work]:
+        """Begin to receive and to send; the tensors must stay as they are until the works are waited for.
+
+        What goes to one peer arrives in the order in which it was begun. Empty tensors are left out on both sides.
+        """
+        parts = [(dist.irecv, *part) for part in receives] + [(dist.isend, *part) for part in sends]
+        operations = [
+            dist.P2POp(operation, tensor, group=self.group, tag=self.tag, group_peer=peer)
+            for operation, tensor, peer in parts
+            if tensor.numel()
+        ]
+        return dist.batch_isend_irecv(operations) if operations else []
+
+
+def peers(group: Group) -> Peers:
+    """Return the peers of a new call. All ranks of a group make their calls on it in the same order."""
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError("this rank is not in the group: only its members may call a collective on it")
+    call = next(_calls.setdefault(group, itertools.count()))
+    return Peers(group, dist.get_rank(group), dist.get_world_size(group), FIRST_TAG + call % TAGS)
+
+
+def wait(works: Iterable[dist.Work]) -> None:
+    """Wait for the end of what ``Peers.start`` began."""
+    for work in works:
+        work.wait()
+
+
+def flat(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Return a tensor as a line (elements,) over the same memory; refuse one that has gaps or another order."""
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} with shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, which a library "
+            f"may corrupt without a word; give {name}.contiguous() and copy the result back"
+        )
+    return tensor.detach().view(-1)
+
+
+def combination(op: Op, dtype: torch.dtype) -> Combine:
+    """Return how two parts are combined; an average is a sum that is divided at the end.
+
+    Raises ``ValueError`` where the type has no such reduction, as the libraries refuse it.
+    """
+    name, combine = next(((name, combine) for known, name, combine in REDUCTIONS if op == known), ("", None))
+    if combine is None:
+        known = ", ".join(name for _, name, _ in REDUCTIONS)
+        raise ValueError(f"the reduction {op} is not known here; take one of {known}")
+    if name == "avg" and not (dtype.is_floating_point or dtype.is_complex):
+        raise ValueError(f"an average of {dtype} is no whole number; take sum and divide, or a floating-point type")
+    if dtype.is_complex and name in ("min", "max", "product"):
+        raise ValueError(f"{name} of {dtype} is refused, as the libraries do; take sum or avg")
+    return combine
+
+
+def bounds(length: int, parts: int) -> list[tuple[int, int]]:
+    """Return where each of ``parts`` pieces of a line begins and ends; their lengths differ by one at most."""
+    return [(length * i // parts, length * (i + 1) // parts) for i in range(parts)]
+
+
+def pieces(line: torch.Tensor, parts: int) -> list[torch.Tensor]:
+    """Return a line as ``parts`` consecutive pieces (views), some of them empty where it is short."""
+    return [line[begin:end] for begin, end in bounds(line.numel(), parts)]

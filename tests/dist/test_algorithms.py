@@ -1,0 +1,108 @@
+"""All-reduces of our own against a computation in one place: every count of ranks, odd lengths, subgroups."""
+
+import itertools
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from benchlib.algorithms import ALGORITHMS
+from benchlib.direct import SEGMENT_BYTES
+
+Op = dist.ReduceOp
+TOGETHER = {
+    Op.SUM: lambda parts: sum(parts[1:], parts[0]),
+    Op.AVG: lambda parts: sum(parts[1:], parts[0]) / len(parts),
+    Op.MIN: lambda parts: torch.stack(parts).amin(0),
+    Op.MAX: lambda parts: torch.stack(parts).amax(0),
+    Op.PRODUCT: lambda parts: torch.stack(parts).prod(0, dtype=parts[0].dtype),
+}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
+LONG = 3 * SEGMENT_BYTES // 4 + 5  # several segments on any of the counts below, and no multiple of anything
+LENGTHS = (0, 1, 2, 3, 7, LONG)
+
+
+def contribution(rank, length, dtype):
+    """Whole numbers from 1 to 3 that differ by rank and place: every reduction of four of them is exact in all types."""
+    return ((torch.arange(length) * (rank + 2) + rank) % 3 + 1).to(dtype)
+
+
+def cases():
+    """Every algorithm with every reduction of every type, and with every length."""
+    whole = [case for case in itertools.product(TOGETHER, DTYPES) if case[0] != Op.AVG or case[1].is_floating_point]
+    yield from ((name, op, dtype, 1001) for name in ALGORITHMS for op, dtype in whole)
+    yield from ((name, Op.SUM, torch.float32, length) for name in ALGORITHMS for length in LENGTHS)
+
+
+def every_case(group, rank, size):
+    for name, op, dtype, length in cases():
+        tensor = contribution(rank, length, dtype)
+        ALGORITHMS[name](tensor, op, group)
+        expected = TOGETHER[op]([contribution(other, length, dtype) for other in range(size)])
+        assert torch.equal(tensor, expected), (name, op, dtype, length, size)
+
+
+def same_bits(group, rank, size):
+    """Sums of fractions differ from the library's by rounding alone, and not between ranks."""
+    own = torch.randn(10_007, generator=torch.Generator().manual_seed(rank), dtype=torch.float32)
+    exactly = sum(torch.randn(10_007, generator=torch.Generator().manual_seed(r)).double() for r in range(size))
+    for algorithm in ALGORITHMS.values():
+        for op in (Op.SUM, Op.AVG):
+            tensor = own.clone()
+            algorithm(tensor, op, group)
+            torch.testing.assert_close(tensor.double(), exactly / (size if op == Op.AVG else 1), rtol=1e-6, atol=2e-6)
+            copies = [torch.empty_like(tensor) for _ in range(size)]
+            dist.all_gather(copies, tensor, group=group)
+            assert all(torch.equal(copy, tensor) for copy in copies)
+
+
+def refused(group):
+    for algorithm in ALGORITHMS.values():
+        with pytest.raises(ValueError, match="not contiguous"):
+            algorithm(torch.zeros(8)[::2], Op.SUM, group)
+        with pytest.raises(ValueError, match="an average of"):
+            algorithm(torch.zeros(8, dtype=torch.int64), Op.AVG, group)
+        with pytest.raises(ValueError, match="take one of sum, avg, min, max, product"):
+            algorithm(torch.zeros(8, dtype=torch.int64), Op.BAND, group)
+
+
+def shape_is_kept(group, rank, size):
+    for algorithm in ALGORITHMS.values():
+        tensor = torch.full((3, 5), float(rank), requires_grad=True)
+        algorithm(tensor, Op.MAX, group)
+        assert tensor.tolist() == [[size - 1.0] * 5] * 3
+
+
+def subgroup(rank, size):
+    """Members by global ranks, in a group whose own ranks are others; it works beside the whole one."""
+    members = list(range(1, size))
+    group = dist.new_group(members)
+    for algorithm in ALGORITHMS.values():
+        tensor = torch.full((5,), 1.0 + rank)
+        if rank in members:
+            algorithm(tensor, Op.SUM, group)
+            assert tensor.tolist() == [sum(1.0 + member for member in members)] * 5
+        else:
+            with pytest.raises(ValueError, match="not in the group"):
+                algorithm(tensor, Op.SUM, group)
+        algorithm(tensor, Op.MIN, None)
+
+
+def work(rank, size, store):
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    every_case(None, rank, size)
+    same_bits(None, rank, size)
+    refused(None)
+    shape_is_kept(None, rank, size)
+    if size > 2:
+        subgroup(rank, size)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
+def test_all_algorithms(size, tmp_path):
+    mp.spawn(work, (size, tmp_path / "store"), nprocs=size)
