@@ -5,11 +5,15 @@ from dataclasses import dataclass
 
 from benchlib.errors import UserError
 
-# Per launcher: rank, world size, local rank, local world size. Ours and torchrun's names are the same.
+# Per launcher: rank, world size, local rank, local world size. Ours and torchrun's names are the same. SLURM's names
+# of the step come before those of the job: a step may have fewer tasks than its job.
 _NAMES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
+_NODE = "SLURM_NODEID"  # which of the nodes this one is, where sizes are listed by node
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,38 @@ def place() -> Place:
     """
     for names in _NAMES:
         if names[0] in os.environ and names[1] in os.environ:
-            rank, size = int(os.environ[names[0]]), int(os.environ[names[1]])
-            local_rank = int(os.environ.get(names[2], rank))
-            # SLURM writes "4" or, for a job that asked for none, nothing: then all tasks are taken to be here.
-            local_size = int(os.environ.get(names[3], "").partition("(")[0] or size)
-            found = Place(rank, size, local_rank, local_size)
-            if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
-                values = ", ".join(f"{name}={os.environ.get(name, '')}" for name in names)
-                raise UserError(f"{values}: a rank must be below its size: start the ranks with one launcher only")
-            return found
+            return _place(names)
+    if int(os.environ.get("JOB_COMPLETION_INDEX", "0")):
+        raise UserError(
+            f"JOB_COMPLETION_INDEX={os.environ['JOB_COMPLETION_INDEX']} without RANK: a pod of an Indexed Job does not know "
+            "its world; start the ranks by torchrun in each pod, as launcher=kubernetes does"
+        )
     return Place()
+
+
+def _place(names: tuple[str, str, str, str]) -> Place:
+    values = [os.environ.get(name, "") for name in names]
+    told = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+    try:
+        rank, size = int(values[0]), int(values[1])
+        local_rank = int(values[2] or rank)
+        sizes = local_sizes(values[3])
+        # A list holds one size for each node. Without any, all ranks are taken to be here.
+        local_size = (sizes[int(os.environ.get(_NODE, "0"))] if len(sizes) > 1 else sizes[0]) if sizes else size
+    except (ValueError, IndexError):
+        raise UserError(f"{told}: not the place of a rank: start the ranks with one launcher only") from None
+    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
+        raise UserError(f"{told}: a rank must be below its size: start the ranks with one launcher only")
+    return Place(rank, size, local_rank, local_size)
+
+
+def local_sizes(text: str) -> list[int]:
+    """Return the ranks of each node from SLURM's short form: ``"2(x3),1"`` is [2, 2, 2, 1].
+
+    Raises ``ValueError`` for another form.
+    """
+    sizes: list[int] = []
+    for part in filter(None, text.split(",")):
+        count, _, repeated = part.partition("(x")
+        sizes += [int(count)] * int(repeated.removesuffix(")") or 1)
+    return sizes

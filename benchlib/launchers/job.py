@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import which
 from typing import Any, Protocol
 
 
@@ -19,6 +20,16 @@ class HasRanks(Protocol):
     def startup_timeout_s(self) -> float: ...
     @property
     def benchmark(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def collective(self) -> str: ...
+    @property
+    def max_restarts(self) -> int: ...
+    @property
+    def cluster(self) -> str: ...
+    @property
+    def hard_limit_s(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -27,7 +38,12 @@ class Job:
 
     ``env`` is added to the environment of all, ``process_env[i]`` to that of ``commands[i]``. ``agent`` is true where
     the commands are launchers that start the ranks themselves; else command i is local rank i. ``ranks`` is how many
-    ranks this job has on this machine.
+    ranks this job has on this machine: 0 for a job that runs elsewhere.
+
+    ``files`` (path in the run folder: content) are written before the start; ``submits`` is the one of them that is
+    handed to a cluster. ``needs`` are programs of this machine, each with how to get it. ``queue_s`` is how long the
+    first rank may let wait for itself (0: any time); the limits of a run elsewhere count from then on. ``stop_s`` is
+    what the agent gets to take a job back when it is ended.
     """
 
     name: str
@@ -37,6 +53,23 @@ class Job:
     process_env: list[dict[str, str]] = field(default_factory=list)
     agent: bool = False
     ranks: int = 1
+    files: dict[str, str] = field(default_factory=dict)
+    submits: str = ""
+    needs: dict[str, str] = field(default_factory=dict)
+    queue_s: float = 0.0
+    stop_s: float = 1.0
+
+    @property
+    def remote(self) -> bool:
+        """Whether the ranks are on other machines."""
+        return self.ranks == 0
+
+    def lacks(self) -> str:
+        """Return what this machine lacks to start the job, with the remedy; '' where nothing."""
+        missing = [
+            f"{program} is not on the PATH: {remedy}" for program, remedy in self.needs.items() if not which(program)
+        ]
+        return "; ".join(missing)
 
     def as_json(self) -> dict[str, Any]:
         """Return the job as plain values; ``Job(**values)`` reads it back."""
