@@ -126,6 +126,7 @@ class Launch:
                 "nproc": 1,
                 "nnodes": 1,
                 "rdzv_endpoint": "",
+                "max_restarts": 0,
                 "startup_timeout_s": 120.0,
                 "benchmark": self.benchmark,
             }

@@ -43,7 +43,7 @@ class Job:
     ``files`` (path in the run folder: content) are written before the start; ``submits`` is the one of them that is
     handed to a cluster. ``needs`` are programs of this machine, each with how to get it. ``queue_s`` is how long the
     first rank may let wait for itself (0: any time); the limits of a run elsewhere count from then on. ``stop_s`` is
-    what the agent gets to take a job back when it is ended.
+    what the agent gets to take a job back when it is ended. ``restarts`` is how often the agent starts ranks again.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Job:
     needs: dict[str, str] = field(default_factory=dict)
     queue_s: float = 0.0
     stop_s: float = 1.0
+    restarts: int = 0
 
     @property
     def remote(self) -> bool:
