@@ -10,7 +10,6 @@ models inside a function that is called within the block, so that they are gone 
 import contextlib
 import gc
 import hashlib
-import importlib
 import os
 import socket
 import sys
@@ -26,8 +25,9 @@ import torch.distributed as dist
 
 from benchlib import devices
 from benchlib.backends import BACKENDS
+from benchlib.collective_libraries import LIBRARIES
 from benchlib.config import BaseConfig
-from benchlib.errors import BackendUnavailable, RunBroken, UserError
+from benchlib.errors import RunBroken, UserError
 from benchlib.files import read_json, write_json
 from benchlib.processes import SUPERVISOR_PID
 from benchlib.ranks import Place, place
@@ -69,13 +69,13 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     """
     where = place()
     devices.require(config.backend, where.local_size)
-    collective = _collective(config)
+    collective, registered = _collective(config)
     torch.set_num_threads(where.threads(config.threads))
     device = devices.device(config.backend, where.local_rank)
     if where.one_node:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     timeout_s = config.stall_timeout_s + COLLECTIVE_MARGIN_S
-    _join(collective, where, Path(run_dir), device, timeout_s, config.startup_timeout_s)
+    _join(registered, where, Path(run_dir), device, timeout_s, config.startup_timeout_s)
     try:
         yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective)
     except BaseException:
@@ -87,19 +87,15 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     dist.destroy_process_group()
 
 
-def _collective(config: BaseConfig) -> str:
-    name = config.collective or BACKENDS[config.backend].collective
-    if name == "xla":
-        importlib.import_module("torch_xla.distributed.xla_backend")
-    elif not dist.is_backend_available(name):
-        raise BackendUnavailable(
-            f"collective library {name} is not part of this torch ({torch.__version__}); it has {_available()}"
+def _collective(config: BaseConfig) -> tuple[str, str]:
+    """Return the collective library of a run, and its name in torch.distributed."""
+    library = LIBRARIES[config.collective or BACKENDS[config.backend].collective]
+    kind = BACKENDS[config.backend].device_type
+    if kind not in library.devices and kind != "mps":  # gloo moves what MPS shares with the CPU
+        raise UserError(
+            f"collective = {library.name}: it moves tensors of {' and '.join(library.devices)}, not of {kind} (backend {config.backend})"
         )
-    return name
-
-
-def _available() -> str:
-    return ", ".join(name for name in ("gloo", "nccl", "xccl", "ucc", "mpi") if dist.is_backend_available(name))
+    return library.name, library.register()
 
 
 def _join(

@@ -1,0 +1,87 @@
+"""The collective libraries: what each needs, why one is not there, and how torch.distributed gets to know it.
+
+    LIBRARIES["mpi"].lacking()     # '' where it can be used, else the reason with the steps that help
+    dist.new_group(backend=LIBRARIES["mpi"].register())
+
+gloo, nccl and xccl come with torch, xla with torch_xla. torch's wheels have neither MPI nor UCC: these two are
+backends of this kit (``mpi_group``, ``ucc``), under names of their own beside torch's.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from benchlib.errors import BackendUnavailable
+
+
+@dataclass(frozen=True)
+class Library:
+    """One library. ``backend`` is its name in torch.distributed, ``devices`` are torch's types whose tensors it moves.
+
+    ``needs`` says in a line where it comes from.
+    """
+
+    name: str
+    backend: str
+    devices: tuple[str, ...]
+    needs: str
+    missing: Callable[[], str] = field(repr=False)
+    load: Callable[[], None] = field(repr=False, default=lambda: None)
+
+    def lacking(self) -> str:
+        """Return '' where the library can be used in this process, else why not and what to do."""
+        reason = self.missing()
+        return f"collective library {self.name} is not available: {reason}" if reason else ""
+
+    def register(self) -> str:
+        """Make the library known to torch.distributed and return the name for ``init_process_group`` and ``new_group``.
+
+        Raises ``BackendUnavailable`` where it is lacking.
+        """
+        if reason := self.lacking():
+            raise BackendUnavailable(reason)
+        self.load()
+        return self.backend
+
+
+def _of_torch(name: str) -> Callable[[], str]:
+    def missing() -> str:
+        if dist.is_backend_available(name):
+            return ""
+        return f"it is not part of this torch ({torch.__version__}), which has {', '.join(_built_in()) or 'none'}"
+
+    return missing
+
+
+def _built_in() -> list[str]:
+    return [name for name in ("gloo", "nccl", "xccl") if dist.is_backend_available(name)]
+
+
+def _no_xla() -> str:
+    if importlib.util.find_spec("torch_xla") is None:
+        return "torch_xla is not installed: pip install torch_xla[tpu] on a TPU machine"
+    return ""
+
+
+def _load_xla() -> None:
+    importlib.import_module("torch_xla.distributed.xla_backend")
+
+
+LIBRARIES: dict[str, Library] = {
+    library.name: library
+    for library in (
+        Library("gloo", "gloo", ("cpu", "cuda"), "every torch wheel", _of_torch("gloo")),
+        Library("nccl", "nccl", ("cuda",), "torch for CUDA; RCCL under the same name in torch for ROCm", _of_torch("nccl")),
+        Library("xccl", "xccl", ("xpu",), "torch for Intel GPUs", _of_torch("xccl")),
+        Library("xla", "xla", ("xla",), "torch_xla on a TPU machine", _no_xla, _load_xla),
+    )
+}  # fmt: skip
+
+
+def probe() -> dict[str, str]:
+    """Return by name why each library cannot be used here; '' where it can."""
+    return {name: library.lacking() for name, library in LIBRARIES.items()}
