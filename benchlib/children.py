@@ -30,6 +30,8 @@ class Children:
             env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which the sensors count the devices
             env.pop(SUPERVISOR_PID, None)
             name = "agent" if job.agent else f"rank{index}"
+            if job.remote:
+                del env[MARK]  # who clears up by the mark kills at once; this agent first has to take its job back
             if job.agent:  # it knows nothing of us: a shim ties its life to ours before it becomes the agent
                 command = [sys.executable, "-m", "benchlib.supervise", "--tied-to", str(os.getpid()), "--", *command]
             else:
@@ -62,8 +64,14 @@ class Children:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 self._ended.append((pid, process.returncode))
 
-    def end(self) -> list[int]:
-        """End the whole family, politely first; return the ids of those that remain even so."""
+    def end(self, agent_s: float | None = None) -> list[int]:
+        """End the whole family, politely first; return the ids of those that remain even so.
+
+        Agents that have a job on other machines to take back get ``agent_s`` seconds for it, with their helpers.
+        """
+        if agent_s is not None:
+            kill((one for one in descendants() if one.pid in self.living), signal.SIGTERM)
+            self._wait(agent_s)
         kill(descendants(), signal.SIGTERM)
         self._wait(TERM_S)
         end = time.monotonic() + KILL_S

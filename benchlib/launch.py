@@ -21,6 +21,7 @@ from benchlib.diagnosis import EXIT_STORAGE
 from benchlib.errors import RunBroken, UserError
 from benchlib.events import Event, EventFollower
 from benchlib.launchers import LAUNCHERS, Job
+from benchlib.limits import Limits
 from benchlib.lost import settle, write_lost
 from benchlib.processes import MARK, signal_name
 
@@ -72,6 +73,7 @@ class Launch:
         self.benchmark = benchmark
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._stop_s = STOP_S
         self._status: Status | None = None
 
     def start(self) -> "Launch":
@@ -98,8 +100,13 @@ class Launch:
         if used:
             raise UserError(f"{self.run_dir} was already used for a run (it has {', '.join(used)}): take a new folder")
         job = self._job()
+        if lack := job.lacks():
+            raise UserError(f"launcher {job.name}: {lack}")
+        self._stop_s = STOP_S + job.stop_s
         logs = self.run_dir / "logs"
         logs.mkdir(exist_ok=True)
+        for name, content in job.files.items():
+            files.write_text(self.run_dir / name, content)
         files.write_json(self.run_dir / "job.json", job.as_json())
         env = {**os.environ, MARK: str(self.run_dir), "PYTHONUNBUFFERED": "1"}
         package = Path(__file__).resolve().parents[1]
@@ -121,6 +128,7 @@ class Launch:
         if self.benchmark:
             from types import SimpleNamespace
 
+            values = files.read_json(self.run_dir / "config.json")
             defaults = {
                 "launcher": "local",
                 "nproc": 1,
@@ -129,8 +137,12 @@ class Launch:
                 "max_restarts": 0,
                 "startup_timeout_s": 120.0,
                 "benchmark": self.benchmark,
+                "backend": "cpu",
+                "collective": "",
+                "cluster": "",
+                "hard_limit_s": Limits.of(values).wall_s,
             }
-            config: Any = SimpleNamespace(**{**defaults, **files.read_json(self.run_dir / "config.json")})
+            config: Any = SimpleNamespace(**{**defaults, **values})
         else:
             from benchlib.config import load_config
 
@@ -172,7 +184,7 @@ class Launch:
         with self._lock:
             self._say_stop(process.stdin)
         try:
-            process.wait(STOP_S)
+            process.wait(self._stop_s)
         except subprocess.TimeoutExpired:
             process.kill()
         return self.wait()

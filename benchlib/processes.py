@@ -27,24 +27,24 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def die_with_parent(parent: int) -> None:
-    """Arrange that this process is killed when its parent dies; end it at once where ``parent`` is already gone.
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Arrange that this process gets a signal when its parent dies; end it at once where ``parent`` is already gone.
 
     The check of the parent's id after the request closes the race between the two. On Linux the signal follows the
     *thread* that started this process, so a launcher must start its children from its main thread.
     """
     if sys.platform.startswith("linux"):
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_PDEATHSIG, number)
     else:
-        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+        threading.Thread(target=_watch_parent, args=(parent, number), daemon=True).start()
     if os.getppid() != parent:
         os._exit(1)
 
 
-def _watch_parent(parent: int) -> None:
+def _watch_parent(parent: int, number: int) -> None:
     while os.getppid() == parent:
         time.sleep(WATCH_EVERY_S)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), number)
 
 
 def adopt_orphans() -> None:

@@ -63,6 +63,7 @@ class Supervisor:
         self.failed_at: float | None = None
         self.failed_code = 0
         self.agent_due: float | None = None
+        self.heard_first: float | None = None  # from when on the limits of a run on other machines count
         # Limits and durations are by the monotonic clock: the wall clock may be set while the run goes on.
         self.stall_from = 0.0
         self.started_at, self.began = time.time(), time.monotonic()
@@ -142,6 +143,7 @@ class Supervisor:
         record = self.ranks.setdefault(rank, RankRecord(rank))
         record.hear(event)
         record.heard_at = time.monotonic()  # by our clock: another node's may differ
+        self.heard_first = self.heard_first or record.heard_at
         if self.job.agent and record.alive:  # the agent reaps its ranks, so their word has to do
             if event["kind"] == "phase" and event.get("name") == "done":
                 record.returncode, record.ended_at = 0, event["t"]
@@ -160,11 +162,16 @@ class Supervisor:
         return self._agent_over(now) if self.job.agent else None
 
     def _agent_over(self, now: float) -> Ending | None:
-        """Decide without torchrun's agent where its ranks have ended and it stays."""
-        here = [record for record in self.ranks.values() if record.host == self.host]
+        """Decide without torchrun's agent where its ranks have ended and it stays.
+
+        The agent of a run on other machines has results to bring back: only failed ranks are a reason to go without it.
+        """
+        remote = self.job.remote
+        here = [record for record in self.ranks.values() if remote or record.host == self.host]
         failed = any(record.returncode for record in here)
-        if failed or (len(here) >= self.job.ranks and not any(record.alive for record in here)):
-            self.agent_due = self.agent_due or now + AGENT_S
+        ended = not remote and len(here) >= self.job.ranks and not any(record.alive for record in here)
+        if failed or ended:
+            self.agent_due = self.agent_due or now + AGENT_S + (self.job.stop_s if remote else 0.0)
             if now > self.agent_due:
                 if failed:
                     return self._failed()
@@ -179,10 +186,21 @@ class Supervisor:
         if culprit is None:
             code = self.failed_code
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code} and named no rank"
-            return Ending("failed", f"torchrun's agent {how}; see logs/agent.err")
+            return Ending("failed", f"{self._agent} {how}; see logs/agent.err{self._last_words()}")
         if culprit.error and culprit.error.get("exit_code") == EXIT_SKIPPED:
             return Ending("skipped", str(culprit.error.get("message", "")), culprit.rank)
         return Ending("failed", diagnosis.failure_text(culprit, records), culprit.rank)
+
+    @property
+    def _agent(self) -> str:
+        return f"the agent of launcher {self.job.name}" if self.job.remote else "torchrun's agent"
+
+    def _last_words(self) -> str:
+        """Return what the agent of a run elsewhere said last: the cluster's reason, where no rank was there to say it."""
+        report = self.logs / "agent.err"
+        lines = report.read_text(errors="replace").split("\n") if self.job.remote and report.exists() else []
+        said = [line.strip() for line in lines if line.strip()]
+        return f": {said[-1][:500]}" if said else ""
 
     def _read_errors(self) -> None:
         for record in self.ranks.values():
@@ -201,7 +219,10 @@ class Supervisor:
         if self.failed_at or self.agent_due:
             return None
         now, records = time.monotonic(), list(self.ranks.values())
-        if self.limits.wall_s and now - self.began > self.limits.wall_s:
+        if self.job.remote and self.heard_first is None:
+            return self._queued(now)
+        began = self.heard_first if self.job.remote and self.heard_first else self.began
+        if self.limits.wall_s and now - began > self.limits.wall_s:
             self._dump_stacks(records)
             where = "; ".join(f"rank {record.rank} was at work{record.where()}" for record in records if record.alive)
             return Ending("timeout", f"the run was ended after {self.limits.wall_s:.0f} s (wall limit); {where}")
@@ -209,11 +230,18 @@ class Supervisor:
         missing = self.job.ranks - sum(record.host == self.host for record in records)
         if late or missing > 0:
             self.stall_from = now
-            return self._late(late, records) if now - self.began > self.limits.startup_s > 0 else None
+            return self._late(late, records) if now - began > self.limits.startup_s > 0 else None
         limit = self.limits.stall_s
         quiet = [one for one in records if one.alive and now - max(one.heard_at, self.stall_from) > limit > 0]
         due = [one for one in quiet if now - one.waited_at > limit]
         return self._stalled(due, quiet, now) if due else None
+
+    def _queued(self, now: float) -> Ending | None:
+        limit = self.job.queue_s
+        if not 0 < limit < now - self.began:
+            return None
+        text = f"no rank was started in {limit:.0f} s (queue_s of the cluster's profile); see logs/agent.out"
+        return Ending("timeout", text + self._last_words())
 
     def _late(self, late: list[RankRecord], records: list[RankRecord]) -> Ending:
         if not late:
@@ -275,7 +303,7 @@ class Supervisor:
             for record in living:
                 record.ended_by_us = True
         finally:
-            left = self.children.end()
+            left = self.children.end(self.job.stop_s if self.job.remote else None)
         with contextlib.suppress(StorageError):
             self._reap()
         self._follow()
