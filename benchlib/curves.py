@@ -62,6 +62,12 @@ def _samples(run: Records, prefix: str) -> list[float]:
     )
 
 
+def table(run: Records, name: str) -> pd.DataFrame:
+    """Table ``name`` of the result as it was written, one row a row; empty where it is absent or damaged."""
+    result = _readable(run, "result")
+    return pd.DataFrame(result.tables.get(name, []) if result else [])
+
+
 def steps(run: Records) -> pd.DataFrame:
     """Training steps in order, one row a step (numbers; NaN where a value is missing or was not finite)."""
     rows = [event for event in _events(run, "step") if event.get("step") is not None]

@@ -60,8 +60,11 @@ def blank(name: str, theme: Theme) -> tuple[Picture, Axes]:
     return figure, axes
 
 
-def finish(figure: Picture, axes: Axes, theme: Theme, title: str, x: str, y: str, alt: str = "") -> Picture:
-    axes.set_title(textwrap.fill(title, 54), loc="left", color=theme.text, fontsize=11, fontweight="bold", pad=10)
+def finish(
+    figure: Picture, axes: Axes, theme: Theme, title: str, x: str, y: str, alt: str = "", wide: int = 54
+) -> Picture:
+    """Write title and axes. ``wide`` is how many letters of the title fit right of the left edge of the axes."""
+    axes.set_title(textwrap.fill(title, wide), loc="left", color=theme.text, fontsize=11, fontweight="bold", pad=10)
     axes.set_xlabel(x, color=theme.muted, fontsize=9)
     axes.set_ylabel(y, color=theme.muted, fontsize=9)
     figure.alt = f"{title}. {alt}".strip()

@@ -1,0 +1,165 @@
+"""Pictures of the bandwidth of collectives: by size beside the measured limits, and the share of each limit."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from benchlib import collective_series as series
+from benchlib.byte_axis import End, name_ends, plain_numbers, size_axis
+from benchlib.collective_series import ROOTED, TOGETHER, size_text, words
+from benchlib.curves import Records
+from benchlib.metrics import quantity
+from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty
+
+DASHES = {"memory copy": (0, (1, 1.5)), "claimed link": (0, (6, 3))}
+SOCKET = (0, (4, 1.5, 1, 1.5))
+NO_BANDWIDTH = "No bandwidth between ranks was measured: one rank exchanges nothing."
+MOST_BARS = 12
+
+
+def bandwidth(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Bus bandwidth by size of the operations in which all ranks send at once, beside the limits of the same run."""
+    limits = ("memory copy", "tcp socket all ranks", "claimed link")
+    return _bandwidth(run, theme, "collective-bandwidth", TOGETHER, limits)
+
+
+def rooted_bandwidth(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Bus bandwidth by size of the operations with one source or target, beside the limits of the same run."""
+    limits = ("memory copy", "tcp socket one way", "claimed link")
+    return _bandwidth(run, theme, "rooted-bandwidth", ROOTED, limits)
+
+
+def _bandwidth(run: Records, theme: Theme, name: str, operations: Sequence[str], limits: Sequence[str]) -> Picture:
+    figure, axes = blank(name, theme)
+    found = {key: frame for key, frame in series.lines(run, "busbw_gbps").items() if key[0] in operations}
+    found = {key: frame for key, frame in found.items() if key[1] in ("library", "direct")}
+    if not found:
+        return leave_empty(figure, axes, theme, NO_BANDWIDTH)
+    colours = dict(zip(operations, theme.series, strict=False))
+    ends, sizes = list[End](), set[float]()
+    for (operation, variant), frame in sorted(found.items(), key=lambda item: operations.index(item[0][0])):
+        style = "-" if variant == "library" else (0, (3, 1.2))
+        axes.plot(frame["bytes"], frame["value"], color=colours[operation], linewidth=1.8, marker="o", markersize=3.5,
+                  linestyle=style)  # fmt: skip
+        ends.append(_end(frame, words(operation, variant), colours[operation]))
+        sizes |= set(frame["bytes"])
+    size_axis(axes, sizes)
+    ends += _limits(axes, theme, series.bounds(run), limits)
+    ends += _of_others(axes, run, colours)
+    axes.set_yscale("log")
+    plain_numbers(axes.yaxis)
+    axes.margins(y=0.06)
+    name_ends(axes, theme, ends)
+    (operation, variant), top = max(
+        ((key, row) for key, frame in found.items() for row in series.rows(frame)), key=lambda item: item[1]["value"]
+    )
+    title = f"{_upper(words(operation, variant))} reaches {quantity(top['value'])} Gbps at {size_text(top['bytes'])}"
+    told = "; ".join(f"{end.words} {quantity(end.y)}" for end in sorted(ends, key=lambda end: -end.y))
+    return finish(figure, axes, theme, title, "bytes of the larger side", "bus bandwidth (Gbps)",
+                  f"Gbps at the largest size: {told}.")  # fmt: skip
+
+
+def _end(frame: pd.DataFrame, label: str, colour: str, column: str = "value") -> End:
+    last = frame.iloc[-1]
+    return End(float(last["bytes"]), float(last[column]), label, colour)
+
+
+def _limits(axes, theme: Theme, bounds: dict[str, pd.DataFrame], wanted: Sequence[str]) -> list[End]:  # type: ignore[no-untyped-def]
+    """Draw the limits as grey lines; one that holds for any size reaches over the whole axis."""
+    low, high = axes.get_xlim()
+    ends = []
+    for name in wanted:
+        frame = bounds.get(name)
+        if frame is None:
+            continue
+        frame = frame[frame["bytes"].between(low, high)] if frame["bytes"].notna().any() else frame
+        if frame.empty:
+            continue
+        x, y = frame["bytes"], frame["gbps"]
+        if len(frame) == 1:
+            x, y = pd.Series([low, high]), pd.Series([float(y.iloc[0])] * 2)
+        axes.plot(x, y, color=theme.muted, linewidth=1.4, linestyle=DASHES.get(name, SOCKET))
+        ends.append(End(float(x.iloc[-1]), float(y.iloc[-1]), name.replace("tcp", "TCP"), theme.muted))
+    return ends
+
+
+def _of_others(axes, run: Records, colours: dict[str, str]) -> list[End]:  # type: ignore[no-untyped-def]
+    """Draw what a file of nccl-tests states beside the run's own lines, with crosses: it was not measured here."""
+    frame = series.table(run, "nccl_tests")
+    frame = frame[(frame["busbw_gbps"] > 0) & (frame["bytes"] > 0) & frame["operation"].isin(list(colours))]
+    ends = []
+    for operation, group in frame.groupby("operation", sort=False):
+        best = group[["bytes", "busbw_gbps"]].groupby("bytes").max().reset_index()  # of in place and out of place
+        colour = colours[str(operation)]
+        axes.plot(best["bytes"], best["busbw_gbps"], color=colour, linewidth=1, marker="x", markersize=5, linestyle=":")
+        ends.append(_end(best, f"{words(str(operation))}, \nnccl-tests (claimed)", colour, "busbw_gbps"))
+    if len(frame):
+        low, high = axes.get_xlim()
+        axes.set_xlim(min(low, frame["bytes"].min() / 1.5), max(high, frame["bytes"].max() * 1.5))
+    return ends
+
+
+def shares(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Share of each limit that the operations reach at their largest size, with the targets as marks."""
+    figure, axes = blank("limit-shares", theme)
+    frame = series.table(run, "shares").dropna(subset=["share", "bytes"])
+    if frame.empty:
+        return leave_empty(figure, axes, theme, "No operation was measured beside a limit.")
+    largest = frame.groupby(["operation", "variant"])["bytes"].transform("max")
+    frame = frame[frame["bytes"] == largest].copy()
+    frame["kind"] = frame["bound"].map(lambda name: "TCP socket" if name.startswith("tcp") else name)
+    kinds = [kind for kind in ("TCP socket", "memory copy", "claimed link") if kind in set(frame["kind"])]
+    first = frame[frame["kind"] == kinds[0]].sort_values("share", ascending=False) if kinds else frame
+    cases = list(dict.fromkeys(zip(first["operation"], first["variant"], strict=True)))[:MOST_BARS]
+    thick = 0.8 / len(kinds)
+    for number, kind in enumerate(kinds):
+        part = (
+            frame[frame["kind"] == kind].drop_duplicates(["operation", "variant"]).set_index(["operation", "variant"])
+        )
+        for row, case in enumerate(cases):
+            if case not in part.index:
+                continue
+            item, place = part.loc[case], row + (number - (len(kinds) - 1) / 2) * thick
+            axes.barh(place, item["share"], height=thick * 0.88, color=theme.series[number])
+            axes.annotate(f"{item['share']:.2f}", (item["share"], place), (3, 0), textcoords="offset points", va="center",
+                          color=theme.text, fontsize=7.5)  # fmt: skip
+            if item["target"] > 0:
+                axes.plot([item["target"]] * 2, [place - thick / 2, place + thick / 2], color=theme.text, linewidth=2)
+    axes.axvline(1, color=theme.muted, linewidth=1, linestyle=(0, (4, 3)))
+    axes.set_yticks(range(len(cases)), [f"{words(*case)}" for case in cases])
+    axes.set_ylim(len(cases) - 0.4, -0.6)
+    axes.set_xlim(0, 1.15 * max(1.0, float(frame["share"].max())))
+    axes.grid(False)
+    axes.grid(axis="x", color=theme.grid, linewidth=0.8)
+    marks = [Line2D([], [], color=theme.series[number], linewidth=6, label=kind) for number, kind in enumerate(kinds)]
+    aimed = frame.dropna(subset=["target"])
+    if len(aimed):
+        marks.append(
+            Line2D([], [], color=theme.text, linewidth=2, linestyle="none", marker="|", markersize=10, label="target")
+        )
+    figure.legend(
+        handles=marks,
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=theme.text,
+        ncols=4,
+        loc="outside lower center",
+        handlelength=1,
+    )
+    met = int((aimed["share"] >= aimed["target"]).sum())
+    best = first.iloc[0]
+    title = f"{_upper(words(best['operation'], best['variant']))} reaches {best['share']:.2f} of the {kinds[0]}"
+    if len(aimed):
+        title += f"; {met} of {len(aimed)} targets met"
+    sizes = sorted(set(frame["bytes"]))
+    at = size_text(sizes[0]) if len(sizes) == 1 else f"{size_text(sizes[0])} to {size_text(sizes[-1])}"
+    told = ", ".join(
+        f"{words(row['operation'], row['variant'])} {row['share']:.2f} of {row['bound'].replace('tcp', 'TCP')}"
+        for row in series.rows(frame)
+    )
+    return finish(figure, axes, theme, title, f"bus bandwidth / limit at the largest size ({at})", "", f"{told}.", 40)
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,152 @@
+"""The series behind the pictures and tables of collectives: what a run recorded, as small frames.
+
+All functions read only what is there: a missing or damaged table gives an empty frame with its columns, a value that
+is no number NaN, never an error. Bandwidths are Gbps, times us, S is the bytes of an operation's larger side.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchlib import curves
+from benchlib.curves import Records
+
+SERIES = {
+    "operation": "", "variant": "", "dtype": "", "reduction": "", "in_place": False, "bytes": 0.0, "elements": 0.0, "rounds": 0.0,
+    "median_us": 0.0, "p95_us": 0.0, "p99_us": 0.0, "algbw_gbps": 0.0, "busbw_gbps": 0.0, "wrong_elements": 0.0, "checked_elements": 0.0,
+    "skew_us": 0.0, "slowest_rank": 0.0,
+}  # fmt: skip
+TABLES: dict[str, dict[str, Any]] = {
+    "series": SERIES,
+    "ranks": {"operation": "", "variant": "", "dtype": "", "bytes": 0.0, "rank": 0.0, "median_us": 0.0, "p95_us": 0.0, "slowest_share": 0.0},
+    "bounds": {"bound": "", "bytes": 0.0, "gbps": 0.0, "latency_us": 0.0, "provenance": "", "source": ""},
+    "shares": {"operation": "", "variant": "", "bytes": 0.0, "busbw_gbps": 0.0, "bound": "", "bound_gbps": 0.0, "share": 0.0, "target": 0.0},
+    "fits": {"operation": "", "variant": "", "dtype": "", "alpha_us": 0.0, "bandwidth_gbps": 0.0, "residual": 0.0, "points": 0.0,
+             "from_bytes": 0.0, "to_bytes": 0.0},
+    "crossover": {"algorithm": "", "against": "", "bytes": 0.0, "reason": ""},
+    "pairs": {"source": 0.0, "target": 0.0, "bytes": 0.0, "gbps": 0.0, "latency_us": 0.0},
+    "overlap": {"operation": "", "bytes": 0.0, "alone_us": 0.0, "compute_us": 0.0, "together_us": 0.0, "hidden_share": 0.0},
+    "gradients": {"collective": "", "max_difference": 0.0, "tolerance": 0.0, "status": "", "reason": ""},
+    "unsupported": {"operation": "", "dtype": "", "reduction": "", "reason": ""},
+    "nccl_tests": {"operation": "", "placement": "", "bytes": 0.0, "ranks": 0.0, "time_us": 0.0, "algbw_gbps": 0.0, "busbw_gbps": 0.0,
+                   "wrong_elements": 0.0, "provenance": "", "source": ""},
+}  # fmt: skip
+WORDS = {
+    "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_to_all": "all-to-all",
+    "send_recv": "send/recv",
+}  # fmt: skip
+VARIANTS = {
+    "library": "", "async": "async", "overlap": "overlapped", "direct": "direct", "ring": "ring", "tree": "recursive doubling",
+    "rs_ag": "reduce-scatter + all-gather",
+}  # fmt: skip
+# Every rank sends and receives at once in the first group; in the second one rank is the source or the target.
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+ROOTED = ("broadcast", "reduce", "gather", "scatter", "send_recv")
+ALGORITHMS = ("ring", "tree", "rs_ag")
+
+
+def words(operation: str, variant: str = "library") -> str:
+    """Write an operation for a reader: ``all-gather, direct``."""
+    more = VARIANTS.get(variant, variant)
+    return WORDS.get(operation, operation) + (f", {more}" if more else "")
+
+
+def size_text(size_bytes: float) -> str:
+    """Write a size in the unit that fits: ``64 MiB``, ``1.5 KiB``, ``3 B``."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.3g} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def table(run: Records, name: str) -> pd.DataFrame:
+    """Return a table of ``TABLES`` with its columns: texts as they are, numbers as floats (NaN where there is none)."""
+    found, columns = curves.table(run, name), TABLES[name]
+    frame = pd.DataFrame(index=found.index)
+    for column, kind in columns.items():
+        values = found[column] if column in found else pd.Series(None, index=found.index, dtype=object)
+        if isinstance(kind, float):
+            frame[column] = pd.to_numeric(values, errors="coerce").astype(float)
+        else:
+            frame[column] = values.where(values.notna(), "").astype(str) if kind == "" else values.eq(True)
+    return frame.reset_index(drop=True)
+
+
+def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame as plain values by column."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def main(run: Records) -> pd.DataFrame:
+    """Return of each operation and variant one series by size: the type, reduction and place with most sizes.
+
+    Where several have as many, fp32, the sum and out of place come first.
+    """
+    frame = table(run, "series")
+    order = {"fp32": 0, "bf16": 1, "fp16": 2}
+    keys = ["dtype", "reduction", "in_place"]
+    kept = []
+    for _, group in frame.groupby(["operation", "variant"], sort=False):
+        kinds = group.groupby(keys, sort=False)["bytes"].nunique()
+        best = min(
+            kinds.index, key=lambda kind: (-kinds[kind], order.get(kind[0], 9), kind[1] not in ("", "sum"), kind[2])
+        )
+        kept.append(group[(group[keys] == list(best)).all(axis=1)].drop_duplicates("bytes", keep="last"))
+    found = pd.concat(kept, ignore_index=True) if kept else frame
+    return found.sort_values(["operation", "variant", "bytes"], ignore_index=True)
+
+
+def lines(run: Records, column: str) -> dict[tuple[str, str], pd.DataFrame]:
+    """Return the sizes and the values of ``column`` (above zero) of each operation and variant of :func:`main`."""
+    frame = main(run)
+    frame = frame[(frame[column] > 0) & (frame["bytes"] > 0)]
+    return {
+        (str(operation), str(variant)): group[["bytes", column]].rename(columns={column: "value"})
+        for (operation, variant), group in frame.groupby(["operation", "variant"], sort=False)
+    }
+
+
+def bounds(run: Records) -> dict[str, pd.DataFrame]:
+    """Return the measured and claimed limits by name: columns ``bytes`` (NaN for any size) and ``gbps``, by size."""
+    frame = table(run, "bounds")
+    frame = frame[frame["gbps"] > 0]
+    return {str(name): group.sort_values("bytes") for name, group in frame.groupby("bound", sort=False)}
+
+
+def ratios(run: Records) -> dict[str, pd.DataFrame]:
+    """Return for each algorithm the ratio of its time to the library's all-reduce by size: ``bytes``, ``ratio``."""
+    found = lines(run, "median_us")
+    base = found.get(("all_reduce", "library"))
+    if base is None:
+        return {}
+    merged = {
+        name: found["all_reduce", name].merge(base, on="bytes", suffixes=("", "_library"))
+        for name in ALGORITHMS
+        if ("all_reduce", name) in found
+    }
+    return {
+        name: pd.DataFrame({"bytes": frame["bytes"], "ratio": frame["value"] / frame["value_library"]})
+        for name, frame in merged.items()
+        if len(frame)
+    }
+
+
+def last_shares(run: Records) -> pd.Series:
+    """Return how often each rank was the last to finish, as a share of all timed rounds: a mean over operations and sizes."""
+    frame = table(run, "ranks").dropna(subset=["rank", "slowest_share"])
+    shares = frame.groupby("rank")["slowest_share"].mean()
+    shares.index = shares.index.astype(int)
+    return shares
+
+
+def ledger(run: Records) -> pd.DataFrame:
+    """Return the raw times of each rank and round as they lie in the run's folder; empty where there is no such file."""
+    folder = getattr(run, "path", None)
+    path = Path(folder) / "ledger.parquet" if folder else None
+    if path is None or not path.is_file():
+        return pd.DataFrame()
+    with contextlib.suppress(Exception):  # a damaged file costs its picture, which then says so
+        return pd.read_parquet(path)
+    return pd.DataFrame()
