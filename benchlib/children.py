@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from benchlib.launchers import Job
+from benchlib.peers import NODE
 from benchlib.processes import MARK, SUPERVISOR_PID, adopt_orphans, descendants, kill
 
 TERM_S = 1.0  # between SIGTERM and SIGKILL
@@ -22,11 +23,20 @@ class Children:
         self.living: dict[int, subprocess.Popen[bytes]] = {}
         self._ended: list[tuple[int, int]] = []
 
-    def start(self, job: Job, run_dir: Path) -> list[int]:
-        """Start a job's processes, each in a session of its own with its output in ``logs/``; return their ids."""
+    def start(self, job: Job, run_dir: Path, node: str = "") -> list[int]:
+        """Start a job's processes, each in a session of its own with its output in ``logs/``; return their ids.
+
+        ``node`` is what they are told about this node (``peers.NODE``).
+        """
         pids = []
         for index, command in enumerate(job.commands):
-            env = {**os.environ, **job.env, **(job.process_env[index] if job.process_env else {}), MARK: str(run_dir)}
+            env = {
+                **os.environ,
+                **job.env,
+                **(job.process_env[index] if job.process_env else {}),
+                MARK: str(run_dir),
+                NODE: node,
+            }
             env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which the sensors count the devices
             env.pop(SUPERVISOR_PID, None)
             name = "agent" if job.agent else f"rank{index}"

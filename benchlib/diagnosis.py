@@ -33,6 +33,8 @@ _PRIMARY_TYPES = {
 # The table that torchrun's agent prints about its ranks when one of them failed.
 _AGENT_ROW = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _AGENT_ROOT = "Root Cause (first observed failure)"
+# The line that it prints in each attempt about the first rank that failed.
+_AGENT_LINE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
 EXIT_STORAGE = 74  # of a process that cannot write, not even why: EX_IOERR of sysexits.h
 _SIGNAL_LEAD_S = 0.2  # a death is noticed this much later than a peer may have written about it
 
@@ -42,12 +44,14 @@ class RankRecord:
     """What is known about one rank. Times are unix seconds; ``returncode`` is negative for a signal.
 
     ``heard_at``: of its last event; ``waited_at``: when it was last seen to wait for a rank that was still at work.
-    ``stacks`` is None where nobody asked, and empty where the rank was asked and did not answer.
+    ``stacks`` is None where nobody asked, and empty where the rank was asked and did not answer. ``launch`` is the id of
+    the supervisor that it belongs to: two machines may have one host name.
     """
 
     rank: int
     pid: int | None = None
     host: str = ""
+    launch: str = ""
     returncode: int | None = None
     ended_at: float | None = None
     ended_by_us: bool = False
@@ -70,9 +74,12 @@ class RankRecord:
         kind = event["kind"]
         if kind == "start":
             self.pid, self.host = int(event["pid"]), str(event.get("host", ""))
+            self.launch = str(event.get("launch", ""))
         elif kind == "phase":
             self.phase, self.step = str(event.get("name", "")), None
             self.at_work = self.at_work or self.phase != "import"
+        elif kind == "error":
+            self.error = {key: event.get(key, "") for key in ("t", "type", "message", "traceback", "exit_code")}
         if kind not in ("start", "phase", "error"):
             self.at_work = True
         if isinstance(event.get("step"), int):
@@ -102,6 +109,29 @@ def agent_failures(text: str) -> list[tuple[int, int, int, bool]]:
     return [
         (int(rank), int(code), int(pid), root) for part, root in rows for rank, code, pid in _AGENT_ROW.findall(part)
     ]
+
+
+def agent_exits(text: str) -> list[tuple[int, int]]:
+    """Return (process id, exit code) of the ranks that torchrun saw fail first, attempt by attempt."""
+    return [(int(pid), int(code)) for code, pid in _AGENT_LINE.findall(text)]
+
+
+def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
+    """Return why torchrun's agent gave up without a failed rank, from what it wrote; '' where that is not known."""
+    store = f"the rendezvous store at {endpoint}"
+    reasons = {
+        "RendezvousTimeoutError": f"the nodes did not all meet within {limit_s:.0f} s (start-up limit)",
+        "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, and nobody can meet without it; start the run again on all nodes",
+        "RendezvousClosedError": f"{store} was closed: the run had ended on another node",
+    }
+    found = [(text.rfind(name), reason) for name, reason in reasons.items() if name in text]
+    return max(found)[1] if found else ""
+
+
+def no_restart_helps(error: dict[str, Any] | None) -> bool:
+    """Whether a rank failed for a reason that is there the next time too: wrong input, no such device, a full disk."""
+    error = error or {}
+    return error.get("type") in ("UserError", "DataError", "StorageError", "BackendUnavailable")
 
 
 def is_echo(error: dict[str, Any]) -> bool:

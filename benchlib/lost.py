@@ -52,8 +52,11 @@ def write_lost(run_dir: Path, reason: str) -> dict[str, Any]:
     for event in events:
         source = event["source"]
         if source.startswith("rank") and source[4:].isdecimal():
+            rank = int(source[4:])
+            if event["kind"] == "start":  # again, after a failure: what its earlier process did is past
+                records[rank] = RankRecord(rank)
             with contextlib.suppress(KeyError, TypeError, ValueError):  # a foreign line
-                records.setdefault(int(source[4:]), RankRecord(int(source[4:]))).hear(event)
+                records.setdefault(rank, RankRecord(rank)).hear(event)
     for record in records.values():
         error = run_dir / "logs" / f"rank{record.rank}.error.json"
         with contextlib.suppress(UserError):

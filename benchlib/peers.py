@@ -7,6 +7,7 @@ is the kernel's word, and it holds for a supervisor that is busy, killed or cut 
 import contextlib
 import dataclasses
 import errno
+import os
 import socket
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,8 @@ from pathlib import Path
 from benchlib.errors import UserError
 from benchlib.files import read_object, write_json
 
-NODE = "BENCHLIB_NODE"  # in the environment of the ranks: id of the launch, address and port of its supervisor
+# In the environment of the ranks: the id of the launch and, where there are other nodes, its supervisor's address and port.
+NODE = "BENCHLIB_NODE"
 NAME = "peers.json"
 PROBE_S = 3.0
 _BACKLOG = 128
@@ -91,12 +93,18 @@ def lost(nodes: Iterable[Node]) -> list[Lost]:
     return [Lost(node, how) for node, how in zip(asked, states, strict=True) if how in ("gone", "unreachable")]
 
 
+def launch_id() -> str:
+    """Return the id of the launch that this process belongs to; '' without a supervisor of ours."""
+    return (os.environ.get(NODE, "").split() or [""])[0]
+
+
 def group(rows: Iterable[tuple[int, str, str]]) -> list[Node]:
     """Return the nodes of ranks: rows of (rank, host name, the rank's ``NODE`` variable), by their lowest rank."""
     found: dict[tuple[str, ...], list[int]] = {}
     for rank, host, text in rows:
-        launch, address, port = (text.split() + ["", "", "0"])[:3] if text else ("", "", "0")
-        found.setdefault((launch, host, address, port or "0"), []).append(rank)
+        launch, *place = text.split() or [""]
+        address, port = place if len(place) == 2 else ("", "0")
+        found.setdefault((launch, host, address, port), []).append(rank)
     nodes = [
         Node(launch, host, address, int(port), tuple(sorted(ranks)))
         for (launch, host, address, port), ranks in found.items()

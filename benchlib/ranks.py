@@ -79,3 +79,15 @@ def local_sizes(text: str) -> list[int]:
         count, _, repeated = part.partition("(x")
         sizes += [int(count)] * int(repeated.removesuffix(")") or 1)
     return sizes
+
+
+def attempt() -> str:
+    """Return what tells this start of the ranks by torchrun from the others; '' under another launcher.
+
+    torchrun's own count does not go up when ranks are started again because a node came or went, so the place where they
+    meet, a new port each time, is a part of it.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ""
+    names = ("TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    return " ".join(os.environ.get(name, "") for name in names)

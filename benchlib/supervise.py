@@ -8,6 +8,10 @@ SIGINT, SIGTERM and SIGHUP, and at the limits of ``config.json``: ``startup_time
 ``stall_timeout_s`` without a sign of life, ``wall_limit_s`` in all. It leaves ``status.json``. Exit code: 0 complete,
 77 skipped, 74 nothing can be written (a full disk), 1 otherwise. It imports neither torch nor the benchmark. Linux and
 macOS.
+
+Where the job's agent starts ranks again (``restarts``), a failure ends the attempt and not the run, and a rank that hangs
+is killed so that the agent sees a failure. Where the run has other nodes, their supervisors are asked for a sign of life
+when ranks here fail or hang without a cause of their own.
 """
 
 import argparse
@@ -19,11 +23,12 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+import uuid
 from pathlib import Path
 from typing import Any
 
 from benchlib import diagnosis, manifest, run_lock, stacks
+from benchlib.attempts import Attempts, Ending
 from benchlib.children import Children
 from benchlib.diagnosis import EXIT_STORAGE, RankRecord
 from benchlib.errors import StorageError, UserError
@@ -32,7 +37,8 @@ from benchlib.files import read_json, write_json
 from benchlib.launchers import Job, local_ranks
 from benchlib.lifeline import Lifeline
 from benchlib.limits import Limits
-from benchlib.processes import descendants, die_with_parent, signal_name
+from benchlib.neighbours import Neighbours
+from benchlib.processes import descendants, die_with_parent, kill, signal_name
 from benchlib.sensors import Sensors
 
 EXIT_SKIPPED = 77
@@ -42,27 +48,23 @@ TICK_S = 0.1
 SENSOR_S = 1.0
 
 
-@dataclass
-class Ending:
-    """How a run ended. ``outcome`` is complete, failed, stopped, skipped, timeout or stalled."""
-
-    outcome: str
-    reason: str = ""
-    culprit: int | None = None
-
-
 class Supervisor:
     """Holds the processes of one run. ``run`` returns the exit code."""
 
     def __init__(self, run_dir: Path, job: Job, config: dict[str, Any]) -> None:
         self.run_dir, self.logs, self.job = run_dir, run_dir / "logs", job
         self.limits, self.backend = Limits.of(config), str(config.get("backend", "cpu"))
+        self.endpoint = str(config.get("rdzv_endpoint", ""))
+        self.id = uuid.uuid4().hex[:16]  # a host name would not do: two machines may have the same
+        self.attempts = Attempts(job.restarts)
+        self.neighbours = Neighbours(run_dir, self.id, self.endpoint if job.agent else "")
         self.ranks: dict[int, RankRecord] = {} if job.agent else {rank: RankRecord(rank) for rank in range(job.ranks)}
         self.children = Children()
         self.host = platform.node()
         self.failed_at: float | None = None
         self.failed_code = 0
         self.agent_due: float | None = None
+        self.agent_read = 0  # bytes of what the agent wrote
         self.heard_first: float | None = None  # from when on the limits of a run on other machines count
         # Limits and durations are by the monotonic clock: the wall clock may be set while the run goes on.
         self.stall_from = 0.0
@@ -97,10 +99,11 @@ class Supervisor:
         return {"complete": 0, "skipped": EXIT_SKIPPED}.get(ending.outcome, 1)
 
     def _start(self) -> None:
-        pids = self.children.start(self.job, self.run_dir)
+        pids = self.children.start(self.job, self.run_dir, self.neighbours.introduction)
         if not self.job.agent:
             for rank, pid in enumerate(pids):
-                self.ranks[rank].pid, self.ranks[rank].host = pid, self.host
+                record = self.ranks[rank]
+                record.pid, record.host, record.launch = pid, self.host, self.id
         limits = vars(self.limits)
         self.writer.emit(
             "launched",
@@ -108,6 +111,7 @@ class Supervisor:
             job=self.job.name,
             supervisor=os.getpid(),
             host=self.host,
+            launch=self.id,
             limits=limits,
             monotonic=time.monotonic(),
         )
@@ -119,8 +123,9 @@ class Supervisor:
             self.lifeline.listen(TICK_S)
             self._reap()
             self._follow()
+            self._read_agent()
             ending = self._stopped() or self._over() or self._at_limit()
-            if ending:
+            if ending and not self._again(ending):
                 return ending
 
     def _reap(self) -> None:
@@ -140,6 +145,8 @@ class Supervisor:
                 self._hear(int(source[4:]), event)
 
     def _hear(self, rank: int, event: Event) -> None:
+        if event["kind"] == "start" and self.job.agent and self.attempts.begins(event, self.ranks.get(rank)):
+            self._begin_again()
         record = self.ranks.setdefault(rank, RankRecord(rank))
         record.hear(event)
         record.heard_at = time.monotonic()  # by our clock: another node's may differ
@@ -149,6 +156,61 @@ class Supervisor:
                 record.returncode, record.ended_at = 0, event["t"]
             elif event["kind"] == "error":
                 record.returncode, record.ended_at = int(event.get("exit_code", 1)), event["t"]
+        if event["kind"] == "error" and record.error and diagnosis.is_echo(record.error):
+            self.neighbours.look()  # now: those who only echo the failure as well will soon be gone
+
+    def _here(self) -> list[RankRecord]:
+        """Return the ranks of this node: of this launch and, where an agent took its name elsewhere, of this host."""
+        return [one for one in list(self.ranks.values()) if one.launch == self.id and one.host == self.host]
+
+    # Attempts
+
+    def _read_agent(self) -> None:
+        """Take in which rank the agent saw fail: of one that was killed nobody else tells as long as the agent lives."""
+        path = self.logs / "agent.err"
+        size = path.stat().st_size if self.job.restarts and path.exists() else 0
+        if size == self.agent_read:
+            return
+        self.agent_read = size
+        codes = dict(diagnosis.agent_exits(path.read_text(errors="replace")))
+        for record in self._here():
+            if record.alive and record.pid in codes:
+                record.returncode, record.ended_at = codes[record.pid], time.time()
+
+    def _again(self, ending: Ending) -> bool:
+        """Whether the agent will start the ranks again after this; a rank that hangs is killed, so that it does."""
+        if ending.outcome not in ("failed", "stalled", "timeout") or not self.attempts.left or self.attempts.ending:
+            return False
+        culprit = None if ending.culprit is None else self.ranks.get(ending.culprit)
+        if (
+            not self.children.living
+            or self._wall_is_reached()
+            or (culprit and diagnosis.no_restart_helps(culprit.error))
+        ):
+            return False
+        if ending.outcome != "failed":
+            here = [record for record in self._here() if record.alive]
+            if not here:
+                return False  # the agent itself is late
+            chosen = culprit if culprit in here else here[0]
+            kill(process for process in descendants() if process.pid == chosen.pid)
+        self.attempts.fail(ending)
+        self.writer.emit("attempt_failed", attempt=len(self.attempts.past) + 1, **dataclasses.asdict(ending))
+        return True
+
+    def _begin_again(self) -> None:
+        if self.attempts.ending is None and self._failed_here():
+            self.attempts.fail(self._failed())
+        row = self.attempts.close(self.ranks)
+        self.ranks, self.agent_due, self.stall_from = {}, None, time.monotonic()
+        self.neighbours.forget()
+        told = {name: row[name] for name in ("outcome", "reason", "culprit", "lost")}
+        self.writer.emit("restarted", attempt=len(self.attempts.past) + 1, **told)
+
+    def _failed_here(self) -> bool:
+        return any(record.returncode for record in self._here())
+
+    # Judging
 
     def _stopped(self) -> Ending | None:
         return Ending("stopped", self.lifeline.stop_reason) if self.lifeline.stop_reason else None
@@ -166,12 +228,15 @@ class Supervisor:
 
         The agent of a run on other machines has results to bring back: only failed ranks are a reason to go without it.
         """
+        if self.attempts.ending:  # torchrun itself gives up after the start-up limit
+            return self._not_again() if now > self.attempts.failed_at + self.limits.startup_s + AGENT_S else None
         remote = self.job.remote
-        here = [record for record in self.ranks.values() if remote or record.host == self.host]
+        here = list(self.ranks.values()) if remote else self._here()
         failed = any(record.returncode for record in here)
         ended = not remote and len(here) >= self.job.ranks and not any(record.alive for record in here)
         if failed or ended:
-            self.agent_due = self.agent_due or now + AGENT_S + (self.job.stop_s if remote else 0.0)
+            agent_s = AGENT_S + self.job.stop_s if remote else AGENT_S
+            self.agent_due = self.agent_due or now + (GRACE_S if failed and self.attempts.left else agent_s)
             if now > self.agent_due:
                 if failed:
                     return self._failed()
@@ -179,17 +244,36 @@ class Supervisor:
         return None
 
     def _failed(self) -> Ending:
-        self._follow()
         self._read_errors()
+        if self.attempts.ending:
+            return self._not_again()
         records = list(self.ranks.values())
         culprit = diagnosis.first_failure(records)
         if culprit is None:
-            code = self.failed_code
-            how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code} and named no rank"
-            return Ending("failed", f"{self._agent} {how}; see logs/agent.err{self._last_words()}")
+            return self.neighbours.blame(Ending("failed", self._agent_text()))
         if culprit.error and culprit.error.get("exit_code") == EXIT_SKIPPED:
             return Ending("skipped", str(culprit.error.get("message", "")), culprit.rank)
-        return Ending("failed", diagnosis.failure_text(culprit, records), culprit.rank)
+        ending = Ending("failed", diagnosis.failure_text(culprit, records), culprit.rank)
+        return self.neighbours.blame(ending) if culprit.error and diagnosis.is_echo(culprit.error) else ending
+
+    def _agent_text(self) -> str:
+        report = self.logs / "agent.err"
+        text = report.read_text(errors="replace") if report.exists() else ""
+        if reason := diagnosis.agent_reason(text, self.endpoint, self.limits.startup_s):
+            return reason
+        code = self.failed_code
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code} and named no rank"
+        return f"{self._agent} {how}; see logs/agent.err{self._last_words()}"
+
+    def _not_again(self) -> Ending:
+        """Return the end of a run whose last failure was to be followed by another attempt, and was not."""
+        ending = self.attempts.ending
+        assert ending is not None
+        why = self._agent_text() if self.failed_code else f"they were not there after {self.limits.startup_s:.0f} s"
+        missing = ", ".join(f"node {one['host']} ({one['address']})" for one in ending.lost)
+        instead = f"; nobody took the place of {missing}" if missing else ""
+        reason = f"{ending.reason}; the ranks could not be started again: {why}{instead}"
+        return dataclasses.replace(ending, outcome="failed", reason=reason)
 
     @property
     def _agent(self) -> str:
@@ -207,34 +291,45 @@ class Supervisor:
             path = self.logs / f"rank{record.rank}.error.json"
             if record.error is None and path.exists():
                 with contextlib.suppress(UserError):
-                    record.error = read_json(path)
+                    found = read_json(path)
+                    if record.pid in (None, found.get("pid")):  # not of an earlier attempt
+                        record.error = found
         report = self.logs / "agent.err"
         if self.job.agent and report.exists():
             for rank, code, pid, root in diagnosis.agent_failures(report.read_text(errors="replace")):
                 record = self.ranks.setdefault(rank, RankRecord(rank, pid))
+                if record.pid not in (None, pid):
+                    continue
                 record.returncode, record.ended_at = code, record.ended_at or time.time()
                 record.ended_by_us = record.ended_by_us or not (root or record.error)  # torchrun ends the others
 
     def _at_limit(self) -> Ending | None:
-        if self.failed_at or self.agent_due:
+        if self.failed_at or (self.agent_due and not self.attempts.ending):
             return None
         now, records = time.monotonic(), list(self.ranks.values())
         if self.job.remote and self.heard_first is None:
             return self._queued(now)
-        began = self.heard_first if self.job.remote and self.heard_first else self.began
-        if self.limits.wall_s and now - began > self.limits.wall_s:
+        if self._wall_is_reached():
             self._dump_stacks(records)
             where = "; ".join(f"rank {record.rank} was at work{record.where()}" for record in records if record.alive)
             return Ending("timeout", f"the run was ended after {self.limits.wall_s:.0f} s (wall limit); {where}")
+        if self.attempts.ending:
+            return None
         late = [record for record in records if not record.at_work and record.alive]
-        missing = self.job.ranks - sum(record.host == self.host for record in records)
-        if late or missing > 0:
+        if late or len(self._here()) < self.job.ranks:
             self.stall_from = now
+            began = max(self._began(), self.attempts.began)
             return self._late(late, records) if now - began > self.limits.startup_s > 0 else None
         limit = self.limits.stall_s
         quiet = [one for one in records if one.alive and now - max(one.heard_at, self.stall_from) > limit > 0]
         due = [one for one in quiet if now - one.waited_at > limit]
         return self._stalled(due, quiet, now) if due else None
+
+    def _began(self) -> float:
+        return self.heard_first if self.job.remote and self.heard_first else self.began
+
+    def _wall_is_reached(self) -> bool:
+        return bool(self.limits.wall_s) and time.monotonic() - self._began() > self.limits.wall_s
 
     def _queued(self, now: float) -> Ending | None:
         limit = self.job.queue_s
@@ -266,14 +361,17 @@ class Supervisor:
         culprit = diagnosis.hanging(due if lively else quiet) or due[0]
         self.writer.emit("stall", ranks=[record.rank for record in quiet], culprit=culprit.rank)
         silent_s = now - max(culprit.heard_at, self.began)
-        return Ending("stalled", diagnosis.hang_text(culprit, records, silent_s, "stall limit"), culprit.rank)
+        ending = Ending("stalled", diagnosis.hang_text(culprit, records, silent_s, "stall limit"), culprit.rank)
+        waits = stacks.is_waiting(stacks.main_stack(culprit.stacks or ""))
+        return self.neighbours.blame(ending, afresh=True) if waits else ending
 
     # Stacks, sensors
 
     def _dump_stacks(self, records: list[RankRecord]) -> None:
         """Keep the newest Python stacks of all living ranks of this machine."""
         family = {process.pid for process in descendants()}
-        asked = [record for record in records if record.alive and record.host == self.host and record.pid in family]
+        here = self._here()
+        asked = [record for record in records if record.alive and record in here and record.pid in family]
         texts = stacks.collect([(record.pid or 0, self.logs / f"rank{record.rank}.stacks") for record in asked])
         for record, text in zip(asked, texts, strict=True):
             record.stacks = text
@@ -283,9 +381,7 @@ class Supervisor:
         sensors = Sensors([], backend=self.backend, devices=self.job.ranks)
         self.writer.emit("sensors", availability=sensors.availability())
         while not self.over:
-            sensors.pids = [
-                one.pid for one in list(self.ranks.values()) if one.pid and one.alive and one.host == self.host
-            ]
+            sensors.pids = [one.pid for one in self._here() if one.pid and one.alive]
             with contextlib.suppress(StorageError):  # the ranks write as well, and say so
                 self.writer.emit("sensor", **sensors.read())
             time.sleep(SENSOR_S)
@@ -313,7 +409,8 @@ class Supervisor:
     def _write_status(self, ending: Ending) -> None:
         ranks = [self.ranks[rank].as_json() for rank in sorted(self.ranks)]
         times = {"started_at": self.started_at, "ended_at": self.started_at + time.monotonic() - self.began}
-        write_json(self.run_dir / "status.json", {**dataclasses.asdict(ending), "ranks": ranks, **times})
+        again = {"restarts": len(self.attempts.past), "earlier_attempts": self.attempts.past}
+        write_json(self.run_dir / "status.json", {**dataclasses.asdict(ending), "ranks": ranks, **times, **again})
 
 
 def main(argv: list[str] | None = None) -> int:

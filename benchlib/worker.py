@@ -18,6 +18,7 @@ import contextlib
 import errno
 import faulthandler
 import importlib
+import itertools
 import json
 import math
 import os
@@ -35,10 +36,12 @@ from benchlib.diagnosis import EXIT_STORAGE, is_echo
 from benchlib.errors import BackendUnavailable, StorageError
 from benchlib.events import EventWriter
 from benchlib.files import is_full, is_storage_error, not_written, read_json, write_json
+from benchlib.peers import launch_id
 from benchlib.processes import MARK, SUPERVISOR_PID, die_with_parent
-from benchlib.ranks import Place, place
+from benchlib.ranks import Place, attempt, place
 
 EXIT_SKIPPED = 77
+KEPT = ("out", "err", "error.json", "stacks")  # what a rank leaves in logs/
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -48,6 +51,19 @@ def _tie_to_parent() -> None:
         die_with_parent(int(os.environ[SUPERVISOR_PID]))
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(os.getppid())
+
+
+def _keep_earlier(logs: Path, rank: int) -> None:
+    """Move what an earlier attempt of this rank wrote to ``logs/attempt-N/``, N from 1: torchrun starts ranks again."""
+    if not attempt():
+        return
+    earlier = [path for kind in KEPT if (path := logs / f"rank{rank}.{kind}").exists()]
+    number = next(
+        number for number in itertools.count(1) if not any((logs / f"attempt-{number}").glob(f"rank{rank}.*"))
+    )
+    for path in earlier:
+        path.parent.joinpath(f"attempt-{number}").mkdir(exist_ok=True)
+        path.rename(logs / f"attempt-{number}" / path.name)
 
 
 def _redirect(logs: Path, rank: int) -> None:
@@ -114,6 +130,7 @@ def _report(error: BaseException, run_dir: Path, where: Place, events: EventWrit
     text = "".join(traceback.format_exception(error))
     record: dict[str, Any] = {
         "rank": where.rank,
+        "pid": os.getpid(),
         "t": time.time(),
         "type": type(error).__name__,
         "message": str(error),
@@ -162,10 +179,19 @@ def work(run_dir: Path, benchmark: str = "") -> int:
     where = place()
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
+    _keep_earlier(logs, where.rank)
     _redirect(logs, where.rank)
     _install_stacks(logs / f"rank{where.rank}.stacks")
     events = EventWriter(run_dir, f"rank{where.rank}")
-    events.emit("start", pid=os.getpid(), host=platform.node(), rank=where.rank, local_rank=where.local_rank)
+    events.emit(
+        "start",
+        pid=os.getpid(),
+        host=platform.node(),
+        rank=where.rank,
+        local_rank=where.local_rank,
+        launch=launch_id(),
+        attempt=attempt(),
+    )
     events.emit("phase", name="import")
     try:
         _run(run_dir, benchmark, where, events)
