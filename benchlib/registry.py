@@ -14,7 +14,8 @@ class Benchmark:
     (``run(config, run_dir, events)``), ``checks`` the judge (``checks(run, comparison) -> list[Check]``), ``limits`` how much
     worse than the baseline its metrics may get (``limits(run) -> list[RegressionLimit]``), ``reading`` what its numbers
     say in sentences (``reading(run) -> list[str]``), ``published`` which of its values can be placed beside published
-    figures (``published(run) -> list[Measured]``; '' for none).
+    figures (``published(run) -> list[Measured]``; '' for none), ``refuse`` what raises ``UserError`` for files that a
+    valid config names and that cannot be used (``refuse(config)``; '' for none).
     """
 
     name: str
@@ -26,6 +27,7 @@ class Benchmark:
     limits: str
     reading: str
     published: str = ""
+    refuse: str = ""
 
     def load(self, part: str) -> Any:
         """Import and return what one of the references names."""
@@ -61,6 +63,18 @@ BENCHMARKS: dict[str, Benchmark] = {
             limits="benchlib.squad.checks:limits",
             reading="benchlib.squad.reading:reading",
             published="benchlib.squad.published:measured",
+        ),
+        Benchmark(
+            name="collectives",
+            question="Does the fabric deliver what was paid for, and is what it delivers right?",
+            notebook="20_collectives.ipynb",
+            config="benchlib.collectives.config:CollectivesConfig",
+            run="benchlib.collectives.run:run",
+            checks="benchlib.collectives.checks:checks",
+            limits="benchlib.collectives.checks:limits",
+            reading="benchlib.collectives.reading:reading",
+            published="benchlib.collectives.published:measured",
+            refuse="benchlib.foreign.nccl_series:refuse",
         ),
     )
 }

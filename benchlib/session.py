@@ -57,6 +57,8 @@ def plan(
     check_names(benchmark, overrides, "set by hand")
     overrides = absolute_paths(benchmark, overrides)
     first = resolve(benchmark, tier, "cpu" if backend == "auto" else backend, overrides)
+    if BENCHMARKS[benchmark].refuse:
+        BENCHMARKS[benchmark].load("refuse")(first.config)
     probe = probe_devices() if probe is None else probe
     name = best_backend(probe) if backend == "auto" else backend
     nodes = int(first.config.nnodes)

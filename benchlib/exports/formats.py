@@ -48,6 +48,11 @@ EXPORTS: dict[str, Export] = {
         ),
         Export("parquet", "the same as a Parquet file", "benchlib.exports.tabular:write_parquet", ("pyarrow",), True),
         Export(
+            "nccl-tests",
+            "collectives as nccl-tests prints them, to lie beside all_reduce_perf",
+            "benchlib.exports.nccl_tests:write",
+        ),
+        Export(
             "mlflow",
             "runs with parameters, metrics and the report in an MLflow store",
             "benchlib.exports.mlflow_store:write",

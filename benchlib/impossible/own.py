@@ -11,6 +11,7 @@ from benchlib.errors import UserError
 from benchlib.impossible import names
 from benchlib.impossible.claim import Claim, Collective, Compute, Latency, Learning, Part, Quantity, Speed
 from benchlib.impossible.numbers import Numbers
+from benchlib.impossible.own_series import series_claims
 from benchlib.impossible.restated import restated
 from benchlib.metrics import Metric
 from benchlib.stats import smoothed, smoothing_window
@@ -38,6 +39,7 @@ def own_claims(numbers: Numbers) -> list[Claim]:
         Claim(subject="steady steps", speed=steady_steps(numbers)),
         Claim(subject="training", learning=learning(numbers), compute=compute(numbers), latencies=rank_steps(numbers)),
         Claim(subject="all-reduce", collective=all_reduce(numbers)),
+        *series_claims(numbers),
         *(Claim(subject=f"{name} products", speed=speed) for name, speed in products(numbers).items()),
         Claim(subject="", quantities=quantities(numbers), restated=restated(numbers)),
     ]

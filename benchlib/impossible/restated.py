@@ -48,7 +48,10 @@ def _ranks(numbers: Numbers) -> Iterator[Pair]:
     if isinstance(seen, list):
         yield "ranks", ranks, len(seen), "samples_seen, one entry a rank"
     if isinstance(rows, list) and rows:
-        yield "ranks", ranks, len(rows), "the table of ranks"
+        # A table of series has a row for each rank of each series.
+        of_series = all(isinstance(row, dict) and "operation" in row for row in rows)
+        count = len({row.get("rank") for row in rows}) if of_series else len(rows)
+        yield "ranks", ranks, count, "the table of ranks"
 
 
 def _steps(numbers: Numbers) -> Iterator[Pair]:

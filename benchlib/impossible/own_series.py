@@ -1,0 +1,91 @@
+"""What the tables of a collectives run state, as claims: one for each series, against the limits of the same run."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+
+from benchlib.bandwidth import BUS_FACTORS
+from benchlib.errors import UserError
+from benchlib.impossible.claim import Claim, Collective, Latency
+from benchlib.impossible.numbers import Numbers
+
+BITS = 8
+# What no operation between ranks exceeds: each of its bytes is copied, and passes the link. A raw socket is no such
+# limit: a library may drive the same network better than one stream does.
+HARD = ("memory copy", "claimed link")
+WITH_SWITCH = ("", "nccl", "rccl", "sharp")  # libraries in whose algorithms a switch may add
+
+
+def series_claims(numbers: Numbers) -> list[Claim]:
+    """Return a claim for each row of the table ``series``; none where a result has no such table."""
+    limit = _limit(_rows(numbers, "bounds"))
+    library = str(numbers.facts.get("collective", ""))
+    return [_claim(row, numbers.world_size, limit, library) for row in _rows(numbers, "series")]
+
+
+def _rows(numbers: Numbers, name: str) -> list[dict[str, Any]]:
+    rows = numbers.tables.get(name)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _limit(bounds: Iterable[dict[str, Any]]) -> tuple[float, str] | None:
+    """Return the lowest hard limit in GB/s and who states it. Caches make a copy's rate depend on its size: the best counts."""
+    best: dict[str, tuple[float, str]] = {}
+    for row in bounds:
+        name, rate = str(row.get("bound")), row.get("gbps")
+        if name in HARD and isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0:
+            told = f"{row.get('provenance') or 'stated'}: {name}"
+            best[name] = max(best.get(name, (0.0, "")), (rate / BITS, told))
+    return min(best.values(), default=None)
+
+
+def _claim(row: dict[str, Any], ranks: int, limit: tuple[float, str] | None, library: str) -> Claim:
+    operation, variant = str(row.get("operation", "")), str(row.get("variant", ""))
+    words = [
+        operation,
+        variant,
+        row.get("dtype"),
+        row.get("reduction"),
+        "in place" if row.get("in_place") is True else "",
+    ]
+    subject = f"{' '.join(str(word) for word in words if word)}, {row.get('bytes')} bytes"
+    own = variant in ("ring", "tree", "rs_ag", "direct")
+    algbw, busbw = (_gbytes(row.get(name)) for name in ("algbw_gbps", "busbw_gbps"))
+    times = {50.0: row.get("median_us"), 95.0: row.get("p95_us"), 99.0: row.get("p99_us")}
+    try:
+        return Claim(
+            subject=subject,
+            collective=Collective(
+                operation=operation if operation in BUS_FACTORS else "",
+                algorithm=variant if own else "" if library.lower() in WITH_SWITCH else library,
+                size_bytes=row.get("bytes") or None,
+                seconds=_seconds(row.get("median_us")) if algbw is not None else None,
+                ranks=ranks,
+                algbw_gbytes_per_s=algbw,
+                busbw_gbytes_per_s=busbw,
+                bound_gbytes_per_s=limit[0] if limit else None,
+                bound_source=limit[1] if limit else "",
+                wrong_elements=row.get("wrong_elements"),
+            )
+            if operation in BUS_FACTORS
+            else None,
+            latencies=[
+                Latency(
+                    name="time of a round",
+                    percentiles_s={key: _seconds(value) for key, value in times.items() if value is not None},
+                )
+            ],
+        )
+    except (ValidationError, TypeError) as error:
+        raise UserError(
+            f"the result states a series that cannot be read ({subject}): {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _gbytes(gbps: Any) -> float | None:
+    return gbps / BITS if gbps is not None else None
+
+
+def _seconds(micros: Any) -> Any:
+    return 1e-6 * micros if micros is not None else None
