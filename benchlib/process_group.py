@@ -11,6 +11,7 @@ import contextlib
 import gc
 import hashlib
 import os
+import platform
 import socket
 import sys
 import time
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from benchlib import devices
+from benchlib import devices, network, peers
 from benchlib.backends import BACKENDS
 from benchlib.collective_libraries import LIBRARIES
 from benchlib.config import BaseConfig
@@ -43,7 +44,10 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class World:
-    """This rank's place, device and collective library (``gloo``, ``nccl``, ...)."""
+    """This rank's place, device and collective library (``gloo``, ``nccl``, ...).
+
+    ``hosts`` is the host name of each rank, or its address where two nodes have the same name.
+    """
 
     rank: int
     size: int
@@ -51,6 +55,7 @@ class World:
     local_size: int
     device: torch.device
     collective: str
+    hosts: tuple[str, ...] = ()
 
     @property
     def main(self) -> bool:
@@ -72,12 +77,12 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     collective, registered = _collective(config)
     torch.set_num_threads(where.threads(config.threads))
     device = devices.device(config.backend, where.local_rank)
-    if where.one_node:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    _choose_interface(config, where)
     timeout_s = config.stall_timeout_s + COLLECTIVE_MARGIN_S
     _join(registered, where, Path(run_dir), device, timeout_s, config.startup_timeout_s)
     try:
-        yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective)
+        hosts = _hosts(where, Path(run_dir))
+        yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective, hosts)
     except BaseException:
         if where.size == 1:
             dist.destroy_process_group()
@@ -85,6 +90,32 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     barrier()  # nobody leaves while another one still talks to it
     gc.collect()
     dist.destroy_process_group()
+
+
+def _choose_interface(config: BaseConfig, where: Place) -> None:
+    """Tell gloo and NCCL the network interface by which the nodes meet, unless the environment names one already.
+
+    Left alone gloo takes the one of the host's name, which may be another, or none at all.
+    """
+    if where.one_node:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        return
+    endpoint = config.rdzv_endpoint or os.environ.get("MASTER_ADDR", "")
+    address = network.local_address(*network.split_endpoint(endpoint)) if endpoint else ""
+    if name := network.interface(address):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this one, and not all that begin so
+
+
+def _hosts(where: Place, run_dir: Path) -> tuple[str, ...]:
+    """Return what the host of each rank is called; where there are several, one rank of each writes the nodes down."""
+    host = platform.node()
+    if where.one_node:
+        return (host,) * where.size
+    nodes = peers.group(all_gather_objects((where.rank, host, os.environ.get(peers.NODE, ""))))
+    if where.local_rank == 0:
+        peers.write(run_dir, nodes)
+    return peers.names(nodes)
 
 
 def _collective(config: BaseConfig) -> tuple[str, str]:
