@@ -1,0 +1,143 @@
+"""What a run measures, as a list in the order of its worth, and how it is fitted into the time that there is."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchlib.collectives.config import CollectivesConfig
+from benchlib.collectives.ops import OPS
+from benchlib.collectives.sizes import parse_sizes
+
+# Which operations can be done in which ways. ``async`` is started and waited for at once.
+VARIANTS: Mapping[str, tuple[str, ...]] = {
+    "library": tuple(OPS),
+    "async": tuple(OPS),
+    "direct": ("all_gather", "reduce_scatter"),
+    "ring": ("all_reduce",),
+    "tree": ("all_reduce",),
+    "rs_ag": ("all_reduce",),
+}
+TYPE_SHARE = 0.2  # of the time of a series that one of the other types gets
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to measure: an operation, a variant of it, the type, the reduction ('' for none), where, and how many bytes."""
+
+    operation: str
+    variant: str
+    dtype: str
+    reduction: str
+    in_place: bool
+    bytes: int
+    share: float = 1.0  # of the time of a series
+
+    @property
+    def kind(self) -> tuple[str, str, str, str, bool]:
+        """All but the size: what a library either has or has not."""
+        return self.operation, self.variant, self.dtype, self.reduction, self.in_place
+
+    def label(self) -> str:
+        """Name the case in a sentence: ``all-reduce sum fp32 in place``."""
+        words = [self.operation.replace("_", "-"), self.variant if self.variant != "library" else "", self.reduction]
+        words += [self.dtype if self.operation != "barrier" else "", "in place" if self.in_place else ""]
+        return " ".join(word for word in words if word)
+
+
+def plan(config: CollectivesConfig) -> list[Case]:
+    """Return every case of a run, the most important first: curves, other ways of the same, then the other types."""
+    found = dict.fromkeys([*_curves(config), *_variants(config), *_types(config)])
+    return list(found)
+
+
+def _reductions(config: CollectivesConfig, operation: str) -> list[str]:
+    return list(config.reductions) if OPS[operation].reduces else [""]
+
+
+def _curves(config: CollectivesConfig) -> Iterator[Case]:
+    """Yield the first type and reduction at all sizes; the other placement at the smallest and the largest."""
+    dtype = config.dtypes[0]
+    for place in (0, 1) if config.in_place else (0,):
+        sizes = config.size_list if place == 0 else sorted({config.size_list[0], config.size_list[-1]})
+        for size in sizes:
+            for operation in config.operations:
+                if operation == "barrier":
+                    if size == config.size_list[0] and place == 0:
+                        yield Case("barrier", "library", dtype, "", False, 0)
+                elif place < len(OPS[operation].placements) and "library" in config.variants:
+                    where = OPS[operation].placements[place]
+                    yield Case(operation, "library", dtype, _reductions(config, operation)[0], where, size)
+
+
+def _variants(config: CollectivesConfig) -> Iterator[Case]:
+    """Yield the other ways of the same operation at all sizes; started and waited for at the ends of the range only."""
+    ends = sorted({config.size_list[0], config.size_list[-1]})
+    for variant, operations in VARIANTS.items():
+        if variant == "library" or variant not in config.variants:
+            continue
+        for size in ends if variant == "async" else config.size_list:
+            for operation in config.operations:
+                if operation in operations and operation != "barrier":
+                    where = OPS[operation].placements[0]
+                    yield Case(operation, variant, config.dtypes[0], _reductions(config, operation)[0], where, size)
+
+
+def _types(config: CollectivesConfig) -> Iterator[Case]:
+    """Yield all types with all reductions at a few sizes, in place and out of place; other ways with one of both."""
+    for size in parse_sizes(config.type_sizes):
+        for dtype in config.dtypes:
+            for operation in config.operations:
+                if operation == "barrier":
+                    continue
+                for reduction in _reductions(config, operation):
+                    for where in OPS[operation].placements if config.in_place else OPS[operation].placements[:1]:
+                        if "library" in config.variants:
+                            yield Case(operation, "library", dtype, reduction, where, size, TYPE_SHARE)
+                    if dtype == config.dtypes[0] or reduction in ("", config.reductions[0]):
+                        for variant, operations in VARIANTS.items():
+                            if (
+                                variant not in ("library", "async")
+                                and variant in config.variants
+                                and operation in operations
+                            ):
+                                yield Case(
+                                    operation, variant, dtype, reduction, OPS[operation].placements[0], size, TYPE_SHARE
+                                )
+
+
+@dataclass
+class Schedule:
+    """Fits cases into the time that is left, by what the runs so far took. ``left_s`` is rank 0's, so all agree.
+
+    ``runs`` is how many runs of a case there are at least (warm-up and timed), ``wall`` how many times its timed seconds
+    a case takes in all.
+    """
+
+    seconds: float
+    runs: int
+    wall: float
+    per_run_s: dict[int, float] = field(default_factory=dict)
+
+    def learn(self, size_bytes: int, per_run_s: float) -> None:
+        """Note what a run of this size took, preparation and comparison included; the longest counts."""
+        self.per_run_s[size_bytes] = max(per_run_s, self.per_run_s.get(size_bytes, 0.0))
+
+    def least_s(self, case: Case) -> float:
+        """Return what the case takes with as few runs as there may be."""
+        known = [size for size in self.per_run_s if size <= case.bytes]
+        if not known:
+            return 0.0
+        nearest = max(known)
+        return self.runs * self.per_run_s[nearest] * max(1.0, case.bytes / max(nearest, 1) if nearest > 2**16 else 1.0)
+
+    def pace(self, rest: Sequence[Case], left_s: float) -> float | None:
+        """Return the seconds for the first case of the rest, None where even its least does not fit.
+
+        Where not all fit with their full time, each gets an equal share of what is left beside the least of all.
+        """
+        case = rest[0]
+        if self.least_s(case) > left_s:
+            return None
+        least = sum(self.least_s(each) for each in rest)
+        wanted = sum(self.wall * self.seconds * each.share for each in rest)
+        share = min(1.0, max(0.0, left_s - least) / wanted) if wanted else 1.0
+        return self.seconds * case.share * share

@@ -1,0 +1,216 @@
+"""From series to what a run leaves: rows of tables, metrics, and the raw ledger of every rank and run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchlib.bandwidth import algbw_gbps, busbw_gbps
+from benchlib.collectives.cases import Case
+from benchlib.collectives.fits import crossover, fit
+from benchlib.collectives.measure import Series
+from benchlib.collectives.sizes import size_text
+from benchlib.files import atomic_path
+from benchlib.metrics import Metric, derived, measured, not_available
+from benchlib.stats import summary
+
+Row = dict[str, Any]
+US = 1e6
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A case and its series; ``first_wrong`` names the first wrong element of any rank, '' where all are right."""
+
+    case: Case
+    series: Series
+    elements: int
+    first_wrong: str = ""
+
+
+def bus(operation: str, series: Series) -> list[float]:
+    """Return the bus bandwidth of each run in Gbps; empty for a barrier and for one rank, which has no bus."""
+    ranks = series.times_s.shape[1]
+    if ranks < 2 or not series.bytes:
+        return []
+    return [busbw_gbps(operation, series.bytes, seconds, ranks) for seconds in series.seconds]
+
+
+def series_row(taken: Taken) -> Row:
+    """Return the row of a case for the table ``series``."""
+    case, series = taken.case, taken.series
+    stats = summary(series.seconds.tolist())
+    rates = bus(case.operation, series)
+    return {
+        "operation": case.operation,
+        "variant": case.variant,
+        "dtype": "" if case.operation == "barrier" else case.dtype,
+        "reduction": case.reduction,
+        "in_place": case.in_place,
+        "bytes": series.bytes,
+        "elements": taken.elements,
+        "rounds": stats.n,
+        "median_us": US * stats.median,
+        "p95_us": US * stats.p95,
+        "p99_us": US * stats.p99,
+        "ci_low_us": None if stats.ci_low is None else US * stats.ci_low,
+        "ci_high_us": None if stats.ci_high is None else US * stats.ci_high,
+        "algbw_gbps": algbw_gbps(series.bytes, stats.median) if series.bytes else None,
+        "busbw_gbps": float(busbw_gbps(case.operation, series.bytes, stats.median, series.times_s.shape[1])) if rates else None,
+        "wrong_elements": series.wrong,
+        "checked_elements": series.checked,
+        "first_wrong": taken.first_wrong,
+        "skew_us": US * series.skew_s,
+        "slowest_rank": int(series.slowest_shares.argmax()),
+    }  # fmt: skip
+
+
+def rank_rows(taken: Taken) -> list[Row]:
+    """Return the ledger of a case in short, one row a rank."""
+    case, series = taken.case, taken.series
+    medians, high = (np.percentile(series.times_s, q, axis=0) for q in (50, 95))
+    return [
+        {
+            "operation": case.operation,
+            "variant": case.variant,
+            "dtype": "" if case.operation == "barrier" else case.dtype,
+            "bytes": series.bytes,
+            "rank": rank,
+            "median_us": US * float(medians[rank]),
+            "p95_us": US * float(high[rank]),
+            "slowest_share": float(series.slowest_shares[rank]),
+        }
+        for rank in range(series.times_s.shape[1])
+    ]
+
+
+def save_ledger(run_dir: Path, everything: Sequence[Taken]) -> None:
+    """Write ``ledger.parquet``: the seconds of every run on every rank, as they were taken."""
+    import pandas as pd
+
+    frames = []
+    for taken in everything:
+        rounds, ranks = taken.series.times_s.shape
+        case = taken.case
+        frames.append(
+            pd.DataFrame(
+                {
+                    "operation": case.operation,
+                    "variant": case.variant,
+                    "dtype": "" if case.operation == "barrier" else case.dtype,
+                    "reduction": case.reduction,
+                    "in_place": case.in_place,
+                    "bytes": taken.series.bytes,
+                    "round": np.repeat(np.arange(rounds), ranks),
+                    "rank": np.tile(np.arange(ranks), rounds),
+                    "seconds": taken.series.times_s.ravel(),
+                }
+            )
+        )
+    frame = pd.concat(frames, ignore_index=True)
+    for name in ("operation", "variant", "dtype", "reduction"):
+        frame[name] = frame[name].astype("category")  # a word for each of a million rows would be most of the file
+    with atomic_path(run_dir / "ledger.parquet") as temporary:
+        frame.to_parquet(temporary, index=False)
+
+
+def curves(everything: Sequence[Taken], dtype: str) -> dict[tuple[str, str], list[Taken]]:
+    """Return the series by size of each operation and variant, in the first type, reduction and placement."""
+    found: dict[tuple[str, str], dict[int, Taken]] = {}
+    kinds: dict[tuple[str, str], tuple[Any, ...]] = {}
+    for taken in everything:
+        case, key = taken.case, (taken.case.operation, taken.case.variant)
+        # The plan begins with the kind of which headline figures are.
+        if case.dtype == dtype and kinds.setdefault(key, case.kind) == case.kind:
+            found.setdefault(key, {}).setdefault(taken.series.bytes, taken)
+    return {key: [of[size] for size in sorted(of)] for key, of in found.items()}
+
+
+def fit_rows(lines: dict[tuple[str, str], list[Taken]], dtype: str) -> list[Row]:
+    """Return alpha and beta of every curve, or the reason why there is no fit."""
+    rows = []
+    for (operation, variant), line in lines.items():
+        if operation == "barrier" or line[0].series.times_s.shape[1] < 2:
+            continue
+        sizes = [taken.series.bytes for taken in line]
+        found = fit(sizes, [float(np.median(taken.series.seconds)) for taken in line])
+        factor = busbw_gbps(operation, 1e9, 1.0, line[0].series.times_s.shape[1]) / 8  # bus bytes per byte of S
+        rows.append(
+            {
+                "operation": operation,
+                "variant": variant,
+                "dtype": dtype,
+                "alpha_us": None if found.reason else US * found.alpha_s,
+                "bandwidth_gbps": None if found.reason else 8e-9 * factor / found.beta_s_per_byte,
+                "half_bytes": None if found.reason else found.half_bytes,
+                "residual": None if found.reason else found.residual,
+                "points": found.points,
+                "from_bytes": min(sizes),
+                "to_bytes": max(sizes),
+                "reason": found.reason,
+            }
+        )
+    return rows
+
+
+def crossover_rows(lines: dict[tuple[str, str], list[Taken]]) -> list[Row]:
+    """Return from which size on each algorithm of ours beats the library's all-reduce."""
+    library = {taken.series.bytes: taken for taken in lines.get(("all_reduce", "library"), [])}
+    rows = []
+    for name in ("ring", "tree", "rs_ag"):
+        line = [taken for taken in lines.get(("all_reduce", name), []) if taken.series.bytes in library]
+        if not line or line[0].series.times_s.shape[1] < 2:
+            continue
+        sizes = [taken.series.bytes for taken in line]
+        own = [float(np.median(taken.series.seconds)) for taken in line]
+        other = [float(np.median(library[size].series.seconds)) for size in sizes]
+        at, reason = crossover(sizes, own, other)
+        rows.append({"algorithm": name, "against": "library", "bytes": at, "reason": reason})
+    return rows
+
+
+def metric_name(operation: str) -> str:
+    """Return the beginning of the names of an operation's metrics."""
+    return operation.replace("all_reduce", "allreduce")
+
+
+def metrics(lines: dict[tuple[str, str], list[Taken]], fits: Sequence[Row], ranks: int) -> list[Metric]:
+    """Return of each operation its bus bandwidth at the largest size and its time at the smallest."""
+    found: list[Metric] = []
+    for (operation, variant), line in lines.items():
+        if variant not in ("library", "direct"):
+            continue
+        name = metric_name(operation) + ("_direct" if variant == "direct" else "")
+        small, large = line[0], line[-1]
+        why = "one rank has no bus to send on; set nproc to 2 or more"
+        if operation != "barrier":
+            rates, told = (
+                bus(operation, large.series),
+                f"{large.case.label()}, {size_text(large.series.bytes)}, {ranks} ranks",
+            )
+            found.append(
+                measured(f"{name}_busbw_gbps", rates, "Gbps", "higher", derived=True, reason=told)
+                if rates
+                else not_available(f"{name}_busbw_gbps", "Gbps", "higher", why)
+            )
+        told = (
+            f"{small.case.label()}, {size_text(small.series.bytes) if small.series.bytes else 'no data'}, {ranks} ranks"
+        )
+        found.append(
+            measured(f"{name}_latency_us", list(US * small.series.seconds), "us", "lower", reason=told)
+            if ranks > 1
+            else not_available(f"{name}_latency_us", "us", "lower", why)
+        )
+    return found + _of_fit(fits)
+
+
+def _of_fit(fits: Sequence[Row]) -> list[Metric]:
+    row = next((row for row in fits if (row["operation"], row["variant"]) == ("all_reduce", "library")), None)
+    if row is None:
+        return []
+    if row["reason"]:
+        return [not_available("allreduce_alpha_us", "us", "none", row["reason"])]
+    told = f"start-up time of t = alpha + S * beta over {row['points']} sizes, residual {row['residual']:.1%}"
+    return [derived("allreduce_alpha_us", row["alpha_us"], "us", "none", told)]
