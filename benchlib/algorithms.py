@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from benchlib import p2p
-from benchlib.direct import SEGMENT_BYTES, WINDOW, Exchange
+from benchlib.direct import SEGMENT_BYTES, Exchange
 
 Algorithm = Callable[[torch.Tensor, p2p.Op, p2p.Group], None]
 
@@ -88,7 +88,7 @@ def rs_ag(tensor: torch.Tensor, op: p2p.Op = dist.ReduceOp.SUM, group: p2p.Group
     chunks = p2p.pieces(line, ranks.size)
     own = chunks[ranks.rank]
     exchange = Exchange(ranks, chunks, own, combine, op == dist.ReduceOp.AVG)
-    exchange.begin(WINDOW)
+    exchange.begin()
     exchange.finish()
     p2p.wait(ranks.start([(chunks[peer], peer) for peer in ranks.others], [(own, peer) for peer in ranks.others]))
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from benchlib import p2p
 
-SEGMENT_BYTES = 1 << 20  # received at once: fits a cache, so that it is still there when it is added
-WINDOW = 4  # segments under way per peer while an earlier one is added
+SEGMENT_BYTES = 2 << 20  # received at once: smaller ones cost more wake-ups than the overlap gains (measured)
+SCRATCH_BYTES = 64 << 20  # for what is under way from more than one peer
 
 
 class Pending(dist.Work):
@@ -69,15 +69,14 @@ def reduce_scatter(
 ) -> dist.Work | None:
     """Combine slice r of the ``input`` of all ranks (ranks x elements of output) into the ``output`` of rank r.
 
-    ``output`` may be this rank's own slice of ``input``. An asynchronous call receives all at once, which takes
-    memory for ranks - 1 times ``output``. Raises ``ValueError`` as ``all_gather`` does, and for a reduction that the
-    type does not have.
+    ``output`` may be this rank's own slice of ``input``. The additions of an asynchronous call are made when it is
+    waited for; until then it holds ranks - 1 times the memory of ``output`` (none for two ranks). Raises ``ValueError`` as ``all_gather`` does, and for a reduction that the type does not have.
     """
     combine = p2p.combination(op, input.dtype)
     ranks = p2p.peers(group)
     whole, own = _checked("input", input, "output", output, ranks)
     exchange = Exchange(ranks, p2p.pieces(whole, ranks.size), own, combine, op == dist.ReduceOp.AVG)
-    exchange.begin(len(exchange.segments) if async_op else WINDOW)
+    exchange.begin(at_once=async_op)
     return _end(Pending(exchange.finish), async_op)
 
 
@@ -85,7 +84,7 @@ class Exchange:
     """A reduce-scatter in segments: while one is combined, the next ones are under way.
 
     ``slices`` are what this rank has for each rank, lines whose lengths are the same on all ranks; the result goes to
-    ``output``, which may be the own slice.
+    ``output``, which may be the own slice. From a single peer it is received right there.
     """
 
     def __init__(
@@ -93,43 +92,58 @@ class Exchange:
     ) -> None:
         self.ranks, self.output, self.combine, self.average = ranks, output, combine, average
         self.wide = ranks.size > 2 and combine is torch.add and output.dtype in (torch.float16, torch.bfloat16)
+        self.there = ranks.size == 2 and output.data_ptr() != slices[ranks.rank].data_ptr()
         self.step = max(1, SEGMENT_BYTES // output.element_size())
         longest = max(line.numel() for line in slices)
         self.segments = [[line[at : at + self.step] for line in slices] for at in range(0, longest, self.step)]
-        self._next = 0
+        self._begun = 0
         self._free: list[torch.Tensor] = []
-        self._under_way: deque[tuple[torch.Tensor, list[torch.Tensor], list[dist.Work]]] = deque()
+        self._under_way: deque[tuple[torch.Tensor, list[dist.Work]]] = deque()
 
-    def begin(self, window: int) -> None:
-        """Put the first ``window`` segments under way."""
-        count = min(window, len(self.segments))
+    def begin(self, at_once: bool = False) -> None:
+        """Put the first segments under way: as many as ``SCRATCH_BYTES`` hold, or all of them ``at_once``.
+
+        A call that is waited for later needs all: ranks that wait for several calls in different orders would wait
+        for each other's next segments.
+        """
         length = min(self.step, self.output.numel())
-        self._free = list(self.output.new_empty(count, self.ranks.size - 1, length))
+        size = (self.ranks.size - 1) * length * self.output.element_size()
+        count = len(self.segments)
+        if not (at_once or self.there):
+            count = min(count, max(2, SCRATCH_BYTES // max(1, size)))
+        if not self.there:
+            self._free = list(self.output.new_empty(count, self.ranks.size - 1, length))
         for _ in range(count):
             self._post()
 
     def finish(self) -> None:
         """Combine every segment as it arrives, and put the following ones under way."""
-        for index in range(len(self.segments)):
-            scratch, received, works = self._under_way.popleft()
+        for index, segment in enumerate(self.segments):
+            scratch, works = self._under_way.popleft()
             p2p.wait(works)
-            at = index * self.step
-            self._combine(received, self.output[at : at + self.step])
-            self._free.append(scratch)
-            if self._next < len(self.segments):
+            self._combine(segment[self.ranks.rank], scratch, self._target(index))
+            if not self.there:
+                self._free.append(scratch)
+            if self._begun < len(self.segments):
                 self._post()
 
-    def _post(self) -> None:
-        ranks, segment, scratch = self.ranks, self.segments[self._next], self._free.pop()
-        own = segment[ranks.rank]
-        received = [line[: own.numel()] for line in scratch]
-        works = ranks.start(zip(received, ranks.others, strict=True), [(segment[peer], peer) for peer in ranks.others])
-        by_rank = dict(zip(ranks.others, received, strict=True)) | {ranks.rank: own}
-        self._under_way.append((scratch, [by_rank[rank] for rank in range(ranks.size)], works))
-        self._next += 1
+    def _target(self, index: int) -> torch.Tensor:
+        return self.output[index * self.step : (index + 1) * self.step]
 
-    def _combine(self, parts: list[torch.Tensor], target: torch.Tensor) -> None:
-        """Combine the parts in the order of ranks. The own one is not written to before it has been read."""
+    def _post(self) -> None:
+        segment = self.segments[self._begun]
+        scratch = self._target(self._begun).view(1, -1) if self.there else self._free.pop()
+        length = segment[self.ranks.rank].numel()
+        receives = [(line[:length], peer) for line, peer in zip(scratch, self.ranks.others, strict=True)]
+        works = self.ranks.start(receives, [(segment[peer], peer) for peer in self.ranks.others])
+        self._under_way.append((scratch, works))
+        self._begun += 1
+
+    def _combine(self, own: torch.Tensor, scratch: torch.Tensor, target: torch.Tensor) -> None:
+        """Combine the own part and those received in the order of ranks; the own one, too, may be the target."""
+        received = [line[: own.numel()] for line in scratch]
+        by_rank = dict(zip(self.ranks.others, received, strict=True)) | {self.ranks.rank: own}
+        parts = [by_rank[rank] for rank in range(self.ranks.size)]
         if self.wide:
             total = parts[0].float()
             for part in parts[1:]:
@@ -139,9 +153,9 @@ class Exchange:
         if len(parts) == 1:
             target.copy_(parts[0])
             return
-        total, scratch = parts[0], parts[1 if self.ranks.rank == 0 else 0]
+        total, spare = parts[0], parts[1 if self.ranks.rank == 0 else 0]  # received, and not needed again
         for part in parts[1:-1]:
-            total = self.combine(total, part, out=scratch)
+            total = self.combine(total, part, out=spare)
         self.combine(total, parts[-1], out=target)
         if self.average:
             target.div_(len(parts))

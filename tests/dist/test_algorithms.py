@@ -1,12 +1,11 @@
 """All-reduces of our own against a computation in one place: every count of ranks, odd lengths, subgroups."""
 
 import itertools
-import os
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from worlds import in_world
 
 from benchlib.algorithms import ALGORITHMS
 from benchlib.direct import SEGMENT_BYTES
@@ -90,19 +89,18 @@ def subgroup(rank, size):
         algorithm(tensor, Op.MIN, None)
 
 
-def work(rank, size, store):
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    every_case(None, rank, size)
-    same_bits(None, rank, size)
+def every_group(rank, size):
+    """One world holds a group of every size. What follows a group is a barrier of all."""
+    for count in range(1, size + 1):
+        group = dist.new_group(list(range(count)))
+        if rank < count:
+            every_case(group, rank, count)
+            same_bits(group, rank, count)
+        dist.barrier()
     refused(None)
     shape_is_kept(None, rank, size)
-    if size > 2:
-        subgroup(rank, size)
-    dist.destroy_process_group()
+    subgroup(rank, size)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
-def test_all_algorithms(size, tmp_path):
-    mp.spawn(work, (size, tmp_path / "store"), nprocs=size)
+def test_every_algorithm_on_every_count_of_ranks(tmp_path):
+    in_world(6, tmp_path, every_group)
