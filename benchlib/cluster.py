@@ -199,6 +199,11 @@ def path_of(name: str) -> Path:
     raise UserError(f"cluster = {name!r}: unknown profile: {nearest(name, names())}, or give the path of a file")
 
 
+def resolved(name: str) -> str:
+    """Return a profile's name, or the absolute path of a file of one's own: ranks work in another folder."""
+    return name if name in names() else str(path_of(name))
+
+
 def load(name: str) -> Cluster:
     """Read and check a profile, by name or path; '' is the profile that claims nothing. Raises ``UserError``."""
     if not name:

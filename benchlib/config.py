@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from benchlib import cluster
 from benchlib.backends import BACKENDS
 from benchlib.errors import UserError
 from benchlib.files import read_json, write_json
@@ -241,6 +242,8 @@ def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
     Raises ``UserError`` for one that must be there and is not.
     """
     found = dict(values)
+    if found.get("cluster"):
+        found["cluster"] = cluster.resolved(str(found["cluster"]))
     for name, needed in config_class(benchmark).PATHS.items():
         text = str(found.get(name) or "")
         if not text:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from benchlib import cluster as clusters
 from benchlib import judge as judging
 from benchlib.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict, save_verdict
 from benchlib.errors import StorageError, UserError
 from benchlib.events import EventFollower
+from benchlib.launchers import ELSEWHERE, LAUNCHERS
 from benchlib.notebook import execute, split_parameters
 from benchlib.paths import home, outputs
 from benchlib.progress import Progress
@@ -24,6 +26,7 @@ from benchlib.session import Plan, prepare
 from benchlib.summary import console, shown, summarise
 
 LINE_EVERY_S = 10.0  # between progress lines where the output is no terminal
+YEAR_S = 365 * 86400.0
 SETTLE_S = 10.0  # that the supervisor gets to write how the ranks ended, after the notebook is gone
 
 
@@ -34,6 +37,10 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
     so that a disturbance of minutes does not hit all repetitions of one of them.
     """
     store = out or outputs()
+    for plan in planned:
+        job = LAUNCHERS[plan.config.launcher](plan.config, store / "run")
+        if lack := job.lacks():
+            raise UserError(f"launcher {job.name}: {lack}")
     done: dict[int, Outcome] = {}
     earlier: dict[int, list[RunRecord]] = {number: [] for number in range(len(planned))}
     for turn in range(1, repeat + 1):
@@ -121,7 +128,9 @@ def _execute(planned: Plan, run_dir: Path) -> bool:
     display = _Display(run_dir)
     display.start()
     try:
-        execute(path, run_dir / "notebook.ipynb", parameters, config.hard_limit_s + 60)
+        # A job elsewhere may wait in a queue first; 0 is a queue without a limit.
+        queue_s = clusters.load(config.cluster).queue_s or YEAR_S if config.launcher in ELSEWHERE else 0.0
+        execute(path, run_dir / "notebook.ipynb", parameters, config.hard_limit_s + 60 + queue_s)
     except KeyboardInterrupt:
         return True
     except Exception as error:  # a failing cell, a dead kernel, a time-out: the verdict says it, the report shows it
