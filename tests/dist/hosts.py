@@ -1,0 +1,136 @@
+"""Two hosts on one machine: network namespaces joined by a virtual cable, which can be given a speed and be cut.
+
+    with two_hosts(rate="1gbit") as (first, second):
+        first.run("iperf3", "-s", "-1")
+
+Needs root and iproute2 (Linux); ``why_not`` says what is missing. Namespaces have the machine's host name and file system
+and nothing else of its network.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+BURST, LATENCY = "256k", "50ms"  # of the token bucket that gives the cable its speed
+_SUBNET = itertools.count(os.getpid() % 200)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network namespace with one end of the cable."""
+
+    name: str
+    device: str
+    address: str
+
+    def command(self, *words: str) -> list[str]:
+        """Return the command line that runs ``words`` on this host."""
+        return ["ip", "netns", "exec", self.name, *words]
+
+    def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a command on this host."""
+        return subprocess.Popen(self.command(*words), text=True, **options)
+
+    def execute(self, run_dir: Path, benchmark: str = "") -> subprocess.Popen[str]:
+        """Start the ranks of a prepared run folder on this host, as ``benchlib run`` does, and return the process."""
+        code = f"from benchlib.launch import execute; execute({str(run_dir)!r}, benchmark={benchmark!r})"
+        path = os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)])
+        return self.start(sys.executable, "-c", code, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
+
+    def cut(self) -> None:
+        """Pull this end of the cable."""
+        _ip("-n", self.name, "link", "set", self.device, "down")
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+def why_not(*programs: str) -> str:
+    """Return why two hosts cannot be made here, or '': no Linux, not root, a missing program, or not permitted."""
+    if not sys.platform.startswith("linux"):
+        return "network namespaces are Linux"
+    if os.geteuid():
+        return "network namespaces need root: run the tests as root, in a container of one's own say"
+    packages = {"ip": "iproute2", "tc": "iproute2", "iperf3": "iperf3"}
+    missing = [name for name in ("ip", "tc", *programs) if not shutil.which(name)]
+    if missing:
+        return f"{missing[0]} is missing: apt-get install {packages.get(missing[0], missing[0])}"
+    name = f"bl-{uuid.uuid4().hex[:8]}"
+    try:
+        _ip("netns", "add", name)
+        try:
+            _ip("-n", name, "link", "add", "bl-try0", "type", "veth", "peer", "name", "bl-try1")
+        finally:
+            _ip("netns", "del", name)
+    except RuntimeError as error:
+        return f"namespaces or virtual cables are not permitted here ({error})"
+    return ""
+
+
+@contextlib.contextmanager
+def two_hosts(rate: str = "") -> Iterator[tuple[Host, Host]]:
+    """Make two hosts, joined by a cable of ``rate`` (``1gbit``; '' for as fast as it goes), and remove them at the end.
+
+    Processes that still run in them are killed.
+    """
+    token, net = uuid.uuid4().hex[:8], next(_SUBNET) % 200 + 20
+    hosts = tuple(Host(f"bl-{token}-{end}", f"bl{token}{end}", f"10.231.{net}.{end}") for end in (1, 2))
+    made = []
+    try:
+        for host in hosts:
+            _ip("netns", "add", host.name)
+            made.append(host)
+        first, second = hosts
+        _ip("link", "add", first.device, "netns", first.name, "type", "veth", "peer", "name", second.device, "netns", second.name)  # fmt: skip
+        for host in hosts:
+            _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", host.device)
+            _ip("-n", host.name, "link", "set", "lo", "up")
+            _ip("-n", host.name, "link", "set", host.device, "up")
+            if rate:
+                bucket = ["root", "tbf", "rate", rate, "burst", BURST, "latency", LATENCY]
+                shape = ["tc", "qdisc", "add", "dev", host.device, *bucket]
+                subprocess.run(host.command(*shape), check=True, capture_output=True, timeout=20)
+        yield first, second
+    finally:
+        for host in made:
+            with contextlib.suppress(RuntimeError, subprocess.SubprocessError):
+                _remove(host)
+
+
+def _remove(host: Host) -> None:
+    """Kill what runs in a namespace, then remove it: a process would keep it, and with it its cable, in being."""
+    for _ in range(20):
+        pids = subprocess.run(["ip", "netns", "pids", host.name], capture_output=True, text=True, timeout=20).stdout
+        if not pids.split():
+            break
+        subprocess.run(["kill", "-9", *pids.split()], capture_output=True, timeout=20)
+    _ip("netns", "del", host.name)
+
+
+def iperf3_gbps(first: Host, second: Host, seconds: float = 1.5) -> float:
+    """Return what iperf3 receives over the cable, Gbit/s of payload (TCP)."""
+    server = first.start("iperf3", "-s", "-1", "-B", first.address, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        command = second.command("iperf3", "-c", first.address, "-t", str(seconds), "-O", "1", "-J")
+        for _ in range(50):  # the server needs a moment
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            found = json.loads(done.stdout)
+            if "error" not in found:
+                return float(found["end"]["sum_received"]["bits_per_second"]) / 1e9
+        raise RuntimeError(f"iperf3: {found['error']}")
+    finally:
+        server.kill()
+        server.communicate()

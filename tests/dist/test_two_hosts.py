@@ -1,0 +1,114 @@
+"""Two hosts with nothing in common but a cable: runs across it, its speed, and what is said when one of them is gone."""
+
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import none_left, prepare, status, until
+from hosts import Host, iperf3_gbps, two_hosts, why_not
+
+from benchlib.config import resolve, save_config
+from benchlib.events import read_events
+from benchlib.processes import kill_marked
+from benchlib.results import load_result
+
+MISSING = why_not("iperf3")
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+PORT = 29517
+SIZE = 16 * 2**20
+
+
+@pytest.fixture(scope="module")
+def shaped() -> Iterator[tuple[Host, Host]]:
+    with two_hosts("1gbit") as hosts:
+        yield hosts
+    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert hosts[0].name not in names
+    assert hosts[1].name not in names
+
+
+def _values(hosts: tuple[Host, Host], **more: Any) -> dict[str, Any]:
+    endpoint = f"{hosts[0].address}:{PORT}"
+    return {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint, "threads": 1, **more}
+
+
+def _finish(
+    processes: list[subprocess.Popen[str]], run_dirs: list[Path], timeout_s: float = 90
+) -> list[dict[str, Any]]:
+    for process in processes:
+        process.communicate(timeout=timeout_s)
+    for run_dir in run_dirs:
+        none_left(run_dir)
+    return [status(run_dir) for run_dir in run_dirs]
+
+
+def test_all_reduce_reaches_what_the_cable_carries(shaped: tuple[Host, Host], tmp_path: Path) -> None:
+    """The share of iperf3 on the same cable, in the same test: 0.95 at 16 MiB."""
+    run_dirs = [prepare(tmp_path / name, **_values(shaped, sizes_bytes=[SIZE], rounds=1)) for name in "ab"]
+    before = iperf3_gbps(*shaped)
+    ended = _finish([host.execute(path, "cable:run") for host, path in zip(shaped, run_dirs, strict=True)], run_dirs)
+    after = iperf3_gbps(*shaped)
+    assert [one["outcome"] for one in ended] == ["complete", "complete"], [one["reason"] for one in ended]
+    told = [json.loads((path / "rows.json").read_text()) for path in run_dirs]
+    assert told[0]["hosts"] == [shaped[one["rank"]].address for one in sorted(told, key=lambda one: one["rank"])]
+    (row,) = told[0]["rows"]
+    assert row["wrong"] == 0
+    reached = statistics.median(row["busbw_gbps"])
+    assert 0.7 < after < 1.0, "the cable has the speed that it was given"
+    assert reached >= 0.95 * min(before, after), (reached, before, after)
+    assert reached <= 1.05 * max(before, after), "more than the cable carries is a wrong measurement"
+
+
+def test_squad_smoke_runs_over_the_cable(shaped: tuple[Host, Host], tmp_path: Path) -> None:
+    config = resolve("squad", overrides=_values(shaped)).config
+    run_dirs = [tmp_path / name for name in "ab"]
+    for run_dir in run_dirs:
+        run_dir.mkdir()
+        save_config(config, run_dir)
+    ended = _finish([host.execute(path) for host, path in zip(shaped, run_dirs, strict=True)], run_dirs)
+    assert [one["outcome"] for one in ended] == ["complete", "complete"], [one["reason"] for one in ended]
+    (result,) = [load_result(path) for path in run_dirs if (path / "result.json").exists()]
+    assert (result.status, result.world_size) == ("complete", 2)
+    assert result.facts["checksums_equal"]
+    (gbps,) = [metric.value for metric in result.metrics if metric.name == "allreduce_gbps"]
+    assert 0 < gbps < 1.3, "the gradients went over the cable; its burst flatters messages of less than 16 MiB"
+
+
+def _at_step(run_dir: Path, step: int = 3) -> None:
+    until(lambda: any(event.get("step", 0) >= step for event in read_events(run_dir, {"heartbeat"})), 60)
+
+
+@pytest.mark.parametrize("how", ["killed", "cut"])
+def test_a_host_that_disappears_is_named(how: str, tmp_path: Path) -> None:
+    stall_s = 2.0
+    with two_hosts() as hosts:
+        values = _values(hosts, stall_timeout_s=stall_s, steps=100_000)
+        run_dirs = [prepare(tmp_path / name, **values) for name in "ab"]
+        processes = [host.execute(path, "faulty:collective") for host, path in zip(hosts, run_dirs, strict=True)]
+        for run_dir in run_dirs:
+            _at_step(run_dir)
+        gone = time.time()
+        if how == "killed":
+            processes[1].kill()
+            kill_marked(run_dirs[1])
+        else:
+            hosts[1].cut()
+        first = _finish(processes[:1], run_dirs[:1])[0]
+        rank = next(event["rank"] for event in read_events(run_dirs[1], {"start"}))
+        assert first["ended_at"] - gone < stall_s + 20
+        expected = {"host": first["ranks"][0]["host"], "address": hosts[1].address, "ranks": [rank]}
+        assert first["lost"] == [{**expected, "how": "gone" if how == "killed" else "unreachable"}]
+        assert first["culprit"] == rank
+        assert first["reason"].startswith(f"node {expected['host']} ({hosts[1].address}) with rank {rank} was lost")
+        if how == "cut":  # the other one sees the same from its side, and knows what it means for it
+            second = _finish(processes[1:], run_dirs[1:])[0]
+            assert [one["address"] for one in second["lost"]] == [hosts[0].address]
+            assert "it held the rendezvous store" in second["reason"]
+            assert f"the cable of {hosts[1].device} here is out" in second["reason"]
+        else:
+            processes[1].communicate(timeout=20)
