@@ -77,6 +77,9 @@ def main() -> None:
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 where a gate was skipped or had nothing to compare with.")
 @click.option("--dry-run", is_flag=True, help="Show config, command lines and expected work; start nothing.")
+@click.option(
+    "--manifest", is_flag=True, help="Print only the manifest or script that a cluster would get; start nothing."
+)
 @_user_errors
 def run(
     target: str,
@@ -88,14 +91,18 @@ def run(
     repeat: int,
     strict: bool,
     dry_run: bool,
+    manifest: bool,
 ) -> None:
     """Run TARGET: a benchmark (squad), or a tier (quick) with all its benchmarks."""
     from benchlib import planning, runner
     from benchlib.results import check_place
 
-    if not dry_run:  # before torch is asked for its devices, which takes seconds
+    if not (dry_run or manifest):  # before torch is asked for its devices, which takes seconds
         check_place(out or runner.outputs())
     plans = planning.plans(target, tier, backend, pairs, resume)
+    if manifest:
+        click.echo("---\n".join(planning.submission(planned, out) for planned in plans), nl=False)
+        return
     if dry_run:
         for planned in plans:
             planning.show_plan(planned, out)
@@ -108,7 +115,7 @@ def run(
 @_out
 @_user_errors
 def list_(runs: bool, out: Path | None) -> None:
-    """List benchmarks, tiers and backends, or the stored runs."""
+    """List benchmarks, tiers, backends and clusters, or the stored runs."""
     from benchlib import listing
 
     if runs:

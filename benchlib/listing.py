@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Column, Table
 
-from benchlib import baselines, history, terminal
+from benchlib import baselines, cluster, history, terminal
 from benchlib import judge as judging
 from benchlib.backends import BACKENDS
 from benchlib.calibration import load_calibration
@@ -30,7 +30,7 @@ def _table(*columns: str | Column) -> Table:
 
 
 def show_kit() -> None:
-    """Print benchmarks, tiers and backends."""
+    """Print benchmarks, tiers, backends and clusters."""
     table = _table("benchmark", "question", "tiers", "notebook")
     tiers = {name: read_params("tiers", name) for name in tier_names()}
     for benchmark in BENCHMARKS.values():
@@ -46,6 +46,10 @@ def show_kit() -> None:
         table.add_row(
             backend.name, read_params("backends", backend.name).get("description", ""), escape(backend.install)
         )
+    console.print(table)
+    table = _table("cluster", "what it is")
+    for name in cluster.names():
+        table.add_row(name, escape(cluster.load(name).description))
     console.print(table)
     console.print("\n`benchlib doctor` tells which of them this machine has.")
 

@@ -47,6 +47,24 @@ def _that_know(names: list[str], overrides: dict[str, Any], resume: str | None) 
     return fitting
 
 
+def submission(planned: Plan, out: Path | None) -> str:
+    """Return the manifest or script that the run would hand to its cluster, under the name of a run that begins now.
+
+    Raises ``UserError`` for a launcher that hands over none.
+    """
+    from benchlib.launchers import LAUNCHERS
+    from benchlib.results import run_path
+
+    config = planned.config
+    job = LAUNCHERS[config.launcher](config, run_path(config, out or outputs()))
+    if not job.submits:
+        known = "kubernetes, slurm or torchx"
+        raise UserError(
+            f"launcher={config.launcher} hands nothing to a cluster: --manifest needs --set launcher={known}"
+        )
+    return job.files[job.submits]
+
+
 def show_plan(planned: Plan, out: Path | None) -> None:
     """Print the resolved config, the command lines and the expected work."""
     from benchlib.launch import LAUNCHERS
@@ -80,6 +98,9 @@ def show_plan(planned: Plan, out: Path | None) -> None:
         console.print(f"  with {name}={escape(str(value))}", soft_wrap=True)
     for note in job.notes:
         console.print("  " + escape(str(note)), soft_wrap=True)
+    for name, content in job.files.items():
+        console.print(f"\n[bold]{escape(name)}[/] in the run folder")
+        console.print(content, markup=False, highlight=False, soft_wrap=True)
     console.print(f"\n[bold]expected work[/]\n  {escape(config.expected_work())}")
     console.print(
         f"  ends by itself within {config.budget_s:.0f} s; is ended after {config.hard_limit_s:.0f} s at the latest\n"

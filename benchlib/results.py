@@ -196,13 +196,19 @@ class Run:
         return Run(self.path)
 
 
-def new_run_dir(config: BaseConfig, out: Path, now: float | None = None) -> Path:
-    """Create and return ``OUT/<tier>-<YYYYMMDD>/<benchmark>-<backend>-<HHMMSS>-<id>/``, which did not exist before."""
+def run_path(config: BaseConfig, out: Path, now: float | None = None) -> Path:
+    """Return ``OUT/<tier>-<YYYYMMDD>/<benchmark>-<backend>-<HHMMSS>-<id>/``, which does not exist yet."""
     moment = time.localtime(time.time() if now is None else now)
     day = out / f"{config.tier}-{time.strftime('%Y%m%d', moment)}"
     begin = f"{config.benchmark}-{config.backend}-{time.strftime('%H%M%S', moment)}"
     while (path := day / f"{begin}-{uuid.uuid4().hex[:6]}").exists():
         pass  # the same second and the same six digits
+    return path
+
+
+def new_run_dir(config: BaseConfig, out: Path, now: float | None = None) -> Path:
+    """Create and return the folder of a run, see ``run_path``."""
+    path = run_path(config, out, now)
     try:
         path.mkdir(parents=True)
         (path / "logs").mkdir()

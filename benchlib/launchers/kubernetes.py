@@ -20,7 +20,7 @@ from benchlib.launchers.pods import RUN_LABEL, Pods, groups, shared, template
 
 MANIFEST = "manifest.yaml"
 KEEP_S = 3600  # that a finished job stays when nobody removes it
-NAME_MAX = 40  # with the names of groups and indices a host name has at most 63 characters
+NAME_MAX = 31  # characters after "benchlib-": with a group and indices a host name has at most 63
 STOP_S = 20.0  # for kubectl to remove a job
 KUBECTL = "install kubectl (https://kubernetes.io/docs/tasks/tools/) and give it a context of the cluster"
 
@@ -49,7 +49,7 @@ def kubernetes(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Jo
 def job_name(run_dir: Path | str) -> str:
     """Return the name of a run's job: what its folder is called, as a part of a host name."""
     text = re.sub(r"[^a-z0-9]+", "-", Path(run_dir).name.lower()).strip("-") or "run"
-    return f"benchlib-{text}"[-NAME_MAX:].strip("-") if len(f"benchlib-{text}") > NAME_MAX else f"benchlib-{text}"
+    return f"benchlib-{text[-NAME_MAX:].strip('-')}"
 
 
 def manifest(config: HasRanks, profile: Cluster, run_dir: str, benchmark: str = "") -> str:
