@@ -17,6 +17,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "rs_ag": ("all_reduce",),
 }
 TYPE_SHARE = 0.2  # of the time of a series that one of the other types gets
+STARTUP_BYTES = 1 << 16  # up to here the start of an operation takes most of its time
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,14 @@ class Schedule:
         """Note what a run of this size took, preparation and comparison included; the longest counts."""
         self.per_run_s[size_bytes] = max(per_run_s, self.per_run_s.get(size_bytes, 0.0))
 
-    def least_s(self, case: Case) -> float:
-        """Return what the case takes with as few runs as there may be."""
-        known = [size for size in self.per_run_s if size <= case.bytes]
+    def least_s(self, size_bytes: int) -> float:
+        """Return what a series of this size takes with as few runs as there may be."""
+        known = [size for size in self.per_run_s if size <= size_bytes]
         if not known:
             return 0.0
         nearest = max(known)
-        return self.runs * self.per_run_s[nearest] * max(1.0, case.bytes / max(nearest, 1) if nearest > 2**16 else 1.0)
+        grows = size_bytes / nearest if nearest > STARTUP_BYTES else 1.0
+        return self.runs * self.per_run_s[nearest] * max(1.0, grows)
 
     def pace(self, rest: Sequence[Case], left_s: float) -> float | None:
         """Return the seconds for the first case of the rest, None where even its least does not fit.
@@ -135,9 +137,9 @@ class Schedule:
         Where not all fit with their full time, each gets an equal share of what is left beside the least of all.
         """
         case = rest[0]
-        if self.least_s(case) > left_s:
+        if self.least_s(case.bytes) > left_s:
             return None
-        least = sum(self.least_s(each) for each in rest)
+        least = sum(self.least_s(each.bytes) for each in rest)
         wanted = sum(self.wall * self.seconds * each.share for each in rest)
         share = min(1.0, max(0.0, left_s - least) / wanted) if wanted else 1.0
         return self.seconds * case.share * share

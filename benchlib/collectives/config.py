@@ -43,7 +43,7 @@ class CollectivesConfig(BaseConfig):
     variants: list[Variant] = Field(
         list(get_args(Variant)), min_length=1, description="ways of the same operation: blocking, async, our algorithms"
     )
-    seconds: float = Field(0.03, gt=0, le=600, description="time of the operations of each series, in seconds")
+    seconds: float = Field(0.02, gt=0, le=600, description="time of the operations of each series, in seconds")
     share_sizes: str = Field(
         "16MiB,64MiB", description="sizes at which the limits are measured in turns, besides the largest"
     )

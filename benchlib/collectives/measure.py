@@ -51,12 +51,16 @@ class Series:
 
 @dataclass(frozen=True)
 class Pace:
-    """How a series is taken: seconds of timed work, the planted slow-down, and how many rounds at least and at most."""
+    """How a series is taken: seconds of timed work, the planted slow-down, and how many rounds at least and at most.
+
+    ``warmup`` rounds come before and are not timed.
+    """
 
     seconds: float
     slowdown: float = 0.0
     least: int = LEAST_ROUNDS
     most: int = MOST_ROUNDS
+    warmup: int = WARMUP
 
 
 def once(thing: Timed, device: torch.device, slowdown: float = 0.0) -> tuple[float, int, int]:
@@ -79,9 +83,9 @@ def take(thing: Timed, device: torch.device, pace: Pace) -> Series:
 def take_in_turns(things: Sequence[Timed], device: torch.device, pace: Pace) -> list[Series]:
     """Time several things round by round, so that a noisy neighbour hits all of them; ``pace.seconds`` for each."""
     began = time.perf_counter()
-    warm = [[once(thing, device, pace.slowdown) for thing in things] for _ in range(WARMUP)]
+    warm = [[once(thing, device, pace.slowdown) for thing in things] for _ in range(pace.warmup)]
     taken = sum(statistics.median(run[0] for run in runs) for runs in zip(*warm, strict=True)) / len(things)
-    whole = (time.perf_counter() - began) / WARMUP / len(things)
+    whole = (time.perf_counter() - began) / pace.warmup / len(things)
     taken, whole = slowest([taken, whole], device)
     wanted = min(pace.seconds / max(taken, 1e-6), MOST_WALL * pace.seconds / max(whole, 1e-6))
     rounds = min(pace.most, max(pace.least, math.ceil(wanted)))
@@ -95,17 +99,14 @@ def take_in_turns(things: Sequence[Timed], device: torch.device, pace: Pace) -> 
 def _gathered(
     thing: Timed, runs: list[tuple[float, int, int]], warm: list[tuple[float, int, int]], device: torch.device
 ) -> Series:
-    mine = torch.tensor([run[0] for run in runs], dtype=torch.float32, device=device)
+    # The runs that warm up are not timed, but what they give has to be right as well.
+    counts = [sum(run[index] for run in [*warm, *runs]) for index in (1, 2)]
+    mine = torch.tensor([*counts, *(round(1e9 * run[0]) for run in runs)], dtype=torch.int64, device=device)
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, mine)
-    times = torch.stack(parts, dim=1).cpu().numpy().astype(np.float64)
-    # The runs that warm up are not timed, but what they give has to be right as well.
-    counts = torch.tensor(
-        [sum(run[index] for run in [*warm, *runs]) for index in (1, 2)], dtype=torch.int64, device=device
-    )
-    dist.all_reduce(counts)
-    wrong, checked = counts.tolist()
-    return Series(thing.bytes, times, wrong, checked)
+    found = torch.stack(parts, dim=1).cpu().numpy()
+    wrong, checked = found[:2].sum(axis=1).tolist()
+    return Series(thing.bytes, 1e-9 * found[2:], wrong, checked)
 
 
 def slowest(values: Sequence[float], device: torch.device) -> list[float]:

@@ -1,14 +1,13 @@
 """From series to what a run leaves: rows of tables, metrics, and the raw ledger of every rank and run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchlib.bandwidth import algbw_gbps, busbw_gbps
-from benchlib.collectives.cases import Case
+from benchlib.collectives.bench import Row, Taken
 from benchlib.collectives.fits import crossover, fit
 from benchlib.collectives.measure import Series
 from benchlib.collectives.sizes import size_text
@@ -16,18 +15,7 @@ from benchlib.files import atomic_path
 from benchlib.metrics import Metric, derived, measured, not_available
 from benchlib.stats import summary
 
-Row = dict[str, Any]
 US = 1e6
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A case and its series; ``first_wrong`` names the first wrong element of any rank, '' where all are right."""
-
-    case: Case
-    series: Series
-    elements: int
-    first_wrong: str = ""
 
 
 def bus(operation: str, series: Series) -> list[float]:
@@ -61,7 +49,6 @@ def series_row(taken: Taken) -> Row:
         "busbw_gbps": float(busbw_gbps(case.operation, series.bytes, stats.median, series.times_s.shape[1])) if rates else None,
         "wrong_elements": series.wrong,
         "checked_elements": series.checked,
-        "first_wrong": taken.first_wrong,
         "skew_us": US * series.skew_s,
         "slowest_rank": int(series.slowest_shares.argmax()),
     }  # fmt: skip

@@ -4,73 +4,28 @@ The plan is in the order of its worth and is fitted into the tier's time by what
 first, then cases from its end, and what was cut is told.
 """
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import torch
-import torch.distributed as dist
 
 from benchlib import process_group
 from benchlib.clock import Moment
-from benchlib.collectives import outcome, support
-from benchlib.collectives.cases import Case, Schedule, plan
+from benchlib.collectives import bounds, extras, limits, outcome, support
+from benchlib.collectives.bench import Bench
+from benchlib.collectives.cases import Case, plan
 from benchlib.collectives.config import CollectivesConfig
-from benchlib.collectives.exercise import Exercise
-from benchlib.collectives.measure import LEAST_ROUNDS, MOST_WALL, WARMUP, Pace, take
-from benchlib.collectives.ops import Place
-from benchlib.collectives.outcome import Row, Taken
 from benchlib.collectives.sizes import size_text
 from benchlib.config import BaseConfig
 from benchlib.errors import UserError
 from benchlib.events import EventWriter
-from benchlib.metrics import Metric, measured
+from benchlib.metrics import measured
 from benchlib.results import Result, save_result
 
 PLAN_SHARE = 0.85  # of the budget, that the plan may use; the rest is for writing and for what takes longer than it did
 CURVES_SHARE = 0.5  # of the budget, after which no further curve is begun
-
-
-@dataclass
-class Bench:
-    """What every measurement needs: the world, the config, a place to report progress, and what was found so far."""
-
-    world: process_group.World
-    config: CollectivesConfig
-    events: EventWriter
-    began: Moment
-    total: int = 0
-    done: int = 0
-    taken: list[Taken] = field(default_factory=list)
-    cut: list[str] = field(default_factory=list)
-    tables: dict[str, list[Row]] = field(default_factory=dict)
-    metrics: list[Metric] = field(default_factory=list)
-
-    @property
-    def place(self) -> Place:
-        """This rank among all."""
-        return Place(self.world.rank, self.world.size, self.world.device)
-
-    @property
-    def fault(self) -> bool:
-        """Whether this rank alters its results on purpose."""
-        return self.world.rank == self.config.planted_fault_rank
-
-    def step(self, steps: int = 1) -> None:
-        """Report that measurements were done, or left out."""
-        self.done += steps
-        self.events.emit("progress", phase="measure", done=self.done, total=self.total, unit="measurements")
-
-    def left_s(self, share: float) -> float:
-        """Return the seconds until this share of the budget is used, by the clock of rank 0. A collective."""
-        left = torch.tensor(share * self.config.budget_s - self.began.since(), device=self.world.device)
-        dist.broadcast(left, 0)
-        return float(left)
-
-    def pace(self, seconds: float, least: int = LEAST_ROUNDS) -> Pace:
-        """Return how a series is taken here."""
-        return Pace(seconds, self.config.planted_slowdown, least)
 
 
 def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
@@ -90,49 +45,51 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
 
 
 def _measure(bench: Bench) -> None:
-    cases = plan(bench.config)
+    config, several = bench.config, bench.world.size > 1
+    cases = plan(config)
     missing = support.lacking(cases, bench.place)
     bench.tables["unsupported"] = support.rows(missing)
     cases = [case for case in cases if case.kind not in missing]
-    bench.total = len(cases)
-    schedule = Schedule(bench.config.seconds, WARMUP + LEAST_ROUNDS, MOST_WALL)
     curves = [case for case in cases if case.share == 1]
-    _take(bench, schedule, curves, CURVES_SHARE, "curves")
-    _take(bench, schedule, cases[len(curves) :], PLAN_SHARE, "other types and reductions")
+    shares = limits.share_cases(config, list(missing)) if several else []
+    bench.total = len(cases) + len(config.size_list) + len(shares) + 3
+    _take(bench, curves, CURVES_SHARE, "curves")
+    with contextlib.ExitStack() as stack:
+        wires = stack.enter_context(bounds.sockets(bench.place)) if several else None
+        limits.measure_bounds(bench, wires)
+        if wires is not None:
+            limits.measure_shares(bench, wires, shares)
+    if config.pairs:
+        extras.measure_pairs(bench)
+    extras.measure_gradients(bench)
+    if config.compare_gradients:
+        extras.compare_gradients(bench)
+    _take(bench, cases[len(curves) :], PLAN_SHARE, "series of other types and reductions")
 
 
-def _take(bench: Bench, schedule: Schedule, cases: Sequence[Case], share: float, what: str) -> None:
-    """Measure the cases one after the other, and tell what the time did not allow."""
+def _take(bench: Bench, cases: Sequence[Case], share: float, what: str) -> None:
+    """Measure the cases one after the other, and tell what the time did not allow. A collective."""
     left_out: list[Case] = []
+    left_s = bench.left_s(share)
     for index, case in enumerate(cases):
-        left_s = bench.left_s(share)
-        seconds = schedule.pace(cases[index:], left_s)
+        seconds = bench.schedule.pace(cases[index:], left_s)
         if seconds is None:
             left_out.append(case)
         else:
-            bench.taken.append(timed(bench, case, bench.pace(seconds)))
-            rounds = len(bench.taken[-1].series.times_s) + WARMUP
-            schedule.learn(case.bytes, (left_s - bench.left_s(share)) / rounds)
+            pace = bench.pace(seconds, brief=case.share < 1)
+            bench.taken.append(bench.time(case, pace))
+            before_s, left_s = left_s, bench.left_s(share)
+            bench.schedule.learn(case.bytes, (before_s - left_s) / (len(bench.taken[-1].series.times_s) + pace.warmup))
         bench.step()
     if left_out:
         sizes = sorted({case.bytes for case in left_out})
         bench.cut.append(
-            f"{len(left_out)} of {len(cases)} {what}, of {size_text(sizes[0])} to {size_text(sizes[-1])}: the budget of {bench.config.budget_s:g} s does not hold them"
+            f"{len(left_out)} of {len(cases)} {what}, from {size_text(sizes[0])} to {size_text(sizes[-1])}: no time in the budget of {bench.config.budget_s:g} s"
         )
 
 
-def timed(bench: Bench, case: Case, pace: Pace) -> Taken:
-    """Measure one case. A collective."""
-    exercise = Exercise(case, bench.place, bench.fault)
-    series = take(exercise, bench.world.device, pace)
-    first = ""
-    if series.wrong:  # the same on every rank, so all of them come here
-        first = next((text for text in process_group.all_gather_objects(exercise.first_wrong) if text), "")
-    return Taken(case, series, exercise.elements, first)
-
-
 def _write(bench: Bench, run_dir: Path, startup_s: float) -> None:
-    config, dtype, ranks = bench.config, bench.config.dtypes[0], bench.world.size
+    config, dtype = bench.config, bench.config.dtypes[0]
     lines = outcome.curves(bench.taken, dtype)
     fits = outcome.fit_rows(lines, dtype)
     bench.tables |= {
@@ -140,14 +97,15 @@ def _write(bench: Bench, run_dir: Path, startup_s: float) -> None:
         "ranks": [row for taken in bench.taken for row in outcome.rank_rows(taken)],
         "fits": fits,
         "crossover": outcome.crossover_rows(lines),
+        "wrong": bench.wrong,
     }
     outcome.save_ledger(run_dir, bench.taken)
-    found = outcome.metrics(lines, fits, ranks) + bench.metrics
+    found = outcome.metrics(lines, fits, bench.world.size) + bench.metrics
     found.append(measured("startup_s", startup_s, "s", "lower"))
     found.append(measured("total_s", bench.began.since(), "s", "lower"))
     facts = {
-        "wrong_elements": sum(taken.series.wrong for taken in bench.taken),
-        "checked_elements": sum(taken.series.checked for taken in bench.taken),
+        "wrong_elements": bench.wrong_elements,
+        "checked_elements": bench.checked_elements,
         "collective": bench.world.collective,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -1,0 +1,106 @@
+"""What every measurement of a run needs, and where it leaves what it found."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchlib import process_group
+from benchlib.clock import Moment
+from benchlib.collectives.cases import Case, Schedule
+from benchlib.collectives.config import CollectivesConfig
+from benchlib.collectives.exercise import Exercise
+from benchlib.collectives.measure import LEAST_ROUNDS, MOST_WALL, WARMUP, Pace, Series, take
+from benchlib.collectives.ops import Place
+from benchlib.events import EventWriter
+from benchlib.metrics import Metric
+
+Row = dict[str, Any]
+EXTRAS_SHARE = 0.7  # of the budget, after which limits, pairs and the like are left out
+BRIEF_ROUNDS = 3
+WRONG_CASES = 20  # that are kept with their first wrong element
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A case, its series and the elements of its larger side."""
+
+    case: Case
+    series: Series
+    elements: int
+
+
+@dataclass
+class Bench:
+    """The world, the config, a place to report progress, and what was found so far; the same on every rank."""
+
+    world: process_group.World
+    config: CollectivesConfig
+    events: EventWriter
+    began: Moment
+    total: int = 0
+    done: int = 0
+    taken: list[Taken] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+    wrong: list[Row] = field(default_factory=list)
+    wrong_elements: int = 0
+    checked_elements: int = 0
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+    metrics: list[Metric] = field(default_factory=list)
+    schedule: Schedule = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.schedule = Schedule(self.config.seconds, WARMUP + LEAST_ROUNDS, MOST_WALL)
+
+    @property
+    def place(self) -> Place:
+        """This rank among all."""
+        return Place(self.world.rank, self.world.size, self.world.device)
+
+    @property
+    def fault(self) -> bool:
+        """Whether this rank alters its results on purpose."""
+        return self.world.rank == self.config.planted_fault_rank
+
+    def step(self, steps: int = 1) -> None:
+        """Report that measurements were done, or left out."""
+        self.done += steps
+        self.events.emit("progress", phase="measure", done=self.done, total=self.total, unit="measurements")
+
+    def left_s(self, share: float) -> float:
+        """Return the seconds until this share of the budget is used, by the clock of rank 0. A collective."""
+        left = torch.tensor(share * self.config.budget_s - self.began.since(), device=self.world.device)
+        dist.broadcast(left, 0)
+        return float(left)
+
+    def fits(self, what: str, size_bytes: int, series: int = 1, share: float = EXTRAS_SHARE) -> bool:
+        """Tell whether there is time for so many series of a size, and note what there is none for. A collective."""
+        fits = series * self.schedule.least_s(size_bytes) <= self.left_s(share)
+        if not fits:
+            self.cut.append(f"{what}: no time in the budget of {self.config.budget_s:g} s")
+        return fits
+
+    def pace(self, seconds: float, brief: bool = False) -> Pace:
+        """Return how a series is taken here; a brief one may be of fewer rounds."""
+        slowdown = self.config.planted_slowdown
+        return Pace(seconds, slowdown, BRIEF_ROUNDS, warmup=1) if brief else Pace(seconds, slowdown)
+
+    def tally(self, what: str, series: Series, exercise: Exercise | None = None) -> None:
+        """Count the wrong and the checked elements of a series, and keep which was the first. A collective."""
+        self.count(what, series.wrong, series.checked, exercise.first_wrong if exercise else "")
+
+    def count(self, what: str, wrong: int, checked: int, first_wrong: str = "") -> None:
+        """Count elements over all ranks; ``first_wrong`` is this rank's. A collective."""
+        self.wrong_elements += wrong
+        self.checked_elements += checked
+        if wrong and len(self.wrong) < WRONG_CASES:  # the counts are the same on every rank, so all of them come here
+            first = next((text for text in process_group.all_gather_objects(first_wrong) if text), "")
+            self.wrong.append({"case": what, "wrong_elements": wrong, "checked_elements": checked, "first": first})
+
+    def time(self, case: Case, pace: Pace) -> Taken:
+        """Measure one case. A collective."""
+        exercise = Exercise(case, self.place, self.fault)
+        series = take(exercise, self.world.device, pace)
+        self.tally(f"{case.label()}, {series.bytes:,} bytes", series, exercise)
+        return Taken(case, series, exercise.elements)

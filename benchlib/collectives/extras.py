@@ -1,0 +1,78 @@
+"""What a run measures beside the curves: every pair of ranks, the gradients of a training, the same gradients over libraries."""
+
+from benchlib import gradients, process_group
+from benchlib.bandwidth import algbw_gbps
+from benchlib.collectives.bench import Bench, Row
+from benchlib.collectives.cases import Case
+from benchlib.collectives.exercise import Exercise
+from benchlib.collectives.measure import Series, take
+from benchlib.collectives.ops import message
+from benchlib.collectives.sizes import size_text
+from benchlib.metrics import derived, not_available
+from benchlib.timing import all_reduce_bandwidth
+
+PAIR_SHARE = 0.3  # of the time of a series that a pair gets
+LATENCY_BYTES = 8
+GRADIENTS = "gradient_allreduce_gbps"
+
+
+def measure_pairs(bench: Bench) -> None:
+    """Send a message from each rank to each other one, pair by pair, into the table ``pairs``. A collective."""
+    rows: list[Row] = []
+    size, ranks = bench.config.pair_bytes, bench.world.size
+    pairs = [(source, target) for source in range(ranks) for target in range(ranks) if source != target]
+    if pairs and bench.fits(f"the matrix of {len(pairs)} pairs", size, 2 * len(pairs)):
+        for source, target in pairs:
+            small, large = (_message(bench, source, target, each) for each in (LATENCY_BYTES, size))
+            median = sorted(large.seconds)[len(large.seconds) // 2]
+            rows.append(
+                {
+                    "source": source,
+                    "target": target,
+                    "bytes": large.bytes,
+                    "gbps": algbw_gbps(large.bytes, float(median)),
+                    "latency_us": 1e6 * float(sorted(small.seconds)[len(small.seconds) // 2]),
+                }
+            )
+    bench.tables["pairs"] = rows
+    bench.step()
+
+
+def _message(bench: Bench, source: int, target: int, size: int) -> Series:
+    case = Case("send_recv", "library", "uint8", "", False, size)
+    exercise = Exercise(case, bench.place, bench.fault, message(source, target))
+    series = take(exercise, bench.world.device, bench.pace(PAIR_SHARE * bench.config.seconds))
+    bench.tally(f"rank {source} to rank {target}, {size_text(size)}", series, exercise)
+    return series
+
+
+def measure_gradients(bench: Bench) -> None:
+    """Time the all-reduce of the gradient buckets one after the other, as a training step has them. A collective."""
+    config, total = bench.config, sum(bench.config.bucket_bytes)
+    told = f"{len(config.bucket_bytes)} buckets of {size_text(min(config.bucket_bytes))} to {size_text(max(config.bucket_bytes))}, one after the other"
+    if bench.world.size == 1:
+        metric = not_available(GRADIENTS, "Gbps", "higher", "one rank has nobody to exchange with")
+    elif not bench.fits("the gradient buckets", total):
+        metric = not_available(GRADIENTS, "Gbps", "higher", bench.cut[-1])
+    else:
+        found = all_reduce_bandwidth(
+            config.bucket_bytes, bench.world.device, 3 * config.seconds, least=5, slowdown=config.planted_slowdown
+        )
+        runs = len(found.busbw_gbps)
+        bench.count("the gradient buckets", *_over_ranks(found.wrong, runs * total // 4))
+        metric = derived(
+            GRADIENTS, found.busbw_gbps, "Gbps", "higher", f"bus bandwidth of {told}: bytes over time of all"
+        )
+    bench.metrics.append(metric)
+    bench.step()
+
+
+def _over_ranks(wrong: int, checked: int) -> tuple[int, int]:
+    counts = process_group.all_gather_objects((wrong, checked))
+    return sum(one[0] for one in counts), sum(one[1] for one in counts)
+
+
+def compare_gradients(bench: Bench) -> None:
+    """Train a small model over each library and compare the gradients, into the table ``gradients``. A collective."""
+    bench.tables["gradients"] = gradients.compare(bench.world, bench.config.compare_gradients)
+    bench.step()
