@@ -240,6 +240,10 @@ def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
     if result is None or result.status != "complete" or verdict is None or verdict["broken"]:
         why = verdict["sentence"] if verdict else "it was never judged"
         raise UserError(f"{run.path} is no whole run and cannot be accepted: {why}")
+    if count := restarts(run):
+        raise UserError(
+            f"{run.path} was started again {count} time{'s' * (count != 1)} after failures: its speed is that of a part of it; run it again undisturbed"
+        )
     if run.config.planted_slowdown:
         raise UserError(f"{run.path} was slowed down on purpose (planted_slowdown) and cannot be accepted")
     if verdict["verdict"] in ("FAIL", "SKIPPED"):
@@ -247,6 +251,12 @@ def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
         raise UserError(
             f"{run.path} did not pass ({verdict['verdict']}: {', '.join(others) or verdict['sentence']}): mend it, or delete the baseline that no longer holds and run again"
         )
+
+
+def restarts(run: Run) -> int:
+    """Return how often the ranks of a run were started again after a failure, on whichever node."""
+    told = (run.status or {}).get("restarts"), run.result.facts.get("restarts") if run.result else None
+    return max((count for count in told if isinstance(count, int)), default=0)
 
 
 def _kept(comparison: Comparison, run: Run) -> list[RunRecord]:

@@ -54,30 +54,25 @@ def save(
     ``tensors`` are groups by file name, ``extra`` may add files of its own to the given folder. One process writes.
     Raises ``StorageError`` where the disk is full; older checkpoints then stay as they are.
     """
-    target, temporary = folder / f"step-{step:08d}", folder / f".step-{step:08d}.{os.getpid()}.tmp"
+    target, temporary = folder / name(step), folder / f".{name(step)}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         if extra:
             extra(temporary)
-        for name, group in tensors.items():
+        for kind, group in tensors.items():
             # clone(): tensors that share memory, or are parts of larger ones, cannot be stored as they are.
             save_file(
                 {key: value.detach().cpu().contiguous().clone() for key, value in group.items()},
-                temporary / f"{name}.safetensors",
+                temporary / f"{kind}.safetensors",
                 {"format": "pt"},
             )
         write_json(temporary / STATE, dict(state))
         files = {
             path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(temporary.iterdir())
         }
-        for path in temporary.iterdir():
-            _sync(path)
         write_json(temporary / MANIFEST, {"step": step, "files": files})
-        if target.exists():
-            shutil.rmtree(target)  # the same step again, after a resume
-        os.replace(temporary, target)
-        _sync(folder)
+        publish(temporary, target)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if cause := _storage_error(error):
@@ -86,6 +81,21 @@ def save(
     for old in _folders(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return target
+
+
+def name(step: int) -> str:
+    """Return the name of a checkpoint's folder."""
+    return f"step-{step:08d}"
+
+
+def publish(temporary: Path, target: Path) -> None:
+    """Give a whole checkpoint its name, by one rename after its bytes are on the disk."""
+    for path in temporary.iterdir():
+        _sync(path)
+    if target.exists():
+        shutil.rmtree(target)  # the same step again, after a resume
+    os.replace(temporary, target)
+    _sync(target.parent)
 
 
 def _storage_error(error: BaseException) -> OSError | None:
@@ -132,19 +142,31 @@ def damage(path: Path) -> str:
     return ""
 
 
-def newest(folder: Path) -> Checkpoint:
-    """Return the newest checkpoint below ``folder`` that is whole; ``UserError`` where there is none."""
+def read(path: Path) -> Checkpoint:
+    """Open a checkpoint that was verified before."""
+    return Checkpoint(path, int(path.name.partition("-")[2]), read_json(path / STATE))
+
+
+def search(folder: Path, usable: Callable[[Checkpoint], bool] = lambda _: True) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest checkpoint below ``folder`` that is whole and ``usable``, and what is wrong with newer ones."""
     faults = []
     for path in _folders(folder):
         fault = damage(path)
-        if not fault:
-            return Checkpoint(path, int(path.name.partition("-")[2]), read_json(path / STATE))
-        faults.append(f"{path.name}: {fault}")
-        log.warning("checkpoint %s is passed over: %s", path, fault)
-    raise UserError(
-        f"{folder}: no whole checkpoint to resume from"
-        + (f" ({'; '.join(faults)})" if faults else ": the folder has none")
-    )
+        if fault:
+            faults.append(f"{path.name}: {fault}")
+            log.warning("checkpoint %s is passed over: %s", path, fault)
+        elif usable(found := read(path)):
+            return found, faults
+    return None, faults
+
+
+def newest(folder: Path) -> Checkpoint:
+    """Return the newest checkpoint below ``folder`` that is whole; ``UserError`` where there is none."""
+    found, faults = search(folder)
+    if found is None:
+        told = f" ({'; '.join(faults)})" if faults else ": the folder has none"
+        raise UserError(f"{folder}: no whole checkpoint to resume from{told}")
+    return found
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

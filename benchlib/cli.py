@@ -69,6 +69,12 @@ def main() -> None:
 @_out
 @click.option("--resume", metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
 @click.option(
+    "--max-restarts",
+    type=click.IntRange(0, 100),
+    metavar="N",
+    help="Start the ranks again after a failure, N times at most: --set max_restarts=N, and launcher=torchrun unless set.",
+)
+@click.option(
     "--repeat",
     type=click.IntRange(1, 20),
     default=1,
@@ -88,6 +94,7 @@ def run(
     pairs: tuple[str, ...],
     out: Path | None,
     resume: str | None,
+    max_restarts: int | None,
     repeat: int,
     strict: bool,
     dry_run: bool,
@@ -97,6 +104,8 @@ def run(
     from benchlib import planning, runner
     from benchlib.results import check_place
 
+    if max_restarts is not None:  # in front, so that what is set by hand counts
+        pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
     if not (dry_run or manifest):  # before torch is asked for its devices, which takes seconds
         check_place(out or runner.outputs())
     plans = planning.plans(target, tier, backend, pairs, resume)

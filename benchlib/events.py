@@ -110,6 +110,11 @@ def read_events(run_dir: Path | str, kinds: Collection[str] | None = None) -> li
     return _in_order(files)
 
 
+def restarts(run_dir: Path | str) -> int:
+    """Return how often torchrun started the ranks of a run folder again."""
+    return max(0, len({str(event.get("attempt", "")) for event in read_events(run_dir, {"start"})}) - 1)
+
+
 class EventFollower:
     """Reads the events that were added since the last look, from all files of a run folder."""
 

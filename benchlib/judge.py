@@ -53,6 +53,7 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
             status="PASS",
             reason=f"{run.config.world_size} of {run.config.world_size} ranks ended in order",
         ),
+        *_undisturbed(run),
         *_files_whole(run),
         *damaged,
     ]
@@ -74,6 +75,27 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     if measured is not None:
         verdict.gate = {"sentence": measured.sentence(), "method": measured.method(), "rows": measured.rows()}
     return verdict
+
+
+def _undisturbed(run: Run) -> list[Check]:
+    """Say of a run whose ranks may be started again whether they were: it tells what it learnt, and not how fast it is."""
+    count = baselines.restarts(run)
+    if not run.config.max_restarts and not count:
+        return []
+    failures = "; ".join(str(row.get("reason")) for row in (run.status or {}).get("earlier_attempts", []))
+    reason = f"started again {count} time{'s' * (count != 1)}" + (f": {failures}" if failures else "")
+    return [
+        Check(
+            name="no restart",
+            kind="outcome",
+            question="Did the ranks go through without being started again?",
+            status="AMBIGUOUS" if count else "PASS",
+            gates=False,
+            reason=f"{reason}; times hold the failures, and the run cannot become a baseline" if count else "they did",
+            value=float(count),
+            limit="= 0",
+        )
+    ]
 
 
 def _files_whole(run: Run) -> list[Check]:

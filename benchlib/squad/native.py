@@ -7,7 +7,7 @@ added, not averaged. So neither the number of ranks nor the size of their shares
 import contextlib
 import gc
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchlib import checkpoint, devices, dropout
+from benchlib import checkpoint, devices, dropout, shared_checkpoint
 from benchlib.batches import MicroBatch, collate, epoch_batches, prefetched, share, steps_per_epoch
+from benchlib.checkpoint import Checkpoint
 from benchlib.clock import Moment
 from benchlib.errors import UserError
 from benchlib.squad.config import SquadConfig
@@ -57,9 +58,12 @@ def train(task: Task) -> Trained:
     torch.manual_seed(config.seed + 1 + world.rank)
 
     batches = Batches(task)
-    resumed = _resume(task, model, optimizer, scaler) if config.resume else None
-    if resumed:
-        plan, first_step, table = resumed
+    found, notes = _to_continue(task)
+    if found:
+        # As a new training does: DDP orders its buckets after the first pass, and with their order sums of four and more
+        # ranks change their last bits.
+        _untouched(task, _trial(task, ddp, batches, batches.typical(_TRIAL_QUANTILES[:1])))
+        plan, first_step, table = _put_back(task, found, model, optimizer, scaler)
     else:
         task.events.emit("phase", name="warmup")
         plan, first_step, table = _plan(task, ddp, batches), 0, None
@@ -131,7 +135,8 @@ def train(task: Task) -> Trained:
             timer.begin()  # neither is part of a step's time
     train_s = began.since()
 
-    notes = [] if scaler is None else [f"fp16: the loss scale ended at {scaler.get_scale():g}"]
+    if scaler is not None:
+        notes.append(f"fp16: the loss scale ended at {scaler.get_scale():g}")
     # The reducer must go before the process group does: dropped after it, the two can wait for each other for ever.
     del ddp, trained_form, optimizer
     gc.collect()
@@ -201,6 +206,13 @@ class Batches:
 def _plan(task: Task, ddp: DistributedDataParallel, batches: Batches) -> Plan:
     """Measure the speed with passes that leave the weights and the random state alone, and cut to the budget."""
     steps = batches.typical(_TRIAL_QUANTILES)
+    step_s = measured_step_s(_trial(task, ddp, batches, steps), len(steps), task)
+    tokens = float(np.mean([batches.lengths[batches.indices(step)].sum() for step in steps]))
+    return make_plan(task.config, len(task.features), step_s, time_left(task, step_s, tokens))
+
+
+def _trial(task: Task, ddp: DistributedDataParallel, batches: Batches, steps: list[int]) -> Callable[[int], None]:
+    """Return the function that does the forward and backward pass of ``steps[number]`` and leaves the weights alone."""
 
     def trial(number: int) -> None:
         for batch, weight, last in batches.stream([steps[number]]):
@@ -210,15 +222,24 @@ def _plan(task: Task, ddp: DistributedDataParallel, batches: Batches) -> Plan:
             if parameter.grad is not None:
                 parameter.grad.zero_()
 
-    step_s = measured_step_s(trial, len(steps), task)
-    tokens = float(np.mean([batches.lengths[batches.indices(step)].sum() for step in steps]))
-    return make_plan(task.config, len(task.features), step_s, time_left(task, step_s, tokens))
+    return trial
+
+
+def _untouched(task: Task, trial: Callable[[int], None]) -> None:
+    """Do one trial pass and put the random state back."""
+    task.events.emit("phase", name="warmup")
+    kept = checkpoint.rng_state(task.world.device)
+    trial(0)
+    checkpoint.set_rng_state(kept, task.world.device)
 
 
 def _save(
     task: Task, model: Any, optimizer: torch.optim.Optimizer, scaler: Any, plan: Plan, step: int, table: np.ndarray
 ) -> None:
-    """Write a checkpoint: rank 0 writes, the other ranks give their random states."""
+    """Write a checkpoint: rank 0 writes, the other ranks give their random states.
+
+    Where ranks may be started again on several nodes one rank of each writes: any node may be the one that is lost.
+    """
     world = task.world
     random_states: dict[str, torch.Tensor] = {}
     for name, own in checkpoint.rng_state(world.device).items():
@@ -226,7 +247,7 @@ def _save(
         parts = [torch.empty_like(own) for _ in range(world.size)]
         dist.all_gather(parts, own)
         random_states |= {f"rank{rank}.{name}": part for rank, part in enumerate(parts)}
-    if world.main:
+    if world.main or (task.config.max_restarts and world.local_rank == 0):
 
         def model_files(folder: Path) -> None:
             # With these the folder is a model that can be loaded by its path.
@@ -260,18 +281,39 @@ def _identity(task: Task) -> dict[str, Any]:
     return found | {"world_size": config.world_size, "features": len(task.features), "threads": torch.get_num_threads()}
 
 
-def _resume(task: Task, model: Any, optimizer: torch.optim.Optimizer, scaler: Any) -> tuple[Plan, int, np.ndarray]:
-    """Put back the newest whole checkpoint of the run ``config.resume``; return its plan, step and step table."""
-    folder = Path(task.config.resume)
-    if not folder.is_dir():
-        raise UserError(f"resume = {folder}: no such run folder; give the folder of the interrupted run")
-    found = checkpoint.newest(folder / "checkpoints")
+def _to_continue(task: Task) -> tuple[Checkpoint | None, list[str]]:
+    """Return the checkpoint that this training goes on from, and notes for the reader; None for a new training.
+
+    After a failure it is the run's own newest one on any of its nodes, else the newest of the run ``config.resume``.
+    """
+    config, world, found = task.config, task.world, None
+    notes: list[str] = []
+    if config.max_restarts:
+        found, faults = shared_checkpoint.newest(
+            task.run_dir / "checkpoints", world.local_rank == 0, comm_device(world),
+            # One at the end has nothing left to train, and so nothing to measure.
+            lambda known: known.step < known.state["plan"]["planned_steps"],
+            lambda: task.events.emit("heartbeat"),
+        )  # fmt: skip
+        notes = [f"checkpoint passed over after a failure: {fault}" for fault in faults]
+    if found is None and config.resume:
+        folder = Path(config.resume)
+        if not folder.is_dir():
+            raise UserError(f"resume = {folder}: no such run folder; give the folder of the interrupted run")
+        found = checkpoint.newest(folder / "checkpoints")
+    return found, notes
+
+
+def _put_back(
+    task: Task, found: Checkpoint, model: Any, optimizer: torch.optim.Optimizer, scaler: Any
+) -> tuple[Plan, int, np.ndarray]:
+    """Put back what a checkpoint holds; return its plan, step and step table."""
     now, then = _identity(task), found.state["work"]
     differing = [name for name in now if now[name] != then.get(name)]
     if differing:
         name = differing[0]
         raise UserError(
-            f"resume = {folder}: that run had {name} = {then.get(name)}, this one has {now[name]}: give the same values to continue it"
+            f"resume = {found.path.parents[1]}: that run had {name} = {then.get(name)}, this one has {now[name]}: give the same values to continue it"
         )
     model.load_state_dict(found.tensors("model"))
     checkpoint.load_optimizer(optimizer, found.tensors("optimizer"))

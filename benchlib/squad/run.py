@@ -15,7 +15,7 @@ from benchlib import devices, features, models, paths, peaks, scoring, spans, sq
 from benchlib.clock import Moment
 from benchlib.config import BaseConfig
 from benchlib.errors import RunBroken, UserError
-from benchlib.events import EventWriter, read_events
+from benchlib.events import EventWriter, read_events, restarts
 from benchlib.files import sha256, write_json
 from benchlib.metrics import Metric, derived, measured, not_available
 from benchlib.process_group import World, all_gather_objects, barrier, world
@@ -30,6 +30,8 @@ ENGINES = {"native": "benchlib.squad.native:train", "trainer": "benchlib.squad.t
 
 T = TypeVar("T")
 
+_FROM_THE_START = "after a failure the training begins anew, since only engine=native with checkpoint_every=STEPS leaves checkpoints on its way"
+
 
 def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
     """Train, evaluate and measure; rank 0 leaves ``result.json``, ``samples.parquet`` and ``predictions.json``."""
@@ -42,6 +44,9 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
 
 def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -> None:
     launched = _launched(run_dir)
+    restarted = max(all_gather_objects(restarts(run_dir)))  # a node that took another's place was not there before
+    if config.max_restarts and here.main and (config.engine != "native" or config.checkpoint_every <= 0):
+        events.emit("log", message=f"max_restarts = {config.max_restarts}: {_FROM_THE_START}")
     result = Result.of(config, started_at=launched.wall)
     if here.main:
         save_result(run_dir, result)
@@ -132,15 +137,24 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         measured("evaluate_s", evaluate_s, "s", "lower", reason="prediction, spans and scores"),
         measured("total_s", launched.since(), "s", "lower", reason="from the launch to the result"),
     ]
-    result.facts = _facts(config, trained, loaded, split, train_features, eval_features)
+    result.facts = _facts(config, trained, loaded, split, train_features, eval_features) | {"restarts": restarted}
     result.tables = {
         "misses": evaluate.misses(split.eval, predictions, scores["per_question"]),
         "ranks": outcome.rank_rows(trained, resident),
     }
-    result.notes = [split.description, trained.plan.reason, *trained.notes]
+    result.notes = [split.description, trained.plan.reason, *_of_restarts(restarted, trained), *trained.notes]
     result.status, result.ended_at = "complete", launched.wall + launched.since()
     write_json(run_dir / "predictions.json", predictions)
     save_result(run_dir, result)
+
+
+def _of_restarts(count: int, trained: Trained) -> list[str]:
+    if not count:
+        return []
+    start = f"continued after step {trained.resumed_step:,}" if trained.resumed_step else "begun anew"
+    return [
+        f"the ranks were started again {count} time{'s' * (count != 1)}, the training was {start}: loss and scores are those of the whole training, speed is that of the steps after it, and total_s has the failures in it"
+    ]
 
 
 def _engine(name: str) -> Callable[[Task], Trained]:
