@@ -35,6 +35,10 @@ _AGENT_ROW = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\
 _AGENT_ROOT = "Root Cause (first observed failure)"
 # The line that it prints in each attempt about the first rank that failed.
 _AGENT_LINE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
+# What Open MPI's mpirun says of the first rank that a signal ended; version 4 writes 0 for a process id it lost.
+_MPIRUN_KILLED = re.compile(
+    r"noticed that process rank (\d+) with PID (\d+) on\s+node\s+\S+\s+exited\s+on\s+signal\s+(\d+)"
+)
 EXIT_STORAGE = 74  # of a process that cannot write, not even why: EX_IOERR of sysexits.h
 _SIGNAL_LEAD_S = 0.2  # a death is noticed this much later than a peer may have written about it
 
@@ -103,10 +107,14 @@ class RankRecord:
 
 
 def agent_failures(text: str) -> list[tuple[int, int, int, bool]]:
-    """Return (rank, exit code, process id, whether it is called the root cause) of each rank that torchrun reports."""
+    """Return (rank, exit code, process id, whether it is called the root cause) of each rank that an agent reports.
+
+    The agent is torchrun's, or Open MPI's mpirun, which names ranks that a signal ended; process id 0 is an unknown one.
+    """
+    killed = [(int(rank), -int(number), int(pid), True) for rank, pid, number in _MPIRUN_KILLED.findall(text)]
     first, *rest = text.split(_AGENT_ROOT)
     rows = [(part, False) for part in [first]] + [(part, True) for part in rest]
-    return [
+    return killed + [
         (int(rank), int(code), int(pid), root) for part, root in rows for rank, code, pid in _AGENT_ROW.findall(part)
     ]
 

@@ -224,7 +224,7 @@ class Supervisor:
         return self._agent_over(now) if self.job.agent else None
 
     def _agent_over(self, now: float) -> Ending | None:
-        """Decide without torchrun's agent where its ranks have ended and it stays.
+        """Decide without the agent where its ranks have ended and it stays.
 
         The agent of a run on other machines has results to bring back: only failed ranks are a reason to go without it.
         """
@@ -240,7 +240,7 @@ class Supervisor:
             if now > self.agent_due:
                 if failed:
                     return self._failed()
-                return Ending("complete", "every rank ended with exit code 0; torchrun's agent had to be ended")
+                return Ending("complete", f"every rank ended with exit code 0; {self._agent} had to be ended")
         return None
 
     def _failed(self) -> Ending:
@@ -277,7 +277,8 @@ class Supervisor:
 
     @property
     def _agent(self) -> str:
-        return f"the agent of launcher {self.job.name}" if self.job.remote else "torchrun's agent"
+        named = {"torchrun": "torchrun's agent", "mpirun": "mpirun"}
+        return named.get(self.job.name, f"the agent of launcher {self.job.name}")
 
     def _last_words(self) -> str:
         """Return what the agent of a run elsewhere said last: the cluster's reason, where no rank was there to say it."""
@@ -298,7 +299,7 @@ class Supervisor:
         if self.job.agent and report.exists():
             for rank, code, pid, root in diagnosis.agent_failures(report.read_text(errors="replace")):
                 record = self.ranks.setdefault(rank, RankRecord(rank, pid))
-                if record.pid not in (None, pid):
+                if pid and record.pid not in (None, pid):
                     continue
                 record.returncode, record.ended_at = code, record.ended_at or time.time()
                 record.ended_by_us = record.ended_by_us or not (root or record.error)  # torchrun ends the others
