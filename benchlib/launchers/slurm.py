@@ -105,8 +105,8 @@ def _with_agents(config: HasRanks, profile: Cluster, run_dir: str, benchmark: st
     cpus = [f"--cpus-per-task={own.cpus_per_rank * config.nproc}"] if own.cpus_per_rank else []
     srun = _srun(own, f"--ntasks={config.nnodes}", "--ntasks-per-node=1", *cpus)
     return [
-        "# shellcheck disable=SC2016  # the node's own shell reads its number",
-        'FIRST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "FIRST=$(hostname)  # this script runs on the first node",
         "export FIRST",
+        "# shellcheck disable=SC2016  # the shell of each node reads its own number",
         f"{shlex.join(srun)} bash -c {shlex.quote('exec ' + node)}",
     ]
