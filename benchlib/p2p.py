@@ -1,11 +1,10 @@
 """What collectives made of send and receive share: the peers of a group, the checks of tensors, how two parts combine.
 
-Ranks are those within the group, and every call has a tag of its own, so that it cannot mix with other traffic.
+Ranks are those within the group. A tag of its own keeps the traffic apart from other sends and receives of a program;
+calls on one group keep apart because every rank makes them in the same order, as with any collective.
 """
 
-import itertools
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +22,7 @@ REDUCTIONS: tuple[tuple[Op, str, Combine], ...] = (
     (dist.ReduceOp.MAX, "max", torch.maximum),
     (dist.ReduceOp.PRODUCT, "product", torch.mul),
 )
-FIRST_TAG, TAGS = 0x5D000000, 1 << 20
-_calls: weakref.WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = weakref.WeakKeyDictionary()
+TAG = 23157  # of what is sent here (all of MPI know tags to 32767); others have the tag 0 unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,6 @@ class Peers:
     group: dist.ProcessGroup
     rank: int
     size: int
-    tag: int
 
     @property
     def others(self) -> list[int]:
@@ -48,7 +45,7 @@ class Peers:
         """
         parts = [(dist.irecv, *part) for part in receives] + [(dist.isend, *part) for part in sends]
         operations = [
-            dist.P2POp(operation, tensor, group=self.group, tag=self.tag, group_peer=peer)
+            dist.P2POp(operation, tensor, group=self.group, tag=TAG, group_peer=peer)
             for operation, tensor, peer in parts
             if tensor.numel()
         ]
@@ -56,12 +53,11 @@ class Peers:
 
 
 def peers(group: Group) -> Peers:
-    """Return the peers of a new call. All ranks of a group make their calls on it in the same order."""
+    """Return the peers of a call. All ranks of a group make their calls on it in the same order."""
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError("this rank is not in the group: only its members may call a collective on it")
-    call = next(_calls.setdefault(group, itertools.count()))
-    return Peers(group, dist.get_rank(group), dist.get_world_size(group), FIRST_TAG + call % TAGS)
+    return Peers(group, dist.get_rank(group), dist.get_world_size(group))
 
 
 def wait(works: Iterable[dist.Work]) -> None:

@@ -95,6 +95,14 @@ def as_the_library(rank, size, group):
 
 def under_way_at_once(rank, size, group):
     """Asynchronous calls keep apart from each other and from other sends, in whatever order a rank waits for them."""
+
+    def others():
+        receive = dist.P2POp(dist.irecv, heard, group=group, group_peer=(rank - 1) % size)
+        send = dist.P2POp(dist.isend, torch.full((7,), 7.0 + rank), group=group, group_peer=(rank + 1) % size)
+        return dist.batch_isend_irecv([receive, send])
+
+    heard = torch.empty(7)
+    before = others() if rank % 2 else []
     inputs = [torch.full((size * LONG,), float(rank + step)) for step in range(3)]
     outputs = [torch.empty(LONG) for _ in inputs]
     gathered = torch.empty(size)
@@ -104,17 +112,12 @@ def under_way_at_once(rank, size, group):
             direct.reduce_scatter(o, i, Op.SUM, group, async_op=True) for o, i in zip(outputs, inputs, strict=True)
         ]
     works.append(direct.all_gather(gathered, torch.tensor([float(rank)]), group, async_op=True))
-    others = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.irecv, torch.empty(7), group=group, group_peer=(rank - 1) % size),
-            dist.P2POp(dist.isend, torch.zeros(7), group=group, group_peer=(rank + 1) % size),
-        ]
-    )
     assert not works[0].is_completed()
-    for work in [*others, *(works if rank % 2 else reversed(works))]:
+    for work in [*(before or others()), *(works if rank % 2 else reversed(works))]:
         assert work.wait()
     assert works[0].is_completed()
     assert gathered.tolist() == list(range(size))
+    assert heard.tolist() == [7.0 + (rank - 1) % size] * 7
     for step, output in enumerate(outputs):
         assert output.unique().tolist() == [sum(range(size)) + size * step]
 
