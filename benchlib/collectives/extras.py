@@ -1,18 +1,27 @@
-"""What a run measures beside the curves: every pair of ranks, the gradients of a training, the same gradients over libraries."""
+"""What a run measures beside the curves: pairs of ranks, what hides behind computing, the gradients of a training."""
 
-from benchlib import gradients, process_group
+from collections.abc import Collection, Sequence
+
+from benchlib import devices, gradients, process_group
 from benchlib.bandwidth import algbw_gbps
 from benchlib.collectives.bench import Bench, Row
 from benchlib.collectives.cases import Case
+from benchlib.collectives.config import CollectivesConfig
 from benchlib.collectives.exercise import Exercise
 from benchlib.collectives.measure import Series, take
-from benchlib.collectives.ops import message
+from benchlib.collectives.ops import OPS, message
 from benchlib.collectives.sizes import size_text
+from benchlib.collectives.support import Kind
 from benchlib.metrics import derived, not_available
+from benchlib.overlap import overlapped
 from benchlib.timing import all_reduce_bandwidth
 
 PAIR_SHARE = 0.3  # of the time of a series that a pair gets
 LATENCY_BYTES = 8
+# What training hides behind its computation: gradients, and the parts of sharded weights.
+OVERLAPPED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+OVERLAP_BYTES = 16 << 20
+OVERLAP_SERIES = 8  # series of an operation that ``overlapped`` takes as long as
 GRADIENTS = "gradient_allreduce_gbps"
 
 
@@ -21,7 +30,7 @@ def measure_pairs(bench: Bench) -> None:
     rows: list[Row] = []
     size, ranks = bench.config.pair_bytes, bench.world.size
     pairs = [(source, target) for source in range(ranks) for target in range(ranks) if source != target]
-    if pairs and bench.fits(f"the matrix of {len(pairs)} pairs", size, 2 * len(pairs)):
+    if bench.config.pairs and pairs and bench.fits(f"the matrix of {len(pairs)} pairs", size, 2 * len(pairs)):
         for source, target in pairs:
             small, large = (_message(bench, source, target, each) for each in (LATENCY_BYTES, size))
             median = sorted(large.seconds)[len(large.seconds) // 2]
@@ -44,6 +53,47 @@ def _message(bench: Bench, source: int, target: int, size: int) -> Series:
     series = take(exercise, bench.world.device, bench.pace(PAIR_SHARE * bench.config.seconds))
     bench.tally(f"rank {source} to rank {target}, {size_text(size)}", series, exercise)
     return series
+
+
+def measure_overlap(bench: Bench, cases: Sequence[Case]) -> None:
+    """Run each operation beside matrix products of the same length, into the table ``overlap``. A collective."""
+    rows: list[Row] = []
+    for case in cases:
+        if bench.fits(f"the overlap of {case.label()}", case.bytes, OVERLAP_SERIES):
+            exercise = Exercise(case, bench.place, bench.fault)
+            exercise.restore()
+            found = overlapped(exercise.start, device=bench.world.device)
+            rows.append(
+                {
+                    "operation": case.operation,
+                    "bytes": exercise.bytes,
+                    "alone_us": 1e6 * found.alone_s,
+                    "compute_us": 1e6 * found.compute_s,
+                    "together_us": 1e6 * found.together_s,
+                    "hidden_share": found.hidden_share,
+                }
+            )
+            # The rounds ran on each other's results; one more, from the data on, shows that they are right.
+            exercise.restore()
+            process_group.barrier()
+            exercise.start().wait()
+            devices.synchronize(bench.world.device)
+            bench.count(f"overlapped {case.label()}", *_over_ranks(*exercise.check()), exercise.first_wrong)
+        bench.step()
+    bench.tables["overlap"] = rows
+
+
+def overlap_cases(config: CollectivesConfig, lacking: Collection[Kind]) -> list[Case]:
+    """Return the operations that run beside a computation: those between all ranks, in the headline type."""
+    if "overlap" not in config.variants:
+        return []
+    size = min(config.size_list[-1], OVERLAP_BYTES)
+    found = []
+    for operation in config.operations:
+        if operation in OVERLAPPED:
+            reduction = config.reductions[0] if OPS[operation].reduces else ""
+            found.append(Case(operation, "async", config.dtypes[0], reduction, OPS[operation].placements[0], size))
+    return [case for case in found if case.kind not in lacking]
 
 
 def measure_gradients(bench: Bench) -> None:
@@ -74,5 +124,6 @@ def _over_ranks(wrong: int, checked: int) -> tuple[int, int]:
 
 def compare_gradients(bench: Bench) -> None:
     """Train a small model over each library and compare the gradients, into the table ``gradients``. A collective."""
-    bench.tables["gradients"] = gradients.compare(bench.world, bench.config.compare_gradients)
+    names = bench.config.compare_gradients
+    bench.tables["gradients"] = gradients.compare(bench.world, names) if names else []
     bench.step()

@@ -22,6 +22,7 @@ from benchlib.config import BaseConfig
 from benchlib.errors import UserError
 from benchlib.events import EventWriter
 from benchlib.metrics import measured
+from benchlib.ranks import place
 from benchlib.results import Result, save_result
 
 PLAN_SHARE = 0.85  # of the budget, that the plan may use; the rest is for writing and for what takes longer than it did
@@ -34,8 +35,11 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
         raise UserError(f"benchmark = {config.benchmark}: this is the collectives benchmark")
     began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
     events.emit("phase", name="init")
+    # Read before anything is measured: a wrong file is told at once, and only the first node needs to have it.
+    foreign = outcome.nccl_rows(Path(config.nccl_tests)) if config.nccl_tests and place().rank == 0 else []
     with process_group.world(config, run_dir) as world:
         bench = Bench(world, config, events, began)
+        bench.tables["nccl_tests"] = foreign
         startup_s = max(process_group.all_gather_objects(began.since()))
         events.emit("phase", name="measure")
         _measure(bench)
@@ -52,18 +56,18 @@ def _measure(bench: Bench) -> None:
     cases = [case for case in cases if case.kind not in missing]
     curves = [case for case in cases if case.share == 1]
     shares = limits.share_cases(config, list(missing)) if several else []
-    bench.total = len(cases) + len(config.size_list) + len(shares) + 3
+    overlaps = extras.overlap_cases(config, missing) if several else []
+    bench.total = len(cases) + len(config.size_list) + len(shares) + len(overlaps) + 3
     _take(bench, curves, CURVES_SHARE, "curves")
     with contextlib.ExitStack() as stack:
         wires = stack.enter_context(bounds.sockets(bench.place)) if several else None
         limits.measure_bounds(bench, wires)
         if wires is not None:
             limits.measure_shares(bench, wires, shares)
-    if config.pairs:
-        extras.measure_pairs(bench)
+    extras.measure_pairs(bench)
+    extras.measure_overlap(bench, overlaps)
     extras.measure_gradients(bench)
-    if config.compare_gradients:
-        extras.compare_gradients(bench)
+    extras.compare_gradients(bench)
     _take(bench, cases[len(curves) :], PLAN_SHARE, "series of other types and reductions")
 
 
