@@ -2,9 +2,11 @@
 
 from benchlib import collective_series as series
 from benchlib.byte_axis import End, name_ends, size_axis
-from benchlib.collective_series import VARIANTS, size_text, words
+from benchlib.collective_series import VARIANTS, words
+from benchlib.collectives.sizes import size_text
 from benchlib.curves import Records
-from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty, seconds
+from benchlib.labels import seconds
+from benchlib.picture import FEW_COLOURS, LIGHT, Picture, Theme, blank, finish, leave_empty
 
 MOST_ROWS = 6
 STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
@@ -12,7 +14,7 @@ STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 def crossover(run: Records, theme: Theme = LIGHT) -> Picture:
     """Time of each algorithm's all-reduce over the library's by size; below 1 it is faster, and where it crosses is marked."""
-    figure, axes = blank("crossover", theme)
+    figure, axes = blank("crossover", theme, FEW_COLOURS)
     found = series.ratios(run)
     if not found:
         return leave_empty(figure, axes, theme, "No algorithm was timed beside the library's all-reduce.")
@@ -63,7 +65,7 @@ def crossover(run: Records, theme: Theme = LIGHT) -> Picture:
 
 def overlap(run: Records, theme: Theme = LIGHT) -> Picture:
     """Exchange and computation one after the other and together: what is hidden is time that training does not wait for."""
-    figure, axes = blank("overlap", theme)
+    figure, axes = blank("overlap", theme, FEW_COLOURS)
     frame = series.table(run, "overlap").dropna(subset=["alone_us", "compute_us", "together_us"])
     if frame.empty:
         return leave_empty(figure, axes, theme, "No exchange was timed beside a computation.")

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from benchlib.collective_series import size_text
+from benchlib.collectives.sizes import size_text
 from benchlib.picture import Theme
 
 TICKS = 6

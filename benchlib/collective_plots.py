@@ -7,10 +7,11 @@ from matplotlib.lines import Line2D
 
 from benchlib import collective_series as series
 from benchlib.byte_axis import End, name_ends, plain_numbers, size_axis
-from benchlib.collective_series import ROOTED, TOGETHER, size_text, words
+from benchlib.collective_series import ROOTED, TOGETHER, words
+from benchlib.collectives.sizes import size_text
 from benchlib.curves import Records
 from benchlib.metrics import quantity
-from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty
+from benchlib.picture import FEW_COLOURS, LIGHT, Picture, Theme, blank, finish, leave_empty
 
 DASHES = {"memory copy": (0, (1, 1.5)), "claimed link": (0, (6, 3))}
 SOCKET = (0, (4, 1.5, 1, 1.5))
@@ -31,7 +32,7 @@ def rooted_bandwidth(run: Records, theme: Theme = LIGHT) -> Picture:
 
 
 def _bandwidth(run: Records, theme: Theme, name: str, operations: Sequence[str], limits: Sequence[str]) -> Picture:
-    figure, axes = blank(name, theme)
+    figure, axes = blank(name, theme, FEW_COLOURS)
     found = {key: frame for key, frame in series.lines(run, "busbw_gbps").items() if key[0] in operations}
     found = {key: frame for key, frame in found.items() if key[1] in ("library", "direct")}
     if not found:
@@ -102,7 +103,7 @@ def _of_others(axes, run: Records, colours: dict[str, str]) -> list[End]:  # typ
 
 def shares(run: Records, theme: Theme = LIGHT) -> Picture:
     """Share of each limit that the operations reach at their largest size, with the targets as marks."""
-    figure, axes = blank("limit-shares", theme)
+    figure, axes = blank("limit-shares", theme, FEW_COLOURS)
     frame = series.table(run, "shares").dropna(subset=["share", "bytes"])
     if frame.empty:
         return leave_empty(figure, axes, theme, "No operation was measured beside a limit.")

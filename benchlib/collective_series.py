@@ -53,14 +53,6 @@ def words(operation: str, variant: str = "library") -> str:
     return WORDS.get(operation, operation) + (f", {more}" if more else "")
 
 
-def size_text(size_bytes: float) -> str:
-    """Write a size in the unit that fits: ``64 MiB``, ``1.5 KiB``, ``3 B``."""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.3g} {unit}"
-    return f"{size_bytes:.0f} B"
-
-
 def table(run: Records, name: str) -> pd.DataFrame:
     """Return a table of ``TABLES`` with its columns: texts as they are, numbers as floats (NaN where there is none)."""
     found, columns = curves.table(run, name), TABLES[name]
@@ -150,3 +142,29 @@ def ledger(run: Records) -> pd.DataFrame:
     with contextlib.suppress(Exception):  # a damaged file costs its picture, which then says so
         return pd.read_parquet(path)
     return pd.DataFrame()
+
+
+def apart(run: Records, operation: str) -> pd.DataFrame:
+    """Return by size how far the ranks of an operation of the library end apart: percentiles over the rounds, in us.
+
+    Columns ``bytes``, ``p05``, ``p25``, ``p50``, ``p75``, ``p95`` and ``time_us``, the median time of the slowest rank;
+    of the type, reduction and place of :func:`main`. Empty with one rank and where no ledger was kept.
+    """
+    chosen = main(run).query("operation == @operation and variant == 'library'")
+    raw = ledger(run)
+    wanted = {"operation", "variant", "dtype", "reduction", "in_place", "bytes", "round", "rank", "seconds"}
+    if chosen.empty or not wanted <= set(raw.columns):
+        return pd.DataFrame()
+    first = rows(chosen)[0]
+    same = raw["bytes"].isin(chosen["bytes"])
+    for name in ("operation", "variant", "dtype", "reduction", "in_place"):
+        same &= raw[name] == first[name]
+    times = raw[same].groupby(["bytes", "round"])["seconds"].agg(["min", "max", "size"])
+    times = times[times["size"] > 1].reset_index()
+    found = []
+    for size in sorted({float(value) for value in times["bytes"]}):
+        group = times[times["bytes"] == size]
+        gaps = 1e6 * (group["max"] - group["min"])
+        ends = {f"p{q:02d}": float(gaps.quantile(q / 100)) for q in (5, 25, 50, 75, 95)}
+        found.append({"bytes": size, **ends, "time_us": 1e6 * float(group["max"].median())})
+    return pd.DataFrame(found)

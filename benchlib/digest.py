@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from benchlib import collective_tables
 from benchlib.config import BaseConfig
 from benchlib.errors import UserError
 from benchlib.labels import GROUPS, HEADLINES, KINDS, LABELS, MARKS, SCOPES, UNJUDGED, duration, moment, text
@@ -19,6 +20,8 @@ from benchlib.results import Result, Run
 from benchlib.stored_run import DAY, RUN
 
 T = TypeVar("T")
+# What stands in place of a benchmark's raw tables, where they are too long to be read.
+VIEWS: dict[str, Callable[[Run], dict[str, list[dict[str, Any]]]]] = {"collectives": collective_tables.report}
 
 
 @dataclass
@@ -94,7 +97,7 @@ def digest(run: Run) -> Digest:
     if result:
         out.cards, out.metrics = cards(result), metrics(result)
         out.tables, out.facts = (
-            dict(result.tables),
+            read(lambda: VIEWS[result.benchmark](run) if result.benchmark in VIEWS else dict(result.tables)) or {},
             [(name.replace("_", " "), shown) for name, value in result.facts.items() if (shown := text(value))],
         )
         out.notes = list(result.notes)

@@ -28,6 +28,15 @@ HEADLINES = {
         "disk_write_gbytes_per_s",
         "total_s",
     ),
+    "collectives": (
+        "allreduce_busbw_gbps",
+        "all_gather_direct_busbw_gbps",
+        "broadcast_busbw_gbps",
+        "send_recv_busbw_gbps",
+        "allreduce_latency_us",
+        "barrier_latency_us",
+        "total_s",
+    ),
 }
 LABELS = {
     "f1": "F1",
@@ -43,11 +52,33 @@ LABELS = {
     "copy_host_gbytes_per_s": "Memory copy",
     "copy_device_gbytes_per_s": "Device memory copy",
     "allreduce_latency_us": "All-reduce latency",
+    "allreduce_busbw_gbps": "All-reduce (bus)",
+    "all_gather_busbw_gbps": "All-gather (bus)",
+    "all_gather_direct_busbw_gbps": "All-gather, direct (bus)",
+    "all_gather_latency_us": "All-gather latency",
+    "reduce_scatter_busbw_gbps": "Reduce-scatter (bus)",
+    "reduce_scatter_direct_busbw_gbps": "Reduce-scatter, direct (bus)",
+    "broadcast_busbw_gbps": "Broadcast (bus)",
+    "send_recv_busbw_gbps": "Send/recv (bus)",
+    "barrier_latency_us": "Barrier",
     "disk_write_gbytes_per_s": "Disk write",
     "total_s": "Whole run",
     "mfu": "Model FLOP utilisation",
 }
-TABLES = {"matmul": "Matrix products", "allreduce": "All-reduce by size"}
+TABLES = {
+    "matmul": "Matrix products",
+    "allreduce": "All-reduce by size",
+    "series": "Every series, with its verification",
+    "bounds": "Limits measured in the same run",
+    "shares": "Shares of the limits",
+    "fits": "Start-up time and bandwidth",
+    "crossover": "Where our algorithms cross the library's",
+    "pairs": "Pairs of ranks",
+    "overlap": "Exchange beside computation",
+    "gradients": "Gradients over each library",
+    "unsupported": "What the library lacks",
+    "nccl_tests": "Results of nccl-tests beside it",
+}
 SCOPES = {
     "minisquad": "generated data",
     "files": "data from the user's files",
@@ -114,6 +145,14 @@ def duration(seconds: float) -> str:
         if minutes
         else f"{seconds:.3g} s"
     )
+
+
+def seconds(value: float) -> str:
+    """Write a duration with three figures and its unit: ``0.2614`` becomes ``261 ms``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-6:.3g} µs"
 
 
 def text(value: Any) -> str:

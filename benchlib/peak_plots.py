@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from benchlib.collectives.sizes import size_text
 from benchlib.curves import Records
 from benchlib.metrics import quantity
 from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty
@@ -60,17 +61,10 @@ def allreduce(run: Records, theme: Theme = LIGHT) -> Picture:
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
     ticks = list(frame["bytes"])
-    axes.set_xticks(ticks, [_size(value) for value in ticks])
+    axes.set_xticks(ticks, [size_text(value) for value in ticks])
     axes.minorticks_off()
     axes.legend(frameon=False, labelcolor=theme.muted, fontsize=9, loc="upper left")
     rows = list(zip(frame["busbw_gbps"].astype(float), frame["bytes"].astype(float), strict=True))
     top, size = max(rows)
-    title = f"The all-reduce reaches {quantity(top)} Gbps of bus bandwidth at {_size(size)}"
+    title = f"The all-reduce reaches {quantity(top)} Gbps of bus bandwidth at {size_text(size)}"
     return finish(figure, axes, theme, title, "bytes of the buffer", "Gbps", "Points: median by message size.")
-
-
-def _size(size: float) -> str:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size:.0f} B"

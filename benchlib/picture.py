@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 WIDTH_IN, HEIGHT_IN, DPI = 5.3, 3.3, 150
+FEW_COLOURS = 32  # of a page with many pictures
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,21 @@ DARK = Theme(
 
 
 class Picture(Figure):
-    """A figure that can say what it shows. ``empty`` is True where the run recorded nothing to draw."""
+    """A figure that can say what it shows. ``empty`` is True where the run recorded nothing to draw.
+
+    ``colours`` is how many a PNG of it keeps: few make it smaller, and lines and bars need few.
+    """
 
     name: str = ""
     alt: str = ""
     empty: bool = False
+    colours: int = 96
 
 
-def blank(name: str, theme: Theme) -> tuple[Picture, Axes]:
+def blank(name: str, theme: Theme, colours: int = 96) -> tuple[Picture, Axes]:
     figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, layout="constrained", facecolor=theme.card)
     FigureCanvasAgg(figure)
-    figure.name = name
+    figure.name, figure.colours = name, colours
     axes = figure.add_subplot(facecolor=theme.card)
     axes.tick_params(colors=theme.muted, labelsize=9, length=0, pad=5)
     axes.spines[:].set_visible(False)
@@ -78,22 +83,15 @@ def leave_empty(figure: Picture, axes: Axes, theme: Theme, what: str) -> Picture
     return figure
 
 
-def seconds(value: float) -> str:
-    """Write a duration with three figures and its unit: ``0.2614`` becomes ``261 ms``."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if abs(value) >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-6:.3g} µs"
-
-
-def png(figure: Figure, colours: int = 96) -> bytes:
-    """Encode a figure as PNG. The palette of ``colours`` makes it four times smaller; same figure, same bytes."""
+def png(figure: Figure) -> bytes:
+    """Encode a figure as PNG. The palette of its ``colours`` makes it four times smaller; same figure, same bytes."""
     canvas = figure.canvas
     if not isinstance(canvas, FigureCanvasAgg):
         canvas = FigureCanvasAgg(figure)
     canvas.draw()
     image = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
     buffer = io.BytesIO()
+    colours = figure.colours if isinstance(figure, Picture) else Picture.colours
     image.quantize(colours, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
         buffer, "PNG", optimize=True
     )

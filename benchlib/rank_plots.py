@@ -5,7 +5,8 @@ from matplotlib.ticker import MaxNLocator
 
 from benchlib import curves
 from benchlib.curves import Records
-from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty, seconds
+from benchlib.labels import seconds
+from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty
 
 MANY_RANKS = 8  # more lines than this cannot be told apart
 

@@ -31,6 +31,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 NAME = "report.html"
 TEXT_LIMIT = 20_000  # characters of one output of a cell
 PICTURES_LIMIT = 120_000  # base64 characters of all pictures of the notebook together
+ALL_PICTURES_LIMIT = 340_000  # of these and the ones drawn from the records, which come first
 
 
 class Exporter(TemplateExporter):
@@ -182,7 +183,10 @@ def html(run: Run) -> str:
     # Damaged parts are named once, whichever reader met them.
     told.problems = list(dict.fromkeys(told.problems))
     resources = {"run": told, "pictures": pictures, "seen": seen, "style": style(), "data": data}
-    body, _ = Exporter().from_notebook_node(notebook, resources)
+    exporter = Exporter()
+    drawn = sum(len(picture["light"]) + len(picture["dark"]) for picture in pictures)
+    exporter.pictures_limit = max(0, min(PICTURES_LIMIT, ALL_PICTURES_LIMIT - drawn))
+    body, _ = exporter.from_notebook_node(notebook, resources)
     return _CONTROL.sub("", str(body))
 
 

@@ -4,9 +4,11 @@ import pandas as pd
 
 from benchlib import collective_series as series
 from benchlib.byte_axis import End, name_ends, plain_numbers, size_axis
-from benchlib.collective_series import ROOTED, TOGETHER, size_text, words
+from benchlib.collective_series import ROOTED, TOGETHER, words
+from benchlib.collectives.sizes import size_text
 from benchlib.curves import Records
-from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty, seconds
+from benchlib.labels import seconds
+from benchlib.picture import FEW_COLOURS, LIGHT, Picture, Theme, blank, finish, leave_empty
 
 MANY_RANKS = 16
 SHOWN = 8  # of many ranks: those that are last most and least often
@@ -14,7 +16,7 @@ SHOWN = 8  # of many ranks: those that are last most and least often
 
 def last_rank(run: Records, theme: Theme = LIGHT) -> Picture:
     """How often each rank is the last to finish a round, beside the even share."""
-    figure, axes = blank("last-rank", theme)
+    figure, axes = blank("last-rank", theme, FEW_COLOURS)
     shares = series.last_shares(run)
     if len(shares) < 2:
         return leave_empty(figure, axes, theme, "No times of several ranks were recorded.")
@@ -50,9 +52,36 @@ def last_rank(run: Records, theme: Theme = LIGHT) -> Picture:
     )
 
 
+def rounds(run: Records, theme: Theme = LIGHT, operation: str = "all_reduce") -> Picture:
+    """How far the first and the last rank of an operation are apart in each round: the distribution by size."""
+    figure, axes = blank("rank-rounds", theme, FEW_COLOURS)
+    frame = series.apart(run, operation)
+    if frame.empty:
+        return leave_empty(figure, axes, theme, f"No times of each rank and round of the {words(operation)} were kept.")
+    for item in series.rows(frame):
+        x = item["bytes"]
+        axes.plot(
+            [x, x], [item["p05"], item["p95"]], color=theme.series[0], alpha=0.35, linewidth=6, solid_capstyle="butt"
+        )
+        axes.plot([x, x], [item["p25"], item["p75"]], color=theme.series[0], linewidth=6, solid_capstyle="butt")
+        axes.plot([x], [item["p50"]], "_", color=theme.card, markersize=6, markeredgewidth=1.5)
+    axes.plot(frame["bytes"], frame["time_us"], color=theme.muted, linewidth=1.4, linestyle=(0, (4, 3)))
+    size_axis(axes, frame["bytes"])
+    axes.set_yscale("log")
+    plain_numbers(axes.yaxis)
+    axes.margins(y=0.06)
+    end = frame.iloc[-1]
+    name_ends(axes, theme, [End(float(end["bytes"]), float(end["time_us"]), "median time", theme.muted)])
+    last = series.rows(frame)[-1]
+    share = 100 * last["p50"] / last["time_us"]
+    title = f"Ranks end {seconds(1e-6 * last['p50'])} apart in the {words(operation)} of {size_text(last['bytes'])}: {share:.0f} % of its time"
+    alt = f"Bars: 5 to 95 % and 25 to 75 % of the rounds, with the median, at {len(frame)} sizes. Dashed: the median time."
+    return finish(figure, axes, theme, title, "bytes of the larger side", "slowest - fastest rank of a round (µs)", alt)
+
+
 def spread(run: Records, theme: Theme = LIGHT) -> Picture:
     """How far the first and the last rank of a round are apart, by size: the median over rounds of max - min."""
-    figure, axes = blank("rank-spread", theme)
+    figure, axes = blank("rank-spread", theme, FEW_COLOURS)
     found = {key: frame for key, frame in series.lines(run, "skew_us").items() if key[1] == "library"}
     if not found:
         return leave_empty(figure, axes, theme, "No differences between ranks were recorded.")

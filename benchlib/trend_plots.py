@@ -8,9 +8,9 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from benchlib import curves, lanes
-from benchlib.labels import MARKS
+from benchlib.labels import MARKS, seconds
 from benchlib.metrics import quantity
-from benchlib.picture import LIGHT, WIDTH_IN, Picture, Theme, blank, finish, leave_empty, seconds
+from benchlib.picture import LIGHT, WIDTH_IN, Picture, Theme, blank, finish, leave_empty
 from benchlib.results import Run
 from benchlib.sparkline import told
 from benchlib.stored_run import StoredRun
