@@ -11,9 +11,7 @@ from benchlib.collectives.bench import Row, Taken
 from benchlib.collectives.fits import crossover, fit
 from benchlib.collectives.measure import Series
 from benchlib.collectives.sizes import size_text
-from benchlib.errors import UserError
 from benchlib.files import atomic_path
-from benchlib.foreign.readers import read_claims
 from benchlib.metrics import Metric, derived, measured, not_available
 from benchlib.stats import summary
 
@@ -203,30 +201,3 @@ def _of_fit(fits: Sequence[Row]) -> list[Metric]:
         return [not_available("allreduce_alpha_us", "us", "none", row["reason"])]
     told = f"start-up time of t = alpha + S * beta over {row['points']} sizes, residual {row['residual']:.1%}"
     return [derived("allreduce_alpha_us", row["alpha_us"], "us", "none", told)]
-
-
-def nccl_rows(path: Path) -> list[Row]:
-    """Return the results of nccl-tests (text or JSON) that were measured elsewhere, as rows to show beside the own ones."""
-    form, claims = read_claims(path)
-    if not form.startswith("nccl-tests"):
-        raise UserError(f"nccl_tests = {str(path)!r}: a file of {form}; expected the output or JSON of nccl-tests")
-    rows = []
-    for claim in claims:
-        one = claim.collective
-        if one is None or one.size_bytes is None or one.busbw_gbytes_per_s is None:
-            continue  # the footer, and rows without a placement that was timed
-        rows.append(
-            {
-                "operation": one.operation,
-                "placement": "in place" if claim.subject.endswith("in place") else "out of place",
-                "bytes": one.size_bytes,
-                "ranks": one.ranks,
-                "time_us": None if one.seconds is None else US * one.seconds,
-                "algbw_gbps": None if one.algbw_gbytes_per_s is None else 8 * one.algbw_gbytes_per_s,
-                "busbw_gbps": 8 * one.busbw_gbytes_per_s,
-                "wrong_elements": one.wrong_elements,
-                "provenance": "claimed",
-                "source": path.name,
-            }
-        )
-    return rows

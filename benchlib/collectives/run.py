@@ -21,6 +21,7 @@ from benchlib.collectives.sizes import size_text
 from benchlib.config import BaseConfig
 from benchlib.errors import UserError
 from benchlib.events import EventWriter
+from benchlib.foreign import nccl_series
 from benchlib.metrics import measured
 from benchlib.ranks import place
 from benchlib.results import Result, save_result
@@ -36,7 +37,7 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
     began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
     events.emit("phase", name="init")
     # Read before anything is measured: a wrong file is told at once, and only the first node needs to have it.
-    foreign = outcome.nccl_rows(Path(config.nccl_tests)) if config.nccl_tests and place().rank == 0 else []
+    foreign = nccl_series.series(Path(config.nccl_tests)) if config.nccl_tests and place().rank == 0 else []
     with process_group.world(config, run_dir) as world:
         bench = Bench(world, config, events, began)
         bench.tables["nccl_tests"] = foreign
