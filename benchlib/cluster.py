@@ -18,6 +18,7 @@ from benchlib.errors import UserError
 from benchlib.paths import home
 from benchlib.spelling import nearest
 
+ELSEWHERE = ("slurm", "kubernetes", "torchx")  # launchers whose ranks are not on this machine
 # A label of RFC 1123: what Kubernetes takes as a part of a host name.
 LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"

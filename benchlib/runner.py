@@ -14,7 +14,7 @@ from benchlib import judge as judging
 from benchlib.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict, save_verdict
 from benchlib.errors import StorageError, UserError
 from benchlib.events import EventFollower
-from benchlib.launchers import ELSEWHERE, LAUNCHERS
+from benchlib.launchers import LAUNCHERS
 from benchlib.notebook import execute, split_parameters
 from benchlib.paths import home, outputs
 from benchlib.progress import Progress
@@ -129,7 +129,7 @@ def _execute(planned: Plan, run_dir: Path) -> bool:
     display.start()
     try:
         # A job elsewhere may wait in a queue first; 0 is a queue without a limit.
-        queue_s = clusters.load(config.cluster).queue_s or YEAR_S if config.launcher in ELSEWHERE else 0.0
+        queue_s = clusters.load(config.cluster).queue_s or YEAR_S if config.launcher in clusters.ELSEWHERE else 0.0
         execute(path, run_dir / "notebook.ipynb", parameters, config.hard_limit_s + 60 + queue_s)
     except KeyboardInterrupt:
         return True

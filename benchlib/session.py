@@ -14,7 +14,7 @@ from benchlib.checks import Verdict
 from benchlib.config import Resolved, absolute_paths, check_names, config_class, nearest, resolve, save_config
 from benchlib.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.files import write_json
-from benchlib.launchers import ELSEWHERE, LAUNCHERS
+from benchlib.launchers import LAUNCHERS
 from benchlib.machine import best_backend, default_nproc, describe, probe_devices
 from benchlib.paths import outputs
 from benchlib.registry import BENCHMARKS
@@ -40,7 +40,7 @@ class Plan:
     @property
     def unavailable(self) -> str:
         """Why the backend cannot run here; '' where it can."""
-        if self.config.launcher in ELSEWHERE:
+        if self.config.launcher in clusters.ELSEWHERE:
             return ""  # the ranks find out, on their own machines
         found = self.probe.get("backends", {}).get(self.config.backend, {})
         return (
@@ -67,14 +67,14 @@ def plan(
     probe = probe_devices() if probe is None else probe
     name = best_backend(probe) if backend == "auto" else backend
     # Other machines may have other devices than this one: there the config says how many ranks.
-    detected = {} if first.config.launcher in ELSEWHERE else {"nproc": default_nproc(name, probe)}
+    detected = {} if first.config.launcher in clusters.ELSEWHERE else {"nproc": default_nproc(name, probe)}
     return Plan(resolve(benchmark, tier, name, overrides, detected), probe)
 
 
 def _check_launch(config: Any, backend: str) -> None:
     """Raise ``UserError`` for a cluster's profile that does not hold, or does not fit the config."""
     clusters.load(config.cluster)
-    if config.launcher in ELSEWHERE:
+    if config.launcher in clusters.ELSEWHERE:
         if backend == "auto":
             raise UserError(
                 f"launcher={config.launcher} runs on other machines, whose devices are not known here: say which, as in --backend cuda"

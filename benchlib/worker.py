@@ -32,6 +32,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from benchlib.cluster import ELSEWHERE
 from benchlib.diagnosis import EXIT_STORAGE, is_echo
 from benchlib.errors import BackendUnavailable, StorageError
 from benchlib.events import EventWriter
@@ -105,6 +106,13 @@ def _named(reference: str) -> tuple[Callable[..., None], Callable[[dict[str, Any
     return getattr(module, name), config
 
 
+def _describe_machine(run_dir: Path) -> None:
+    """Write the facts of rank 0's machine: those of whoever submitted the run say nothing about its numbers."""
+    from benchlib import devices, machine
+
+    write_json(run_dir / "machine.json", machine.describe(devices.probe()))
+
+
 def _registered() -> Callable[[Any], Callable[..., None]]:
     from benchlib.registry import BENCHMARKS
 
@@ -114,6 +122,8 @@ def _registered() -> Callable[[Any], Callable[..., None]]:
 def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> None:
     values = read_json(run_dir / "config.json")
     _set_threads(where.threads(int(values.get("threads", 0))))
+    if where.rank == 0 and values.get("launcher") in ELSEWHERE:
+        _describe_machine(run_dir)
     if benchmark:
         function, read = _named(benchmark)
         config = read(values)

@@ -10,7 +10,7 @@ from benchlib.launchers.slurm import slurm
 from benchlib.launchers.torchrun import torchrun
 from benchlib.launchers.torchx import torchx
 
-__all__ = ["ELSEWHERE", "LAUNCHERS", "HasRanks", "Job", "local_ranks"]
+__all__ = ["LAUNCHERS", "HasRanks", "Job", "local_ranks"]
 
 LAUNCHERS: dict[str, Callable[..., Job]] = {
     "local": local,
@@ -20,4 +20,3 @@ LAUNCHERS: dict[str, Callable[..., Job]] = {
     "torchx": torchx,
     "mpirun": mpirun,
 }
-ELSEWHERE = ("slurm", "kubernetes", "torchx")  # their ranks are not on this machine

@@ -82,6 +82,7 @@ def _meta(profile: Cluster, name: str) -> dict[str, Any]:
 def _config_map(config: Any, profile: Cluster, pods: list[Pods], name: str) -> dict[str, Any]:
     """Return what the ranks read: the config of each kind of node, and the profile whose links it is judged by."""
     values = config.model_dump(mode="json") if hasattr(config, "model_dump") else dict(vars(config))
+    values.pop("hard_limit_s", None)  # of a plain namespace; a config works it out
     data = {}
     for one in pods:
         own = values | {"backend": one.backend} | ({"cluster": "cluster.yaml"} if config.cluster else {})
