@@ -23,7 +23,6 @@ from benchlib.direct import SEGMENT_BYTES, Exchange
 Algorithm = Callable[[torch.Tensor, p2p.Op, p2p.Group], None]
 
 
-@torch.no_grad()
 def ring(tensor: torch.Tensor, op: p2p.Op = dist.ReduceOp.SUM, group: p2p.Group = None) -> None:
     """Reduce ``tensor`` in place over the group, around the ring, in segments that go on as soon as they are combined.
 
@@ -56,7 +55,6 @@ def ring(tensor: torch.Tensor, op: p2p.Op = dist.ReduceOp.SUM, group: p2p.Group 
     _average(line, op, ranks)
 
 
-@torch.no_grad()
 def tree(tensor: torch.Tensor, op: p2p.Op = dist.ReduceOp.SUM, group: p2p.Group = None) -> None:
     """Reduce ``tensor`` in place over the group by recursive doubling. Raises as ``ring`` does."""
     line, combine, ranks = _begin(tensor, op, group)
@@ -81,7 +79,6 @@ def tree(tensor: torch.Tensor, op: p2p.Op = dist.ReduceOp.SUM, group: p2p.Group 
     _average(line, op, ranks)
 
 
-@torch.no_grad()
 def rs_ag(tensor: torch.Tensor, op: p2p.Op = dist.ReduceOp.SUM, group: p2p.Group = None) -> None:
     """Reduce ``tensor`` in place over the group by reduce-scatter and all-gather. Raises as ``ring`` does."""
     line, combine, ranks = _begin(tensor, op, group)

@@ -41,7 +41,6 @@ class Pending(dist.Work):
         return self._finish is None
 
 
-@torch.no_grad()
 def all_gather(
     output: torch.Tensor, input: torch.Tensor, group: p2p.Group = None, async_op: bool = False
 ) -> dist.Work | None:
@@ -59,7 +58,6 @@ def all_gather(
     return _end(Pending(lambda: p2p.wait(works)), async_op)
 
 
-@torch.no_grad()
 def reduce_scatter(
     output: torch.Tensor,
     input: torch.Tensor,

@@ -43,13 +43,20 @@ class Peers:
 
         What goes to one peer arrives in the order in which it was begun. Empty tensors are left out on both sides.
         """
-        parts = [(dist.irecv, *part) for part in receives] + [(dist.isend, *part) for part in sends]
-        operations = [
-            dist.P2POp(operation, tensor, group=self.group, tag=TAG, group_peer=peer)
-            for operation, tensor, peer in parts
-            if tensor.numel()
-        ]
-        return dist.batch_isend_irecv(operations) if operations else []
+        into = [part for part in receives if part[0].numel()]
+        out = [part for part in sends if part[0].numel()]
+        if any(tensor.device.type != "cpu" for tensor, _ in (into + out)[:1]):
+            return self._grouped(into, out)
+        works = [dist.irecv(tensor, group=self.group, tag=TAG, group_src=peer) for tensor, peer in into]
+        works += [dist.isend(tensor, group=self.group, tag=TAG, group_dst=peer) for tensor, peer in out]
+        return [work for work in works if work is not None]  # None is for those outside the group
+
+    def _grouped(self, into: list[Part], out: list[Part]) -> list[dist.Work]:
+        """Begin all as one operation, without which an accelerator's library would send before it receives."""
+        parts = [(dist.irecv, *part) for part in into] + [(dist.isend, *part) for part in out]
+        return dist.batch_isend_irecv(
+            [dist.P2POp(begin, tensor, group=self.group, group_peer=peer) for begin, tensor, peer in parts]
+        )
 
 
 def peers(group: Group) -> Peers:
