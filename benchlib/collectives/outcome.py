@@ -74,7 +74,7 @@ def rank_rows(taken: Taken) -> list[Row]:
 
 
 def save_ledger(run_dir: Path, everything: Sequence[Taken]) -> None:
-    """Write ``ledger.parquet``: the seconds of every run on every rank, as they were taken."""
+    """Write ``ledger.parquet``: the seconds of every run on every rank, as they were taken. No file for no series."""
     import pandas as pd
 
     frames = []
@@ -96,6 +96,8 @@ def save_ledger(run_dir: Path, everything: Sequence[Taken]) -> None:
                 }
             )
         )
+    if not frames:
+        return
     frame = pd.concat(frames, ignore_index=True)
     for name in ("operation", "variant", "dtype", "reduction"):
         frame[name] = frame[name].astype("category")  # a word for each of a million rows would be most of the file

@@ -1,0 +1,154 @@
+"""The collectives benchmark on gloo processes: every operation verified, planted faults found, tables that agree."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchlib.baselines import find
+from benchlib.collectives.checks import checks
+from benchlib.collectives.reading import reading
+from benchlib.config import build, save_config
+from benchlib.events import read_events
+from benchlib.launch import execute
+from benchlib.results import Run
+
+SMALL = {
+    "sizes": "1,999,4KiB,64KiB",
+    "type_sizes": "100",
+    "share_sizes": "64KiB",
+    "pair_size": "4KiB",
+    "bucket_bytes": [1000, 20000],
+    "seconds": 0.001,
+    "compare_gradients": [],
+}
+ROOTED = ("reduce", "gather")  # only rank 0 gets something
+
+
+def _run(folder, **values):
+    folder.mkdir(exist_ok=True)
+    (folder / "logs").mkdir()
+    save_config(build("collectives", SMALL | values), folder)
+    assert execute(folder)["outcome"] == "complete"
+    return Run(folder)
+
+
+def _checks(run):
+    return {check.name: check for check in checks(run, find(run))}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return _run(tmp_path_factory.mktemp("two") / "run", nproc=2, compare_gradients=["gloo"])
+
+
+def test_two_ranks_verify_every_operation_type_and_reduction(two):
+    series = pd.DataFrame(two.result.tables["series"])
+    assert series.wrong_elements.sum() == 0
+    assert (series[series.operation != "barrier"].checked_elements > 0).all()
+    assert set(series.operation) == set(two.config.operations)
+    assert set(series.variant) == {"library", "async", "direct", "ring", "tree", "rs_ag"}
+    # gloo averages by a division that whole numbers do not have; everything else it has.
+    lacking = {(row["dtype"], row["reduction"]) for row in two.result.tables["unsupported"]}
+    assert lacking == {("int32", "avg"), ("int64", "avg"), ("uint8", "avg")}
+    assert all("result type Float can't be cast" in row["reason"] for row in two.result.tables["unsupported"])
+    library = series[(series.variant == "library") & (series.operation != "barrier")]
+    kinds = set(zip(library.operation, library.dtype, library.reduction, strict=True))
+    assert len(kinds) == 3 * (6 * 5 - 3) + 6 * 6
+    # Less than an element becomes one, or one for each rank; odd sizes are cut to whole elements.
+    small = (
+        library[(library.dtype == "fp32") & (library.reduction.isin(["", "sum"]))].groupby("operation").bytes.agg(set)
+    )
+    assert small["broadcast"] == {4, 996, 4096, 65536, 100}
+    assert small["all_gather"] == {8, 992, 4096, 65536, 96}
+
+
+def test_the_ledger_holds_what_the_tables_say(two):
+    ledger = pd.read_parquet(two.path / "ledger.parquet")
+    keys = ["operation", "variant", "dtype", "reduction", "in_place", "bytes"]
+    slowest = ledger.groupby([*keys, "round"], observed=True).seconds.max().reset_index()
+    medians = slowest.groupby(keys, observed=True).seconds.median()
+    for row in two.result.tables["series"]:
+        assert 1e6 * medians[tuple(row[key] for key in keys)] == pytest.approx(row["median_us"])
+        if row["busbw_gbps"] is not None:
+            factor = {"all_reduce": 1.0, "broadcast": 1.0, "reduce": 1.0, "send_recv": 1.0}.get(row["operation"], 0.5)
+            assert row["busbw_gbps"] == pytest.approx(factor * 8e-3 * row["bytes"] / row["median_us"])
+    assert {row["rank"] for row in two.result.tables["ranks"]} == {0, 1}
+    assert np.isclose(sum(row["slowest_share"] for row in two.result.tables["ranks"]), len(two.result.tables["series"]))
+
+
+def test_limits_pairs_and_fits_stand_beside_the_curves(two):
+    tables = two.result.tables
+    bounds = pd.DataFrame(tables["bounds"]).set_index("bound")
+    assert set(bounds.index) == {"tcp socket one way", "tcp socket all ranks", "memory copy", "claimed link"}
+    assert bounds.loc["claimed link"].provenance == "not_available"
+    assert (bounds.drop("claimed link").gbps > 0).all()
+    assert {(row["operation"], row["variant"]) for row in tables["shares"]} == {
+        *((name, "library") for name in two.config.operations if name != "barrier"),
+        *((name, "direct") for name in ("all_gather", "reduce_scatter")),
+    }
+    assert all(row["bytes"] == 65536 and row["share"] > 0 for row in tables["shares"])
+    assert [(row["source"], row["target"], row["bytes"]) for row in tables["pairs"]] == [(0, 1, 4096), (1, 0, 4096)]
+    assert {row["algorithm"] for row in tables["crossover"]} == {"ring", "tree", "rs_ag"}
+    assert {row["operation"] for row in tables["overlap"]} == {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+    }
+    assert tables["fits"][0]["points"] >= 4
+    found = _checks(two)
+    assert {name for name, check in found.items() if check.status == "FAIL"} == set()
+    for name in (
+        "right results",
+        "all verified",
+        "possible bandwidth",
+        "numbers agree",
+        "same gradients",
+        "whole plan",
+    ):
+        assert found[name].status == "PASS", found[name].reason
+    assert "is right, bit by bit" in reading(two)[0]
+    progress = [event for event in read_events(two.path, {"progress"}) if event["source"] == "rank0"]
+    assert progress[-1]["done"] == progress[-1]["total"]
+
+
+def test_four_ranks_verify_every_operation(tmp_path):
+    values = {"dtypes": ["bf16"], "sizes": "2,777", "reductions": ["sum", "max"]}
+    run = _run(tmp_path / "run", nproc=4, pairs=False, **values)
+    assert run.result.facts["wrong_elements"] == 0
+    assert {row["operation"] for row in run.result.tables["series"]} == set(run.config.operations)
+    assert _checks(run)["right results"].status == "PASS"
+
+
+def test_a_fault_of_one_rank_alone_is_found_in_every_operation(tmp_path):
+    run = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, dtypes=["fp32"], sizes="3,999")
+    series = pd.DataFrame(run.result.tables["series"])
+    wrong = series[series.wrong_elements > 0]
+    # Of what only the root gets, the faulty rank has nothing to spoil.
+    assert set(wrong.operation) == set(run.config.operations) - {"barrier", *ROOTED}
+    assert (series[~series.operation.isin(["barrier", *ROOTED])].wrong_elements > 0).all()
+    check = _checks(run)["right results"]
+    assert check.status == "FAIL"
+    assert "on rank 1 is" in check.reason
+    assert "on rank 0" not in check.reason
+    assert "no speed of this run counts" in reading(run)[0]
+
+
+def test_one_rank_says_that_it_has_no_bus(tmp_path):
+    run = _run(tmp_path / "run", nproc=1, dtypes=["fp32"], sizes="4,999")
+    metric = run.result.metric("allreduce_busbw_gbps")
+    assert (metric.provenance, metric.value) == ("not_available", None)
+    assert "one rank has no bus" in metric.reason
+    assert run.result.facts["wrong_elements"] == 0
+    reasons = {row["operation"]: row["reason"] for row in run.result.tables["unsupported"]}
+    assert reasons["send_recv"] == "one rank has nobody to send to"
+    assert _checks(run)["possible bandwidth"].status == "SKIPPED"
+
+
+def test_what_the_time_does_not_hold_is_told(tmp_path):
+    run = _run(tmp_path / "run", nproc=1, dtypes=["fp32"], sizes="4,999", budget_s=0.5, wall_limit_s=60)
+    assert run.result.tables["series"] == []
+    found = _checks(run)
+    assert found["whole plan"].status == "SKIPPED"
+    assert "no time in the budget of 0.5 s" in found["whole plan"].reason
+    assert found["all verified"].status == found["time budget"].status == "FAIL"
