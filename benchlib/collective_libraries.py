@@ -69,6 +69,14 @@ def _built_in() -> list[str]:
     return [name for name in ("gloo", "nccl", "xccl") if dist.is_backend_available(name)]
 
 
+def _no_ucc() -> str:
+    return str(importlib.import_module("benchlib.ucc.library").missing())
+
+
+def _load_ucc() -> None:
+    importlib.import_module("benchlib.ucc.library").load()
+
+
 def _no_xla() -> str:
     if importlib.util.find_spec("torch_xla") is None:
         return "torch_xla is not installed: pip install torch_xla[tpu] on a TPU machine"
@@ -87,7 +95,9 @@ def _no_mpi() -> str:
     except (ImportError, RuntimeError) as error:  # mpi4py raises either where it finds no libmpi
         return f"mpi4py finds no MPI library ({' '.join(str(error).split())}): {_MPI_STEPS}"
     if place().size > 1 and not any(name in os.environ for name in _MPI_RANK):
-        return "the ranks were not started by MPI: set launcher=mpirun (or launcher=slurm, with an srun that speaks PMIx)"
+        return (
+            "the ranks were not started by MPI: set launcher=mpirun (or launcher=slurm, with an srun that speaks PMIx)"
+        )
     return ""
 
 
@@ -102,6 +112,7 @@ LIBRARIES: dict[str, Library] = {
         Library("nccl", "nccl", ("cuda",), "torch for CUDA; RCCL under the same name in torch for ROCm", _of_torch("nccl")),
         Library("xccl", "xccl", ("xpu",), "torch for Intel GPUs", _of_torch("xccl")),
         Library("mpi", "mpi4py", ("cpu",), "mpi4py, and Open MPI or MPICH", _no_mpi, _load_mpi),
+        Library("ucc", "libucc", ("cpu",), "UCC's headers and a C++ compiler", _no_ucc, _load_ucc),
         Library("xla", "xla", ("xla",), "torch_xla on a TPU machine", _no_xla, _load_xla),
     )
 }  # fmt: skip

@@ -1,0 +1,1 @@
+"""UCC (Unified Collective Communication) as a library of torch.distributed, compiled on first use."""
