@@ -41,7 +41,7 @@ class Neighbours:
         """Return the ending with the nodes that were lost as its cause, where some were."""
         lost = self.look(afresh)
         if lost:
-            words = "; ".join(one.words() for one in lost) + self._own_cable() + self._held_store(lost)
+            words = "; ".join(one.words() for one in lost) + self._held_store(lost) + self._own_cable()
             rows = [one.as_json() for one in lost]
             reason = f"{words}; {ending.reason}" if ending.reason else words
             return dataclasses.replace(ending, reason=reason, culprit=min(lost[0].node.ranks), lost=rows)
@@ -59,6 +59,6 @@ class Neighbours:
 
     def _held_store(self, lost: list[Lost]) -> str:
         addresses = network.resolve(network.split_endpoint(self.endpoint)[0])
-        if any(one.node.address in addresses for one in lost):
+        if self.address not in addresses and any(one.node.address in addresses for one in lost):
             return f"; it held the rendezvous store ({self.endpoint}), so the nodes cannot meet again without it"
         return ""

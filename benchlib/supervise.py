@@ -64,6 +64,7 @@ class Supervisor:
         self.failed_at: float | None = None
         self.failed_code = 0
         self.agent_due: float | None = None
+        self.final: Ending | None = None  # by a failure that another attempt would not mend
         self.agent_read = 0  # bytes of what the agent wrote
         self.heard_first: float | None = None  # from when on the limits of a run on other machines count
         # Limits and durations are by the monotonic clock: the wall clock may be set while the run goes on.
@@ -124,7 +125,7 @@ class Supervisor:
             self._reap()
             self._follow()
             self._read_agent()
-            ending = self._stopped() or self._over() or self._at_limit()
+            ending = self._stopped() or self.final or self._over() or self._at_limit()
             if ending and not self._again(ending):
                 return ending
 
@@ -156,8 +157,12 @@ class Supervisor:
                 record.returncode, record.ended_at = 0, event["t"]
             elif event["kind"] == "error":
                 record.returncode, record.ended_at = int(event.get("exit_code", 1)), event["t"]
-        if event["kind"] == "error" and record.error and diagnosis.is_echo(record.error):
+        if event["kind"] != "error" or not record.error:
+            return
+        if diagnosis.is_echo(record.error):
             self.neighbours.look()  # now: those who only echo the failure as well will soon be gone
+        if self.job.restarts and diagnosis.no_restart_helps(record.error):
+            self.final = self._failed()
 
     def _here(self) -> list[RankRecord]:
         """Return the ranks of this node: of this launch and, where an agent took its name elsewhere, of this host."""
@@ -182,11 +187,7 @@ class Supervisor:
         if ending.outcome not in ("failed", "stalled", "timeout") or not self.attempts.left or self.attempts.ending:
             return False
         culprit = None if ending.culprit is None else self.ranks.get(ending.culprit)
-        if (
-            not self.children.living
-            or self._wall_is_reached()
-            or (culprit and diagnosis.no_restart_helps(culprit.error))
-        ):
+        if self.final or not self.children.living or self._wall_is_reached():
             return False
         if ending.outcome != "failed":
             here = [record for record in self._here() if record.alive]
@@ -254,12 +255,19 @@ class Supervisor:
         if culprit.error and culprit.error.get("exit_code") == EXIT_SKIPPED:
             return Ending("skipped", str(culprit.error.get("message", "")), culprit.rank)
         ending = Ending("failed", diagnosis.failure_text(culprit, records), culprit.rank)
-        return self.neighbours.blame(ending) if culprit.error and diagnosis.is_echo(culprit.error) else ending
+        if not (culprit.error and diagnosis.is_echo(culprit.error)):
+            return ending
+        if self.failed_code and (why := self._agent_reason()):
+            ending.reason += f"; {why}"
+        return self.neighbours.blame(ending)
 
-    def _agent_text(self) -> str:
+    def _agent_reason(self) -> str:
         report = self.logs / "agent.err"
         text = report.read_text(errors="replace") if report.exists() else ""
-        if reason := diagnosis.agent_reason(text, self.endpoint, self.limits.startup_s):
+        return diagnosis.agent_reason(text, self.endpoint, self.limits.startup_s) if self.endpoint else ""
+
+    def _agent_text(self) -> str:
+        if reason := self._agent_reason():
             return reason
         code = self.failed_code
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code} and named no rank"

@@ -50,18 +50,18 @@ def _finish(
 def test_all_reduce_reaches_what_the_cable_carries(shaped: tuple[Host, Host], tmp_path: Path) -> None:
     """The share of iperf3 on the same cable, in the same test: 0.95 at 16 MiB."""
     run_dirs = [prepare(tmp_path / name, **_values(shaped, sizes_bytes=[SIZE], rounds=1)) for name in "ab"]
-    before = iperf3_gbps(*shaped)
+    carried = iperf3_gbps(*shaped)
     ended = _finish([host.execute(path, "cable:run") for host, path in zip(shaped, run_dirs, strict=True)], run_dirs)
-    after = iperf3_gbps(*shaped)
     assert [one["outcome"] for one in ended] == ["complete", "complete"], [one["reason"] for one in ended]
     told = [json.loads((path / "rows.json").read_text()) for path in run_dirs]
     assert told[0]["hosts"] == [shaped[one["rank"]].address for one in sorted(told, key=lambda one: one["rank"])]
     (row,) = told[0]["rows"]
     assert row["wrong"] == 0
     reached = statistics.median(row["busbw_gbps"])
-    assert 0.7 < after < 1.0, "the cable has the speed that it was given"
-    assert reached >= 0.95 * min(before, after), (reached, before, after)
-    assert reached <= 1.05 * max(before, after), "more than the cable carries is a wrong measurement"
+    assert 0.7 < carried < 1.0, "the cable has the speed that it was given"
+    assert 0.95 * carried <= reached <= 1.05 * carried, (
+        "less is slow, and more than the cable carries is measured wrongly"
+    )
 
 
 def test_squad_smoke_runs_over_the_cable(shaped: tuple[Host, Host], tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""The SQuAD benchmark, broken once right after its checkpoint at step 8; ``--benchmark restarting:FUNCTION``."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from benchlib import events
+from benchlib.squad import native, run
+from benchlib.squad.config import SquadConfig
+from benchlib.squad.training import Task
+
+Config = SquadConfig
+STEP = 8
+
+
+def _broken_once(config: SquadConfig, run_dir: Path, writer: events.EventWriter, fault: Callable[[Task], None]) -> None:
+    """Run the benchmark; in its first attempt ``fault`` happens when checkpoint 8 is there."""
+    save = native._save
+
+    def saved(task: Task, *rest: Any) -> None:
+        save(task, *rest)
+        if rest[4] == STEP:
+            fault(task)
+
+    if events.restarts(run_dir) == 0:
+        native._save = saved
+    run.run(config, run_dir, writer)
+
+
+def flipped_and_killed(config: SquadConfig, run_dir: Path, writer: events.EventWriter) -> None:
+    """One bit of the newest checkpoint changes on the disk, then rank 1 dies."""
+
+    def fault(task: Task) -> None:
+        if task.world.main:
+            flip(task.run_dir / f"checkpoints/step-{STEP:08d}/model.safetensors")
+        dist.barrier()
+        if task.world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _broken_once(config, run_dir, writer, fault)
+
+
+def waits_for_its_end(config: SquadConfig, run_dir: Path, writer: events.EventWriter) -> None:
+    """The node whose run folder is called ``b`` waits to be killed."""
+
+    def fault(task: Task) -> None:
+        if task.run_dir.name == "b":
+            (task.run_dir / "waits").touch()
+            time.sleep(600)
+
+    _broken_once(config, run_dir, writer, fault)
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

@@ -1,0 +1,175 @@
+"""Ranks that are started again: from the last checkpoint that is whole, on the same node or another, to the same weights."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import HERE, none_left, prepare, status, until
+
+from benchlib import baselines
+from benchlib.config import resolve, save_config
+from benchlib.errors import UserError
+from benchlib.events import read_events
+from benchlib.launch import Launch, RankFailed, execute
+from benchlib.processes import kill_marked
+from benchlib.results import Result, Run, load_result
+
+END_S = 90.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _find_modules() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(HERE))
+        yield
+
+
+def _squad(run_dir: Path, **values: Any) -> Path:
+    """Make the run folder of a small training: 20 steps or more on two ranks of one thread."""
+    work = {"threads": 1, "batch_size": 4, "eval_questions": 8, "checkpoint_every": 4, "budget_s": 300}
+    run_dir.mkdir()
+    save_config(resolve("squad", overrides={"nproc": 2, **work, **values}).config, run_dir)
+    return run_dir
+
+
+def _nodes(**values: Any) -> dict[str, Any]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    return {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint, "max_restarts": 1, **values}
+
+
+def _start(launches: list[Launch], endpoint: str) -> None:
+    """Start nodes; the first of them holds the rendezvous store."""
+    host, _, port = endpoint.partition(":")
+    for launch in launches:
+        launch.start()
+        until(lambda: _answers(host, int(port)), END_S)
+
+
+def _answers(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
+def _lose(launch: Launch) -> float:
+    """Kill every process of a node, the supervisor too; return the time."""
+    assert launch.pid is not None
+    kill_marked(launch.run_dir)
+    none_left(launch.run_dir)
+    launch.wait()
+    return time.time()
+
+
+def _wait(launch: Launch) -> dict[str, Any]:
+    until(lambda: not launch.running, END_S)
+    return launch.wait()
+
+
+@pytest.fixture(scope="module")
+def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Launch, float]]:
+    """A node whose neighbour was lost, and nobody comes instead: it waits for the start-up limit while tests go on."""
+    folder = tmp_path_factory.mktemp("alone")
+    values = _nodes(steps=100_000, startup_timeout_s=30)
+    nodes = [Launch(prepare(folder / name, **values), "faulty:collective") for name in "ab"]
+    _start(nodes, values["rdzv_endpoint"])
+    until(lambda: any(event.get("step", 0) >= 3 for event in read_events(nodes[1].run_dir, {"heartbeat"})), END_S)
+    yield nodes[0], _lose(nodes[1])
+    nodes[0].stop()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    run_dir = _squad(tmp_path_factory.mktemp("undisturbed") / "run")
+    assert execute(run_dir)["outcome"] == "complete"
+    return load_result(run_dir)
+
+
+def _same_training(run_dir: Path, reference: Result) -> None:
+    """The weights of both ranks, bit for bit, and the loss of each step are those of the undisturbed run."""
+    result, samples = load_result(run_dir), Run(run_dir).samples
+    assert result.facts["planned_steps"] == reference.facts["planned_steps"] >= 20
+    assert result.facts["checksums"][-1] == reference.facts["checksums"][-1]
+    assert len(set(result.facts["checksums"][-1])) == 1
+    losses = result.metric("loss"), reference.metric("loss")
+    assert len(samples["loss"]) == result.facts["planned_steps"]
+    assert losses[0] and losses[1] and losses[0].value == losses[1].value
+
+
+def test_another_node_takes_the_place_of_a_lost_one(
+    left_alone: tuple[Launch, float], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    values = _nodes()
+    launches = [Launch(_squad(tmp_path / name, **values), "restarting:waits_for_its_end") for name in "ab"]
+    _start(launches, values["rdzv_endpoint"])
+    until((tmp_path / "b/waits").exists, END_S)
+    _lose(launches[1])
+    instead = Launch(_squad(tmp_path / "c", **values), "restarting:waits_for_its_end").start()
+    undisturbed = request.getfixturevalue("undisturbed")  # while the lost node's heartbeats run out
+    first, third = _wait(launches[0]), _wait(instead)
+    assert (first["outcome"], first["restarts"]) == ("complete", 1), first["reason"]
+    assert (third["outcome"], third["restarts"]) == ("complete", 0), third["reason"]
+    (lost,) = first["earlier_attempts"][0]["lost"]
+    assert (lost["address"], lost["how"]) == ("127.0.0.1", "gone")
+    (holder,) = [tmp_path / name for name in "ac" if (tmp_path / name / "result.json").exists()]
+    facts = load_result(holder).facts
+    assert (facts["resumed_step"], facts["restarts"]) == (8, 1)
+    assert (tmp_path / "c/checkpoints").is_dir(), "any node may be the next that is lost"
+    _same_training(holder, undisturbed)
+
+
+def test_from_the_checkpoint_before_the_damaged_one(undisturbed: Result, tmp_path: Path) -> None:
+    run_dir = _squad(tmp_path / "run", launcher="torchrun", max_restarts=1)
+    told = execute(run_dir, benchmark="restarting:flipped_and_killed")
+    none_left(run_dir, 0.5)
+    assert (told["outcome"], told["restarts"]) == ("complete", 1)
+    (earlier,) = told["earlier_attempts"]
+    assert (earlier["attempt"], earlier["culprit"], earlier["ranks"][1]["signal"]) == (1, 1, "SIGKILL")
+    assert earlier["reason"].startswith("rank 1 was killed by SIGKILL during phase train")
+    (event,) = read_events(run_dir, {"restarted"})
+    assert (event["attempt"], event["reason"]) == (2, earlier["reason"])
+    assert {path.name for path in (run_dir / "logs/attempt-1").iterdir()} >= {"rank0.err", "rank1.err", "rank1.out"}
+    assert (run_dir / "logs/rank1.err").exists(), "of the second attempt"
+    result = load_result(run_dir)
+    assert (result.facts["resumed_step"], result.facts["restarts"]) == (4, 1), "step 8 is there and has a wrong bit"
+    assert any("step-00000008: model.safetensors was altered" in note for note in result.notes)
+    _same_training(run_dir, undisturbed)
+    passed = {"verdict": "PASS", "broken": False, "sentence": "", "checks": []}
+    with pytest.raises(UserError, match="was started again 1 time after failures"):
+        baselines.require_acceptable(Run(run_dir), passed)
+
+
+def test_a_rank_that_hangs_is_killed_and_all_are_started_again(tmp_path: Path) -> None:
+    values = {"launcher": "torchrun", "max_restarts": 1, "fault": "spin_without_end", "stall_timeout_s": 1.5}
+    with pytest.raises(RankFailed) as caught:
+        execute(prepare(tmp_path / "run", **values), benchmark="faulty:run")
+    none_left(tmp_path / "run", 0.5)
+    told = caught.value.status
+    assert (told["outcome"], told["culprit"], told["restarts"]) == ("stalled", 1, 1), "it hangs every time"
+    (earlier,) = told["earlier_attempts"]
+    assert (earlier["outcome"], earlier["culprit"]) == ("stalled", 1)
+    for one in (told, earlier):
+        assert "spin_without_end" in one["reason"]
+
+
+def test_wrong_input_is_not_tried_again(tmp_path: Path) -> None:
+    values = {"launcher": "torchrun", "max_restarts": 3, "fault": "unavailable", "nproc": 1, "who": 0}
+    told = execute(prepare(tmp_path / "run", **values), benchmark="faulty:run")
+    assert (told["outcome"], told["reason"], told["restarts"]) == ("skipped", "no such device here", 0)
+
+
+def test_nobody_takes_the_place(left_alone: tuple[Launch, float]) -> None:
+    launch, lost_at = left_alone
+    told = _wait(launch)
+    assert told["ended_at"] - lost_at < 30 + 20
+    assert (told["outcome"], told["restarts"]) == ("failed", 0)
+    assert [row["how"] for row in told["lost"]] == ["gone"]
+    assert told["reason"].startswith("node ")
+    assert "the ranks could not be started again: the nodes did not all meet within 30 s" in told["reason"]
+    assert "nobody took the place of node" in told["reason"]
+    assert told == status(launch.run_dir)
+    assert json.loads((launch.run_dir / "peers.json").read_text())["nodes"]
