@@ -44,6 +44,8 @@ def crossover(run: Records, theme: Theme = LIGHT) -> Picture:
     told: list[str] = []
     for number, name in enumerate(found):
         for size in crossings.loc[crossings["algorithm"] == name, "bytes"].dropna():
+            if not axes.get_xlim()[0] <= size <= axes.get_xlim()[1]:
+                continue
             axes.axvline(size, color=theme.series[number], linewidth=1, linestyle=(0, (2, 2)))
             axes.annotate(size_text(size), (size, 0.02), (3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
                           color=theme.series[number], fontsize=8)  # fmt: skip

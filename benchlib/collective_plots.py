@@ -94,7 +94,7 @@ def _of_others(axes, run: Records, colours: dict[str, str]) -> list[End]:  # typ
         best = group[["bytes", "busbw_gbps"]].groupby("bytes").max().reset_index()  # of in place and out of place
         colour = colours[str(operation)]
         axes.plot(best["bytes"], best["busbw_gbps"], color=colour, linewidth=1, marker="x", markersize=5, linestyle=":")
-        ends.append(_end(best, f"{words(str(operation))}, \nnccl-tests (claimed)", colour, "busbw_gbps"))
+        ends.append(_end(best, f"{words(str(operation))}\nnccl-tests (claimed)", colour, "busbw_gbps"))
     if len(frame):
         low, high = axes.get_xlim()
         axes.set_xlim(min(low, frame["bytes"].min() / 1.5), max(high, frame["bytes"].max() * 1.5))

@@ -29,8 +29,9 @@ def heat_map(run: Records, theme: Theme = LIGHT) -> Picture:
     grid = np.full((ranks, ranks), np.nan)
     grid[frame["source"].astype(int), frame["target"].astype(int)] = frame["gbps"]
     low, high = float(np.nanmin(grid)), float(np.nanmax(grid))
-    scale = LinearSegmentedColormap.from_list("pairs", [theme.series[1], theme.grid, theme.series[0]])
-    scale.set_bad(theme.card)
+    scale = LinearSegmentedColormap.from_list("pairs", [theme.series[1], theme.grid, theme.series[0]]).with_extremes(
+        bad=theme.card
+    )
     # Pairs that are alike get like colours: the scale never shows less than a fifth of the fastest.
     floor = min(low, 0.8 * high)
     image = axes.imshow(grid, cmap=scale, vmin=floor, vmax=high, aspect="equal", interpolation="nearest")

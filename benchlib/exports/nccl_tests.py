@@ -38,17 +38,12 @@ BITS = 8
 
 
 def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
-    """Write the series of each run as tests of nccl-tests. A run without collectives is a ``UserError``."""
-    texts, tests = [], 0
-    for run in runs:
-        groups = _groups(run)
-        if not groups:
-            raise UserError(
-                f"{run.run}: {run.benchmark} measured no collective of nccl-tests; name a run of collectives"
-            )
-        texts += [_test(run, rows) for rows in groups]
-        tests += len(groups)
-    return put("\n".join(texts), output, f"{counted(tests, 'test')} of {counted(len(runs), 'run')}")
+    """Write the series of each run as tests of nccl-tests; runs of other benchmarks are left out, none is a ``UserError``."""
+    found = [(run, groups) for run in runs if (groups := _groups(run))]
+    if not found:
+        raise UserError("nccl-tests: no run measured a collective between ranks; name a run of collectives")
+    texts = [_test(run, rows) for run, groups in found for rows in groups]
+    return put("\n".join(texts), output, f"{counted(len(texts), 'test')} of {counted(len(found), 'run')}")
 
 
 def _groups(run: Snapshot) -> list[list[dict[str, Any]]]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchlib.errors import UserError
-from benchlib.foreign.readers import READERS, read_claims
+from benchlib.foreign.readers import READERS, UnknownFormat, read_claims
 from benchlib.impossible.claim import Collective
 
 FORMATS = ("nccl-tests", "nccl-tests JSON")
+EXPECTED = "the text or JSON output of nccl-tests"
 BITS = 8
 
 
@@ -25,10 +26,15 @@ class NamesResults(Protocol):
 
 def series(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file of nccl-tests or rccl-tests; ``UserError`` for any other file and one that is cut."""
-    name, claims = read_claims(path)
+    try:
+        name, claims = read_claims(path)
+    except UnknownFormat as error:
+        raise UserError(f"nccl_tests = {error}; expected {EXPECTED}") from None
+    except UserError as error:
+        raise UserError(f"nccl_tests = {error}") from None
     if name not in FORMATS:
         what = READERS[name].what if name in READERS else "a run of the kit"
-        raise UserError(f"nccl_tests = {path}: this is {what}; expected the text or JSON output of nccl-tests")
+        raise UserError(f"nccl_tests = {path}: this is {what}; expected {EXPECTED}")
     rows = []
     for claim in claims:
         one = claim.collective
