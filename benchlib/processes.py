@@ -41,6 +41,23 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+def leave_with_parent() -> None:
+    """Leave by ``SystemExit`` on a polite signal and when the parent dies, so that what has to be taken back is.
+
+    Signals that come while the process is leaving do not disturb it: a parent's death is told more than once.
+    """
+
+    def leave(number: int, _: object) -> None:
+        for one in polite:
+            signal.signal(one, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    polite = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for one in polite:
+        signal.signal(one, leave)
+    die_with_parent(os.getppid(), signal.SIGTERM)
+
+
 def _watch_parent(parent: int, number: int) -> None:
     while os.getppid() == parent:
         time.sleep(WATCH_EVERY_S)

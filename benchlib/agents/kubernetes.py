@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from typing import Any
 
 from benchlib.files import atomic_path
 from benchlib.launchers.pods import RUN_LABEL
-from benchlib.processes import die_with_parent
+from benchlib.processes import leave_with_parent
 
 POLL_S = 1.0
 AFTER_FAILURE_S = 30.0  # that the other pods get to end and to be fetched after one has failed
@@ -251,10 +250,6 @@ class Agent:
             )
 
 
-def _stop(number: int, _: object) -> None:
-    raise SystemExit(128 + number)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command line of the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m benchlib.agents.kubernetes", description="Run pods of a run.")
@@ -267,10 +262,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--python", default="python3", help="interpreter in the pods")
     parser.add_argument("--shared", action="store_true", help="RUN_DIR is a volume that the pods write to")
     options = parser.parse_args(argv)
-    # Killed as an orphan it would leave its job in the cluster; this way it takes it back.
-    die_with_parent(os.getppid(), signal.SIGTERM)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _stop)
+    leave_with_parent()  # killed as an orphan it would leave its job in the cluster
     try:
         return Agent(options).run()
     except Failed as error:

@@ -17,9 +17,8 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import NoReturn
 
-from benchlib.processes import die_with_parent
+from benchlib.processes import leave_with_parent
 
 ID_S = 5.0  # for a command that was interrupted to tell the id
 CANCEL_S = 10.0
@@ -103,14 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--log", default="/dev/null", help="file with the job's own output")
     parser.add_argument("command", nargs="+")
     job = Submitted(parser.parse_args(argv))
-
-    def stop(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    # Killed as an orphan it would leave its job in the queue; this way it takes it back.
-    die_with_parent(os.getppid(), signal.SIGTERM)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, stop)
+    leave_with_parent()  # killed as an orphan it would leave its job in the queue
     try:
         return job.run()
     except SystemExit:

@@ -1,0 +1,193 @@
+"""Runs that other machines carry: through stand-ins for kubectl that run pods here, and through SLURM and TorchX
+themselves where they are."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import HERE, prepare, send, until
+
+from benchlib.errors import UserError
+from benchlib.events import read_events
+from benchlib.launch import Launch, RankFailed, execute
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put the stand-in for kubectl on the PATH; return its folder."""
+    root, programs = tmp_path / "cluster", tmp_path / "bin"
+    root.mkdir()
+    program(programs / "kubectl", f'exec {sys.executable} {HERE / "standin_kubectl.py"} "$@"')
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("STANDIN", str(root))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parents[1]), str(HERE)]))
+    return root
+
+
+def program(path: Path, text: str) -> None:
+    """Write a shell script that can be run."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def calls(root: Path) -> list[str]:
+    """Return the commands that kubectl was given, without those that only look."""
+    lines = [json.loads(line) for line in (root / "calls.jsonl").read_text().splitlines()]
+    verbs = [next(word for word in line if word in ("create", "get", "exec", "logs", "delete")) for line in lines]
+    return [verb for verb in verbs if verb != "get"]
+
+
+def pods_left(root: Path) -> list[Any]:
+    """Return the processes of pods and of their followers that are still there."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if (
+                process.environ().get("STANDIN") == str(root)
+                and process.pid != os.getpid()
+                and process.ppid() != os.getpid()
+            ):
+                found.append(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("flavour", ["indexed", "trainjob"])
+def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path, flavour: str) -> None:
+    profile = tmp_path / "two.yaml"
+    profile.write_text(
+        f"links: {{inter_node_gbps: 100, inter_node_source: a sheet}}\nport: {port()}\nkubernetes: {{flavour: {flavour}}}\n"
+    )
+    run_dir = prepare(tmp_path / "run", launcher="kubernetes", nnodes=2, nproc=1, cluster=str(profile))
+    status = execute(run_dir, benchmark="faulty:checksums")
+    assert status["outcome"] == "complete", status["reason"]
+    assert sorted(event["source"] for event in read_events(run_dir, {"start"})) == ["rank0", "rank1"]
+    assert {(rank["rank"], rank["last_phase"]) for rank in status["ranks"]} == {(0, "done"), (1, "done")}
+    seen = [json.loads((run_dir / f"seen{rank}.json").read_text()) for rank in (0, 1)]
+    assert [one["place"][:2] for one in seen] == [[0, 2], [1, 2]], "one world over two pods"
+    assert json.loads((run_dir / "machine.json").read_text())["host"], "written by rank 0 in its pod"
+    assert json.loads((run_dir / "config.json").read_text())["cluster"] == str(profile), "the own config is kept"
+    assert calls(cluster)[0] == "create" and calls(cluster)[-1] == "delete" and calls(cluster).count("exec") == 2
+    assert not list(run_dir.rglob(".*.part"))
+    assert pods_left(cluster) == []
+
+
+def test_a_failing_rank_in_a_pod_is_named(cluster: Path, tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run", launcher="kubernetes", nproc=2, fault="boom")
+    with pytest.raises(RankFailed) as caught:
+        execute(run_dir, benchmark="faulty:collective")
+    assert caught.value.status["reason"] == "rank 1 raised ValueError during phase train, step 3: boom <script>"
+    assert "in boom" in str(caught.value), "its traceback came along"
+    assert calls(cluster)[-1] == "delete"
+    assert pods_left(cluster) == []
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_stopped_run_takes_its_job_back(cluster: Path, tmp_path: Path, killed: bool) -> None:
+    run_dir = prepare(tmp_path / "run", launcher="kubernetes", nproc=2)
+    with Launch(run_dir, "faulty:run").start() as launch:
+        until(lambda: any(event.get("step", 0) >= 3 for event in read_events(run_dir, {"heartbeat"})))
+        if killed:
+            assert launch.pid
+            send(launch.pid, signal.SIGKILL)
+            status = launch.wait()
+        else:
+            status = launch.stop()
+    assert status and status["outcome"] == ("failed" if killed else "stopped")
+    until((cluster / "deleted").exists, 15)
+    until(lambda: not pods_left(cluster), 5)
+
+
+def test_a_connection_that_breaks_is_opened_again(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_MODE", "cut")
+    run_dir = prepare(tmp_path / "run", launcher="kubernetes", nproc=1, steps=60)
+    status = execute(run_dir, benchmark="faulty:run")
+    assert status["outcome"] == "complete", status["reason"]
+    assert calls(cluster).count("exec") == 2
+    steps = [event["step"] for event in read_events(run_dir, {"heartbeat"}) if "step" in event]
+    assert steps == sorted(set(steps)) and steps[-1] >= 59, "no event twice, none lost"
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("image", 'cannot start: ImagePullBackOff: Back-off pulling image "benchlib:cpu"'),
+        ("refused", "jobs.batch is forbidden"),
+    ],
+)
+def test_a_cluster_that_cannot_run_it_says_why(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, words: str
+) -> None:
+    monkeypatch.setenv("STANDIN_MODE", mode)
+    run_dir = prepare(tmp_path / "run", launcher="kubernetes", nproc=1)
+    with pytest.raises(RankFailed) as caught:
+        execute(run_dir, benchmark="faulty:run")
+    assert words in caught.value.status["reason"]
+    assert calls(cluster)[-1] == "delete"
+
+
+def test_a_job_that_stays_in_the_queue(cluster: Path, tmp_path: Path) -> None:
+    program(tmp_path / "bin" / "sbatch", "echo 77; exec sleep 600")
+    program(tmp_path / "bin" / "scancel", f'echo "$1" > {tmp_path / "cancelled"}')
+    program(tmp_path / "bin" / "squeue", "true")
+    profile = tmp_path / "busy.yaml"
+    profile.write_text("queue_s: 1.5\n")
+    run_dir = prepare(tmp_path / "run", launcher="slurm", cluster=str(profile))
+    with pytest.raises(RankFailed) as caught:
+        execute(run_dir, benchmark="faulty:run")
+    assert caught.value.status["reason"].startswith("no rank was started in 2 s (queue_s of the cluster's profile)")
+    assert (tmp_path / "cancelled").read_text() == "77\n"
+
+
+def test_a_missing_program_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for launcher, words in (("kubernetes", "install kubectl"), ("slurm", "slurm-client"), ("torchx", "torchx==0.7.0")):
+        run_dir = prepare(tmp_path / launcher, launcher=launcher)
+        with pytest.raises(UserError, match=words):
+            Launch(run_dir, "faulty:run").start()
+        assert not (run_dir / "job.json").exists()
+
+
+@pytest.mark.skipif(not shutil.which("sinfo"), reason="no SLURM here: its client and a controller run this test")
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_slurm_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int) -> None:
+    if os.system("timeout 5 sinfo >/dev/null 2>&1"):
+        pytest.skip("SLURM's controller does not answer: start slurmctld and slurmd, or set SLURM_CONF")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parents[1]), str(HERE)]))
+    profile = tmp_path / "one.yaml"
+    profile.write_text(f"port: {port()}\n")
+    run_dir = prepare(tmp_path / "run", launcher="slurm", nproc=2, max_restarts=restarts, cluster=str(profile))
+    status = execute(run_dir, benchmark="faulty:checksums")
+    assert status["outcome"] == "complete", status["reason"]
+    assert sorted(event["source"] for event in read_events(run_dir, {"start"})) == ["rank0", "rank1"]
+
+
+@pytest.mark.skipif(not shutil.which("torchx"), reason="no torchx on the PATH: pipx install torchx==0.7.0")
+def test_torchx_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parents[1]), str(HERE)]))
+    profile = tmp_path / "two.yaml"
+    profile.write_text(f"port: {port()}\ntorchx: {{cfg: {{log_dir: {tmp_path / 'logs'}}}}}\n")
+    run_dir = prepare(tmp_path / "run", launcher="torchx", nproc=1, nnodes=2, cluster=str(profile))
+    status = execute(run_dir, benchmark="faulty:checksums")
+    assert status["outcome"] == "complete", status["reason"]
+    assert sorted(event["source"] for event in read_events(run_dir, {"start"})) == ["rank0", "rank1"]
+
+
+def port() -> int:
+    """Return a free port for a rendezvous."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
