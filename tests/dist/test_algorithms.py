@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from worlds import in_world
 
+from benchlib import algorithms, direct
 from benchlib.algorithms import ALGORITHMS
-from benchlib.direct import SEGMENT_BYTES
 
 Op = dist.ReduceOp
 TOGETHER = {
@@ -19,8 +19,8 @@ TOGETHER = {
     Op.PRODUCT: lambda parts: torch.stack(parts).prod(0, dtype=parts[0].dtype),
 }
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
-LONG = 3 * SEGMENT_BYTES // 4 + 5  # several segments on any of the counts below, and no multiple of anything
-LENGTHS = (0, 1, 2, 3, 7, LONG)
+LENGTHS = (0, 1, 2, 3, 7, 1001)
+SEGMENT_BYTES = 200  # so that short tensors too go in several segments
 
 
 def contribution(rank, length, dtype):
@@ -28,15 +28,19 @@ def contribution(rank, length, dtype):
     return ((torch.arange(length) * (rank + 2) + rank) % 3 + 1).to(dtype)
 
 
-def cases():
-    """Every algorithm with every reduction of every type, and with every length."""
-    whole = [case for case in itertools.product(TOGETHER, DTYPES) if case[0] != Op.AVG or case[1].is_floating_point]
-    yield from ((name, op, dtype, 1001) for name in ALGORITHMS for op, dtype in whole)
-    yield from ((name, Op.SUM, torch.float32, length) for name in ALGORITHMS for length in LENGTHS)
+def cases(whole):
+    """Every algorithm with every reduction and every length; the ``whole`` set has every type of every reduction."""
+    dtypes = DTYPES if whole else (torch.float32,)
+    yield from (
+        (name, op, dtype, 1001)
+        for name, op, dtype in itertools.product(ALGORITHMS, TOGETHER, dtypes)
+        if op != Op.AVG or dtype.is_floating_point
+    )
+    yield from ((name, Op.SUM, torch.uint8, length) for name in ALGORITHMS for length in LENGTHS)
 
 
 def every_case(group, rank, size):
-    for name, op, dtype, length in cases():
+    for name, op, dtype, length in cases(size == 3):
         tensor = contribution(rank, length, dtype)
         ALGORITHMS[name](tensor, op, group)
         expected = TOGETHER[op]([contribution(other, length, dtype) for other in range(size)])
@@ -45,8 +49,8 @@ def every_case(group, rank, size):
 
 def same_bits(group, rank, size):
     """Sums of fractions differ from the library's by rounding alone, and not between ranks."""
-    own = torch.randn(10_007, generator=torch.Generator().manual_seed(rank), dtype=torch.float32)
-    exactly = sum(torch.randn(10_007, generator=torch.Generator().manual_seed(r)).double() for r in range(size))
+    own = torch.randn(1_007, generator=torch.Generator().manual_seed(rank), dtype=torch.float32)
+    exactly = sum(torch.randn(1_007, generator=torch.Generator().manual_seed(r)).double() for r in range(size))
     for algorithm in ALGORITHMS.values():
         for op in (Op.SUM, Op.AVG):
             tensor = own.clone()
@@ -91,6 +95,7 @@ def subgroup(rank, size):
 
 def every_group(rank, size):
     """One world holds a group of every size. What follows a group is a barrier of all."""
+    algorithms.SEGMENT_BYTES = direct.SEGMENT_BYTES = SEGMENT_BYTES
     for count in range(1, size + 1):
         group = dist.new_group(list(range(count)))
         if rank < count:
