@@ -307,6 +307,8 @@ def _plain(annotation: Any, value: Any) -> Any:
 
 def _explain(cls: type[BaseConfig], item: Mapping[str, Any]) -> str:
     name = str(item["loc"][0]) if item["loc"] else ""
+    if name in cls.model_fields and item["type"] == "value_error":  # a validator's own words say more than the type
+        return f"{name}: {str(item['msg']).removeprefix('Value error, ')}"
     if name in cls.model_fields:
         given = repr(item["input"])
         given = given if len(given) <= 200 else f"{given[:200]}..."

@@ -12,16 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchlib import p2p
 from benchlib.collectives import patterns
 
-REDUCTIONS = {
-    "sum": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.AVG,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "product": dist.ReduceOp.PRODUCT,
-}
+REDUCTIONS = {name: operation for operation, name, _ in p2p.REDUCTIONS}
 ROOT = 0
+# torch 2.13 renamed both and warns of the old names.
+ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Group = dist.ProcessGroup | None
 
@@ -72,14 +70,10 @@ class Op:
         return self.call(give, get, reduction, place, asynchronous)
 
 
-def require_contiguous(*tensors: torch.Tensor) -> None:
+def require_contiguous(give: torch.Tensor, get: torch.Tensor) -> None:
     """Raise ``ValueError`` for a tensor whose elements do not lie one after the other."""
-    for tensor in tensors:
-        if not tensor.is_contiguous():
-            raise ValueError(
-                f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, "
-                "and gloo would silently corrupt it: pass tensor.contiguous() and copy the result back"
-            )
+    p2p.flat(give, "input")
+    p2p.flat(get, "output")
 
 
 def _all_reduce_data(dtype: str, reduction: str, elements: int, at: Place) -> Data:
@@ -179,9 +173,9 @@ def message(source: int, target: int) -> Op:
         return Data(pattern if at.rank == source else None, pattern if at.rank == target else None)
 
     def call(give: torch.Tensor, get: torch.Tensor, reduction: str, at: Place, asynchronous: bool) -> Several | None:
-        requests = [dist.P2POp(dist.isend, give, target, at.group)] if at.rank == source else []
-        requests += [dist.P2POp(dist.irecv, get, source, at.group)] if at.rank == target else []
-        several = Several(dist.batch_isend_irecv(requests) if requests else [])
+        into = [(get, source)] if at.rank == target else []
+        out = [(give, target)] if at.rank == source else []
+        several = Several(p2p.peers(at.group).start(into, out))
         if asynchronous:
             return several
         several.wait()
@@ -195,9 +189,9 @@ OPS = {
     for op in (
         Op("all_reduce", _all_reduce_data, _in_place(lambda tensor, reduction, at, later: dist.all_reduce(
             tensor, REDUCTIONS[reduction], group=at.group, async_op=later)), reduces=True, placements=(True, False)),
-        Op("all_gather", _all_gather_data, lambda give, get, reduction, at, later: dist.all_gather_into_tensor(
+        Op("all_gather", _all_gather_data, lambda give, get, reduction, at, later: ALL_GATHER(
             get, give, group=at.group, async_op=later), parts_got=True),
-        Op("reduce_scatter", _reduce_scatter_data, lambda give, get, reduction, at, later: dist.reduce_scatter_tensor(
+        Op("reduce_scatter", _reduce_scatter_data, lambda give, get, reduction, at, later: REDUCE_SCATTER(
             get, give, REDUCTIONS[reduction], group=at.group, async_op=later), parts_given=True, reduces=True),
         Op("broadcast", _broadcast_data, _in_place(lambda tensor, reduction, at, later: dist.broadcast(
             tensor, ROOT, group=at.group, async_op=later)), placements=(True, False)),

@@ -3,12 +3,14 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from benchlib.baselines import find
 from benchlib.collectives.checks import checks
 from benchlib.collectives.reading import reading
+from benchlib.collectives.run import run
 from benchlib.config import build, save_config
-from benchlib.events import read_events
+from benchlib.events import EventWriter, read_events
 from benchlib.launch import execute
 from benchlib.results import Run
 
@@ -114,41 +116,53 @@ def test_limits_pairs_and_fits_stand_beside_the_curves(two):
 
 def test_four_ranks_verify_every_operation(tmp_path):
     values = {"dtypes": ["bf16"], "sizes": "2,777", "reductions": ["sum", "max"]}
-    run = _run(tmp_path / "run", nproc=4, pairs=False, **values)
-    assert run.result.facts["wrong_elements"] == 0
-    assert {row["operation"] for row in run.result.tables["series"]} == set(run.config.operations)
-    assert _checks(run)["right results"].status == "PASS"
+    found = _run(tmp_path / "run", nproc=4, pairs=False, **values)
+    assert found.result.facts["wrong_elements"] == 0
+    assert {row["operation"] for row in found.result.tables["series"]} == set(found.config.operations)
+    assert _checks(found)["right results"].status == "PASS"
 
 
 def test_a_fault_of_one_rank_alone_is_found_in_every_operation(tmp_path):
-    run = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, dtypes=["fp32"], sizes="3,999")
-    series = pd.DataFrame(run.result.tables["series"])
+    found = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, dtypes=["fp32"], sizes="3,999")
+    series = pd.DataFrame(found.result.tables["series"])
     wrong = series[series.wrong_elements > 0]
     # Of what only the root gets, the faulty rank has nothing to spoil.
-    assert set(wrong.operation) == set(run.config.operations) - {"barrier", *ROOTED}
+    assert set(wrong.operation) == set(found.config.operations) - {"barrier", *ROOTED}
     assert (series[~series.operation.isin(["barrier", *ROOTED])].wrong_elements > 0).all()
-    check = _checks(run)["right results"]
+    check = _checks(found)["right results"]
     assert check.status == "FAIL"
     assert "on rank 1 is" in check.reason
     assert "on rank 0" not in check.reason
-    assert "no speed of this run counts" in reading(run)[0]
+    assert "no speed of this run counts" in reading(found)[0]
 
 
-def test_one_rank_says_that_it_has_no_bus(tmp_path):
-    run = _run(tmp_path / "run", nproc=1, dtypes=["fp32"], sizes="4,999")
-    metric = run.result.metric("allreduce_busbw_gbps")
+def _alone(folder, monkeypatch, **values):
+    """Run as the one rank there is, in this process."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    config = build("collectives", SMALL | {"dtypes": ["fp32"], "sizes": "4,999"} | values)
+    save_config(config, folder)
+    threads = torch.get_num_threads()
+    run(config, folder, EventWriter(folder, "rank0"))
+    torch.set_num_threads(threads)
+    return Run(folder)
+
+
+def test_one_rank_says_that_it_has_no_bus(tmp_path, monkeypatch):
+    found = _alone(tmp_path, monkeypatch)
+    metric = found.result.metric("allreduce_busbw_gbps")
     assert (metric.provenance, metric.value) == ("not_available", None)
     assert "one rank has no bus" in metric.reason
-    assert run.result.facts["wrong_elements"] == 0
-    reasons = {row["operation"]: row["reason"] for row in run.result.tables["unsupported"]}
+    assert found.result.facts["wrong_elements"] == 0
+    reasons = {row["operation"]: row["reason"] for row in found.result.tables["unsupported"]}
     assert reasons["send_recv"] == "one rank has nobody to send to"
-    assert _checks(run)["possible bandwidth"].status == "SKIPPED"
+    assert _checks(found)["possible bandwidth"].status == "SKIPPED"
 
 
-def test_what_the_time_does_not_hold_is_told(tmp_path):
-    run = _run(tmp_path / "run", nproc=1, dtypes=["fp32"], sizes="4,999", budget_s=0.5, wall_limit_s=60)
-    assert run.result.tables["series"] == []
-    found = _checks(run)
-    assert found["whole plan"].status == "SKIPPED"
-    assert "no time in the budget of 0.5 s" in found["whole plan"].reason
-    assert found["all verified"].status == found["time budget"].status == "FAIL"
+def test_what_the_time_does_not_hold_is_told(tmp_path, monkeypatch):
+    found = _alone(tmp_path, monkeypatch, budget_s=0.01)
+    assert found.result.tables["series"] == []
+    judged = _checks(found)
+    assert judged["whole plan"].status == "SKIPPED"
+    assert "no time in the budget of 0.01 s" in judged["whole plan"].reason
+    assert judged["all verified"].status == judged["time budget"].status == "FAIL"

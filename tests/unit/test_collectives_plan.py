@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -44,14 +46,13 @@ def test_sizes_are_read(text, sizes):
     ],
 )
 def test_sizes_that_cannot_be_are_told(text, said):
-    with pytest.raises(ValueError, match="size|range|factor") as error:
+    with pytest.raises(ValueError, match=re.escape(said)):
         parse_sizes(text)
-    assert said in str(error.value)
 
 
 def test_a_wrong_size_is_an_error_of_the_user_before_anything_starts():
-    with pytest.raises(UserError, match="'1Kib:x' is no range|'x' is no size|sizes"):
-        build("collectives", {"sizes": "1Kib:x"})
+    with pytest.raises(UserError, match=r"^sizes: 'x' is no size: write sizes as 1KiB:256MiB"):
+        build("collectives", {"sizes": "1KiB:x"})
     assert build("collectives", {"sizes": 1024}).size_list == (1024,)
 
 
