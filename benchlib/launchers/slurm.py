@@ -29,8 +29,8 @@ def slurm(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
     profile = clusters.load(config.cluster)
     command = [
         sys.executable, "-m", "benchlib.agents.submit", "--id", r"^(\d+)", "--cancel", "scancel {id}",
-        "--left", "squeue --noheader --jobs {id}", "--log", str(Path(run_dir) / LOG),
-        "--", "sbatch", "--wait", "--parsable", str(Path(run_dir) / SCRIPT),
+        "--left", "squeue --noheader --jobs {id}", "--state", "scontrol --oneliner show job {id}",
+        "--log", str(Path(run_dir) / LOG), "--", "sbatch", "--parsable", str(Path(run_dir) / SCRIPT),
     ]  # fmt: skip
     notes = [
         f"{Path(run_dir)} and the interpreter have to be on folders that all nodes share",
@@ -39,7 +39,7 @@ def slurm(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
     return Job(
         "slurm", [command], {}, notes, [{}], agent=True, ranks=0, restarts=config.max_restarts,
         files={SCRIPT: script(config, profile, str(run_dir), benchmark)}, submits=SCRIPT,
-        needs={"sbatch": SLURM, "scancel": SLURM}, queue_s=profile.queue_s, stop_s=STOP_S,
+        needs=dict.fromkeys(("sbatch", "scontrol", "scancel"), SLURM), queue_s=profile.queue_s, stop_s=STOP_S,
     )  # fmt: skip
 
 

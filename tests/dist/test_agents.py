@@ -138,7 +138,8 @@ def test_a_cluster_that_cannot_run_it_says_why(
 
 
 def test_a_job_that_stays_in_the_queue(cluster: Path, tmp_path: Path) -> None:
-    program(tmp_path / "bin" / "sbatch", "echo 77; exec sleep 600")
+    program(tmp_path / "bin" / "sbatch", "echo 77")
+    program(tmp_path / "bin" / "scontrol", "echo JobId=77 JobState=PENDING Reason=Resources ExitCode=0:0")
     program(tmp_path / "bin" / "scancel", f'echo "$1" > {tmp_path / "cancelled"}')
     program(tmp_path / "bin" / "squeue", "true")
     profile = tmp_path / "busy.yaml"
@@ -148,6 +149,25 @@ def test_a_job_that_stays_in_the_queue(cluster: Path, tmp_path: Path) -> None:
         execute(run_dir, benchmark="faulty:run")
     assert caught.value.status["reason"].startswith("no rank was started in 2 s (queue_s of the cluster's profile)")
     assert (tmp_path / "cancelled").read_text() == "77\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("FAILED ExitCode=9:0", "exit code 9"),
+        ("TIMEOUT ExitCode=0:0", "exit code 1"),
+        ("NODE_FAIL ExitCode=1:0", "NODE_FAIL"),
+    ],
+)
+def test_a_job_that_ends_without_a_rank(cluster: Path, tmp_path: Path, state: str, words: str) -> None:
+    program(tmp_path / "bin" / "sbatch", "echo '88;main'")
+    program(tmp_path / "bin" / "scontrol", f"echo JobId=88 JobState={state}")
+    program(tmp_path / "bin" / "scancel", "true")
+    run_dir = prepare(tmp_path / "run", launcher="slurm")
+    with pytest.raises(RankFailed) as caught:
+        execute(run_dir, benchmark="faulty:run")
+    reason = caught.value.status["reason"]
+    assert words in reason and f"job 88: {state.split()[0]}" in reason
 
 
 def test_a_missing_program_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
