@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import socket
 from pathlib import Path
 
 from benchlib import network, peers
@@ -17,11 +18,17 @@ class Neighbours:
         self.run_dir, self.launch, self.endpoint = run_dir, launch, endpoint
         self.introduction, self.address = launch, ""
         self._seen: list[Lost] | None = None
+        self._listening: socket.socket | None = None
         if endpoint and (address := network.local_address(*network.split_endpoint(endpoint))):
             with contextlib.suppress(OSError):  # then the others cannot tell whether this node is there
                 self._listening = peers.listen(address)
                 self.address = address
                 self.introduction = f"{launch} {address} {self._listening.getsockname()[1]}"
+
+    def close(self) -> None:
+        """Stop telling the others that this node is there."""
+        if self._listening:
+            self._listening.close()
 
     def forget(self) -> None:
         """Forget who was lost: another attempt began."""

@@ -93,6 +93,7 @@ class Supervisor:
             self._write_status(ending)
             self.writer.emit("ended", outcome=ending.outcome, reason=ending.reason)
             manifest.write(self.run_dir)
+            self.neighbours.close()
         except StorageError as error:
             with contextlib.suppress(OSError):  # the log may lie on the same full disk
                 print(error, file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from checkpoint_cases import flip
 
 from benchlib import events
 from benchlib.squad import native, run
@@ -54,10 +55,3 @@ def waits_for_its_end(config: SquadConfig, run_dir: Path, writer: events.EventWr
             time.sleep(600)
 
     _broken_once(config, run_dir, writer, fault)
-
-
-def flip(path: Path) -> None:
-    """Change one bit in the middle of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
