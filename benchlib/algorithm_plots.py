@@ -6,7 +6,7 @@ from benchlib.collective_series import VARIANTS, words
 from benchlib.collectives.sizes import size_text
 from benchlib.curves import Records
 from benchlib.labels import seconds
-from benchlib.picture import FEW_COLOURS, LIGHT, Picture, Theme, blank, finish, leave_empty
+from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty
 
 MOST_ROWS = 6
 STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
@@ -14,7 +14,7 @@ STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 def crossover(run: Records, theme: Theme = LIGHT) -> Picture:
     """Time of each algorithm's all-reduce over the library's by size; below 1 it is faster, and where it crosses is marked."""
-    figure, axes = blank("crossover", theme, FEW_COLOURS)
+    figure, axes = blank("crossover", theme, of_many=True)
     found = series.ratios(run)
     if not found:
         return leave_empty(figure, axes, theme, "No algorithm was timed beside the library's all-reduce.")
@@ -47,9 +47,9 @@ def crossover(run: Records, theme: Theme = LIGHT) -> Picture:
             if not axes.get_xlim()[0] <= size <= axes.get_xlim()[1]:
                 continue
             axes.axvline(size, color=theme.series[number], linewidth=1, linestyle=(0, (2, 2)))
-            axes.annotate(size_text(size), (size, 0.02), (3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
+            axes.annotate(_about(size), (size, 0.02 + 0.07 * number), (3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
                           color=theme.series[number], fontsize=8)  # fmt: skip
-            told.append(f"the {VARIANTS[name]} crosses the library at {size_text(size)}")
+            told.append(f"the {VARIANTS[name]} crosses the library at {_about(size)}")
     name_ends(axes, theme, ends)
     reasons = [f"{VARIANTS[row['algorithm']]}: {row['reason']}" for row in series.rows(crossings) if row["reason"]]
     name, best = min(
@@ -65,9 +65,15 @@ def crossover(run: Records, theme: Theme = LIGHT) -> Picture:
     )
 
 
+def _about(size: float) -> str:
+    """Write a size that lies between two measured ones with two digits: the rest is not known."""
+    number, unit = size_text(size).split()
+    return f"{float(number):.0f} {unit}" if float(number) >= 10 else f"{float(number):.2g} {unit}"
+
+
 def overlap(run: Records, theme: Theme = LIGHT) -> Picture:
     """Exchange and computation one after the other and together: what is hidden is time that training does not wait for."""
-    figure, axes = blank("overlap", theme, FEW_COLOURS)
+    figure, axes = blank("overlap", theme, of_many=True)
     frame = series.table(run, "overlap").dropna(subset=["alone_us", "compute_us", "together_us"])
     if frame.empty:
         return leave_empty(figure, axes, theme, "No exchange was timed beside a computation.")

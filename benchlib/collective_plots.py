@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from benchlib import collective_series as series
@@ -11,7 +12,7 @@ from benchlib.collective_series import ROOTED, TOGETHER, words
 from benchlib.collectives.sizes import size_text
 from benchlib.curves import Records
 from benchlib.metrics import quantity
-from benchlib.picture import FEW_COLOURS, LIGHT, Picture, Theme, blank, finish, leave_empty
+from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty
 
 DASHES = {"memory copy": (0, (1, 1.5)), "claimed link": (0, (6, 3))}
 SOCKET = (0, (4, 1.5, 1, 1.5))
@@ -32,7 +33,7 @@ def rooted_bandwidth(run: Records, theme: Theme = LIGHT) -> Picture:
 
 
 def _bandwidth(run: Records, theme: Theme, name: str, operations: Sequence[str], limits: Sequence[str]) -> Picture:
-    figure, axes = blank(name, theme, FEW_COLOURS)
+    figure, axes = blank(name, theme, of_many=True)
     found = {key: frame for key, frame in series.lines(run, "busbw_gbps").items() if key[0] in operations}
     found = {key: frame for key, frame in found.items() if key[1] in ("library", "direct")}
     if not found:
@@ -45,9 +46,10 @@ def _bandwidth(run: Records, theme: Theme, name: str, operations: Sequence[str],
                   linestyle=style)  # fmt: skip
         ends.append(_end(frame, words(operation, variant), colours[operation]))
         sizes |= set(frame["bytes"])
-    size_axis(axes, sizes)
+    foreign, stated = _of_others(axes, run, colours)
+    ends += foreign
+    size_axis(axes, sizes | stated)
     ends += _limits(axes, theme, series.bounds(run), limits)
-    ends += _of_others(axes, run, colours)
     axes.set_yscale("log")
     plain_numbers(axes.yaxis)
     axes.margins(y=0.06)
@@ -66,7 +68,7 @@ def _end(frame: pd.DataFrame, label: str, colour: str, column: str = "value") ->
     return End(float(last["bytes"]), float(last[column]), label, colour)
 
 
-def _limits(axes, theme: Theme, bounds: dict[str, pd.DataFrame], wanted: Sequence[str]) -> list[End]:  # type: ignore[no-untyped-def]
+def _limits(axes: Axes, theme: Theme, bounds: dict[str, pd.DataFrame], wanted: Sequence[str]) -> list[End]:
     """Draw the limits as grey lines; one that holds for any size reaches over the whole axis."""
     low, high = axes.get_xlim()
     ends = []
@@ -85,7 +87,7 @@ def _limits(axes, theme: Theme, bounds: dict[str, pd.DataFrame], wanted: Sequenc
     return ends
 
 
-def _of_others(axes, run: Records, colours: dict[str, str]) -> list[End]:  # type: ignore[no-untyped-def]
+def _of_others(axes: Axes, run: Records, colours: dict[str, str]) -> tuple[list[End], set[float]]:
     """Draw what a file of nccl-tests states beside the run's own lines, with crosses: it was not measured here."""
     frame = series.table(run, "nccl_tests")
     frame = frame[(frame["busbw_gbps"] > 0) & (frame["bytes"] > 0) & frame["operation"].isin(list(colours))]
@@ -95,15 +97,12 @@ def _of_others(axes, run: Records, colours: dict[str, str]) -> list[End]:  # typ
         colour = colours[str(operation)]
         axes.plot(best["bytes"], best["busbw_gbps"], color=colour, linewidth=1, marker="x", markersize=5, linestyle=":")
         ends.append(_end(best, f"{words(str(operation))}\nnccl-tests (claimed)", colour, "busbw_gbps"))
-    if len(frame):
-        low, high = axes.get_xlim()
-        axes.set_xlim(min(low, frame["bytes"].min() / 1.5), max(high, frame["bytes"].max() * 1.5))
-    return ends
+    return ends, set(frame["bytes"])
 
 
 def shares(run: Records, theme: Theme = LIGHT) -> Picture:
     """Share of each limit that the operations reach at their largest size, with the targets as marks."""
-    figure, axes = blank("limit-shares", theme, FEW_COLOURS)
+    figure, axes = blank("limit-shares", theme, of_many=True)
     frame = series.table(run, "shares").dropna(subset=["share", "bytes"])
     if frame.empty:
         return leave_empty(figure, axes, theme, "No operation was measured beside a limit.")

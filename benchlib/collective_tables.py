@@ -92,6 +92,7 @@ def shares(run: Records) -> pd.DataFrame:
 def fits(run: Records) -> pd.DataFrame:
     """Return start-up time and bandwidth of each operation, and what the line t = α + S·factor/B leaves."""
     frame = series.table(run, "fits").dropna(subset=["alpha_us", "bandwidth_gbps"])
+    frame = frame[frame["variant"] != "async"]  # measured at both ends of the range only
     found = [
         {
             "operation": words(row["operation"], row["variant"]),

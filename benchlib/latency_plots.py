@@ -10,14 +10,14 @@ from benchlib.collectives.sizes import size_text
 from benchlib.curves import Records
 from benchlib.labels import seconds
 from benchlib.metrics import quantity
-from benchlib.picture import FEW_COLOURS, LIGHT, Picture, Theme, blank, finish, leave_empty
+from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty
 
 SMALL_BYTES = 2**20
 
 
 def latency(run: Records, theme: Theme = LIGHT) -> Picture:
     """Median time of each operation by size, the maximum over ranks of each round; the barrier has no size."""
-    figure, axes = blank("collective-latency", theme, FEW_COLOURS)
+    figure, axes = blank("collective-latency", theme, of_many=True)
     found = {key: frame for key, frame in series.lines(run, "median_us").items() if key[1] == "library"}
     # Large messages are a matter of bandwidth; they would press the small ones together.
     small = {key: frame[frame["bytes"] <= SMALL_BYTES] for key, frame in found.items()}
@@ -56,7 +56,7 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
 
 def small_messages(run: Records, theme: Theme = LIGHT) -> Picture:
     """Time of the smallest size of each operation: the median, and how far the slowest 5 % and 1 % reach."""
-    figure, axes = blank("small-messages", theme, FEW_COLOURS)
+    figure, axes = blank("small-messages", theme, of_many=True)
     frame = series.main(run)
     frame = frame[(frame["median_us"] > 0) & frame["variant"].isin(["library", "direct"])]
     frame = (
@@ -97,7 +97,7 @@ def small_messages(run: Records, theme: Theme = LIGHT) -> Picture:
 
 def fit(run: Records, theme: Theme = LIGHT, operation: str = "all_reduce") -> Picture:
     """Measured times of an operation by size, the line t = α + S·factor/B through them, and what it leaves."""
-    figure, axes = blank("alpha-beta", theme, FEW_COLOURS)
+    figure, axes = blank("alpha-beta", theme, of_many=True)
     fits = series.table(run, "fits").query("variant == 'library'").dropna(subset=["alpha_us", "bandwidth_gbps"])
     fits = fits[fits["bandwidth_gbps"] > 0]
     if fits.empty:

@@ -9,7 +9,7 @@ from benchlib import collective_series as series
 from benchlib.collectives.sizes import size_text
 from benchlib.curves import Records
 from benchlib.metrics import quantity
-from benchlib.picture import FEW_COLOURS, LIGHT, Picture, Theme, blank, finish, leave_empty
+from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty
 
 WITH_NUMBERS = 16  # ranks up to which a number fits into a cell
 WITH_NAMES = 20  # ranks up to which each has its tick
@@ -17,7 +17,7 @@ WITH_NAMES = 20  # ranks up to which each has its tick
 
 def heat_map(run: Records, theme: Theme = LIGHT) -> Picture:
     """Bandwidth from each rank (row) to each other (column) at the largest size, and the slowest pair as a ring."""
-    figure, axes = blank("pairs", theme, FEW_COLOURS)
+    figure, axes = blank("pairs", theme, of_many=True)
     frame = series.table(run, "pairs").dropna(subset=["source", "target", "gbps"])
     frame = frame[(frame["source"] != frame["target"]) & (frame["gbps"] > 0)]
     if frame.empty:

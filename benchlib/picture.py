@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 WIDTH_IN, HEIGHT_IN, DPI = 5.3, 3.3, 150
-FEW_COLOURS = 32  # of a page with many pictures
+OF_MANY_COLOURS, OF_MANY_DPI = 32, 120  # for pages with many pictures: half the bytes
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,14 @@ class Picture(Figure):
     colours: int = 96
 
 
-def blank(name: str, theme: Theme, colours: int = 96) -> tuple[Picture, Axes]:
-    figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DPI, layout="constrained", facecolor=theme.card)
+def blank(name: str, theme: Theme, of_many: bool = False) -> tuple[Picture, Axes]:
+    """Return an empty figure with its axes; ``of_many`` is for pages with many pictures: fewer pixels and colours."""
+    dpi = OF_MANY_DPI if of_many else DPI
+    figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=dpi, layout="constrained", facecolor=theme.card)
     FigureCanvasAgg(figure)
-    figure.name, figure.colours = name, colours
+    figure.name = name
+    if of_many:
+        figure.colours = OF_MANY_COLOURS
     axes = figure.add_subplot(facecolor=theme.card)
     axes.tick_params(colors=theme.muted, labelsize=9, length=0, pad=5)
     axes.spines[:].set_visible(False)

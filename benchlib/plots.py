@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from benchlib import algorithm_plots, collective_plots, curves, pair_plots, peak_plots
+from benchlib import algorithm_plots, collective_plots, curves, latency_plots, pair_plots, peak_plots, skew_plots
 from benchlib.curves import Records
 from benchlib.labels import seconds
 from benchlib.picture import DARK, LIGHT, Picture, Theme, blank, finish, leave_empty, png, show
@@ -253,7 +253,9 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     "collective-bandwidth": collective_plots.bandwidth,
     "rooted-bandwidth": collective_plots.rooted_bandwidth,
     "limit-shares": collective_plots.shares,
+    "collective-latency": latency_plots.latency,
     "pairs": pair_plots.heat_map,
     "crossover": algorithm_plots.crossover,
     "overlap": algorithm_plots.overlap,
+    "last-rank": skew_plots.last_rank,
 }

@@ -8,7 +8,7 @@ from benchlib.collective_series import ROOTED, TOGETHER, words
 from benchlib.collectives.sizes import size_text
 from benchlib.curves import Records
 from benchlib.labels import seconds
-from benchlib.picture import FEW_COLOURS, LIGHT, Picture, Theme, blank, finish, leave_empty
+from benchlib.picture import LIGHT, Picture, Theme, blank, finish, leave_empty
 
 MANY_RANKS = 16
 SHOWN = 8  # of many ranks: those that are last most and least often
@@ -16,7 +16,7 @@ SHOWN = 8  # of many ranks: those that are last most and least often
 
 def last_rank(run: Records, theme: Theme = LIGHT) -> Picture:
     """How often each rank is the last to finish a round, beside the even share."""
-    figure, axes = blank("last-rank", theme, FEW_COLOURS)
+    figure, axes = blank("last-rank", theme, of_many=True)
     shares = series.last_shares(run)
     if len(shares) < 2:
         return leave_empty(figure, axes, theme, "No times of several ranks were recorded.")
@@ -54,7 +54,7 @@ def last_rank(run: Records, theme: Theme = LIGHT) -> Picture:
 
 def rounds(run: Records, theme: Theme = LIGHT, operation: str = "all_reduce") -> Picture:
     """How far the first and the last rank of an operation are apart in each round: the distribution by size."""
-    figure, axes = blank("rank-rounds", theme, FEW_COLOURS)
+    figure, axes = blank("rank-rounds", theme, of_many=True)
     frame = series.apart(run, operation)
     if frame.empty:
         return leave_empty(figure, axes, theme, f"No times of each rank and round of the {words(operation)} were kept.")
@@ -81,7 +81,7 @@ def rounds(run: Records, theme: Theme = LIGHT, operation: str = "all_reduce") ->
 
 def spread(run: Records, theme: Theme = LIGHT) -> Picture:
     """How far the first and the last rank of a round are apart, by size: the median over rounds of max - min."""
-    figure, axes = blank("rank-spread", theme, FEW_COLOURS)
+    figure, axes = blank("rank-spread", theme, of_many=True)
     found = {key: frame for key, frame in series.lines(run, "skew_us").items() if key[1] == "library"}
     if not found:
         return leave_empty(figure, axes, theme, "No differences between ranks were recorded.")

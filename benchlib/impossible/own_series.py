@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from benchlib.bandwidth import BUS_FACTORS
+from benchlib.collectives.sizes import size_text
 from benchlib.errors import UserError
 from benchlib.impossible.claim import Claim, Collective, Latency
 from benchlib.impossible.numbers import Numbers
@@ -49,7 +50,7 @@ def _claim(row: dict[str, Any], ranks: int, limit: tuple[float, str] | None, lib
         row.get("reduction"),
         "in place" if row.get("in_place") is True else "",
     ]
-    subject = f"{' '.join(str(word) for word in words if word)}, {row.get('bytes')} bytes"
+    subject = f"{' '.join(str(word) for word in words if word)}, {_size(row.get('bytes'))}"
     own = variant in ("ring", "tree", "rs_ag", "direct")
     algbw, busbw = (_gbytes(row.get(name)) for name in ("algbw_gbps", "busbw_gbps"))
     times = {50.0: row.get("median_us"), 95.0: row.get("p95_us"), 99.0: row.get("p99_us")}
@@ -81,6 +82,10 @@ def _claim(row: dict[str, Any], ranks: int, limit: tuple[float, str] | None, lib
         raise UserError(
             f"the result states a series that cannot be read ({subject}): {str(error).splitlines()[0]}"
         ) from None
+
+
+def _size(size: Any) -> str:
+    return size_text(size) if isinstance(size, (int, float)) and size > 0 else f"{size} bytes"
 
 
 def _gbytes(gbps: Any) -> float | None:

@@ -126,7 +126,7 @@ def test_a_bandwidth_above_the_memory_copy_is_impossible():
     )
     failures = judged(found, 2, collective="gloo")["busbw below the links"].failures
     assert len(failures) == 1
-    assert "broadcast library fp32, 1048576 bytes" in failures[0]
+    assert "broadcast library fp32, 1 MiB" in failures[0]
     assert "measured: memory copy" in failures[0]
 
 
