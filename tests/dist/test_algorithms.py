@@ -61,6 +61,16 @@ def same_bits(group, rank, size):
             assert all(torch.equal(copy, tensor) for copy in copies)
 
 
+def same_zeros(group, rank, size):
+    """Of 0 and -0, which are equal, all ranks take the same one."""
+    for name, op in itertools.product(ALGORITHMS, (Op.MIN, Op.MAX)):
+        tensor = torch.full((31,), -0.0 if rank % 2 else 0.0)
+        ALGORITHMS[name](tensor, op, group)
+        copies = [torch.empty_like(tensor) for _ in range(size)]
+        dist.all_gather(copies, tensor, group=group)
+        assert len({bytes(copy.numpy()) for copy in copies}) == 1, name
+
+
 def refused(group):
     for algorithm in ALGORITHMS.values():
         with pytest.raises(ValueError, match="not contiguous"):
@@ -101,6 +111,7 @@ def every_group(rank, size):
         if rank < count:
             every_case(group, rank, count)
             same_bits(group, rank, count)
+            same_zeros(group, rank, count)
         dist.barrier()
     refused(None)
     shape_is_kept(None, rank, size)
