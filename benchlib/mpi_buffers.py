@@ -16,6 +16,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 LIMIT = 2**30  # elements or bytes in one count
+LONGEST = 2**31 - 1  # a place in a buffer, which is counted too where blocks have different sizes
 
 _TYPES = {
     torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE,
@@ -92,7 +93,7 @@ def blocks(tensor: torch.Tensor, parts: int = 1) -> list[Any]:
 def parted(tensor: torch.Tensor, sizes: list[int]) -> list[Any]:
     """Return MPI's description of a tensor that is moved as blocks of the given bytes, one after the other."""
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    if sum(sizes) > 2 * LIMIT - 1:
+    if sum(sizes) > LONGEST:
         raise ValueError(
             f"mpi: blocks of different sizes may take 2 GiB in all, not {sum(sizes)} bytes: use equal ones"
         )

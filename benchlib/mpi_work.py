@@ -44,7 +44,7 @@ class Collective(dist.Work):
         limit_s = _limit_s(timeout, self._timeout_s)
         if not self._done.wait(limit_s):
             raise RuntimeError(
-                f"mpi {self._what} timed out after {limit_s:.0f} s: a rank of the group did not take part"
+                f"mpi {self._what} timed out after {limit_s:g} s: a rank of the group did not take part"
             )
         if self._error:
             raise RuntimeError(f"mpi {self._what} failed: {self._error}") from self._error
@@ -82,7 +82,7 @@ class Message(dist.Work):
         end = time.monotonic() + limit_s
         while not self._request.Test(self._status):
             if time.monotonic() > end:
-                raise RuntimeError(f"mpi {self._what} timed out after {limit_s:.0f} s: the other rank did not answer")
+                raise RuntimeError(f"mpi {self._what} timed out after {limit_s:g} s: the other rank did not answer")
             os.sched_yield()  # the other rank may need this core to answer
         return True
 

@@ -22,8 +22,9 @@ if [ ! -e "$root/usr/include/ucc/api/ucc.h" ]; then
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends mmdebstrap
     fi
     mirror=$(grep -rhoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d/ 2>/dev/null | head -1 || true)
+    # The last five are what modules of Python itself load.
     # The lists of a frozen mirror are past their date; their signature is checked all the same.
-    mmdebstrap --quiet --aptopt='Acquire::Check-Valid-Until "false"' --variant=minbase --include=libucc-dev,libucx-dev,g++,ninja-build,libgomp1 \
+    mmdebstrap --quiet --aptopt='Acquire::Check-Valid-Until "false"' --variant=minbase --include=libucc-dev,libucx-dev,g++,ninja-build,libgomp1,libffi8,libsqlite3-0,libssl3t64,libreadline8t64 \
         sid "$root" "deb ${mirror:-http://deb.debian.org/debian} sid main"
     chmod 755 "$root"
 fi

@@ -11,8 +11,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/utils/pybind.h>
 
-#include <array>
 #include <memory>
+#include <numeric>
 
 namespace benchlib {
 
@@ -152,19 +152,20 @@ class UccGroup : public c10d::Backend {
     return run("gather", c10d::OpType::GATHER, args, list, after, input.numel());
   }
 
+  // As SCATTERV, which UCC's transport over UCX has; it has no SCATTER.
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override {
     auto output = one("scatter", outputs);
-    auto args = blank(UCC_COLL_TYPE_SCATTER);
+    auto args = blank(UCC_COLL_TYPE_SCATTERV);
     args.root = opts.rootRank;
     args.dst.info = bytes(output);
-    at::Tensor whole;
-    if (getRank() == opts.rootRank) {
-      whole = joined("scatter", inputs.at(0));
-      parts("scatter", output, whole);
-      if (overlap(output, whole)) whole = whole.clone();
-      args.src.info = bytes(whole);
-    }
-    return run("scatter", c10d::OpType::SCATTER, args, outputs, keep(nullptr, {whole}), output.numel());
+    if (getRank() != opts.rootRank) return run("scatter", c10d::OpType::SCATTER, args, outputs, nullptr, output.numel());
+    auto whole = joined("scatter", inputs.at(0));
+    parts("scatter", output, whole);
+    if (overlap(output, whole)) whole = whole.clone();
+    auto blocks = std::make_shared<Blocks>(std::vector<int64_t>(getSize(), args.dst.info.count), 1);
+    args.src.info_v = blocks->of(whole);
+    args.flags |= UCC_COLL_ARGS_FLAG_COUNT_64BIT | UCC_COLL_ARGS_FLAG_DISPLACEMENTS_64BIT;
+    return run("scatter", c10d::OpType::SCATTER, args, outputs, [blocks, whole] {}, output.numel());
   }
 
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_rows,
@@ -253,40 +254,42 @@ class UccGroup : public c10d::Backend {
     return run("all_gather", c10d::OpType::ALLGATHER, args, std::move(results), keep(after, {source, output}), input.numel());
   }
 
-  // Blocks of the given rows, as bytes.
+  // Blocks of a tensor, one after the other, as bytes.
+  struct Blocks {
+    std::vector<uint64_t> counts, starts;
+
+    Blocks(const std::vector<int64_t>& rows, uint64_t row_bytes) {
+      uint64_t start = 0;
+      for (auto count : rows) {
+        counts.push_back(count * row_bytes);
+        starts.push_back(start);
+        start += count * row_bytes;
+      }
+    }
+
+    ucc_coll_buffer_info_v_t of(const at::Tensor& tensor) {
+      return {tensor.data_ptr(), reinterpret_cast<ucc_count_t*>(counts.data()), reinterpret_cast<ucc_aint_t*>(starts.data()),
+              UCC_DT_UINT8, UCC_MEMORY_TYPE_HOST};
+    }
+  };
+
+  std::shared_ptr<Blocks> rows(const at::Tensor& tensor, const std::vector<int64_t>& given) const {
+    const int64_t length = tensor.dim() ? tensor.size(0) : 1, size = getSize();
+    const auto wanted = given.empty() ? std::vector<int64_t>(size, length / size) : given;
+    const int64_t sum = std::accumulate(wanted.begin(), wanted.end(), int64_t{0});
+    TORCH_CHECK_VALUE(static_cast<int64_t>(wanted.size()) == size && sum == length,
+                      "ucc all_to_all: the split sizes do not add up to ", length, " rows over ", size, " ranks");
+    return std::make_shared<Blocks>(wanted, length ? tensor.numel() * tensor.element_size() / length : 0);
+  }
+
   WorkPtr uneven(at::Tensor& output, at::Tensor& source, const std::vector<int64_t>& received,
                  const std::vector<int64_t>& sent, Tensors results, std::function<void()> after) {
-    struct Blocks {
-      std::vector<uint64_t> counts, starts;
-    };
-    auto blocks = std::make_shared<std::array<Blocks, 2>>();
-    auto describe = [&](const at::Tensor& tensor, const std::vector<int64_t>& rows, Blocks& into) {
-      const int64_t length = tensor.dim() ? tensor.size(0) : 1, size = getSize();
-      const auto wanted = rows.empty() ? std::vector<int64_t>(size, length / size) : rows;
-      int64_t sum = 0;
-      for (auto count : wanted) sum += count;
-      TORCH_CHECK_VALUE(static_cast<int64_t>(wanted.size()) == size && sum == length,
-                        "ucc all_to_all: the split sizes do not add up to ", length, " rows over ", size, " ranks");
-      const uint64_t row = length ? tensor.numel() * tensor.element_size() / length : 0;
-      uint64_t start = 0;
-      for (auto count : wanted) {
-        into.counts.push_back(count * row);
-        into.starts.push_back(start);
-        start += count * row;
-      }
-      ucc_coll_buffer_info_v_t info{};
-      info.buffer = tensor.data_ptr();
-      info.counts = reinterpret_cast<ucc_count_t*>(into.counts.data());
-      info.displacements = reinterpret_cast<ucc_aint_t*>(into.starts.data());
-      info.datatype = UCC_DT_UINT8;
-      info.mem_type = UCC_MEMORY_TYPE_HOST;
-      return info;
-    };
+    auto from = rows(source, sent), into = rows(output, received);
     auto args = blank(UCC_COLL_TYPE_ALLTOALLV);
     args.flags |= UCC_COLL_ARGS_FLAG_COUNT_64BIT | UCC_COLL_ARGS_FLAG_DISPLACEMENTS_64BIT;
-    args.src.info_v = describe(source, sent, (*blocks)[0]);
-    args.dst.info_v = describe(output, received, (*blocks)[1]);
-    auto finished = [after, blocks, source, output] {
+    args.src.info_v = from->of(source);
+    args.dst.info_v = into->of(output);
+    auto finished = [after, from, into, source, output] {
       if (after) after();
     };
     return run("all_to_all", c10d::OpType::ALLTOALL, args, std::move(results), finished, 1);

@@ -1,0 +1,66 @@
+"""MPI under mpirun: every operation by value, the same gradients as gloo, and no process left behind."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from harness import HERE, none_left, pid_at_step, prepare, send
+
+from benchlib.collective_libraries import LIBRARIES
+from benchlib.launch import Launch, execute
+
+pytestmark = pytest.mark.skipif(bool(LIBRARIES["mpi"].missing()), reason=LIBRARIES["mpi"].missing())
+PER_GROUP = 5 * 7 * 3 * 5 + 7 * 3 * 9  # reductions x types x lengths x forms, and types x lengths x moves
+
+
+@pytest.fixture(autouse=True)
+def _find_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+def seen(run_dir: Path, ranks: int) -> list[dict]:
+    return [json.loads((run_dir / f"seen{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_operation(tmp_path: Path, ranks: int) -> None:
+    """All of it twice: on 4 ranks once more in two groups, on 2 ranks once more with buffers too long for one count."""
+    run_dir = prepare(tmp_path / "run", collective="mpi", launcher="mpirun", nproc=ranks, names="gloo,mpi")
+    assert execute(run_dir, benchmark="library_cases:run")["outcome"] == "complete"
+    none_left(run_dir, 0.5)
+    for rank, found in enumerate(seen(run_dir, ranks)):
+        assert found["place"] == [rank, ranks, "mpi"]
+        assert found["checked"] == 2 * PER_GROUP
+        assert [text.split(":")[0] for text in found["refused"]] == [
+            "mpi all_reduce",
+            "mpi all_gather",
+            "mpi all_reduce",
+        ]
+        assert "is not contiguous" in found["refused"][0]
+        assert ranks == 4 or found["sharded"] < 1e-12
+        if ranks == 2:
+            told = "mpi all_reduce timed out after 0.3 s: a rank of the group did not take part"
+            assert found["late"] == ("" if rank == 1 else told)
+        gloo, mpi = found["rows"]
+        assert [gloo["status"], mpi["status"]] == ["compared", "compared"]
+        assert 0 <= max(gloo["max_difference"], mpi["max_difference"], mpi["gloo_difference"]) < 1e-12
+
+
+def test_a_killed_rank_is_named_and_nothing_stays(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run", collective="mpi", launcher="mpirun", fault="nothing")
+    with Launch(run_dir, "faulty:collective").start() as launch:
+        send(pid_at_step(run_dir, 1), signal.SIGKILL)
+        result = launch.wait()
+    assert result["reason"].startswith("rank 1 was killed by SIGKILL during phase train, step ")
+    none_left(run_dir, 0.5)
+
+
+def test_supervisor_killed(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run", collective="mpi", launcher="mpirun", fault="nothing")
+    with Launch(run_dir, "faulty:collective").start() as launch:
+        pid_at_step(run_dir, 1)
+        assert launch.pid is not None
+        send(launch.pid, signal.SIGKILL)
+        none_left(run_dir)
+        assert launch.wait()["outcome"] == "failed"
