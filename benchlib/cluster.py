@@ -80,7 +80,7 @@ class Node(_Section):
 class Group(_Section):
     """Some of the nodes, of another vendor say; what is left out is as in the section around it."""
 
-    name: str = Field(pattern=LABEL, max_length=16)
+    name: str = Field(pattern=LABEL, max_length=15)
     nodes: int = Field(ge=1, le=4096)
     backend: Literal["", "cpu", "cuda", "rocm", "xpu", "tpu"] = Field("", description="of its ranks; '': the run's own")
     image: str | None = None

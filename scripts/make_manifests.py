@@ -1,0 +1,61 @@
+"""Write the example jobs of deploy/ from the shipped profiles, as a launcher would submit them.
+
+Question: what exactly would a cluster get?
+Method: the benchmark's config and the profile go through the launcher; the folder of the run is a fixed example, so the
+files change only when a config, a profile or a launcher does.
+
+    python scripts/make_manifests.py
+"""
+
+import sys
+from pathlib import Path
+
+from benchlib.config import resolve
+from benchlib.files import write_text
+from benchlib.launchers import LAUNCHERS
+from benchlib.paths import home
+
+# File: benchmark, tier, backend, and what is set by hand.
+JOBS = {
+    "kubernetes/job-one-gpu.yaml": ("squad", "quick", "cuda", {"launcher": "kubernetes", "cluster": "gpu"}),
+    "kubernetes/job-two-cpu-nodes.yaml": (
+        "squad", "smoke", "cpu", {"launcher": "kubernetes", "cluster": "cpu", "nnodes": 2, "nproc": 2},
+    ),
+    "kubernetes/job-h100-trainjob.yaml": (
+        "squad", "nightly", "cuda", {"launcher": "kubernetes", "cluster": "h100", "nnodes": 2, "nproc": 8},
+    ),
+    "kubernetes/job-mixed-vendors-jobset.yaml": (
+        "squad", "quick", "cuda",
+        {"launcher": "kubernetes", "cluster": "mixed", "nnodes": 2, "nproc": 8, "collective": "gloo"},
+    ),
+    "slurm/job.sh": ("squad", "nightly", "cuda", {"launcher": "slurm", "cluster": "slurm", "nnodes": 2, "nproc": 8}),
+    "slurm/job-with-restarts.sh": (
+        "squad", "nightly", "cuda",
+        {"launcher": "slurm", "cluster": "slurm", "nnodes": 2, "nproc": 8, "max_restarts": 2, "checkpoint_every": 200},
+    ),
+    "torchx/app.py": ("squad", "smoke", "cpu", {"launcher": "torchx", "cluster": "torchx", "nnodes": 2}),
+}  # fmt: skip
+PYTHON = "python3"
+
+
+def content(name: str) -> str:
+    """Return the text of one example."""
+    benchmark, tier, backend, values = JOBS[name]
+    config = resolve(benchmark, tier, backend, values).config
+    folder = Path("/outputs/example") / f"{benchmark}-{Path(name).stem}"
+    job = LAUNCHERS[config.launcher](config, folder)
+    # The interpreter is the one of whoever submits; the example names any.
+    return job.files[job.submits].replace(sys.executable, PYTHON)
+
+
+def main() -> None:
+    """Write all examples."""
+    for name in JOBS:
+        path = home() / "deploy" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, content(name))
+        print(path.relative_to(home()))
+
+
+if __name__ == "__main__":
+    main()
