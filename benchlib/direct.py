@@ -31,9 +31,9 @@ class Pending(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end, as long as the group's own timeout lets its sends and receives take."""
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            finish()
+        if self._finish is not None:
+            self._finish()  # after an error it is not complete
+            self._finish = None
         return True
 
     def is_completed(self) -> bool:
