@@ -92,6 +92,7 @@ class Bench:
 
     def count(self, what: str, wrong: int, checked: int, first_wrong: str = "") -> None:
         """Count elements over all ranks; ``first_wrong`` is this rank's. A collective."""
+        self.events.emit("heartbeat")  # a matrix of many pairs takes longer than the stall limit
         self.wrong_elements += wrong
         self.checked_elements += checked
         if wrong and len(self.wrong) < WRONG_CASES:  # the counts are the same on every rank, so all of them come here

@@ -32,6 +32,8 @@ BOUND_OF = {
 class Wire:
     """S bytes over sockets that are already connected: out of one, into the other, at the same time where both are there."""
 
+    is_limit = True
+
     def __init__(self, out: socket.socket | None, into: socket.socket | None, ends: tuple[int, int], size: int) -> None:
         """``ends`` are the ranks that the data come from and go to: this one's receiving and sending neighbours."""
         self.out, self.into, self.bytes = out, into, size
@@ -133,6 +135,8 @@ def _interface_address() -> str:
 
 class Copy:
     """A copy of S bytes within the memory of the rank's device."""
+
+    is_limit = True
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.bytes = size

@@ -13,6 +13,7 @@ Operation = Literal[
 ]  # fmt: skip
 Reduction = Literal["sum", "avg", "min", "max", "product"]
 DataType = Literal["fp32", "fp16", "bf16", "int32", "int64", "uint8"]
+Library = Literal["gloo", "nccl", "xccl", "mpi", "ucc"]
 Variant = Literal["library", "async", "overlap", "direct", "ring", "tree", "rs_ag"]
 
 
@@ -52,7 +53,7 @@ class CollectivesConfig(BaseConfig):
     bucket_bytes: list[PositiveInt] = Field(
         [4096, 262144], description="sizes of gradient buckets whose all-reduce is timed one after the other"
     )
-    compare_gradients: list[str] = Field(
+    compare_gradients: list[Library] = Field(
         ["gloo"], description="collective libraries over which the same gradients are compared"
     )
     nccl_tests: str = Field("", description="file of nccl-tests results (text or JSON) to show beside")

@@ -26,6 +26,10 @@ class Timed(Protocol):
     def bytes(self) -> int:
         """S: the bytes of the larger side."""
 
+    @property
+    def is_limit(self) -> bool:
+        """Whether it is what operations are held against: a planted slow-down is not of it."""
+
     def restore(self) -> None:
         """Make everything ready for the next run; not timed."""
 
@@ -45,6 +49,7 @@ class Exercise:
     fault: bool = False
     operation: Op | None = None  # None: the one of the case's name
     first_wrong: str = field(default="", init=False)
+    is_limit: bool = field(default=False, init=False)
     _give: torch.Tensor = field(init=False)
     _get: torch.Tensor = field(init=False)
     _data: Data = field(init=False)

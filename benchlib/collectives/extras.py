@@ -124,6 +124,6 @@ def _over_ranks(wrong: int, checked: int) -> tuple[int, int]:
 
 def compare_gradients(bench: Bench) -> None:
     """Train a small model over each library and compare the gradients, into the table ``gradients``. A collective."""
-    names = bench.config.compare_gradients
+    names: list[str] = [*bench.config.compare_gradients]
     bench.tables["gradients"] = gradients.compare(bench.world, names) if names else []
     bench.step()

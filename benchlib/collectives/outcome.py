@@ -54,8 +54,8 @@ def series_row(taken: Taken) -> Row:
     }  # fmt: skip
 
 
-def rank_rows(taken: Taken) -> list[Row]:
-    """Return the ledger of a case in short, one row a rank."""
+def rank_rows(taken: Taken, hosts: Sequence[str] = ()) -> list[Row]:
+    """Return the ledger of a case in short, one row a rank; ``hosts`` are the names of the ranks' hosts."""
     case, series = taken.case, taken.series
     medians, high = (np.percentile(series.times_s, q, axis=0) for q in (50, 95))
     return [
@@ -65,6 +65,7 @@ def rank_rows(taken: Taken) -> list[Row]:
             "dtype": "" if case.operation == "barrier" else case.dtype,
             "bytes": series.bytes,
             "rank": rank,
+            "host": hosts[rank] if hosts else "",
             "median_us": US * float(medians[rank]),
             "p95_us": US * float(high[rank]),
             "slowest_share": float(series.slowest_shares[rank]),
@@ -121,7 +122,7 @@ def fit_rows(lines: dict[tuple[str, str], list[Taken]], dtype: str) -> list[Row]
     """Return alpha and beta of every curve, or the reason why there is no fit."""
     rows = []
     for (operation, variant), line in lines.items():
-        if operation == "barrier" or line[0].series.times_s.shape[1] < 2:
+        if operation == "barrier" or variant == "async" or line[0].series.times_s.shape[1] < 2:
             continue
         sizes = [taken.series.bytes for taken in line]
         found = fit(sizes, [float(np.median(taken.series.seconds)) for taken in line])
@@ -166,33 +167,34 @@ def metric_name(operation: str) -> str:
 
 
 def metrics(lines: dict[tuple[str, str], list[Taken]], fits: Sequence[Row], ranks: int) -> list[Metric]:
-    """Return of each operation its bus bandwidth at the largest size and its time at the smallest."""
+    """Return of each operation its bus bandwidth at the largest size, and of the library's its time at the smallest."""
     found: list[Metric] = []
     for (operation, variant), line in lines.items():
-        if variant not in ("library", "direct"):
-            continue
-        name = metric_name(operation) + ("_direct" if variant == "direct" else "")
-        small, large = line[0], line[-1]
-        why = "one rank has no bus to send on; set nproc to 2 or more"
-        if operation != "barrier":
-            rates, told = (
-                bus(operation, large.series),
-                f"{large.case.label()}, {size_text(large.series.bytes)}, {ranks} ranks",
-            )
-            found.append(
-                measured(f"{name}_busbw_gbps", rates, "Gbps", "higher", derived=True, reason=told)
-                if rates
-                else not_available(f"{name}_busbw_gbps", "Gbps", "higher", why)
-            )
-        told = (
-            f"{small.case.label()}, {size_text(small.series.bytes) if small.series.bytes else 'no data'}, {ranks} ranks"
-        )
-        found.append(
-            measured(f"{name}_latency_us", list(US * small.series.seconds), "us", "lower", reason=told)
-            if ranks > 1
-            else not_available(f"{name}_latency_us", "us", "lower", why)
-        )
+        name = metric_name(operation)
+        if variant in ("library", "direct") and operation != "barrier":
+            found.append(_bandwidth(name + ("_direct" if variant == "direct" else ""), line[-1], ranks))
+        if variant == "library":
+            found.append(_latency(f"{name}_latency_us", line[0], ranks))
     return found + _of_fit(fits)
+
+
+NO_BUS = "one rank has no bus to send on; set nproc to 2 or more"
+
+
+def _bandwidth(name: str, large: Taken, ranks: int) -> Metric:
+    rates = bus(large.case.operation, large.series)
+    if not rates:
+        return not_available(f"{name}_busbw_gbps", "Gbps", "higher", NO_BUS)
+    told = f"{large.case.label()}, {size_text(large.series.bytes)}, {ranks} ranks"
+    return derived(f"{name}_busbw_gbps", rates, "Gbps", "higher", told)
+
+
+def _latency(name: str, small: Taken, ranks: int) -> Metric:
+    if ranks < 2:
+        return not_available(name, "us", "lower", NO_BUS)
+    size = size_text(small.series.bytes) if small.series.bytes else "no data"
+    told = f"{small.case.label()}, {size}, {ranks} ranks"
+    return measured(name, list(US * small.series.seconds), "us", "lower", reason=told)
 
 
 def _of_fit(fits: Sequence[Row]) -> list[Metric]:

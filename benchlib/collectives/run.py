@@ -99,7 +99,7 @@ def _write(bench: Bench, run_dir: Path, startup_s: float) -> None:
     fits = outcome.fit_rows(lines, dtype)
     bench.tables |= {
         "series": [outcome.series_row(taken) for taken in bench.taken],
-        "ranks": [row for taken in bench.taken for row in outcome.rank_rows(taken)],
+        "ranks": [row for taken in bench.taken for row in outcome.rank_rows(taken, bench.world.hosts)],
         "fits": fits,
         "crossover": outcome.crossover_rows(lines),
         "wrong": bench.wrong,

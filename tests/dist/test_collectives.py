@@ -1,12 +1,16 @@
 """The collectives benchmark on gloo processes: every operation verified, planted faults found, tables that agree."""
 
+import time
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 
 from benchlib.baselines import find
 from benchlib.collectives.checks import checks
+from benchlib.collectives.measure import Pace, take, take_in_turns
 from benchlib.collectives.reading import reading
 from benchlib.collectives.run import run
 from benchlib.config import build, save_config
@@ -166,3 +170,48 @@ def test_what_the_time_does_not_hold_is_told(tmp_path, monkeypatch):
     assert judged["whole plan"].status == "SKIPPED"
     assert "no time in the budget of 0.01 s" in judged["whole plan"].reason
     assert judged["all verified"].status == judged["time budget"].status == "FAIL"
+
+
+class Work:
+    """Five milliseconds of waiting."""
+
+    bytes = 4
+
+    def __init__(self, is_limit=False):
+        self.is_limit = is_limit
+        self.calls = []
+
+    def restore(self):
+        self.calls.append("restore")
+
+    def run(self):
+        self.calls.append("run")
+        time.sleep(0.005)
+
+    def check(self):
+        self.calls.append("check")
+        return 1, 10
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_every_run_is_compared_and_a_planted_slowdown_holds_operations_but_not_limits():
+    operation, limit = Work(), Work(is_limit=True)
+    pace = Pace(seconds=0.0, slowdown=1.0, least=5, warmup=2)
+    own, other = take_in_turns([operation, limit], torch.device("cpu"), pace)
+    assert operation.calls == limit.calls == ["restore", "run", "check"] * 7
+    assert (own.wrong, own.checked, len(own.seconds)) == (7, 70, 5)
+    assert np.median(own.seconds) >= 0.01
+    assert np.min(other.seconds) < np.min(own.seconds)
+
+
+@pytest.mark.usefixtures("group")
+def test_seconds_and_the_most_rounds_bound_a_series():
+    assert len(take(Work(), torch.device("cpu"), Pace(seconds=0.1, most=3)).seconds) == 3
+    assert 5 < len(take(Work(), torch.device("cpu"), Pace(seconds=0.1)).seconds) <= 20
