@@ -22,6 +22,12 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 BURST, LATENCY = "256k", "50ms"  # of the token bucket that gives the cable its speed
+PORT = 29517  # of the rendezvous, on the first host
+# All-reduce only, of fp32 sums, at the sizes that are set: what is left of the benchmark `collectives`.
+ALL_REDUCE: dict[str, Any] = {
+    "operations": ["all_reduce", "barrier"], "dtypes": ["fp32"], "reductions": ["sum"], "variants": ["library"],
+    "in_place": False, "pairs": False, "compare_gradients": [], "bucket_bytes": [4096], "share_sizes": "4KiB",
+}  # fmt: skip
 _SUBNET = itertools.count(os.getpid() % 200)
 
 
@@ -46,6 +52,11 @@ class Host:
         code = f"from benchlib.launch import execute; execute({str(run_dir)!r}, benchmark={benchmark!r})"
         path = os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)])
         return self.start(sys.executable, "-c", code, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
+
+    def nodes(self) -> dict[str, Any]:
+        """Return the parameters of a run with one rank on each of two hosts that meet on this one."""
+        endpoint = f"{self.address}:{PORT}"
+        return {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint, "threads": 1}
 
     def cut(self) -> None:
         """Pull this end of the cable."""
@@ -120,11 +131,11 @@ def _remove(host: Host) -> None:
     _ip("netns", "del", host.name)
 
 
-def iperf3_gbps(first: Host, second: Host, seconds: float = 1.5) -> float:
+def iperf3_gbps(first: Host, second: Host, seconds: float = 1.0) -> float:
     """Return what iperf3 receives over the cable, Gbit/s of payload (TCP)."""
     server = first.start("iperf3", "-s", "-1", "-B", first.address, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        command = second.command("iperf3", "-c", first.address, "-t", str(seconds), "-O", "1", "-J")
+        command = second.command("iperf3", "-c", first.address, "-t", str(seconds), "-J")
         for _ in range(50):  # the server needs a moment
             done = subprocess.run(command, capture_output=True, text=True, timeout=60)
             found = json.loads(done.stdout)

@@ -1,7 +1,5 @@
 """Two hosts with nothing in common but a cable: runs across it, its speed, and what is said when one of them is gone."""
 
-import json
-import statistics
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,16 +8,16 @@ from typing import Any
 
 import pytest
 from harness import none_left, prepare, status, until
-from hosts import Host, iperf3_gbps, two_hosts, why_not
+from hosts import ALL_REDUCE, Host, iperf3_gbps, two_hosts, why_not
 
+from benchlib import peers
 from benchlib.config import resolve, save_config
 from benchlib.events import read_events
 from benchlib.processes import kill_marked
-from benchlib.results import load_result
+from benchlib.results import Result, load_result
 
 MISSING = why_not("iperf3")
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-PORT = 29517
 SIZE = 16 * 2**20
 
 
@@ -32,9 +30,12 @@ def shaped() -> Iterator[tuple[Host, Host]]:
     assert hosts[1].name not in names
 
 
-def _values(hosts: tuple[Host, Host], **more: Any) -> dict[str, Any]:
-    endpoint = f"{hosts[0].address}:{PORT}"
-    return {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint, "threads": 1, **more}
+def _prepared(folder: Path, benchmark: str, **values: Any) -> list[Path]:
+    run_dirs = [folder / name for name in "ab"]
+    for run_dir in run_dirs:
+        run_dir.mkdir()
+        save_config(resolve(benchmark, overrides=values).config, run_dir)
+    return run_dirs
 
 
 def _finish(
@@ -47,33 +48,48 @@ def _finish(
     return [status(run_dir) for run_dir in run_dirs]
 
 
-def test_all_reduce_reaches_what_the_cable_carries(shaped: tuple[Host, Host], tmp_path: Path) -> None:
-    """The share of iperf3 on the same cable, in the same test: 0.95 at 16 MiB."""
-    run_dirs = [prepare(tmp_path / name, **_values(shaped, sizes_bytes=[SIZE], rounds=1)) for name in "ab"]
-    carried = iperf3_gbps(*shaped)
-    ended = _finish([host.execute(path, "cable:run") for host, path in zip(shaped, run_dirs, strict=True)], run_dirs)
+def _result(run_dirs: list[Path]) -> Result:
+    """Return the result of a run, which only the node of rank 0 has."""
+    (result,) = [load_result(path) for path in run_dirs if (path / "result.json").exists()]
+    assert (result.status, result.world_size) == ("complete", 2)
+    return result
+
+
+def _all_reduce_gbps(hosts: tuple[Host, Host], folder: Path) -> float:
+    """Run the benchmark of collectives on two hosts; return the bus bandwidth at 16 MiB."""
+    folder.mkdir()
+    run_dirs = _prepared(folder, "collectives", sizes="16MiB", **ALL_REDUCE, **hosts[0].nodes())
+    ended = _finish([host.execute(path) for host, path in zip(hosts, run_dirs, strict=True)], run_dirs)
     assert [one["outcome"] for one in ended] == ["complete", "complete"], [one["reason"] for one in ended]
-    told = [json.loads((path / "rows.json").read_text()) for path in run_dirs]
-    assert told[0]["hosts"] == [shaped[one["rank"]].address for one in sorted(told, key=lambda one: one["rank"])]
-    (row,) = told[0]["rows"]
-    assert row["wrong"] == 0
-    reached = statistics.median(row["busbw_gbps"])
-    assert 0.7 < carried < 1.0, "the cable has the speed that it was given"
-    assert 0.95 * carried <= reached <= 1.05 * carried, (
-        "less is slow, and more than the cable carries is measured wrongly"
-    )
+    assert sorted(node.address for node in peers.read(run_dirs[0])) == [host.address for host in hosts]
+    series = _result(run_dirs).tables["series"]
+    (row,) = [row for row in series if row["operation"] == "all_reduce" and row["bytes"] == SIZE]
+    assert (row["wrong_elements"], row["checked_elements"] > 0) == (0, True)
+    return float(row["busbw_gbps"])
+
+
+def test_all_reduce_reaches_what_the_cable_carries(shaped: tuple[Host, Host], tmp_path: Path) -> None:
+    """The share of iperf3 on the same cable, in the same test: 0.95 at 16 MiB.
+
+    Neighbours on the machine lower both, so what the cable carries is the best of a few, and who was disturbed tries again.
+    """
+    seen = []
+    for attempt in range(3):
+        carried = max(iperf3_gbps(*shaped) for _ in range(3))
+        reached = _all_reduce_gbps(shaped, tmp_path / str(attempt))
+        seen.append((reached, carried))
+        assert carried < 1.0, "a cable of 1 Gbit/s"
+        assert reached <= 1.05 * max(best for _, best in seen), "more than the cable carries is measured wrongly"
+        if carried > 0.7 and reached >= 0.95 * carried:
+            return
+    raise AssertionError(f"all-reduce and iperf3, Gbps: {seen}")
 
 
 def test_squad_smoke_runs_over_the_cable(shaped: tuple[Host, Host], tmp_path: Path) -> None:
-    config = resolve("squad", overrides=_values(shaped)).config
-    run_dirs = [tmp_path / name for name in "ab"]
-    for run_dir in run_dirs:
-        run_dir.mkdir()
-        save_config(config, run_dir)
+    run_dirs = _prepared(tmp_path, "squad", **shaped[0].nodes())
     ended = _finish([host.execute(path) for host, path in zip(shaped, run_dirs, strict=True)], run_dirs)
     assert [one["outcome"] for one in ended] == ["complete", "complete"], [one["reason"] for one in ended]
-    (result,) = [load_result(path) for path in run_dirs if (path / "result.json").exists()]
-    assert (result.status, result.world_size) == ("complete", 2)
+    result = _result(run_dirs)
     assert result.facts["checksums_equal"]
     (gbps,) = [metric.value for metric in result.metrics if metric.name == "allreduce_gbps"]
     assert 0 < gbps < 1.3, "the gradients went over the cable; its burst flatters messages of less than 16 MiB"
@@ -87,7 +103,7 @@ def _at_step(run_dir: Path, step: int = 3) -> None:
 def test_a_host_that_disappears_is_named(how: str, tmp_path: Path) -> None:
     stall_s = 2.0
     with two_hosts() as hosts:
-        values = _values(hosts, stall_timeout_s=stall_s, steps=100_000)
+        values = {**hosts[0].nodes(), "stall_timeout_s": stall_s, "steps": 100_000}
         run_dirs = [prepare(tmp_path / name, **values) for name in "ab"]
         processes = [host.execute(path, "faulty:collective") for host, path in zip(hosts, run_dirs, strict=True)]
         for run_dir in run_dirs:
