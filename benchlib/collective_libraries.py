@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from benchlib.errors import BackendUnavailable
+from benchlib.mpi_program import mpirun
 from benchlib.ranks import place
 
 _MPI_STEPS = (
@@ -94,6 +95,8 @@ def _no_mpi() -> str:
         importlib.import_module("benchlib.mpi_group")
     except (ImportError, RuntimeError) as error:  # mpi4py raises either where it finds no libmpi
         return f"mpi4py finds no MPI library ({' '.join(str(error).split())}): {_MPI_STEPS}"
+    if not mpirun():
+        return f"no mpirun on PATH to start the ranks: {_MPI_STEPS}"
     if place().size > 1 and not any(name in os.environ for name in _MPI_RANK):
         return (
             "the ranks were not started by MPI: set launcher=mpirun (or launcher=slurm, with an srun that speaks PMIx)"
@@ -120,4 +123,4 @@ LIBRARIES: dict[str, Library] = {
 
 def probe() -> dict[str, str]:
     """Return by name why each library cannot be used here; '' where it can."""
-    return {name: library.lacking() for name, library in LIBRARIES.items()}
+    return {name: library.missing() for name, library in LIBRARIES.items()}

@@ -57,6 +57,7 @@ def examine() -> list[Finding]:
             Finding("torch", False, str(error), "pip install --constraint constraints.txt torch", needed=True),
         ]
     findings += [_backend(name, probe["backends"].get(name, {})) for name in BACKENDS]
+    findings += [_collective(name, reason) for name, reason in probe.get("collectives", {}).items()]
     findings += _sensors()
     for module, use, install in OPTIONAL:
         there = importlib.util.find_spec(module) is not None
@@ -75,6 +76,10 @@ def _backend(name: str, found: dict[str, Any]) -> Finding:
         str(found.get("reason") or f"torch does not report it: {BACKENDS[name].install}"),
         needed=name == "cpu",
     )
+
+
+def _collective(name: str, reason: str) -> Finding:
+    return Finding(f"collective {name}", not reason, reason or "ready")
 
 
 def _sensors() -> list[Finding]:

@@ -6,7 +6,7 @@
 Started by the supervisor, by torchrun, mpirun or SLURM; it reads its place from their environment. ``--benchmark`` runs a
 function of one's own in the frame (events, process group, supervision): ``function(config, run_dir, events)``, where
 the config is ``config.json`` as a plain namespace, or validated by the module's ``Config`` class if it has one.
-``--probe`` prints one JSON line of what torch reports about the backends.
+``--probe`` prints one JSON line of what torch reports about the backends, and which collective libraries are there.
 
 Exit codes: 0 done, 77 the backend is not there, 74 nothing can be written (a full disk), 1 another error. What it was
 is in ``logs/rankK.error.json``.
@@ -221,9 +221,9 @@ def work(run_dir: Path, benchmark: str = "") -> int:
 
 
 def _probe() -> int:
-    from benchlib import devices
+    from benchlib import collective_libraries, devices
 
-    print(json.dumps(devices.probe()))
+    print(json.dumps({**devices.probe(), "collectives": collective_libraries.probe()}))
     return 0
 
 

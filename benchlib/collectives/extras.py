@@ -123,7 +123,11 @@ def _over_ranks(wrong: int, checked: int) -> tuple[int, int]:
 
 
 def compare_gradients(bench: Bench) -> None:
-    """Train a small model over each library and compare the gradients, into the table ``gradients``. A collective."""
-    names: list[str] = [*bench.config.compare_gradients]
+    """Train a small model over each library and compare the gradients, into the table ``gradients``. A collective.
+
+    The library that the run itself uses is one of them.
+    """
+    named = bench.config.compare_gradients
+    names: list[str] = list(dict.fromkeys([*named, bench.world.collective])) if named else []
     bench.tables["gradients"] = gradients.compare(bench.world, names) if names else []
     bench.step()

