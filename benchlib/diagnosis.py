@@ -126,7 +126,7 @@ def agent_exits(text: str) -> list[tuple[int, int]]:
 
 def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
     """Return why torchrun's agent gave up without a failed rank, from what it wrote; '' where that is not known."""
-    store = f"the rendezvous store at {endpoint}"
+    store = f"the rendezvous store at {endpoint}" if endpoint else "the rendezvous store"
     reasons = {
         "RendezvousTimeoutError": f"the nodes did not all meet within {limit_s:.0f} s (start-up limit)",
         "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, and nobody can meet without it; start the run again on all nodes",

@@ -389,6 +389,10 @@ class Supervisor:
     def _sample_sensors(self) -> None:
         """Run in a thread of its own: a driver that hangs in a query must not stop the supervision."""
         sensors = Sensors([], backend=self.backend, devices=self.job.ranks)
+        if self.job.remote:  # what this machine's sensors say is not what the run used
+            reason = "the ranks are on other machines: their sensors are not read"
+            self.writer.emit("sensors", availability=dict.fromkeys(sensors.read(), reason))
+            return
         self.writer.emit("sensors", availability=sensors.availability())
         while not self.over:
             sensors.pids = [one.pid for one in self._here() if one.pid and one.alive]
