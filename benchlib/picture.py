@@ -43,13 +43,15 @@ DARK = Theme(
 class Picture(Figure):
     """A figure that can say what it shows. ``empty`` is True where the run recorded nothing to draw.
 
-    ``colours`` is how many a PNG of it keeps: few make it smaller, and lines and bars need few.
+    ``colours`` is how many a PNG of it keeps: few make it smaller, and lines and bars need few. ``kept`` are those that it
+    has to keep beside them.
     """
 
     name: str = ""
     alt: str = ""
     empty: bool = False
     colours: int = 96
+    kept: tuple[str, ...] = ()
 
 
 def blank(name: str, theme: Theme, of_many: bool = False) -> tuple[Picture, Axes]:
@@ -59,7 +61,7 @@ def blank(name: str, theme: Theme, of_many: bool = False) -> tuple[Picture, Axes
     FigureCanvasAgg(figure)
     figure.name = name
     if of_many:
-        figure.colours = OF_MANY_COLOURS
+        figure.colours, figure.kept = OF_MANY_COLOURS, (theme.card, theme.text, theme.muted, *theme.series)
     axes = figure.add_subplot(facecolor=theme.card)
     axes.tick_params(colors=theme.muted, labelsize=9, length=0, pad=5)
     axes.spines[:].set_visible(False)
@@ -87,6 +89,16 @@ def leave_empty(figure: Picture, axes: Axes, theme: Theme, what: str) -> Picture
     return figure
 
 
+def _few_colours(image: Image.Image, picture: Picture | type[Picture]) -> Image.Image:
+    """Reduce the colours of an image; a line's own colour is not to become the one of its neighbour."""
+    few = image.quantize(picture.colours, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    if not picture.kept:
+        return few
+    kept = [int(colour[place : place + 2], 16) for colour in picture.kept for place in (1, 3, 5)]
+    few.putpalette([*(few.getpalette() or [])[: 3 * picture.colours], *kept])
+    return image.quantize(palette=few, dither=Image.Dither.NONE)
+
+
 def png(figure: Figure) -> bytes:
     """Encode a figure as PNG. The palette of its ``colours`` makes it four times smaller; same figure, same bytes."""
     canvas = figure.canvas
@@ -95,10 +107,7 @@ def png(figure: Figure) -> bytes:
     canvas.draw()
     image = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
     buffer = io.BytesIO()
-    colours = figure.colours if isinstance(figure, Picture) else Picture.colours
-    image.quantize(colours, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
-        buffer, "PNG", optimize=True
-    )
+    _few_colours(image, figure if isinstance(figure, Picture) else Picture).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 

@@ -1,5 +1,6 @@
 """Pictures and tables of collectives: what is drawn is what was recorded, and what is missing is said."""
 
+import io
 import math
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from make_collectives import (
     tables,
     time_us,
 )
+from PIL import Image
 
 from benchlib import (
     algorithm_plots,
@@ -31,7 +33,7 @@ from benchlib import (
     skew_plots,
 )
 from benchlib.errors import UserError
-from benchlib.picture import DARK, png
+from benchlib.picture import DARK, LIGHT, png
 
 DRAWN = {
     "bandwidth": collective_plots.bandwidth,
@@ -314,3 +316,15 @@ def test_names_of_lines_are_moved_apart_as_little_as_it_takes():
     assert byte_axis.spread([0.5, 0.5], [0.1, 0.3]) == pytest.approx([0.4, 0.6])
     assert byte_axis.spread([0.97, 1.0, 1.0], [0.1] * 3) == pytest.approx([0.8, 0.9, 1.0])
     assert byte_axis.spread([], []) == []
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("name", ["bandwidth", "rooted bandwidth", "latency", "crossover"])
+def test_lines_keep_their_colours_in_the_small_palette(name, theme):
+    figure = DRAWN[name](records(), theme)
+    kept = np.asarray(Image.open(io.BytesIO(png(figure))).convert("RGB")).reshape(-1, 3).astype(int)
+    drawn = np.asarray(figure.canvas.buffer_rgba())[..., :3].reshape(-1, 3)
+    for colour in {theme.card, *(line.get_color() for line in figure.axes[0].lines)}:
+        rgb = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+        assert (drawn == rgb).all(axis=1).any()
+        assert abs(kept - rgb).max(axis=1).min() <= 4, colour
