@@ -307,6 +307,7 @@ def export(runs: tuple[str, ...], name: str, output: str, samples: bool, out: Pa
     prometheus   the text format of node exporter's textfile collector (*.prom)
     csv          a row a metric, or with --samples a row a sample
     parquet      the same as a file for pandas, DuckDB or Spark
+    nccl-tests   collectives in the form that all_reduce_perf and the like print
     mlflow       --output FILE.db, a tracking URI, or $MLFLOW_TRACKING_URI
     tensorboard  event files in the folder --output
     """
