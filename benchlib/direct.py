@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from benchlib import p2p
 
-SEGMENT_BYTES = 2 << 20  # received at once: smaller ones cost more wake-ups than the overlap gains (measured)
-SCRATCH_BYTES = 64 << 20  # for what is under way from more than one peer
+SEGMENT_BYTES = 4 << 20  # received at once: smaller ones cost more wake-ups than the overlap gains (measured)
+SCRATCH_BYTES = 16 << 20  # for what is under way from more than one peer: more is slower, for its pages are new
 
 
 class Pending(dist.Work):
@@ -110,7 +110,8 @@ class Exchange:
         if not (at_once or self.there):
             count = min(count, max(2, SCRATCH_BYTES // max(1, size)))
         if not self.there:
-            self._free = list(self.output.new_empty(count, self.ranks.size - 1, length))
+            # One by one: an allocator hands blocks of this size out again, and a large one fresh from the system.
+            self._free = [self.output.new_empty(self.ranks.size - 1, length) for _ in range(count)]
         for _ in range(count):
             self._post()
 
