@@ -17,7 +17,7 @@ from benchlib.events import EventWriter
 from benchlib.metrics import Metric
 
 Row = dict[str, Any]
-EXTRAS_SHARE = 0.7  # of the budget, after which limits, pairs and the like are left out
+EXTRAS_SHARE = 0.75  # of the budget, after which limits, pairs and the like are left out
 BRIEF_ROUNDS = 3
 WRONG_CASES = 20  # that are kept with their first wrong element
 

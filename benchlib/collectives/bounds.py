@@ -6,6 +6,7 @@ What arrives is compared like every other result.
 """
 
 import contextlib
+import ipaddress
 import os
 import socket
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from benchlib.collectives.ops import Place
 
 ONE_WAY, ALL_RANKS, COPY, CLAIMED = "tcp socket one way", "tcp socket all ranks", "memory copy", "claimed link"
 INLINE = 1 << 15  # bytes that surely fit the socket's buffer: sent before receiving, without a second thread
-CONNECT_S = 60.0
+CONNECT_S = 20.0
+TRANSFER_S = 120.0
 CPU = torch.device("cpu")
 # The bound of each operation by bus bandwidth: whether every rank sends and receives at once, or one rank is at one end.
 BOUND_OF = {
@@ -85,45 +87,63 @@ class Sockets:
         return Wire(used.get("out"), used.get("into"), (rank, before), size)
 
 
+class NoSockets(Exception):
+    """Says why the ranks could not connect; raised on all of them."""
+
+
 @contextlib.contextmanager
 def sockets(place: Place) -> Iterator[Sockets]:
-    """Connect the ranks by TCP over the addresses that their groups use. A collective; needs two ranks or more."""
+    """Connect the ranks by TCP over the addresses that their groups use. A collective.
+
+    Raises ``NoSockets`` on every rank where one of them could not connect, or is alone.
+    """
+    if place.ranks < 2:
+        raise NoSockets("one rank has nobody to talk to")
+    address = own_address()
     with contextlib.ExitStack() as stack:
-        pair = _connected(place, {0: 1}, stack)
-        ring = _connected(place, {rank: (rank + 1) % place.ranks for rank in range(place.ranks)}, stack)
+        pair = _connected(place, {0: 1}, address, stack)
+        ring = _connected(place, {rank: (rank + 1) % place.ranks for rank in range(place.ranks)}, address, stack)
         yield Sockets(place, pair, ring)
 
 
-def _connected(place: Place, targets: dict[int, int], stack: contextlib.ExitStack) -> dict[str, socket.socket]:
+def _connected(
+    place: Place, targets: dict[int, int], address: str, stack: contextlib.ExitStack
+) -> dict[str, socket.socket]:
     """Connect each rank to its target; returns this rank's sockets, ``out`` to the target and ``into`` from a source."""
-    address = own_address()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = stack.enter_context(socket.create_server((address, 0), family=family))
     listener.settimeout(CONNECT_S)
     places = process_group.all_gather_objects((address, listener.getsockname()[1]))
     found: dict[str, socket.socket] = {}
-    if place.rank in targets:
-        found["out"] = socket.create_connection(places[targets[place.rank]], timeout=CONNECT_S)
-    if place.rank in targets.values():
-        found["into"] = listener.accept()[0]
+    reason = ""
+    try:
+        if place.rank in targets:
+            found["out"] = socket.create_connection(places[targets[place.rank]], timeout=CONNECT_S)
+        if place.rank in targets.values():
+            found["into"] = listener.accept()[0]
+    except OSError as error:
+        reason = f"rank {place.rank} at {address} cannot connect to the others: {error}"
     for one in found.values():
         stack.enter_context(one)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        one.settimeout(CONNECT_S)
-    process_group.barrier()
+        one.settimeout(TRANSFER_S)
+    reason = next((text for text in process_group.all_gather_objects(reason) if text), "")
+    if reason:
+        raise NoSockets(reason)
     return found
 
 
 def own_address() -> str:
-    """Return the address of this rank that the others reach: of the interface that gloo was told, else of the way to rank 0.
+    """Return the address of this rank that the others reach: of the interface that gloo was told, else one of its own.
 
-    A collective. On one machine that is the loopback.
+    A collective. Where all ranks are on one machine that is the loopback.
     """
-    hosts = process_group.all_gather_objects(socket.gethostname() + "|" + _interface_address())
-    if len({host.split("|")[0] for host in hosts}) == 1 and len(set(hosts)) == 1:
-        return _interface_address() or "127.0.0.1"
-    master = os.environ.get("MASTER_ADDR", "")
-    return _interface_address() or network.local_address(master) or socket.gethostbyname(socket.gethostname())
+    mine = _interface_address()
+    if len(set(process_group.all_gather_objects((socket.gethostname(), mine)))) == 1:
+        return mine or "127.0.0.1"
+    others = [address for address in network.own_addresses() if not ipaddress.ip_address(address).is_loopback]
+    plain = [address for address in others if ":" not in address]
+    return mine or next(iter([*plain, *others]), "127.0.0.1")
 
 
 def _interface_address() -> str:

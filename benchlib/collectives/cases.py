@@ -17,6 +17,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "rs_ag": ("all_reduce",),
 }
 TYPE_SHARE = 0.2  # of the time of a series that one of the other types gets
+Kind = tuple[str, str, str, str, bool]  # operation, variant, type, reduction, in place
 STARTUP_BYTES = 1 << 16  # up to here the start of an operation takes most of its time
 
 
@@ -33,7 +34,7 @@ class Case:
     share: float = 1.0  # of the time of a series
 
     @property
-    def kind(self) -> tuple[str, str, str, str, bool]:
+    def kind(self) -> Kind:
         """All but the size: what a library either has or has not."""
         return self.operation, self.variant, self.dtype, self.reduction, self.in_place
 
@@ -83,26 +84,36 @@ def _variants(config: CollectivesConfig) -> Iterator[Case]:
 
 
 def _types(config: CollectivesConfig) -> Iterator[Case]:
-    """Yield all types with all reductions at a few sizes, in place and out of place; other ways with one of both."""
+    """Yield all types with all reductions at a few sizes, in place and out of place; other ways with one of both.
+
+    Of a size every type comes first, then every reduction, then the other placement, then the other ways: what the time
+    does not hold is at the end.
+    """
     for size in parse_sizes(config.type_sizes):
-        for dtype in config.dtypes:
-            for operation in config.operations:
-                if operation == "barrier":
-                    continue
-                for reduction in _reductions(config, operation):
-                    for where in OPS[operation].placements if config.in_place else OPS[operation].placements[:1]:
-                        if "library" in config.variants:
-                            yield Case(operation, "library", dtype, reduction, where, size, TYPE_SHARE)
-                    if dtype == config.dtypes[0] or reduction in ("", config.reductions[0]):
-                        for variant, operations in VARIANTS.items():
-                            if (
-                                variant not in ("library", "async")
-                                and variant in config.variants
-                                and operation in operations
-                            ):
-                                yield Case(
-                                    operation, variant, dtype, reduction, OPS[operation].placements[0], size, TYPE_SHARE
-                                )
+        found = [
+            (worth, Case(*kind, size, TYPE_SHARE))
+            for operation in config.operations
+            if operation != "barrier"
+            for dtype in config.dtypes
+            for worth, kind in _kinds(config, operation, dtype)
+        ]
+        yield from (case for _, case in sorted(found, key=lambda pair: pair[0]))
+
+
+def _kinds(config: CollectivesConfig, operation: str, dtype: str) -> Iterator[tuple[int, Kind]]:
+    """Yield what is measured of an operation in a type, each with its place in the order."""
+    reductions = _reductions(config, operation)
+    for reduction in reductions:
+        first, *others = OPS[operation].placements
+        other_reduction = reduction != reductions[0]
+        if "library" in config.variants:
+            yield (1 if other_reduction else 0), (operation, "library", dtype, reduction, first)
+            for where in others if config.in_place else ():
+                yield 2, (operation, "library", dtype, reduction, where)
+        for variant in config.variants:
+            own = variant not in ("library", "async") and operation in VARIANTS.get(variant, ())
+            if own and (dtype == config.dtypes[0] or not other_reduction):
+                yield 3, (operation, variant, dtype, reduction, first)
 
 
 @dataclass

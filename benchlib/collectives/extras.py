@@ -5,13 +5,12 @@ from collections.abc import Collection, Sequence
 from benchlib import devices, gradients, process_group
 from benchlib.bandwidth import algbw_gbps
 from benchlib.collectives.bench import Bench, Row
-from benchlib.collectives.cases import Case
+from benchlib.collectives.cases import Case, Kind
 from benchlib.collectives.config import CollectivesConfig
 from benchlib.collectives.exercise import Exercise
 from benchlib.collectives.measure import Series, take
 from benchlib.collectives.ops import OPS, message
 from benchlib.collectives.sizes import size_text
-from benchlib.collectives.support import Kind
 from benchlib.metrics import derived, not_available
 from benchlib.overlap import overlapped
 from benchlib.timing import all_reduce_bandwidth

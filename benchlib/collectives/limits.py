@@ -31,23 +31,28 @@ HOW = {
 }
 
 
-def measure_bounds(bench: Bench, wires: Sockets | None) -> None:
-    """Measure every bound at every size into the table ``bounds``. A collective."""
+def measure_bounds(bench: Bench, wires: Sockets | str) -> None:
+    """Measure every bound at every size into the table ``bounds``. A collective.
+
+    ``wires`` is a sentence where there are no sockets.
+    """
     rows, config = [], bench.config
     for size in config.size_list:
         for bound in (ONE_WAY, ALL_RANKS, COPY):
-            if bound != COPY and wires is None:
+            if bound != COPY and isinstance(wires, str):
                 continue
-            thing: Timed = Copy(size, bench.world.device) if bound == COPY or wires is None else wires.wire(bound, size)
             if not bench.fits(f"{bound} at {size_text(size)}", size):
                 continue
+            if bound == COPY or isinstance(wires, str):
+                thing: Timed = Copy(size, bench.world.device)
+            else:
+                thing = wires.wire(bound, size)
             series = take(thing, bench.world.device, bench.pace(config.seconds))
             bench.tally(f"{bound}, {size_text(size)}", series)
             rows.append(_bound_row(bound, series, bench.world.size))
         bench.step()
-    if wires is None:
-        why = "one rank has nobody to talk to"
-        rows += [_no_bound(bound, "not_available", why) for bound in (ONE_WAY, ALL_RANKS)]
+    if isinstance(wires, str):
+        rows += [_no_bound(bound, "not_available", wires) for bound in (ONE_WAY, ALL_RANKS)]
     bench.tables["bounds"] = [*rows, _claimed(config)]
 
 
@@ -101,12 +106,14 @@ def share_cases(config: CollectivesConfig, lacking: Sequence[tuple[Any, ...]]) -
     return found
 
 
-def measure_shares(bench: Bench, wires: Sockets, cases: Sequence[Case]) -> None:
-    """Measure each case and its bound in turns into the table ``shares``. A collective."""
+def measure_shares(bench: Bench, wires: Sockets | str, cases: Sequence[Case]) -> None:
+    """Measure each case and its bound in turns into the table ``shares``, empty without sockets. A collective."""
     rows: list[Row] = []
     samples: dict[tuple[str, str, int], list[float]] = {}
     for case in cases:
-        if bench.fits(f"the share of {case.label()} at {size_text(case.bytes)}", 2 * case.bytes):
+        if not isinstance(wires, str) and bench.fits(
+            f"the share of {case.label()} at {size_text(case.bytes)}", 2 * case.bytes
+        ):
             exercise = Exercise(case, bench.place, bench.fault)
             bound = BOUND_OF[case.operation]
             wire = wires.wire(bound, exercise.bytes)

@@ -19,6 +19,10 @@ GOOD = {
     ("reduce_scatter", "direct"): (0.6, 64 << 20),
 }
 NAMES = {"ring": "the ring", "tree": "recursive doubling", "rs_ag": "reduce-scatter and all-gather"}
+SOCKETS = {
+    "tcp socket one way": "a raw TCP socket carries one way",
+    "tcp socket all ranks": "raw TCP sockets of all ranks carry at once",
+}
 HIGH_SKEW = 0.5  # of an operation's time, between the first and the last rank
 
 
@@ -65,7 +69,7 @@ def _shares(result: Result) -> Iterator[str]:
         row = max((row for row in rows if (row["operation"], row["variant"]) == key), key=lambda row: row["bytes"])
         variant = " (ours)" if key[1] == "direct" else ""
         text = (
-            f"The {_word(key[0])}{variant} reaches {row['share']:.2f} of the {row['bound']} at {size_text(row['bytes'])}: "
+            f"The {_word(key[0])}{variant} reaches {row['share']:.2f} of what {SOCKETS[row['bound']]} at {size_text(row['bytes'])}: "
             f"{quantity(row['busbw_gbps'])} of {quantity(row['bound_gbps'])} Gbps"
         )
         good, least = GOOD.get(key, (None, 0))

@@ -26,8 +26,8 @@ from benchlib.metrics import measured
 from benchlib.ranks import place
 from benchlib.results import Result, save_result
 
-PLAN_SHARE = 0.85  # of the budget, that the plan may use; the rest is for writing and for what takes longer than it did
-CURVES_SHARE = 0.5  # of the budget, after which no further curve is begun
+# Of the budget, after which nothing more of a part is begun; the rest is for writing, and for what takes longer.
+CURVES_SHARE, WAYS_SHARE, TYPES_SHARE = 0.4, 0.7, 0.85
 
 
 def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
@@ -55,21 +55,26 @@ def _measure(bench: Bench) -> None:
     missing = support.lacking(cases, bench.place)
     bench.tables["unsupported"] = support.rows(missing)
     cases = [case for case in cases if case.kind not in missing]
-    curves = [case for case in cases if case.share == 1]
+    curves = [case for case in cases if case.share == 1 and case.variant == "library"]
+    ways = [case for case in cases if case.share == 1 and case.variant != "library"]
     shares = limits.share_cases(config, list(missing)) if several else []
     overlaps = extras.overlap_cases(config, missing) if several else []
     bench.total = len(cases) + len(config.size_list) + len(shares) + len(overlaps) + 3
     _take(bench, curves, CURVES_SHARE, "curves")
     with contextlib.ExitStack() as stack:
-        wires = stack.enter_context(bounds.sockets(bench.place)) if several else None
+        try:
+            wires: bounds.Sockets | str = stack.enter_context(bounds.sockets(bench.place))
+        except bounds.NoSockets as error:
+            wires = str(error)
         limits.measure_bounds(bench, wires)
-        if wires is not None:
-            limits.measure_shares(bench, wires, shares)
+        limits.measure_shares(bench, wires, shares)
+    _take(bench, ways, WAYS_SHARE, "curves of other ways")
     extras.measure_pairs(bench)
     extras.measure_overlap(bench, overlaps)
     extras.measure_gradients(bench)
     extras.compare_gradients(bench)
-    _take(bench, cases[len(curves) :], PLAN_SHARE, "series of other types and reductions")
+    types = [case for case in cases if case.share < 1]
+    _take(bench, types, TYPES_SHARE, "series of other types and reductions")
 
 
 def _take(bench: Bench, cases: Sequence[Case], share: float, what: str) -> None:

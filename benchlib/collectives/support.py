@@ -10,14 +10,12 @@ from typing import Any
 import torch.distributed as dist
 
 from benchlib import process_group
-from benchlib.collectives.cases import Case
+from benchlib.collectives.cases import Case, Kind
 from benchlib.collectives.exercise import Exercise
 from benchlib.collectives.ops import OPS, Place
 
 TRIAL_BYTES = 64
 TRIAL_S = 20  # an operation that raises on one rank only leaves the others waiting this long, and not the run
-
-Kind = tuple[str, str, str, str, bool]
 
 
 def lacking(cases: Sequence[Case], at: Place) -> dict[Kind, str]:

@@ -119,7 +119,7 @@ def test_limits_pairs_and_fits_stand_beside_the_curves(two):
 
 
 def test_four_ranks_verify_every_operation(tmp_path):
-    values = {"dtypes": ["bf16"], "sizes": "2,777", "reductions": ["sum", "max"]}
+    values = {"dtypes": ["bf16"], "sizes": "2,777", "reductions": ["sum", "max"], "variants": ["library"]}
     found = _run(tmp_path / "run", nproc=4, pairs=False, **values)
     assert found.result.facts["wrong_elements"] == 0
     assert {row["operation"] for row in found.result.tables["series"]} == set(found.config.operations)
@@ -141,10 +141,10 @@ def test_a_fault_of_one_rank_alone_is_found_in_every_operation(tmp_path):
 
 
 def _alone(folder, monkeypatch, **values):
-    """Run as the one rank there is, in this process."""
+    """Run as the one rank there is, in this process, whose age counts as time of the run."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    config = build("collectives", SMALL | {"dtypes": ["fp32"], "sizes": "4,999"} | values)
+    config = build("collectives", SMALL | {"dtypes": ["fp32"], "sizes": "4,999", "budget_s": 1e5} | values)
     save_config(config, folder)
     threads = torch.get_num_threads()
     run(config, folder, EventWriter(folder, "rank0"))
@@ -160,6 +160,10 @@ def test_one_rank_says_that_it_has_no_bus(tmp_path, monkeypatch):
     assert found.result.facts["wrong_elements"] == 0
     reasons = {row["operation"]: row["reason"] for row in found.result.tables["unsupported"]}
     assert reasons["send_recv"] == "one rank has nobody to send to"
+    sockets = [row for row in found.result.tables["bounds"] if row["bound"].startswith("tcp")]
+    assert [(row["provenance"], row["source"]) for row in sockets] == [
+        ("not_available", "one rank has nobody to talk to")
+    ] * 2
     assert _checks(found)["possible bandwidth"].status == "SKIPPED"
 
 

@@ -93,7 +93,7 @@ def test_an_honest_result_passes(judged):
     # alpha / beta by hand: 1e-4 / 5e-10 bytes.
     assert "takes 100.0 us to start; below 195.3 KiB (n1/2)" in said
     assert (
-        "reaches 0.88 of the tcp socket all ranks at 64 MiB: 16.00 of 18.00 Gbps; 0.8 is to be expected, and it is met"
+        "reaches 0.88 of what raw TCP sockets of all ranks carry at once at 64 MiB: 16.00 of 18.00 Gbps; 0.8 is to be expected, and it is met"
         in said
     )
     # 5e-5 + 1e-9 S = 1e-4 + 5e-10 S at S = 1e5 bytes; between the sizes the times are taken as straight lines.
