@@ -15,6 +15,7 @@ ENDINGS = {
     "flops_per_s": "FLOP/s",
     "flops": "FLOP/s",
     "gbps": "Gbps",
+    "socket_share": "ratio",
     "gb": "GB",
     "us": "us",
     "ms": "ms",

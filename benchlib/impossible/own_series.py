@@ -19,10 +19,22 @@ WITH_SWITCH = ("", "nccl", "rccl", "sharp")  # libraries in whose algorithms a s
 
 
 def series_claims(numbers: Numbers) -> list[Claim]:
-    """Return a claim for each row of the table ``series``; none where a result has no such table."""
+    """Return a claim for each row of the table ``series`` and one for the buckets of gradients, where a result has them."""
     limit = _limit(_rows(numbers, "bounds"))
     library = str(numbers.facts.get("collective", ""))
-    return [_claim(row, numbers.world_size, limit, library) for row in _rows(numbers, "series")]
+    claims = [_claim(row, numbers.world_size, limit, library) for row in _rows(numbers, "series")]
+    rate = numbers.value("gradient_allreduce_gbps")
+    if rate is not None:
+        claims.append(
+            _claim(
+                {"operation": "all_reduce", "busbw_gbps": rate},
+                numbers.world_size,
+                limit,
+                library,
+                "buckets of gradients",
+            )
+        )
+    return claims
 
 
 def _rows(numbers: Numbers, name: str) -> list[dict[str, Any]]:
@@ -41,7 +53,7 @@ def _limit(bounds: Iterable[dict[str, Any]]) -> tuple[float, str] | None:
     return min(best.values(), default=None)
 
 
-def _claim(row: dict[str, Any], ranks: int, limit: tuple[float, str] | None, library: str) -> Claim:
+def _claim(row: dict[str, Any], ranks: int, limit: tuple[float, str] | None, library: str, subject: str = "") -> Claim:
     operation, variant = str(row.get("operation", "")), str(row.get("variant", ""))
     words = [
         operation,
@@ -50,11 +62,12 @@ def _claim(row: dict[str, Any], ranks: int, limit: tuple[float, str] | None, lib
         row.get("reduction"),
         "in place" if row.get("in_place") is True else "",
     ]
-    subject = f"{' '.join(str(word) for word in words if word)}, {_size(row.get('bytes'))}"
+    subject = subject or f"{' '.join(str(word) for word in words if word)}, {_size(row.get('bytes'))}"
     own = variant in ("ring", "tree", "rs_ag", "direct")
     algbw, busbw = (_gbytes(row.get(name)) for name in ("algbw_gbps", "busbw_gbps"))
-    times = {50.0: row.get("median_us"), 95.0: row.get("p95_us"), 99.0: row.get("p99_us")}
+    percentiles = {50.0: row.get("median_us"), 95.0: row.get("p95_us"), 99.0: row.get("p99_us")}
     try:
+        times = {key: _seconds(value) for key, value in percentiles.items() if value is not None}
         return Claim(
             subject=subject,
             collective=Collective(
@@ -71,12 +84,7 @@ def _claim(row: dict[str, Any], ranks: int, limit: tuple[float, str] | None, lib
             )
             if operation in BUS_FACTORS
             else None,
-            latencies=[
-                Latency(
-                    name="time of a round",
-                    percentiles_s={key: _seconds(value) for key, value in times.items() if value is not None},
-                )
-            ],
+            latencies=[Latency(name="time of a round", percentiles_s=times)] if times else [],
         )
     except (ValidationError, TypeError) as error:
         raise UserError(

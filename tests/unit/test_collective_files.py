@@ -15,6 +15,7 @@ from benchlib.foreign.readers import read_claims
 from benchlib.impossible.numbers import Numbers
 from benchlib.impossible.own import own_claims
 from benchlib.impossible.rules import judge_claims
+from benchlib.metrics import measured
 from benchlib.session import plan
 from benchlib.snapshot import Snapshot
 
@@ -29,8 +30,8 @@ def snapshot(found, ranks):
     )  # fmt: skip
 
 
-def judged(found, ranks, **facts):
-    result = records(found, ranks).result.model_copy(update={"facts": facts})
+def judged(found, ranks, metrics=(), **facts):
+    result = records(found, ranks).result.model_copy(update={"facts": facts, "metrics": list(metrics)})
     return {item.rule.name: item for item in judge_claims(own_claims(Numbers.of(result, {}, None)))}
 
 
@@ -128,6 +129,18 @@ def test_a_bandwidth_above_the_memory_copy_is_impossible():
     assert len(failures) == 1
     assert "broadcast library fp32, 1 MiB" in failures[0]
     assert "measured: memory copy" in failures[0]
+
+
+@pytest.mark.parametrize(("rate", "possible"), [(79.0, True), (99.0, False)])
+def test_gradients_do_not_move_faster_than_memory(rate, possible):
+    metrics = [
+        measured("gradient_allreduce_gbps", rate, "Gbps", "higher"),
+        measured("allreduce_socket_share", 0.9, "ratio", "higher"),
+    ]
+    found = judged(tables(2), 2, metrics, collective="gloo")
+    failures = found["busbw below the links"].failures
+    assert [failure.split(":")[0] for failure in failures] == ([] if possible else ["buckets of gradients"])
+    assert found["units"].example == "2 units are those of the names"
 
 
 def test_only_a_switch_that_adds_lets_an_all_reduce_exceed_its_link():

@@ -156,7 +156,7 @@ def test_a_bandwidth_above_the_memory_fails(judged):
     assert found["possible bandwidth"].status == "FAIL"
     assert "the operation was timed before it had ended" in found["possible bandwidth"].reason
     assert "all_reduce library fp32 sum in place" in found["possible bandwidth"].reason
-    assert "(1 of 18 series)" in found["possible bandwidth"].reason
+    assert "(1 of 19 series)" in found["possible bandwidth"].reason
 
 
 @pytest.mark.parametrize(
