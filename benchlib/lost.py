@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchlib import files, run_lock
+from benchlib import files, run_lock, shared_memory
 from benchlib.diagnosis import RankRecord
 from benchlib.errors import StorageError, UserError
 from benchlib.events import Event, read_events
@@ -47,6 +47,8 @@ def write_lost(run_dir: Path, reason: str) -> dict[str, Any]:
     """End what is left of a run and write its ``status.json`` from the events; return it even where nothing can be
     written."""
     left = kill_marked(run_dir)
+    if not left:
+        shared_memory.free(run_dir)
     events = read_events(run_dir)
     records: dict[int, RankRecord] = {}
     for event in events:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from benchlib import devices, network, peers
+from benchlib import devices, network, peers, shared_memory
 from benchlib.backends import BACKENDS
 from benchlib.collective_libraries import LIBRARIES
 from benchlib.config import BaseConfig
@@ -80,6 +80,7 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     _choose_interface(config, where)
     timeout_s = config.stall_timeout_s + COLLECTIVE_MARGIN_S
     _join(registered, where, Path(run_dir), device, timeout_s, config.startup_timeout_s)
+    shared_memory.note(Path(run_dir), where.rank)
     try:
         hosts = _hosts(where, Path(run_dir))
         yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective, hosts)
