@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import dataclasses
 import os
-import platform
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchlib import diagnosis, manifest, run_lock, stacks
+from benchlib.agent import AgentReport
 from benchlib.attempts import Attempts, Ending
 from benchlib.children import Children
 from benchlib.diagnosis import EXIT_STORAGE, RankRecord
@@ -39,6 +39,7 @@ from benchlib.lifeline import Lifeline
 from benchlib.limits import Limits
 from benchlib.neighbours import Neighbours
 from benchlib.processes import descendants, die_with_parent, kill, signal_name
+from benchlib.rank_table import RankTable
 from benchlib.sensors import Sensors
 
 EXIT_SKIPPED = 77
@@ -54,18 +55,17 @@ class Supervisor:
     def __init__(self, run_dir: Path, job: Job, config: dict[str, Any]) -> None:
         self.run_dir, self.logs, self.job = run_dir, run_dir / "logs", job
         self.limits, self.backend = Limits.of(config), str(config.get("backend", "cpu"))
-        self.endpoint = str(config.get("rdzv_endpoint", ""))
-        self.id = uuid.uuid4().hex[:16]  # a host name would not do: two machines may have the same
+        endpoint = str(config.get("rdzv_endpoint", "")) if job.agent else ""
+        self.id = uuid.uuid4().hex[:16]
         self.attempts = Attempts(job.restarts)
-        self.neighbours = Neighbours(run_dir, self.id, self.endpoint if job.agent else "")
-        self.ranks: dict[int, RankRecord] = {} if job.agent else {rank: RankRecord(rank) for rank in range(job.ranks)}
+        self.neighbours = Neighbours(run_dir, self.id, endpoint)
+        self.agent = AgentReport(job, self.logs, endpoint, self.limits.startup_s)
+        self.ranks = RankTable(self.logs, self.id)
         self.children = Children()
-        self.host = platform.node()
         self.failed_at: float | None = None
         self.failed_code = 0
         self.agent_due: float | None = None
         self.final: Ending | None = None  # by a failure that another attempt would not mend
-        self.agent_read = 0  # bytes of what the agent wrote
         self.heard_first: float | None = None  # from when on the limits of a run on other machines count
         # Limits and durations are by the monotonic clock: the wall clock may be set while the run goes on.
         self.stall_from = 0.0
@@ -103,16 +103,14 @@ class Supervisor:
     def _start(self) -> None:
         pids = self.children.start(self.job, self.run_dir, self.neighbours.introduction)
         if not self.job.agent:
-            for rank, pid in enumerate(pids):
-                record = self.ranks[rank]
-                record.pid, record.host, record.launch = pid, self.host, self.id
+            self.ranks.started(pids)
         limits = vars(self.limits)
         self.writer.emit(
             "launched",
             ranks=pids,
             job=self.job.name,
             supervisor=os.getpid(),
-            host=self.host,
+            host=self.ranks.host,
             launch=self.id,
             limits=limits,
             monotonic=time.monotonic(),
@@ -125,14 +123,15 @@ class Supervisor:
             self.lifeline.listen(TICK_S)
             self._reap()
             self._follow()
-            self._read_agent()
+            if self.job.restarts:  # of a rank that was killed nobody else tells as long as the agent lives
+                self.ranks.ended(self.agent.news())
             ending = self._stopped() or self.final or self._over() or self._at_limit()
             if ending and not self._again(ending):
                 return ending
 
     def _reap(self) -> None:
         for pid, code in self.children.ended():
-            record = None if self.job.agent else next(record for record in self.ranks.values() if record.pid == pid)
+            record = None if self.job.agent else next(record for record in self.ranks.all() if record.pid == pid)
             if record:
                 record.returncode, record.ended_at = code, time.time()
             rank, name = record.rank if record else None, signal_name(-code) if code < 0 else None
@@ -147,17 +146,10 @@ class Supervisor:
                 self._hear(int(source[4:]), event)
 
     def _hear(self, rank: int, event: Event) -> None:
-        if event["kind"] == "start" and self.job.agent and self.attempts.begins(event, self.ranks.get(rank)):
+        if event["kind"] == "start" and self.job.agent and self.attempts.begins(event, self.ranks.records.get(rank)):
             self._begin_again()
-        record = self.ranks.setdefault(rank, RankRecord(rank))
-        record.hear(event)
-        record.heard_at = time.monotonic()  # by our clock: another node's may differ
+        record = self.ranks.hear(rank, event, self.job.agent)
         self.heard_first = self.heard_first or record.heard_at
-        if self.job.agent and record.alive:  # the agent reaps its ranks, so their word has to do
-            if event["kind"] == "phase" and event.get("name") == "done":
-                record.returncode, record.ended_at = 0, event["t"]
-            elif event["kind"] == "error":
-                record.returncode, record.ended_at = int(event.get("exit_code", 1)), event["t"]
         if event["kind"] != "error" or not record.error:
             return
         if diagnosis.is_echo(record.error):
@@ -165,33 +157,17 @@ class Supervisor:
         if self.job.restarts and diagnosis.no_restart_helps(record.error):
             self.final = self._failed()
 
-    def _here(self) -> list[RankRecord]:
-        """Return the ranks of this node: of this launch and, where an agent took its name elsewhere, of this host."""
-        return [one for one in list(self.ranks.values()) if one.launch == self.id and one.host == self.host]
-
     # Attempts
-
-    def _read_agent(self) -> None:
-        """Take in which rank the agent saw fail: of one that was killed nobody else tells as long as the agent lives."""
-        path = self.logs / "agent.err"
-        size = path.stat().st_size if self.job.restarts and path.exists() else 0
-        if size == self.agent_read:
-            return
-        self.agent_read = size
-        codes = dict(diagnosis.agent_exits(path.read_text(errors="replace")))
-        for record in self._here():
-            if record.alive and record.pid in codes:
-                record.returncode, record.ended_at = codes[record.pid], time.time()
 
     def _again(self, ending: Ending) -> bool:
         """Whether the agent will start the ranks again after this; a rank that hangs is killed, so that it does."""
         if ending.outcome not in ("failed", "stalled", "timeout") or not self.attempts.left or self.attempts.ending:
             return False
-        culprit = None if ending.culprit is None else self.ranks.get(ending.culprit)
+        culprit = None if ending.culprit is None else self.ranks.records.get(ending.culprit)
         if self.final or not self.children.living or self._wall_is_reached():
             return False
         if ending.outcome != "failed":
-            here = [record for record in self._here() if record.alive]
+            here = [record for record in self.ranks.here() if record.alive]
             if not here:
                 return False  # the agent itself is late
             chosen = culprit if culprit in here else here[0]
@@ -201,16 +177,14 @@ class Supervisor:
         return True
 
     def _begin_again(self) -> None:
-        if self.attempts.ending is None and self._failed_here():
+        if self.attempts.ending is None and self.ranks.failed_here():
             self.attempts.fail(self._failed())
-        row = self.attempts.close(self.ranks)
-        self.ranks, self.agent_due, self.stall_from = {}, None, time.monotonic()
+        row = self.attempts.close(self.ranks.records)
+        self.ranks.records = {}
+        self.agent_due, self.stall_from = None, time.monotonic()
         self.neighbours.forget()
         told = {name: row[name] for name in ("outcome", "reason", "culprit", "lost")}
         self.writer.emit("restarted", attempt=len(self.attempts.past) + 1, **told)
-
-    def _failed_here(self) -> bool:
-        return any(record.returncode for record in self._here())
 
     # Judging
 
@@ -233,7 +207,7 @@ class Supervisor:
         if self.attempts.ending:  # torchrun itself gives up after the start-up limit
             return self._not_again() if now > self.attempts.failed_at + self.limits.startup_s + AGENT_S else None
         remote = self.job.remote
-        here = list(self.ranks.values()) if remote else self._here()
+        here = self.ranks.all() if remote else self.ranks.here()
         failed = any(record.returncode for record in here)
         ended = not remote and len(here) >= self.job.ranks and not any(record.alive for record in here)
         if failed or ended:
@@ -242,91 +216,52 @@ class Supervisor:
             if now > self.agent_due:
                 if failed:
                     return self._failed()
-                return Ending("complete", f"every rank ended with exit code 0; {self._agent} had to be ended")
+                return Ending("complete", f"every rank ended with exit code 0; {self.agent.name} had to be ended")
         return None
 
     def _failed(self) -> Ending:
-        self._read_errors()
+        self.ranks.read_errors(self.agent)
         if self.attempts.ending:
             return self._not_again()
-        records = list(self.ranks.values())
+        records = self.ranks.all()
         culprit = diagnosis.first_failure(records)
         if culprit is None:
-            return self.neighbours.blame(Ending("failed", self._agent_text()))
+            return self.neighbours.blame(Ending("failed", self.agent.left(self.failed_code)))
         if culprit.error and culprit.error.get("exit_code") == EXIT_SKIPPED:
             return Ending("skipped", str(culprit.error.get("message", "")), culprit.rank)
         ending = Ending("failed", diagnosis.failure_text(culprit, records), culprit.rank)
         if not (culprit.error and diagnosis.is_echo(culprit.error)):
             return ending
-        if self.failed_code and (why := self._agent_reason()):
+        if self.failed_code and (why := self.agent.reason()):
             ending.reason += f"; {why}"
         return self.neighbours.blame(ending)
-
-    def _agent_reason(self) -> str:
-        report = self.logs / "agent.err"
-        text = report.read_text(errors="replace") if report.exists() else ""
-        return diagnosis.agent_reason(text, self.endpoint, self.limits.startup_s) if self.endpoint else ""
-
-    def _agent_text(self) -> str:
-        if reason := self._agent_reason():
-            return reason
-        code = self.failed_code
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code} and named no rank"
-        return f"{self._agent} {how}; see logs/agent.err{self._last_words()}"
 
     def _not_again(self) -> Ending:
         """Return the end of a run whose last failure was to be followed by another attempt, and was not."""
         ending = self.attempts.ending
         assert ending is not None
-        why = self._agent_text() if self.failed_code else f"they were not there after {self.limits.startup_s:.0f} s"
+        why = f"they were not there after {self.limits.startup_s:.0f} s"
+        if self.failed_code:
+            why = self.agent.left(self.failed_code)
         missing = ", ".join(f"node {one['host']} ({one['address']})" for one in ending.lost)
         instead = f"; nobody took the place of {missing}" if missing else ""
         reason = f"{ending.reason}; the ranks could not be started again: {why}{instead}"
         return dataclasses.replace(ending, outcome="failed", reason=reason)
 
-    @property
-    def _agent(self) -> str:
-        named = {"torchrun": "torchrun's agent", "mpirun": "mpirun"}
-        return named.get(self.job.name, f"the agent of launcher {self.job.name}")
-
-    def _last_words(self) -> str:
-        """Return what the agent of a run elsewhere said last: the cluster's reason, where no rank was there to say it."""
-        report = self.logs / "agent.err"
-        lines = report.read_text(errors="replace").split("\n") if self.job.remote and report.exists() else []
-        said = [line.strip() for line in lines if line.strip()]
-        return f": {said[-1][:500]}" if said else ""
-
-    def _read_errors(self) -> None:
-        for record in self.ranks.values():
-            path = self.logs / f"rank{record.rank}.error.json"
-            if record.error is None and path.exists():
-                with contextlib.suppress(UserError):
-                    found = read_json(path)
-                    if record.pid in (None, found.get("pid")):  # not of an earlier attempt
-                        record.error = found
-        report = self.logs / "agent.err"
-        if self.job.agent and report.exists():
-            for rank, code, pid, root in diagnosis.agent_failures(report.read_text(errors="replace")):
-                record = self.ranks.setdefault(rank, RankRecord(rank, pid))
-                if pid and record.pid not in (None, pid):
-                    continue
-                record.returncode, record.ended_at = code, record.ended_at or time.time()
-                record.ended_by_us = record.ended_by_us or not (root or record.error)  # torchrun ends the others
-
     def _at_limit(self) -> Ending | None:
         if self.failed_at or (self.agent_due and not self.attempts.ending):
             return None
-        now, records = time.monotonic(), list(self.ranks.values())
+        now, records = time.monotonic(), self.ranks.all()
         if self.job.remote and self.heard_first is None:
             return self._queued(now)
         if self._wall_is_reached():
-            self._dump_stacks(records)
+            self.ranks.dump_stacks()
             where = "; ".join(f"rank {record.rank} was at work{record.where()}" for record in records if record.alive)
             return Ending("timeout", f"the run was ended after {self.limits.wall_s:.0f} s (wall limit); {where}")
         if self.attempts.ending:
             return None
         late = [record for record in records if not record.at_work and record.alive]
-        if late or len(self._here()) < self.job.ranks:
+        if late or len(self.ranks.here()) < self.job.ranks:
             self.stall_from = now
             began = max(self._began(), self.attempts.began)
             return self._late(late, records) if now - began > self.limits.startup_s > 0 else None
@@ -346,13 +281,13 @@ class Supervisor:
         if not 0 < limit < now - self.began:
             return None
         text = f"no rank was started in {limit:.0f} s (queue_s of the cluster's profile); see logs/agent.out"
-        return Ending("timeout", text + self._last_words())
+        return Ending("timeout", text + self.agent.last_words())
 
     def _late(self, late: list[RankRecord], records: list[RankRecord]) -> Ending:
         if not late:
             text = f"only {len(records)} of {self.job.ranks} ranks were started in {self.limits.startup_s:.0f} s (start-up limit); see logs/agent.err"
-            return Ending("timeout", text)
-        self._dump_stacks(records)
+            return Ending("timeout", text + self.agent.meeting())
+        self.ranks.dump_stacks()
         culprit = diagnosis.hanging(late) or late[0]
         return Ending("timeout", diagnosis.late_text(culprit, self.limits.startup_s), culprit.rank)
 
@@ -361,8 +296,8 @@ class Supervisor:
 
         Who is seen waiting has the whole limit again: it may go on the moment after, and needs time to say so.
         """
-        records = list(self.ranks.values())
-        self._dump_stacks(records)
+        records = self.ranks.all()
+        self.ranks.dump_stacks()
         lively = [record for record in records if record.alive and record not in quiet]
         if lively and all(stacks.is_waiting(stacks.main_stack(record.stacks or "")) for record in due):
             for record in due:
@@ -375,16 +310,7 @@ class Supervisor:
         waits = stacks.is_waiting(stacks.main_stack(culprit.stacks or ""))
         return self.neighbours.blame(ending, afresh=True) if waits else ending
 
-    # Stacks, sensors
-
-    def _dump_stacks(self, records: list[RankRecord]) -> None:
-        """Keep the newest Python stacks of all living ranks of this machine."""
-        family = {process.pid for process in descendants()}
-        here = self._here()
-        asked = [record for record in records if record.alive and record in here and record.pid in family]
-        texts = stacks.collect([(record.pid or 0, self.logs / f"rank{record.rank}.stacks") for record in asked])
-        for record, text in zip(asked, texts, strict=True):
-            record.stacks = text
+    # Sensors
 
     def _sample_sensors(self) -> None:
         """Run in a thread of its own: a driver that hangs in a query must not stop the supervision."""
@@ -395,7 +321,7 @@ class Supervisor:
             return
         self.writer.emit("sensors", availability=sensors.availability())
         while not self.over:
-            sensors.pids = [one.pid for one in self._here() if one.pid and one.alive]
+            sensors.pids = [one.pid for one in self.ranks.here() if one.pid and one.alive]
             with contextlib.suppress(StorageError):  # the ranks write as well, and say so
                 self.writer.emit("sensor", **sensors.read())
             time.sleep(SENSOR_S)
@@ -407,9 +333,9 @@ class Supervisor:
         try:  # what is still to be written down must not keep anything alive, on a full disk say
             with contextlib.suppress(StorageError):
                 self.writer.emit("stop", reason=ending.reason)
-            living = [record for record in self.ranks.values() if record.alive]
+            living = [record for record in self.ranks.all() if record.alive]
             if living and ending.outcome == "failed":
-                self._dump_stacks(living)
+                self.ranks.dump_stacks()
             for record in living:
                 record.ended_by_us = True
         finally:
@@ -417,14 +343,16 @@ class Supervisor:
         with contextlib.suppress(StorageError):
             self._reap()
         self._follow()
-        self._read_errors()
+        self.ranks.read_errors(self.agent)
         return left
 
     def _write_status(self, ending: Ending) -> None:
-        ranks = [self.ranks[rank].as_json() for rank in sorted(self.ranks)]
         times = {"started_at": self.started_at, "ended_at": self.started_at + time.monotonic() - self.began}
         again = {"restarts": len(self.attempts.past), "earlier_attempts": self.attempts.past}
-        write_json(self.run_dir / "status.json", {**dataclasses.asdict(ending), "ranks": ranks, **times, **again})
+        write_json(
+            self.run_dir / "status.json",
+            {**dataclasses.asdict(ending), "ranks": self.ranks.as_json(), **times, **again},
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
