@@ -2,7 +2,8 @@
 
 It keeps its cluster in ``$STANDIN``: ``calls.jsonl``, the mounted config maps, and for each pod a folder with its
 volume, its output, and its exit code. ``$STANDIN_MODE``: ``image`` (pods wait for an image that is not there),
-``refused`` (create is forbidden), ``cut`` (the first exec connection breaks after a few lines).
+``refused`` (create is forbidden), ``cut`` (the first exec connection breaks after a few lines). With ``$STANDIN_DIRECT`` a
+pod's only rank is started without torchrun, whose start takes seconds.
 """
 
 import json
@@ -18,6 +19,7 @@ import yaml
 
 ROOT = Path(os.environ["STANDIN"])
 MODE = os.environ.get("STANDIN_MODE", "")
+DIRECT = "STANDIN_DIRECT" in os.environ
 
 
 def templates(item: dict[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
@@ -42,6 +44,9 @@ def local(pod: Path, words: list[str]) -> list[str]:
             word = word.replace(host, "127.0.0.1")
         word = word.replace("/etc/benchlib", str(ROOT / "config")).replace("/outputs", str(pod / "outputs"))
         out.append(sys.executable if word == "python3" else word)
+    if DIRECT and "torch.distributed.run" in out:
+        begin, worker = out.index("torch.distributed.run") - 1, out.index("benchlib.worker") - 1
+        out[begin:worker] = []
     return out
 
 
@@ -73,6 +78,7 @@ def create(path: str) -> None:
             **os.environ,
             **{one["name"]: one["value"] for one in container["env"]},
             "JOB_COMPLETION_INDEX": str(index),
+            **({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} if DIRECT else {}),
         }
         command = [sys.executable, "-c", RUN, str(pod), *local(pod, container["command"])]
         with (pod / "log").open("wb") as log:

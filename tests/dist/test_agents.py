@@ -61,11 +61,17 @@ def pods_left(root: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("flavour", ["indexed", "trainjob"])
-def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path, flavour: str) -> None:
+@pytest.fixture
+def direct(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stand-in, with pods that start their rank without torchrun."""
+    monkeypatch.setenv("STANDIN_DIRECT", "1")
+    return cluster
+
+
+def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path) -> None:
     profile = tmp_path / "two.yaml"
     profile.write_text(
-        f"links: {{inter_node_gbps: 100, inter_node_source: a sheet}}\nport: {port()}\nkubernetes: {{flavour: {flavour}}}\n"
+        f"links: {{inter_node_gbps: 100, inter_node_source: a sheet}}\nport: {port()}\nkubernetes: {{flavour: jobset}}\n"
     )
     run_dir = prepare(tmp_path / "run", launcher="kubernetes", nnodes=2, nproc=1, cluster=str(profile))
     status = execute(run_dir, benchmark="faulty:checksums")
@@ -84,19 +90,19 @@ def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path
     assert pods_left(cluster) == []
 
 
-def test_a_failing_rank_in_a_pod_is_named(cluster: Path, tmp_path: Path) -> None:
-    run_dir = prepare(tmp_path / "run", launcher="kubernetes", nproc=2, fault="boom")
+def test_a_failing_rank_in_a_pod_is_named(direct: Path, tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run", launcher="kubernetes", nproc=1, fault="boom", who=0)
     with pytest.raises(RankFailed) as caught:
-        execute(run_dir, benchmark="faulty:collective")
-    assert caught.value.status["reason"] == "rank 1 raised ValueError during phase train, step 3: boom <script>"
+        execute(run_dir, benchmark="faulty:run")
+    assert caught.value.status["reason"] == "rank 0 raised ValueError during phase train, step 3: boom <script>"
     assert "in boom" in str(caught.value), "its traceback came along"
-    assert calls(cluster)[-1] == "delete"
-    assert pods_left(cluster) == []
+    assert calls(direct)[-1] == "delete"
+    assert pods_left(direct) == []
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_stopped_run_takes_its_job_back(cluster: Path, tmp_path: Path, killed: bool) -> None:
-    run_dir = prepare(tmp_path / "run", launcher="kubernetes", nproc=2)
+def test_a_stopped_run_takes_its_job_back(direct: Path, tmp_path: Path, killed: bool) -> None:
+    run_dir = prepare(tmp_path / "run", launcher="kubernetes", nproc=1)
     with Launch(run_dir, "faulty:run").start() as launch:
         until(lambda: any(event.get("step", 0) >= 3 for event in read_events(run_dir, {"heartbeat"})))
         if killed:
@@ -106,18 +112,18 @@ def test_a_stopped_run_takes_its_job_back(cluster: Path, tmp_path: Path, killed:
         else:
             status = launch.stop()
     assert status and status["outcome"] == ("failed" if killed else "stopped")
-    until((cluster / "deleted").exists, 15)
-    until(lambda: not pods_left(cluster), 5)
+    until((direct / "deleted").exists, 15)
+    until(lambda: not pods_left(direct), 5)
 
 
 def test_a_connection_that_breaks_is_opened_again(
-    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    direct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STANDIN_MODE", "cut")
     run_dir = prepare(tmp_path / "run", launcher="kubernetes", nproc=1, steps=60)
     status = execute(run_dir, benchmark="faulty:run")
     assert status["outcome"] == "complete", status["reason"]
-    assert calls(cluster).count("exec") == 2
+    assert calls(direct).count("exec") == 2
     steps = [event["step"] for event in read_events(run_dir, {"heartbeat"}) if "step" in event]
     assert steps == sorted(set(steps)) and steps[-1] >= 59, "no event twice, none lost"
 
