@@ -43,6 +43,7 @@ class Bench:
     done: int = 0
     taken: list[Taken] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
+    shortened: dict[str, float] = field(default_factory=dict)  # part of the plan: mean share of the time of its series
     wrong: list[Row] = field(default_factory=list)
     wrong_elements: int = 0
     checked_elements: int = 0

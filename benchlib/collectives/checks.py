@@ -130,10 +130,14 @@ def _same_gradients(result: Result) -> Check:
 def _whole_plan(result: Result) -> Check:
     cut = result.facts.get("cut") or []
     name, question = "whole plan", "Did everything that was planned fit the time?"
+    short = [f"{what} in {share:.0%} of their time" for what, share in (result.facts.get("shortened") or {}).items()]
     if not cut:
-        return fact_check(name, question, True, f"{len(result.tables.get('series', [])):,} series and all limits")
+        told = "; ".join([f"{len(result.tables.get('series', [])):,} series and all limits", *short])
+        return fact_check(name, question, True, told)
     told = "; ".join(cut[:NAMED]) + (f"; and {len(cut) - NAMED} more" if len(cut) > NAMED else "")
-    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=f"cut: {told}")
+    return Check(
+        name=name, kind="sanity", question=question, status="SKIPPED", reason="; ".join([f"cut: {told}", *short])
+    )
 
 
 def _targets(config: CollectivesConfig, result: Result) -> list[Check]:

@@ -148,4 +148,7 @@ def _missing(result: Result) -> str:
 
 def _cut(result: Result) -> str:
     cut = result.facts.get("cut") or []
-    return f"The time did not hold all that was planned: {'; '.join(cut[:5])}." if cut else ""
+    short = [f"{what} {share:.0%}" for what, share in (result.facts.get("shortened") or {}).items()]
+    told = f"The time did not hold all that was planned: {'; '.join(cut[:5])}. " if cut else ""
+    told += f"To fit it, series were given a part of their time: {', '.join(short)}." if short else ""
+    return told.strip()

@@ -5,6 +5,7 @@ first, then cases from its end, and what was cut is told.
 """
 
 import contextlib
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from benchlib.metrics import measured
 from benchlib.ranks import place
 from benchlib.results import Result, save_result
 
+WHOLE = 0.99  # of its time: a series that was given less was shortened
 # Of the budget, after which nothing more of a part is begun; the rest is for writing, and for what takes longer.
 CURVES_SHARE, WAYS_SHARE, TYPES_SHARE = 0.4, 0.7, 0.85
 
@@ -80,17 +82,21 @@ def _measure(bench: Bench) -> None:
 def _take(bench: Bench, cases: Sequence[Case], share: float, what: str) -> None:
     """Measure the cases one after the other, and tell what the time did not allow. A collective."""
     left_out: list[Case] = []
+    granted: list[float] = []
     left_s = bench.left_s(share)
     for index, case in enumerate(cases):
         seconds = bench.schedule.pace(cases[index:], left_s)
         if seconds is None:
             left_out.append(case)
         else:
+            granted.append(seconds / (bench.config.seconds * case.share))
             pace = bench.pace(seconds, brief=case.share < 1)
             bench.taken.append(bench.time(case, pace))
             before_s, left_s = left_s, bench.left_s(share)
             bench.schedule.learn(case.bytes, (before_s - left_s) / (len(bench.taken[-1].series.times_s) + pace.warmup))
         bench.step()
+    if granted and min(granted) < WHOLE:
+        bench.shortened[what] = statistics.fmean(granted)
     if left_out:
         sizes = sorted({case.bytes for case in left_out})
         bench.cut.append(
@@ -120,6 +126,7 @@ def _write(bench: Bench, run_dir: Path, startup_s: float) -> None:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "cut": bench.cut,
+        "shortened": bench.shortened,
     }
     result = Result.of(
         config,

@@ -189,10 +189,17 @@ def test_gradients_that_differ_fail(judged):
 
 
 def test_what_was_cut_is_told(judged):
-    run, found = judged(lambda result: result.facts.update(cut=["5 of 9 curves: no time"]))
+    def cut(result):
+        result.facts.update(cut=["5 of 9 curves: no time"], shortened={"curves": 0.4})
+
+    run, found = judged(cut)
     assert (found["whole plan"].status, found["whole plan"].gates) == ("SKIPPED", True)
     assert "5 of 9 curves: no time" in found["whole plan"].reason
+    assert "curves in 40% of their time" in found["whole plan"].reason
     assert any("did not hold all that was planned: 5 of 9 curves" in sentence for sentence in reading(run))
+    _, found = judged(lambda result: result.facts.update(shortened={"curves": 0.4}))
+    assert found["whole plan"].status == "PASS"
+    assert "curves in 40% of their time" in found["whole plan"].reason
 
 
 def test_series_by_hand():
