@@ -3,7 +3,8 @@
 Every rank exchanges with every other one at once, so (n-1)/n of the larger tensor crosses each way: the least there is
 (pairwise exchange; Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
 IJHPCA 19(1), 2005). It pays over gloo, whose own reduce-scatter is an all-reduce of the whole input and whose all-gather
-makes further copies; nccl and its like have better ones of their own.
+makes further copies; nccl and its like have better ones of their own. Where gloo is given the same interface twice
+(``GLOO_SOCKET_IFNAME=lo,lo``, on every rank), each direction has a connection and a thread of its own.
 
 The contributions of the ranks are combined in the order of ranks, so that the same inputs give the same bits in every
 call and for any way to cut them. Sums of fp16 and bf16 over more than two ranks are kept in fp32 and rounded once.

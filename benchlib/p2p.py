@@ -22,7 +22,10 @@ REDUCTIONS: tuple[tuple[Op, str, Combine], ...] = (
     (dist.ReduceOp.MAX, "max", torch.maximum),
     (dist.ReduceOp.PRODUCT, "product", torch.mul),
 )
-TAG = 23157  # of what is sent here (all of MPI know tags to 32767); others have the tag 0 unless told otherwise
+# Of what goes to a lower rank, and + 1 of what goes to a higher one. Others send with 0 unless told otherwise, and all of
+# MPI have tags to 32767. A gloo group with two interfaces (GLOO_SOCKET_IFNAME=lo,lo: the same one twice) has two
+# connections and two threads, and takes one for odd and one for even tags: so each direction has its own.
+TAG = 23156
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,12 @@ class Peers:
         out = [part for part in sends if part[0].numel()]
         if any(tensor.device.type != "cpu" for tensor, _ in (into + out)[:1]):
             return self._grouped(into, out)
-        works = [dist.irecv(tensor, group=self.group, tag=TAG, group_src=peer) for tensor, peer in into]
-        works += [dist.isend(tensor, group=self.group, tag=TAG, group_dst=peer) for tensor, peer in out]
+        works = [
+            dist.irecv(tensor, group=self.group, tag=TAG + (peer < self.rank), group_src=peer) for tensor, peer in into
+        ]
+        works += [
+            dist.isend(tensor, group=self.group, tag=TAG + (self.rank < peer), group_dst=peer) for tensor, peer in out
+        ]
         return [work for work in works if work is not None]  # None is for those outside the group
 
     def _grouped(self, into: list[Part], out: list[Part]) -> list[dist.Work]:

@@ -206,8 +206,9 @@ def fsdp(rank, size):
         use_direct(nn.Linear(2, 2))
 
 
-def test_every_case_on_every_count_of_ranks(tmp_path):
-    in_world(4, tmp_path, every_group)
+@pytest.mark.parametrize("interfaces", ["lo", "lo,lo"])
+def test_every_case_on_every_count_of_ranks(tmp_path, interfaces):
+    in_world(4, tmp_path, every_group, interfaces)
 
 
 def test_fsdp2_gets_the_same_gradients(tmp_path):

@@ -5,24 +5,23 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def _rank(rank: int, size: int, store: Path, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _rank(rank: int, size: int, store: Path, interfaces: str, work: Callable[[int, int], None]) -> None:
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = interfaces
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    work(rank, size, *args)
+    work(rank, size)
     dist.barrier()  # nobody leaves while another one still talks to it
     gc.collect()
     dist.destroy_process_group()
 
 
-def in_world(size: int, folder: Path, work: Callable[..., None], *args: Any) -> None:
-    """Call ``work(rank, size, *args)`` on every rank; the first error of a rank is raised here."""
+def in_world(size: int, folder: Path, work: Callable[[int, int], None], interfaces: str = "lo") -> None:
+    """Call ``work(rank, size)`` on every rank; the first error of a rank is raised here."""
     multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "benchlib.direct"])
-    mp.start_processes(_rank, (size, folder / "store", work, args), nprocs=size, start_method="forkserver")
+    mp.start_processes(_rank, (size, folder / "store", interfaces, work), nprocs=size, start_method="forkserver")
