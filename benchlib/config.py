@@ -103,7 +103,7 @@ class BaseConfig(BaseModel):
     def _nodes_need_torchrun(self) -> "BaseConfig":
         if self.launcher == "local" and (self.nnodes > 1 or self.rdzv_endpoint):
             raise ValueError(
-                f"nnodes = {self.nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need launcher=torchrun"
+                f"nnodes = {self.nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need launcher=torchrun (or, for nnodes alone, kubernetes, slurm, torchx)"
             )
         if self.launcher == "torchrun" and self.nnodes > 1 and not self.rdzv_endpoint:
             raise ValueError(f"nnodes = {self.nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet")

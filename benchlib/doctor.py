@@ -9,6 +9,9 @@ from typing import Any
 
 from benchlib.backends import BACKENDS
 from benchlib.errors import UserError
+from benchlib.launchers.kubernetes import KUBECTL
+from benchlib.launchers.slurm import SLURM
+from benchlib.launchers.torchx import TORCHX
 from benchlib.machine import cpu_model, probe_devices, usable_cores, versions
 from benchlib.paths import PACKAGE, outputs
 
@@ -21,6 +24,11 @@ OPTIONAL = (
     ("amdsmi", "power, temperature and energy of AMD GPUs", "install amd-smi-lib of ROCm and its Python package"),
     ("torch_xla", "TPUs", "pip install torch_xla[tpu] on a TPU machine"),
     ("pytest", "the tests", "pip install -e '.[test]'"),
+)
+PROGRAMS = (
+    ("kubectl", "runs on Kubernetes", KUBECTL),
+    ("sbatch", "runs on a SLURM cluster", SLURM),
+    ("torchx", "runs through TorchX", TORCHX),
 )
 
 
@@ -62,6 +70,8 @@ def examine() -> list[Finding]:
     for module, use, install in OPTIONAL:
         there = importlib.util.find_spec(module) is not None
         findings.append(Finding(module, there, use, "" if there else install))
+    for program, use, install in PROGRAMS:
+        findings.append(Finding(program, shutil.which(program) is not None, use, install))
     return [*findings, *_data(), _space()]
 
 

@@ -1,10 +1,11 @@
 """Inside a pod: run its ranks, and hand what they leave to whoever follows. Neither torch nor the benchmark.
 
-    python -m benchlib.agents.pod run RUN_DIR --config FILE [--host] [--hold S] -- COMMAND...
+    python -m benchlib.agents.pod run RUN_DIR --config FILE [--host] [--meet HOST:PORT] [--hold S] -- COMMAND...
     python -m benchlib.agents.pod follow RUN_DIR
 
-``run`` makes the run folder from the mounted config, starts COMMAND, and stays up to S seconds after it until the
-results were fetched: the folder may lie in the pod alone and goes with it. ``follow`` is what ``kubectl exec`` starts: it
+``run`` makes the run folder from the mounted config, starts COMMAND (once the pod where the nodes meet is there: torchrun
+itself gives up on it after a minute), and stays up to S seconds after it until the results were fetched: the folder may
+lie in the pod alone and goes with it. ``follow`` is what ``kubectl exec`` starts: it
 prints a JSON line for each piece of a file, ``{path, offset, data}`` with base64 data, of the events as they are
 written and of everything else at the end (``size`` and ``sha256`` with the last piece), then ``{done: exit code}``; a
 line on its standard input says that all of it arrived.
@@ -18,6 +19,7 @@ import json
 import os
 import platform
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,28 +32,43 @@ from benchlib.processes import MARK
 
 HOST_MARK = "{is_host}"
 POLL_S = 0.3
+CONNECT_S = 5.0
 PIECE_BYTES = 1 << 20
 LARGEST_BYTES = 64 << 20  # checkpoints and traces stay where they are
 EVENTS = "events-*.jsonl"
 
 
-def run(run_dir: Path, config: Path, command: list[str], host: bool, hold_s: float) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run a node's part and return its exit code."""
-    host = host and os.environ.get("JOB_COMPLETION_INDEX", "0") == "0"
-    prepare(run_dir, config)
+    run_dir: Path = options.run_dir
+    host = options.host and os.environ.get("JOB_COMPLETION_INDEX", "0") == "0"
+    prepare(run_dir, options.config)
     mark = _mark(run_dir)
     mark.unlink(missing_ok=True)
     _collected(run_dir).unlink(missing_ok=True)
     env = {**os.environ, MARK: str(run_dir)}  # ranks with the mark write their output into the run folder
-    process = subprocess.Popen([word.replace(HOST_MARK, str(int(host))) for word in command], env=env)
+    if options.meet and not host:
+        await_host(options.meet, options.meet_s)
+    command = [word.replace(HOST_MARK, str(int(host))) for word in options.command]
+    process = subprocess.Popen(command, env=env)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     code = process.wait()
     code = 128 - code if code < 0 else code
     write_json(mark, {"returncode": code})
-    end = time.monotonic() + hold_s
+    end = time.monotonic() + options.hold
     while time.monotonic() < end and not _collected(run_dir).exists():
         time.sleep(POLL_S)
     return code
+
+
+def await_host(endpoint: str, limit_s: float) -> None:
+    """Wait until the store of the rendezvous can be reached, or for ``limit_s``: then torchrun says what is wrong."""
+    host, _, port = endpoint.rpartition(":")
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), CONNECT_S):
+            return
+        time.sleep(POLL_S)
 
 
 def prepare(run_dir: Path, config: Path) -> None:
@@ -142,13 +159,15 @@ def main(argv: list[str] | None = None) -> int:
     one.add_argument("run_dir", type=Path)
     one.add_argument("--config", type=Path, required=True)
     one.add_argument("--host", action="store_true", help="pod 0 of these is where the nodes meet")
+    one.add_argument("--meet", default="", help="HOST:PORT that the other pods wait for")
+    one.add_argument("--meet-s", type=float, default=3600.0, help="seconds that they wait at most")
     one.add_argument("--hold", type=float, default=0.0, help="seconds to stay for the results to be fetched")
     one.add_argument("command", nargs="+")
     other = commands.add_parser("follow", help="print what the ranks write")
     other.add_argument("run_dir", type=Path)
     options = parser.parse_args(argv)
     if options.what == "run":
-        return run(options.run_dir, options.config, options.command, options.host, options.hold)
+        return run(options)
     with contextlib.suppress(BrokenPipeError):
         return follow(options.run_dir)
     return 1

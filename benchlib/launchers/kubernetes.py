@@ -16,7 +16,7 @@ import yaml
 from benchlib import cluster as clusters
 from benchlib.cluster import Cluster
 from benchlib.launchers.job import HasRanks, Job
-from benchlib.launchers.pods import RUN_LABEL, Pods, groups, shared, template
+from benchlib.launchers.pods import RUN_LABEL, WEEK_S, Pods, groups, shared, template
 
 MANIFEST = "manifest.yaml"
 KEEP_S = 3600  # that a finished job stays when nobody removes it
@@ -96,7 +96,7 @@ def _config_map(config: Any, profile: Cluster, pods: list[Pods], name: str) -> d
 
 def _limit_s(config: HasRanks, profile: Cluster) -> int:
     """Return the seconds after which the cluster itself ends the job, should nobody else: the wait is part of them."""
-    return int(config.hard_limit_s + (profile.queue_s or 7 * 86400) + 300)
+    return int(config.hard_limit_s + (profile.queue_s or WEEK_S) + 300)
 
 
 def _job_spec(pods: Pods, pod_template: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from benchlib.launchers.rendezvous import ENV, agent_command
 
 CONFIG_DIR = "/etc/benchlib"
 COLLECT_S = 120  # that a pod waits after its ranks for the results to be fetched
+WEEK_S = 7 * 86400
 USER = 1000  # of the image, see deploy/Dockerfile
 RUN_LABEL = "benchlib.run"  # on everything that belongs to a run
 VENDORS_APART = ("", "nccl", "xccl")  # libraries that cannot join devices of several vendors in one group
@@ -89,10 +90,12 @@ def _container(
     config: HasRanks, cluster: Cluster, pods: Pods, name: str, endpoint: str, first: bool, run_dir: str, benchmark: str
 ) -> dict[str, Any]:
     k8s, folder = cluster.kubernetes, pod_run_dir(cluster, run_dir)
+    meet_s = cluster.queue_s or WEEK_S  # pods start when their nodes have room and the image
     hold = [] if shared(cluster, run_dir) else ["--hold", str(COLLECT_S)]
     index = ["--host"] if first else []
+    meet = ["--meet", endpoint, "--meet-s", str(int(meet_s))] if config.nnodes > 1 else []
     wrapper = [k8s.python, "-m", "benchlib.agents.pod", "run", folder, "--config", f"{CONFIG_DIR}/{pods.group}.json"]
-    torchrun = agent_command(config, k8s.python, endpoint, name, "{is_host}", worker_command(folder, benchmark))
+    torchrun = agent_command(config, k8s.python, endpoint, name, "{is_host}", worker_command(folder, benchmark), meet_s)
     env = {**ENV, "PYTHONUNBUFFERED": "1", **pods.node.env}
     if k8s.data_claim:
         env |= {"HF_HOME": k8s.data_path, "HF_HUB_OFFLINE": "1"}
@@ -106,7 +109,7 @@ def _container(
     return {
         "name": "node",
         "image": pods.node.image,
-        "command": [*wrapper, *index, *hold, "--", *torchrun],
+        "command": [*wrapper, *index, *meet, *hold, "--", *torchrun],
         "env": [{"name": key, "value": value} for key, value in env.items()],
         "resources": _resources(config, pods.node),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},

@@ -11,16 +11,17 @@ ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def agent_command(
-    config: HasRanks, python: str, endpoint: str, identity: str, host: str, worker: Sequence[str]
+    config: HasRanks, python: str, endpoint: str, identity: str, host: str, worker: Sequence[str], meet_s: float = 0.0
 ) -> list[str]:
     """Return torchrun's command for a node of a run.
 
     ``endpoint`` is HOST:PORT of the first node and ``identity`` is the run's alone. ``host`` is what the node replaces
-    by 1 on the first node and by 0 elsewhere: a node does not always know its own name. One node needs no meeting.
+    by 1 on the first node and by 0 elsewhere: a node does not always know its own name. ``meet_s`` is how long the nodes
+    wait for each other (0: the start-up limit). One node needs no meeting.
     """
     settings = {
         "is_host": host,
-        "join_timeout": max(1, int(config.startup_timeout_s)),
+        "join_timeout": max(1, int(meet_s or config.startup_timeout_s)),
         "last_call_timeout": 1,
         "keep_alive_interval": HEARTBEAT_S,
         "keep_alive_max_attempt": HEARTBEATS,

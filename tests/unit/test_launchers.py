@@ -73,7 +73,7 @@ def test_every_flavour_runs_the_same_command_on_every_node(tmp_path, flavour, ki
     assert options["--rdzv-endpoint"] == f"{host}:29400"
     assert (options["--nnodes"], options["--nproc-per-node"], options["--max-restarts"]) == ("4", "8", "2")
     assert (options["--rdzv-backend"], options["--rdzv-id"]) == ("c10d", NAME)
-    assert {"is_host={is_host}", "join_timeout=120"} <= set(options["--rdzv-conf"].split(","))
+    assert {"is_host={is_host}", "join_timeout=3600"} <= set(options["--rdzv-conf"].split(","))
     assert worker == ["-m", "benchlib.worker", str(RUN)]
     assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container["env"]
     assert item["spec"].get("completionMode", "Indexed") == "Indexed"
