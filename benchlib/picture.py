@@ -19,6 +19,7 @@ from PIL import Image
 
 WIDTH_IN, HEIGHT_IN, DPI = 5.3, 3.3, 150
 OF_MANY_COLOURS, OF_MANY_DPI = 32, 120  # for pages with many pictures: half the bytes
+SAME = 12  # steps of 256 between two colours that are told apart
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,20 @@ def _few_colours(image: Image.Image, picture: Picture | type[Picture]) -> Image.
     few = image.quantize(picture.colours, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     if not picture.kept:
         return few
-    kept = [int(colour[place : place + 2], 16) for colour in picture.kept for place in (1, 3, 5)]
-    few.putpalette([*(few.getpalette() or [])[: 3 * picture.colours], *kept])
+    flat = (few.getpalette() or [])[: 3 * picture.colours]
+    palette = [tuple(flat[place : place + 3]) for place in range(0, len(flat), 3)]
+    for colour in picture.kept:
+        exact = tuple(int(colour[place : place + 2], 16) for place in (1, 3, 5))
+        # An entry beside the exact one could be taken in its place: Pillow looks entries up by rounded colours.
+        palette = [exact if _distance(entry, exact) < SAME else entry for entry in palette]
+        if exact not in palette:
+            palette.append(exact)
+    few.putpalette([value for entry in palette for value in entry])
     return image.quantize(palette=few, dither=Image.Dither.NONE)
+
+
+def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def png(figure: Figure) -> bytes:

@@ -1,6 +1,7 @@
 """How to run the same again: the command line and the fields that differ from the defaults."""
 
 import shlex
+from typing import Any
 
 from benchlib.config import BaseConfig, config_class, resolve
 from benchlib.errors import UserError
@@ -22,5 +23,12 @@ def command(config: BaseConfig) -> str:
         usual = config_class(config.benchmark)(benchmark=config.benchmark)
     for name, value in config.model_dump(mode="json").items():
         if name not in ("benchmark", "tier", "backend") and (value != getattr(usual, name) or name == "nproc"):
-            words += ["--set", f"{name}={'null' if value is None else value}"]
+            words += ["--set", f"{name}={_written(value)}"]
     return shlex.join(words)
+
+
+def _written(value: Any) -> str:
+    """Write a value as ``--set`` reads it: a list by its members, separated by commas."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "null" if value is None else str(value)

@@ -1,6 +1,8 @@
 """Collectives and files of others: nccl-tests read beside a run, a run written as nccl-tests prints, impossible series."""
 
+import itertools
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from click.testing import CliRunner
 from make_collectives import MIB, records, row, tables, time_us
 
 from benchlib.cli import main
+from benchlib.config import build, parse_overrides, resolve
 from benchlib.errors import UserError
 from benchlib.exports.formats import export
 from benchlib.foreign.nccl_series import refuse, series
@@ -16,6 +19,7 @@ from benchlib.impossible.numbers import Numbers
 from benchlib.impossible.own import own_claims
 from benchlib.impossible.rules import judge_claims
 from benchlib.metrics import measured
+from benchlib.rerun import command
 from benchlib.session import plan
 from benchlib.snapshot import Snapshot
 
@@ -194,3 +198,11 @@ def test_the_command_judges_the_result_of_a_run(tmp_path):
     done = CliRunner().invoke(main, ["judge", str(path)])
     assert done.exit_code == 1
     assert "7 wrong elements" in done.output
+
+
+def test_the_command_of_a_report_makes_the_same_config_again():
+    chosen = {"dtypes": ["fp32", "int64"], "operations": ["all_reduce"], "bucket_bytes": [4096], "sizes": "1KiB,1MiB"}
+    config = build("collectives", {"benchmark": "collectives", "tier": "smoke", "nproc": 3} | chosen)
+    words = shlex.split(command(config))
+    pairs = [word for flag, word in itertools.pairwise(words) if flag == "--set"]
+    assert resolve("collectives", "smoke", "cpu", parse_overrides(pairs)).config == config

@@ -327,4 +327,4 @@ def test_lines_keep_their_colours_in_the_small_palette(name, theme):
     for colour in {theme.card, *(line.get_color() for line in figure.axes[0].lines)}:
         rgb = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
         assert (drawn == rgb).all(axis=1).any()
-        assert abs(kept - rgb).max(axis=1).min() <= 4, colour
+        assert abs(kept - rgb).max(axis=1).min() == 0, colour
