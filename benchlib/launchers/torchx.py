@@ -49,7 +49,10 @@ def torchx(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
     """Describe the run as a component, and the agent that has TorchX run it and cancels it."""
     profile = clusters.load(config.cluster)
     own = profile.torchx
-    cfg = ["-cfg", ",".join(f"{name}={value}" for name, value in own.cfg.items())] if own.cfg else []
+    # The local schedulers would keep the replicas' output in a folder of their own below /tmp.
+    options = {"log_dir": f"{run_dir}/logs/torchx"} if own.scheduler.startswith("local") else {}
+    options |= own.cfg
+    cfg = ["-cfg", ",".join(f"{name}={value}" for name, value in options.items())] if options else []
     command = [
         sys.executable, "-m", "benchlib.agents.submit", "--id", r"^(\w+://\S+)", "--cancel", "torchx cancel {id}",
         "--", "torchx", "run", "--wait", "--log", "--workspace", "", "--scheduler", own.scheduler, *cfg,
