@@ -16,6 +16,7 @@ from benchlib.metrics import Metric, derived, measured, not_available
 from benchlib.stats import summary
 
 US = 1e6
+LEDGER_ROWS = 200_000  # that are written at once
 
 
 def bus(operation: str, series: Series) -> list[float]:
@@ -76,34 +77,40 @@ def rank_rows(taken: Taken, hosts: Sequence[str] = ()) -> list[Row]:
 
 def save_ledger(run_dir: Path, everything: Sequence[Taken]) -> None:
     """Write ``ledger.parquet``: the seconds of every run on every rank, as they were taken. No file for no series."""
-    import pandas as pd
-
-    frames = []
-    for taken in everything:
-        rounds, ranks = taken.series.times_s.shape
-        case = taken.case
-        frames.append(
-            pd.DataFrame(
-                {
-                    "operation": case.operation,
-                    "variant": case.variant,
-                    "dtype": "" if case.operation == "barrier" else case.dtype,
-                    "reduction": case.reduction,
-                    "in_place": case.in_place,
-                    "bytes": taken.series.bytes,
-                    "round": np.repeat(np.arange(rounds), ranks),
-                    "rank": np.tile(np.arange(ranks), rounds),
-                    "seconds": taken.series.times_s.ravel(),
-                }
-            )
-        )
-    if not frames:
+    if not everything:
         return
-    frame = pd.concat(frames, ignore_index=True)
-    for name in ("operation", "variant", "dtype", "reduction"):
-        frame[name] = frame[name].astype("category")  # a word for each of a million rows would be most of the file
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
     with atomic_path(run_dir / "ledger.parquet") as temporary:
-        frame.to_parquet(temporary, index=False)
+        writer, waiting = None, []
+        for taken in everything:  # in pieces: with a thousand ranks the whole would fill the memory
+            waiting.append(pyarrow.table(_ledger_columns(taken)))
+            if sum(len(table) for table in waiting) >= LEDGER_ROWS or taken is everything[-1]:
+                whole = pyarrow.concat_tables(waiting)
+                writer = writer or ParquetWriter(temporary, whole.schema)
+                writer.write_table(whole)
+                waiting = []
+        assert writer is not None
+        writer.close()
+
+
+def _ledger_columns(taken: Taken) -> dict[str, Any]:
+    """Return the columns of a case, one row for each run and rank."""
+    case, (rounds, ranks) = taken.case, taken.series.times_s.shape
+    kind = {
+        "operation": case.operation,
+        "variant": case.variant,
+        "dtype": "" if case.operation == "barrier" else case.dtype,
+        "reduction": case.reduction,
+        "in_place": case.in_place,
+        "bytes": taken.series.bytes,
+    }
+    return {name: [value] * (rounds * ranks) for name, value in kind.items()} | {
+        "round": np.repeat(np.arange(rounds), ranks),
+        "rank": np.tile(np.arange(ranks), rounds),
+        "seconds": taken.series.times_s.ravel(),
+    }
 
 
 def curves(everything: Sequence[Taken], dtype: str) -> dict[tuple[str, str], list[Taken]]:

@@ -95,7 +95,7 @@ def _take(bench: Bench, cases: Sequence[Case], share: float, what: str) -> None:
             before_s, left_s = left_s, bench.left_s(share)
             bench.schedule.learn(case.bytes, (before_s - left_s) / (len(bench.taken[-1].series.times_s) + pace.warmup))
         bench.step()
-    if granted and min(granted) < WHOLE:
+    if granted and statistics.fmean(granted) < WHOLE:
         bench.shortened[what] = statistics.fmean(granted)
     if left_out:
         sizes = sorted({case.bytes for case in left_out})
