@@ -45,8 +45,6 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
 def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -> None:
     launched = _launched(run_dir)
     restarted = max(all_gather_objects(restarts(run_dir)))  # a node that took another's place was not there before
-    if config.max_restarts and here.main and (config.engine != "native" or config.checkpoint_every <= 0):
-        events.emit("log", message=f"max_restarts = {config.max_restarts}: {_FROM_THE_START}")
     result = Result.of(config, started_at=launched.wall)
     if here.main:
         save_result(run_dir, result)
@@ -142,15 +140,16 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         "misses": evaluate.misses(split.eval, predictions, scores["per_question"]),
         "ranks": outcome.rank_rows(trained, resident),
     }
-    result.notes = [split.description, trained.plan.reason, *_of_restarts(restarted, trained), *trained.notes]
+    result.notes = [split.description, trained.plan.reason, *_of_restarts(config, restarted, trained), *trained.notes]
     result.status, result.ended_at = "complete", launched.wall + launched.since()
     write_json(run_dir / "predictions.json", predictions)
     save_result(run_dir, result)
 
 
-def _of_restarts(count: int, trained: Trained) -> list[str]:
+def _of_restarts(config: SquadConfig, count: int, trained: Trained) -> list[str]:
     if not count:
-        return []
+        without = config.engine != "native" or config.checkpoint_every <= 0
+        return [f"max_restarts = {config.max_restarts}: {_FROM_THE_START}"] if config.max_restarts and without else []
     start = f"continued after step {trained.resumed_step:,}" if trained.resumed_step else "begun anew"
     return [
         f"the ranks were started again {count} time{'s' * (count != 1)}, the training was {start}: loss and scores are those of the whole training, speed is that of the steps after it, and total_s has the failures in it"

@@ -64,6 +64,17 @@ def test_a_dry_run_shows_everything_and_starts_nothing(call, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_max_restarts_takes_torchrun_unless_a_launcher_is_set(call):
+    result = call("run", "squad", "--max-restarts", "2", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "torch.distributed.run" in result.output
+    assert "--max-restarts 2" in result.output
+    assert "from the last whole checkpoint" in result.output
+    result = call("run", "squad", "--max-restarts", "2", "--set", "launcher=local", "--dry-run")
+    assert result.exit_code == 2
+    assert "max_restarts = 2 with launcher=local" in result.output
+
+
 def test_a_tier_has_all_its_benchmarks(call):
     result = call("run", "quick", "--dry-run")
     assert result.exit_code == 0, result.output
