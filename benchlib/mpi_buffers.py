@@ -3,11 +3,9 @@
 Reductions use MPI's own types and operators. MPI has no 16-bit floats: they are reduced as fp32 and rounded once, at
 the end. An average is a sum that is divided. What is only moved travels as bytes, whatever its type.
 
-MPI before version 4 counts in 32 bits: longer buffers are reduced in pieces and moved as one item of a datatype that
-is as long as the buffer.
+MPI before version 4 counts in 32 bits: longer buffers are reduced and moved in pieces.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +14,6 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 LIMIT = 2**30  # elements or bytes in one count
-LONGEST = 2**31 - 1  # a place in a buffer, which is counted too where blocks have different sizes
 
 _TYPES = {
     torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE,
@@ -86,29 +83,26 @@ def pieces(elements: int) -> Iterator[tuple[int, int]]:
 def blocks(tensor: torch.Tensor, parts: int = 1) -> list[Any]:
     """Return MPI's description of a tensor that is moved as ``parts`` equal blocks of bytes."""
     total = tensor.numel() * tensor.element_size()
-    count, datatype = _block(total // parts)
-    return [MPI.memory.fromaddress(tensor.data_ptr(), total), count, datatype]
+    return [MPI.memory.fromaddress(tensor.data_ptr(), total), total // parts, MPI.BYTE]
 
 
 def parted(tensor: torch.Tensor, sizes: list[int]) -> list[Any]:
     """Return MPI's description of a tensor that is moved as blocks of the given bytes, one after the other."""
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    if sum(sizes) > LONGEST:
-        raise ValueError(
-            f"mpi: blocks of different sizes may take 2 GiB in all, not {sum(sizes)} bytes: use equal ones"
-        )
-    return [MPI.memory.fromaddress(tensor.data_ptr(), sum(sizes)), (sizes, starts), MPI.BYTE]
+    return [MPI.memory.fromaddress(tensor.data_ptr(), sum(sizes)), (sizes, starts(sizes)), MPI.BYTE]
 
 
-@functools.cache  # of long lengths, each a datatype that lives as long as MPI
-def _block(length: int) -> tuple[int, MPI.Datatype]:
-    if length <= LIMIT:
-        return length, MPI.BYTE
-    whole, rest = divmod(length, LIMIT)
-    piece = MPI.BYTE.Create_contiguous(LIMIT)
-    datatype = MPI.Datatype.Create_struct([whole, rest], [0, whole * LIMIT], [piece, MPI.BYTE]).Commit()
-    piece.Free()
-    return 1, datatype
+def starts(sizes: list[int]) -> list[int]:
+    """Return where blocks of the given bytes begin that lie one after the other."""
+    return [sum(sizes[:index]) for index in range(len(sizes))]
+
+
+def stretches(tensor: torch.Tensor, start: int = 0, length: int | None = None) -> list[list[Any]]:
+    """Return MPI's descriptions of ``length`` bytes of a tensor from ``start``, in pieces that it can count."""
+    length = tensor.numel() * tensor.element_size() - start if length is None else length
+    address = tensor.data_ptr() + start
+    return [[MPI.memory.fromaddress(address + first, size), size, MPI.BYTE] for first, size in pieces(length)] or [
+        [MPI.memory.fromaddress(address, 0), 0, MPI.BYTE]
+    ]
 
 
 def inside(part: torch.Tensor, whole: torch.Tensor, rank: int) -> bool:

@@ -13,6 +13,7 @@ from benchlib import mpi_buffers as buffers
 
 Tensors = list[torch.Tensor]
 Part = tuple[int, int]  # first element and length
+Block = tuple[int, int, int]  # rank, first byte and bytes
 
 
 def all_reduce(comm: MPI.Intracomm, tensor: torch.Tensor, op: MPI.Op, reduction: Any) -> None:
@@ -58,36 +59,52 @@ def reduce_scatter(comm: MPI.Intracomm, output: torch.Tensor, source: torch.Tens
     buffers.settle(reduction, result, output, comm.size)
 
 
+def broadcast(comm: MPI.Intracomm, tensor: torch.Tensor, root: int) -> None:
+    """Send the root's tensor to all."""
+    for piece in buffers.stretches(tensor):
+        comm.Bcast(piece, root=root)
+
+
 def all_gather(comm: MPI.Intracomm, output: torch.Tensor, source: torch.Tensor) -> None:
     """Gather the ranks' tensors, one after the other, in ``output`` of all ranks."""
-    sent = _apart(source, output, comm.rank)
-    comm.Allgather(sent if sent is MPI.IN_PLACE else buffers.blocks(sent), buffers.blocks(output, comm.size))
+    here = buffers.inside(source, output, comm.rank)
+    sent = source.clone() if buffers.overlap(source, output) and not here else source
+    size = _bytes(source)
+    if size <= buffers.LIMIT:
+        comm.Allgather(MPI.IN_PLACE if here else buffers.blocks(sent), buffers.blocks(output, comm.size))
+    else:
+        places = [(rank, rank * size, size) for rank in range(comm.size)]
+        _exchange(comm, sent, [(rank, 0, size) for rank in range(comm.size)], output, places)
 
 
 def gather(comm: MPI.Intracomm, output: torch.Tensor | None, source: torch.Tensor, root: int) -> None:
     """Gather the ranks' tensors in the root's ``output``; the others give None."""
-    if output is None:
+    size = _bytes(source)
+    if size > buffers.LIMIT:
+        sent = source.clone() if output is not None and buffers.overlap(source, output) else source
+        places = [(rank, rank * size, size) for rank in range(comm.size)] if output is not None else []
+        _exchange(comm, sent, [(root, 0, size)], output, places)
+    elif output is None:
         comm.Gather(buffers.blocks(source), None, root=root)
-        return
-    sent = _apart(source, output, root)
-    comm.Gather(sent if sent is MPI.IN_PLACE else buffers.blocks(sent), buffers.blocks(output, comm.size), root=root)
+    else:
+        here = buffers.inside(source, output, root)
+        sent = source.clone() if buffers.overlap(source, output) and not here else source
+        comm.Gather(MPI.IN_PLACE if here else buffers.blocks(sent), buffers.blocks(output, comm.size), root=root)
 
 
 def scatter(comm: MPI.Intracomm, output: torch.Tensor, source: torch.Tensor | None, root: int) -> None:
     """Scatter the blocks of the root's ``source``; the others give None."""
-    if source is None:
+    size = _bytes(output)
+    if size > buffers.LIMIT:
+        sent = source.clone() if source is not None and buffers.overlap(source, output) else source
+        places = [(rank, rank * size, size) for rank in range(comm.size)] if source is not None else []
+        _exchange(comm, sent, places, output, [(root, 0, size)])
+    elif source is None:
         comm.Scatter(None, buffers.blocks(output), root=root)
-        return
-    here = buffers.inside(output, source, root)
-    sent = source.clone() if buffers.overlap(output, source) and not here else source
-    comm.Scatter(buffers.blocks(sent, comm.size), MPI.IN_PLACE if here else buffers.blocks(output), root=root)
-
-
-def _apart(part: torch.Tensor, whole: torch.Tensor, rank: int) -> Any:
-    """Return what MPI is to send of ``part`` into ``whole``: IN_PLACE, a copy or the tensor itself."""
-    if buffers.inside(part, whole, rank):
-        return MPI.IN_PLACE
-    return part.clone() if buffers.overlap(part, whole) else part
+    else:
+        here = buffers.inside(output, source, root)
+        sent = source.clone() if buffers.overlap(output, source) and not here else source
+        comm.Scatter(buffers.blocks(sent, comm.size), MPI.IN_PLACE if here else buffers.blocks(output), root=root)
 
 
 def all_to_all(
@@ -99,7 +116,44 @@ def all_to_all(
     """
     if buffers.overlap(source, output):
         source = source.clone()
-    if sizes is None:
+    longest = max(_bytes(source), _bytes(output))
+    # Blocks of different sizes may be long on one rank only: all have to know before they choose the way.
+    if sizes is not None:
+        longest = comm.allreduce(longest, op=MPI.MAX)
+    if longest > buffers.LIMIT:
+        sent, received = sizes or [[_bytes(one) // comm.size] * comm.size for one in (source, output)]
+        sends = list(zip(range(comm.size), buffers.starts(sent), sent, strict=True))
+        _exchange(
+            comm, source, sends, output, list(zip(range(comm.size), buffers.starts(received), received, strict=True))
+        )
+    elif sizes is None:
         comm.Alltoall(buffers.blocks(source, comm.size), buffers.blocks(output, comm.size))
     else:
         comm.Alltoallv(buffers.parted(source, sizes[0]), buffers.parted(output, sizes[1]))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _exchange(
+    comm: MPI.Intracomm,
+    source: torch.Tensor | None,
+    sends: list[Block],
+    target: torch.Tensor | None,
+    receives: list[Block],
+) -> None:
+    """Send and receive blocks (rank, first byte, bytes) in pieces: for buffers that one count cannot tell."""
+    requests = [
+        comm.Irecv(piece, source=rank)
+        for rank, start, length in receives
+        if target is not None
+        for piece in buffers.stretches(target, start, length)
+    ]
+    requests += [
+        comm.Isend(piece, dest=rank)
+        for rank, start, length in sends
+        if source is not None
+        for piece in buffers.stretches(source, start, length)
+    ]
+    MPI.Request.Waitall(requests)

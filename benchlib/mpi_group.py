@@ -81,7 +81,9 @@ class MPIGroup(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, comm: MPI.Intracomm, timeout: timedelta) -> None:
         super().__init__(comm.rank, comm.size)
         self.comm, self._timeout_s = comm, timeout.total_seconds()
-        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._talk = comm.Dup()  # for messages: whatever tag they have, no collective takes them
+        for one in (self.comm, self._talk):
+            one.Set_errhandler(MPI.ERRORS_RETURN)
         self._line = Line()
 
     def getBackendName(self) -> str:
@@ -100,8 +102,9 @@ class MPIGroup(_ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Wait for what is under way and free the communicator. A collective of the group."""
         self._line.close()
-        if self.comm != MPI.COMM_NULL:
-            self.comm.Free()
+        for one in (self.comm, self._talk):
+            if one != MPI.COMM_NULL:
+                one.Free()
 
     def abort(self) -> None:
         """End all ranks of the job."""
@@ -166,8 +169,8 @@ class MPIGroup(_ProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Send the root's tensor to all."""
         buffers.check("broadcast", tensors[0])
-        what = buffers.blocks(tensors[0])
-        return self._run("broadcast", opts, lambda: self.comm.Bcast(what, root=opts.rootRank), tensors)
+        run = functools.partial(collectives.broadcast, self.comm, tensors[0], opts.rootRank)
+        return self._run("broadcast", opts, run, tensors)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
         """Gather the ranks' tensors, one after the other, on all ranks."""
@@ -285,19 +288,23 @@ class MPIGroup(_ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Tensors, target: int, tag: int = 0) -> dist.Work:
         """Send a tensor to a rank of the group."""
         buffers.check("send", tensors[0])
-        return self._message("send", tensors, self.comm.Isend(buffers.blocks(tensors[0]), dest=target, tag=tag))
+        pieces = buffers.stretches(tensors[0])
+        return self._message("send", tensors, [self._talk.Isend(piece, dest=target, tag=tag) for piece in pieces])
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> dist.Work:
         """Receive a tensor from a rank of the group."""
         buffers.check("recv", tensors[0])
-        return self._message("recv", tensors, self.comm.Irecv(buffers.blocks(tensors[0]), source=source, tag=tag))
+        pieces = buffers.stretches(tensors[0])
+        if source == MPI.ANY_SOURCE and len(pieces) > 1:
+            raise ValueError(f"mpi recv: a message of more than {buffers.LIMIT} bytes needs its sender named: give src")
+        return self._message("recv", tensors, [self._talk.Irecv(piece, source=source, tag=tag) for piece in pieces])
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         """Receive a tensor from whichever rank sends one; ``source_rank`` of the work tells which."""
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
 
-    def _message(self, what: str, tensors: Tensors, request: MPI.Request) -> dist.Work:
-        return Message(what, request, tensors, self._timeout_s)
+    def _message(self, what: str, tensors: Tensors, requests: list[MPI.Request]) -> dist.Work:
+        return Message(what, requests, tensors, self._timeout_s)
 
 
 def _reduction(opts: Any) -> Any:

@@ -43,9 +43,7 @@ class Collective(dist.Work):
         """Wait for the end. Raises ``RuntimeError`` after the time limit, and what the operation raised."""
         limit_s = _limit_s(timeout, self._timeout_s)
         if not self._done.wait(limit_s):
-            raise RuntimeError(
-                f"mpi {self._what} timed out after {limit_s:g} s: a rank of the group did not take part"
-            )
+            raise RuntimeError(f"mpi {self._what} timed out after {limit_s:g} s: a rank of the group did not take part")
         if self._error:
             raise RuntimeError(f"mpi {self._what} failed: {self._error}") from self._error
         return True
@@ -69,18 +67,18 @@ class Collective(dist.Work):
 
 
 class Message(dist.Work):
-    """A message that is being sent or received. MPI moves it on while somebody waits."""
+    """A message that is being sent or received, in one piece or several. MPI moves it on while somebody waits."""
 
-    def __init__(self, what: str, request: MPI.Request, tensors: list[torch.Tensor], timeout_s: float) -> None:
+    def __init__(self, what: str, requests: list[MPI.Request], tensors: list[torch.Tensor], timeout_s: float) -> None:
         super().__init__()
-        self._what, self._request, self._tensors, self._timeout_s = what, request, tensors, timeout_s
-        self._status = MPI.Status()
+        self._what, self._requests, self._tensors, self._timeout_s = what, requests, tensors, timeout_s
+        self._statuses = [MPI.Status() for _ in requests]
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the message is through. Raises ``RuntimeError`` after the time limit."""
         limit_s = _limit_s(timeout, self._timeout_s)
         end = time.monotonic() + limit_s
-        while not self._request.Test(self._status):
+        while not self.is_completed():
             if time.monotonic() > end:
                 raise RuntimeError(f"mpi {self._what} timed out after {limit_s:g} s: the other rank did not answer")
             os.sched_yield()  # the other rank may need this core to answer
@@ -88,7 +86,7 @@ class Message(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the message is through."""
-        return self._request.Test(self._status)  # type: ignore[no-any-return]
+        return MPI.Request.Testall(self._requests, self._statuses)  # type: ignore[no-any-return]
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensor that was sent or received, when it is through."""
@@ -97,7 +95,7 @@ class Message(dist.Work):
 
     def source_rank(self) -> int:
         """Return who sent the message, for a receiver that took it from anybody."""
-        return self._status.Get_source()  # type: ignore[no-any-return]
+        return self._statuses[0].Get_source()  # type: ignore[no-any-return]
 
     _source_rank = source_rank  # what torch.distributed.recv asks
 
