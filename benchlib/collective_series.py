@@ -107,9 +107,18 @@ def bounds(run: Records) -> dict[str, pd.DataFrame]:
     return {str(name): group.sort_values("bytes") for name, group in frame.groupby("bound", sort=False)}
 
 
+def ranks(run: Records) -> int:
+    """Return the number of ranks of the result, 0 where there is none."""
+    result = curves.readable(run, "result")
+    return int(result.world_size) if result else 0
+
+
 def ratios(run: Records) -> dict[str, pd.DataFrame]:
-    """Return for each algorithm the ratio of its time to the library's all-reduce by size: ``bytes``, ``ratio``."""
-    found = lines(run, "median_us")
+    """Return for each algorithm the ratio of its time to the library's all-reduce by size: ``bytes``, ``ratio``.
+
+    None for one rank, which exchanges nothing by any algorithm.
+    """
+    found = lines(run, "median_us") if ranks(run) > 1 else {}
     base = found.get(("all_reduce", "library"))
     if base is None:
         return {}

@@ -46,7 +46,7 @@ def _events(run: Records, kind: str) -> list[dict[str, Any]]:
     return [event for event in run.events or [] if event.get("kind") == kind]
 
 
-def _readable(run: Records, part: str) -> Any:
+def readable(run: Records, part: str) -> Any:
     """Return a part of a run, None where it is damaged: what the other parts show must not depend on it."""
     try:
         return getattr(run, part)
@@ -56,7 +56,7 @@ def _readable(run: Records, part: str) -> Any:
 
 def _samples(run: Records, prefix: str) -> list[float]:
     """Samples of the metric ``prefix``, with or without a scope suffix (``step_s`` finds ``step_s_minisquad_tiny``)."""
-    samples: Mapping[str, list[float]] = _readable(run, "samples") or {}
+    samples: Mapping[str, list[float]] = readable(run, "samples") or {}
     return next(
         (list(values) for name, values in samples.items() if name == prefix or name.startswith(prefix + "_")), []
     )
@@ -64,7 +64,7 @@ def _samples(run: Records, prefix: str) -> list[float]:
 
 def table(run: Records, name: str) -> pd.DataFrame:
     """Table ``name`` of the result as it was written, one row a row; empty where it is absent or damaged."""
-    result = _readable(run, "result")
+    result = readable(run, "result")
     return pd.DataFrame(result.tables.get(name, []) if result else [])
 
 
@@ -96,7 +96,7 @@ def steady(run: Records) -> tuple[float, float] | None:
     index = steps(run)["step"]
     if index.empty:
         return None
-    result = _readable(run, "result")
+    result = readable(run, "result")
     first = (result.facts if result else {}).get("steady_from_step")
     if first is None:
         counted = len(_samples(run, "step_s"))
@@ -118,7 +118,7 @@ def ranks(run: Records) -> pd.DataFrame:
     ``own_s`` is the rank's own work, without waiting for other ranks; NaN where the run did not tell it. From the
     result's table ``ranks``.
     """
-    result = _readable(run, "result")
+    result = readable(run, "result")
     rows = result.tables.get("ranks", []) if result else []
     frame = pd.DataFrame(rows, columns=pd.Index(["rank", "own_work_s_median", "step_s_median"])).apply(
         pd.to_numeric, errors="coerce"

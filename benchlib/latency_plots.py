@@ -108,8 +108,7 @@ def fit(run: Records, theme: Theme = LIGHT, operation: str = "all_reduce") -> Pi
     points = points[
         (points["operation"] == chosen["operation"]) & (points["variant"] == "library") & (points["median_us"] > 0)
     ]
-    ranks = run.result.world_size
-    factor = BUS_FACTORS[chosen["operation"]](ranks) if chosen["operation"] in BUS_FACTORS else 1.0
+    factor = BUS_FACTORS[chosen["operation"]](series.ranks(run)) if chosen["operation"] in BUS_FACTORS else 1.0
     ends = sorted(size for size in {chosen["from_bytes"], chosen["to_bytes"], *points["bytes"]} if size > 0)
     if not ends:
         return leave_empty(figure, axes, theme, "No size was recorded with the fit.")
