@@ -3,6 +3,7 @@
 All ranks try the same in the same order and then agree, so that what one of them lacks, none of them measures.
 """
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,8 @@ import torch.distributed as dist
 from benchlib import process_group
 from benchlib.collectives.cases import Case, Kind
 from benchlib.collectives.exercise import Exercise
-from benchlib.collectives.ops import OPS, Place
+from benchlib.collectives.measure import slowest
+from benchlib.collectives.ops import OPS, Group, Place
 
 TRIAL_BYTES = 64
 TRIAL_S = 20  # an operation that raises on one rank only leaves the others waiting this long, and not the run
@@ -20,18 +22,31 @@ TRIAL_S = 20  # an operation that raises on one rank only leaves the others wait
 
 def lacking(cases: Sequence[Case], at: Place) -> dict[Kind, str]:
     """Return why a kind of case cannot be measured here, for those that cannot. A collective."""
-    kinds = dict.fromkeys(case.kind for case in cases)
-    group = dist.new_group(timeout=timedelta(seconds=TRIAL_S)) if at.ranks > 1 else None
-    trial = Place(at.rank, at.ranks, at.device, group)
-    mine = {kind: _try(kind, trial) for kind in kinds}
+    mine: dict[Kind, str] = {}
+    group = _trial_group(at)
+    for kind in dict.fromkeys(case.kind for case in cases):
+        began = time.monotonic()
+        mine[kind] = _try(kind, Place(at.rank, at.ranks, at.device, group))
+        if group is not None and _left_unequal(bool(mine[kind]), time.monotonic() - began, at):
+            group = _trial_group(at)  # the ranks are at different points of the old one, which nobody can tell apart
     found: dict[Kind, str] = {}
     for rank, theirs in enumerate(process_group.all_gather_objects(mine)):
         for kind, reason in theirs.items():
             if reason:
                 found.setdefault(kind, reason if at.ranks == 1 else f"{reason} (rank {rank})")
-    if group is not None:
-        dist.destroy_process_group(group)
     return found
+
+
+def _trial_group(at: Place) -> Group:
+    """Return a group of all ranks that gives up soon; None for one rank."""
+    return dist.new_group(timeout=timedelta(seconds=TRIAL_S)) if at.ranks > 1 else None
+
+
+def _left_unequal(failed: bool, seconds: float, at: Place) -> bool:
+    """Tell whether some ranks failed and others did not, or one waited in vain. A collective."""
+    flags = [float(failed), float(not failed), float(failed and seconds > TRIAL_S / 2)]
+    some_failed, some_ran, some_waited = slowest(flags, at.device)
+    return bool(some_waited or (some_failed and some_ran))
 
 
 def _try(kind: Kind, at: Place) -> str:

@@ -7,10 +7,14 @@ import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
+from worlds import in_world
 
 from benchlib.baselines import find
+from benchlib.collectives import support
+from benchlib.collectives.cases import Case
 from benchlib.collectives.checks import checks
 from benchlib.collectives.measure import Pace, take, take_in_turns
+from benchlib.collectives.ops import Place
 from benchlib.collectives.reading import reading
 from benchlib.collectives.run import run
 from benchlib.config import build, save_config
@@ -219,3 +223,25 @@ def test_every_run_is_compared_and_a_planted_slowdown_holds_operations_but_not_l
 def test_seconds_and_the_most_rounds_bound_a_series():
     assert len(take(Work(), torch.device("cpu"), Pace(seconds=0.1, most=3)).seconds) == 3
     assert 5 < len(take(Work(), torch.device("cpu"), Pace(seconds=0.1)).seconds) <= 20
+
+
+def _lacks_one_reduction(rank, size):
+    """Try three kinds where rank 1 alone refuses the second: it must not pull down the third."""
+    support.TRIAL_S = 2
+    if rank == 1:
+        real = dist.all_reduce
+
+        def refuses(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+            if op == dist.ReduceOp.MIN:
+                raise RuntimeError("no such reduction")
+            return real(tensor, op, group, async_op)
+
+        dist.all_reduce = refuses
+    cases = [Case("all_reduce", "library", "fp32", reduction, True, 64) for reduction in ("sum", "min", "max")]
+    found = support.lacking(cases, Place(rank, size, torch.device("cpu")))
+    assert [kind[3] for kind in found] == ["min"], found
+    assert "Timed out" in found[cases[1].kind] or "no such reduction" in found[cases[1].kind]
+
+
+def test_what_one_rank_alone_lacks_is_left_out_on_all(tmp_path):
+    in_world(2, tmp_path, _lacks_one_reduction)
