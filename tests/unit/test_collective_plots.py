@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,8 +33,11 @@ from benchlib import (
     pair_plots,
     skew_plots,
 )
+from benchlib.config import build, save_config
 from benchlib.errors import UserError
 from benchlib.picture import DARK, LIGHT, png
+from benchlib.report import html
+from benchlib.results import Run, save_result
 
 DRAWN = {
     "bandwidth": collective_plots.bandwidth,
@@ -331,3 +335,25 @@ def test_lines_keep_their_colours_in_the_small_palette(name, theme):
         rgb = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
         assert (drawn == rgb).all(axis=1).any()
         assert abs(kept - rgb).max(axis=1).min() == 0, colour
+
+
+def test_the_report_of_a_run_shows_views_and_pictures_and_stays_small(tmp_path):
+    config = build("collectives", {"benchmark": "collectives", "tier": "smoke", "nproc": 4})
+    save_config(config, tmp_path)
+    save_result(tmp_path, records(tables(4), 4).result)
+    page = html(Run(tmp_path))
+    assert len(page.encode()) < 500_000
+    drawn = set(re.findall(r'<figure id="([\w-]+)"', page))
+    assert drawn == {
+        "collective-bandwidth",
+        "rooted-bandwidth",
+        "limit-shares",
+        "collective-latency",
+        "pairs",
+        "crossover",
+        "overlap",
+        "last-rank",
+    }
+    assert {"Verified", "Bus bandwidth by size", "What the library lacks"} <= set(re.findall(r"<h2>([^<]+)</h2>", page))
+    assert "slowest_rank" not in page  # the raw table of series is for programs
+    assert "gloo has no average" in page
