@@ -6,24 +6,19 @@ added, not averaged. So neither the number of ranks nor the size of their shares
 
 import contextlib
 import gc
-import math
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from benchlib import checkpoint, devices, dropout, shared_checkpoint
+from benchlib import checkpoint, devices, dropout
 from benchlib.batches import MicroBatch, collate, epoch_batches, prefetched, share, steps_per_epoch
-from benchlib.checkpoint import Checkpoint
 from benchlib.clock import Moment
-from benchlib.errors import UserError
+from benchlib.squad import checkpoints
 from benchlib.squad.config import SquadConfig
 from benchlib.squad.plan import Plan, learning_rate, make_plan
-from benchlib.squad.steplog import Step, StepLog, comm_device
+from benchlib.squad.steplog import Step, StepLog
 from benchlib.squad.training import Task, Trained, compare_ranks, flops_of, measured_step_s, qa_loss, time_left
 from benchlib.timing import Clock, Exchange, StepTimer, sum_hook
 
@@ -58,12 +53,12 @@ def train(task: Task) -> Trained:
     torch.manual_seed(config.seed + 1 + world.rank)
 
     batches = Batches(task)
-    found, notes = _to_continue(task)
+    found, notes = checkpoints.to_continue(task)
     if found:
         # As a new training does: DDP orders its buckets after the first pass, and with their order sums of four and more
         # ranks change their last bits.
         _untouched(task, _trial(task, ddp, batches, batches.typical(_TRIAL_QUANTILES[:1])))
-        plan, first_step, table = _put_back(task, found, model, optimizer, scaler)
+        plan, first_step, table = checkpoints.put_back(task, found, model, optimizer, scaler)
     else:
         task.events.emit("phase", name="warmup")
         plan, first_step, table = _plan(task, ddp, batches), 0, None
@@ -130,7 +125,7 @@ def train(task: Task) -> Trained:
         if epoch_ends:
             checksums.append(compare_ranks(model, world, task.events, epoch + 1))
         if save_now:
-            _save(task, model, optimizer, scaler, plan, done, log.table)
+            checkpoints.save(task, model, optimizer, scaler, plan, done, log.table)
         if epoch_ends or save_now:
             timer.begin()  # neither is part of a step's time
     train_s = began.since()
@@ -231,102 +226,3 @@ def _untouched(task: Task, trial: Callable[[int], None]) -> None:
     kept = checkpoint.rng_state(task.world.device)
     trial(0)
     checkpoint.set_rng_state(kept, task.world.device)
-
-
-def _save(
-    task: Task, model: Any, optimizer: torch.optim.Optimizer, scaler: Any, plan: Plan, step: int, table: np.ndarray
-) -> None:
-    """Write a checkpoint: rank 0 writes, the other ranks give their random states.
-
-    Where ranks may be started again on several nodes one rank of each writes: any node may be the one that is lost.
-    """
-    world = task.world
-    random_states: dict[str, torch.Tensor] = {}
-    for name, own in checkpoint.rng_state(world.device).items():
-        own = own.to(comm_device(world))
-        parts = [torch.empty_like(own) for _ in range(world.size)]
-        dist.all_gather(parts, own)
-        random_states |= {f"rank{rank}.{name}": part for rank, part in enumerate(parts)}
-    if world.main or (task.config.max_restarts and world.local_rank == 0):
-
-        def model_files(folder: Path) -> None:
-            # With these the folder is a model that can be loaded by its path.
-            model.config.save_pretrained(folder)
-            task.loaded.tokenizer.save_pretrained(folder)
-
-        tensors = {
-            "model": model.state_dict(),
-            "optimizer": checkpoint.optimizer_tensors(optimizer),
-            "rng": random_states,
-            "steps": {"table": torch.from_numpy(table)},
-        }
-        state = {
-            "step": step,
-            "plan": plan.as_dict(),
-            "scaler": scaler.state_dict() if scaler else None,
-            "work": _identity(task),
-        }
-        checkpoint.save(task.run_dir / "checkpoints", step, tensors, state, model_files)
-    dist.barrier()
-
-
-def _identity(task: Task) -> dict[str, Any]:
-    """Return what must be equal for a run to continue another one bit for bit."""
-    config = task.config
-    names = (
-        "seed", "init", "engine", "attention", "attention_dropout", "hidden_dropout", "max_length", "doc_stride", "epochs", "max_steps", "batch_size",
-        "accumulation", "learning_rate", "weight_decay", "warmup_ratio", "max_grad_norm", "precision", "compile", "fused_optimizer", "fast_dropout", "bucket_cap_mb",
-    )  # fmt: skip
-    found: dict[str, Any] = {name: getattr(config, name) for name in names}
-    return found | {"world_size": config.world_size, "features": len(task.features), "threads": torch.get_num_threads()}
-
-
-def _to_continue(task: Task) -> tuple[Checkpoint | None, list[str]]:
-    """Return the checkpoint that this training goes on from, and notes for the reader; None for a new training.
-
-    After a failure it is the run's own newest one on any of its nodes, else the newest of the run ``config.resume``.
-    """
-    config, world, found = task.config, task.world, None
-    notes: list[str] = []
-    if config.max_restarts:
-        found, faults = shared_checkpoint.newest(
-            task.run_dir / "checkpoints", world.local_rank == 0, comm_device(world),
-            # One at the end has nothing left to train, and so nothing to measure.
-            lambda known: known.step < known.state["plan"]["planned_steps"],
-            lambda: task.events.emit("heartbeat"),
-        )  # fmt: skip
-        notes = [f"checkpoint passed over after a failure: {fault}" for fault in faults]
-    if found is None and config.resume:
-        folder = Path(config.resume)
-        if not folder.is_dir():
-            raise UserError(f"resume = {folder}: no such run folder; give the folder of the interrupted run")
-        found = checkpoint.newest(folder / "checkpoints")
-    return found, notes
-
-
-def _put_back(
-    task: Task, found: Checkpoint, model: Any, optimizer: torch.optim.Optimizer, scaler: Any
-) -> tuple[Plan, int, np.ndarray]:
-    """Put back what a checkpoint holds; return its plan, step and step table."""
-    now, then = _identity(task), found.state["work"]
-    differing = [name for name in now if now[name] != then.get(name)]
-    if differing:
-        name = differing[0]
-        raise UserError(
-            f"resume = {found.path.parents[1]}: that run had {name} = {then.get(name)}, this one has {now[name]}: give the same values to continue it"
-        )
-    model.load_state_dict(found.tensors("model"))
-    checkpoint.load_optimizer(optimizer, found.tensors("optimizer"))
-    if scaler and found.state["scaler"]:
-        scaler.load_state_dict(found.state["scaler"])
-    prefix = f"rank{task.world.rank}."
-    states = {
-        name.removeprefix(prefix): value for name, value in found.tensors("rng").items() if name.startswith(prefix)
-    }
-    checkpoint.set_rng_state(states, task.world.device)
-    if task.world.main:
-        task.events.emit("log", message=f"continued from {found.path} at step {found.step:,}")
-    plan = Plan(**found.state["plan"])
-    if not math.isfinite(plan.epoch_share) or found.step > plan.planned_steps:
-        raise UserError(f"{found.path}: step {found.step} lies behind its plan of {plan.planned_steps} steps")
-    return plan, found.step, found.tensors("steps")["table"].numpy()

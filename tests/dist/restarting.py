@@ -11,7 +11,7 @@ import torch.distributed as dist
 from checkpoint_cases import flip
 
 from benchlib import events
-from benchlib.squad import native, run
+from benchlib.squad import checkpoints, run
 from benchlib.squad.config import SquadConfig
 from benchlib.squad.training import Task
 
@@ -21,7 +21,7 @@ STEP = 8
 
 def _broken_once(config: SquadConfig, run_dir: Path, writer: events.EventWriter, fault: Callable[[Task], None]) -> None:
     """Run the benchmark; in its first attempt ``fault`` happens when checkpoint 8 is there."""
-    save = native._save
+    save = checkpoints.save
 
     def saved(task: Task, *rest: Any) -> None:
         save(task, *rest)
@@ -29,7 +29,7 @@ def _broken_once(config: SquadConfig, run_dir: Path, writer: events.EventWriter,
             fault(task)
 
     if events.restarts(run_dir) == 0:
-        native._save = saved
+        checkpoints.save = saved
     run.run(config, run_dir, writer)
 
 
