@@ -12,6 +12,7 @@ from typing import Any
 from benchlib.config import BaseConfig
 from benchlib.errors import BackendUnavailable
 from benchlib.events import EventWriter
+from benchlib.ranks import place
 
 
 class Config(BaseConfig):
@@ -72,7 +73,7 @@ def unavailable() -> None:
 
 def steps(config: Any, events: EventWriter) -> None:
     """Count steps; at step 3 the chosen rank breaks."""
-    rank = int(os.environ["RANK"])
+    rank = place().rank
     events.emit("phase", name="train")
     for step in range(1, config.steps + 1):
         events.emit("heartbeat", step=step)
@@ -88,7 +89,7 @@ def run(config: Config, run_dir: Path, events: EventWriter) -> None:
 
 def never_at_work(config: Config, run_dir: Path, events: EventWriter) -> None:
     """Rank ``who`` gets stuck before its first phase."""
-    if int(os.environ["RANK"]) == config.who:
+    if place().rank == config.who:
         spin_without_end()
     steps(config, events)
 

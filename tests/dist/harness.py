@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -77,3 +78,10 @@ def send(pid: int, number: signal.Signals) -> float:
     """Send a signal and return the time."""
     os.kill(pid, number)
     return time.time()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -6,13 +6,15 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import one_slurm
 import psutil
 import pytest
-from harness import HERE, prepare, send, until
+from harness import HERE, free_port, prepare, send, until
 
 from benchlib.errors import UserError
 from benchlib.events import read_events
@@ -71,7 +73,7 @@ def direct(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path) -> None:
     profile = tmp_path / "two.yaml"
     profile.write_text(
-        f"links: {{inter_node_gbps: 100, inter_node_source: a sheet}}\nport: {port()}\nkubernetes: {{flavour: jobset}}\n"
+        f"links: {{inter_node_gbps: 100, inter_node_source: a sheet}}\nport: {free_port()}\nkubernetes: {{flavour: jobset}}\n"
     )
     run_dir = prepare(tmp_path / "run", launcher="kubernetes", nnodes=2, nproc=1, cluster=str(profile))
     status = execute(run_dir, benchmark="faulty:checksums")
@@ -188,35 +190,31 @@ def test_a_missing_program_is_said_before_anything_starts(tmp_path: Path, monkey
         assert not (run_dir / "job.json").exists()
 
 
-@pytest.mark.skipif(not shutil.which("sinfo"), reason="no SLURM here: its client and a controller run this test")
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_slurm_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int) -> None:
-    if os.system("timeout 5 sinfo >/dev/null 2>&1"):
-        pytest.skip("SLURM's controller does not answer: start slurmctld and slurmd, or set SLURM_CONF")
+@pytest.mark.skipif(bool(one_slurm.missing()), reason=one_slurm.missing())
+def test_slurm_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes: the ranks are started by srun, and one that fails is named; nothing stays in the queue."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parents[1]), str(HERE)]))
-    profile = tmp_path / "one.yaml"
-    profile.write_text(f"port: {port()}\n")
-    run_dir = prepare(tmp_path / "run", launcher="slurm", nproc=2, max_restarts=restarts, cluster=str(profile))
-    status = execute(run_dir, benchmark="faulty:checksums")
-    assert status["outcome"] == "complete", status["reason"]
-    assert sorted(event["source"] for event in read_events(run_dir, {"start"})) == ["rank0", "rank1"]
+    with one_slurm.running(tmp_path / "slurm") as conf:
+        monkeypatch.setenv("SLURM_CONF", str(conf))
+        run_dir = prepare(tmp_path / "run", launcher="slurm", nnodes=2, nproc=1)
+        status = execute(run_dir, benchmark="faulty:checksums")
+        assert status["outcome"] == "complete", status["reason"]
+        places = [json.loads((run_dir / f"seen{rank}.json").read_text())["place"][:3] for rank in (0, 1)]
+        assert places == [[0, 2, 0], [1, 2, 0]], "each is the only rank of its node"
+        broken = prepare(tmp_path / "broken", launcher="slurm", nproc=2, fault="boom")
+        with pytest.raises(RankFailed) as caught:
+            execute(broken, benchmark="faulty:run")
+        assert caught.value.status["reason"] == "rank 1 raised ValueError during phase train, step 3: boom <script>"
+        queue = subprocess.run(["squeue", "--noheader"], capture_output=True, text=True, check=True)
+        assert "R " not in queue.stdout
 
 
 @pytest.mark.skipif(not shutil.which("torchx"), reason="no torchx on the PATH: pipx install torchx==0.7.0")
 def test_torchx_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parents[1]), str(HERE)]))
     profile = tmp_path / "two.yaml"
-    profile.write_text(f"port: {port()}\ntorchx: {{cfg: {{log_dir: {tmp_path / 'logs'}}}}}\n")
+    profile.write_text(f"port: {free_port()}\ntorchx: {{cfg: {{log_dir: {tmp_path / 'logs'}}}}}\n")
     run_dir = prepare(tmp_path / "run", launcher="torchx", nproc=1, nnodes=2, cluster=str(profile))
     status = execute(run_dir, benchmark="faulty:checksums")
     assert status["outcome"] == "complete", status["reason"]
     assert sorted(event["source"] for event in read_events(run_dir, {"start"})) == ["rank0", "rank1"]
-
-
-def port() -> int:
-    """Return a free port for a rendezvous."""
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
