@@ -1,6 +1,7 @@
 """Which collective libraries there are, what is said where one is missing, and how mpirun starts ranks."""
 
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchlib import collective_libraries, mpi_program, process_group
+from benchlib import collective_libraries, gradients, mpi_program, process_group
 from benchlib.collective_libraries import LIBRARIES
 from benchlib.config import BaseConfig
 from benchlib.diagnosis import agent_failures
@@ -126,3 +127,12 @@ def test_place_of_a_rank_of_mpi(monkeypatch, names, inherited):
 )
 def test_whom_mpirun_saw_killed(text, pid):
     assert agent_failures(f"-----\n{text}\n-----\n") == [(1, -9, pid, True)]
+
+
+def test_gradients_tell_a_contribution_that_is_lost():
+    device = torch.device("cpu")
+    whole, half = gradients._train(None, range(2), device), gradients._train(None, [0], device)
+    assert gradients.difference(whole, gradients._train(None, range(2), device)) == 0.0
+    assert gradients.difference(whole, half) > 1e-2
+    broken = [*whole[:-1], torch.full_like(whole[-1], torch.nan)]
+    assert gradients.difference(broken, whole) == gradients.difference(whole, broken) == math.inf
