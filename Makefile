@@ -38,7 +38,9 @@ lint: $(SETUP)
 test: $(SETUP) lint
 	$(BIN)/python -m pytest --nbval --nbval-current-env $(ARGS)
 
-# As root: the Debian packages of the tests that join two hosts by a cable. Without them those tests are SKIPPED.
+# As root: the Debian packages of the tests that join two hosts by a cable, and of the one that runs a job through SLURM.
+# Without them those tests are SKIPPED.
 system:
 	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iperf3 iproute2
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iperf3 iproute2 \
+		munge slurm-client slurmctld slurmd

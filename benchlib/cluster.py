@@ -157,6 +157,9 @@ class Torchx(_Section):
     scheduler: str = Field("local_cwd", description="local_cwd, slurm, kubernetes, aws_batch, ...")
     cfg: dict[str, str] = Field({}, description="options of the scheduler, as in queue: default")
     image: str = Field("", description="container image where the scheduler takes one")
+    mounts: tuple[str, ...] = Field(
+        (), description="mounts of the containers, as in type=volume, src=benchlib-outputs, dst=/outputs: a text each"
+    )
     python: str = Field("", description="interpreter on the nodes; '': this one")
     cpu: int = Field(0, ge=0, description="CPUs of a node's role; 0: the scheduler's default")
     gpu: int = Field(0, ge=0, description="GPUs of a node's role; 0: none")

@@ -39,6 +39,9 @@ def kubernetes(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Jo
         f"the agent applies {MANIFEST}, follows the {config.nnodes} pods, brings the run folder back and removes the job, also when the run is stopped",
         f"should this machine crash: kubectl delete -f {Path(run_dir) / MANIFEST}",
     ]
+    named = {field: str(getattr(config, field)) for field in getattr(config, "PATHS", {})}
+    if local := [f"{field}={value}" for field, value in named.items() if value.startswith("/")]:
+        notes.append(f"{', '.join(local)}: these paths have to be there in the pods, in the image or on a claim")
     return Job(
         "kubernetes", [command], {}, notes, [{}], agent=True, ranks=0, restarts=config.max_restarts,
         files={MANIFEST: text}, submits=MANIFEST, needs={"kubectl": KUBECTL},

@@ -39,6 +39,7 @@ def app() -> specs.AppDef:
         num_replicas={nodes},
         resource=specs.resource({resource}),
         env={env!r},
+        mounts=specs.parse_mounts({mounts}),
         port_map={{"c10d": {port}}},
     )
     return specs.AppDef(name={name!r}, roles=[role])
@@ -78,6 +79,7 @@ def component(config: HasRanks, profile: Cluster, run_dir: str, benchmark: str =
     wanted = {"cpu": own.cpu or 2, "gpu": own.gpu, "memMB": own.memory_mb or 1024}
     return _FILE.format(
         scheduler=own.scheduler, path=COMPONENT, arguments=repr(arguments), image=own.image or run_dir,
+        mounts=list(own.mounts),
         nodes=config.nnodes, resource=", ".join(f"{key}={value}" for key, value in wanted.items()),
         env={MARK: run_dir, "PYTHONUNBUFFERED": "1", **ENV}, port=profile.port, name=name,
     )  # fmt: skip

@@ -17,6 +17,7 @@ def app() -> specs.AppDef:
         num_replicas=2,
         resource=specs.resource(cpu=2, gpu=0, memMB=1024),
         env={'BENCHLIB_RUN_DIR': '/outputs/example/squad-app', 'PYTHONUNBUFFERED': '1', 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'},
+        mounts=specs.parse_mounts([]),
         port_map={"c10d": 29400},
     )
     return specs.AppDef(name='benchlib-squad-app', roles=[role])
