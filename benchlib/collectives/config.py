@@ -100,8 +100,8 @@ class CollectivesConfig(BaseConfig):
         sizes = self.size_list
         return (
             f"{len(self.operations)} operations over {self.world_size} rank{'s' * (self.world_size > 1)} at {len(sizes)} sizes "
-            f"from {size_text(sizes[0])} to {size_text(sizes[-1])}, {self.seconds:g} s each; {len(self.dtypes)} types and "
-            f"{len(self.reductions)} reductions at {self.type_sizes}; variants {', '.join(self.variants)}; every result is verified"
+            f"from {size_text(sizes[0])} to {size_text(sizes[-1])}, {self.seconds:g} s each; types {', '.join(self.dtypes)} and "
+            f"reductions {', '.join(self.reductions)} at {self.type_sizes}; variants {', '.join(self.variants)}; every result is verified"
         )
 
     def work(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def reading(run: Run) -> list[str]:
     found = [
         _verified(result),
         *_shares(result),
+        _memory(result),
         _claimed(result),
         _latency(result),
         *_crossovers(result),
@@ -76,6 +77,19 @@ def _shares(result: Result) -> Iterator[str]:
         if good is not None and row["bytes"] >= least:
             text += f"; {good:g} is to be expected, and it is {'met' if row['share'] >= good else 'missed'}"
         yield text + "."
+
+
+def _memory(result: Result) -> str:
+    """Say which share of the memory's own speed the all-reduce has, at the largest size."""
+    best = result.metric("allreduce_busbw_gbps")
+    copies = [row for row in _rows(result, "bounds") if row["bound"] == "memory copy" and row["gbps"]]
+    if best is None or best.value is None or not copies:
+        return ""
+    copy = max(copies, key=lambda row: row["bytes"])
+    return (
+        f"Copies of {size_text(copy['bytes'])} within the memory move {quantity(copy['gbps'])} Gbps, read and written by all ranks; "
+        f"the all-reduce has {best.value / copy['gbps']:.3f} of it."
+    )
 
 
 def _claimed(result: Result) -> str:

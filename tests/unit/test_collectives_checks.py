@@ -96,6 +96,9 @@ def test_an_honest_result_passes(judged):
         "reaches 0.88 of what raw TCP sockets of all ranks carry at once at 64 MiB: 16.00 of 18.00 Gbps; 0.8 is to be expected, and it is met"
         in said
     )
+    # 64 MiB in 1e-4 + 5e-10 * 2^26 s are 15.95 Gbps, a tenth of the 160 of the copies.
+    assert "Copies of 64 MiB within the memory move 160.0 Gbps" in said
+    assert "the all-reduce has 0.100 of it" in said
     # 5e-5 + 1e-9 S = 1e-4 + 5e-10 S at S = 1e5 bytes; between the sizes the times are taken as straight lines.
     row = next(row for row in run.result.tables["crossover"] if row["algorithm"] == "tree")
     assert row["bytes"] == pytest.approx(1e5, rel=0.1)
