@@ -116,6 +116,7 @@ def run(
         for planned in plans:
             planning.show_plan(planned, out)
         return
+    runner.check_launchers(plans)
     sys.exit(runner.run_all(plans, out, strict, repeat))
 
 

@@ -37,10 +37,6 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
     so that a disturbance of minutes does not hit all repetitions of one of them.
     """
     store = out or outputs()
-    for plan in planned:
-        job = LAUNCHERS[plan.config.launcher](plan.config, store / "run")
-        if lack := job.lacks():
-            raise UserError(f"launcher {job.name}: {lack}")
     done: dict[int, Outcome] = {}
     earlier: dict[int, list[RunRecord]] = {number: [] for number in range(len(planned))}
     for turn in range(1, repeat + 1):
@@ -61,6 +57,14 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
             break
     codes = [130 if outcome.interrupted else outcome.verdict.exit_code(strict) for outcome in done.values()]
     return _worst([*codes, write_index(store, quiet=True)])
+
+
+def check_launchers(planned: Sequence[Plan]) -> None:
+    """Raise ``UserError`` where this machine lacks a program that a plan's launcher calls."""
+    for plan in planned:
+        job = LAUNCHERS[plan.config.launcher](plan.config, outputs() / "run")
+        if lack := job.lacks():
+            raise UserError(f"launcher {job.name}: {lack}")
 
 
 def _not_stored(error: StorageError) -> int:

@@ -247,6 +247,14 @@ def test_wrong_input_is_said_before_anything_starts(words, said):
     assert done.exit_code == 2 and said in done.output
 
 
+def test_a_missing_program_is_said_before_a_run_folder_is_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["run", "squad", "-b", "cpu", "--out", str(tmp_path / "out"), "--set", "launcher=slurm"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2 and "sbatch is not on the PATH: log in to a node" in done.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_flavours_are_those_of_the_profile():
     from benchlib.cluster import Kubernetes
 
