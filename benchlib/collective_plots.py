@@ -39,12 +39,12 @@ def _bandwidth(run: Records, theme: Theme, name: str, operations: Sequence[str],
     if not found:
         return leave_empty(figure, axes, theme, NO_BANDWIDTH)
     colours = dict(zip(operations, theme.series, strict=False))
-    ends, sizes = list[End](), set[float]()
+    ends, sizes, wrong = list[End](), set[float](), dict.fromkeys(series.wrong(run), ", wrong")
     for (operation, variant), frame in sorted(found.items(), key=lambda item: operations.index(item[0][0])):
         style = "-" if variant == "library" else (0, (3, 1.2))
         axes.plot(frame["bytes"], frame["value"], color=colours[operation], linewidth=1.8, marker="o", markersize=3.5,
                   linestyle=style)  # fmt: skip
-        ends.append(_end(frame, words(operation, variant), colours[operation]))
+        ends.append(_end(frame, words(operation, variant) + wrong.get((operation, variant), ""), colours[operation]))
         sizes |= set(frame["bytes"])
     foreign, stated = _of_others(axes, run, colours)
     ends += foreign
@@ -58,6 +58,8 @@ def _bandwidth(run: Records, theme: Theme, name: str, operations: Sequence[str],
         ((key, row) for key, frame in found.items() for row in series.rows(frame)), key=lambda item: item[1]["value"]
     )
     title = f"{_upper(words(operation, variant))} reaches {quantity(top['value'])} Gbps at {size_text(top['bytes'])}"
+    if wrong:
+        title += f"; {len(wrong)} operation{'s' * (len(wrong) > 1)} with wrong results"
     told = "; ".join(f"{end.words} {quantity(end.y)}" for end in sorted(ends, key=lambda end: -end.y))
     return finish(figure, axes, theme, title, "bytes of the larger side", "bus bandwidth (Gbps)",
                   f"Gbps at the largest size: {told}.")  # fmt: skip

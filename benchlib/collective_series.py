@@ -29,6 +29,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "pairs": {"source": 0.0, "target": 0.0, "bytes": 0.0, "gbps": 0.0, "latency_us": 0.0},
     "overlap": {"operation": "", "bytes": 0.0, "alone_us": 0.0, "compute_us": 0.0, "together_us": 0.0, "hidden_share": 0.0},
     "gradients": {"collective": "", "max_difference": 0.0, "tolerance": 0.0, "status": "", "reason": ""},
+    "wrong": {"case": "", "wrong_elements": 0.0, "checked_elements": 0.0, "first": ""},
     "unsupported": {"operation": "", "dtype": "", "reduction": "", "reason": ""},
     "nccl_tests": {"operation": "", "placement": "", "bytes": 0.0, "ranks": 0.0, "time_us": 0.0, "algbw_gbps": 0.0, "busbw_gbps": 0.0,
                    "wrong_elements": 0.0, "provenance": "", "source": ""},
@@ -98,6 +99,12 @@ def lines(run: Records, column: str) -> dict[tuple[str, str], pd.DataFrame]:
         (str(operation), str(variant)): group[["bytes", column]].rename(columns={column: "value"})
         for (operation, variant), group in frame.groupby(["operation", "variant"], sort=False)
     }
+
+
+def wrong(run: Records) -> set[tuple[str, str]]:
+    """Return the operations and variants of which any series had a wrong element: their speed counts for nothing."""
+    frame = table(run, "series")
+    return {(str(row["operation"]), str(row["variant"])) for row in rows(frame[frame["wrong_elements"] > 0])}
 
 
 def bounds(run: Records) -> dict[str, pd.DataFrame]:

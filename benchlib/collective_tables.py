@@ -38,6 +38,20 @@ def verified(run: Records) -> pd.DataFrame:
     return _indexed(found, "operation", "No collective was timed.")
 
 
+def wrong(run: Records) -> pd.DataFrame:
+    """Return the cases with wrong elements, and the first of them with its rank."""
+    found = [
+        {
+            "case": row["case"],
+            "wrong": f"{row['wrong_elements']:,.0f}",
+            "compared": f"{row['checked_elements']:,.0f}",
+            "first": row["first"],
+        }
+        for row in series.rows(series.table(run, "wrong"))
+    ]
+    return _indexed(found, "case", "No element was wrong.")
+
+
 def bandwidth(run: Records) -> pd.DataFrame:
     """Return the bus bandwidth in Gbps by operation and variant (rows) and size (columns); the limits come last."""
     found = _by_size(run, BANDWIDTH, "busbw_gbps", quantity)
@@ -182,6 +196,7 @@ def _indexed(found: list[dict[str, Any]], index: str, missing: str) -> pd.DataFr
 
 # What a report shows in place of the raw tables, under these headings; all rows are in result.json.
 VIEWS: dict[str, Callable[[Records], pd.DataFrame]] = {
+    "Wrong results": wrong,
     "Verified": verified,
     "Bus bandwidth by size": bandwidth,
     "Median time by size": times,

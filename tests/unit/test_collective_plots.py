@@ -91,6 +91,19 @@ def test_bandwidth_draws_every_operation_by_size_beside_its_limits():
     assert axes.get_xticklabels()[0].get_text() == "64 MiB"
 
 
+def test_a_speed_of_wrong_results_is_called_so():
+    found = tables()
+    found["series"].append(row("all_gather", 4096, 2, dtype="int64", wrong_elements=2))
+    found["wrong"] = [
+        {"case": "all-gather int64", "wrong_elements": 2, "checked_elements": 1024, "first": "element 5 on rank 1"}
+    ]
+    figure = collective_plots.bandwidth(records(found))
+    assert "all-gather, wrong" in names(figure.axes[0])
+    assert "1 operation with wrong results" in figure.alt
+    assert collective_tables.wrong(records(found)).loc["all-gather int64", "first"] == "element 5 on rank 1"
+    assert "Wrong results" in collective_tables.report(records(found))
+
+
 def test_operations_with_one_end_stand_beside_the_socket_one_way():
     axes = collective_plots.rooted_bandwidth(records()).axes[0]
     assert {"broadcast", "reduce", "gather", "scatter", "send/recv", "TCP socket one way"} < set(names(axes))
