@@ -42,7 +42,6 @@ def _meeting(config: HasRanks) -> tuple[list[str], str]:
     """Return torchrun's arguments for a meeting with other nodes, and a note for the dry run."""
     host, port = network.split_endpoint(config.rdzv_endpoint)
     timeout = int(max(1, config.startup_timeout_s))
-    # A dead node is noticed here before the store's own limit (60 s) would end this node's agent for it.
     settings = {
         "join_timeout": timeout,
         "last_call_timeout": 1,
