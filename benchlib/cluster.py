@@ -107,7 +107,7 @@ class Kubernetes(Node):
     python: str = Field("python3", min_length=1, description="interpreter in the image")
     claim: str = Field("", description="volume claim that all pods share for the run folder; '': folders of their own")
     claim_path: str = Field("/outputs", pattern=r"^/", description="where pods mount the claim")
-    data_claim: str = Field("", description="volume claim with data sets and models, read only; '': none")
+    data_claim: str = Field("", description="volume claim with data sets and models; '': none")
     data_path: str = Field("/data", pattern=r"^/", description="where pods mount the data claim; HF_HOME lies there")
     host_network: bool = Field(False, description="pods use the node's network: for RDMA without a device plug-in")
     groups: tuple[Group, ...] = Field((), description="kinds of nodes; none: all nodes are as described here")

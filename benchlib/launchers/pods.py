@@ -97,7 +97,7 @@ def _container(
     wrapper = [k8s.python, "-m", "benchlib.agents.pod", "run", folder, "--config", f"{CONFIG_DIR}/{pods.group}.json"]
     torchrun = agent_command(config, k8s.python, endpoint, name, "{is_host}", worker_command(folder, benchmark), meet_s)
     env = {**ENV, "PYTHONUNBUFFERED": "1", **pods.node.env}
-    if k8s.data_claim:
+    if k8s.data_claim:  # not read only: the libraries of HF_HOME write locks and caches beside what they read
         env |= {"HF_HOME": k8s.data_path, "HF_HUB_OFFLINE": "1"}
     mounts = [
         {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
@@ -105,7 +105,7 @@ def _container(
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
     if k8s.data_claim:
-        mounts.append({"name": "data", "mountPath": k8s.data_path, "readOnly": True})
+        mounts.append({"name": "data", "mountPath": k8s.data_path})
     return {
         "name": "node",
         "image": pods.node.image,
@@ -135,5 +135,5 @@ def _volumes(cluster: Cluster, pods: Pods, name: str) -> list[dict[str, Any]]:
         {"name": "shm", "emptyDir": shm},
     ]
     if k8s.data_claim:
-        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": k8s.data_claim, "readOnly": True}})
+        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": k8s.data_claim}})
     return volumes
