@@ -105,27 +105,28 @@ def _of_others(axes: Axes, run: Records, colours: dict[str, str]) -> tuple[list[
 def shares(run: Records, theme: Theme = LIGHT) -> Picture:
     """Share of each limit that the operations reach at their largest size, with the targets as marks."""
     figure, axes = blank("limit-shares", theme, of_many=True)
-    frame = series.table(run, "shares").dropna(subset=["share", "bytes"])
-    if frame.empty:
-        return leave_empty(figure, axes, theme, "No operation was measured beside a limit.")
+    frame = series.shares(run)
     largest = frame.groupby(["operation", "variant"])["bytes"].transform("max")
     frame = frame[frame["bytes"] == largest].copy()
-    frame["kind"] = frame["bound"].map(lambda name: "TCP socket" if name.startswith("tcp") else name)
+    frame["kind"] = ["TCP socket" if name.startswith("tcp") else name for name in frame["bound"]]
     kinds = [kind for kind in ("TCP socket", "memory copy", "claimed link") if kind in set(frame["kind"])]
-    first = frame[frame["kind"] == kinds[0]].sort_values("share", ascending=False) if kinds else frame
+    if not kinds:
+        return leave_empty(figure, axes, theme, "No operation was measured beside a limit.")
+    first = frame[frame["kind"] == kinds[0]].sort_values("share", ascending=False)
     cases = list(dict.fromkeys(zip(first["operation"], first["variant"], strict=True)))[:MOST_BARS]
-    thick = 0.8 / len(kinds)
+    # A limit that only some of the operations have a share of would look like a bandwidth of zero.
+    covered = {kind: set(zip(part["operation"], part["variant"], strict=True)) for kind, part in frame.groupby("kind")}
+    kinds = [kind for kind in kinds if set(cases) <= covered[kind]]
+    thick, paper = 0.8 / len(kinds), {"facecolor": theme.card, "alpha": 0.8, "linewidth": 0, "pad": 0.3}
     for number, kind in enumerate(kinds):
         part = (
             frame[frame["kind"] == kind].drop_duplicates(["operation", "variant"]).set_index(["operation", "variant"])
         )
         for row, case in enumerate(cases):
-            if case not in part.index:
-                continue
             item, place = part.loc[case], row + (number - (len(kinds) - 1) / 2) * thick
             axes.barh(place, item["share"], height=thick * 0.88, color=theme.series[number])
             axes.annotate(f"{item['share']:.2f}", (item["share"], place), (3, 0), textcoords="offset points", va="center",
-                          color=theme.text, fontsize=7.5)  # fmt: skip
+                          color=theme.text, fontsize=7.5, bbox=paper)  # fmt: skip
             if item["target"] > 0:
                 axes.plot([item["target"]] * 2, [place - thick / 2, place + thick / 2], color=theme.text, linewidth=2)
     axes.axvline(1, color=theme.muted, linewidth=1, linestyle=(0, (4, 3)))

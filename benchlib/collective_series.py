@@ -5,6 +5,7 @@ is no number NaN, never an error. Bandwidths are Gbps, times us, S is the bytes 
 """
 
 import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,27 @@ def bounds(run: Records) -> dict[str, pd.DataFrame]:
     frame = table(run, "bounds")
     frame = frame[frame["gbps"] > 0]
     return {str(name): group.sort_values("bytes") for name, group in frame.groupby("bound", sort=False)}
+
+
+def shares(run: Records) -> pd.DataFrame:
+    """Return the table ``shares``, with the shares of the memory copy and of the claimed link where it has none of them.
+
+    They follow from the bandwidths of the same rows: only the sockets are measured in turns with the operations.
+    """
+    frame, limits = table(run, "shares").dropna(subset=["share", "bytes"]), bounds(run)
+    more = []
+    for name in ("memory copy", "claimed link"):
+        known = {(row["operation"], row["variant"]) for row in rows(frame[frame["bound"] == name])}
+        for row in rows(frame.drop_duplicates(["operation", "variant", "bytes"])):
+            if (row["operation"], row["variant"]) in known or name not in limits:
+                continue
+            at = limits[name][limits[name]["bytes"].isna() | (limits[name]["bytes"] == row["bytes"])]["gbps"]
+            if len(at):
+                gbps = float(at.iloc[0])
+                more.append(
+                    row | {"bound": name, "bound_gbps": gbps, "share": row["busbw_gbps"] / gbps, "target": math.nan}
+                )
+    return pd.concat([frame, pd.DataFrame(more)], ignore_index=True) if more else frame
 
 
 def ranks(run: Records) -> int:

@@ -98,7 +98,7 @@ def shares(run: Records) -> pd.DataFrame:
             "share": f"{row['share']:.2f}",
             "target": _or_nothing(row["target"], "{:.2f}"),
         }
-        for row in series.rows(series.table(run, "shares").dropna(subset=["share", "bytes"]))
+        for row in series.rows(series.shares(run))
     ]
     return _indexed(found, "operation", "No operation was measured beside a limit.")
 

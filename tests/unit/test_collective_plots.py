@@ -145,6 +145,23 @@ def test_shares_are_bars_with_their_targets():
     assert "2 of 2 targets met" in figure.alt
 
 
+def test_shares_of_memory_and_claims_follow_where_only_sockets_were_measured_in_turns():
+    found = tables()
+    found["shares"] = [item for item in found["shares"] if "tcp" in item["bound"]]
+    table = collective_series.shares(records(found))
+    rate = 8e-3 * 64 * MIB / time_us("all_reduce", 64 * MIB, 2)
+    share = {row["bound"]: row for row in collective_series.rows(table) if row["operation"] == "all_reduce"}
+    assert share["claimed link"]["share"] == pytest.approx(rate / CLAIMED)
+    assert share["memory copy"]["share"] == pytest.approx(rate / (80 * 64 * MIB / (64 * MIB + 65536)))
+    assert math.isnan(share["claimed link"]["target"])
+    assert len(share) == 3
+    # Without the copies at the largest size of every operation, their bars are left out.
+    found["bounds"] = [item for item in found["bounds"] if item["bytes"] != 64 * MIB]
+    found["shares"].append(found["shares"][0] | {"operation": "reduce", "bytes": 16 * MIB, "variant": "direct"})
+    legend = collective_plots.shares(records(found)).legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["TCP socket", "claimed link", "target"]
+
+
 def test_latency_keeps_to_small_messages_and_shows_the_barrier():
     axes = latency_plots.latency(records()).axes[0]
     assert max(axes.lines[0].get_xdata()) == MIB
