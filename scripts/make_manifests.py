@@ -9,6 +9,7 @@ files change only when a config, a profile or a launcher does.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchlib.config import resolve
 from benchlib.files import write_text
@@ -16,7 +17,7 @@ from benchlib.launchers import LAUNCHERS
 from benchlib.paths import home
 
 # File: benchmark, tier, backend, and what is set by hand.
-JOBS = {
+JOBS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "kubernetes/job-one-gpu.yaml": ("squad", "quick", "cuda", {"launcher": "kubernetes", "cluster": "gpu"}),
     "kubernetes/job-two-cpu-nodes.yaml": (
         "squad", "smoke", "cpu", {"launcher": "kubernetes", "cluster": "cpu", "nnodes": 2, "nproc": 2},

@@ -106,7 +106,9 @@ def test_pods_keep_to_the_restricted_standard(path):
                 inner = container["securityContext"]
                 assert inner["allowPrivilegeEscalation"] is False and inner["capabilities"] == {"drop": ["ALL"]}
             token = spec.get("automountServiceAccountToken")
-            assert token is False or spec["serviceAccountName"] == "benchlib-agent", "only who submits speaks to the API"
+            assert token is False or spec["serviceAccountName"] == "benchlib-agent", (
+                "only who submits speaks to the API"
+            )
 
 
 def test_rights_are_those_that_are_used():
@@ -178,12 +180,23 @@ def test_the_image_needs_neither_root_nor_network():
             *sources, _ = argument.split()
             assert all((ROOT / source).exists() for source in sources)
     ignored = (ROOT / ".dockerignore").read_text().split()
-    needed = ("benchlib", "notebooks", "params", "baselines", "pyproject.toml", "constraints.txt", "README.md", "scripts")
+    needed = (
+        "benchlib",
+        "notebooks",
+        "params",
+        "baselines",
+        "pyproject.toml",
+        "constraints.txt",
+        "README.md",
+        "scripts",
+    )
     assert {".git", ".venv", "outputs"} <= set(ignored) and not set(needed) & set(ignored)
     assert USER == 1000
 
 
-@pytest.mark.skipif(not shutil.which("hadolint", path=str(Path(sys.executable).parent)), reason="pip install -e '.[deploy]'")
+@pytest.mark.skipif(
+    not shutil.which("hadolint", path=str(Path(sys.executable).parent)), reason="pip install -e '.[deploy]'"
+)
 def test_the_image_passes_hadolint():
     done = subprocess.run(
         [Path(sys.executable).parent / "hadolint", DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False
