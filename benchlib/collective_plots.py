@@ -117,7 +117,10 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
     # A limit that only some of the operations have a share of would look like a bandwidth of zero.
     covered = {kind: set(zip(part["operation"], part["variant"], strict=True)) for kind, part in frame.groupby("kind")}
     kinds = [kind for kind in kinds if set(cases) <= covered[kind]]
-    thick, paper = 0.8 / len(kinds), {"facecolor": theme.card, "alpha": 0.8, "linewidth": 0, "pad": 0.3}
+    thick, paper = (
+        0.8 / len(kinds),
+        {"facecolor": theme.card, "alpha": 0.8 * (len(kinds) == 1), "linewidth": 0, "pad": 0.3},
+    )
     for number, kind in enumerate(kinds):
         part = (
             frame[frame["kind"] == kind].drop_duplicates(["operation", "variant"]).set_index(["operation", "variant"])
@@ -125,7 +128,7 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
         for row, case in enumerate(cases):
             item, place = part.loc[case], row + (number - (len(kinds) - 1) / 2) * thick
             axes.barh(place, item["share"], height=thick * 0.88, color=theme.series[number])
-            axes.annotate(f"{item['share']:.2f}", (item["share"], place), (3, 0), textcoords="offset points", va="center",
+            axes.annotate(_share(item["share"]), (item["share"], place), (3, 0), textcoords="offset points", va="center",
                           color=theme.text, fontsize=7.5, bbox=paper)  # fmt: skip
             if item["target"] > 0:
                 axes.plot([item["target"]] * 2, [place - thick / 2, place + thick / 2], color=theme.text, linewidth=2)
@@ -152,16 +155,20 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
     )
     met = int((aimed["share"] >= aimed["target"]).sum())
     best = first.iloc[0]
-    title = f"{_upper(words(best['operation'], best['variant']))} reaches {best['share']:.2f} of the {kinds[0]}"
+    title = f"{_upper(words(best['operation'], best['variant']))} reaches {_share(best['share'])} of the {kinds[0]}"
     if len(aimed):
         title += f"; {met} of {len(aimed)} targets met"
     sizes = sorted(set(frame["bytes"]))
     at = size_text(sizes[0]) if len(sizes) == 1 else f"{size_text(sizes[0])} to {size_text(sizes[-1])}"
     told = ", ".join(
-        f"{words(row['operation'], row['variant'])} {row['share']:.2f} of {row['bound'].replace('tcp', 'TCP')}"
+        f"{words(row['operation'], row['variant'])} {_share(row['share'])} of {row['bound'].replace('tcp', 'TCP')}"
         for row in series.rows(frame)
     )
     return finish(figure, axes, theme, title, f"bus bandwidth / limit at the largest size ({at})", "", f"{told}.", 40)
+
+
+def _share(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"
 
 
 def _upper(text: str) -> str:

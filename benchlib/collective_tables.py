@@ -95,7 +95,7 @@ def shares(run: Records) -> pd.DataFrame:
             "bus bandwidth": quantity(row["busbw_gbps"], "Gbps"),
             "limit": row["bound"].replace("tcp", "TCP"),
             "of the limit": quantity(row["bound_gbps"], "Gbps"),
-            "share": f"{row['share']:.2f}",
+            "share": f"{row['share']:.2f}" if row["share"] >= 0.01 else f"{row['share']:.1g}",
             "target": _or_nothing(row["target"], "{:.2f}"),
         }
         for row in series.rows(series.shares(run))
