@@ -77,35 +77,45 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     collective, registered = _collective(config)
     torch.set_num_threads(where.threads(config.threads))
     device = devices.device(config.backend, where.local_rank)
-    _choose_interface(config, where)
     timeout_s = config.stall_timeout_s + COLLECTIVE_MARGIN_S
-    _join(registered, where, Path(run_dir), device, timeout_s, config.startup_timeout_s)
-    shared_memory.note(Path(run_dir), where.rank)
-    try:
-        hosts = _hosts(where, Path(run_dir))
-        yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective, hosts)
-    except BaseException:
-        if where.size == 1:
-            dist.destroy_process_group()
-        raise
-    barrier()  # nobody leaves while another one still talks to it
-    gc.collect()
-    dist.destroy_process_group()
+    with _interface(config, where):
+        _join(registered, where, Path(run_dir), device, timeout_s, config.startup_timeout_s)
+        shared_memory.note(Path(run_dir), where.rank)
+        try:
+            hosts = _hosts(where, Path(run_dir))
+            yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective, hosts)
+        except BaseException:
+            if where.size == 1:
+                dist.destroy_process_group()
+            raise
+        barrier()  # nobody leaves while another one still talks to it
+        gc.collect()
+        dist.destroy_process_group()
 
 
-def _choose_interface(config: BaseConfig, where: Place) -> None:
+@contextlib.contextmanager
+def _interface(config: BaseConfig, where: Place) -> Iterator[None]:
     """Tell gloo and NCCL the network interface by which the nodes meet, unless the environment names one already.
 
-    Left alone gloo takes the one of the host's name, which may be another, or none at all.
+    Left alone gloo takes the one of the host's name, which may be another, or none at all. The variables are read
+    whenever a group is made, and are taken back at the end: another world of this process may meet elsewhere.
     """
+    chosen = {}
     if where.one_node:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        return
-    endpoint = config.rdzv_endpoint or os.environ.get("MASTER_ADDR", "")
-    address = network.local_address(*network.split_endpoint(endpoint)) if endpoint else ""
-    if name := network.interface(address):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this one, and not all that begin so
+        chosen["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    else:
+        endpoint = config.rdzv_endpoint or os.environ.get("MASTER_ADDR", "")
+        address = network.local_address(*network.split_endpoint(endpoint)) if endpoint else ""
+        if name := network.interface(address):
+            # "=": this interface, and not all whose names begin so
+            chosen = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+    ours = {variable: name for variable, name in chosen.items() if variable not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for variable in ours:
+            os.environ.pop(variable, None)
 
 
 def _hosts(where: Place, run_dir: Path) -> tuple[str, ...]:

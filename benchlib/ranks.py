@@ -45,9 +45,11 @@ def place() -> Place:
 
     Raises ``UserError`` where the environment names a rank that cannot be.
     """
-    for names in _NAMES:
-        if names[0] in os.environ and names[1] in os.environ:
-            return _place(names)
+    known = [names for names in _NAMES if names[0] in os.environ and names[1] in os.environ]
+    if known:
+        # Of one launcher's rows the first that also tells how many ranks this node has.
+        whole = [names for names in known if names[0] == known[0][0] and os.environ.get(names[3])]
+        return _place((whole or known)[0])
     if int(os.environ.get("JOB_COMPLETION_INDEX", "0")):
         raise UserError(
             f"JOB_COMPLETION_INDEX={os.environ['JOB_COMPLETION_INDEX']} without RANK: a pod of an Indexed Job does not know "
