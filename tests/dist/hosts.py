@@ -51,7 +51,10 @@ class Host:
         """Start the ranks of a prepared run folder on this host, as ``benchlib run`` does, and return the process."""
         code = f"from benchlib.launch import execute; execute({str(run_dir)!r}, benchmark={benchmark!r})"
         path = os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)])
-        return self.start(sys.executable, "-c", code, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
+        # An interface or an address of the machine itself means nothing on this host.
+        ours = ("GLOO_", "NCCL_", "MASTER_")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        return self.start(sys.executable, "-c", code, stderr=subprocess.PIPE, env={**environment, "PYTHONPATH": path})
 
     def nodes(self) -> dict[str, Any]:
         """Return the parameters of a run with one rank on each of two hosts that meet on this one."""
