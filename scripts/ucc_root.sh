@@ -25,7 +25,7 @@ if [ ! -e "$root/usr/include/ucc/api/ucc.h" ]; then
     # The last five are what modules of Python itself load.
     # The lists of a frozen mirror are past their date; their signature is checked all the same.
     mmdebstrap --quiet --aptopt='Acquire::Check-Valid-Until "false"' --variant=minbase --include=libucc-dev,libucx-dev,g++,ninja-build,libgomp1,libffi8,libsqlite3-0,libssl3t64,libreadline8t64 \
-        sid "$root" "deb ${mirror:-http://deb.debian.org/debian} sid main"
+        sid "$root" ${mirror:+"deb $mirror sid main"} # without one mmdebstrap takes Debian's own
     chmod 755 "$root"
 fi
 [ $# -ge 1 ] || set -- "$checkout/.venv/bin/python" -m benchlib.ucc.library # compiles the kit's part of it
