@@ -2,7 +2,7 @@
 
 import torchx.specs as specs
 
-ARGUMENTS = "exec python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint FIRST:29400 --rdzv-id benchlib-squad-app --rdzv-conf is_host=HOST,join_timeout=120,last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=5 --max-restarts 0 --monitor-interval 0.2 -m benchlib.worker /outputs/example/squad-app"
+ARGUMENTS = 'exec python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint FIRST:29400 --rdzv-id benchlib-squad-app --rdzv-conf is_host=HOST,join_timeout=120,last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=5 --max-restarts 0 --monitor-interval 0.2 -m benchlib.worker /outputs/example/squad-app'
 
 
 def app() -> specs.AppDef:
@@ -11,17 +11,13 @@ def app() -> specs.AppDef:
     command = ARGUMENTS.replace("FIRST:", first + ":").replace("is_host=HOST", f"is_host=$$(({node} == 0))")
     role = specs.Role(
         name="node",
-        image="/outputs/example/squad-app",
+        image='/outputs/example/squad-app',
         entrypoint="bash",
         args=["-c", command],
         num_replicas=2,
         resource=specs.resource(cpu=2, gpu=0, memMB=1024),
-        env={
-            "BENCHLIB_RUN_DIR": "/outputs/example/squad-app",
-            "PYTHONUNBUFFERED": "1",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        },
+        env={'BENCHLIB_RUN_DIR': '/outputs/example/squad-app', 'PYTHONUNBUFFERED': '1', 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'},
         mounts=specs.parse_mounts([]),
         port_map={"c10d": 29400},
     )
-    return specs.AppDef(name="benchlib-squad-app", roles=[role])
+    return specs.AppDef(name='benchlib-squad-app', roles=[role])

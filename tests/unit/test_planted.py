@@ -41,10 +41,12 @@ def test_waiting_for_a_slowed_rank_is_not_slowed_again():
 def test_without_phases_the_least_step_is_slowed():
     timer = StepTimer(Clock(CPU), Exchange(Clock(CPU)), 1.0)
     timer.begin()
-    for work_s in (0.01, 0.03):
+    for work_s in 5 * (0.01, 0.03):
         hold(work_s)
         timer.end_step()
-    assert [row["step_s"] for row in timer.take()] == pytest.approx([0.02, 0.04], rel=0.15)
+    steps = [row["step_s"] for row in timer.take()]
+    # The best of five: a busy machine only adds.
+    assert [min(steps[::2]), min(steps[1::2])] == pytest.approx([0.02, 0.04], rel=0.15)
 
 
 def test_a_timed_operation_is_slowed():
