@@ -58,7 +58,8 @@ def _steps(numbers: Numbers) -> Iterator[Pair]:
     planned, total, first = (numbers.count(name) for name in ("planned_steps", "total_steps", "steady_from_step"))
     losses, steady = numbers.metric("loss"), numbers.metric("step_s")
     resumed = numbers.count("resumed_step")
-    if resumed is not None and getattr(numbers.config, "resume", None) == "":
+    restarted = bool(numbers.count("restarts")) and getattr(numbers.config, "max_restarts", 0) > 0
+    if resumed is not None and getattr(numbers.config, "resume", None) == "" and not restarted:
         yield "resumed_step", resumed, 0, "the config, which resumes nothing"
     if planned is None:
         return

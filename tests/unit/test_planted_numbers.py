@@ -136,6 +136,18 @@ def test_planted_numbers_fail_the_run(stored, tmp_path, name, reason, change):
     assert reason in checks[name].reason
 
 
+@pytest.mark.parametrize(("restarts", "allowed", "status"), [(1, 2, "PASS"), (1, 0, "FAIL"), (0, 2, "FAIL")])
+def test_only_a_recorded_restart_explains_a_resumed_step(stored, tmp_path, restarts, allowed, status):
+    """The config has to allow restarts and the facts have to count one; then the run passes, and says so."""
+    folder = stored("squad-run", lambda run: run.facts.update(resumed_step=5, restarts=restarts))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "launcher": "torchrun", "max_restarts": allowed}))
+    judged, checks = verdict(folder, tmp_path)
+    assert (judged.verdict, checks["numbers agree"].status) == (status, status)
+    assert status == "PASS" or "resumed_step: 5 stated, 0 by the config" in checks["numbers agree"].reason
+    assert not restarts or (checks["no restart"].status, checks["no restart"].gates) == ("AMBIGUOUS", False)
+
+
 MACHINE = [
     ("all-reduce right", "3 wrong elements", lambda run: run.facts.update(allreduce_wrong_elements=3)),
     ("possible all-reduce", "before it had ended", lambda run: run.scale("allreduce_gbps", 400)),
