@@ -42,7 +42,18 @@ class Attempts:
     @property
     def left(self) -> bool:
         """Whether the ranks will be started again after a failure."""
-        return sum(row["outcome"] != REGROUPED for row in self.past) < self.restarts
+        return self.used < self.restarts
+
+    @property
+    def used(self) -> int:
+        """Restarts after failures so far; a node that came or went costs none."""
+        return sum(row["outcome"] != REGROUPED for row in self.past)
+
+    def used_up(self, ending: Ending) -> str:
+        """Return what to add to the reason of a run that failed although it was started again as often as allowed."""
+        if ending.outcome not in ("failed", "stalled", "timeout") or not self.restarts or self.left:
+            return ""
+        return f"; all {self.restarts} restarts were used" if self.restarts > 1 else "; the 1 restart was used"
 
     def begins(self, event: Event, record: RankRecord | None) -> bool:
         """Whether a rank's start belongs to a new attempt; ``record`` is what is known of the rank in the present one."""

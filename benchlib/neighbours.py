@@ -25,6 +25,11 @@ class Neighbours:
                 self.address = address
                 self.introduction = f"{launch} {address} {self._listening.getsockname()[1]}"
 
+    def answer(self) -> None:
+        """Make room for the next who ask whether this node is there."""
+        if self._listening:
+            peers.hang_up(self._listening)
+
     def close(self) -> None:
         """Stop telling the others that this node is there."""
         if self._listening:

@@ -1,7 +1,8 @@
 """The nodes of a run as each of them knows the others, and whether they are still there.
 
 Each node's supervisor holds a listening socket. Nobody speaks on it: whether a connection is taken, refused or unanswered
-is the kernel's word, and it holds for a supervisor that is busy, killed or cut off.
+is the kernel's word, and it holds for a supervisor that is busy, killed or cut off. The supervisor hangs up on whoever
+called, since the kernel answers no more of them than fit its queue.
 """
 
 import contextlib
@@ -67,7 +68,18 @@ class Lost:
 def listen(address: str) -> socket.socket:
     """Open the socket that tells the others that this node is there."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=_BACKLOG)
+    listening = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
+    listening.setblocking(False)
+    return listening
+
+
+def hang_up(listening: socket.socket) -> None:
+    """Close the connections that wait on a socket of ``listen``: at most as many as its queue holds, and never wait."""
+    for _ in range(_BACKLOG):
+        try:
+            listening.accept()[0].close()
+        except OSError:  # nobody waits, or the caller is gone again
+            return
 
 
 def state(node: Node, timeout_s: float = PROBE_S) -> str:

@@ -89,6 +89,7 @@ class Supervisor:
         if left:
             ending.reason += f"; processes {left} did not go after SIGKILL (they may hang in a driver)"
         self.over = True
+        ending.reason += self.attempts.used_up(ending)
         try:
             self._write_status(ending)
             self.writer.emit("ended", outcome=ending.outcome, reason=ending.reason)
@@ -123,6 +124,7 @@ class Supervisor:
             self.lifeline.listen(TICK_S)
             self._reap()
             self._follow()
+            self.neighbours.answer()
             if self.job.restarts:  # of a rank that was killed nobody else tells as long as the agent lives
                 self.ranks.ended(self.agent.news())
             ending = self._stopped() or self.final or self._over() or self._at_limit()

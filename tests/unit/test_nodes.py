@@ -92,6 +92,19 @@ def test_a_sign_of_life(tmp_path: Path) -> None:
     here.close()
 
 
+def test_a_node_is_there_however_often_it_is_asked() -> None:
+    """Linux answers one call more than the queue holds, and leaves all later ones without an answer."""
+    listening = peers.listen("127.0.0.1")
+    peers.hang_up(listening)  # nobody called: it does not wait
+    node = Node("a", "vm", "127.0.0.1", listening.getsockname()[1], (0,))
+    try:
+        for _ in range(3):
+            assert {peers.state(node, 1.0) for _ in range(100)} == {"there"}
+            peers.hang_up(listening)
+    finally:
+        listening.close()
+
+
 def test_lost_nodes_take_the_blame(tmp_path: Path) -> None:
     there = peers.listen("127.0.0.1")
     port = there.getsockname()[1]
@@ -126,6 +139,9 @@ def test_attempts() -> None:
     attempts.fail(Ending("failed", "rank 0 was killed", 0))
     row = attempts.close({})
     assert (row["attempt"], row["reason"], attempts.left, attempts.ending) == (2, "rank 0 was killed", False, None)
+    assert attempts.used_up(Ending("failed")) == "; the 1 restart was used", "a regrouping uses none"
+    assert attempts.used_up(Ending("complete")) == Attempts(restarts=0).used_up(Ending("failed")) == ""
+    assert Attempts(restarts=1).used_up(Ending("failed")) == "", "wrong input ends a run that has restarts left"
 
 
 def test_attempts_are_counted_from_the_events(tmp_path: Path) -> None:
