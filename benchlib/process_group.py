@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from benchlib import devices, network, peers, shared_memory
+from benchlib import agreement, devices, network, peers, shared_memory
 from benchlib.backends import BACKENDS
 from benchlib.collective_libraries import LIBRARIES
 from benchlib.config import BaseConfig
@@ -70,7 +70,8 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     One rank takes the same path as many. After an error in the block the group of several ranks is left as it is: to
     destroy it could wait for peers that never answer, and the worker ends the process anyway.
 
-    Raises ``BackendUnavailable`` where the device or the collective library is not there.
+    Raises ``BackendUnavailable`` where the device or the collective library is not there, and ``UserError`` on all ranks
+    where another node has other parameters or versions.
     """
     where = place()
     devices.require(config.backend, where.local_size)
@@ -83,6 +84,7 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
         shared_memory.note(Path(run_dir), where.rank)
         try:
             hosts = _hosts(where, Path(run_dir))
+            _agree(config, where, hosts)
             yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective, hosts)
         except BaseException:
             if where.size == 1:
@@ -127,6 +129,17 @@ def _hosts(where: Place, run_dir: Path) -> tuple[str, ...]:
     if where.local_rank == 0:
         peers.write(run_dir, nodes)
     return peers.names(nodes)
+
+
+def _agree(config: BaseConfig, where: Place, hosts: tuple[str, ...]) -> None:
+    """Raise ``UserError`` on all ranks where they do not do the same work. The ranks of one node read the same config."""
+    if where.one_node:
+        return
+    told = agreement.difference(all_gather_objects(agreement.statement(config, torch.__version__)), hosts)
+    if told:
+        with contextlib.suppress(RuntimeError):  # nobody leaves before the others know it as well
+            barrier()
+        raise UserError(told)
 
 
 def _collective(config: BaseConfig) -> tuple[str, str]:
