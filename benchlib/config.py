@@ -356,9 +356,9 @@ def save_config(config: BaseConfig, run_dir: Path | str) -> None:
     write_json(Path(run_dir) / "config.json", config.model_dump(mode="json"))
 
 
-def load_config(run_dir: Path | str) -> BaseConfig:
-    """Read ``config.json`` of a run; ``UserError`` where it is missing, cut or of another version."""
-    path = Path(run_dir) / "config.json"
+def load_config(run_dir: Path | str, file: Path | str = "config.json") -> BaseConfig:
+    """Read the config of a run from a file in its folder; ``UserError`` where it is missing, cut or of another version."""
+    path = Path(run_dir) / file
     values = read_json(path)
     if not isinstance(values, dict) or "benchmark" not in values:
         raise UserError(f"{path}: not a config of benchlib (no `benchmark` in it)")

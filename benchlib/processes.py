@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MARK = "BENCHLIB_RUN_DIR"  # in the environment of every process of a run: how they are found when all else is lost
 SUPERVISOR_PID = "BENCHLIB_SUPERVISOR_PID"
+CONFIG = "BENCHLIB_CONFIG"  # what a rank reads instead of config.json: kinds of nodes may share one run folder
 WATCH_EVERY_S = 0.5
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 

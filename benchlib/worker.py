@@ -38,7 +38,7 @@ from benchlib.errors import BackendUnavailable, StorageError
 from benchlib.events import EventWriter
 from benchlib.files import is_full, is_storage_error, not_written, read_json, write_json
 from benchlib.peers import launch_id
-from benchlib.processes import MARK, SUPERVISOR_PID, die_with_parent
+from benchlib.processes import CONFIG, MARK, SUPERVISOR_PID, die_with_parent
 from benchlib.ranks import Place, attempt, place
 
 EXIT_SKIPPED = 77
@@ -119,8 +119,13 @@ def _registered() -> Callable[[Any], Callable[..., None]]:
     return lambda config: BENCHMARKS[config.benchmark].load_run()
 
 
+def _config_file() -> str:
+    """Return the file in the run folder that this rank reads: pods of several kinds may share the folder."""
+    return os.environ.get(CONFIG) or "config.json"
+
+
 def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> None:
-    values = read_json(run_dir / "config.json")
+    values = read_json(run_dir / _config_file())
     _set_threads(where.threads(int(values.get("threads", 0))))
     if where.rank == 0 and values.get("launcher") in ELSEWHERE:
         _describe_machine(run_dir)
@@ -130,7 +135,7 @@ def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> No
     else:
         from benchlib.config import load_config
 
-        config = load_config(run_dir)
+        config = load_config(run_dir, _config_file())
         function = _registered()(config)
     function(config, run_dir, events)
 
@@ -180,7 +185,9 @@ def _mark_skipped(run_dir: Path, reason: str) -> None:
     from benchlib.config import load_config
     from benchlib.results import Result, save_result
 
-    save_result(run_dir, Result.of(load_config(run_dir), status="skipped", reason=reason, ended_at=time.time()))
+    save_result(
+        run_dir, Result.of(load_config(run_dir, _config_file()), status="skipped", reason=reason, ended_at=time.time())
+    )
 
 
 def work(run_dir: Path, benchmark: str = "") -> int:

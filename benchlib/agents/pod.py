@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.files import read_json, write_json, write_text
-from benchlib.processes import MARK
+from benchlib.processes import CONFIG, MARK
 
 HOST_MARK = "{is_host}"
 POLL_S = 0.3
@@ -36,29 +36,52 @@ CONNECT_S = 5.0
 PIECE_BYTES = 1 << 20
 LARGEST_BYTES = 64 << 20  # checkpoints and traces stay where they are
 EVENTS = "events-*.jsonl"
+OWN = ("config.json", "store.json", "cluster.yaml")  # of a pod alone
+TERM_S = 15.0  # that the ranks get to end: a pod has half a minute from SIGTERM on
+TERMINATED = 128 + signal.SIGTERM
 
 
 def run(options: argparse.Namespace) -> int:
     """Run a node's part and return its exit code."""
     run_dir: Path = options.run_dir
     host = options.host and os.environ.get("JOB_COMPLETION_INDEX", "0") == "0"
-    prepare(run_dir, options.config)
-    mark = _mark(run_dir)
-    mark.unlink(missing_ok=True)
-    _collected(run_dir).unlink(missing_ok=True)
-    env = {**os.environ, MARK: str(run_dir)}  # ranks with the mark write their output into the run folder
-    if options.meet and not host:
-        await_host(options.meet, options.meet_s)
-    command = [word.replace(HOST_MARK, str(int(host))) for word in options.command]
-    process = subprocess.Popen(command, env=env)
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    code = process.wait()
-    code = 128 - code if code < 0 else code
-    write_json(mark, {"returncode": code})
-    end = time.monotonic() + options.hold
-    while time.monotonic() < end and not _collected(run_dir).exists():
-        time.sleep(POLL_S)
+    process, code = None, TERMINATED
+    signal.signal(signal.SIGTERM, _stop)  # before anything is there to end: PID 1 of a pod has no default for it
+    try:
+        own = prepare(run_dir, options.config)
+        mark = _mark(run_dir)
+        mark.unlink(missing_ok=True)
+        _collected(run_dir).unlink(missing_ok=True)
+        # Ranks with the mark write their output into the run folder.
+        env = {**os.environ, MARK: str(run_dir), CONFIG: own.name}
+        if options.meet and not host:
+            await_host(options.meet, options.meet_s)
+        command = [word.replace(HOST_MARK, str(int(host))) for word in options.command]
+        process = subprocess.Popen(command, env=env)
+        code = process.wait()
+        code = 128 - code if code < 0 else code
+        write_json(mark, {"returncode": code})
+        end = time.monotonic() + options.hold
+        while time.monotonic() < end and not _collected(run_dir).exists():
+            time.sleep(POLL_S)
+    except _Stopped:
+        if process and process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(TERM_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
     return code
+
+
+class _Stopped(BaseException):
+    """The pod is to end."""
+
+
+def _stop(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the rest is clearing up
+    raise _Stopped
 
 
 def await_host(endpoint: str, limit_s: float) -> None:
@@ -71,17 +94,23 @@ def await_host(endpoint: str, limit_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def prepare(run_dir: Path, config: Path) -> None:
-    """Make the run folder with the config, and beside it the cluster's profile that the config names."""
+def prepare(run_dir: Path, config: Path) -> Path:
+    """Make the run folder; return the config that counts for this pod's ranks, with the cluster's profile beside it.
+
+    All pods may share the folder, with each other and with who submitted the run: the backend of the config is that of
+    the pod's own kind, and the profile that ``config.json`` names there may be a file of another machine.
+    """
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    if (run_dir / "config.json").exists():  # a folder shared with who submitted the run
-        return
     values = read_json(config)
     if values.get("cluster"):
         profile = run_dir / "cluster.yaml"
         write_text(profile, (config.parent / values["cluster"]).read_text())
         values["cluster"] = str(profile)
-    write_json(run_dir / "config.json", values)
+    own = run_dir / f"config-{config.stem}.json"
+    write_json(own, values)
+    if not (run_dir / "config.json").exists():  # for who looks into the folder
+        write_json(run_dir / "config.json", values)
+    return own
 
 
 def _mark(run_dir: Path) -> Path:
@@ -120,7 +149,7 @@ def leavings(run_dir: Path) -> list[Path]:
     kept = []
     for path in sorted(run_dir.rglob("*")):
         small = path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST_BYTES
-        own = path.name.startswith(".") or path.name in ("config.json", "store.json", "cluster.yaml")
+        own = path.name.startswith(".") or path.name in OWN or path.match("config-*.json")
         if small and not own and not path.match(EVENTS) and "checkpoints" not in path.relative_to(run_dir).parts:
             kept.append(path)
     return kept
