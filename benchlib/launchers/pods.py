@@ -5,7 +5,7 @@ from typing import Any
 
 from benchlib.cluster import Cluster, Node
 from benchlib.errors import UserError
-from benchlib.launchers.job import HasRanks, worker_command
+from benchlib.launchers.job import HasRanks
 from benchlib.launchers.rendezvous import ENV, agent_command
 
 CONFIG_DIR = "/etc/benchlib"
@@ -95,7 +95,7 @@ def _container(
     index = ["--host"] if first else []
     meet = ["--meet", endpoint, "--meet-s", str(int(meet_s))] if config.nnodes > 1 else []
     wrapper = [k8s.python, "-m", "benchlib.agents.pod", "run", folder, "--config", f"{CONFIG_DIR}/{pods.group}.json"]
-    torchrun = agent_command(config, k8s.python, endpoint, name, "{is_host}", worker_command(folder, benchmark), meet_s)
+    torchrun = agent_command(config, k8s.python, endpoint, name, "{is_host}", folder, benchmark, meet_s)
     env = {**ENV, "PYTHONUNBUFFERED": "1", **pods.node.env}
     if k8s.data_claim:  # not read only: the libraries of HF_HOME write locks and caches beside what they read
         env |= {"HF_HOME": k8s.data_path, "HF_HUB_OFFLINE": "1"}

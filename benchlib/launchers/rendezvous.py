@@ -1,9 +1,7 @@
 """The torchrun command that every node of a cluster runs, whoever starts it there."""
 
-from collections.abc import Sequence
-
-from benchlib.launchers.job import HasRanks
-from benchlib.launchers.torchrun import HEARTBEAT_S, HEARTBEATS
+from benchlib.launchers.job import HasRanks, worker_command
+from benchlib.launchers.torchrun import HEARTBEAT_S, HEARTBEATS, log_dir
 
 # What every agent has in its environment: with a store shared with the ranks, a new attempt reads the addresses of the
 # dead one (https://github.com/pytorch/pytorch/issues/135712).
@@ -11,9 +9,16 @@ ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def agent_command(
-    config: HasRanks, python: str, endpoint: str, identity: str, host: str, worker: Sequence[str], meet_s: float = 0.0
+    config: HasRanks,
+    python: str,
+    endpoint: str,
+    identity: str,
+    host: str,
+    run_dir: str,
+    benchmark: str,
+    meet_s: float = 0.0,
 ) -> list[str]:
-    """Return torchrun's command for a node of a run.
+    """Return torchrun's command for a node of a run; ``run_dir`` is the run's folder there.
 
     ``endpoint`` is HOST:PORT of the first node and ``identity`` is the run's alone. ``host`` is what the node replaces
     by 1 on the first node and by 0 elsewhere: a node does not always know its own name. ``meet_s`` is how long the nodes
@@ -33,5 +38,6 @@ def agent_command(
     return [
         python, "-m", "torch.distributed.run", "--nnodes", str(config.nnodes), "--nproc-per-node", str(config.nproc),
         *(meet if config.nnodes > 1 else ["--standalone"]),
-        "--max-restarts", str(config.max_restarts), "--monitor-interval", "0.2", *worker,
+        "--max-restarts", str(config.max_restarts), "--monitor-interval", "0.2", "--log-dir", log_dir(run_dir),
+        *worker_command(run_dir, benchmark),
     ]  # fmt: skip

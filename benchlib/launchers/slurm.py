@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchlib import cluster as clusters
 from benchlib.cluster import Cluster, Slurm
+from benchlib.errors import UserError
 from benchlib.launchers.job import HasRanks, Job, worker_command
 from benchlib.launchers.kubernetes import job_name
 from benchlib.launchers.rendezvous import ENV, agent_command
@@ -64,17 +65,22 @@ def _options(config: HasRanks, own: Slurm, run_dir: str) -> list[str]:
     minutes = -int(-(config.hard_limit_s + END_S) // 60)
     pairs = {
         "job-name": job_name(run_dir), "nodes": str(config.nnodes), "ntasks-per-node": str(config.nproc),
-        "time": str(minutes), "output": _quoted(f"{run_dir}/{LOG}".replace("%", "%%")),
-        "chdir": _quoted(run_dir), "partition": own.partition, "account": own.account, "qos": own.qos,
-        "constraint": _quoted(own.constraint), "gres": own.gres.replace("{nproc}", str(config.nproc)),
+        "time": str(minutes), "output": f"{run_dir}/{LOG}".replace("%", "%%"), "chdir": run_dir,
+        "partition": own.partition, "account": own.account, "qos": own.qos, "constraint": own.constraint,
+        "gres": own.gres.replace("{nproc}", str(config.nproc)),
         "cpus-per-task": str(own.cpus_per_rank or ""), "mem": own.memory,
     }  # fmt: skip
     flags = ["--no-requeue", *(["--exclusive"] if own.exclusive else []), *own.sbatch]
-    return [f"--{name}={value}" for name, value in pairs.items() if value] + flags
+    return [f"--{name}={_quoted(name, value)}" for name, value in pairs.items() if value] + flags
 
 
-def _quoted(text: str) -> str:
-    """Quote an option's value as sbatch reads it in a script."""
+def _quoted(name: str, text: str) -> str:
+    """Quote an option's value as sbatch reads it in a script. Raises ``UserError`` for what no quotes of its can hold."""
+    if not text.isprintable() or set(text) & set("\"'\\"):
+        raise UserError(
+            f"sbatch option {name} = {text!r}: a batch script cannot carry quotes, backslashes and line breaks there: "
+            f"change {'--out' if name in ('output', 'chdir') else 'slurm of the profile'}"
+        )
     return text if re.fullmatch(r"[\w./:@%+=-]*", text) else f'"{text}"'
 
 
@@ -97,7 +103,7 @@ def _with_agents(config: HasRanks, profile: Cluster, run_dir: str, benchmark: st
     own = profile.slurm
     command = agent_command(
         config, own.python or sys.executable, f"FIRST:{profile.port}", job_name(run_dir), "HOST",
-        worker_command(run_dir, benchmark),
+        run_dir, benchmark,
     )  # fmt: skip
     node = (
         shlex.join(command).replace("FIRST:", '"$FIRST":').replace("is_host=HOST", 'is_host="$((SLURM_NODEID == 0))"')

@@ -29,13 +29,19 @@ def torchrun(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
         )
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", str(config.nnodes), "--nproc-per-node", str(config.nproc),
-        *meet, "--max-restarts", str(config.max_restarts), "--monitor-interval", "0.2", *worker_command(run_dir, benchmark),
+        *meet, "--max-restarts", str(config.max_restarts), "--monitor-interval", "0.2",
+        "--log-dir", log_dir(run_dir), *worker_command(run_dir, benchmark),
     ]  # fmt: skip
     env = {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCHELASTIC_ERROR_FILE": str(Path(run_dir) / "logs" / "agent.error.json"),
     }
     return Job("torchrun", [command], env, notes, [{}], agent=True, ranks=config.nproc, restarts=config.max_restarts)
+
+
+def log_dir(run_dir: Path | str) -> str:
+    """Return where torchrun keeps its ranks' error files: left alone it leaves a folder in /tmp for each run."""
+    return f"{str(run_dir).rstrip('/')}/logs/torchrun"
 
 
 def _meeting(config: HasRanks) -> tuple[list[str], str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchlib import cluster as clusters
 from benchlib.cluster import Cluster
-from benchlib.launchers.job import HasRanks, Job, worker_command
+from benchlib.launchers.job import HasRanks, Job
 from benchlib.launchers.kubernetes import job_name
 from benchlib.launchers.rendezvous import ENV, agent_command
 from benchlib.processes import MARK
@@ -72,7 +72,7 @@ def component(config: HasRanks, profile: Cluster, run_dir: str, benchmark: str =
     own = profile.torchx
     name = job_name(run_dir)
     command = agent_command(
-        config, own.python or sys.executable, f"FIRST:{profile.port}", name, "HOST", worker_command(run_dir, benchmark)
+        config, own.python or sys.executable, f"FIRST:{profile.port}", name, "HOST", run_dir, benchmark
     )
     # A dollar of the command itself is not one of TorchX's macros.
     arguments = "exec " + shlex.join(command).replace("$", "$$")

@@ -17,4 +17,4 @@ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 FIRST=$(hostname)  # this script runs on the first node
 export FIRST
 # shellcheck disable=SC2016  # the shell of each node reads its own number
-srun --kill-on-bad-exit=1 --ntasks=2 --ntasks-per-node=1 bash -c 'exec python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "$FIRST":29400 --rdzv-id benchlib-squad-job-with-restarts --rdzv-conf is_host="$((SLURM_NODEID == 0))",join_timeout=120,last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=5 --max-restarts 2 --monitor-interval 0.2 -m benchlib.worker /outputs/example/squad-job-with-restarts'
+srun --kill-on-bad-exit=1 --ntasks=2 --ntasks-per-node=1 bash -c 'exec python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "$FIRST":29400 --rdzv-id benchlib-squad-job-with-restarts --rdzv-conf is_host="$((SLURM_NODEID == 0))",join_timeout=120,last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=5 --max-restarts 2 --monitor-interval 0.2 --log-dir /outputs/example/squad-job-with-restarts/logs/torchrun -m benchlib.worker /outputs/example/squad-job-with-restarts'

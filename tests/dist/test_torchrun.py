@@ -18,7 +18,9 @@ def _find_faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
-def test_failing_rank_is_named(tmp_path: Path) -> None:
+def test_failing_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     run_dir = prepare(tmp_path / "run", launcher="torchrun", fault="boom")
     with pytest.raises(RankFailed) as caught:
         execute(run_dir, benchmark="faulty:collective")
@@ -27,6 +29,8 @@ def test_failing_rank_is_named(tmp_path: Path) -> None:
     assert "in boom" in str(caught.value)
     agent = json.loads((run_dir / "logs/agent.error.json").read_text())
     assert "boom" in agent["message"]["message"], "torchrun itself names the same cause"
+    assert not list((tmp_path / "temporary").glob("torchelastic_*")), "all that it leaves is in the run's folder"
+    assert list((run_dir / "logs/torchrun").glob("*/attempt_0/1/error.json"))
 
 
 def test_killed_rank_is_named(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ def test_torchrun_is_told_addresses_and_restarts(monkeypatch: pytest.MonkeyPatch
     assert job.env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     alone = LAUNCHERS["torchrun"](SimpleNamespace(**{**vars(config), "rdzv_endpoint": "", "nnodes": 1}), "/run")  # type: ignore[arg-type]
     assert "--standalone" in alone.commands[0]
+    for command in (words, alone.commands[0]):
+        assert command[command.index("--log-dir") + 1] == "/run/logs/torchrun"
 
 
 def test_ranks_are_grouped_by_launch_and_not_by_host_name() -> None:
