@@ -9,7 +9,7 @@ Bandwidths are Gbit/s of one direction, as a data sheet states them. They are cl
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -22,10 +22,38 @@ ELSEWHERE = ("slurm", "kubernetes", "torchx")  # launchers whose ranks are not o
 # A label of RFC 1123: what Kubernetes takes as a part of a host name.
 LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
+IMAGE = r"^[^\s-]\S*$"
+# Names of objects: RFC 1123 again, with dots.
+NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+NAME_OR_NONE = rf"^$|{NAME}"
+RESOURCE = r"^$|^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+MOUNT = r"^(/[A-Za-z0-9._-]+)+$"
+# What a volume must not lie on: the config is mounted there, or the system is.
+TAKEN = ("/etc", "/dev", "/proc", "/sys", "/usr", "/bin", "/sbin", "/lib", "/lib64")
+Env = dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str]
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Written(_Section):
+    """A section whose texts become words of a script or of a manifest."""
+
+    @field_validator("*")
+    @classmethod
+    def _one_line_each(cls, value: Any) -> Any:
+        for text in _texts(value):
+            if not text.isprintable():
+                raise ValueError(f"{text!r} has to be one line, without characters that cannot be seen")
+        return value
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the texts of a field: its own, or those of its list or table. Other sections see to theirs."""
+    if isinstance(value, dict):
+        return [text for pair in value.items() for text in pair if isinstance(text, str)]
+    return [text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str)]
 
 
 class Links(_Section):
@@ -52,7 +80,7 @@ class Links(_Section):
         return self.inter_node_gbps, self.inter_node_source
 
 
-class Toleration(_Section):
+class Toleration(_Written):
     """Lets pods onto nodes that are reserved by a taint."""
 
     key: str
@@ -61,11 +89,15 @@ class Toleration(_Section):
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
 
-class Node(_Section):
+class Node(_Written):
     """A kind of node of a Kubernetes cluster: what a pod on it asks for."""
 
-    image: str = Field("benchlib:cpu", min_length=1, description="container image with benchlib, see deploy/Dockerfile")
-    resource: str = Field("", description="device resource: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none")
+    image: str = Field(
+        "benchlib:cpu", pattern=IMAGE, description="container image with benchlib, see deploy/Dockerfile"
+    )
+    resource: str = Field(
+        "", pattern=RESOURCE, description="device resource: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none"
+    )
     devices: int = Field(0, ge=0, le=1024, description="devices of a pod; 0: the ranks on a node")
     cpu: str = Field("", pattern=QUANTITY, description="CPUs that a pod asks for, as in 8 or 500m")
     memory: str = Field("", pattern=QUANTITY, description="memory that a pod asks for and may use, as in 64Gi")
@@ -74,24 +106,24 @@ class Node(_Section):
     )
     node_selector: dict[str, str] = Field({}, description="labels that the node must have")
     tolerations: tuple[Toleration, ...] = Field((), description="taints that the pods accept")
-    env: dict[str, str] = Field({}, description="environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0")
+    env: Env = Field({}, description="environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0")
 
 
-class Group(_Section):
+class Group(_Written):
     """Some of the nodes, of another vendor say; what is left out is as in the section around it."""
 
     name: str = Field(pattern=LABEL, max_length=15)
     nodes: int = Field(ge=1, le=4096)
     backend: Literal["", "cpu", "cuda", "rocm", "xpu", "tpu"] = Field("", description="of its ranks; '': the run's own")
-    image: str | None = None
-    resource: str | None = None
+    image: str | None = Field(None, pattern=IMAGE)
+    resource: str | None = Field(None, pattern=RESOURCE)
     devices: int | None = Field(None, ge=0, le=1024)
     cpu: str | None = Field(None, pattern=QUANTITY)
     memory: str | None = Field(None, pattern=QUANTITY)
     shm: str | None = Field(None, pattern=QUANTITY)
     node_selector: dict[str, str] | None = None
     tolerations: tuple[Toleration, ...] | None = None
-    env: dict[str, str] | None = None
+    env: Env | None = None
 
 
 class Kubernetes(Node):
@@ -101,16 +133,37 @@ class Kubernetes(Node):
         "indexed", description="indexed: a plain Job; jobset: JobSet; trainjob: Kubeflow Trainer v2"
     )
     namespace: str = Field("benchlib", pattern=LABEL)
-    service_account: str = Field("benchlib-run", description="account of the pods; it needs no permission")
+    service_account: str = Field(
+        "benchlib-run", pattern=NAME, description="account of the pods; it needs no permission"
+    )
     context: str = Field("", description="kubectl context; '': the current one")
-    queue: str = Field("", description="Kueue queue (label kueue.x-k8s.io/queue-name); '': none")
+    queue: str = Field("", pattern=NAME_OR_NONE, description="Kueue queue (label kueue.x-k8s.io/queue-name); '': none")
     python: str = Field("python3", min_length=1, description="interpreter in the image")
-    claim: str = Field("", description="volume claim that all pods share for the run folder; '': folders of their own")
-    claim_path: str = Field("/outputs", pattern=r"^/", description="where pods mount the claim")
-    data_claim: str = Field("", description="volume claim with data sets and models; '': none")
-    data_path: str = Field("/data", pattern=r"^/", description="where pods mount the data claim; HF_HOME lies there")
+    claim: str = Field(
+        "",
+        pattern=NAME_OR_NONE,
+        description="volume claim that all pods share for the run folder; '': folders of their own",
+    )
+    claim_path: str = Field("/outputs", pattern=MOUNT, description="where pods mount the claim")
+    data_claim: str = Field("", pattern=NAME_OR_NONE, description="volume claim with data sets and models; '': none")
+    data_path: str = Field("/data", pattern=MOUNT, description="where pods mount the data claim; HF_HOME lies there")
     host_network: bool = Field(False, description="pods use the node's network: for RDMA without a device plug-in")
     groups: tuple[Group, ...] = Field((), description="kinds of nodes; none: all nodes are as described here")
+
+    @field_validator("claim_path", "data_path")
+    @classmethod
+    def _a_folder_of_its_own(cls, path: str) -> str:
+        parts = path.split("/")
+        if {".", ".."} & set(parts) or f"/{parts[1]}" in TAKEN:
+            raise ValueError(f"has to be an absolute path without . and .., and outside {', '.join(TAKEN)}")
+        return path
+
+    @model_validator(mode="after")
+    def _paths_differ(self) -> "Kubernetes":
+        one, other = f"{self.claim_path}/", f"{self.data_path}/"
+        if self.data_claim and (one.startswith(other) or other.startswith(one)):
+            raise ValueError(f"claim_path {self.claim_path} and data_path {self.data_path} lie in each other")
+        return self
 
     @field_validator("groups")
     @classmethod
@@ -125,7 +178,7 @@ class Kubernetes(Node):
         return Node(**{name: getattr(self, name) for name in Node.model_fields} | own)
 
 
-class Slurm(_Section):
+class Slurm(_Written):
     """How a run becomes a job of a SLURM cluster."""
 
     partition: str = ""
@@ -143,18 +196,11 @@ class Slurm(_Section):
     sbatch: tuple[str, ...] = Field((), description="further options of sbatch, as in --reservation=x")
     srun: tuple[str, ...] = Field((), description="further options of srun, as in --mpi=none")
 
-    @model_validator(mode="after")
-    def _one_line_each(self) -> "Slurm":
-        for text in (self.partition, self.account, self.qos, self.constraint, self.gres, *self.sbatch, *self.setup):
-            if "\n" in text:
-                raise ValueError(f"{text!r}: each option and each line of setup has to be one line")
-        return self
 
-
-class Torchx(_Section):
+class Torchx(_Written):
     """How a run becomes a TorchX application."""
 
-    scheduler: str = Field("local_cwd", description="local_cwd, slurm, kubernetes, aws_batch, ...")
+    scheduler: str = Field("local_cwd", pattern=r"^\w+$", description="local_cwd, slurm, kubernetes, aws_batch, ...")
     cfg: dict[str, str] = Field({}, description="options of the scheduler, as in queue: default")
     image: str = Field("", description="container image where the scheduler takes one")
     mounts: tuple[str, ...] = Field(

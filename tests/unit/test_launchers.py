@@ -189,6 +189,22 @@ srun --kill-on-bad-exit=1 --cpus-per-task=12 --mpi=none /shared/venv/bin/python 
     )
 
 
+@pytest.mark.parametrize("name", ["partition", "account", "qos", "constraint", "gres", "memory"])
+def test_options_of_sbatch_stay_one_word(tmp_path, name):
+    """Quoted where a blank or a sign of the shell is in them; refused with what sbatch's quotes cannot hold."""
+    script = job("slurm", f"slurm: {{{name}: g p; rm}}", tmp_path=tmp_path).files["slurm.sh"]
+    option = {"memory": "mem"}.get(name, name)
+    assert f'#SBATCH --{option}="g p; rm"' in script.splitlines()
+    for sign in "\"'\\":
+        with pytest.raises(UserError, match=f"sbatch option {option} = .*change slurm of the profile"):
+            job("slurm", f"slurm: {{{name}: a{sign}b}}", tmp_path=tmp_path)
+
+
+def test_a_run_folder_that_sbatch_cannot_read_is_refused():
+    with pytest.raises(UserError, match="change --out"):
+        job("slurm", "", folder=Path('/shared/a"b/r'))
+
+
 def test_slurm_with_restarts_has_an_agent_on_each_node():
     script = job("slurm", "slurm", nnodes=2, nproc=4, max_restarts=1).files["slurm.sh"]
     line = shlex.split(script.splitlines()[-1])
