@@ -8,9 +8,7 @@ here as well, exec in the pods. Exit code: 0 when all pods ended well, else the 
 """
 
 import argparse
-import base64
 import contextlib
-import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchlib.agents.intake import LINE_BYTES, Intake, NotTaken
 from benchlib.files import atomic_path
 from benchlib.launchers.pods import RUN_LABEL
 from benchlib.processes import leave_with_parent
@@ -49,12 +48,15 @@ class Kubectl:
         """Return a command line."""
         return [*self._base, *words]
 
-    def __call__(self, *words: str) -> str:
-        """Run a command and return what it prints; raise ``Failed`` with its own words."""
+    def __call__(self, *words: str, told: str = "") -> str:
+        """Run a command, with ``told`` on its standard input, and return what it prints.
+
+        Raises ``Failed`` with its own words.
+        """
         try:
             done = subprocess.run(
-                self.command(*words), capture_output=True, text=True, timeout=QUERY_S, check=False, stdin=subprocess.DEVNULL
-            )  # fmt: skip
+                self.command(*words), capture_output=True, text=True, timeout=QUERY_S, check=False, input=told
+            )
         except subprocess.TimeoutExpired:
             raise Failed(f"kubectl {words[0]} had no answer within {QUERY_S:.0f} s") from None
         if done.returncode:
@@ -65,11 +67,12 @@ class Kubectl:
 class Pod(threading.Thread):
     """Follows one pod through ``kubectl exec`` and writes into the run folder what its ranks write."""
 
-    def __init__(self, kubectl: Kubectl, name: str, remote: str, run_dir: Path, python: str) -> None:
+    def __init__(self, kubectl: Kubectl, name: str, remote: str, intake: Intake, python: str) -> None:
         super().__init__(daemon=True)
-        self.kubectl, self.pod, self.remote, self.run_dir, self.python = kubectl, name, remote, run_dir, python
+        self.kubectl, self.pod, self.remote, self.intake, self.python = kubectl, name, remote, intake, python
         self.returncode: int | None = None
         self.problem = ""
+        self.told: set[str] = set()
         self.process: subprocess.Popen[str] | None = None
 
     def run(self) -> None:
@@ -83,14 +86,14 @@ class Pod(threading.Thread):
             )
             assert self.process.stdout and self.process.stdin and self.process.stderr
             try:
-                for line in self.process.stdout:
+                while line := self.process.stdout.readline(LINE_BYTES):
                     self._take(json.loads(line))
                     if self.returncode is not None:
                         self.process.stdin.write("ok\n")
                         self.process.stdin.close()
                         self.process.wait(QUERY_S)
                         return
-            except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+            except (OSError, ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
                 self.problem = f"{type(error).__name__}: {error}"
                 if self.returncode is not None:
                     return
@@ -109,32 +112,13 @@ class Pod(threading.Thread):
     def _take(self, line: dict[str, Any]) -> None:
         if "done" in line:
             self.returncode = int(line["done"])
-        else:
-            take(self.run_dir, line, self.pod)
-
-
-def take(run_dir: Path, line: dict[str, Any], source: str) -> None:
-    """Write one piece of a file from a pod. A file that comes whole appears at its end, if its digest is right.
-
-    Raises ``ValueError`` for a path that leads out of the folder and for a file that did not arrive as it was sent.
-    """
-    target = (run_dir / line["path"]).resolve()
-    if run_dir.resolve() not in target.parents:
-        raise ValueError(f"{line['path']} is not in the run folder")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    events = target.suffix == ".jsonl" and target.parent == run_dir.resolve()
-    place = target if events else target.with_name(f".{target.name}.{source}.part")
-    place.touch()
-    with place.open("r+b") as handle:
-        handle.seek(line["offset"])
-        handle.write(base64.b64decode(line["data"]))
-    if "sha256" in line:
-        with place.open("r+b") as handle:
-            handle.truncate(line["size"])
-            found = hashlib.file_digest(handle, "sha256").hexdigest()
-        if found != line["sha256"]:
-            raise ValueError(f"{line['path']} arrived damaged")
-        os.replace(place, target)
+            return
+        try:
+            self.intake.take(line, self.pod)
+        except NotTaken as error:
+            if str(error) not in self.told:
+                self.told.add(str(error))
+                print(f"pod {self.pod}: {error}", file=sys.stderr, flush=True)
 
 
 class Agent:
@@ -143,6 +127,9 @@ class Agent:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.run_dir = options, options.run_dir.resolve()
         self.kubectl = Kubectl(options.namespace, options.context)
+        # Removed is what was created: pods may write to the folder, and to a file there.
+        self.manifest = (self.run_dir / options.manifest).read_text()
+        self.intake = Intake(self.run_dir)
         self.pods: dict[str, Pod] = {}
         self.codes: dict[str, int] = {}
         self.waiting: dict[str, str] = {}
@@ -150,7 +137,7 @@ class Agent:
     def run(self) -> int:
         """Submit, follow and remove."""
         try:
-            self.kubectl("create", "-f", str(self.run_dir / self.options.manifest))
+            self.kubectl("create", "-f", "-", told=self.manifest)
             print(f"created {self.options.run} in {self.options.namespace}", flush=True)
             return self._follow()
         finally:
@@ -195,7 +182,7 @@ class Agent:
         state = container.get("state", {})
         if "running" in state and not follower and not self.options.shared:
             remote = pod["spec"]["containers"][0]["command"][4]
-            self.pods[name] = Pod(self.kubectl, name, remote, self.run_dir, self.options.python)
+            self.pods[name] = Pod(self.kubectl, name, remote, self.intake, self.options.python)
             self.pods[name].start()
         ended = state.get("terminated")
         if ended or status.get("phase") in ("Failed", "Succeeded"):
@@ -238,9 +225,7 @@ class Agent:
 
     def _remove(self) -> None:
         try:
-            self.kubectl(
-                "delete", "-f", str(self.run_dir / self.options.manifest), "--ignore-not-found", "--wait=false"
-            )
+            self.kubectl("delete", "-f", "-", "--ignore-not-found", "--wait=false", told=self.manifest)
             print(f"removed {self.options.run}", flush=True)
         except Failed as error:
             print(

@@ -36,7 +36,7 @@ CONNECT_S = 5.0
 PIECE_BYTES = 1 << 20
 LARGEST_BYTES = 64 << 20  # checkpoints and traces stay where they are
 EVENTS = "events-*.jsonl"
-OWN = ("config.json", "store.json", "cluster.yaml")  # of a pod alone
+OWN = ("config.json", "store.json", "peers.json", "cluster.yaml")  # of a pod alone
 TERM_S = 15.0  # that the ranks get to end: a pod has half a minute from SIGTERM on
 TERMINATED = 128 + signal.SIGTERM
 

@@ -54,7 +54,9 @@ def create(path: str) -> None:
     """Start the pods of a manifest."""
     if MODE == "refused":
         sys.exit("Error from server (Forbidden): jobs.batch is forbidden: User cannot create resource")
-    objects = list(yaml.safe_load_all(Path(path).read_text()))
+    text = sys.stdin.read() if path == "-" else Path(path).read_text()
+    (ROOT / "created.yaml").write_text(text)
+    objects = list(yaml.safe_load_all(text))
     pods = [
         (f"{base}-{index}", index, made)
         for item in objects
@@ -136,7 +138,7 @@ def main() -> None:
         for pod in pods.glob("*"):
             if (pod / "pid").exists() and not (pod / "code").exists():
                 os.killpg(int((pod / "pid").read_text()), signal.SIGKILL)
-        (ROOT / "deleted").touch()
+        (ROOT / "deleted").write_text(sys.stdin.read() if words[2] == "-" else Path(words[2]).read_text())
     else:
         sys.exit(f"unknown command {verb}")
 

@@ -85,6 +85,7 @@ def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path
     assert json.loads((run_dir / "machine.json").read_text())["host"], "written by rank 0 in its pod"
     assert json.loads((run_dir / "config.json").read_text())["cluster"] == str(profile), "the own config is kept"
     assert calls(cluster)[0] == "create" and calls(cluster)[-1] == "delete" and calls(cluster).count("exec") == 2
+    assert (cluster / "deleted").read_text() == (cluster / "created.yaml").read_text(), "removed is what was created"
     assert not list(run_dir.rglob(".*.part"))
     assert not read_events(run_dir, {"sensor"}), "this machine's sensors say nothing about the pods"
     (told,) = read_events(run_dir, {"sensors"})
