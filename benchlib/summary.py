@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from benchlib import terminal
+from benchlib import baselines, terminal
 from benchlib.checks import Verdict
 from benchlib.metrics import quantity
 from benchlib.results import Run
@@ -46,7 +46,11 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     if open_:
         why = open_[0].reason.partition("; ")[2] or open_[0].reason
         console.print(f"[blue]no comparison[/]  for {len(open_)} metrics: {escape(why)}", soft_wrap=True)
-        if verdict.verdict == "PASS" and not Run(run_dir).config.planted_slowdown:
+        run = Run(run_dir)
+        if verdict.verdict == "PASS" and (count := baselines.restarts(run)):
+            why = f"it was started again {count} time{'s' * (count != 1)}, its speed is that of a part of it"
+            console.print(f"[dim]this run cannot become a baseline: {why}; run it again undisturbed[/]", soft_wrap=True)
+        elif verdict.verdict == "PASS" and not run.config.planted_slowdown:
             again = f'benchlib baseline accept {shlex.quote(_short(run_dir))} --reason "..."'
             console.print(f"[dim]to compare later runs with this one: {escape(again)}[/]", soft_wrap=True)
     if verdict.gate:

@@ -7,11 +7,13 @@ import pytest
 from make_run import make_run
 
 from benchlib import baselines
+from benchlib.checks import Check, Verdict
 from benchlib.errors import UserError
 from benchlib.events import EventWriter
 from benchlib.judge import judged
 from benchlib.lost import write_lost
 from benchlib.results import Run
+from benchlib.summary import summarise
 
 FACTS = {"checksums": [["aa", "aa"]], "checksums_equal": True}
 
@@ -47,6 +49,18 @@ def test_it_is_not_accepted(tmp_path: Path) -> None:
     baselines.require_acceptable(_restarted(tmp_path / "once", 0))
     other = Run(make_run(tmp_path / "other", facts={"restarts": 2}))  # told by the result alone: another node's status
     assert baselines.restarts(other) == 2
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_the_terminal_offers_no_baseline_that_would_be_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], restarts: int
+) -> None:
+    run = _restarted(tmp_path / "run", restarts)
+    open_ = Check(name="speed", kind="regression", question="?", status="NO_BASELINE", reason="no run")
+    summarise(run.path, Verdict(verdict="PASS", sentence="1 check passed.", checks=[open_]), None)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("benchlib baseline accept" in said) == (not restarts)
+    assert ("cannot become a baseline: it was started again 1 time" in said) == bool(restarts)
 
 
 def test_what_a_lost_run_tells_is_of_its_last_attempt(tmp_path: Path) -> None:
