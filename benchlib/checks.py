@@ -42,6 +42,7 @@ class Verdict(BaseModel):
     """What all checks of a run say together.
 
     ``gate`` tells what the regression gate can be trusted with here: ``sentence``, ``method`` and ``rows`` of the calibration, or None.
+    ``elsewhere`` names the node that has the result of a run which ended in order here; '' where it is here.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -52,6 +53,7 @@ class Verdict(BaseModel):
     sentence: str
     checks: list[Check]
     gate: dict[str, Any] | None = None
+    elsewhere: str = ""
 
     def exit_code(self, strict: bool = False) -> int:
         """Return 0 pass, 1 a check failed, 2 the run broke; with ``strict`` 3 where a gate had nothing to compare with."""
@@ -59,6 +61,8 @@ class Verdict(BaseModel):
             return EXIT_BROKEN
         if self.verdict == "FAIL":
             return EXIT_FAIL
+        if self.elsewhere:  # what was undecided is said there
+            return EXIT_PASS
         undecided = self.verdict == "SKIPPED" or any(
             check.gates and check.status in ("AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE")
             for check in self.checks

@@ -35,6 +35,13 @@ _AGENT_ROW = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\
 _AGENT_ROOT = "Root Cause (first observed failure)"
 # The line that it prints in each attempt about the first rank that failed.
 _AGENT_LINE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
+# How it ends where another program has the port of the store. Beside a second agent of one machine the same words come
+# without the end: that one joins the store of the first.
+_PORT_TAKEN = re.compile(
+    r"port: (\d+),[^\n]*name: EADDRINUSE[^\n]*\s+The above exception was the direct cause"
+    r"(?:(?!The above exception).)*RendezvousConnectionError",
+    re.DOTALL,
+)
 # What Open MPI's mpirun says of the first rank that a signal ended; version 4 writes 0 for a process id it lost.
 _MPIRUN_KILLED = re.compile(
     r"noticed that process rank (\d+) with PID (\d+) on\s+node\s+\S+\s+exited\s+on\s+signal\s+(\d+)"
@@ -133,6 +140,8 @@ def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
         "RendezvousClosedError": f"{store} was closed: the run had ended on another node",
     }
     found = [(text.rfind(name), reason) for name, reason in reasons.items() if name in text]
+    for taken in _PORT_TAKEN.finditer(text):
+        found.append((taken.end(), f"port {taken[1]} is in use on this host: choose another rdzv_endpoint"))
     return max(found)[1] if found else ""
 
 

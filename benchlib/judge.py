@@ -6,7 +6,7 @@ from typing import Any
 
 import psutil
 
-from benchlib import baselines, manifest, run_lock
+from benchlib import baselines, manifest, peers, run_lock
 from benchlib.checks import Check, Verdict, save_verdict, verdict_of
 from benchlib.errors import UserError
 from benchlib.files import read_object, write_json
@@ -40,7 +40,7 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     if result is not None and result.status == "skipped":
         return verdict_of([], skipped=result.reason)
     if result is None and run.config.nnodes > 1 and run.status is not None and run.status["outcome"] == "complete":
-        return verdict_of([], skipped="the ranks of this node ended in order; the node of rank 0 holds the result")
+        return _elsewhere(run)
     broken = _why_broken(run)
     if broken:
         return _broken([], broken)
@@ -75,6 +75,14 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     if measured is not None:
         verdict.gate = {"sentence": measured.sentence(), "method": measured.method(), "rows": measured.rows()}
     return verdict
+
+
+def _elsewhere(run: Run) -> Verdict:
+    """Return the verdict of a node without rank 0: its ranks ended in order, and what they measured is on another one."""
+    first = next((node.label() for node in peers.read(run.path) if 0 in node.ranks), "")
+    where = f"node {first}, which has rank 0" if first else "the node of rank 0"
+    sentence = f"The ranks of this node ended in order; result and verdict of the run are on {where}."
+    return Verdict(verdict="SKIPPED", sentence=sentence, checks=[], elsewhere=first or "the node of rank 0")
 
 
 def _undisturbed(run: Run) -> list[Check]:

@@ -6,14 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from make_run import make_run
 
-from benchlib import diagnosis, events, network, peers
+from benchlib import diagnosis, events, network, peers, report
 from benchlib.attempts import REGROUPED, Attempts, Ending
 from benchlib.diagnosis import RankRecord
 from benchlib.events import EventWriter
+from benchlib.judge import judge
 from benchlib.launchers import LAUNCHERS
 from benchlib.neighbours import Neighbours
 from benchlib.peers import Node
+from benchlib.summary import summarise
 
 
 @pytest.mark.parametrize(
@@ -123,6 +126,25 @@ def test_lost_nodes_take_the_blame(tmp_path: Path) -> None:
     assert Neighbours(tmp_path, "me", "").blame(echo) == echo, "a run of one node has no others"
 
 
+@pytest.mark.parametrize(("known", "where"), [(True, "node gpu1 (10.0.0.1), which has rank 0"), (False, "the node of rank 0")])  # fmt: skip
+def test_a_node_without_rank_0_says_where_the_result_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], known: bool, where: str
+) -> None:
+    """The run was complete: that is no reason to fail, not even where all gates have to be decided."""
+    torchrun = {"launcher": "torchrun", "nnodes": 2, "rdzv_endpoint": "10.0.0.1:29400"}
+    run_dir = make_run(tmp_path / "run", ranks=1, with_result=False, config=torchrun)
+    if known:
+        peers.write(run_dir, [Node("a", "gpu1", "10.0.0.1", 7, (0,)), Node("b", "gpu2", "10.0.0.2", 8, (1,))])
+    told = judge(run_dir, tmp_path / "baselines")
+    assert (told.exit_code(), told.exit_code(strict=True), told.broken) == (0, 0, False)
+    assert told.sentence == f"The ranks of this node ended in order; result and verdict of the run are on {where}."
+    summarise(run_dir, told, None)
+    assert "result and verdict of the run are on" in " ".join(capsys.readouterr().out.split())
+    page = report.render(run_dir).read_text(encoding="utf-8")
+    assert where in page
+    assert "Nothing ran" not in page
+
+
 def _start(pid: int, attempt: str = "0 h 1") -> dict[str, object]:
     return {"kind": "start", "pid": pid, "attempt": attempt}
 
@@ -156,6 +178,16 @@ def test_attempts_are_counted_from_the_events(tmp_path: Path) -> None:
     assert events.restarts(tmp_path) == 1
 
 
+TAKEN = """torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29533, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "c10d_rendezvous_backend.py", line 180, in _create_tcp_store
+    raise RendezvousConnectionError(
+torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed."""
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -163,6 +195,11 @@ def test_attempts_are_counted_from_the_events(tmp_path: Path) -> None:
         ("...RendezvousConnectionError: The connection", "store at h:1 does not answer"),
         ("RendezvousTimeoutError\nlater\nRendezvousClosedError", "was closed"),
         ("SignalException", ""),
+        (TAKEN, "port 29533 is in use on this host: choose another rdzv_endpoint"),
+        (
+            TAKEN.partition("The above")[0] + "\nit joined\nx.RendezvousConnectionError: gone",
+            "store at h:1 does not answer",
+        ),
     ],
 )
 def test_why_the_agent_gave_up(text: str, said: str) -> None:
