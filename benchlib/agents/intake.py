@@ -81,7 +81,12 @@ class Intake:
         """Return where a file of a pod belongs. Raises ``NotTaken``."""
         path = PurePosixPath(name)
         target = self._run_dir / path
-        if name != path.as_posix() or path.is_absolute() or ".." in path.parts or self._run_dir not in target.resolve().parents:
+        if (
+            name != path.as_posix()
+            or path.is_absolute()
+            or ".." in path.parts
+            or self._run_dir not in target.resolve().parents
+        ):
             raise NotTaken(f"{name!r} was not taken: it is not in the run folder")
         logs = path.parts[0] == "logs"
         hidden = any(part.startswith(".") for part in path.parts)

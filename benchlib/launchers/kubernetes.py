@@ -16,7 +16,7 @@ import yaml
 from benchlib import cluster as clusters
 from benchlib.cluster import Cluster
 from benchlib.launchers.job import HasRanks, Job
-from benchlib.launchers.pods import RUN_LABEL, WEEK_S, Pods, groups, shared, template
+from benchlib.launchers.pods import RUN_LABEL, WEEK_S, Pods, groups, shared, template, unused_devices
 
 MANIFEST = "manifest.yaml"
 KEEP_S = 3600  # that a finished job stays when nobody removes it
@@ -36,6 +36,7 @@ def kubernetes(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Jo
         *(["--shared"] if shared(profile, str(run_dir)) else []),
     ]  # fmt: skip
     notes = [
+        *unused_devices(groups(config, profile)),
         f"the agent applies {MANIFEST}, follows the {config.nnodes} pods, brings the run folder back and removes the job, also when the run is stopped",
         f"should this machine crash: kubectl delete -f {Path(run_dir) / MANIFEST}",
     ]

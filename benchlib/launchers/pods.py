@@ -46,6 +46,16 @@ def groups(config: HasRanks, cluster: Cluster) -> list[Pods]:
     return found
 
 
+def unused_devices(pods: list[Pods]) -> list[str]:
+    """Return a sentence for each kind of pods that would hold devices without a rank that computes on them."""
+    return [
+        f"CAUTION: backend = cpu, but the profile's {one.group} asks for {one.node.resource}: its pods would hold devices "
+        "that no rank uses; set --backend to theirs, or a profile without `resource`"
+        for one in pods
+        if one.backend == "cpu" and one.node.resource
+    ]
+
+
 def pod_run_dir(cluster: Cluster, run_dir: str) -> str:
     """Return the run's folder in the pods: on the claim the path is the same wherever that is mounted alike."""
     parts = run_dir.rstrip("/").split("/")

@@ -37,6 +37,10 @@ def slurm(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
         f"{Path(run_dir)} and the interpreter have to be on folders that all nodes share",
         "the agent submits the script, waits for the job and cancels it when the run is stopped",
     ]
+    if config.backend == "cpu" and re.search(r"\bgpu\b", profile.slurm.gres):
+        notes.insert(
+            0, f"CAUTION: backend = cpu, but the profile asks for gres {profile.slurm.gres}: no rank would use it"
+        )
     return Job(
         "slurm", [command], {}, notes, [{}], agent=True, ranks=0, restarts=config.max_restarts,
         files={SCRIPT: script(config, profile, str(run_dir), benchmark)}, submits=SCRIPT,

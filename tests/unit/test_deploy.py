@@ -13,7 +13,7 @@ import yaml
 from benchlib.config import resolve
 from benchlib.launchers import LAUNCHERS
 from benchlib.launchers.kubernetes import FLAVOURS
-from benchlib.launchers.pods import USER
+from benchlib.launchers.pods import RUN_LABEL, USER
 from benchlib.paths import home
 
 ROOT = home()
@@ -128,6 +128,30 @@ def test_rights_are_those_that_are_used():
             group = item["apiVersion"].rpartition("/")[0]
             used |= {(group, item["kind"].lower() + "s", verb) for verb in ("create", "get", "delete")}
     assert granted == used
+
+
+def test_only_pods_of_runs_reach_a_run():
+    """The policy covers the pods of every flavour, and what it lets in are those."""
+    (policy,) = documents(DEPLOY / "kubernetes/15-network.yaml")
+    (selector,) = policy["spec"]["podSelector"]["matchExpressions"]
+    assert selector == {"key": RUN_LABEL, "operator": "Exists"}
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchExpressions": [selector]}}]}], (
+        "no other namespace, no address"
+    )
+    config = resolve("squad", "smoke", "cpu", {"launcher": "kubernetes", "nnodes": 2}).config
+    for flavour in FLAVOURS:
+        made = list(_templates(_of(flavour, config)))
+        assert made and all(RUN_LABEL in one["metadata"]["labels"] for one in made), flavour
+
+
+def _templates(value):
+    """Yield every pod template in objects."""
+    if isinstance(value, dict) and "containers" in value.get("spec", {}):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _templates(one)
 
 
 def _of(flavour, config):

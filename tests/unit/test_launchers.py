@@ -118,6 +118,14 @@ def test_what_does_not_fit_is_refused(values, words):
         job("kubernetes", "mixed", **values)
 
 
+@pytest.mark.parametrize(("launcher", "profile"), [("kubernetes", "h100"), ("slurm", "slurm")])
+def test_devices_that_no_rank_would_use_are_told(launcher, profile):
+    for backend, expected in (("cpu", 1), ("cuda", 0)):
+        config = resolve("squad", "smoke", backend, {"launcher": launcher, "cluster": profile}).config
+        notes = LAUNCHERS[launcher](config, RUN).notes
+        assert sum(note.startswith("CAUTION: backend = cpu, but the profile") for note in notes) == expected
+
+
 def test_results_come_home_unless_the_folder_is_shared():
     claim = "h100"  # mounts its claim at /outputs
     here = job("kubernetes", claim, folder=RUN, nnodes=2, nproc=8)
