@@ -4,6 +4,7 @@ A checkpoint is a folder ``step-000120``. It is written under another name and r
 verified before it is read: a cut or altered one is passed over for the one before it.
 """
 
+import contextlib
 import errno
 import logging
 import os
@@ -92,10 +93,36 @@ def publish(temporary: Path, target: Path) -> None:
     """Give a whole checkpoint its name, by one rename after its bytes are on the disk."""
     for path in temporary.iterdir():
         _sync(path)
-    if target.exists():
-        shutil.rmtree(target)  # the same step again, after a resume
-    os.replace(temporary, target)
+    former = target.with_name(f".{target.name}.{os.getpid()}.old")
+    shutil.rmtree(former, ignore_errors=True)
+    try:
+        for last in (False, False, True):
+            try:
+                os.rename(temporary, target)
+                break
+            except OSError as error:
+                if last or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+            # The same step again, after a resume. A folder with files in it cannot be replaced by one call: the former one
+            # is set aside, and is given its name again where this ends in between.
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(target, former)
+    except OSError:
+        _put_back(target.parent)
+        raise
     _sync(target.parent)
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def _put_back(folder: Path) -> None:
+    """Give checkpoints that were set aside for a new one of the same step their name again, where that never came."""
+    for former in folder.glob(".step-*.old"):
+        target = folder / former.name.split(".")[1]
+        if target.exists():
+            shutil.rmtree(former, ignore_errors=True)
+            continue
+        with contextlib.suppress(OSError):  # another rank was faster, or the disk is read-only
+            os.rename(former, target)
 
 
 def _storage_error(error: BaseException) -> OSError | None:
@@ -125,12 +152,16 @@ def _folders(folder: Path) -> list[Path]:
 def damage(path: Path) -> str:
     """Return what is wrong with a checkpoint, or an empty text when every file is as it was written."""
     try:
-        files = read_object(path / MANIFEST, {"step": int, "files": dict})["files"]
+        told = read_object(path / MANIFEST, {"step": int, "files": dict})
+        files = told["files"]
         wanted_files = {str(name): (int(wanted["bytes"]), str(wanted["sha256"])) for name, wanted in files.items()}
     except (UserError, KeyError, TypeError, ValueError):
         return f"{MANIFEST} is missing or cut"
     if STATE not in wanted_files or any(Path(name).name != name for name in wanted_files):
         return f"{MANIFEST} is not one of benchlib"
+    named = re.search(r"step-(\d+)", path.name)  # also in the name that it has while it is written
+    if named and int(named[1]) != told["step"]:
+        return f"{MANIFEST} is of step {told['step']}, its folder's name of step {int(named[1])}"
     for name, (size, digest) in wanted_files.items():
         file = path / name
         if not file.is_file():
@@ -150,6 +181,7 @@ def read(path: Path) -> Checkpoint:
 def search(folder: Path, usable: Callable[[Checkpoint], bool] = lambda _: True) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest checkpoint below ``folder`` that is whole and ``usable``, and what is wrong with newer ones."""
     faults = []
+    _put_back(folder)
     for path in _folders(folder):
         fault = damage(path)
         if fault:

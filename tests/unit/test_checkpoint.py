@@ -1,6 +1,8 @@
 """Checkpoints: whole or not used."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,42 @@ def test_a_damaged_checkpoint_is_passed_over(folder: Path, fault, reason: str) -
     fault(folder / "step-00000012")
     assert reason in checkpoint.damage(folder / "step-00000012")
     assert checkpoint.newest(folder).step == 8
+
+
+def test_a_checkpoint_under_another_step_s_name_is_passed_over(folder: Path) -> None:
+    (folder / "step-00000012").rename(folder / "step-00000040")
+    assert checkpoint.damage(folder / "step-00000040") == "manifest.json is of step 12, its folder's name of step 40"
+    assert checkpoint.newest(folder).step == 8
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_the_same_step_again_never_leaves_less_than_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """The process may end between any two calls of the system, without a chance to clear up."""
+    rename, calls = os.rename, []
+
+    class Ended(BaseException):
+        """What nobody catches: a SIGKILL."""
+
+    def cut(source: Path, target: Path) -> None:
+        calls.append(source)
+        if len(calls) == 3:
+            if dies:
+                monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *_, **__: None)
+                raise Ended
+            raise OSError(errno.EIO, "the disk")
+        rename(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "rename", cut)
+    with pytest.raises(Ended if dies else OSError):
+        _save(folder, 12)
+    monkeypatch.undo()
+    assert (folder / "step-00000012").exists() != dies, "set aside at the time"
+    assert checkpoint.newest(folder).step == 12
+    _save(folder, 12)
+    assert checkpoint.newest(folder).step == 12
+    assert not list(folder.glob(".*.old"))
 
 
 def _list(path: Path, name: str) -> None:
