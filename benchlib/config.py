@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from benchlib import cluster
@@ -112,6 +112,19 @@ class BaseConfig(BaseModel):
                 f"max_restarts = {self.max_restarts} with launcher={self.launcher}: torchrun is who starts ranks again, set launcher=torchrun"
             )
         return self
+
+    @field_validator("rdzv_endpoint")
+    @classmethod
+    def _endpoint_is_host_and_port(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        bare = host.strip("[]")
+        whole = bool(bare) and not any(sign in bare for sign in " /[]") and bracketed == (":" in bare)
+        if value and not (whole and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+            raise ValueError(
+                f"{value!r} is not HOST:PORT with a port from 1 to 65535, as in node1:29400 or, for an IPv6 address, [fe80::1]:29400"
+            )
+        return value
 
     @property
     def world_size(self) -> int:

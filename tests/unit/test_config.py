@@ -179,3 +179,19 @@ def test_lists_are_read_from_the_command_line():
 def test_a_wrong_list_says_what_it_takes(name, value, said):
     with pytest.raises(UserError, match=said):
         build("machine", {name: value})
+
+
+@pytest.mark.parametrize("endpoint", ["node1:29400", "10.0.0.1:1", "[fe80::1]:65535", "node-1.example:29400"])
+def test_an_endpoint_is_kept_as_it_is(endpoint):
+    config = resolve("squad", overrides={"launcher": "torchrun", "nnodes": 2, "rdzv_endpoint": endpoint}).config
+    assert config.rdzv_endpoint == endpoint
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["node1", "node1:", ":29400", "node1:0", "node1:65536", "node1:-1", "node1:x", "node1:²", "fe80::1:29400", "fe80::1",
+     "[node1]:29400", "[fe80::1]", "[fe80::1:29400", "a b:1", "http://node1:29400"],
+)  # fmt: skip
+def test_an_endpoint_without_host_or_port_is_refused(endpoint):
+    with pytest.raises(UserError, match=r"rdzv_endpoint: .* is not HOST:PORT with a port from 1 to 65535"):
+        resolve("squad", overrides={"launcher": "torchrun", "nnodes": 2, "rdzv_endpoint": endpoint})
