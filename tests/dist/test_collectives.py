@@ -18,6 +18,7 @@ from benchlib.collectives.ops import Place
 from benchlib.collectives.reading import reading
 from benchlib.collectives.run import run
 from benchlib.config import build, save_config
+from benchlib.errors import UserError
 from benchlib.events import EventWriter, read_events
 from benchlib.launch import execute
 from benchlib.results import Run
@@ -245,3 +246,8 @@ def _lacks_one_reduction(rank, size):
 
 def test_what_one_rank_alone_lacks_is_left_out_on_all(tmp_path):
     in_world(2, tmp_path, _lacks_one_reduction)
+
+
+def test_a_fault_cannot_be_planted_on_a_rank_that_is_not_there(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"planted_fault_rank = 1: there are 1 ranks"):
+        _alone(tmp_path, monkeypatch, planted_fault_rank=1)
