@@ -30,9 +30,9 @@ REDUCTIONS = {"": "none", "product": "prod"}
 PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 HEADER = (
-    f"#{'':60}{'out-of-place':^38}{'in-place':^38}\n"
-    f"#{'size':>12}{'count':>14}{'type':>10}{'redop':>8}{'root':>8}" + f"{'time':>12}{'algbw':>10}{'busbw':>10}{'#wrong':>8}" * 2 + "\n"
-    f"#{'(B)':>12}{'(elements)':>14}{'':>26}" + f"{'(us)':>12}{'(GB/s)':>10}{'(GB/s)':>10}{'':>8}" * 2
+    f"#{'':60}{'out-of-place':^48}{'in-place':^48}\n"
+    f"#{'size':>12}{'count':>14}{'type':>10}{'redop':>8}{'root':>8}" + f"{'time':>12}{'algbw':>12}{'busbw':>12}{'#wrong':>12}" * 2 + "\n"
+    f"#{'(B)':>12}{'(elements)':>14}{'':>26}" + f"{'(us)':>12}{'(GB/s)':>12}{'(GB/s)':>12}{'':>12}" * 2
 )  # fmt: skip
 BITS = 8
 
@@ -96,11 +96,12 @@ def _test(run: Snapshot, rows: list[dict[str, Any]]) -> str:
 
 
 def _cells(row: dict[str, Any] | None) -> str:
+    # Five digits of a slow fabric take ten places (0.00093431): columns are wider, so that numbers stay apart.
     if row is None:
-        return f"{'N/A':>12}{'N/A':>10}{'N/A':>10}{'N/A':>8}"
+        return f"{'N/A':>12}{'N/A':>12}{'N/A':>12}{'N/A':>12}"
     rates = (row["algbw_gbps"] / BITS, row["busbw_gbps"] / BITS)
     return (
         f"{row['median_us']:>12.6g}"
-        + "".join(f"{rate:>10.5g}" for rate in rates)
-        + f"{int(row.get('wrong_elements') or 0):>8}"
+        + "".join(f"{rate:>12.5g}" for rate in rates)
+        + f"{int(row.get('wrong_elements') or 0):>12}"
     )

@@ -103,6 +103,18 @@ def test_what_is_written_as_nccl_tests_is_read_back(tmp_path, ranks):
     assert failed == ["right results"]
 
 
+def test_numbers_of_a_slow_fabric_stay_apart(tmp_path):
+    found = tables(2)
+    for one in found["series"]:
+        one.update(median_us=4383964.1, algbw_gbps=8 * 9.3431e-4, busbw_gbps=8 * 9.3431e-4, wrong_elements=123456789)
+    path = tmp_path / "table.txt"
+    export([snapshot(found, 2)], "nccl-tests", str(path))
+    rows = [line.split() for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    assert rows
+    assert {len(row) for row in rows} == {13}
+    assert {cell for row in rows for cell in (row[6], row[10])} <= {"0.00093431", "N/A"}
+
+
 def test_the_counts_are_those_of_nccl_tests(tmp_path):
     path = tmp_path / "out.txt"
     export([snapshot(tables(4), 4)], "nccl-tests", str(path))
