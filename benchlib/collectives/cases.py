@@ -46,9 +46,17 @@ class Case:
 
 
 def plan(config: CollectivesConfig) -> list[Case]:
-    """Return every case of a run, the most important first: curves, other ways of the same, then the other types."""
-    found = dict.fromkeys([*_curves(config), *_variants(config), *_types(config)])
-    return list(found)
+    """Return every case of a run, the most important first: curves, other ways of the same, then the other types.
+
+    What comes to the same elements is measured once, as what it is first: two series of one case would be told apart
+    by nothing, in the ledger, the tables and the pictures.
+    """
+    found: dict[tuple[Kind, int], Case] = {}
+    for case in (*_curves(config), *_variants(config), *_types(config)):
+        barrier = case.operation == "barrier"
+        elements = 0 if barrier else OPS[case.operation].elements(case.bytes, case.dtype, config.world_size)
+        found.setdefault((case.kind, elements), case)
+    return list(found.values())
 
 
 def _reductions(config: CollectivesConfig, operation: str) -> list[str]:

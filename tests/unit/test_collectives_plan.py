@@ -154,3 +154,15 @@ def test_crossovers_by_hand():
     assert crossover(sizes, [2, 2, 2], [2, 1, 1]) == (None, "slower at every size")
     assert crossover(sizes, [1, 3, 1], [2, 2, 2])[1] == "faster from there on; the curves cross 2 times"
     assert crossover([1], [1], [2]) == (None, "fewer than two sizes")
+
+
+def test_nothing_is_measured_twice_where_the_sizes_of_curves_and_types_meet():
+    config = CollectivesConfig(nproc=2, sizes="1,3,1KiB,4KiB", type_sizes="2,4KiB", dtypes=["fp32", "bf16"])
+    cases = plan(config)
+    # 1, 2 and 3 bytes all come to one element of fp32 on each rank.
+    real = [(case.kind, case.bytes if case.bytes > 8 else 0) for case in cases]
+    assert len(set(real)) == len(real)
+    (curve,) = [
+        case for case in cases if case.kind == ("all_reduce", "library", "fp32", "sum", True) and case.bytes == 4096
+    ]
+    assert curve.share == 1.0
