@@ -44,18 +44,22 @@ def overlapped(
     device: torch.device = CPU,
     group: dist.ProcessGroup | None = None,
     rounds: int = ROUNDS,
+    prepare: Callable[[], object] = lambda: None,
+    verify: Callable[[], object] = lambda: None,
 ) -> Overlap:
     """Measure what ``start`` begins, ``compute``, and both. Collective: all ranks of ``group`` call it.
 
     ``start`` begins a collective on ``group`` and returns its work; without ``compute`` matrix products that take as
-    long as the collective are used.
+    long as the collective are used. Around every run of the collective, alone or beside the computation, ``prepare`` is
+    called before it and ``verify`` after it, neither of which is timed.
     """
 
     def alone() -> None:
         start().wait()
 
     if compute is None:
-        compute = products(_median(alone, device, group, rounds), device, group)
+        runs = [_exchange(alone, device, group, prepare, verify) for _ in range(WARMUP + rounds)]
+        compute = products(statistics.median(runs[WARMUP:]), device, group)
 
     def together() -> None:
         work = start()
@@ -65,10 +69,26 @@ def overlapped(
     phases: list[tuple[Callable[[], object], list[float]]] = [(alone, []), (compute, []), (together, [])]
     for count in range(WARMUP + rounds):
         for phase, times in phases:
-            taken = _time(phase, device, group)
+            if phase is compute:
+                taken = _time(phase, device, group)
+            else:
+                taken = _exchange(phase, device, group, prepare, verify)
             if count >= WARMUP:
                 times.append(taken)
     return Overlap(*(statistics.median(times) for _, times in phases))
+
+
+def _exchange(
+    phase: Callable[[], object],
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    prepare: Callable[[], object],
+    verify: Callable[[], object],
+) -> float:
+    prepare()
+    taken = _time(phase, device, group)
+    verify()
+    return taken
 
 
 def products(seconds: float, device: torch.device = CPU, group: dist.ProcessGroup | None = None) -> Callable[[], None]:

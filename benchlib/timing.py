@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from benchlib import devices
 from benchlib.bandwidth import algbw_gbps, busbw_gbps
+from benchlib.collectives import patterns
 from benchlib.errors import RunBroken
 from benchlib.planted import hold
 
@@ -185,22 +186,26 @@ def all_reduce_bandwidth(
     most: int = 300,
     least: int = 10,
     slowdown: float = 0.0,
+    fault: bool = False,
 ) -> Bandwidth:
     """Time the all-reduce of buckets of these sizes (fp32), one after the other, for about ``seconds`` seconds.
+
+    Sizes are bytes; each is rounded down to whole elements, at least one, and those are what is counted.
 
     From ``least`` to ``most`` samples: few leave an interval too wide to tell a regression from noise. ``slowdown`` makes
     each operation longer by this share of its time.
 
     A sample is the bytes of all buckets over the sum of their times, the slowest rank's each. Every sum is checked
-    against the true one: the values are small whole numbers that differ by rank and place, so it is exact in any order.
+    against the true one, bit by bit, on the data of the collectives benchmark. ``fault`` alters the last element of every
+    sum of this rank, to test that it is found.
     """
     world, rank = dist.get_world_size(), dist.get_rank()
     clock = Clock(device)
     sources, sums = [], []
     for size in bucket_bytes:
-        places = torch.arange(size // 4, device=device) % 13
-        sources.append((places * (rank + 1)).float())
-        sums.append((places * (world * (world + 1) // 2)).float())
+        elements = max(1, size // 4)
+        sources.append(patterns.contribution("sum", "fp32", elements, rank, world, device))
+        sums.append(patterns.reduced("sum", "fp32", elements, world, device))
     buffers = [source.clone() for source in sources]
     times: list[float] = []
     wrong = 0
@@ -221,15 +226,16 @@ def all_reduce_bandwidth(
                 end = clock.stamp()
                 clock.settle()
             total[index] = clock.seconds(begin, end)
+            if fault:
+                buffer[-1] += 1
             wrong += int((buffer != sums[index]).sum())
         dist.all_reduce(total, op=dist.ReduceOp.MAX)
         if repeat > warmup:
             times.append(float(total.sum()))
-    size = sum(bucket_bytes)
-    algbw = [algbw_gbps(size, value) for value in times]
-    return Bandwidth(
-        algbw, [busbw_gbps("all_reduce", size, value, world) for value in times], list(bucket_bytes), wrong
-    )
+    sizes = [4 * buffer.numel() for buffer in buffers]
+    total_bytes = sum(sizes)
+    algbw = [algbw_gbps(total_bytes, value) for value in times]
+    return Bandwidth(algbw, [busbw_gbps("all_reduce", total_bytes, value, world) for value in times], sizes, wrong)
 
 
 def _any_rank_has_time(began: float, seconds: float, device: torch.device) -> bool:

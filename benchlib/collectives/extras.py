@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from benchlib import devices, gradients, process_group
+from benchlib import gradients, process_group
 from benchlib.bandwidth import algbw_gbps
 from benchlib.collectives.bench import Bench, Row
 from benchlib.collectives.cases import Case, Kind
@@ -12,7 +12,7 @@ from benchlib.collectives.measure import Series, take
 from benchlib.collectives.ops import OPS, message
 from benchlib.collectives.sizes import size_text
 from benchlib.metrics import derived, not_available
-from benchlib.overlap import overlapped
+from benchlib.overlap import Overlap, overlapped
 from benchlib.timing import all_reduce_bandwidth
 
 PAIR_SHARE = 0.3  # of the time of a series that a pair gets
@@ -60,8 +60,7 @@ def measure_overlap(bench: Bench, cases: Sequence[Case]) -> None:
     for case in cases:
         if bench.fits(f"the overlap of {case.label()}", case.bytes, OVERLAP_SERIES):
             exercise = Exercise(case, bench.place, bench.fault)
-            exercise.restore()
-            found = overlapped(exercise.start, device=bench.world.device)
+            found, wrong, checked = _overlapped(exercise, bench)
             rows.append(
                 {
                     "operation": case.operation,
@@ -72,14 +71,20 @@ def measure_overlap(bench: Bench, cases: Sequence[Case]) -> None:
                     "hidden_share": found.hidden_share,
                 }
             )
-            # The rounds ran on each other's results; one more, from the data on, shows that they are right.
-            exercise.restore()
-            process_group.barrier()
-            exercise.start().wait()
-            devices.synchronize(bench.world.device)
-            bench.count(f"overlapped {case.label()}", *_over_ranks(*exercise.check()), exercise.first_wrong)
+            bench.count(f"overlapped {case.label()}", *_over_ranks(wrong, checked), exercise.first_wrong)
         bench.step()
     bench.tables["overlap"] = rows
+
+
+def _overlapped(exercise: Exercise, bench: Bench) -> tuple[Overlap, int, int]:
+    """Return the times of an operation beside a computation, and this rank's wrong and checked elements of all its runs."""
+    counts: list[tuple[int, int]] = []
+
+    def verify() -> None:
+        counts.append(exercise.check())
+
+    found = overlapped(exercise.start, device=bench.world.device, prepare=exercise.restore, verify=verify)
+    return found, sum(count[0] for count in counts), sum(count[1] for count in counts)
 
 
 def overlap_cases(config: CollectivesConfig, lacking: Collection[Kind]) -> list[Case]:
@@ -105,10 +110,11 @@ def measure_gradients(bench: Bench) -> None:
         metric = not_available(GRADIENTS, "Gbps", "higher", bench.cut[-1])
     else:
         found = all_reduce_bandwidth(
-            config.bucket_bytes, bench.world.device, 3 * config.seconds, least=5, slowdown=config.planted_slowdown
-        )
+            config.bucket_bytes, bench.world.device, 3 * config.seconds, least=5, slowdown=config.planted_slowdown,
+            fault=bench.fault,
+        )  # fmt: skip
         runs = len(found.busbw_gbps)
-        bench.count("the gradient buckets", *_over_ranks(found.wrong, runs * total // 4))
+        bench.count("the gradient buckets", *_over_ranks(found.wrong, runs * sum(found.bucket_bytes) // 4))
         metric = derived(
             GRADIENTS, found.busbw_gbps, "Gbps", "higher", f"bus bandwidth of {told}: bytes over time of all"
         )

@@ -145,6 +145,19 @@ def test_a_fault_of_one_rank_alone_is_found_in_every_operation(tmp_path):
     assert "no speed of this run counts" in reading(found)[0]
 
 
+def test_a_fault_is_found_beside_a_computation_and_in_the_buckets_of_gradients(tmp_path):
+    values = {"operations": ["all_reduce"], "reductions": ["sum"], "variants": ["overlap"], "dtypes": ["fp32"], "pairs": False}
+    found = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, sizes="4KiB", bucket_bytes=[1, 4000], **values)
+    wrong = {row["case"]: row for row in found.result.tables["wrong"]}
+    assert set(wrong) == {"overlapped all-reduce async sum fp32 in place", "the gradient buckets"}
+    beside, buckets = wrong.values()
+    # One element of each run of rank 1 is wrong: 9 to size the computation, 9 alone and 9 together; both ranks compare all.
+    assert (beside["wrong_elements"], beside["checked_elements"]) == (27, 27 * 2 * 1024)
+    # Two buckets, of 1 and of 1,000 elements; the two rounds of warm-up are compared, not counted.
+    assert buckets["checked_elements"] % (2 * 1001) == 0
+    assert buckets["wrong_elements"] == 2 * (buckets["checked_elements"] // (2 * 1001) + 2)
+
+
 def _alone(folder, monkeypatch, **values):
     """Run as the one rank there is, in this process, whose age counts as time of the run."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
