@@ -43,3 +43,13 @@ BACKENDS: dict[str, Backend] = {
         Backend("tpu", "xla", "xla", "TPU_VISIBLE_CHIPS", "pip install torch_xla[tpu] on a TPU machine"),
     )
 }
+
+# The types of device, by torch's names, whose tensors each collective library moves.
+MOVES: dict[str, tuple[str, ...]] = {
+    "gloo": ("cpu", "cuda", "mps"),  # of MPS what it shares with the CPU
+    "nccl": ("cuda",),
+    "xccl": ("xpu",),
+    "mpi": ("cpu",),
+    "ucc": ("cpu",),
+    "xla": ("xla",),
+}

@@ -29,14 +29,10 @@ _MPI_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # set by whoever 
 
 @dataclass(frozen=True)
 class Library:
-    """One library. ``backend`` is its name in torch.distributed, ``devices`` are torch's types whose tensors it moves.
-
-    ``needs`` says in a line where it comes from.
-    """
+    """One library. ``backend`` is its name in torch.distributed, ``needs`` says in a line where it comes from."""
 
     name: str
     backend: str
-    devices: tuple[str, ...]
     needs: str
     missing: Callable[[], str] = field(repr=False)
     load: Callable[[], None] = field(repr=False, default=lambda: None)
@@ -111,12 +107,12 @@ def _load_mpi() -> None:
 LIBRARIES: dict[str, Library] = {
     library.name: library
     for library in (
-        Library("gloo", "gloo", ("cpu", "cuda"), "every torch wheel", _of_torch("gloo")),
-        Library("nccl", "nccl", ("cuda",), "torch for CUDA; RCCL under the same name in torch for ROCm", _of_torch("nccl")),
-        Library("xccl", "xccl", ("xpu",), "torch for Intel GPUs", _of_torch("xccl")),
-        Library("mpi", "mpi4py", ("cpu",), "mpi4py, and Open MPI or MPICH", _no_mpi, _load_mpi),
-        Library("ucc", "libucc", ("cpu",), "UCC's headers and a C++ compiler", _no_ucc, _load_ucc),
-        Library("xla", "xla", ("xla",), "torch_xla on a TPU machine", _no_xla, _load_xla),
+        Library("gloo", "gloo", "every torch wheel", _of_torch("gloo")),
+        Library("nccl", "nccl", "torch for CUDA; RCCL under the same name in torch for ROCm", _of_torch("nccl")),
+        Library("xccl", "xccl", "torch for Intel GPUs", _of_torch("xccl")),
+        Library("mpi", "mpi4py", "mpi4py, and Open MPI or MPICH", _no_mpi, _load_mpi),
+        Library("ucc", "libucc", "UCC's headers and a C++ compiler", _no_ucc, _load_ucc),
+        Library("xla", "xla", "torch_xla on a TPU machine", _no_xla, _load_xla),
     )
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.fields import FieldInfo
 
 from benchlib import cluster
-from benchlib.backends import BACKENDS
+from benchlib.backends import BACKENDS, MOVES
 from benchlib.errors import UserError
 from benchlib.files import read_json, write_json
 from benchlib.paths import home
@@ -135,6 +135,18 @@ class BaseConfig(BaseModel):
     def hard_limit_s(self) -> float:
         """Seconds after which the supervisor ends the run."""
         return self.wall_limit_s or 2 * self.budget_s + self.startup_timeout_s
+
+    def check_whole(self) -> None:
+        """Raise ``UserError`` for values that do not fit each other once devices and ranks are known.
+
+        Unlike the validators this is for a final config: before, ranks and backend may be stand-ins for what the machine has.
+        """
+        name, kind = self.collective, BACKENDS[self.backend].device_type
+        if name and kind not in MOVES[name]:
+            fitting = ", ".join(library for library, kinds in MOVES.items() if kind in kinds)
+            raise UserError(
+                f"collective = {name} moves tensors of {' and '.join(MOVES[name])}, not of {kind} (backend {self.backend}): take {fitting}"
+            )
 
     def expected_work(self) -> str:
         """Say in a sentence what the run will do, for the dry run."""

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchlib import process_group
+from benchlib.backends import MOVES
 from benchlib.collective_libraries import LIBRARIES, Library
 from benchlib.process_group import World
 
@@ -67,7 +68,8 @@ def _lacking(name: str) -> str:
 
 
 def _train_over(library: Library, world: World) -> Trace:
-    device = world.device if world.device.type in library.devices else torch.device(library.devices[0])
+    kinds = MOVES[library.name]
+    device = world.device if world.device.type in kinds else torch.device(kinds[0])
     group = dist.new_group(backend=library.register())
     try:
         return _train(group, [world.rank], device)

@@ -144,12 +144,8 @@ def _agree(config: BaseConfig, where: Place, hosts: tuple[str, ...]) -> None:
 
 def _collective(config: BaseConfig) -> tuple[str, str]:
     """Return the collective library of a run, and its name in torch.distributed."""
+    config.check_whole()
     library = LIBRARIES[config.collective or BACKENDS[config.backend].collective]
-    kind = BACKENDS[config.backend].device_type
-    if kind not in library.devices and kind != "mps":  # gloo moves what MPS shares with the CPU
-        raise UserError(
-            f"collective = {library.name}: it moves tensors of {' and '.join(library.devices)}, not of {kind} (backend {config.backend})"
-        )
     return library.name, library.register()
 
 

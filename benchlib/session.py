@@ -68,7 +68,10 @@ def plan(
     name = best_backend(probe) if backend == "auto" else backend
     # Other machines may have other devices than this one: there the config says how many ranks.
     detected = {} if first.config.launcher in clusters.ELSEWHERE else {"nproc": default_nproc(name, probe)}
-    return Plan(resolve(benchmark, tier, name, overrides, detected), probe)
+    final = resolve(benchmark, tier, name, overrides, detected)
+    if probe:  # else nobody knows yet what the machine has
+        final.config.check_whole()
+    return Plan(final, probe)
 
 
 def _check_launch(config: Any, backend: str) -> None:

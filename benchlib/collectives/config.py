@@ -6,6 +6,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from benchlib.collectives.sizes import parse_sizes, size_text
 from benchlib.config import BaseConfig
+from benchlib.errors import UserError
 
 Operation = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
@@ -84,6 +85,15 @@ class CollectivesConfig(BaseConfig):
         if isinstance(text, str):
             parse_sizes(text)
         return text  # type: ignore[no-any-return]  # another type is refused by pydantic
+
+    def check_whole(self) -> None:
+        """Raise ``UserError`` also for a planted fault on a rank that is not there: nothing would be planted."""
+        super().check_whole()
+        if self.planted_fault_rank >= self.world_size:
+            raise UserError(
+                f"planted_fault_rank = {self.planted_fault_rank}: there are {self.world_size} ranks, numbered from 0, and "
+                "no fault would be planted; name one of them, or -1 for none"
+            )
 
     @property
     def size_list(self) -> tuple[int, ...]:

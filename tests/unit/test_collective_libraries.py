@@ -33,7 +33,7 @@ def test_what_torch_lacks_is_told():
         BackendUnavailable, match=r"library nccl is not available: it is not part of this torch \(.*gloo"
     ):
         LIBRARIES["nccl"].register()
-    with pytest.raises(UserError, match="collective = nccl: it moves tensors of cuda, not of cpu"):
+    with pytest.raises(UserError, match="collective = nccl moves tensors of cuda, not of cpu"):
         process_group._collective(BaseConfig(benchmark="x", collective="nccl"))
 
 

@@ -195,3 +195,12 @@ def test_an_endpoint_is_kept_as_it_is(endpoint):
 def test_an_endpoint_without_host_or_port_is_refused(endpoint):
     with pytest.raises(UserError, match=r"rdzv_endpoint: .* is not HOST:PORT with a port from 1 to 65535"):
         resolve("squad", overrides={"launcher": "torchrun", "nnodes": 2, "rdzv_endpoint": endpoint})
+
+
+def test_a_library_that_does_not_move_the_tensors_of_the_backend_is_refused_before_any_rank():
+    config = build("collectives", {"benchmark": "collectives", "collective": "nccl"})
+    with pytest.raises(
+        UserError, match=r"collective = nccl moves tensors of cuda, not of cpu .*: take gloo, mpi, ucc$"
+    ):
+        config.check_whole()
+    build("collectives", {"benchmark": "collectives", "collective": "nccl", "backend": "rocm"}).check_whole()
