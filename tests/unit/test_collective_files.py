@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from make_collectives import MIB, records, row, tables, time_us
+from make_collectives import MIB, SIZES, records, row, tables, time_us
 
 from benchlib.cli import main
 from benchlib.config import build, parse_overrides, resolve
@@ -17,8 +17,9 @@ from benchlib.foreign.nccl_series import refuse, series
 from benchlib.foreign.readers import read_claims
 from benchlib.impossible.numbers import Numbers
 from benchlib.impossible.own import own_claims
+from benchlib.impossible.restated_series import restated_series
 from benchlib.impossible.rules import judge_claims
-from benchlib.metrics import measured
+from benchlib.metrics import derived, measured
 from benchlib.rerun import command
 from benchlib.session import plan
 from benchlib.snapshot import Snapshot
@@ -197,6 +198,59 @@ def test_a_planted_number_in_a_series_is_found(change, rule):
     item = judged(found, 4)[rule]
     assert len(item.failures) == 1
     assert "all_gather" in item.failures[0]
+
+
+def restated_run():
+    """Return metrics, samples and tables of two ranks that agree: an even number of rounds, so no rate is a median's."""
+    found = tables(2)
+    times = [10.0, 20.0, 40.0, 60.0]
+    large = next(one for one in found["series"] if (one["operation"], one["bytes"]) == ("all_reduce", SIZES[-1]))
+    small = next(one for one in found["series"] if (one["operation"], one["bytes"]) == ("all_reduce", SIZES[0]))
+    rates = [8e-3 * SIZES[-1] / us for us in times]  # busbw of an all-reduce over two ranks is S / t
+    large.update(median_us=30.0, algbw_gbps=8e-3 * SIZES[-1] / 30, busbw_gbps=8e-3 * SIZES[-1] / 30)
+    small.update(median_us=7.0)
+    (share,) = [
+        one
+        for one in found["shares"]
+        if (one["operation"], one["bytes"]) == ("all_reduce", SIZES[-1]) and "tcp" in one["bound"]
+    ]
+    share.update(share=0.75, rounds=9)
+    fit = next(one for one in found["fits"] if (one["operation"], one["variant"]) == ("all_reduce", "library"))
+    metrics = [
+        derived("allreduce_busbw_gbps", rates, "Gbps", "higher", ""),
+        measured("allreduce_latency_us", [5.0, 7.0, 30.0], "us", "lower"),
+        derived("allreduce_socket_share", 0.75, "ratio", "higher", ""),
+        derived("allreduce_alpha_us", fit["alpha_us"], "us", "none", ""),
+    ]
+    samples = {metric.name: list(metric.samples) for metric in metrics}
+    return (
+        found,
+        metrics,
+        samples,
+        {"large": large, "small": small, "share": share, "fit": fit, "bound": found["bounds"][0]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("row_name", "field", "factor", "told"),
+    [
+        ("large", "median_us", 1.0, None),
+        ("large", "median_us", 1 / 3, "allreduce_busbw_gbps, as a time in us: 30"),
+        ("small", "median_us", 1.01, "allreduce_latency_us 7"),
+        ("share", "share", 1.1, "allreduce_socket_share 0.75"),
+        ("fit", "alpha_us", 0.1, "allreduce_alpha_us"),
+        ("bound", "gbps", 0.25, "Gbps of memory copy"),
+    ],
+)
+def test_what_tables_and_metrics_state_twice_has_to_agree(row_name, field, factor, told):
+    found, metrics, samples, rows = restated_run()
+    rows[row_name][field] *= factor
+    result = records(found, 2).result.model_copy(update={"facts": {}, "metrics": metrics})
+    pairs = list(restated_series(Numbers.of(result, samples, None)))
+    assert {kind for kind, *_ in pairs} == {"bandwidths", "latencies", "shares", "start-up time", "limits"}
+    different = [stated for _, stated, other, _ in pairs if stated != other]
+    assert len(different) == (0 if told is None else 1)
+    assert all(text.startswith(told) for text in different)
 
 
 def test_the_command_judges_the_result_of_a_run(tmp_path):
