@@ -84,11 +84,15 @@ def descendants(pid: int | None = None) -> list["psutil.Process"]:
     import psutil
 
     try:
-        return [
-            child for child in psutil.Process(pid).children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE
-        ]
+        children = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+    living = []
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that ends meanwhile must not hide the others
+            if child.status() != psutil.STATUS_ZOMBIE:
+                living.append(child)
+    return living
 
 
 def marked(run_dir: Path | str) -> list["psutil.Process"]:
