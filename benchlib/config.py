@@ -72,6 +72,8 @@ class BaseConfig(BaseModel):
 
     # Fields that name a file or folder, and whether it must be there: they are read relative to where the user stands.
     PATHS: ClassVar[dict[str, bool]] = {}
+    # Whether the benchmark is the work of one rank, however many devices the machine has.
+    ONE_PROCESS: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod
@@ -110,6 +112,14 @@ class BaseConfig(BaseModel):
         if self.max_restarts and self.launcher in ("local", "mpirun"):
             raise ValueError(
                 f"max_restarts = {self.max_restarts} with launcher={self.launcher}: torchrun is who starts ranks again, set launcher=torchrun"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_process_stays_one(self) -> "BaseConfig":
+        if self.ONE_PROCESS and self.world_size > 1:
+            raise ValueError(
+                f"nproc = {self.nproc} and nnodes = {self.nnodes}: {self.benchmark} is the work of one process on one device, leave both at 1"
             )
         return self
 

@@ -17,12 +17,15 @@ _EDGE = 1e-9  # of what is compared: 0.9 - 0.8 misses 0.1 by rounding, and a bou
 
 
 class RegressionLimit(BaseModel):
-    """How much worse a metric may get. Either a share of the baseline or an absolute amount in the metric's unit."""
+    """How much worse a metric may get. Either a share of the baseline or an absolute amount in the metric's unit.
+
+    A share of 1 lets a time double; of a rate it allows anything.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     metric: str
-    share: float | None = Field(None, ge=0, lt=1)
+    share: float | None = Field(None, ge=0, le=1)
     amount: float | None = Field(None, ge=0)
 
     @model_validator(mode="after")
@@ -110,7 +113,9 @@ def allowed_loss(bound: float, kind: Kind, direction: Direction) -> float:
     """Return a threshold's bound on the scale of ``loss``."""
     if kind == "difference":
         return bound
-    return -math.log(bound) if direction == "higher" else math.log(bound)
+    if direction == "higher":
+        return -math.log(bound) if bound > 0 else math.inf
+    return math.log(bound)
 
 
 def status_of(found: Change, bound: float, direction: Direction) -> Status:

@@ -67,7 +67,8 @@ def plan(
     probe = probe_devices() if probe is None else probe
     name = best_backend(probe) if backend == "auto" else backend
     # Other machines may have other devices than this one: there the config says how many ranks.
-    detected = {} if first.config.launcher in clusters.ELSEWHERE else {"nproc": default_nproc(name, probe)}
+    elsewhere = first.config.launcher in clusters.ELSEWHERE
+    detected = {} if elsewhere or first.config.ONE_PROCESS else {"nproc": default_nproc(name, probe)}
     final = resolve(benchmark, tier, name, overrides, detected)
     if probe:  # else nobody knows yet what the machine has
         final.config.check_whole()
