@@ -119,6 +119,15 @@ def test_verdicts_and_exit_codes(statuses, word, code, strict):
     assert (verdict.verdict, verdict.exit_code(), verdict.exit_code(strict=True)) == (word, code, strict)
 
 
+def test_a_run_that_only_ended_in_order_has_passed_nothing():
+    ended = Check(name="run completed", kind="outcome", question="?", status="PASS", reason="1 of 1 ranks")
+    lonely = Check(name="parity", kind="reference", question="?", status="SKIPPED", reason="only the reference ran")
+    verdict = verdict_of([ended, lonely])
+    assert (verdict.verdict, verdict.exit_code(), verdict.exit_code(strict=True)) == ("SKIPPED", 0, 3)
+    assert verdict.sentence == "No check could be made: parity: only the reference ran."
+    assert verdict_of([ended, lonely, check("PASS")]).verdict == "PASS"
+
+
 def test_a_broken_run_exits_with_2_whatever_passed():
     verdict = verdict_of([check("PASS")], broken="rank 1 was killed by SIGKILL")
     assert (verdict.verdict, verdict.exit_code()) == ("FAIL", 2)
