@@ -57,15 +57,7 @@ def words(operation: str, variant: str = "library") -> str:
 
 def table(run: Records, name: str) -> pd.DataFrame:
     """Return a table of ``TABLES`` with its columns: texts as they are, numbers as floats (NaN where there is none)."""
-    found, columns = curves.table(run, name), TABLES[name]
-    frame = pd.DataFrame(index=found.index)
-    for column, kind in columns.items():
-        values = found[column] if column in found else pd.Series(None, index=found.index, dtype=object)
-        if isinstance(kind, float):
-            frame[column] = pd.to_numeric(values, errors="coerce").astype(float)
-        else:
-            frame[column] = values.where(values.notna(), "").astype(str) if kind == "" else values.eq(True)
-    return frame.reset_index(drop=True)
+    return curves.typed(run, name, TABLES[name])
 
 
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

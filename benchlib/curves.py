@@ -68,6 +68,22 @@ def table(run: Records, name: str) -> pd.DataFrame:
     return pd.DataFrame(result.tables.get(name, []) if result else [])
 
 
+def typed(run: Records, name: str, columns: Mapping[str, Any]) -> pd.DataFrame:
+    """Table ``name`` with these columns and no others: texts ('' where there is none), numbers (NaN) or truth values.
+
+    ``columns`` gives of each an example of its kind: ``""``, ``0.0`` or ``False``.
+    """
+    found = table(run, name)
+    frame = pd.DataFrame(index=found.index)
+    for column, kind in columns.items():
+        values = found[column] if column in found else pd.Series(None, index=found.index, dtype=object)
+        if isinstance(kind, float):
+            frame[column] = pd.to_numeric(values, errors="coerce").astype(float)
+        else:
+            frame[column] = values.where(values.notna(), "").astype(str) if kind == "" else values.eq(True)
+    return frame.reset_index(drop=True)
+
+
 def steps(run: Records) -> pd.DataFrame:
     """Training steps in order, one row a step (numbers; NaN where a value is missing or was not finite)."""
     rows = [event for event in _events(run, "step") if event.get("step") is not None]

@@ -57,19 +57,35 @@ class Picture(Figure):
 
 def blank(name: str, theme: Theme, of_many: bool = False) -> tuple[Picture, Axes]:
     """Return an empty figure with its axes; ``of_many`` is for pages with many pictures: fewer pixels and colours."""
+    figure = _paper(name, theme, of_many)
+    return figure, dressed(figure.add_subplot(), theme)
+
+
+def panels(name: str, theme: Theme, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Picture, list[Axes]]:
+    """Return an empty figure of a page with many pictures, and its axes row by row; ``more`` goes to ``Figure.subplots``."""
+    figure = _paper(name, theme, of_many=True)
+    return figure, [dressed(axes, theme) for axes in figure.subplots(rows, columns, squeeze=False, **more).flat]
+
+
+def _paper(name: str, theme: Theme, of_many: bool) -> Picture:
     dpi = OF_MANY_DPI if of_many else DPI
     figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=dpi, layout="constrained", facecolor=theme.card)
     FigureCanvasAgg(figure)
     figure.name = name
     if of_many:
         figure.colours, figure.kept = OF_MANY_COLOURS, (theme.card, theme.text, theme.muted, *theme.series)
-    axes = figure.add_subplot(facecolor=theme.card)
+    return figure
+
+
+def dressed(axes: Axes, theme: Theme) -> Axes:
+    """Return axes after giving them the looks of the theme."""
+    axes.set_facecolor(theme.card)
     axes.tick_params(colors=theme.muted, labelsize=9, length=0, pad=5)
     axes.spines[:].set_visible(False)
     axes.spines["bottom"].set(visible=True, color=theme.grid)
     axes.grid(axis="y", color=theme.grid, linewidth=0.8)
     axes.set_axisbelow(True)
-    return figure, axes
+    return axes
 
 
 def finish(
@@ -79,6 +95,13 @@ def finish(
     axes.set_title(textwrap.fill(title, wide), loc="left", color=theme.text, fontsize=11, fontweight="bold", pad=10)
     axes.set_xlabel(x, color=theme.muted, fontsize=9)
     axes.set_ylabel(y, color=theme.muted, fontsize=9)
+    figure.alt = f"{title}. {alt}".strip()
+    return figure
+
+
+def head(figure: Picture, theme: Theme, title: str, alt: str = "", wide: int = 60) -> Picture:
+    """Write the title over the whole figure: for several axes, and for long names left of them."""
+    figure.suptitle(textwrap.fill(title, wide), x=0.012, ha="left", color=theme.text, fontsize=11, fontweight="bold")
     figure.alt = f"{title}. {alt}".strip()
     return figure
 
