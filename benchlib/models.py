@@ -158,14 +158,20 @@ def check_fit(name: str, settings: Any, tokenizer: Any, max_length: int) -> None
         )
     if tokenizer.pad_token_id is None:
         raise UserError(f"model = {name}: its tokenizer has no padding token: use an encoder such as BERT")
-    positions = getattr(settings, "max_position_embeddings", None)
-    if isinstance(positions, int) and positions > 0:
-        if any(part in settings.model_type for part in _OFFSET_POSITIONS):
-            positions -= (settings.pad_token_id or 0) + 1
-        if max_length > positions:
-            raise UserError(
-                f"max_length = {max_length}: {name} has positions for {positions} tokens: set max_length={positions} or less"
-            )
+    longest = positions(settings)
+    if longest is not None and max_length > longest:
+        raise UserError(
+            f"max_length = {max_length}: {name} has positions for {longest} tokens: set max_length={longest} or less"
+        )
+
+
+def positions(settings: Any) -> int | None:
+    """Return for how many tokens a model's config has positions; None where it sets no limit."""
+    found = getattr(settings, "max_position_embeddings", None)
+    if not isinstance(found, int) or found <= 0:
+        return None
+    offset = any(part in settings.model_type for part in _OFFSET_POSITIONS)
+    return found - ((settings.pad_token_id or 0) + 1 if offset else 0)
 
 
 def _only_safetensors(name: str, where: str) -> None:
