@@ -1,17 +1,29 @@
 """Parameters of the parity benchmark. The defaults are those of the smoke tier."""
 
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from benchlib.config import BaseConfig
+from benchlib.parity.members import MEMBERS, chosen
+from benchlib.spelling import nearest
 from benchlib.squad.config import EMBEDDED_MODEL
+
+# The fields that do not change what a member computes or how its time is taken.
+_NOT_WORK = ("record", "keep", "members", "slow", "member_timeout_s", "attention_kernels", "planted_layer")
 
 
 class ParityConfig(BaseConfig):
     """The same weights and inputs on a reference and on every member of a backend."""
 
     PATHS: ClassVar[dict[str, bool]] = {"golden": True, "dev_file": True, "model": False}
+    ONE_PROCESS: ClassVar[bool] = True
+    # The fields that a golden folder fixes: weights and inputs come from it, whatever machine computes.
+    RECORDED: ClassVar[tuple[str, ...]] = (
+        "model", "init", "data", "dev_file", "lengths", "batch_sizes", "dev_questions", "train_steps", "train_batch",
+        "train_length", "learning_rate", "seed",
+    )  # fmt: skip
 
     benchmark: Literal["parity"] = "parity"
 
@@ -19,6 +31,7 @@ class ParityConfig(BaseConfig):
         "cpu", description="backend that computes the reference, in fp32 with eager attention"
     )
     golden: str = Field("", description="folder recorded before, here or elsewhere, that is the reference instead")
+    record: bool = Field(False, description="compute only the reference and the truth, and keep the golden folder")
     members: list[str] = Field([], description="ways to compute that are compared; empty: all of the backend")
     slow: bool = Field(False, description="also the members that compile or export the model, which take a minute each")
     keep: bool = Field(False, description="keep weights, gradients and activations in the run folder")
@@ -51,3 +64,69 @@ class ParityConfig(BaseConfig):
     planted_layer: int = Field(
         -1, ge=-1, le=1000, description="encoder layer whose output is changed on purpose in every candidate; -1: none"
     )
+
+    @field_validator("members")
+    @classmethod
+    def _members_are_known(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name not in MEMBERS:
+                raise ValueError(f"there is no member {name!r}: {nearest(name, MEMBERS)}")
+        return value
+
+    @field_validator("lengths", "batch_sizes")
+    @classmethod
+    def _each_once_and_rising(cls, value: list[int]) -> list[int]:
+        return sorted(set(value))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_file_is_the_data(cls, values: object) -> object:
+        return values | {"data": "files"} if isinstance(values, dict) and values.get("dev_file") else values
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "ParityConfig":
+        if self.data == "files" and not self.dev_file and not self.golden:
+            raise ValueError(
+                "data = files needs dev_file=FILE, SQuAD v1.1 as JSON (a golden folder has its inputs already)"
+            )
+        if self.record:
+            given = {"golden": self.golden, "members": self.members, "planted_layer": self.planted_layer >= 0}
+            for name in (name for name, value in given.items() if value):
+                raise ValueError(f"record = true computes no member and starts its own golden folder: leave {name} out")
+        return self
+
+    def check_whole(self) -> None:
+        """Raise ``UserError`` also for a member that the backend does not have: it would silently be left out."""
+        super().check_whole()
+        chosen(self)
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Tokens and rows of each input from data, the smallest first."""
+        return tuple((length, batch) for length in self.lengths for batch in self.batch_sizes)
+
+    def expected_work(self) -> str:
+        """Say what will be computed and compared."""
+        names = [] if self.record else [member.name for member in chosen(self)]
+        against = (
+            f"the recording in {Path(self.golden).name}"
+            if self.golden
+            else f"eager attention in fp32 on {self.reference}"
+        )
+        left_out = sum(member.slow for member in MEMBERS.values() if self.backend in member.backends)
+        hint = (
+            f" ({left_out} that compile or export are left out: slow=true)"
+            if not self.slow and not self.members
+            else ""
+        )
+        who = f"compares {', '.join(names)} of {self.backend}{hint} with" if names else "records"
+        parts = [f"{len(self.sizes)} inputs of {self.data} from {self.lengths[0]} to {self.lengths[-1]} tokens"]
+        parts += [f"{self.train_steps} training steps"] * bool(self.train_steps)
+        parts += [f"{self.dev_questions} dev questions"] * bool(self.dev_questions)
+        parts += [f"{self.latency_runs} timed passes"] * bool(self.latency_runs and names)
+        return f"{who} {against}: {self.model} ({self.init} weights), {', '.join(parts)}, beside a truth in fp64 on the CPU"
+
+    def work(self) -> dict[str, Any]:
+        """Return the fields that change the work; who takes part does not. Of a golden folder its name stays, not where it lies."""
+        work = {name: value for name, value in super().work().items() if name not in _NOT_WORK}
+        return work | {"golden": Path(self.golden).name}

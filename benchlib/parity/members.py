@@ -1,7 +1,11 @@
 """The ways to compute that are compared. Adding one is a row here and an executor."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
+
+from benchlib.errors import UserError
+from benchlib.spelling import nearest
 
 DEVICES = ("cuda", "rocm", "mps", "xpu", "tpu")
 EAGER = "benchlib.parity.eager"
@@ -51,3 +55,38 @@ MEMBERS: dict[str, Member] = {
         Member("openvino_default", ("cpu",), "OpenVINO as it comes: bfloat16 where the CPU has it", "benchlib.parity.openvino_runtime", attention="eager", mode="native", gates=False, slow=True),
     )
 }  # fmt: skip
+
+
+class Choice(Protocol):
+    """What of a config says which members take part."""
+
+    @property
+    def backend(self) -> str:
+        """Where the members compute."""
+
+    @property
+    def members(self) -> Sequence[str]:
+        """Their names; none: all of the backend."""
+
+    @property
+    def slow(self) -> bool:
+        """Whether all includes those that compile or export."""
+
+
+def chosen(config: Choice) -> tuple[Member, ...]:
+    """Return the members that take part, in the order of the table: those that are named, else all of the backend.
+
+    ``UserError`` for a name that there is none of, or not on this backend.
+    """
+    here = {name: member for name, member in MEMBERS.items() if config.backend in member.backends}
+    for name in config.members:
+        if name not in here:
+            where = (
+                f"is not of {config.backend} but of {', '.join(MEMBERS[name].backends)}"
+                if name in MEMBERS
+                else "is unknown"
+            )
+            raise UserError(f"members: {name!r} {where}: {nearest(name, here)}")
+    if config.members:
+        return tuple(member for name, member in here.items() if name in config.members)
+    return tuple(member for member in here.values() if config.slow or not member.slow)
