@@ -1,0 +1,286 @@
+"""``benchlib parity``: record on one machine, verify on another, merge what all of them say.
+
+Record and verify are runs of the benchmark like any other, through the same runner, with notebook, report and verdict.
+"""
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Column, Table
+
+from benchlib import parity_matrix, runner, terminal
+from benchlib.backends import BACKENDS
+from benchlib.checks import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
+from benchlib.config import parse_overrides
+from benchlib.errors import UserError
+from benchlib.exports import parity as export
+from benchlib.exports.place import counted
+from benchlib.files import not_written
+from benchlib.machine import best_backend, describe, probe_devices
+from benchlib.parity import golden, recorded
+from benchlib.parity_results import read_file
+from benchlib.paths import outputs
+from benchlib.results import check_place
+from benchlib.session import Plan, plan
+from benchlib.summary import COLOURS, console, shown
+
+BENCHMARK = "parity"
+EXIT_INTERRUPTED = 130
+OWN = ("record", "keep", "golden", "reference")  # what the commands themselves set
+UNMOVED = "nothing was published"
+
+
+def record(target: Path, tier: str, backend: str, pairs: Iterable[str], weights: bool, out: Path | None) -> int:
+    """Compute the reference and the truth, publish them as the golden folder ``target`` and return the exit code.
+
+    Raises ``UserError`` before any work where the target is not free or a parameter is wrong.
+    """
+    _check_free(target)
+    overrides = _overrides(pairs, also=("members",))
+    made = {"record": "true", "keep": "true"}
+    planned = _planned(tier, backend, overrides | made, names_reference=True)
+    store = out or outputs()
+    check_place(store)
+    outcome = runner.run_one(planned, store)
+    if outcome.interrupted or outcome.verdict.broken or planned.unavailable:
+        console.print(f"[yellow]{UNMOVED}[/]  the run has no whole recording", soft_wrap=True)
+    else:
+        _publish(outcome.run_dir / "golden", target, weights)
+    return _exit_code(outcome, store, strict=False)
+
+
+def verify(
+    folder: Path,
+    tier: str | None,
+    backend: str,
+    members: str,
+    pairs: Iterable[str],
+    out: Path | None,
+    strict: bool,
+) -> int:
+    """Compute what a golden folder asks for, compare, and return the exit code of the verdict.
+
+    Raises ``UserError`` before any work where the folder is damaged or a parameter contradicts it.
+    """
+    manifest = golden.manifest(folder)
+    store = out or outputs()
+    check_place(store)
+    overrides = _overrides(pairs) | ({"members": members} if members else {})
+    overrides = recorded.parameters(manifest) | overrides | {"golden": str(folder.resolve())}
+    planned = _planned(tier or recorded.tier(manifest), backend, overrides)
+    _tell(folder, manifest, describe(planned.probe))
+    return _exit_code(runner.run_one(planned, store), store, strict)
+
+
+def _exit_code(outcome: runner.Outcome, store: Path, strict: bool) -> int:
+    index = runner.write_index(store, quiet=True)
+    return EXIT_INTERRUPTED if outcome.interrupted else index or outcome.verdict.exit_code(strict)
+
+
+def _overrides(pairs: Iterable[str], also: Sequence[str] = ()) -> dict[str, Any]:
+    overrides: dict[str, Any] = dict(parse_overrides(pairs))
+    for name in (*OWN, *also):
+        if name in overrides:
+            raise UserError(
+                f"--set {name}={overrides[name]}: `benchlib parity` sets {name} itself; for a run with your own, "
+                f"`benchlib run parity --set {name}={overrides[name]}`"
+            )
+    return overrides
+
+
+def _planned(tier: str, backend: str, overrides: Mapping[str, Any], names_reference: bool = False) -> Plan:
+    """Return the plan of a run; wrong input is told before torch is asked for its devices, which takes seconds."""
+    named = {"reference": "cpu" if backend == "auto" else backend} if names_reference else {}
+    plan(BENCHMARK, tier, "cpu" if backend == "auto" else backend, {**overrides, **named}, probe={})
+    probe = probe_devices()
+    if names_reference:
+        named = {"reference": best_backend(probe) if backend == "auto" else backend}
+    return plan(BENCHMARK, tier, backend, {**overrides, **named}, probe)
+
+
+def _check_free(target: Path) -> None:
+    """Raise ``UserError`` where a golden folder cannot be published: the place is taken or not writable."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise UserError(f"{target} is no folder: name one that does not exist yet, or an empty one")
+    if target.is_dir() and any(target.iterdir()):
+        raise UserError(
+            f"{target} is not empty: a golden folder is never written over; name another one, or remove this one first"
+        )
+    check_place(target.parent)
+
+
+def _publish(made: Path, target: Path, weights: bool) -> None:
+    """Move a recorded folder to its place by one rename: it is there as a whole or not at all."""
+    manifest = golden.manifest(made)
+    if not weights:
+        (made / golden.WEIGHTS).unlink(missing_ok=True)
+        fields = ("model", "inputs_sha256", "cases", "work", "environment")
+        manifest = golden.write(made, **{name: manifest[name] for name in fields})
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _move(made, target)
+    except OSError as error:
+        raise not_written(target, error) from error
+    sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
+    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:3]
+    console.print(
+        f"golden folder: {shown(target)}  {_megabytes(sum(sizes.values()))} in {counted(len(sizes) + 1, 'file')}: "
+        + ", ".join(f"{escape(name)} {_megabytes(sizes[name])}" for name in largest),
+        soft_wrap=True,
+    )
+    if not weights:
+        console.print(
+            f"[dim]without the weights: the verifying machine has to have {escape(str(manifest['model'].get('name')))} itself, "
+            f"with the hash {escape(str(manifest['model'].get('sha256'))[:12])}[/]",
+            soft_wrap=True,
+        )
+    console.print(
+        f"[dim]copy it, then on the other machine: benchlib parity verify {shown(Path(target.name))}[/]",
+        soft_wrap=True,
+    )
+
+
+def _move(made: Path, target: Path) -> None:
+    """Rename a folder; to another file system it is copied beside its place first."""
+    try:
+        os.rename(made, target)
+        return
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    beside = target.parent / f".{target.name}.{uuid.uuid4().hex[:6]}.tmp"
+    try:
+        shutil.copytree(made, beside)
+        os.rename(beside, target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def _tell(folder: Path, manifest: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Print what was recorded, and what differs between the machine that did and this one."""
+    model = manifest["model"]
+    what = ", ".join(str(model[name]) for name in ("name", "description") if model.get(name))
+    console.print(f"[bold]golden[/]  {shown(folder)}  {escape(what)}", soft_wrap=True)
+    rows = differences(manifest["environment"], here)
+    if not rows:
+        console.print("[dim]recorded with the same versions on the same kind of machine[/]")
+        return
+    table = Table("differs", "recorded with", "here", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what two machines differ in, of what is known of both: name, there, here."""
+    return [
+        (name, other, own)
+        for name, other in _facts(there).items()
+        if (own := _facts(here).get(name)) is not None and own != other
+    ]
+
+
+def _facts(machine: Mapping[str, Any]) -> dict[str, str]:
+    """Return the facts that numerics may depend on, as texts."""
+    cpu = machine.get("cpu") if isinstance(machine.get("cpu"), Mapping) else {}
+    found: dict[str, Any] = {"processor": cpu.get("model"), "cores": cpu.get("usable_cores")}  # type: ignore[union-attr]
+    found |= {name: machine.get(name) for name in ("processor", "system", "threads", "device") if machine.get(name)}
+    for kind in ("versions", "drivers"):
+        values = machine.get(kind)
+        found |= values if isinstance(values, Mapping) else {}
+    return {str(name): str(value) for name, value in found.items() if value not in (None, "")}
+
+
+def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) -> int:
+    """Merge results into the files of ``to``, keeping what is in them, and return the exit code.
+
+    Without sources all parity runs of ``outputs/`` are taken. Raises ``UserError`` where there is nothing at all.
+    """
+    folder = to or parity_matrix.committed()
+    kept, damaged = _read_kept(folder)
+    default = [path for path in (outputs(),) if path.is_dir()]
+    try:
+        fresh = parity_matrix.collect(sources or default, machine)
+    except UserError:
+        if sources or not (kept or damaged):
+            raise
+        fresh = parity_matrix.Merged(())
+    left_out = (*damaged.values(), *fresh.left_out)
+    found = parity_matrix.newest([*fresh.results, *kept], left_out, fresh.uncounted)
+    if not (found.results or found.left_out or found.uncounted):
+        raise UserError("no results of parity yet: `benchlib run parity` makes the first")
+    check_place(folder)
+    written = export.write(found, folder, untouched=damaged)
+    show(found)
+    for backend in damaged:
+        console.print(
+            f"[red]not written[/]  {shown(folder / backend / export.FILE)} is damaged: restore or remove it, then merge again",
+            soft_wrap=True,
+        )
+    console.print("written: " + ", ".join(shown(path) for path in written), soft_wrap=True)
+    return _merge_code(found, strict)
+
+
+def _read_kept(folder: Path) -> tuple[list[Any], dict[str, str]]:
+    """Return the results that lie in the folder already, and for each backend whose file is damaged the reason."""
+    kept, damaged = [], {}
+    for backend in BACKENDS:
+        path = folder / backend / export.FILE
+        if path.exists():
+            try:
+                kept += read_file(path)
+            except UserError as error:
+                damaged[backend] = str(error)
+    return kept, damaged
+
+
+def _merge_code(found: parity_matrix.Merged, strict: bool) -> int:
+    """Return 0 once it is written; with ``strict`` 1 where a gated result fails, 3 where nothing was compared."""
+    if not strict:
+        return EXIT_PASS
+    words = [row.outcome for _, row in found.rows if row.gates]
+    if "FAIL" in words:
+        return EXIT_FAIL
+    return EXIT_PASS if "PASS" in words and not found.left_out else EXIT_NOTHING_TO_COMPARE
+
+
+def show(found: parity_matrix.Merged) -> None:
+    """Print the outcome of each backend, every result with its age, and what was left out."""
+    for backend in BACKENDS:
+        one = parity_matrix.standing(found, backend)
+        if one.machines:
+            console.print(
+                f"[{COLOURS.get(one.outcome, 'blue')}]{one.outcome}[/]  [bold]{backend}[/]  {escape(one.reason)}"
+            )
+    table = Table(
+        *("backend", Column("machine", overflow="fold"), "member", "outcome", "difference", "limit", "age", "reason"),
+        box=None, padding=(0, 2, 0, 0), header_style="dim",
+    )  # fmt: skip
+    frame = parity_matrix.frame(found)
+    for row in frame.to_dict("records"):
+        colour = "yellow" if row["outcome"] == "FAIL" and not row["gates"] else COLOURS.get(row["outcome"], "blue")
+        word = "DIFFERS" if row["outcome"] == "FAIL" and not row["gates"] else row["outcome"]
+        numbers = ("" if value != value else f"{value:.2g}" for value in (row["max_difference"], row["limit"]))
+        texts = (row["backend"], terminal.one_line(row["machine"]), terminal.one_line(row["member"]))
+        table.add_row(
+            *map(escape, texts),
+            f"[{colour}]{word}[/]",
+            *numbers,
+            f"{row['age_days']:.1f} d",
+            "" if row["outcome"] == "PASS" else escape(terminal.one_line(row["reason"])),
+        )
+    if table.row_count:
+        console.print(table)
+    for sentence in (*found.left_out, *found.uncounted):
+        console.print(f"[yellow]left out[/]  {escape(sentence)}", soft_wrap=True)
