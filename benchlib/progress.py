@@ -16,6 +16,8 @@ PHASES = {
     "warmup": "measuring the speed",
     "train": "training",
     "measure": "measuring",
+    "reference": "computing the reference",
+    "members": "computing and comparing members",
     "evaluate": "evaluating",
     "write": "writing results",
     "done": "done",

@@ -76,5 +76,16 @@ BENCHMARKS: dict[str, Benchmark] = {
             published="benchlib.collectives.published:measured",
             refuse="benchlib.foreign.nccl_series:refuse",
         ),
+        Benchmark(
+            name="parity",
+            question="Does this backend compute the same, and if not, where, and does it matter?",
+            notebook="40_parity.ipynb",
+            config="benchlib.parity.config:ParityConfig",
+            run="benchlib.parity.run:run",
+            checks="benchlib.parity.checks:checks",
+            limits="benchlib.parity.checks:limits",
+            reading="benchlib.parity.reading:reading",
+            refuse="benchlib.parity.recorded:refuse",
+        ),
     )
 }
