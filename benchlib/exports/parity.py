@@ -6,6 +6,7 @@ repository shows what changed. Ages are told against the newest result and not a
 
 import itertools
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from benchlib.parity_results import FILE, SCHEMA, WHOLE, MemberResult, ResultFil
 
 CROSS = "cross_backend_validation.json"
 PAGE = "PARITY.md"
+_RUN = re.compile(r"[^/]+-\d{8}/[^/]+(?:/[^/]+)?$")  # as benchlib.results names the folders of runs
 OLD_DAYS = 30  # behind the newest result: then the page says so
 SIGNS = {**MARKS, "NOT COMPARED": "○", "": "·"}
 WORDS = {
@@ -256,8 +258,12 @@ def _left_out(found: Merged) -> list[str]:
 
 
 def _named(sentence: str) -> str:
+    """Return the sentence with its path cut to day and run, or to the folder and file of results."""
     path, colon, rest = sentence.partition(": ")
-    return f"{'/'.join(Path(path).parts[-3:]).lstrip('/')}{colon}{rest}" if "/" in path else sentence
+    if "/" not in path:
+        return sentence
+    run = _RUN.search(path)
+    return f"{run[0] if run else '/'.join(Path(path).parts[-2:])}{colon}{rest}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
