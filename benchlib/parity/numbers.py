@@ -16,7 +16,8 @@ def max_abs(a: np.ndarray, b: np.ndarray) -> float:
 def max_relative(a: np.ndarray, b: np.ndarray) -> float:
     """Return max |a - b| / max(|a|, |b|), element by element: from 0 to 2 (other signs), 0 where both are 0."""
     scale = np.maximum(np.abs(_wide(a)), np.abs(_wide(b)))
-    return _largest(np.abs(_difference(a, b)) / np.where(scale == 0, 1.0, scale))
+    with np.errstate(invalid="ignore"):
+        return _largest(np.abs(_difference(a, b)) / np.where(scale == 0, 1.0, scale))
 
 
 def relative_l2(a: np.ndarray, b: np.ndarray, floor: float = 0.0) -> float:

@@ -169,7 +169,7 @@ def layer_digests(layers: Mapping[str, np.ndarray], kinds: Mapping[str, str]) ->
 
 def count_nonfinite(arrays: Mapping[str, np.ndarray], where: str) -> dict[str, int]:
     """Return how many numbers of each tensor are NaN or infinite, ``outputs len8-batch1/start``: 2, only where there are."""
-    counts = {f"{where} {name}": int(np.size(arrays[name]) - np.isfinite(arrays[name]).sum()) for name in arrays}
+    counts = {f"{where} {name}": int((~np.isfinite(array)).sum()) for name, array in arrays.items()}
     return {name: count for name, count in counts.items() if count}
 
 
