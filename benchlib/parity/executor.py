@@ -3,6 +3,7 @@
 Letters: B rows, S tokens.
 """
 
+import contextlib
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from benchlib import devices
 from benchlib.parity.members import Member
 
 # One input of a model: its keyword arguments (input_ids, attention_mask and, where the model takes them,
@@ -69,6 +71,11 @@ class Pair(torch.nn.Module):
 def logits(output: Any) -> Logits:
     """Return start and end logits of what a question answering model returned: its record, or a pair already."""
     return output if isinstance(output, tuple) else (output.start_logits, output.end_logits)
+
+
+def autocast(member: Member, where: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which the member's matrix products run in bf16; nothing changes for fp32 and fp64."""
+    return devices.autocast("bf16" if member.precision == "bf16" else "fp32", where)
 
 
 def make(member: Member) -> Make:

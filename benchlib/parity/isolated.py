@@ -1,0 +1,147 @@
+"""Members in processes of their own: a crash, a hang or a missing library of one is its own result, not the run's end."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchlib.events import EventWriter
+from benchlib.parity.member import EXIT_UNAVAILABLE, PARENT
+from benchlib.parity.members import MEMBERS
+from benchlib.processes import kill, signal_name
+
+TOKEN = "BENCHLIB_PARITY_PROCESS"  # in the environment of a member and of all that it starts: how they are found
+BEAT_S = 3.0  # between signs of life of a silent member
+POLL_S = 0.05
+LAST_LINES = 3
+# Read by the numeric libraries when they are loaded, so before the process begins.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a member's process ended. ``reason`` is empty for ``done``; ``seconds`` are those of the whole process."""
+
+    status: Literal["done", "unavailable", "crashed", "timeout"]
+    reason: str
+    seconds: float
+
+
+def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executor: str = "") -> Ended:
+    """Run ``python -m benchlib.parity.member RUN_DIR NAME`` and wait for it, at most ``timeout_s``.
+
+    Its output goes to ``logs/member-NAME.out`` and ``.err``; its progress becomes events of this rank, and a silent
+    member's life too. When this returns, nothing that the member started is left. To be called by the main thread:
+    the member dies with the thread that started it. ``executor`` is passed on.
+    """
+    logs = run_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    out, err = logs / f"member-{name}.out", logs / f"member-{name}.err"
+    command = [sys.executable, "-m", "benchlib.parity.member", str(run_dir), name]
+    token = uuid.uuid4().hex
+    began = time.monotonic()
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        process = subprocess.Popen(
+            [*command, *(["--executor", executor] if executor else [])],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=_environment(name, token),
+            start_new_session=True,
+        )
+    try:
+        in_time = _watch(process, name, out, events, began + timeout_s)
+    finally:
+        _end(process, token)
+    seconds = time.monotonic() - began
+    if not in_time:
+        return Ended("timeout", f"not done after {timeout_s:g} s{_last(err)}", seconds)
+    if process.returncode == 0:
+        return Ended("done", "", seconds)
+    if process.returncode == EXIT_UNAVAILABLE:
+        return Ended("unavailable", _lines(err)[-1] if _lines(err) else "it did not say why", seconds)
+    if process.returncode < 0:
+        return Ended("crashed", f"ended by {signal_name(-process.returncode)}{_last(err)}", seconds)
+    return Ended("crashed", f"exit code {process.returncode}{_last(err)}", seconds)
+
+
+def _environment(name: str, token: str) -> dict[str, str]:
+    env = {**os.environ, PARENT: str(os.getpid()), TOKEN: token}
+    member = MEMBERS.get(name)
+    if member and member.threads:
+        env |= dict.fromkeys(THREAD_VARIABLES, str(member.threads))
+    # cuBLAS is deterministic only with a workspace of its own for each stream, and reads this when it starts.
+    env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return env
+
+
+def _watch(process: subprocess.Popen[bytes], name: str, out: Path, events: EventWriter, end: float) -> bool:
+    """Pass progress on until the process ends; return whether that was in time."""
+    last: dict[str, Any] = {"done": 0, "total": 1, "what": "starting"}
+    offset, beat = 0, 0.0
+    while True:
+        ended = process.poll() is not None
+        told, offset = _told(out, offset)
+        if told or time.monotonic() > beat:
+            last = told[-1] if told else last
+            events.emit(
+                "progress", phase="measure", member=name, done=last["done"], total=last["total"], unit=last["what"]
+            )
+            beat = time.monotonic() + BEAT_S
+        if ended:
+            return True
+        if time.monotonic() > end:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_S)
+
+
+def _told(out: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the progress that was added to a member's output, and where its last whole line ends."""
+    with out.open("rb") as handle:
+        handle.seek(offset)
+        data = handle.read()
+    whole = data.rfind(b"\n") + 1
+    found = []
+    for line in data[:whole].splitlines():
+        with contextlib.suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict) and {"done", "total", "what"} <= value.keys():
+                found.append(value)
+    return found, offset + whole
+
+
+def _end(process: subprocess.Popen[bytes], token: str) -> None:
+    """Kill what is left of a member: its process, its session, and what it started in sessions of their own."""
+    import psutil
+
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    left = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if one.pid != os.getpid() and one.environ().get(TOKEN) == token:
+                left.append(one)
+    kill(left)
+    psutil.wait_procs(left, timeout=5)
+
+
+def _lines(err: Path) -> list[str]:
+    text = err.read_text(encoding="utf-8", errors="replace")
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _last(err: Path) -> str:
+    """Return the last lines of standard error as the end of a sentence."""
+    lines = _lines(err)[-LAST_LINES:]
+    return ": " + " | ".join(lines)[-500:] if lines else ""

@@ -1,0 +1,186 @@
+"""One member, in a process of its own: what it computes from the golden inputs becomes its recording.
+
+    python -m benchlib.parity.member RUN_DIR NAME [--executor MODULE]
+
+NAME is a member of the table, ``reference``, ``truth`` (both of the golden folder), or ``attention``: the kernels of
+the device side by side, whose rows go into ``RUN_DIR/attention.json``. Another ``--executor`` than the table's is for
+tests and for ways to compute of one's own. Progress is a line of JSON on standard output:
+``{"done": 1, "total": 6, "what": "repeats"}``.
+
+Exit codes: 0 recorded, 77 this way to compute is not there (the reason is the last line on standard error), 1 an error.
+"""
+
+import argparse
+import dataclasses
+import faulthandler
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from benchlib.errors import BackendUnavailable
+from benchlib.files import write_json
+from benchlib.parity import golden
+from benchlib.parity.config import ParityConfig
+from benchlib.parity.members import MEMBERS, Member
+from benchlib.processes import die_with_parent
+
+EXIT_UNAVAILABLE = 77
+PARENT = "BENCHLIB_PARITY_PARENT"  # the process that this one must not outlive
+ATTENTION = "attention"
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a name stands for: which member on which backend, and where its recording goes."""
+
+    member: Member
+    backend: str
+    folder: Path
+    timed: bool = True
+    planted: bool = False
+
+
+def task(config: ParityConfig, run_dir: Path, name: str) -> Task:
+    """Return what ``name`` stands for in a run."""
+    place = golden.place(run_dir, config.golden)
+    if name == golden.REFERENCE:
+        return Task(MEMBERS["eager"], config.reference, place / golden.REFERENCE)
+    if name == golden.TRUTH:
+        truth = dataclasses.replace(
+            MEMBERS["eager"], name=golden.TRUTH, what="the reference in double precision", precision="fp64"
+        )
+        return Task(truth, "cpu", place / golden.TRUTH, timed=False)
+    return Task(MEMBERS[name], config.backend, run_dir / "members" / name, planted=True)
+
+
+def tell(done: int, total: int, what: str) -> None:
+    """Say how far the member is."""
+    print(json.dumps({"done": done, "total": total, "what": what}), flush=True)
+
+
+def record(config: ParityConfig, run_dir: Path, name: str, executor_module: str = "") -> None:
+    """Compute what ``name`` stands for and leave its recording, whole or not at all."""
+    began = time.monotonic()
+    todo = task(config, run_dir, name)
+    member = dataclasses.replace(todo.member, executor=executor_module or todo.member.executor)
+    place = golden.place(run_dir, config.golden)
+    tell(0, 1, "loading")
+
+    import torch
+
+    from benchlib import devices
+    from benchlib.parity import executor, layers, recording, switches, weights
+    from benchlib.parity.cases import Inputs
+    from benchlib.parity.exercise import Exercise
+
+    devices.require(todo.backend)
+    where = devices.device(todo.backend)
+    if member.threads:
+        torch.set_num_threads(member.threads)
+    inputs = Inputs(place)
+    model = weights.load(config, place, member.attention)
+    folder = Path(tempfile.mkdtemp(prefix=f"member-{name}-", dir=run_dir))
+    try:
+        with (
+            switches.held(member, where) as switched,
+            layers.planted(model, config.planted_layer if todo.planted else -1),
+        ):
+            made = executor.make(member)(model, member, where, inputs.tensors("layer"), folder)
+            found = Exercise(config, member, model, made, inputs, where, tell).run(latency=todo.timed)
+            description = {**made.description, "switches": switched}
+            made.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    meta: dict[str, Any] = {
+        "member": name,
+        "backend": todo.backend,
+        "device": _device(where),
+        "precision": member.precision,
+        "mode": member.mode,
+        "seconds": time.monotonic() - began,
+        "model_sha256": weights.facts(place)["sha256"],
+        "inputs_sha256": inputs.sha256,
+        "environment": _environment(where),
+        "executor": description,
+        **found.facts,
+    }
+    recording.write(todo.folder, meta, found.outputs, found.gradients, found.layers)
+
+
+def _device(where: Any) -> str:
+    from benchlib.machine import cpu_model
+    from benchlib.parity.eager import device_name
+
+    return cpu_model() if where.type == "cpu" else device_name(where)
+
+
+def _environment(where: Any) -> dict[str, Any]:
+    """Return what two recordings are told apart by: versions, processor, threads."""
+    import platform
+
+    import torch
+
+    from benchlib.machine import cpu_model, versions
+
+    return {
+        **versions(),
+        "platform": platform.platform(terse=True),
+        "processor": cpu_model(),
+        "device": _device(where),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def attention(config: ParityConfig, run_dir: Path) -> None:
+    """Compare the attention kernels of the run's device and write their rows."""
+    tell(0, 1, "attention kernels")
+
+    from benchlib import devices
+    from benchlib.parity.attention import kernels
+
+    devices.require(config.backend)
+    where = devices.device(config.backend)
+    dtypes = ["float32", "bfloat16"]
+    rows = kernels(where, dtypes, sorted(set(config.lengths)), config.member_timeout_s / 4)
+    write_json(run_dir / "attention.json", {"rows": rows})
+    tell(1, 1, "done")
+
+
+def main() -> int:
+    """Run the command line of the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m benchlib.parity.member", description="One member of a parity run.")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("name")
+    parser.add_argument("--executor", default="", metavar="MODULE", help="build the executor with this module's make")
+    options = parser.parse_args()
+    if PARENT in os.environ:
+        die_with_parent(int(os.environ[PARENT]))
+    faulthandler.enable()
+
+    from benchlib.config import load_config
+
+    config = load_config(options.run_dir)
+    assert isinstance(config, ParityConfig)
+    try:
+        if options.name == ATTENTION:
+            attention(config, options.run_dir)
+        else:
+            record(config, options.run_dir, options.name, options.executor)
+    except BackendUnavailable as error:
+        print(" ".join(str(error).split()), file=sys.stderr, flush=True)
+        return EXIT_UNAVAILABLE
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
