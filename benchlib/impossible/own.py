@@ -13,6 +13,7 @@ from benchlib.impossible.claim import Claim, Collective, Compute, Latency, Learn
 from benchlib.impossible.numbers import Numbers
 from benchlib.impossible.own_series import series_claims
 from benchlib.impossible.restated import restated
+from benchlib.impossible.restated_parity import latencies
 from benchlib.metrics import Metric
 from benchlib.stats import smoothed, smoothing_window
 
@@ -41,6 +42,7 @@ def own_claims(numbers: Numbers) -> list[Claim]:
         Claim(subject="all-reduce", collective=all_reduce(numbers)),
         *series_claims(numbers),
         *(Claim(subject=f"{name} products", speed=speed) for name, speed in products(numbers).items()),
+        Claim(subject="latency", latencies=latencies(numbers)),
         Claim(subject="", quantities=quantities(numbers), restated=restated(numbers)),
     ]
     return [claim for claim in claims if claim.model_dump(exclude={"subject"}, exclude_defaults=True)]

@@ -10,6 +10,7 @@ from typing import Any
 from benchlib.impossible import names
 from benchlib.impossible.claim import Restated
 from benchlib.impossible.numbers import Numbers
+from benchlib.impossible.restated_parity import restated_parity
 from benchlib.impossible.restated_series import restated_series
 
 OF_SPEED = ("train_samples_per_s", "end_to_end_samples_per_s", "train_tokens_per_s", "step_s", "flops_per_s", "mfu")
@@ -30,6 +31,7 @@ def restated(numbers: Numbers) -> list[Restated]:
         *_times(numbers),
         *_scopes(numbers),
         *restated_series(numbers),
+        *restated_parity(numbers),
     ]
     return [
         Restated(name=name, stated=str(stated), other=str(other), source=source)

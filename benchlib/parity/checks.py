@@ -1,0 +1,235 @@
+"""What a parity run is judged by: each member against the reference, and whether the comparison could have failed."""
+
+import math
+from typing import Any
+
+from benchlib.baselines import Comparison, regression_checks
+from benchlib.checks import Check, Status, agreement_check, budget_check, fact_check, finite_check
+from benchlib.impossible import names, own
+from benchlib.impossible.numbers import Numbers
+from benchlib.metrics import quantity
+from benchlib.parity import tolerances
+from benchlib.parity.config import ParityConfig
+from benchlib.regression import RegressionLimit
+from benchlib.results import Result, Run
+
+# The rules that a check of its own shows; "numbers agree" stands for all others.
+SHOWN = ("possible values",)
+DIFFERENCE, COSINE, LATENCY = "_logits_max_difference", "_one_minus_cosine", "_latency_ms"
+DOUBLE = 1.0  # a driver that computes otherwise moves a difference by its order of magnitude, not by a few percent
+LATENCY_SHARE = 0.5  # milliseconds on a shared machine
+NAMED = 3  # of what failed in a member that is told in full
+Row = dict[str, Any]
+
+
+def limits(run: Run) -> list[RegressionLimit]:
+    """Return how much worse than the baseline: differences may double, latencies grow by half."""
+    assert run.result is not None
+    found = []
+    for metric in run.result.metrics:
+        plain = names.base(metric.name)
+        if plain.endswith(DIFFERENCE):
+            found.append(RegressionLimit(metric=metric.name, share=DOUBLE))
+        elif plain.endswith(LATENCY):
+            found.append(RegressionLimit(metric=metric.name, share=LATENCY_SHARE))
+    return found
+
+
+def checks(run: Run, comparison: Comparison) -> list[Check]:
+    """Judge a run that has a result. Where nothing but the reference ran, that is the only check, and it is SKIPPED."""
+    config, result = run.config, run.result
+    assert isinstance(config, ParityConfig) and result is not None
+    members = result.tables.get("members", [])
+    if not any(row["outcome"] in ("PASS", "FAIL") for row in members):
+        return [_not_compared(result, members)]
+    numbers = Numbers.of(result, run.samples, config)
+    return [
+        *(_parity(row, result) for row in members),
+        _same_work(result, members),
+        _can_fail(config, result, members),
+        _not_worse(result),
+        finite_check(result),
+        agreement_check(own.own_claims(numbers), SHOWN),
+        _same_numerics(result, comparison),
+        budget_check(run, result.value("total_s") or 0.0),
+        *regression_checks(run, limits(run), comparison),
+    ]
+
+
+def _rows(result: Result, table: str, member: str) -> list[Row]:
+    return [row for row in result.tables.get(table, []) if row["member"] == member]
+
+
+def _not_compared(result: Result, members: list[Row]) -> Check:
+    """Say that there is nothing beside the reference; this must never look like a pass."""
+    why = "; ".join(f"{row['member']}: {row['reason']}" for row in members) or "no member was asked for"
+    backend = result.facts.get("reference", {}).get("backend", "?")
+    return Check(
+        name="parity",
+        kind="reference",
+        question="Does this backend compute the same as the reference?",
+        status="SKIPPED",
+        reason=f"not compared: there is nothing but the reference on {backend} ({why})",
+    )
+
+
+def _parity(row: Row, result: Result) -> Check:
+    """Judge a member anew by its numbers and their limits: a word in a table proves nothing."""
+    rows = _rows(result, "quantities", row["member"])
+    judged = [one for one in rows if one["quantity"] not in tolerances.LOCATES and (one["gates"] or not row["gates"])]
+    status, reason = _judged(row, judged)
+    if status == "FAIL":
+        reason += _where(rows)
+    first = next((one for one in judged if one["quantity"] == tolerances.LOGITS), None)
+    return Check(
+        name=f"parity {row['member']}",
+        kind="reference",
+        question=f"Does it compute the same: {row['what']}?",
+        status=status,
+        reason=reason,
+        value=first["value"] if first else None,
+        limit=first["limit_text"] if first else "",
+        source=first["why"] if first else "",
+        gates=bool(row["gates"]),
+    )
+
+
+def _judged(row: Row, judged: list[Row]) -> tuple[Status, str]:
+    if row["outcome"] in ("SKIPPED", "NOT COMPARED"):
+        return "SKIPPED", row["reason"]
+    failed = [one for one in judged if one["status"] == "FAIL" or _beyond(one)]
+    if failed:
+        more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+        return "FAIL", "; ".join(map(_told, failed[:NAMED])) + more
+    passed = [one for one in judged if one["status"] == "PASS"]
+    if row["outcome"] == "FAIL" or not passed:
+        return "FAIL", row["reason"] or "it left nothing to compare"
+    absent = [one["quantity"] for one in judged if one["status"] == "SKIPPED"]
+    shown = [one for one in passed if one["quantity"] in (tolerances.LOGITS, tolerances.COSINE)]
+    told = "; ".join(map(_told, shown)) + f"; {len(passed)} quantities within their limits"
+    return "PASS", told + (f"; not compared: {', '.join(absent)}" if absent else "")
+
+
+def _beyond(row: Row) -> bool:
+    """Tell whether a row is beyond the limit that it states itself; a value that is no number is beyond every limit."""
+    if row["status"] == "SKIPPED" or row["limit"] is None:
+        return False
+    if row["value"] is None or not math.isfinite(row["value"]):
+        return True
+    return bool(row["value"] < row["limit"] if row["limit_text"].startswith(">") else row["value"] > row["limit"])
+
+
+def _told(row: Row) -> str:
+    name = "1 - cosine of the logits" if row["quantity"] == tolerances.COSINE else row["quantity"]
+    if row["value"] is None:
+        return f"{name}: {row['reason'] or 'not finite'}" + (f" at {row['worst']}" if row["worst"] else "")
+    value = quantity(row["value"])
+    limit = f" ({row['limit_text']})" if row["limit_text"] else ""
+    return f"{name} {value}{limit}" + (f" at {row['worst']}" if row["worst"] else "")
+
+
+def _where(rows: list[Row]) -> str:
+    """Name the first layer beyond its limit."""
+    found = next((row for row in rows if row["quantity"] == tolerances.LAYERS), None)
+    if found is None or not found["worst"] or not _beyond(found):
+        return ""
+    return f"; the first layer beyond its limit is {found['worst']}"
+
+
+def _same_work(result: Result, members: list[Row]) -> Check:
+    """Check by hash that every member had the reference's weights and inputs."""
+    name, question = "same weights and inputs", "Did every member compute with the reference's weights and inputs?"
+    wanted = (result.facts["model_sha256"], result.facts["inputs_sha256"])
+    recorded = [row for row in members if row.get("model_sha256") or row.get("inputs_sha256")]
+    wrong = [row["member"] for row in recorded if (row.get("model_sha256"), row.get("inputs_sha256")) != wanted]
+    if not recorded:
+        reason = "no member left a recording"
+        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+    reason = f"{len(recorded)} recordings of weights {wanted[0][:12]} and inputs {wanted[1][:12]}"
+    return fact_check(name, question, not wrong, reason + (f"; others have {', '.join(wrong)}" if wrong else ""))
+
+
+def _can_fail(config: ParityConfig, result: Result, members: list[Row]) -> Check:
+    """Hold bf16 against the tolerance of fp32, which it must miss: one that cannot fail proves nothing."""
+    name, question = "the tolerance can fail", "Does bf16 miss the tolerance of fp32, as it must?"
+    rounded = [row["member"] for row in members if row["precision"] == "bf16" and row["mode"] == "exact"]
+    reference = str(result.facts["reference"]["backend"])
+    difference, cosine = (
+        tolerances.between(reference, config.backend, "fp32", quantity).value
+        for quantity in (tolerances.LOGITS, tolerances.COSINE)
+    )
+    seen = []
+    for member in rounded:
+        rows = {row["quantity"]: row for row in _rows(result, "quantities", member)}
+        pair = [rows[name]["value"] for name in (tolerances.LOGITS, tolerances.COSINE) if name in rows]
+        if len(pair) == 2 and None not in pair:
+            seen.append((member, pair[0], pair[1]))
+    if not seen:
+        reason = "no bf16 member was compared; without one nothing shows that the tolerance can fail"
+        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+    blind = [member for member, first, second in seen if first <= difference and second <= cosine]
+    told = ", ".join(f"{member} is {first:.2g} off, 1 - cosine {second:.2g}" for member, first, second in seen)
+    reason = f"{told}; fp32 allows {difference:g} and {cosine:g}"
+    if blind:
+        reason += f": {', '.join(blind)} computed in full precision, or the comparison sees nothing"
+    return fact_check(name, question, not blind, reason)
+
+
+def _not_worse(result: Result) -> Check:
+    """Tell "different" and "worse" apart, by the distance of each member to double precision. Informative."""
+    name, question = "no worse than the reference", "Is a member that differs as close to the truth as the reference?"
+    common: dict[str, Any] = {"name": name, "kind": "reference", "question": question, "gates": False}
+    precise = {row["member"] for row in result.tables.get("members", []) if row["precision"] != "bf16"}
+    rows = [row for row in result.tables.get("truth", []) if row["member"] in precise]
+    if not rows:
+        return Check(**common, status="SKIPPED", reason="there is no recording in double precision to measure against")
+    farther = [row for row in rows if row["verdict"] == "farther"]
+    told = "; ".join(f"{row['member']} {_far(row)}" for row in farther)
+    reason = told or f"{len(rows)} members are within twice the reference's own distance to double precision"
+    return Check(**common, status="FAIL" if farther else "PASS", reason=reason)
+
+
+def _far(row: Row) -> str:
+    stated = [row["max_abs"], row["reference_max_abs"]]
+    first, second = ("not finite" if value is None else f"{value:.2g}" for value in stated)
+    return f"is {first} from double precision, the reference {second}"
+
+
+def _same_numerics(result: Result, comparison: Comparison) -> Check:
+    """Compare the distances with the accepted run digit by digit: a driver that computes otherwise changes them."""
+    common: dict[str, Any] = {
+        "name": "same numerics as accepted",
+        "kind": "reference",
+        "question": "Are the differences those of the accepted run, to the last digit?",
+        "gates": False,
+    }
+    if comparison.baseline is None:
+        return Check(**common, status=_open(comparison), reason=comparison.reason)
+    exact = {row["member"] for row in result.tables["members"] if row["mode"] == "exact"}
+    accepted = {metric.name: metric.value for metric in comparison.baseline.latest.metrics}
+    compared = {
+        metric.name: (accepted[metric.name], metric.value)
+        for metric in result.metrics
+        if metric.name in accepted and any(_is_of(metric.name, member) for member in exact)
+    }
+    changed = [name for name, (before, now) in compared.items() if before != now]
+    if not compared:
+        return Check(**common, status="SKIPPED", reason="the accepted run has no difference in common with this one")
+    told = "; ".join(
+        f"{name} was {_digits(compared[name][0])}, is {_digits(compared[name][1])}" for name in changed[:NAMED]
+    )
+    more = f"; and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
+    reason = told + more or f"{len(compared)} differences are those of {comparison.baseline.latest.run}"
+    return Check(**common, status="FAIL" if changed else "PASS", reason=reason)
+
+
+def _open(comparison: Comparison) -> Status:
+    return "NOT_COMPARABLE" if comparison.status == "NOT_COMPARABLE" else "NO_BASELINE"
+
+
+def _is_of(metric: str, member: str) -> bool:
+    return names.base(metric) in (f"{member}{DIFFERENCE}", f"{member}{COSINE}")
+
+
+def _digits(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.6g}"
