@@ -31,7 +31,8 @@ class Compiled:
         self._where, self.description = where, description
         backend = _XLA_BACKEND if where.type == "xla" else "inductor"
         self.module: torch.nn.Module | None = Pair(model.to(where))
-        self.module.compile(dynamic=True, backend=backend)
+        with quiet():
+            self.module.compile(dynamic=True, backend=backend)
 
     def forward(self, inputs: Inputs) -> Logits:
         """Return (start, end), float32 (B, S) each, on the CPU."""

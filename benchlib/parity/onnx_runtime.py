@@ -56,13 +56,21 @@ class Session:
 def make(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Session:
     """Export ``model`` to ``folder`` and open a session on it; see ``benchlib.parity.executor.Make``.
 
-    Raises ``BackendUnavailable`` where the packages are lacking, or the provider of ``where`` is or does not start: ONNX
-    Runtime would fall back to the CPU without an error.
+    Raises ``BackendUnavailable`` where the packages are lacking, and as ``start`` does.
     """
     require_fp32(member)
+    _provider(require_package("onnxruntime"), where)
+    return start(onnx_file.write(model.to("cpu"), example, folder), member, where)
+
+
+def start(file: onnx_file.OnnxFile, member: Member, where: torch.device) -> Session:
+    """Open a session on ``where``.
+
+    Raises ``BackendUnavailable`` where the provider of ``where`` is lacking or does not start: ONNX Runtime by itself
+    falls back to the CPU without an error.
+    """
     runtime = require_package("onnxruntime")
     provider = _provider(runtime, where)
-    file = onnx_file.write(model.to("cpu"), example, folder)
     begin = time.monotonic()
     session = runtime.InferenceSession(
         str(file.path), _options(runtime), providers=[(provider, _provider_options(member, where))]

@@ -43,7 +43,11 @@ class Request:
         request = self._compiled.create_infer_request()
         for name in self._takes:
             request.set_tensor(name, runtime.Tensor(inputs[name].numpy()))
-        return request.infer  # type: ignore[no-any-return]
+
+        def once() -> None:
+            request.infer(share_outputs=True)  # waits; without sharing it would copy the outputs
+
+        return once
 
     def close(self) -> None:
         """Drop the compiled model."""
@@ -58,8 +62,13 @@ def make(model: Any, member: Member, where: torch.device, example: Inputs, folde
     require_fp32(member)
     if where.type != "cpu":
         raise BackendUnavailable(f"OpenVINO is compared on CPUs, not on {where.type}: use backend cpu")
+    require_package("openvino")
+    return start(onnx_file.write(model.to("cpu"), example, folder), member)
+
+
+def start(file: onnx_file.OnnxFile, member: Member) -> Request:
+    """Compile a file for the CPU: held to f32 in exact mode, else in the precision that OpenVINO takes."""
     runtime = require_package("openvino")
-    file = onnx_file.write(model.to("cpu"), example, folder)
     begin = time.monotonic()
     core = runtime.Core()
     settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
