@@ -35,8 +35,9 @@ lint: $(SETUP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two tests at a time, see conftest.py; `make test ARGS='-n 0 tests/unit'` runs some of them, one at a time.
 test: $(SETUP) lint
-	$(BIN)/python -m pytest --nbval --nbval-current-env $(ARGS)
+	$(BIN)/python -m pytest -n 2 --nbval --nbval-current-env $(ARGS)
 
 # As root: the Debian packages of the tests that join two hosts by a cable, and of the one that runs a job through SLURM.
 # Without them those tests are SKIPPED.

@@ -17,6 +17,7 @@ SMALL = {
 }  # fmt: skip
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_a_calibration_measures_the_plant_and_the_gate_uses_it(tmp_path, monkeypatch, capsys):
     root = tmp_path / "baselines"

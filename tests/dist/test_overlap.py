@@ -59,6 +59,7 @@ def measured(rank, size):
     assert statistics.median(taken(many) / taken(few) for _ in range(5)) > 3  # 20 on an idle machine
 
 
+@pytest.mark.alone
 def test_the_hidden_share_of_known_times(tmp_path):
     in_world(2, tmp_path, measured)
 

@@ -68,6 +68,7 @@ def _all_reduce_gbps(hosts: tuple[Host, Host], folder: Path) -> float:
     return float(row["busbw_gbps"])
 
 
+@pytest.mark.alone
 def test_all_reduce_reaches_what_the_cable_carries(shaped: tuple[Host, Host], tmp_path: Path) -> None:
     """The share of iperf3 on the same cable, in the same test: 0.95 at 16 MiB.
 

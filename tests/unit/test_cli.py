@@ -99,6 +99,7 @@ def test_list_names_everything(call):
         assert name in output
 
 
+@pytest.mark.alone
 def test_help_is_quick():
     best = min(_seconds() for _ in range(3))
     assert best < 0.5

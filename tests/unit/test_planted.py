@@ -9,6 +9,7 @@ from benchlib import peaks
 from benchlib.planted import hold
 from benchlib.timing import Clock, Exchange, StepTimer
 
+pytestmark = pytest.mark.alone
 CPU = torch.device("cpu")
 
 
