@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from benchlib import collective_tables
+from benchlib import collective_tables, parity_tables
 from benchlib.config import BaseConfig
 from benchlib.errors import UserError
 from benchlib.labels import GROUPS, HEADLINES, KINDS, LABELS, MARKS, SCOPES, UNJUDGED, duration, moment, text
@@ -21,7 +21,10 @@ from benchlib.stored_run import DAY, RUN
 
 T = TypeVar("T")
 # What stands in place of a benchmark's raw tables, where they are too long to be read.
-VIEWS: dict[str, Callable[[Run], dict[str, list[dict[str, Any]]]]] = {"collectives": collective_tables.report}
+VIEWS: dict[str, Callable[[Run], dict[str, list[dict[str, Any]]]]] = {
+    "collectives": collective_tables.report,
+    "parity": parity_tables.report,
+}
 
 
 @dataclass

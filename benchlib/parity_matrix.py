@@ -15,8 +15,7 @@ from benchlib.errors import UserError
 from benchlib.parity.members import MEMBERS
 from benchlib.parity_results import FILE, WHOLE, MemberResult, NotCounted, RunResult, read_file, read_run
 from benchlib.paths import home, outputs
-from benchlib.results import Run, find_runs
-from benchlib.stored import is_run
+from benchlib.results import Run, find_runs, is_run
 
 if TYPE_CHECKING:
     import pandas

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchlib import curves
+from benchlib import curves, parity_matrix
 from benchlib.curves import Records
 from benchlib.labels import text
 
@@ -118,12 +118,11 @@ def _value(row: Mapping[str, Any] | None) -> float:
 
 
 def matrix(run: Records, grid: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return the outcomes of a run as one column of the matrix over machines: ``outcomes`` with machine and age."""
-    if grid is not None:
-        return grid
-    frame = outcomes(run)
-    frame["machine"], frame["age_s"] = "this run", 0.0
-    return frame
+    """Return the rows of :mod:`benchlib.parity_matrix` with their ``word``: of ``grid``, else of the run and its neighbours."""
+    frame = parity_matrix.around(run) if grid is None else grid
+    compared = frame["max_difference"].notna()
+    words = [word(*row) for row in zip(frame["outcome"], frame["gates"], compared, strict=True)]
+    return frame.assign(word=words)
 
 
 def layers(run: Records) -> dict[str, pd.DataFrame]:

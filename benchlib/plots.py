@@ -9,7 +9,19 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from benchlib import algorithm_plots, collective_plots, curves, latency_plots, pair_plots, peak_plots, skew_plots
+from benchlib import (
+    algorithm_plots,
+    attention_plots,
+    collective_plots,
+    curves,
+    depth_plots,
+    difference_plots,
+    latency_plots,
+    pair_plots,
+    parity_plots,
+    peak_plots,
+    skew_plots,
+)
 from benchlib.curves import Records
 from benchlib.labels import seconds
 from benchlib.picture import DARK, LIGHT, Picture, Theme, blank, finish, leave_empty, png, show
@@ -258,4 +270,13 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     "crossover": algorithm_plots.crossover,
     "overlap": algorithm_plots.overlap,
     "last-rank": skew_plots.last_rank,
+    "backend-matrix": parity_plots.matrix,
+    "quantities": parity_plots.quantities,
+    "difference-histograms": difference_plots.histograms,
+    "different-or-worse": difference_plots.closeness,
+    "divergence-by-depth": depth_plots.depth,
+    "gradient-differences": depth_plots.gradients,
+    "loss-curves": depth_plots.losses,
+    "attention-kernels": attention_plots.kernels,
+    "latency-by-member": parity_plots.latency,
 }

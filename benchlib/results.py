@@ -31,6 +31,9 @@ VERDICTS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED")
 # A folder that holds two of these is a run's, whatever is damaged in it; one that does not is left alone.
 _OWN_FILES = ("config.json", "machine.json", "job.json", "status.json", "result.json", "verdict.json", "logs")
 
+# Any of them makes a folder a run: a damaged run may have lost the others.
+PARTS = ("config.json", "result.json", "verdict.json", "status.json", "machine.json", "report.html", "notebook.ipynb")
+
 
 class Result(BaseModel):
     """What a benchmark measured.
@@ -194,6 +197,11 @@ class Run:
     def refresh(self) -> "Run":
         """Return the same run with nothing read yet."""
         return Run(self.path)
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether a folder holds a run, whole or damaged."""
+    return any((folder / name).is_file() for name in PARTS) or any(folder.glob("events-*.jsonl"))
 
 
 def run_path(config: BaseConfig, out: Path, now: float | None = None) -> Path:

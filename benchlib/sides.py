@@ -14,9 +14,9 @@ from benchlib.baselines import Baseline, differences
 from benchlib.errors import UserError
 from benchlib.machine import fingerprint_key
 from benchlib.record import RunRecord
-from benchlib.results import Result
+from benchlib.results import PARTS, Result, is_run
 from benchlib.snapshot import Snapshot
-from benchlib.stored import PARTS, is_run, load
+from benchlib.stored import load
 
 _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
 

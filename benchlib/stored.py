@@ -5,16 +5,8 @@ from pathlib import Path
 
 from benchlib.embedded import read_report
 from benchlib.errors import UserError
-from benchlib.results import Run
+from benchlib.results import Run, is_run
 from benchlib.snapshot import Snapshot, snapshot
-
-# Any of them makes a folder a run: a damaged run may have lost the others.
-PARTS = ("config.json", "result.json", "verdict.json", "status.json", "machine.json", "report.html", "notebook.ipynb")
-
-
-def is_run(folder: Path) -> bool:
-    """Tell whether a folder holds a run, whole or damaged."""
-    return any((folder / name).is_file() for name in PARTS) or any(folder.glob("events-*.jsonl"))
 
 
 def run_folders(path: Path) -> list[Path]:

@@ -1,0 +1,235 @@
+"""Pictures of parity: the outcome of every member on every machine, quantity by quantity, and how long members take."""
+
+import math
+import textwrap
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from benchlib import parity_series as series
+from benchlib.curves import Records
+from benchlib.parity.members import MEMBERS
+from benchlib.parity_axes import beside, label, listed, name_rows, powers, tall, titled, tone
+from benchlib.parity_matrix import WHOLE
+from benchlib.parity_series import SIGNS, difference
+from benchlib.picture import LIGHT, Picture, Theme, blank, head, leave_empty
+
+MOST_COLUMNS = 10
+UPRIGHT = 3  # columns up to which their names stand upright, in several lines
+ROOM = (40, 40, 22, 13, 8, 6, 0)  # letters beside the sign, by the number of columns
+QUANTITIES = {
+    "finite": "finite", "logits max difference": "logits", "logits cosine": "1 - cosine", "span agreement": "spans", "loss": "loss",
+    "gradients": "gradients", "loss curve": "curve", "layers": "layers", "repeats": "repeats", "batch invariance": "batch",
+    "padding invariance": "padding", "f1 difference": "F1",
+}  # fmt: skip
+TINT = 0.3
+
+
+def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None) -> Picture:
+    """Outcome of every member (row) on every machine and backend (column) with its largest difference and its age.
+
+    ``grid`` is a frame of :mod:`benchlib.parity_matrix`; without it the run stands beside the others of its store.
+    """
+    figure, axes = blank("backend-matrix", theme, of_many=True)
+    frame = series.matrix(run, grid)
+    if frame.empty:
+        return leave_empty(figure, axes, theme, "No member was compared.")
+    columns = list(dict.fromkeys(zip(frame["machine"], frame["backend"], strict=True)))
+    shown = columns[:MOST_COLUMNS]
+    frame["row"] = frame["member"].replace(WHOLE, "whole run")
+    names = list(dict.fromkeys(sorted(frame["row"], key=_rank)))
+    tall(figure, len(names), 0.25, 1.7)
+    room = ROOM[min(len(shown), len(ROOM) - 1)]
+    for row in series.rows(frame):
+        if (place := (row["machine"], row["backend"])) in shown:
+            words = f"{SIGNS.get(row['word'], '?')} {_number(row, room)}"
+            _cell(axes, theme, shown.index(place), names.index(row["row"]), words, row["word"], _size(len(shown)))
+    parts = [frame[(frame["machine"] == machine) & (frame["backend"] == backend)] for machine, backend in shown]
+    same = frame["model"].nunique() == 1
+    if len(shown) <= UPRIGHT:
+        heads = [_column(part, "" if same else _model(part)) for part in parts]
+    else:
+        heads = [_line(part, not same) for part in parts]
+        if any(head.endswith("*") for head in heads):
+            label(axes, theme, "* tiny model or random weights")
+    _grid(axes, theme, names, heads, len(shown) > UPRIGHT)
+    told = "; ".join(
+        f"{row['row']} on {row['machine']} ({row['backend']}): {row['word']}, {_number(row, True)}"
+        for row in series.rows(frame)
+    )
+    more = f" {len(columns) - len(shown)} more machines are not shown." if len(columns) > len(shown) else ""
+    return head(figure, theme, titled(_tally(frame, len(columns)), series.scope(run) if same else ""), f"{told}.{more}")
+
+
+def _rank(name: str) -> int:
+    known = list(MEMBERS)
+    return known.index(name) if name in known else -1 if name == "whole run" else len(known)
+
+
+def _number(row: dict[str, Any], room: int) -> str:
+    """Write what stands beside the sign: the largest difference, else what happened, in as many letters as there is room."""
+    if not math.isnan(row["max_difference"]):
+        return difference(row["max_difference"])
+    said = str(row["reason"] or "failed") if row["word"] == "FAIL" else str(row["word"].lower())
+    if len(said) <= room:
+        return said
+    return (
+        "failed"
+        if row["word"] == "FAIL" and room < 20
+        else textwrap.shorten(said, room, placeholder=" …")
+        if room > 8
+        else ""
+    )
+
+
+def _column(frame: pd.DataFrame, model: str) -> str:
+    """Write machine, backend, age and, where machines ran several models, which."""
+    first = series.rows(frame)[0]
+    days = int(frame["age_days"].max())
+    age = f", {days} day{'s' if days != 1 else ''} old" if days >= 1 else ""
+    machine = first["machine"] if len(first["machine"]) <= 24 else first["machine"][:23] + "…"
+    return "\n".join(line for line in (machine, first["backend"] + age, model) if line)
+
+
+def _line(frame: pd.DataFrame, marked: bool) -> str:
+    """Write machine, backend and age in a line; a star says that something stands in for real weights."""
+    first = series.rows(frame)[0]
+    days = int(frame["age_days"].max())
+    machine = first["machine"] if len(first["machine"]) <= 14 else first["machine"][:13] + "…"
+    return (
+        f"{machine}, {first['backend']}"
+        + (f", {days} d" if days else "")
+        + (" *" if marked and frame["stand_in"].any() else "")
+    )
+
+
+def _model(frame: pd.DataFrame) -> str:
+    return textwrap.shorten(" / ".join(dict.fromkeys(frame["model"])), 26, placeholder="…")
+
+
+def _tally(frame: pd.DataFrame, machines: int) -> str:
+    counted = frame["word"].value_counts()
+    judged = int(sum(counted.get(word, 0) for word in ("PASS", "FAIL")))
+    failed, apart = (list(dict.fromkeys(frame.loc[frame["word"] == word, "row"])) for word in ("FAIL", "DIFFERS"))
+    if not judged and not apart:
+        return "Nothing was compared: no member stands beside the reference"
+    said = [
+        f"{counted.get('PASS', 0)} of {judged} agree with the reference"
+        + (f" on {machines} machines" if machines > 1 else "")
+    ]
+    said += [f"{listed(failed)} fail{'s' if len(failed) == 1 else ''}"] if failed else []
+    said += [f"{listed(apart)} differ{'s' if len(apart) == 1 else ''} (informative)"] if apart else []
+    return "; ".join(said)
+
+
+def _cell(axes: Axes, theme: Theme, x: int, y: int, words: str, word: str, size: float) -> None:
+    colour = tone(theme, word)
+    axes.add_patch(Rectangle((x - 0.48, y - 0.45), 0.96, 0.9, facecolor=colour, alpha=TINT, linewidth=0))
+    axes.text(x, y, words.strip(), ha="center", va="center", color=theme.text, fontsize=size)
+
+
+def _size(columns: int) -> float:
+    return 8.5 if columns < 5 else 7.0 if columns < 8 else 5.8
+
+
+def _grid(axes: Axes, theme: Theme, names: list[str], heads: list[str], slanted: bool) -> None:
+    """Write the names of rows on the left and of columns on top."""
+    name_rows(axes, theme, names)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.set_xlim(-0.55, len(heads) - 0.45)
+    axes.xaxis.tick_top()
+    axes.set_xticks(range(len(heads)), heads, rotation=38 if slanted else 0, ha="left" if slanted else "center")
+    axes.tick_params(axis="x", length=0, pad=2, labelsize=7.5 if slanted else 8.5, labelcolor=theme.text)
+
+
+def quantities(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Every compared quantity (column) of every member (row): its status as colour and sign, and its value."""
+    figure, axes = blank("quantities", theme, of_many=True)
+    frame = series.table(run, "quantities")
+    names = series.ordered(run, frame["member"])
+    if not names:
+        return leave_empty(figure, axes, theme, "No quantity was compared.")
+    tall(figure, len(names), 0.25, 1.45)
+    known = [name for name in QUANTITIES if name in set(frame["quantity"])]
+    known += sorted(set(frame["quantity"]) - set(known))
+    beyond = []
+    for row in series.rows(frame[frame["member"].isin(names)]):
+        word = series.word(row["status"], row["gates"], not math.isnan(row["value"]))
+        words = SIGNS["SKIPPED"] if row["status"] == "SKIPPED" else _value(row)
+        words = f"{SIGNS[word]}{words}" if word in ("FAIL", "DIFFERS") else words
+        size = min(_size(len(known)) + 1.5, 8.5) if len(words) < 6 else 6.2
+        _cell(axes, theme, known.index(row["quantity"]), names.index(row["member"]), words, word, size)
+        beyond += [row["member"]] if word == "FAIL" else []
+    _grid(axes, theme, names, [QUANTITIES.get(name, name) for name in known], len(known) > 3)
+    beyond = list(dict.fromkeys(beyond))
+    title = (
+        f"{listed(beyond)} {'are' if len(beyond) > 1 else 'is'} beyond tolerance"
+        if beyond
+        else "Every quantity that gates is within tolerance"
+    )
+    told = "; ".join(
+        f"{row['member']}: {row['quantity']} {_value(row)} ({row['limit_text']})"
+        for row in series.rows(frame[frame["status"] == "FAIL"])
+    )
+    return head(figure, theme, titled(title, series.scope(run)), f"Beyond their limits: {told}." if told else "")
+
+
+def _value(row: dict[str, Any]) -> str:
+    if math.isnan(row["value"]):
+        return "NaN" if row["status"] == "FAIL" else "?"
+    if row["value"] == 0 or row["value"] >= 0.01:
+        return f"{row['value']:.2g}"
+    number, power = f"{row['value']:.0e}".split("e")
+    return f"{number}e{int(power)}"  # one digit fits into a cell; the table has more
+
+
+def latency(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Time of a forward pass by member, median to 99 %, with the ratio to the reference's median."""
+    figure, axes = blank("latency-by-member", theme, of_many=True)
+    frame = series.latencies(run).sort_values("p50_ms", kind="stable", ignore_index=True)
+    if frame.empty:
+        return leave_empty(figure, axes, theme, "No member was timed.")
+    tall(figure, len(frame))
+    reach = frame[["p50_ms", "p95_ms", "p99_ms"]]
+    low, high = float(reach.min().min()), float(reach.max().max())
+    if high > 30 * low:
+        powers(axes.xaxis, reach.to_numpy().ravel())
+    else:
+        axes.set_xlim(0, 1.06 * high)
+    for row, item in enumerate(series.rows(frame)):
+        colour = theme.muted if item["is_reference"] else theme.series[0]
+        ends = [item[name] for name in ("p50_ms", "p95_ms", "p99_ms") if item[name] > 0]
+        axes.plot([ends[0], max(ends)], [row, row], color=colour, alpha=0.35, linewidth=5, solid_capstyle="butt")
+        axes.plot(ends[:1], [row], "o", color=colour, markersize=6)
+        axes.plot(ends[1:2], [row], "|", color=colour, markersize=9, markeredgewidth=1.6)
+        beside(axes, row, _time(item), theme.text)
+    base = frame[frame["is_reference"]]
+    if len(base):
+        axes.axvline(float(base["p50_ms"].iloc[0]), color=theme.muted, linewidth=1.2, linestyle=(0, (4, 3)))
+    name_rows(axes, theme, list(frame["member"]))
+    first = series.rows(frame)[0]
+    of = (
+        f" at batch {first['batch']:.0f}, {first['length']:.0f} tokens"
+        if first["batch"] > 0 and first["length"] > 0
+        else ""
+    )
+    label(axes, theme, f"ms{of} (dot median, tick 95 %, end 99 %)")
+    fast = next((item for item in series.rows(frame) if not item["is_reference"]), first)
+    title = f"{fast['member']} is fastest: {_ms(fast['p50_ms'])}"
+    title += f", {fast['ratio']:.2f} × the reference" if fast["ratio"] > 0 and not fast["is_reference"] else ""
+    told = "; ".join(
+        f"{item['member']} {_ms(item['p50_ms'])}, 99 % {_ms(item['p99_ms'])}" for item in series.rows(frame)
+    )
+    return head(figure, theme, titled(title, series.scope(run)), f"Medians: {told}.")
+
+
+def _ms(value: float) -> str:
+    return "?" if math.isnan(value) else f"{value:.3g} ms" if value < 1000 else f"{value:,.0f} ms"
+
+
+def _time(item: dict[str, Any]) -> str:
+    told = _ms(item["p50_ms"])
+    return f"{told}, {item['ratio']:.2f} ×" if item["ratio"] > 0 and not item["is_reference"] else told

@@ -1,0 +1,278 @@
+"""Tables of parity for notebooks and reports: outcomes, quantities with their limits, worst cases, what was skipped and why."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from benchlib import parity_series as series
+from benchlib.curves import Records
+from benchlib.parity_series import NOT_FINITE, SIGNS, difference, short
+
+NOTHING = "–"
+WORST = 12  # rows of the worst cases
+
+
+def outcomes(run: Records) -> pd.DataFrame:
+    """Return by member its outcome with the reason, its largest difference and 1 - cosine with their limits."""
+    verdicts = {row["member"]: row["verdict"] for row in series.rows(series.table(run, "truth"))}
+    found = [
+        {
+            "member": row["member"],
+            "what": row["what"],
+            "device": row["device"] or row["backend"] or NOTHING,
+            "precision": row["precision"],
+            "mode": row["mode"] + ("" if row["gates"] else ", informative"),
+            "outcome": f"{SIGNS.get(row['word'], '?')} {row['word']}",
+            "largest difference": _or_nothing(row["max_abs"]),
+            "limit": _or_nothing(row["limit"]),
+            "1 - cosine": _or_nothing(row["one_minus_cosine"]),
+            "to the truth": verdicts.get(row["member"]) or NOTHING,
+            "reason": row["reason"],
+        }
+        for row in series.rows(series.outcomes(run))
+    ]
+    return _indexed(found, "member", "No member was asked for: nothing was compared.")
+
+
+def quantities(run: Records) -> pd.DataFrame:
+    """Return every compared quantity with its limit, why the limit is what it is, and where the value is from."""
+    found = [
+        {
+            "member": row["member"],
+            "quantity": row["quantity"],
+            "status": f"{SIGNS.get(word := _word(row), '?')} {word}",
+            "value": _value(row),
+            "limit": row["limit_text"] or _or_nothing(row["limit"]),
+            "unit": row["unit"],
+            "worst at": short(row["worst"]) or NOTHING,
+            "reason": row["reason"],
+        }
+        for row in series.rows(series.table(run, "quantities"))
+    ]
+    return _indexed(found, "member", "No quantity was compared.")
+
+
+def limits(run: Records) -> pd.DataFrame:
+    """Return each limit that judged something, once, with the members it holds for and where it comes from."""
+    frame = series.table(run, "quantities").dropna(subset=["limit"])
+    found = []
+    for (quantity, text, why), part in frame.groupby(["quantity", "limit_text", "why"], sort=False):
+        found.append({
+            "quantity": str(quantity), "limit": str(text), "unit": part["unit"].iloc[0],
+            "members": ", ".join(dict.fromkeys(part["member"])), "why": str(why) or NOTHING,
+        })  # fmt: skip
+    return _indexed(found, "quantity", "Nothing was judged by a limit.")
+
+
+def beyond(run: Records) -> pd.DataFrame:
+    """Return the quantities beyond their limits."""
+    frame = quantities(run)
+    return frame[frame["status"].str.contains("FAIL|DIFFERS")] if "status" in frame else frame
+
+
+def worst(run: Records) -> pd.DataFrame:
+    """Return of each member its case with the largest difference, the largest of all first."""
+    frame = (
+        series.table(run, "logits").dropna(subset=["max_abs"]).sort_values("max_abs", ascending=False, kind="stable")
+    )
+    return _cases(frame.drop_duplicates("member").head(WORST), "No logits were compared.")
+
+
+def edges(run: Records) -> pd.DataFrame:
+    """Return the edge cases of every member: nearly all padding, the longest position, a row without any token."""
+    frame = series.table(run, "logits")
+    return _cases(frame[frame["kind"] == "edge"], "No edge case was compared.")
+
+
+def _cases(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
+    found = [
+        {
+            "member": row["member"],
+            "case": row["case"],
+            "rows × tokens": f"{row['batch']:.0f} × {row['length']:.0f}" if row["batch"] > 0 and row["length"] > 0 else NOTHING,
+            "largest difference": _or_nothing(row["max_abs"]),
+            "relative": _or_nothing(row["max_relative"]),
+            "ULP": f"{row['max_ulp']:,.0f}" if math.isfinite(row["max_ulp"]) else NOTHING,
+            "1 - cosine": _or_nothing(row["one_minus_cosine"]),
+            "from the truth": _or_nothing(row["truth_max_abs"]),
+            "reference from the truth": _or_nothing(row["reference_truth_max_abs"]),
+        }
+        for row in series.rows(frame)
+    ]  # fmt: skip
+    return _indexed(found, "member", missing)
+
+
+def first_layers(run: Records) -> pd.DataFrame:
+    """Return of each member the first layer beyond its tolerance, or that there is none, and the layer that is worst."""
+    first = series.first_beyond(run)
+    found = []
+    for name, frame in series.layers(run).items():
+        known = frame.dropna(subset=["relative_l2"])
+        top = series.rows(known.sort_values("relative_l2").tail(1)) if len(known) else []
+        found.append({
+            "member": name, "layers": len(frame), "first beyond": short(first[name]["layer"]) if name in first else "none",
+            "there": _or_nothing(first[name]["relative_l2"]) if name in first else NOTHING,
+            "limit": _or_nothing(float(frame["limit"].max())), "worst": short(top[0]["layer"]) if top else NOTHING,
+            "relative L2": _or_nothing(top[0]["relative_l2"]) if top else NOT_FINITE,
+        })  # fmt: skip
+    return _indexed(found, "member", "No layer was compared.")
+
+
+def skipped(run: Records) -> pd.DataFrame:
+    """Return what was not compared, each with its reason: whole members, and quantities of members that ran."""
+    whole = [
+        {"member": row["member"], "what": "all", "reason": row["reason"] or NOTHING}
+        for row in series.rows(series.outcomes(run))
+        if row["outcome"] in ("SKIPPED", "NOT COMPARED")
+    ]
+    frame = series.table(run, "quantities")
+    frame = frame[frame["status"] == "SKIPPED"]
+    parts = [
+        {"member": str(member), "what": ", ".join(part["quantity"]), "reason": str(reason) or NOTHING}
+        for (member, reason), part in frame.groupby(["member", "reason"], sort=False)
+    ]
+    return _indexed(whole + parts, "member", "Nothing was skipped.")
+
+
+def truth(run: Records) -> pd.DataFrame:
+    """Return of each member how far it and the reference are from the fp64 truth, and which of the two is nearer."""
+    found = [
+        {
+            "member": row["member"],
+            "from the truth": _or_nothing(row["max_abs"]),
+            "reference from the truth": _or_nothing(row["reference_max_abs"]),
+            "verdict": row["verdict"] or NOTHING,
+        }
+        for row in series.rows(series.table(run, "truth"))
+    ]
+    return _indexed(found, "member", "Nothing was compared with an fp64 truth.")
+
+
+def latency(run: Records) -> pd.DataFrame:
+    """Return the times of a forward pass by member, with the ratio of the medians to the reference's."""
+    found = [
+        {
+            "member": row["member"],
+            "rows × tokens": f"{row['batch']:.0f} × {row['length']:.0f}",
+            "n": f"{row['n']:.0f}",
+            "mean (ms)": _time(row["mean_ms"]),
+            "median (ms)": _time(row["p50_ms"]),
+            "95 % (ms)": _time(row["p95_ms"]),
+            "99 % (ms)": _time(row["p99_ms"]),
+            "queries/s": _time(row["qps"]),
+            "median / reference": f"{row['ratio']:.2f}" if row["ratio"] > 0 else NOTHING,
+        }
+        for row in series.rows(series.latencies(run).fillna({"batch": 0, "length": 0, "n": 0}))
+    ]
+    return _indexed(found, "member", "No member was timed.")
+
+
+def attention(run: Records) -> pd.DataFrame:
+    """Return of each attention kernel and type its worst errors over lengths, masks and scales, and its masked rows."""
+    frame = series.table(run, "attention")
+    found = []
+    for (kernel, dtype), part in frame.groupby(["kernel", "dtype"], sort=False):
+        ran = part[part["status"] != "SKIPPED"]
+        masked = dict.fromkeys(word for word in ran["masked_row"] if word)
+        found.append({
+            "kernel": str(kernel), "type": str(dtype), "status": "ran" if len(ran) else "SKIPPED", "cases": len(part),
+            "from fp64": _most(ran["max_abs_truth"]), "1 - cosine": _most(ran["one_minus_cosine_truth"]),
+            "from math": _most(ran["max_abs_math"]), "gradient from math": _most(ran["gradient_max_abs_math"]),
+            "fully masked row": ", ".join(masked) or NOTHING,
+            "reason": "" if len(ran) else next((word for word in part["reason"] if word), NOTHING),
+        })  # fmt: skip
+    return _indexed(found, "kernel", "No attention kernels were compared.")
+
+
+def environments(run: Records) -> pd.DataFrame:
+    """Return the environments of reference and candidates side by side, what differs first."""
+    rows = sorted(series.sides(run), key=lambda row: row[1] == row[2])
+    found = [
+        {
+            "fact": name.replace("_", " "),
+            "reference": one or NOTHING,
+            "candidates": other or NOTHING,
+            "": "" if one == other else "differs",
+        }
+        for name, one, other in rows
+    ]
+    return _indexed(found, "fact", "No environment was recorded.")
+
+
+def matrix(run: Records) -> pd.DataFrame:
+    """Return the outcomes of all machines and backends of the store, with age, versions and the run that they are from."""
+    frame = series.matrix(run)
+    found = [
+        {
+            "member": row["member"],
+            "machine": row["machine"],
+            "backend": row["backend"],
+            "outcome": f"{SIGNS.get(row['word'], '?')} {row['word']}",
+            "largest difference": _or_nothing(row["max_difference"]),
+            "limit": _or_nothing(row["limit"]),
+            "model": row["model"],
+            "age (days)": f"{row['age_days']:.1f}",
+            "versions": row["versions"] or NOTHING,
+            "run": row["run"] or NOTHING,
+            "reason": row["reason"],
+        }
+        for row in series.rows(frame)
+    ]
+    found += [{"member": "left out", "reason": text} for text in frame.attrs.get("left_out", [])]
+    return _indexed(found, "member", "No result of parity is in this store.").fillna("")
+
+
+def _word(row: dict[str, Any]) -> str:
+    return series.word(row["status"], row["gates"], not math.isnan(row["value"]))
+
+
+def _value(row: dict[str, Any]) -> str:
+    if math.isnan(row["value"]):
+        return NOT_FINITE if row["status"] == "FAIL" else NOTHING
+    return difference(row["value"])
+
+
+def _or_nothing(value: float) -> str:
+    return NOTHING if math.isnan(value) else difference(value)
+
+
+def _most(values: pd.Series) -> str:
+    return _or_nothing(float(values.max()))
+
+
+def _time(value: float) -> str:
+    return NOTHING if math.isnan(value) else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _indexed(found: list[dict[str, Any]], index: str, missing: str) -> pd.DataFrame:
+    """Return the rows, or one row that says what is missing."""
+    return pd.DataFrame(found).set_index(index) if found else pd.DataFrame({"": [missing]}).set_index("")
+
+
+# What a report shows in place of the raw tables, under these headings; all rows are in result.json.
+VIEWS: dict[str, Callable[[Records], pd.DataFrame]] = {
+    "Outcomes": outcomes,
+    "Beyond their limits": beyond,
+    "Worst case of each member": worst,
+    "Edge cases": edges,
+    "First layer beyond tolerance": first_layers,
+    "Different or worse": truth,
+    "Latency": latency,
+    "Attention kernels": attention,
+    "Not compared": skipped,
+    "Limits and where they come from": limits,
+    "Environments of reference and candidates": environments,
+    "All machines and backends": matrix,
+}
+
+
+def report(run: Records) -> dict[str, list[dict[str, Any]]]:
+    """Return the views that have something to show, as rows of texts."""
+    frames = {heading: view(run) for heading, view in VIEWS.items()}
+    return {
+        heading: series.rows(frame.reset_index())
+        for heading, frame in frames.items()
+        if len(frame) and len(frame.columns)
+    }
