@@ -33,6 +33,18 @@ from benchlib.summary import COLOURS, console, shown
 BENCHMARK = "parity"
 EXIT_INTERRUPTED = 130
 OWN = ("record", "keep", "golden", "reference")  # what the commands themselves set
+TOLD = (
+    "processor",
+    "benchlib",
+    "python",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "nvidia",
+    "amdgpu",
+)
 UNMOVED = "nothing was published"
 
 
@@ -174,7 +186,7 @@ def _tell(folder: Path, manifest: Mapping[str, Any], here: Mapping[str, Any]) ->
     console.print(f"[bold]golden[/]  {shown(folder)}  {escape(what)}", soft_wrap=True)
     rows = differences(manifest["environment"], here)
     if not rows:
-        console.print("[dim]recorded with the same versions on the same kind of machine[/]")
+        console.print("[dim]recorded with the same versions on a processor of the same name[/]")
         return
     table = Table("differs", "recorded with", "here", box=None, padding=(0, 2, 0, 0), header_style="dim")
     for row in rows:
@@ -192,14 +204,15 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[tuple
 
 
 def _facts(machine: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts that numerics may depend on, as texts."""
+    """Return what numerics may depend on, as texts: of a machine.json, or of a recording's environment, which is flat."""
     cpu = machine.get("cpu") if isinstance(machine.get("cpu"), Mapping) else {}
-    found: dict[str, Any] = {"processor": cpu.get("model"), "cores": cpu.get("usable_cores")}  # type: ignore[union-attr]
-    found |= {name: machine.get(name) for name in ("processor", "system", "threads", "device") if machine.get(name)}
-    for kind in ("versions", "drivers"):
-        values = machine.get(kind)
-        found |= values if isinstance(values, Mapping) else {}
-    return {str(name): str(value) for name, value in found.items() if value not in (None, "")}
+    nested = [machine.get(kind) for kind in ("versions", "drivers")]
+    flat = {
+        **machine,
+        **{name: value for values in nested if isinstance(values, Mapping) for name, value in values.items()},
+    }
+    found = {"processor": cpu.get("model"), **{name: flat.get(name) for name in TOLD if flat.get(name)}}  # type: ignore[union-attr]
+    return {name: str(value) for name, value in found.items() if isinstance(value, (str, int)) and value != ""}
 
 
 def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) -> int:

@@ -242,12 +242,13 @@ def versions(run: RunResult) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """What all results of a backend say together: its outcome, why, and on which machines."""
+    """What all results of a backend say together: its outcome, why, on which machines, and what failed where."""
 
     backend: str
     outcome: str
     reason: str
     machines: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
 
 def standing(found: Merged, backend: str) -> Standing:
@@ -264,8 +265,8 @@ def standing(found: Merged, backend: str) -> Standing:
     gated = [(run, row) for run, row in rows if row.gates]
     failed = [(run, row) for run, row in gated if row.outcome == "FAIL"]
     if failed:
-        names = ", ".join(dict.fromkeys(f"{row.member} on {run.machine}" for run, row in failed))
-        return Standing(backend, "FAIL", f"{names}: {failed[0][1].reason}", machines)
+        names = tuple(dict.fromkeys(f"{row.member} on {run.machine}" for run, row in failed))
+        return Standing(backend, "FAIL", f"{', '.join(names)}: {failed[0][1].reason}", machines, names)
     passed = [row.member for _, row in gated if row.outcome == "PASS"]
     if passed:
         return Standing(backend, "PASS", f"{len(passed)} gated results within their tolerances", machines)

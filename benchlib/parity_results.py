@@ -261,7 +261,7 @@ def _reference(reference: Any) -> str:
     torch = environment.get("torch") if isinstance(environment, Mapping) else None
     if isinstance(environment, Mapping) and torch is None and isinstance(environment.get("versions"), Mapping):
         torch = environment["versions"].get("torch")
-    words = f"{reference.get('member') or 'reference'} on {reference.get('backend') or 'an unknown backend'}"
+    words = f"eager on {reference.get('backend') or 'an unknown backend'}"
     return f"{words}, torch {torch}" if torch else words
 
 

@@ -136,7 +136,7 @@ def _summary(found: Merged) -> str:
 def _standings(found: Merged) -> Iterable[Sequence[str]]:
     for backend in BACKENDS:
         one = standing(found, backend)
-        yield backend, _signed(one.outcome), ", ".join(one.machines), one.reason
+        yield backend, _signed(one.outcome), ", ".join(one.machines), ", ".join(one.failed) or one.reason
 
 
 def _matrix(found: Merged) -> list[str]:
@@ -194,7 +194,7 @@ def _reasons(found: Merged) -> list[str]:
             said.setdefault((word(row), row.reason, f"{run.backend} on {run.machine}"), []).append(row.member)
     return [
         *(
-            f"- {_signed(outcome)} {escaped(place)}, {escaped(', '.join(names))}: {escaped(reason)}"
+            f"- {_signed(outcome)} {_plain(place)}, {_plain(', '.join(names))}: {_plain(reason)}"
             for (outcome, reason, place), names in said.items()
         ),
         *([""] if said else []),
@@ -268,13 +268,18 @@ def _named(sentence: str) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return a Markdown table whose columns are aligned as text, so that a terminal shows it as well; '' at its end."""
-    cells = [[escaped(text) for text in row] for row in (columns, *rows)]
+    cells = [[_plain(text) for text in row] for row in (columns, *rows)]
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
     lines = [
         "| " + " | ".join(text + " " * (width - _width(text)) for text, width in zip(row, widths, strict=True)) + " |"
         for row in cells
     ]
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:], ""]
+
+
+def _plain(text: str) -> str:
+    """Return text that Markdown shows as it is; a comparison stays readable in a terminal, since it begins no tag."""
+    return escaped(text).replace("&lt;= ", "<= ").replace("&gt;= ", ">= ")
 
 
 def _width(text: str) -> int:

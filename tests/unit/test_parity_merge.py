@@ -247,10 +247,10 @@ def test_the_page_is_a_table_in_a_terminal_and_on_a_forge(tmp_path):
     assert "SKIPPED" in page and "onnxruntime is not installed" in page
 
 
-def test_differences_name_what_both_machines_tell(tmp_path):
-    there = {"versions": {"torch": "2.12.0", "numpy": "2.3"}, "system": "Linux 6.1", "threads": 8}
-    here = {"versions": {"torch": "2.13.0", "numpy": "2.3"}, "system": "Linux 6.1", "host": "x"}
-    assert parity_command.differences(there, here) == [("torch", "2.12.0", "2.13.0")]
+def test_differences_name_what_both_machines_tell():
+    there = {"torch": "2.12.0", "numpy": "2.3", "seaborn": "0.1", "processor": "A", "threads": 8}
+    here = {"versions": {"torch": "2.13.0", "numpy": "2.3", "seaborn": "0.2"}, "cpu": {"model": "B"}, "host": "x"}
+    assert parity_command.differences(there, here) == [("processor", "A", "B"), ("torch", "2.12.0", "2.13.0")]
 
 
 def test_a_run_of_another_benchmark_is_no_result(tmp_path):
