@@ -15,6 +15,7 @@ from benchlib.parity.members import Member
 from benchlib.parity.recording import Recording
 from benchlib.parity.rows import FAIL, NOT_COMPARED, PASS, Judge, Row
 from benchlib.parity.sides import Sides
+from benchlib.parity.tolerances import Tolerance
 
 Table = tuple[dict[str, Any], ...]
 
@@ -120,7 +121,7 @@ def _finite(sides: Sides) -> Row:
     return sides.judge.judge(tolerances.FINITE, float(sum(found.values())), worst, reason + more)
 
 
-def _logits(sides: Sides) -> tuple[Row, Row, Row]:
+def _logits(sides: Sides) -> tuple[Row, ...]:
     judge, inputs = sides.judge, sides.inputs
     # Read once: a safetensors mapping copies a tensor each time it is asked for.
     candidate, reference = dict(sides.candidate.outputs()), dict(sides.reference.outputs())
@@ -130,48 +131,53 @@ def _logits(sides: Sides) -> tuple[Row, Row, Row]:
     skipped = {name: absent[name] for name in wanted if name in absent and f"{name}/start" not in candidate}
     there = [name for name in wanted if name not in skipped]
     faults = {name: fault for name in there if (fault := logits.fault(name, candidate, reference))}
-    good = [name for name in there if name not in faults]
-    cases = [logits.case(name, candidate, reference, truth, inputs) for name in good]
-    table = sides.tables["logits"] = [case.row() for case in cases]
-    sides.tables["histogram"] = list(logits.histogram(cases))
+    cases = [logits.case(name, candidate, reference, truth, inputs) for name in there if name not in faults]
+    sides.cases = [case for case in cases if case.finite]
+    limits = {case.name: _limit(judge, case) for case in cases}
+    table = [case.row() | {"limit": limits[case.name].value} for case in cases]
     found = logits.truth(cases)
-    sides.tables["truth"] = [found] if found else []
-    broken = next(iter(faults.values()), "") or next(
-        (f"{case.name}: {_not_finite(case)}" for case in cases if not case.finite), ""
-    )
+    sides.tables |= {"logits": table, "histogram": list(logits.histogram(cases)), "truth": [found] if found else []}
     names = (tolerances.LOGITS, tolerances.COSINE, tolerances.SPANS)
+    broken = next(iter(faults.values()), "") or next((_not_finite(case) for case in cases if not case.finite), "")
     if broken:
-        return tuple(judge.fail(name, broken) for name in names)  # type: ignore[return-value]
+        return tuple(judge.fail(name, broken) for name in names)
     if not cases:
         why = next(iter(skipped.values()), "the reference has no outputs")
-        return tuple(judge.skip(name, f"no case was compared: {why}") for name in names)  # type: ignore[return-value]
-    left_out = "; ".join(f"without {name}: {why}" for name, why in skipped.items())
-    far = max(table, key=lambda row: row["max_abs"])
+        return tuple(judge.skip(name, f"no case was compared: {why}") for name in names)
+    left_out = [f"without {name}: {why}" for name, why in skipped.items()]
+    # Limits may differ from case to case: the worst is the one that is largest beside its limit.
+    far = max(table, key=lambda row: row["max_abs"] / row["limit"])
     apart = max(table, key=lambda row: row["one_minus_cosine"])
-    at = logits.place(far["case"], candidate, reference, inputs) if far["max_abs"] else ""
+    at = [logits.place(far["case"], candidate, reference, inputs)] if far["max_abs"] else []
     return (
-        judge.judge(tolerances.LOGITS, far["max_abs"], far["case"], "; ".join(part for part in (at, left_out) if part)),
-        judge.judge(tolerances.COSINE, apart["one_minus_cosine"], apart["case"], left_out),
-        _spans(judge, candidate, reference, inputs, good),
+        judge.judge(tolerances.LOGITS, far["max_abs"], far["case"], "; ".join(at + left_out), limits[far["case"]]),
+        judge.judge(tolerances.COSINE, apart["one_minus_cosine"], apart["case"], "; ".join(left_out)),
+        _spans(judge, candidate, reference, inputs, limits),
+    )
+
+
+def _limit(judge: Judge, case: logits.Case) -> Tolerance:
+    return tolerances.eased(
+        judge.tolerance(tolerances.LOGITS), judge.member.precision, case.largest, case.reference_error
     )
 
 
 def _not_finite(case: logits.Case) -> str:
     whole = all(np.isfinite(case.reference[head]).all() for head in logits.HEADS)
-    return "logits that are NaN or infinite" if whole else "the reference's own logits are NaN or infinite"
+    return f"{case.name}: {'' if whole else 'the reference has '}logits that are NaN or infinite"
 
 
 def _spans(
     judge: Judge,
-    candidate: Mapping[str, np.ndarray],
-    reference: Mapping[str, np.ndarray],
-    inputs: Mapping[str, np.ndarray],
-    cases: list[str],
+    candidate: logits.Arrays,
+    reference: logits.Arrays,
+    inputs: logits.Arrays,
+    limits: dict[str, Tolerance],
 ) -> Row:
-    margin = 4 * judge.tolerance(tolerances.LOGITS).value
-    decided, agreeing, rows, differing = logits.span_agreement(candidate, reference, inputs, cases, margin)
+    margins = {name: 4 * limit.value for name, limit in limits.items()}
+    decided, agreeing, rows, differing = logits.span_agreement(candidate, reference, inputs, margins)
     if not decided:
-        return judge.skip(tolerances.SPANS, f"in none of {rows} rows the reference's best span leads by {margin:g}")
+        return judge.skip(tolerances.SPANS, f"in none of {rows} rows the reference's best span leads clearly")
     return judge.judge(tolerances.SPANS, agreeing / decided, differing, f"{decided} of {rows} rows are decided")
 
 

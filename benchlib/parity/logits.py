@@ -32,6 +32,16 @@ class Case:
     truth: dict[str, np.ndarray] | None
 
     @property
+    def largest(self) -> float:
+        """The size of the reference's largest logit."""
+        return max(numbers.max_abs(side, np.zeros_like(side)) for side in self.reference.values())
+
+    @property
+    def reference_error(self) -> float | None:
+        """How far the reference is from the truth; None without one."""
+        return _from_truth(self.reference, self.truth)
+
+    @property
     def finite(self) -> bool:
         """Whether both sides are numbers at all compared positions."""
         return all(np.isfinite(side[head]).all() for side in (self.candidate, self.reference) for head in HEADS)
@@ -55,7 +65,7 @@ class Case:
             "max_ulp": int(self.worst(_max_ulp)) if finite else None,
             "one_minus_cosine": self.worst(numbers.one_minus_cosine) if finite else None,
             "truth_max_abs": _from_truth(self.candidate, self.truth) if finite else None,
-            "reference_truth_max_abs": _from_truth(self.reference, self.truth) if finite else None,
+            "reference_truth_max_abs": self.reference_error if finite else None,
         }
 
 
@@ -141,16 +151,16 @@ def histogram(cases: list[Case]) -> Iterator[dict[str, Any]]:
 
 
 def span_agreement(
-    candidate: Arrays, reference: Arrays, inputs: Arrays, cases: list[str], margin: float
+    candidate: Arrays, reference: Arrays, inputs: Arrays, margins: Mapping[str, float]
 ) -> tuple[int, int, int, str]:
     """Return over the rows of padded cases: how many are decided, of these how many agree, all rows, and a case that does not.
 
     A row's span is the pair start <= end of the largest sum of logits. It is decided where the reference's best span
-    leads the next by more than ``margin``; where two spans are closer, rounding may choose.
+    leads the next by more than the margin of its case; where two spans are closer, rounding may choose.
     """
     decided = agreeing = rows = 0
     differing = ""
-    for name in cases:
+    for name, margin in margins.items():
         shape = reference[f"{name}/start"].shape
         if len(shape) != 2:
             continue

@@ -65,7 +65,7 @@ def invariance(sides: Sides, quantity: str, name: str) -> Row:
     found = sides.candidate.meta.get("invariance") or {}
     if found.get(name) is None:
         return sides.lacking(quantity, "invariance")
-    return sides.judge.judge(quantity, float(found[name]))
+    return sides.judge.judge(quantity, float(found[name]), limit=sides.eased(quantity))
 
 
 def f1(sides: Sides, scores: tuple[float, float] | None, questions: int) -> Row:

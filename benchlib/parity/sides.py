@@ -6,19 +6,23 @@ from typing import Any
 
 import numpy as np
 
+from benchlib.parity import tolerances
+from benchlib.parity.logits import Case
 from benchlib.parity.recording import Recording, count_nonfinite
 from benchlib.parity.rows import Judge, Row
+from benchlib.parity.tolerances import Tolerance
 
 
 @dataclass
 class Sides:
-    """Both sides and what is known so far. ``tables`` are filled as the quantities are judged."""
+    """Both sides and what is known so far: ``cases`` and ``tables`` are filled as the quantities are judged."""
 
     reference: Recording
     candidate: Recording
     truth: Recording | None
     inputs: Mapping[str, np.ndarray]
     judge: Judge
+    cases: list[Case] = field(default_factory=list)
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @property
@@ -36,11 +40,15 @@ class Sides:
 
     def lacking(self, quantity: str, place: str) -> Row:
         """Return the row of a quantity that the candidate has no value of: a reason is accepted, silence is not."""
-        if place in (self.candidate.meta.get("nonfinite") or {}):
-            return self.judge.fail(quantity, f"not finite: {place}")
         reason = (self.candidate.meta.get("absent") or {}).get(quantity)
-        return (
-            self.judge.skip(quantity, reason)
-            if reason
-            else self.judge.fail(quantity, "not computed, and no reason given")
-        )
+        if reason:
+            return self.judge.skip(quantity, reason)
+        lost = place in (self.candidate.meta.get("nonfinite") or {})
+        return self.judge.fail(quantity, "not finite" if lost else "not computed, and no reason given")
+
+    def eased(self, quantity: str) -> Tolerance:
+        """Return the limit of a difference between logits, by the logits of all cases: see ``tolerances.eased``."""
+        errors = [case.reference_error for case in self.cases]
+        error = max((error for error in errors if error is not None), default=None)
+        largest = max((case.largest for case in self.cases), default=0.0)
+        return tolerances.eased(self.judge.tolerance(quantity), self.judge.member.precision, largest, error)
