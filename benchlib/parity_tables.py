@@ -8,10 +8,32 @@ import pandas as pd
 
 from benchlib import parity_series as series
 from benchlib.curves import Records
+from benchlib.parity import tolerances as table_of_limits
+from benchlib.parity.config import ParityConfig
+from benchlib.parity.members import chosen
 from benchlib.parity_series import NOT_FINITE, SIGNS, difference, short
+from benchlib.results import Run
 
 NOTHING = "–"
 WORST = 12  # rows of the worst cases
+
+
+def tolerances(run: Run) -> pd.DataFrame:
+    """Return the limits that the members of this run will be judged by, known before it, and where each comes from."""
+    config = run.config
+    assert isinstance(config, ParityConfig)
+    found: list[dict[str, str]] = []
+    for quantity in table_of_limits.QUANTITIES:
+        judged: dict[table_of_limits.Tolerance, list[str]] = {}
+        for member in chosen(config):
+            limit = table_of_limits.between(config.reference, config.backend, member.precision, quantity)
+            judged.setdefault(limit, []).append(member.precision)
+        for limit, precisions in judged.items():
+            of = ", ".join(dict.fromkeys(precisions))
+            found.append(
+                {"quantity": quantity, "precision": of, "limit": limit.text, "unit": limit.unit, "why": limit.why}
+            )
+    return _indexed(found, "quantity", "Only the reference is recorded: nothing will be judged.")
 
 
 def outcomes(run: Records) -> pd.DataFrame:
