@@ -26,7 +26,7 @@ from benchlib.machine import best_backend, describe, probe_devices
 from benchlib.parity import golden, recorded
 from benchlib.parity_results import read_file
 from benchlib.paths import outputs
-from benchlib.results import check_place
+from benchlib.results import Run, check_place
 from benchlib.session import Plan, plan
 from benchlib.summary import COLOURS, console, shown
 
@@ -64,7 +64,7 @@ def record(target: Path, tier: str, backend: str, pairs: Iterable[str], weights:
         console.print(f"[yellow]{UNMOVED}[/]  the run has no whole recording", soft_wrap=True)
     else:
         _publish(outcome.run_dir / "golden", target, weights)
-    return _exit_code(outcome, store, strict=False)
+    return _exit_code(outcome, store)
 
 
 def verify(
@@ -87,12 +87,20 @@ def verify(
     overrides = recorded.parameters(manifest) | overrides | {"golden": str(folder.resolve())}
     planned = _planned(tier or recorded.tier(manifest), backend, overrides)
     _tell(folder, manifest, describe(planned.probe))
-    return _exit_code(runner.run_one(planned, store), store, strict)
+    outcome = runner.run_one(planned, store)
+    code = _exit_code(outcome, store)
+    return EXIT_NOTHING_TO_COMPARE if strict and code == EXIT_PASS and not _compared(outcome.run_dir) else code
 
 
-def _exit_code(outcome: runner.Outcome, store: Path, strict: bool) -> int:
+def _exit_code(outcome: runner.Outcome, store: Path) -> int:
     index = runner.write_index(store, quiet=True)
-    return EXIT_INTERRUPTED if outcome.interrupted else index or outcome.verdict.exit_code(strict)
+    return EXIT_INTERRUPTED if outcome.interrupted else index or outcome.verdict.exit_code(strict=False)
+
+
+def _compared(run_dir: Path) -> bool:
+    """Whether any gated member was compared. Baselines do not count: the golden folder is what there is to compare with."""
+    found = parity_matrix.collect([Run(run_dir)])
+    return any(row.gates and row.outcome in ("PASS", "FAIL") for _, row in found.rows)
 
 
 def _overrides(pairs: Iterable[str], also: Sequence[str] = ()) -> dict[str, Any]:

@@ -1,0 +1,214 @@
+"""Record here, verify there: the folder that goes from one machine to another, and what is refused before any work."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchlib import parity_command, runner, session
+from benchlib.cli import main
+from benchlib.config import build
+from benchlib.errors import UserError
+from benchlib.files import read_json
+from benchlib.parity import golden, recorded
+from benchlib.results import Run
+
+PROBE = {"backends": {"cpu": {"available": True, "count": 1, "names": ["cpu"], "reason": ""}}, "versions": {}}
+SMALL = (
+    "lengths=8", "batch_sizes=1", "dev_questions=0", "train_steps=0", "latency_runs=0", "repeats=2", "budget_s=120",
+)  # fmt: skip
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, ["parity", *map(str, arguments)])
+
+
+def made(folder, **changes):
+    """Write a golden folder that nobody computed; its seal is real."""
+    config = build("parity", {"benchmark": "parity", "lengths": [8, 32], **changes})
+    (folder / "reference").mkdir(parents=True)
+    (folder / golden.WEIGHTS).write_bytes(bytes(1000))
+    (folder / "reference" / "recording.json").write_text("{}")
+    fields = {
+        "model": {"name": "tiny", "sha256": "ab" * 32},
+        "inputs_sha256": "cd",
+        "cases": [],
+        "environment": {"torch": "2.0"},
+    }
+    golden.write(folder, work=recorded.work(config), **fields)
+    return folder
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """Fail where a command asks for devices or makes a run although its input is wrong."""
+    for module in (parity_command, session):
+        monkeypatch.setattr(module, "probe_devices", lambda: pytest.fail("asked torch although the input is wrong"))
+    monkeypatch.setattr(runner, "run_one", lambda *_: pytest.fail("a run was started although the input is wrong"))
+
+
+def cut(folder):
+    os.truncate(folder / golden.WEIGHTS, 999)
+
+
+def altered(folder):
+    (folder / golden.WEIGHTS).write_bytes(bytes(999) + b"\1")
+
+
+def other_manifest(folder):
+    path = folder / golden.NAME
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (cut, "weights.safetensors was cut: 999 of 1,000 bytes"),
+        (altered, "weights.safetensors was altered"),
+        (other_manifest, "digest does not match"),
+        (lambda folder: (folder / golden.NAME).unlink(), "golden.json is missing"),
+        (lambda folder: (folder / "more.json").write_text("{}"), "more.json is extra"),
+        (lambda folder: (folder / "reference" / "recording.json").unlink(), "reference/recording.json is missing"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_damaged_golden_folder_is_refused_before_anything_starts(tmp_path, damage, says):
+    folder = made(tmp_path / "golden")
+    damage(folder)
+    done = call("verify", folder, "--backend", "cpu", "--out", tmp_path / "out")
+    assert done.exit_code == 2 and says in done.output, done.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "lengths=8,64"], "lengths = 8,64 contradicts"),
+        (["--set", "seed=3"], "seed = 3 contradicts"),
+        (["--set", "model=bert-base"], "model = 'bert-base' contradicts"),
+        (["--set", "golden=elsewhere"], "sets golden itself"),
+        (["--members", "eagre"], "eager"),
+        (["--backend", "cudda"], "did you mean cuda"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_starts")
+def test_what_contradicts_the_recording_is_refused(tmp_path, arguments, says):
+    done = call("verify", made(tmp_path / "golden"), *arguments, "--out", tmp_path / "out")
+    assert done.exit_code == 2 and says in done.output, done.output
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_taken_target_is_refused_before_anything_starts(tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for target, says in (("taken", "is not empty"), ("file", "is no folder"), ("file/below", "a file and no folder")):
+        done = call("record", tmp_path / target, "--out", tmp_path / "out")
+        assert done.exit_code == 2 and says in done.output, done.output
+    done = call("record", tmp_path / "new", "--set", "members=eager")
+    assert done.exit_code == 2 and "members" in done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
+
+
+def test_a_recording_fixes_the_work_and_nothing_of_its_machine(tmp_path):
+    (tmp_path / "my-model").mkdir()
+    config = build(
+        "parity",
+        {"benchmark": "parity", "model": str(tmp_path / "my-model"), "tier": "nightly", "seed": 4, "repeats": 7},
+    )
+    manifest = {"work": recorded.work(config), "benchlib": "0.1.0"}
+    assert str(tmp_path) not in json.dumps(manifest)
+    found = recorded.parameters(manifest)
+    assert (found["model"], found["seed"], recorded.tier(manifest)) == ("my-model", 4, "nightly")
+    assert "repeats" not in found and "dev_file" not in found
+    for change in ({"colour": "red"}, None):
+        work = dict(manifest["work"], **(change or {}))
+        if change is None:
+            del work["lengths"]
+        with pytest.raises(UserError, match="colour" if change else "lengths"):
+            recorded.parameters({"work": work, "benchlib": "0.1.0"})
+
+
+def test_a_recording_of_files_is_verified_without_the_file(tmp_path):
+    (tmp_path / "dev.json").write_text("{}")
+    folder = made(tmp_path / "golden", dev_file=str(tmp_path / "dev.json"))
+    values = recorded.parameters(golden.read(folder)) | {"golden": str(folder)}
+    config = build("parity", {"benchmark": "parity", **values})
+    assert config.data == "files" and not config.dev_file
+    recorded.refuse(config)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_folder_is_published_as_a_whole_also_to_another_file_system(tmp_path, monkeypatch, across):
+    run_dir, target = made(tmp_path / "run" / "golden"), tmp_path / "deep" / "target"
+    rename, refused = os.rename, []
+
+    def renamed(source, to):
+        if across and not refused:
+            refused.append(source)
+            raise OSError(errno.EXDEV, "another file system")
+        rename(source, to)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    before = golden.read(run_dir)
+    parity_command._publish(run_dir, target, weights=True)
+    assert golden.read(target) == before and not run_dir.exists()
+    assert [path.name for path in target.parent.iterdir()] == ["target"] and bool(refused) == across
+
+
+def test_a_failed_publication_leaves_the_recording_in_its_run_and_nothing_half_made(tmp_path, monkeypatch):
+    run_dir, target = made(tmp_path / "run" / "golden"), tmp_path / "target"
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "")))
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(UserError, match="free some space"):
+        parity_command._publish(run_dir, target, weights=True)
+    assert golden.read(run_dir) and [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_without_weights_the_folder_is_sealed_again(tmp_path, capsys):
+    run_dir, target = made(tmp_path / "run" / "golden"), tmp_path / "target"
+    parity_command._publish(run_dir, target, weights=False)
+    manifest = golden.read(target)
+    assert golden.WEIGHTS not in manifest["files"] and manifest["model"]["sha256"] == "ab" * 32
+    config = build(
+        "parity", {"benchmark": "parity", **recorded.parameters(manifest), "golden": str(target), "model": "elsewhere"}
+    )
+    recorded.refuse(config)  # the hash of the weights tells, not their name
+    assert "abababababab" in capsys.readouterr().out
+
+
+def test_a_recording_is_verified(tmp_path, monkeypatch):
+    """The processes are real; only the notebook around them is left out, which tests of its own run."""
+    for module in (parity_command, session):
+        monkeypatch.setattr(module, "probe_devices", lambda: PROBE)
+    monkeypatch.setattr(runner, "_execute", lambda _, run_dir: bool(session.execute(Run(run_dir))) and False)
+    folder, out = tmp_path / "golden", tmp_path / "out"
+    pairs = [word for pair in SMALL for word in ("--set", pair)]
+    done = call("record", folder, *pairs, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "SKIPPED" in done.output and "MB in" in done.output
+    assert {"weights.safetensors", "reference/outputs.safetensors", "truth/outputs.safetensors"} <= set(
+        golden.read(folder)["files"]
+    )
+    moved = Path(shutil.copytree(folder, tmp_path / "copied"))
+    shutil.rmtree(folder)
+    settings = [word for pair in SMALL[4:] for word in ("--set", pair)]
+    done = call("verify", moved, "--backend", "cpu", "--members", "eager", *settings, "--out", out, "--strict")
+    assert done.exit_code == 0, done.output
+    run = Run(next(out.glob("smoke-*/parity-*/members/eager")).parents[1])
+    (row,) = run.result.tables["members"]
+    assert (row["member"], row["outcome"]) == ("eager", "PASS")
+    assert run.config.lengths == [8] and run.result.facts["golden"]["given"]
+    assert golden.read(moved), "a folder that is compared with is never written"
+    merged = call("merge", out, "--to", tmp_path / "results", "--strict")
+    assert merged.exit_code == 0, merged.output
+    backends = read_json(tmp_path / "results" / "cross_backend_validation.json")["backends"]
+    assert backends["cpu"]["outcome"] == "PASS" and backends["cuda"]["outcome"] == "NOT COMPARED"
