@@ -1,0 +1,93 @@
+"""Parameters of the parity benchmark, and the members that they choose."""
+
+import pytest
+
+from benchlib.backends import BACKENDS
+from benchlib.errors import UserError
+from benchlib.parity.config import ParityConfig
+from benchlib.parity.members import MEMBERS, chosen
+
+
+def names(**values):
+    return [member.name for member in chosen(ParityConfig(**values))]
+
+
+def test_members_of_a_backend():
+    assert names() == ["eager", "sdpa_math", "sdpa_flash", "one_thread", "fp64", "bf16", "native"]
+    assert set(names(slow=True)) - set(names()) == {
+        "compile",
+        "aotinductor",
+        "onnxruntime",
+        "openvino",
+        "openvino_default",
+    }
+    assert names(backend="mps") == ["bf16", "exact", "native"]
+    assert names(members=["compile", "bf16", "bf16"]) == ["bf16", "compile"]  # named: also a slow one; each once
+    for backend in BACKENDS:
+        assert any(member.gates and member.precision == "fp32" for member in chosen(ParityConfig(backend=backend)))
+
+
+def test_members_that_do_not_gate_are_those_with_torchs_own_defaults_or_a_kernel_of_their_own():
+    open_ones = {name for name, member in MEMBERS.items() if not member.gates}
+    assert open_ones == {"native", "flash", "efficient", "cudnn", "openvino_default"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"members": ["sdpa_mth"]}, "did you mean sdpa_math"),
+        ({"data": "files"}, "needs dev_file=FILE"),
+        ({"record": True, "members": ["bf16"]}, "leave members out"),
+        ({"record": True, "golden": "folder"}, "leave golden out"),
+        ({"record": True, "planted_layer": 0}, "leave planted_layer out"),
+        ({"lengths": []}, "lengths"),
+        ({"batch_sizes": [0]}, "batch_sizes"),
+        ({"repeats": 1}, "repeats"),
+        ({"nproc": 2}, "one process"),
+    ],
+)
+def test_wrong_values_say_what_to_do(values, words):
+    with pytest.raises(ValueError, match=words):
+        ParityConfig(**values)
+
+
+def test_a_member_of_another_backend_is_refused_before_anything_starts():
+    config = ParityConfig(members=["efficient"])
+    with pytest.raises(UserError, match="'efficient' is not of cpu but of cuda, rocm"):
+        config.check_whole()
+    ParityConfig(members=["efficient"], backend="cuda").check_whole()
+
+
+def test_a_file_is_the_data_and_a_golden_folder_has_its_own():
+    assert ParityConfig(dev_file="dev.json").data == "files"
+    assert ParityConfig(data="files", golden="folder").golden == "folder"
+
+
+def test_sizes_are_taken_once_and_rising():
+    config = ParityConfig(lengths=[32, 8, 32], batch_sizes=[2, 1])
+    assert config.sizes == ((8, 1), (8, 2), (32, 1), (32, 2))
+
+
+def test_the_work_is_said_and_is_what_the_members_compute():
+    config = ParityConfig(lengths=[8, 64], batch_sizes=[1, 4], reference="cuda", backend="rocm", latency_runs=7)
+    for part in (
+        "exact",
+        "of rocm",
+        "fp32 on cuda",
+        "4 inputs",
+        "8 to 64 tokens",
+        "20 training steps",
+        "7 timed passes",
+    ):
+        assert part in config.expected_work()
+    recording = ParityConfig(record=True, train_steps=0).expected_work()
+    assert recording.startswith("records") and "timed" not in recording and "training" not in recording
+    assert "the recording in h100" in ParityConfig(golden="/data/h100").expected_work()
+    same = ParityConfig(members=["bf16"], slow=True, keep=True, planted_layer=1, golden="", member_timeout_s=9)
+    assert same.work() == ParityConfig().work()
+    assert ParityConfig(golden="/a/h100").work() == ParityConfig(golden="/b/h100").work() != ParityConfig().work()
+    assert ParityConfig(lengths=[8]).work() != ParityConfig().work()
+
+
+def test_a_golden_folder_fixes_fields_that_there_are():
+    assert set(ParityConfig.RECORDED) <= set(ParityConfig.model_fields)
