@@ -197,6 +197,7 @@ def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     save_file(whole, path)
     with path.open("rb") as handle:
         os.fsync(handle.fileno())
+    path.chmod(0o666 & ~_umask())  # safetensors makes private files; a golden folder is meant to be shared
 
 
 def _umask() -> int:

@@ -167,6 +167,9 @@ def test_a_recording_comes_back_to_the_bit(tmp_path):
     assert found.meta["layers"][1]["norm"] == pytest.approx(np.linalg.norm(found.layers()["001|bert.encoder.layer.0"]))
     assert found.meta["nonfinite"] == {"outputs dev/start": 2}
     assert [path.name for path in (tmp_path / "members").iterdir()] == ["sdpa_math"]
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    assert {path.stat().st_mode for path in written.folder.iterdir()} == {plain.stat().st_mode}
 
 
 def test_numbers_that_are_none_become_null_and_are_counted(tmp_path):
