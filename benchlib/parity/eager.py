@@ -3,7 +3,7 @@
 Letters: B rows, S tokens.
 """
 
-import gc
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,6 @@ class Eager:
     def close(self) -> None:
         """Let go of the model."""
         self.module = None
-        gc.collect()
 
     def _placed(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         return {name: tensor.to(self.where) for name, tensor in inputs.items()}
@@ -106,4 +105,6 @@ def device_name(where: torch.device) -> str:
     """Return the name of a device as its driver gives it, else its type."""
     if where.type in ("cuda", "xpu"):
         return str(torch.get_device_module(where).get_device_name(where))
+    if where.type == "xla":
+        return str(importlib.import_module("torch_xla.runtime").device_type())
     return str(where.type)

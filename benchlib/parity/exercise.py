@@ -58,6 +58,7 @@ class Exercise:
         self.inputs, self.where, self._tell = inputs, where, tell
         self.found = Exercised()
         self.absent: dict[str, str] = {}
+        self._at = 0, 1
 
     def run(self, latency: bool = True) -> Exercised:
         """Do everything; without ``latency`` no time is taken."""
@@ -73,7 +74,8 @@ class Exercise:
         parts.append(("curve", self._curve))
         facts = self.found.facts
         for number, (name, part) in enumerate(parts):
-            self._tell(number, len(parts), name)
+            self._at = number, len(parts)
+            self._tell(*self._at, name)
             part()
         self._tell(len(parts), len(parts), "done")
         if not latency:
@@ -118,7 +120,7 @@ class Exercise:
         self.found.facts["repeats"] = {
             "runs": self.config.repeats,
             "identical": same,
-            "max_abs": max((_max_abs(first, other) for other in others), default=0.0),
+            "max_abs": float(np.max([_max_abs(first, other) for other in others])),  # of NaN: NaN
         }
 
     def _invariance(self) -> None:
@@ -190,7 +192,7 @@ class Exercise:
         losses = []
         cases = self.inputs.of("train")[: self.config.train_steps]
         for number, case in enumerate(cases):
-            self._tell(number, len(cases), "curve")
+            self._tell(*self._at, f"curve, step {number + 1} of {len(cases)}")
             optimizer.zero_grad()
             loss = self._loss(case.id)
             loss.backward()

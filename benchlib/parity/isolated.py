@@ -20,7 +20,9 @@ from benchlib.processes import kill, signal_name
 TOKEN = "BENCHLIB_PARITY_PROCESS"  # in the environment of a member and of all that it starts: how they are found
 BEAT_S = 3.0  # between signs of life of a silent member
 POLL_S = 0.05
+STACKS_S = 0.5  # for a member that is ended to write where it is
 LAST_LINES = 3
+_STACK = "most recent call first"  # how faulthandler begins the stack of a thread
 # Read by the numeric libraries when they are loaded, so before the process begins.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -58,6 +60,10 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
         )
     try:
         in_time = _watch(process, name, out, events, began + timeout_s)
+        if not in_time:
+            process.send_signal(signal.SIGUSR1)  # it writes where it is
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STACKS_S)
     finally:
         _end(process, token)
     seconds = time.monotonic() - began
@@ -77,8 +83,9 @@ def _environment(name: str, token: str) -> dict[str, str]:
     member = MEMBERS.get(name)
     if member and member.threads:
         env |= dict.fromkeys(THREAD_VARIABLES, str(member.threads))
-    # cuBLAS is deterministic only with a workspace of its own for each stream, and reads this when it starts.
-    env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if member is None or member.mode == "exact":
+        # cuBLAS is deterministic only with a workspace of its own for each stream, and reads this when it starts.
+        env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return env
 
 
@@ -142,6 +149,11 @@ def _lines(err: Path) -> list[str]:
 
 
 def _last(err: Path) -> str:
-    """Return the last lines of standard error as the end of a sentence."""
-    lines = _lines(err)[-LAST_LINES:]
-    return ": " + " | ".join(lines)[-500:] if lines else ""
+    """Return what standard error says last as the end of a sentence: where a crash or hang was, else its last lines."""
+    lines = _lines(err)
+    stacks = [number for number, line in enumerate(lines) if _STACK in line and line.startswith(("Current", "Thread"))]
+    if stacks:
+        fatal = [line for line in lines[: stacks[0]] if line.startswith("Fatal Python error")]
+        current = next((number for number in stacks if lines[number].startswith("Current")), stacks[-1])
+        lines = [*fatal, *lines[current + 1 : current + 2]]
+    return ": " + " | ".join(lines[-LAST_LINES:])[-500:] if lines else ""

@@ -16,7 +16,7 @@ import torch
 from benchlib.errors import UserError
 
 _LAYER = re.compile(r"(layers?|blocks?|h)\.\d+$")
-_ATTENTION = re.compile(r"att(entio)?n", re.IGNORECASE)
+_ATTENTION = re.compile(r"^(?!.*norm).*att(entio)?n", re.IGNORECASE)
 _FEED_FORWARD = re.compile(r"^(intermediate|mlp|ffn|ff|feed_?forward)$", re.IGNORECASE)
 PLANTED = 0.1  # share of the planted fault: beyond the tolerance of bf16 too
 

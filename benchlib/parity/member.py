@@ -13,9 +13,12 @@ Exit codes: 0 recorded, 77 this way to compute is not there (the reason is the l
 import argparse
 import dataclasses
 import faulthandler
+import importlib
 import json
 import os
+import platform
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +36,7 @@ from benchlib.processes import die_with_parent
 EXIT_UNAVAILABLE = 77
 PARENT = "BENCHLIB_PARITY_PARENT"  # the process that this one must not outlive
 ATTENTION = "attention"
+_VERSIONS = ("benchlib", "python", "torch", "transformers", "numpy", "safetensors")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +75,7 @@ def record(config: ParityConfig, run_dir: Path, name: str, executor_module: str 
     member = dataclasses.replace(todo.member, executor=executor_module or todo.member.executor)
     place = golden.place(run_dir, config.golden)
     tell(0, 1, "loading")
+    importlib.import_module(member.executor)  # first: what is not installed is told before the model is loaded
 
     import torch
 
@@ -122,14 +127,12 @@ def _device(where: Any) -> str:
 
 def _environment(where: Any) -> dict[str, Any]:
     """Return what two recordings are told apart by: versions, processor, threads."""
-    import platform
-
     import torch
 
     from benchlib.machine import cpu_model, versions
 
     return {
-        **versions(),
+        **{name: value for name, value in versions().items() if name in _VERSIONS},
         "platform": platform.platform(terse=True),
         "processor": cpu_model(),
         "device": _device(where),
@@ -163,6 +166,7 @@ def main() -> int:
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where a member hangs is asked for before it is ended
 
     from benchlib.config import load_config
 

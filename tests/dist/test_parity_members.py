@@ -1,0 +1,300 @@
+"""Members in processes of their own, honest and faulty, and what is recorded of them."""
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from harness import until
+from transformers import AutoModelForQuestionAnswering
+
+from benchlib import models
+from benchlib.config import save_config
+from benchlib.events import EventWriter, read_events
+from benchlib.parity import eager, executor, exercise, isolated, layers, member, prepare, switches, weights
+from benchlib.parity.cases import Inputs
+from benchlib.parity.config import ParityConfig
+from benchlib.parity.members import MEMBERS
+from benchlib.parity.recording import Recording
+
+CONFIG = ParityConfig(
+    lengths=[8, 24, 48],
+    batch_sizes=[1, 3],
+    dev_questions=4,
+    train_steps=3,
+    train_batch=2,
+    train_length=32,
+    warmup=1,
+    latency_runs=3,
+    latency_length=40,
+)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As a rank sets it: several threads on cores that others use are many times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    save_config(CONFIG, folder)
+    prepare.prepare(CONFIG, folder / "golden")
+    return folder
+
+
+@pytest.fixture
+def events(run_dir):
+    writer = EventWriter(run_dir, "rank0")
+    yield writer
+    writer.close()
+
+
+@pytest.fixture
+def faulty(run_dir, events, tmp_path, monkeypatch):
+    """Run the member `eager` with an executor module made of the given lines."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def run(source, timeout_s=60.0):
+        (tmp_path / "faulty_executor.py").write_text(source)
+        ended = isolated.run(run_dir, "eager", events, timeout_s, executor="faulty_executor")
+        assert not (run_dir / "members" / "eager").exists()
+        assert not list(run_dir.glob("member-eager-*"))
+        return ended
+
+    return run
+
+
+def test_a_member_records_what_torch_computes(run_dir, events):
+    """The whole of a member's process, against the model called here with its own loss and AdamW."""
+    ended = isolated.run(run_dir, "reference", events, 100)
+    assert (ended.status, ended.reason) == ("done", "")
+    found = Recording.open(run_dir / "golden" / "reference")
+    model = AutoModelForQuestionAnswering.from_pretrained(models.TINY, attn_implementation="eager").eval()
+    inputs, outputs = Inputs(run_dir / "golden"), found.outputs()
+    wanted = {case.id for case in inputs.of("data", "edge", "layer")}
+    assert {name.partition("/")[0] for name in outputs} == wanted | {"dev"}
+    dev = []
+    for case in inputs.of("data", "edge", "layer", "dev"):
+        tensors = inputs.tensors(case.id)
+        with torch.no_grad():
+            output = model(**tensors)
+        if case.kind == "dev":
+            dev.append(output.end_logits[tensors["attention_mask"] == 1])
+            continue
+        np.testing.assert_allclose(outputs[f"{case.id}/start"], output.start_logits, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(outputs[f"{case.id}/end"], output.end_logits, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(outputs["dev/end"], torch.cat(dev), rtol=0, atol=2e-5)
+
+    meta = found.meta
+    assert meta["repeats"] == {"runs": 5, "identical": True, "max_abs": 0.0}
+    assert meta["invariance"]["batch_max_abs"] < 2e-5 and 0 <= meta["invariance"]["padding_max_abs"] < 2e-5
+    assert len(meta["latency"]["samples_ms"]) == 3 and min(meta["latency"]["samples_ms"]) > 0
+    assert (meta["absent"], meta["nonfinite"], meta["executor"]["threads"]) == ({}, {}, 1)
+    assert [row["name"] for row in meta["layers"]][-1] == "qa_outputs" and len(found.layers()) == 14
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=CONFIG.learning_rate)
+    losses = []
+    for case in inputs.of("train"):
+        optimizer.zero_grad()
+        start, end = inputs.labels(case.id)
+        loss = model(**inputs.tensors(case.id), start_positions=start, end_positions=end).loss
+        loss.backward()
+        if not losses:
+            gradients = found.gradients()
+            assert gradients.keys() == {name for name, _ in model.named_parameters()}
+            for name, parameter in model.named_parameters():
+                scale = float(parameter.grad.abs().max())
+                np.testing.assert_allclose(gradients[name], parameter.grad, rtol=0, atol=1e-4 * scale + 1e-6)
+        optimizer.step()
+        losses.append(loss.item())
+    np.testing.assert_allclose(meta["curve"], losses, rtol=1e-4)
+    assert meta["loss"] == meta["curve"][0]
+    told = [event for event in read_events(run_dir, {"progress"}) if event["member"] == "reference"]
+    assert told[0]["unit"] == "starting" and told[-1]["unit"] == "done" and told[-1]["done"] == told[-1]["total"] == 7
+    assert [event["done"] for event in told] == sorted(event["done"] for event in told)
+
+
+CRASH = "import ctypes\ndef dig():\n    ctypes.string_at(0)\ndig()\n"
+
+
+def test_a_crash_names_its_signal_and_place(faulty):
+    ended = faulty(CRASH)
+    assert ended.status == "crashed" and ended.reason.startswith("ended by SIGSEGV: Fatal Python error: Segmentation")
+    assert "string_at" in ended.reason and ended.seconds < 30
+
+
+def test_an_error_is_told_with_its_last_words(faulty):
+    ended = faulty("raise ValueError('the driver said no')")
+    assert ended.status == "crashed" and ended.reason.startswith("exit code 1")
+    assert ended.reason.endswith("ValueError: the driver said no")
+
+
+def test_a_missing_library_is_unavailable_with_the_reason(faulty):
+    ended = faulty(
+        "from benchlib.errors import BackendUnavailable\nraise BackendUnavailable('no openvino:\\n pip install it')"
+    )
+    assert (ended.status, ended.reason) == ("unavailable", "no openvino: pip install it")
+
+
+HANG = """
+import subprocess, sys, time
+# A helper in a session of its own, as compilers start them: neither the parent's death nor its group reaches it.
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("helper", child.pid, flush=True)
+def wait_for_the_device():
+    time.sleep(600)
+wait_for_the_device()
+"""
+
+
+def helper(run_dir):
+    """The process that the hanging member started, once it is there."""
+
+    def find():
+        out = run_dir / "logs" / "member-eager.out"
+        words = out.read_text().split() if out.exists() else []
+        return int(words[words.index("helper") + 1]) if "helper" in words else 0
+
+    return until(find)
+
+
+def test_a_hang_ends_in_time_with_its_place_and_leaves_no_process(faulty, run_dir, monkeypatch):
+    monkeypatch.setattr(isolated, "BEAT_S", 0.2)
+    began = time.monotonic()
+    ended = faulty(HANG, timeout_s=2.5)
+    assert time.monotonic() - began < 10
+    assert ended.status == "timeout" and ended.reason.startswith("not done after 2.5 s")
+    assert "wait_for_the_device" in ended.reason
+    assert not psutil.pid_exists(helper(run_dir))
+    beats = [event for event in read_events(run_dir, {"progress"}) if event["member"] == "eager"]
+    assert len(beats) > 5, "a silent member gives signs of life"
+
+
+def test_a_member_dies_with_its_rank(run_dir, tmp_path):
+    (tmp_path / "faulty_executor.py").write_text(HANG)
+    (run_dir / "logs" / "member-eager.out").unlink(missing_ok=True)
+    code = (
+        "from pathlib import Path\nfrom benchlib.events import EventWriter\nfrom benchlib.parity import isolated\n"
+        f"path = Path({str(run_dir)!r})\n"
+        "isolated.run(path, 'eager', EventWriter(path, 'rank1'), 600, executor='faulty_executor')"
+    )
+    rank = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    try:
+        started = helper(run_dir)
+        (living,) = psutil.Process(rank.pid).children()
+        rank.kill()
+        rank.wait()
+        until(lambda: not living.is_running(), 10)
+    finally:
+        rank.kill()
+        with contextlib.suppress(OSError, UnboundLocalError):
+            os.kill(started, signal.SIGKILL)  # in a run the supervisor, who adopts it, does this
+
+
+def computed(run_dir, name, config=CONFIG, change=lambda model: None):
+    """What a member finds, in this process. ``change`` gets the model after its weights were loaded."""
+    todo = member.task(config, run_dir, name)
+    place = run_dir / "golden"
+    inputs, model = Inputs(place), weights.load(config, place, todo.member.attention)
+    change(model)
+    with switches.held(todo.member, CPU), layers.planted(model, config.planted_layer if todo.planted else -1):
+        made = executor.make(todo.member)(model, todo.member, CPU, inputs.tensors("layer"), run_dir)
+        told = exercise.Exercise(config, todo.member, model, made, inputs, CPU, lambda *_: None)
+        return told.run(latency=todo.timed)
+
+
+def test_truth_is_in_double_precision_throughout_and_nearer(run_dir):
+    truth, fp32, bf16 = (computed(run_dir, name) for name in ("truth", "sdpa_flash", "bf16"))
+    for arrays in (truth.outputs, truth.gradients, truth.layers):
+        assert {array.dtype for array in arrays.values()} == {np.dtype("float64")}
+    assert truth.facts["latency"] is None
+    distance = {}
+    for kind, found in (("fp32", fp32), ("bf16", bf16)):
+        assert {array.dtype for array in found.outputs.values()} == {np.dtype("float32")}
+        pairs = [(found.outputs[name], truth.outputs[name]) for name in truth.outputs if "len48" in name]
+        distance[kind] = max(np.abs(one - other).max() for one, other in pairs)
+        assert abs(found.facts["loss"] - truth.facts["loss"]) < {"fp32": 1e-5, "bf16": 0.1}[kind]
+    assert 1e-8 < distance["fp32"] < 1e-4 < 1e-2 < distance["bf16"] < 1
+
+
+def test_a_nan_of_one_weight_is_in_the_record_of_everything(run_dir):
+    def spoil(model):
+        with torch.no_grad():
+            model.bert.encoder.layer[2].output.dense.weight[0, 0] = torch.nan
+
+    found = computed(run_dir, "eager", change=spoil)
+    assert np.isnan(found.outputs["len8-batch1/start"]).any() and np.isnan(found.outputs["dev/end"]).any()
+    assert np.isnan([found.facts["loss"], found.facts["repeats"]["max_abs"], *found.facts["curve"]]).all()
+    clean = [name for name, array in found.layers.items() if np.isfinite(array).all()]
+    assert len(clean) == len([name for name in found.layers if name < "009"])  # up to what layer 2 feeds on
+
+
+def test_a_planted_fault_is_in_candidates_and_not_in_the_reference(run_dir):
+    planted = CONFIG.model_copy(update={"planted_layer": 1, "latency_runs": 0, "train_steps": 1})
+    reference, candidate = (computed(run_dir, name, planted) for name in ("reference", "eager"))
+    differing = [name for name in reference.layers if not np.allclose(reference.layers[name], candidate.layers[name])]
+    assert differing[0].endswith("encoder.layer.1")
+    assert candidate.facts["absent"]["latency"] == "latency_runs = 0"
+
+
+def test_differences_between_batches_and_repeats_are_seen(run_dir, monkeypatch):
+    """An executor whose result depends on the number of rows, on padding and on the call."""
+    calls = iter(range(1000))
+    honest = eager.Eager.forward
+
+    def forward(self, inputs):
+        start, end = honest(self, inputs)
+        rows, length = inputs["input_ids"].shape
+        return start + rows / 8 + length / 1024, end + next(calls) / 4096
+
+    monkeypatch.setattr(eager.Eager, "forward", forward)
+    found = computed(run_dir, "eager").facts
+    assert found["repeats"]["identical"] is False
+    assert found["repeats"]["max_abs"] == pytest.approx(4 / 4096, abs=1e-5)
+    assert found["invariance"]["batch_max_abs"] == pytest.approx(2 / 8, abs=1e-4)  # 3 rows, then 1
+    assert found["invariance"]["padding_max_abs"] == pytest.approx(24 / 1024, abs=1e-4)  # 24 tokens, then 48
+
+
+def test_a_compiled_graph_says_what_it_cannot_tell(run_dir, monkeypatch):
+    class Graph(eager.Eager):
+        hooks = False
+
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.inner, self.module = self.module, None
+
+        def _run(self, placed):
+            with torch.no_grad():
+                return executor.logits(self.inner(**placed))
+
+    monkeypatch.setattr(eager, "Eager", Graph)
+    found = computed(run_dir, "eager")
+    assert set(found.facts["absent"]) == {"layers", "loss", "gradients", "loss curve"}
+    assert (found.gradients, found.layers, found.facts["curve"]) == ({}, {}, None)
+    assert np.isfinite(found.outputs["len48-batch3/end"]).all()
+
+
+def test_planted_slowdown_makes_timed_calls_longer(run_dir, monkeypatch):
+    held = []
+    monkeypatch.setattr(exercise, "hold", held.append)
+    once = functools.partial(time.sleep, 0.01)
+    for share in (0.0, 0.5):
+        config = CONFIG.model_copy(update={"planted_slowdown": share})
+        todo = exercise.Exercise(config, MEMBERS["eager"], None, None, None, CPU, lambda *_: None)
+        assert todo._timed(once) >= 10
+    assert len(held) == 1 and 0.005 <= held[0] < 0.05
