@@ -24,10 +24,11 @@ def restated_parity(numbers: Numbers) -> Iterator[Pair]:
     metrics = {names.base(metric.name): metric for metric in numbers.metrics}
     for row in _rows(numbers, "latency"):
         yield from _latency(numbers, metrics, row)
-    cases: dict[str, list[float]] = {}
+    cases: dict[str, list[tuple[float, float]]] = {}  # beside its limit, and as it is
     for row in _rows(numbers, "logits"):
-        if (value := _number(row.get("max_abs"))) is not None:
-            cases.setdefault(str(row.get("member")), []).append(value)
+        value, limit = _number(row.get("max_abs")), _number(row.get("limit")) or 1.0
+        if value is not None:
+            cases.setdefault(str(row.get("member")), []).append((value / limit, value))
     for row in _rows(numbers, "quantities"):
         value, name = _number(row.get("value")), f"{row.get('member')}_logits_max_difference"
         if row.get("quantity") != tolerances.LOGITS or value is None:
@@ -36,7 +37,8 @@ def restated_parity(numbers: Numbers) -> Iterator[Pair]:
         if stated is not None:
             yield _pair(name, stated, value, "the table of quantities")
         if row.get("member") in cases:
-            yield _pair(f"{name} of all cases", value, max(cases[row["member"]]), "the largest of the table of logits")
+            worst = max(cases[row["member"]])[1]
+            yield _pair(f"{name} of all cases", value, worst, "the largest of the table of logits beside its limit")
     yield from _scope(numbers)
 
 

@@ -77,7 +77,7 @@ def _parity(row: Row, result: Result) -> Check:
     """Judge a member anew by its numbers and their limits: a word in a table proves nothing."""
     rows = _rows(result, "quantities", row["member"])
     judged = [one for one in rows if one["quantity"] not in tolerances.LOCATES and (one["gates"] or not row["gates"])]
-    status, reason = _judged(row, judged)
+    status, reason = _judged(row, judged, _rows(result, "logits", row["member"]))
     if status == "FAIL":
         reason += _where(rows)
     first = next((one for one in judged if one["quantity"] == tolerances.LOGITS), None)
@@ -94,10 +94,14 @@ def _parity(row: Row, result: Result) -> Check:
     )
 
 
-def _judged(row: Row, judged: list[Row]) -> tuple[Status, str]:
+def _judged(row: Row, judged: list[Row], cases: list[Row]) -> tuple[Status, str]:
     if row["outcome"] in ("SKIPPED", "NOT COMPARED"):
         return "SKIPPED", row["reason"]
     failed = [one for one in judged if one["status"] == "FAIL" or _beyond(one)]
+    beyond = [one for one in cases if one.get("limit") is not None and not _within(one["max_abs"], one["limit"])]
+    if beyond and not failed:  # no row of quantities may hide one of its cases
+        first = beyond[0]
+        return "FAIL", f"logits of {first['case']} differ by {first['max_abs']}, beyond {first['limit']:g}"
     if failed:
         more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
         return "FAIL", "; ".join(map(_told, failed[:NAMED])) + more
@@ -114,9 +118,13 @@ def _beyond(row: Row) -> bool:
     """Tell whether a row is beyond the limit that it states itself; a value that is no number is beyond every limit."""
     if row["status"] == "SKIPPED" or row["limit"] is None:
         return False
-    if row["value"] is None or not math.isfinite(row["value"]):
-        return True
-    return bool(row["value"] < row["limit"] if row["limit_text"].startswith(">") else row["value"] > row["limit"])
+    if row["limit_text"].startswith(">"):
+        return row["value"] is None or not row["value"] >= row["limit"]
+    return not _within(row["value"], row["limit"])
+
+
+def _within(value: float | None, limit: float) -> bool:
+    return value is not None and math.isfinite(value) and value <= limit
 
 
 def _told(row: Row) -> str:
@@ -153,11 +161,7 @@ def _can_fail(config: ParityConfig, result: Result, members: list[Row]) -> Check
     """Hold bf16 against the tolerance of fp32, which it must miss: one that cannot fail proves nothing."""
     name, question = "the tolerance can fail", "Does bf16 miss the tolerance of fp32, as it must?"
     rounded = [row["member"] for row in members if row["precision"] == "bf16" and row["mode"] == "exact"]
-    reference = str(result.facts["reference"]["backend"])
-    difference, cosine = (
-        tolerances.between(reference, config.backend, "fp32", quantity).value
-        for quantity in (tolerances.LOGITS, tolerances.COSINE)
-    )
+    difference, cosine = (_of_fp32(config, result, members, name) for name in (tolerances.LOGITS, tolerances.COSINE))
     seen = []
     for member in rounded:
         rows = {row["quantity"]: row for row in _rows(result, "quantities", member)}
@@ -173,6 +177,15 @@ def _can_fail(config: ParityConfig, result: Result, members: list[Row]) -> Check
     if blind:
         reason += f": {', '.join(blind)} computed in full precision, or the comparison sees nothing"
     return fact_check(name, question, not blind, reason)
+
+
+def _of_fp32(config: ParityConfig, result: Result, members: list[Row], quantity: str) -> float:
+    """Return the limit of fp32 that lets most through: the table's, or one that a member of this run was given."""
+    precise = {row["member"] for row in members if row["precision"] == "fp32"}
+    rows = (row for row in result.tables.get("quantities", []) if row["member"] in precise)
+    given = [row["limit"] for row in rows if row["quantity"] == quantity and row["limit"] is not None]
+    reference = str(result.facts["reference"]["backend"])
+    return max([tolerances.between(reference, config.backend, "fp32", quantity).value, *given])
 
 
 def _not_worse(result: Result) -> Check:
