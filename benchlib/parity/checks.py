@@ -48,6 +48,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         _same_work(result, members),
         _can_fail(config, result, members),
         _not_worse(result),
+        _kernels(result),
         finite_check(result),
         agreement_check(own.own_claims(numbers), SHOWN),
         _same_numerics(result, comparison),
@@ -206,6 +207,24 @@ def _far(row: Row) -> str:
     stated = [row["max_abs"], row["reference_max_abs"]]
     first, second = ("not finite" if value is None else f"{value:.2g}" for value in stated)
     return f"is {first} from double precision, the reference {second}"
+
+
+def _kernels(result: Result) -> Check:
+    """Tell of attention kernels that break or answer with NaN. Informative: a member that uses them is judged itself."""
+    rows = result.tables.get("attention", [])
+    broken = [row for row in rows if row["status"] == "FAIL"]
+    ran = [row for row in rows if row["max_abs_truth"] is not None]
+    status: Status = "FAIL" if broken else "PASS" if ran else "SKIPPED"
+    told = "; ".join(f"{row['kernel']} in {row['dtype']} at {row['length']}: {row['reason']}" for row in broken[:NAMED])
+    kernels = ", ".join(dict.fromkeys(row["kernel"] for row in ran))
+    return Check(
+        name="attention kernels",
+        kind="sanity",
+        question="Does every attention kernel of the device answer with numbers?",
+        status=status,
+        reason=told or (f"{len(ran)} answers of {kernels}" if ran else "no kernel was measured"),
+        gates=False,
+    )
 
 
 def _same_numerics(result: Result, comparison: Comparison) -> Check:

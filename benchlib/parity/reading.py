@@ -70,10 +70,12 @@ def _age(result: Result) -> str:
     golden = result.facts.get("golden", {})
     if not golden.get("given"):
         return ""
-    made = result.facts["reference"].get("environment", {})
-    versions = ", ".join(f"{name} {made[name]}" for name in ("host", "torch") if isinstance(made.get(name), str))
-    where = f" ({versions})" if versions else ""
-    return f"The reference was not computed here: it was recorded {golden['age_s'] / DAY_S:.1f} days ago{where}, and both machines differ in more than the backend."
+    there, here = result.facts["reference"].get("environment", {}), result.facts.get("environment", {})
+    other = [
+        f"{name} {there[name]} there, {here[name]} here" for name in there if name in here and there[name] != here[name]
+    ]
+    told = f"what differs beside the backend: {'; '.join(other)}" if other else "in the same environment as here"
+    return f"The reference was recorded {golden['age_s'] / DAY_S:.1f} days ago, {told}."
 
 
 def _planted(config: ParityConfig) -> str:
@@ -191,23 +193,24 @@ def _latency(result: Result) -> Iterator[str]:
 
 
 def _attention(result: Result) -> Iterator[str]:
-    """Say by type how far the attention kernels are from the math kernel, and which ones are not there."""
+    """Say by type how far the attention kernels are from math at the usual scale, and what a row without a key gives."""
     rows = _rows(result, "attention")
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        ran = [
-            row for row in rows if row["dtype"] == dtype and row["kernel"] != "math" and row["max_abs_math"] is not None
-        ]
-        if ran:
+        usual = [row for row in rows if row["dtype"] == dtype and row["scale"] == 1]
+        ran = [row for row in usual if row["kernel"] != "math" and row["max_abs_math"] is not None]
+        own = [row["max_abs_truth"] for row in usual if row["kernel"] == "math" and row["max_abs_truth"] is not None]
+        if ran and own:
             worst = max(ran, key=lambda row: row["max_abs_math"])
             yield (
-                f"Among the attention kernels in {dtype} {worst['kernel']} is farthest from math: {worst['max_abs_math']:.2g} at length {worst['length']}."
+                f"Attention in {dtype}: {worst['kernel']} is up to {worst['max_abs_math']:.2g} from the math kernel "
+                f"(length {worst['length']}), which is itself up to {max(own):.2g} from double precision."
             )
-    rows_by_mask: dict[str, set[str]] = {}
+    without_key: dict[str, set[str]] = {}
     for row in rows:
-        if row.get("masked_row"):
-            rows_by_mask.setdefault(row["masked_row"], set()).add(row["kernel"])
-    if len(rows_by_mask) > 1:
-        told = "; ".join(f"{', '.join(sorted(kernels))}: {word}" for word, kernels in rows_by_mask.items())
+        if row["masked_row"]:
+            without_key.setdefault(row["masked_row"], set()).add(row["kernel"])
+    if len(without_key) > 1:
+        told = "; ".join(f"{', '.join(sorted(kernels))}: {word}" for word, kernels in without_key.items())
         yield f"A row that may attend to nothing is not the same everywhere ({told})."
 
 

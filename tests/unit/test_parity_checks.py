@@ -187,6 +187,22 @@ def test_a_difference_that_does_not_gate_is_told_and_does_not_fail(tmp_path):
     )
 
 
+def test_a_broken_attention_kernel_is_told(tmp_path):
+    def change(found, about):
+        row = next(row for row in found["attention"] if row["kernel"] == "flash")
+        row |= {"status": "FAIL", "reason": "numbers in the output are NaN or infinite", "max_abs_truth": None}
+
+    check = judged(run_of(tmp_path / "run", change), tmp_path)["attention kernels"]
+    assert (check.status, check.gates) == ("FAIL", False)
+    assert check.reason == "flash in fp32 at 64: numbers in the output are NaN or infinite"
+    told = " ".join(reading(run_of(tmp_path / "good")))
+    # 1e-6 at length 128 and the root of the length: flash is 0.8 of it from math, as make_parity has it.
+    assert (
+        "Attention in fp32: flash is up to 2.3e-06 from the math kernel (length 1024), which is itself up to 2.8e-06"
+        in told
+    )
+
+
 def test_without_bf16_nothing_shows_that_the_tolerance_can_fail(tmp_path):
     check = judged(run_of(tmp_path / "run", members=("eager", "sdpa_flash")), tmp_path)["the tolerance can fail"]
     assert (check.status, check.gates) == ("SKIPPED", False)
