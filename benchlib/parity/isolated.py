@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchlib.events import EventWriter
+from benchlib.files import read_json
+from benchlib.parity import golden
 from benchlib.parity.member import EXIT_UNAVAILABLE, PARENT
 from benchlib.parity.members import MEMBERS
+from benchlib.parity.warm import Forked, Warm
 from benchlib.processes import kill, signal_name
 
 TOKEN = "BENCHLIB_PARITY_PROCESS"  # in the environment of a member and of all that it starts: how they are found
@@ -25,6 +28,11 @@ LAST_LINES = 3
 _STACK = "most recent call first"  # how faulthandler begins the stack of a thread
 # Read by the numeric libraries when they are loaded, so before the process begins.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+# libgomp's threads spin while they wait for work, which on cores that others use makes a step fifty times slower.
+_WAITING = {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000")}
+
+_warm: Warm | None = None
 
 
 @dataclass(frozen=True)
@@ -46,18 +54,11 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     out, err = logs / f"member-{name}.out", logs / f"member-{name}.err"
-    command = [sys.executable, "-m", "benchlib.parity.member", str(run_dir), name]
     token = uuid.uuid4().hex
     began = time.monotonic()
-    with out.open("wb") as stdout, err.open("wb") as stderr:
-        process = subprocess.Popen(
-            [*command, *(["--executor", executor] if executor else [])],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env=_environment(name, token),
-            start_new_session=True,
-        )
+    out.write_bytes(b"")
+    err.write_bytes(b"")
+    process = _start(run_dir, name, executor, {TOKEN: token, **_variables(name)}, out, err)
     try:
         in_time = _watch(process, name, out, events, began + timeout_s)
         if not in_time:
@@ -69,27 +70,74 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
     seconds = time.monotonic() - began
     if not in_time:
         return Ended("timeout", f"not done after {timeout_s:g} s{_last(err)}", seconds)
-    if process.returncode == 0:
+    code = process.wait()
+    if code == 0:
         return Ended("done", "", seconds)
-    if process.returncode == EXIT_UNAVAILABLE:
+    if code == EXIT_UNAVAILABLE:
         return Ended("unavailable", _lines(err)[-1] if _lines(err) else "it did not say why", seconds)
-    if process.returncode < 0:
-        return Ended("crashed", f"ended by {signal_name(-process.returncode)}{_last(err)}", seconds)
-    return Ended("crashed", f"exit code {process.returncode}{_last(err)}", seconds)
+    if code < 0:
+        return Ended("crashed", f"ended by {signal_name(-code)}{_last(err)}", seconds)
+    return Ended("crashed", f"exit code {code}{_last(err)}", seconds)
 
 
-def _environment(name: str, token: str) -> dict[str, str]:
-    env = {**os.environ, PARENT: str(os.getpid()), TOKEN: token}
+def warm_up(run_dir: Path) -> None:
+    """Begin to load what members need, so that the first one does not wait for it; optional.
+
+    Members that compute on a CPU, and need no compiler or runtime, are forked from a process that has torch loaded;
+    on Linux only. It lives until ``stop``, and no longer than this process.
+    """
+    global _warm
+    if sys.platform == "linux" and (_warm is None or _warm.run_dir != run_dir):
+        stop()
+        _warm = Warm(run_dir, {**os.environ, **_WAITING})
+
+
+def stop() -> None:
+    """End the process that members are forked from."""
+    global _warm
+    if _warm:
+        _warm.stop()
+    _warm = None
+
+
+def _start(
+    run_dir: Path, name: str, executor: str, variables: dict[str, str], out: Path, err: Path
+) -> "subprocess.Popen[bytes] | Forked":
+    """Start a member's process: forked from the warm one where that can be, else from nothing."""
+    if not executor and _is_plain(run_dir, name):
+        warm_up(run_dir)
+        if _warm and _warm.ready() and (forked := _warm.start(name, out, err, variables)):
+            return forked
+    command = [sys.executable, "-m", "benchlib.parity.member", str(run_dir), name]
+    with out.open("ab") as stdout, err.open("ab") as stderr:
+        return subprocess.Popen(
+            [*command, *(["--executor", executor] if executor else [])],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env={**os.environ, **_WAITING, PARENT: str(os.getpid()), **variables},
+            start_new_session=True,
+        )
+
+
+def _is_plain(run_dir: Path, name: str) -> bool:
+    """Whether a member computes on a CPU with nothing but torch: a device or a runtime must not be forked."""
+    config = read_json(run_dir / "config.json")
+    backend = {golden.REFERENCE: config.get("reference"), golden.TRUTH: "cpu"}.get(name, config.get("backend"))
+    return backend == "cpu" and not (name in MEMBERS and MEMBERS[name].slow)
+
+
+def _variables(name: str) -> dict[str, str]:
+    """Return what is set in the environment of a member beside what its rank has."""
     member = MEMBERS.get(name)
-    if member and member.threads:
-        env |= dict.fromkeys(THREAD_VARIABLES, str(member.threads))
+    found = dict.fromkeys(THREAD_VARIABLES, str(member.threads)) if member and member.threads else {}
     if member is None or member.mode == "exact":
         # cuBLAS is deterministic only with a workspace of its own for each stream, and reads this when it starts.
-        env.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    return env
+        found["CUBLAS_WORKSPACE_CONFIG"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return found
 
 
-def _watch(process: subprocess.Popen[bytes], name: str, out: Path, events: EventWriter, end: float) -> bool:
+def _watch(process: "subprocess.Popen[bytes] | Forked", name: str, out: Path, events: EventWriter, end: float) -> bool:
     """Pass progress on until the process ends; return whether that was in time."""
     last: dict[str, Any] = {"done": 0, "total": 1, "what": "starting"}
     offset, beat = 0, 0.0
@@ -125,7 +173,7 @@ def _told(out: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     return found, offset + whole
 
 
-def _end(process: subprocess.Popen[bytes], token: str) -> None:
+def _end(process: "subprocess.Popen[bytes] | Forked", token: str) -> None:
     """Kill what is left of a member: its process, its session, and what it started in sessions of their own."""
     import psutil
 

@@ -24,7 +24,7 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from benchlib.errors import BackendUnavailable
 from benchlib.files import write_json
@@ -156,13 +156,8 @@ def attention(config: ParityConfig, run_dir: Path) -> None:
     tell(1, 1, "done")
 
 
-def main() -> int:
-    """Run the command line of the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m benchlib.parity.member", description="One member of a parity run.")
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("name")
-    parser.add_argument("--executor", default="", metavar="MODULE", help="build the executor with this module's make")
-    options = parser.parse_args()
+def run(run_dir: Path, name: str, executor: str = "") -> int:
+    """Be the process of ``name``: die with the parent, record, and return the exit code."""
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
     faulthandler.enable()
@@ -170,13 +165,13 @@ def main() -> int:
 
     from benchlib.config import load_config
 
-    config = load_config(options.run_dir)
-    assert isinstance(config, ParityConfig)
     try:
-        if options.name == ATTENTION:
-            attention(config, options.run_dir)
+        config = load_config(run_dir)
+        assert isinstance(config, ParityConfig)
+        if name == ATTENTION:
+            attention(config, run_dir)
         else:
-            record(config, options.run_dir, options.name, options.executor)
+            record(config, run_dir, name, executor)
     except BackendUnavailable as error:
         print(" ".join(str(error).split()), file=sys.stderr, flush=True)
         return EXIT_UNAVAILABLE
@@ -186,5 +181,22 @@ def main() -> int:
     return 0
 
 
+def leave(code: int) -> NoReturn:
+    """End without the second that torch needs to take itself apart: everything is written."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> int:
+    """Run the command line of the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m benchlib.parity.member", description="One member of a parity run.")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("name")
+    parser.add_argument("--executor", default="", metavar="MODULE", help="build the executor with this module's make")
+    options = parser.parse_args()
+    return run(options.run_dir, options.name, options.executor)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

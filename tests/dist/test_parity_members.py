@@ -23,6 +23,7 @@ from benchlib.parity.cases import Inputs
 from benchlib.parity.config import ParityConfig
 from benchlib.parity.members import MEMBERS
 from benchlib.parity.recording import Recording
+from benchlib.parity.warm import Warm
 
 CONFIG = ParityConfig(
     lengths=[8, 24, 48],
@@ -46,6 +47,7 @@ def one_thread():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
+    isolated.stop()
     torch.set_num_threads(before)
 
 
@@ -125,7 +127,11 @@ def test_a_member_records_what_torch_computes(run_dir, events):
     np.testing.assert_allclose(meta["curve"], losses, rtol=1e-4)
     assert meta["loss"] == meta["curve"][0]
     told = [event for event in read_events(run_dir, {"progress"}) if event["member"] == "reference"]
-    assert told[0]["unit"] == "starting" and told[-1]["unit"] == "done" and told[-1]["done"] == told[-1]["total"] == 7
+    assert (
+        told[0]["unit"] in ("starting", "loading")
+        and told[-1]["unit"] == "done"
+        and told[-1]["done"] == told[-1]["total"] == 7
+    )
     assert [event["done"] for event in told] == sorted(event["done"] for event in told)
 
 
@@ -204,6 +210,34 @@ def test_a_member_dies_with_its_rank(run_dir, tmp_path):
         rank.kill()
         with contextlib.suppress(OSError, UnboundLocalError):
             os.kill(started, signal.SIGKILL)  # in a run the supervisor, who adopts it, does this
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="members are forked on Linux only")
+def test_forked_members_end_alone_and_with_their_server(run_dir, tmp_path):
+    def start(name):
+        found = server.start(name, out, err, {})
+        assert found
+        until(lambda: os.getsid(found.pid) == found.pid, 10)
+        return found
+
+    server, out, err = Warm(run_dir, os.environ), tmp_path / "out", tmp_path / "err"
+    out.touch()
+    err.touch()
+    try:
+        assert server.ready()
+        crashing = start("truth")
+        os.kill(crashing.pid, signal.SIGSEGV)
+        assert crashing.wait(10) == -signal.SIGSEGV
+        unknown = start("unheard-of")
+        assert unknown.wait(10) == 1 and "KeyError: 'unheard-of'" in err.read_text()
+        orphan = start("truth")
+        process = psutil.Process(orphan.pid)
+        server.stop()
+        until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 10)
+        assert server.ready() is False
+        assert not list(run_dir.glob("golden/*truth*"))
+    finally:
+        server.stop()
 
 
 def computed(run_dir, name, config=CONFIG, change=lambda model: None):
