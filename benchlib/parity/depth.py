@@ -47,8 +47,8 @@ def layers(
 def gradients(candidate: Arrays, reference: Arrays, limit: float) -> list[dict[str, Any]]:
     """Return a row for each parameter of the reference; its difference counts relative to at least the floor.
 
-    The floor is GRADIENT_FLOOR of the norm of all gradients together. Below it a gradient is what rounding left of zero:
-    its direction says nothing and is None.
+    The floor is GRADIENT_FLOOR of the norm of all gradients together. A gradient that is not larger than what it may differ
+    by is what rounding left of zero: its direction says nothing and is None.
     """
     norms = {name: numbers.norm(reference[name]) for name in reference}
     total = numbers.norm(np.array(list(norms.values())))
@@ -56,7 +56,7 @@ def gradients(candidate: Arrays, reference: Arrays, limit: float) -> list[dict[s
     rows = []
     for name in sorted(name for name in reference if name in candidate):
         found = _measures(candidate[name], reference[name], floor, limit)
-        if norms[name] < floor:
+        if norms[name] <= limit * floor:
             found["one_minus_cosine"] = None
         elements = int(reference[name].size)
         norm = norms[name] if math.isfinite(norms[name]) else None

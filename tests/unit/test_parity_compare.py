@@ -245,11 +245,15 @@ def scaled(name, factor):
 
 def test_gradients_of_nothing_are_judged_beside_all_of_them(judged):
     """The key's bias has a norm of 4e-9 beside 32 of all: its sign may turn, but it must not grow beyond the floor."""
-    assert judged(facts=facts(), gradients=scaled("layer.0.key.bias", -1)).outcome == "PASS"
-    grown = judged(facts=facts(), gradients=scaled("layer.0.key.bias", 1e4))
+    turned = judged(facts=facts(), gradients=scaled("layer.0.key.bias", -1))
+    assert turned.outcome == "PASS"
+    assert [entry["parameter"] for entry in turned.gradients if entry["one_minus_cosine"] is None] == [
+        "layer.0.key.bias"
+    ]
+    grown = judged(facts=facts(), gradients=scaled("layer.0.key.bias", 1e5))
     total = math.sqrt(sum(float((array.astype(float) ** 2).sum()) for array in make_recordings.gradients().values()))
-    bias = np.linalg.norm(make_recordings.gradients()["layer.0.key.bias"].astype(float)) * (1e4 - 1)
-    assert row(grown, "gradients").value == pytest.approx(bias / (1e-3 * total), rel=1e-6)
+    bias = np.linalg.norm(make_recordings.gradients()["layer.0.key.bias"].astype(float)) * (1e5 - 1)
+    assert row(grown, "gradients").value == pytest.approx(bias / (1e-2 * total), rel=1e-6)
     assert grown.outcome == "FAIL" and row(grown, "gradients").worst == "layer.0.key.bias"
     missing = {name: array for name, array in make_recordings.gradients().items() if name != "layer.1.weight"}
     assert "layer.1.weight" in judged(facts=facts(), gradients=missing).reason
