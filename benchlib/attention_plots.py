@@ -10,22 +10,27 @@ from benchlib import parity_series as series
 from benchlib.curves import Records
 from benchlib.parity_axes import LINES, label, listed, powers, titled
 from benchlib.parity_series import difference
-from benchlib.picture import LIGHT, Picture, Theme, head, leave_empty, panels
+from benchlib.picture import LIGHT, Picture, Theme, blank, head, leave_empty, panels
 
+NAME = "attention-kernels"
 KERNELS = ("math", "flash", "efficient", "cudnn")
 MARKERS = ("o", "s", "^", "D", "v")
 MOST_LENGTHS = 6
 
 
 def kernels(run: Records, theme: Theme = LIGHT) -> Picture:
-    """Largest error of each attention kernel by length and type: against fp64, and against the math kernel."""
-    figure, (left, right) = panels("attention-kernels", theme, 1, 2, sharey=True)
+    """Largest error of each attention kernel by length and type: against fp64, and against the math kernel.
+
+    Of the inputs with the smallest scale: peaked ones are in the table.
+    """
     frame = series.table(run, "attention")
     ran = frame[(frame["status"] != "SKIPPED") & (frame["length"] > 0) & frame["max_abs_truth"].notna()]
     if ran.empty:
-        left.set_axis_off()
-        return leave_empty(figure, right, theme, lacking(frame) or "No attention kernels were compared.")
+        missing = textwrap.fill(lacking(frame) or "No attention kernels were compared.", 56, max_lines=6)
+        return leave_empty(*blank(NAME, theme, of_many=True), theme, missing)
+    figure, (left, right) = panels(NAME, theme, 1, 2, sharey=True)
     figure.set_figheight(4.1)
+    ran = ran[~(ran["scale"] > ran["scale"].min())]
     names = [name for name in (*KERNELS, *sorted(set(ran["kernel"]) - set(KERNELS))) if name in set(ran["kernel"])]
     colours = {name: theme.series[place] for place, name in enumerate(names)}
     types = list(dict.fromkeys(ran["dtype"]))
@@ -82,15 +87,26 @@ def _legend(figure: Picture, theme: Theme, colours: dict[str, str], types: list[
 
 
 def lacking(frame: pd.DataFrame) -> str:
-    """Name the kernels that ran in no case, with their reason; '' where all did."""
-    ran = set(frame.loc[frame["status"] != "SKIPPED", "kernel"])
-    found: dict[str, list[str]] = {}
-    for row in series.rows(frame.drop_duplicates("kernel")):
-        if row["kernel"] not in ran:
-            found.setdefault(row["reason"].strip().rstrip("."), []).append(row["kernel"])
+    """Name the kernels (and types) that ran in no case and those that broke, with their reasons; '' where there are none."""
     where = ", ".join(dict.fromkeys(frame["device"])) or "this device"
-    told = [f"{listed(names)}{f' ({reason})' if reason else ''}" for reason, names in found.items()]
-    return f"Not on {where}: {'; '.join(told)}." if told else ""
+    nowhere = frame.groupby(["kernel", "dtype"])["status"].transform(lambda status: (status == "SKIPPED").all())
+    told = [
+        f"{names}{f' ({reason})' if reason else ''}" for reason, names in _by_reason(frame[nowhere.astype(bool)], frame)
+    ]
+    broke = [f"{names} ({reason})" for reason, names in _by_reason(frame[frame["status"] == "FAIL"], frame)]
+    parts = [f"Not on {where}: {'; '.join(told)}."] * bool(told) + [f"Failed: {'; '.join(broke)}."] * bool(broke)
+    return " ".join(parts)
+
+
+def _by_reason(part: pd.DataFrame, frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return (reason, kernels): a kernel with the types that are meant, where it is not all of them."""
+    found: dict[str, list[str]] = {}
+    for kernel, rows in part.groupby("kernel", sort=False):
+        types = list(dict.fromkeys(rows["dtype"]))
+        every = len(types) == frame.loc[frame["kernel"] == kernel, "dtype"].nunique()
+        reason = str(rows["reason"].iloc[0]).strip().rstrip(".")
+        found.setdefault(reason, []).append(str(kernel) if every else f"{kernel} in {listed(types)}")
+    return [(reason, listed(names)) for reason, names in found.items()]
 
 
 def _finding(worst: pd.DataFrame, names: list[str]) -> str:

@@ -142,12 +142,11 @@ def gradients(run: Records, theme: Theme = LIGHT) -> Picture:
 
 def losses(run: Records, theme: Theme = LIGHT) -> Picture:
     """Loss of the same training steps by member, and how far each is from the reference's."""
-    figure, (upper, lower) = panels("loss-curves", theme, 2, 1, sharex=True, height_ratios=[2, 5])
     frame = series.table(run, "curves").dropna(subset=["step", "loss"])
     names = series.ordered(run, frame["member"])
     if not names:
-        upper.set_axis_off()
-        return leave_empty(figure, lower, theme, "No training steps were compared.")
+        return leave_empty(*blank("loss-curves", theme, of_many=True), theme, "No training steps were compared.")
+    figure, (upper, lower) = panels("loss-curves", theme, 2, 1, sharex=True, height_ratios=[2, 5])
     tall(figure, len(names) + 2, 0.27, least_in=HEIGHT_IN)
     found = {name: frame[frame["member"] == name].sort_values("step") for name in names}
     base = found[names[0]].dropna(subset=["reference_loss"])

@@ -25,39 +25,45 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
     if not names:
         return leave_empty(figure, axes, theme, "No differences of logits were counted.")
     tall(figure, len(names), WIDE_ROW_IN)
-    known = {row["member"]: row for row in series.rows(series.outcomes(run))}
-    limits = {name: row["limit"] for name, row in known.items() if name in names and math.isfinite(row["limit"])}
-    zero = powers(axes.xaxis, [*frame["high"], *frame.loc[frame["low"] > 0, "low"], *limits.values()])
-    beyond, told = [], []
+    judged = series.table(run, "quantities").query("quantity == 'logits max difference'")
+    known = {
+        row["member"]: row for row in series.rows(judged) if row["member"] in names and math.isfinite(row["limit"])
+    }
+    zero = powers(
+        axes.xaxis, [*frame["high"], *frame.loc[frame["low"] > 0, "low"], *(row["limit"] for row in known.values())]
+    )
+    most = series.table(run, "logits").groupby("member")["max_abs"].max()
+    told = []
     for row, name in enumerate(names):
-        part, limit = frame[frame["member"] == name], limits.get(name, math.inf)
+        part, verdict = frame[frame["member"] == name], known.get(name, {})
+        over = verdict.get("status") == "FAIL"
+        limit = verdict.get("limit", math.inf)
+        word = series.word(verdict.get("status", ""), bool(verdict.get("gates", True)), True)
         for item in series.rows(part):
-            ends = (item["low"], item["high"]) if item["high"] > 0 else (zero / 1.4, zero * 1.4)
+            begin, end = (item["low"], item["high"]) if item["high"] > 0 else (zero / 1.4, zero * 1.4)
             height = 0.78 * item["count"] / part["count"].max()
-            axes.bar(ends[0] if ends[0] > 0 else zero, -height, ends[1] - ends[0], row + 0.4, align="edge", linewidth=0,
-                     color=tone(theme, "FAIL") if ends[1] > limit * 1.0001 else theme.series[0])  # fmt: skip
+            axes.bar(begin or zero, -height, end - begin, row + 0.4, align="edge", linewidth=0,
+                     color=tone(theme, word) if over and end > limit * 1.0001 else theme.series[0])  # fmt: skip
         if math.isfinite(limit):
             axes.plot([limit], [row], **mark(theme))
-        largest = known.get(name, {}).get("max_abs", math.nan)
-        if math.isnan(largest):
-            largest = float(part["high"].max())
-        over = largest > limit
-        beyond += [name] if over else []
-        word = series.word("FAIL" if over else "PASS", bool(known.get(name, {}).get("gates", True)), True)
-        sign = SIGNS[word] if math.isfinite(limit) else ""
-        beside(axes, row, f"{sign} {difference(largest)}".strip(), tone(theme, word) if over else theme.text)
+        largest = float(most.get(name, part["high"].max()))
+        beside(
+            axes, row, f"{SIGNS.get(word, '')} {difference(largest)}".strip(), tone(theme, word) if over else theme.text
+        )
         equal = part.loc[part["high"] == 0, "count"].sum() / part["count"].sum()
         told.append(f"{name} at most {difference(largest)}, {100 * equal:.0f} % are equal")
     name_rows(axes, theme, names)
     label(axes, theme, "|logit - the reference's|; bar: tolerance; right: the largest")
-    return head(figure, theme, titled(_finding(beyond, known, limits), series.scope(run)), f"{'; '.join(told)}.")
+    return head(figure, theme, titled(_finding(known), series.scope(run)), f"{'; '.join(told)}.")
 
 
-def _finding(beyond: list[str], known: dict[str, dict[str, Any]], limits: dict[str, float]) -> str:
+def _finding(known: dict[str, dict[str, Any]]) -> str:
+    beyond = [name for name, row in known.items() if row["status"] == "FAIL"]
     if beyond:
         return f"Logits of {listed(beyond)} differ by more than the tolerance"
-    shares = {name: known[name]["max_abs"] / limit for name, limit in limits.items() if limit > 0}
-    shares = {name: share for name, share in shares.items() if math.isfinite(share)}
+    shares = {
+        name: row["value"] / row["limit"] for name, row in known.items() if row["limit"] > 0 and row["value"] >= 0
+    }
     if not shares:
         return "Differences of the logits"
     near = max(shares, key=lambda name: shares[name])

@@ -56,7 +56,7 @@ def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None)
             label(axes, theme, "* tiny model or random weights")
     _grid(axes, theme, names, heads, len(shown) > UPRIGHT)
     told = "; ".join(
-        f"{row['row']} on {row['machine']} ({row['backend']}): {row['word']}, {_number(row, True)}"
+        f"{row['row']} on {row['machine']} ({row['backend']}): {row['word']}, {_number(row, 200)}"
         for row in series.rows(frame)
     )
     more = f" {len(columns) - len(shown)} more machines are not shown." if len(columns) > len(shown) else ""

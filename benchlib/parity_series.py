@@ -21,7 +21,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "quantities": {"member": "", "quantity": "", "value": 0.0, "limit": 0.0, "limit_text": "", "unit": "", "status": "", "gates": False,
                    "worst": "", "why": "", "reason": ""},
     "logits": {"member": "", "case": "", "kind": "", "batch": 0.0, "length": 0.0, "max_abs": 0.0, "max_relative": 0.0, "max_ulp": 0.0,
-               "one_minus_cosine": 0.0, "truth_max_abs": 0.0, "reference_truth_max_abs": 0.0},
+               "one_minus_cosine": 0.0, "truth_max_abs": 0.0, "reference_truth_max_abs": 0.0, "limit": 0.0},
     "histogram": {"member": "", "low": 0.0, "high": 0.0, "count": 0.0},
     "layers": {"member": "", "index": 0.0, "layer": "", "kind": "", "depth": 0.0, "max_abs": 0.0, "relative_l2": 0.0,
                "one_minus_cosine": 0.0, "limit": 0.0, "beyond": False},
@@ -31,7 +31,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "latency": {"member": "", "batch": 0.0, "length": 0.0, "n": 0.0, "mean_ms": 0.0, "p50_ms": 0.0, "p95_ms": 0.0, "p99_ms": 0.0,
                 "qps": 0.0},
     "truth": {"member": "", "max_abs": 0.0, "reference_max_abs": 0.0, "verdict": ""},
-    "attention": {"device": "", "kernel": "", "dtype": "", "length": 0.0, "causal|mask": "", "scale": 0.0, "status": "", "reason": "",
+    "attention": {"device": "", "kernel": "", "dtype": "", "length": 0.0, "mask": "", "scale": 0.0, "status": "", "reason": "",
                   "max_abs_truth": 0.0, "one_minus_cosine_truth": 0.0, "max_abs_math": 0.0, "one_minus_cosine_math": 0.0,
                   "gradient_max_abs_math": 0.0, "masked_row": "", "median_us": 0.0},
 }  # fmt: skip
@@ -84,13 +84,6 @@ def scope(run: Records) -> str:
 def word(outcome: str, gates: bool, compared: bool) -> str:
     """Return the outcome of a member as readers meet it: beyond tolerance where nothing gates is a difference, no failure."""
     return "DIFFERS" if outcome == "FAIL" and not gates and compared else outcome
-
-
-def limits(run: Records, quantity: str) -> dict[str, float]:
-    """Return the limit of a quantity by member."""
-    frame = table(run, "quantities")
-    frame = frame[(frame["quantity"] == quantity) & frame["limit"].notna()]
-    return {row["member"]: row["limit"] for row in rows(frame)}
 
 
 def outcomes(run: Records) -> pd.DataFrame:
@@ -195,6 +188,13 @@ def sides(run: Records) -> list[tuple[str, str, str]]:
     one = _flat(reference.get("environment") if isinstance(reference, dict) else None)
     other = _flat(about.get("environment"))
     return [(name, one.get(name, ""), other.get(name, "")) for name in dict.fromkeys([*one, *other])]
+
+
+def executors(run: Records) -> list[tuple[str, dict[str, str]]]:
+    """Return of each member what really ran: runtime, attention, kernel, precision, as far as it said."""
+    found = facts(run).get("executors")
+    found = found if isinstance(found, dict) else {}
+    return [(name, _flat(found[name])) for name in ordered(run, found) if isinstance(found[name], dict)]
 
 
 def _flat(value: Any, begin: str = "") -> dict[str, str]:

@@ -192,20 +192,35 @@ def latency(run: Records) -> pd.DataFrame:
 
 
 def attention(run: Records) -> pd.DataFrame:
-    """Return of each attention kernel and type its worst errors over lengths, masks and scales, and its masked rows."""
+    """Return of each attention kernel, type and scale of the inputs its worst errors over lengths and masks."""
     frame = series.table(run, "attention")
     found = []
-    for (kernel, dtype), part in frame.groupby(["kernel", "dtype"], sort=False):
-        ran = part[part["status"] != "SKIPPED"]
+    for (kernel, dtype, scale), part in frame.groupby(["kernel", "dtype", "scale"], sort=False, dropna=False):
+        ran = part[part["max_abs_truth"].notna()]
         masked = dict.fromkeys(word for word in ran["masked_row"] if word)
+        statuses = ", ".join(f"{count} {word}" for word, count in part["status"].value_counts(sort=False).items())
         found.append({
-            "kernel": str(kernel), "type": str(dtype), "status": "ran" if len(ran) else "SKIPPED", "cases": len(part),
+            "kernel": str(kernel), "type": str(dtype), "scale of q and k": f"{scale:g}", "cases": statuses,
             "from fp64": _most(ran["max_abs_truth"]), "1 - cosine": _most(ran["one_minus_cosine_truth"]),
             "from math": _most(ran["max_abs_math"]), "gradient from math": _most(ran["gradient_max_abs_math"]),
-            "fully masked row": ", ".join(masked) or NOTHING,
+            "fully masked row": "; ".join(masked) or NOTHING,
             "reason": "" if len(ran) else next((word for word in part["reason"] if word), NOTHING),
         })  # fmt: skip
     return _indexed(found, "kernel", "No attention kernels were compared.")
+
+
+def executors(run: Records) -> pd.DataFrame:
+    """Return what really ran for each member; switches that all of them had alike are left out."""
+    told = series.executors(run)
+    same = (
+        {name for name, _ in told[0][1].items() if len({facts.get(name) for _, facts in told}) == 1}
+        if len(told) > 1
+        else set()
+    )
+    kept = [
+        {"member": member} | {name: text for name, text in facts.items() if name not in same} for member, facts in told
+    ]
+    return _indexed(kept, "member", "No member said what ran.").fillna("")
 
 
 def environments(run: Records) -> pd.DataFrame:
@@ -285,6 +300,7 @@ VIEWS: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Attention kernels": attention,
     "Not compared": skipped,
     "Limits and where they come from": limits,
+    "What really ran": executors,
     "Environments of reference and candidates": environments,
     "All machines and backends": matrix,
 }
