@@ -154,15 +154,18 @@ def _word(kernel: str, kind: str, where: torch.device, dtype: str) -> str:
         return LACKING
     except Exception as error:  # what it gets, then, is an error
         return f"error ({_plain(str(error))})"
-    got = _wide(output)[:, :, row]
-    if np.isnan(got).any():
+    return word(_wide(output)[:, :, row], _wide(v), truth(case).output[:, :, row], 8 * torch.finfo(q.dtype).eps)
+
+
+def word(row: np.ndarray, values: np.ndarray, unmasked: np.ndarray, near: float) -> str:
+    """Name what a query without a key got: ``row`` (B, H, D), where it would get ``unmasked`` of ``values`` (B, H, S, D)."""
+    if np.isnan(row).any():
         return "nan"
-    if not got.any():
+    if not row.any():
         return "zeros"
-    near = 8 * torch.finfo(q.dtype).eps
-    for word, expected in (("uniform", _wide(v).mean(axis=2)), ("as unmasked", truth(case).output[:, :, row])):
-        if np.abs(got - expected).max() <= near:
-            return word
+    for told, expected in (("uniform", values.mean(axis=2)), ("as unmasked", unmasked)):
+        if np.abs(row - expected).max() <= near:
+            return told
     return "other"
 
 

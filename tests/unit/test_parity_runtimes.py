@@ -32,6 +32,15 @@ CONFIGS = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Small models: threads of tests that run beside this one would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def network(kind, attention="eager"):
     torch.manual_seed(5)
     config = CONFIGS[kind]()
@@ -107,6 +116,7 @@ def test_a_row_without_an_attended_token_leaves_the_others_alone(exported):
         assert torch.isfinite(start).all()  # transformers' eager mask is finfo.min, which softmax makes uniform
 
 
+@pytest.mark.timeout(600)  # a C++ compiler at work, on a machine that may be busy
 def test_torch_compile_computes_gradients_and_follows_the_model(tmp_path):
     """One general graph and one for batch 1 serve all sizes; the training step goes through it and changes the model."""
     plain, model = network("distilbert"), network("distilbert", "sdpa")
@@ -131,6 +141,7 @@ def test_torch_compile_computes_gradients_and_follows_the_model(tmp_path):
     executor.close()
 
 
+@pytest.mark.timeout(600)  # a C++ compiler at work, on a machine that may be busy
 def test_an_aotinductor_package_takes_any_number_of_rows_and_tokens(tmp_path):
     plain, model = network("bert"), network("bert", "sdpa")
     executor = aotinductor.make(model, MEMBERS["aotinductor"], CPU, inputs("bert", 1, 16), tmp_path)
