@@ -5,9 +5,11 @@ start several processes each and wait for them most of the time, while the other
 itself. A test that compares times is marked ``alone``: nothing else of the suite runs while it does.
 """
 
+import atexit
 import contextlib
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -25,10 +27,11 @@ os.environ.update(
         "MPLBACKEND": "agg",
     }
 )
-_outputs = tempfile.TemporaryDirectory(prefix="benchlib-test-outputs-")  # removed when the interpreter ends
-os.environ["BENCHLIB_OUTPUTS"] = _outputs.name
+_outputs = tempfile.mkdtemp(prefix="benchlib-test-outputs-")
+atexit.register(shutil.rmtree, _outputs, ignore_errors=True)
+os.environ["BENCHLIB_OUTPUTS"] = _outputs
 # Of the process that was started first; its workers inherit the name.
-_turns = Path(os.environ.setdefault("BENCHLIB_TEST_TURNS", _outputs.name))
+_turns = Path(os.environ.setdefault("BENCHLIB_TEST_TURNS", _outputs))
 
 
 @contextlib.contextmanager
