@@ -10,7 +10,7 @@ import pytest
 from benchlib.cli import main
 from benchlib.paths import home
 
-TEXTS = ["README.md", "CONTRIBUTING.md", "binder/README.md"]
+TEXTS = ["README.md", "CONTRIBUTING.md", "binder/README.md", "docs/parity.md"]
 LINE = re.compile(r"(?:^\$ |&& |do |\bbin/|`)benchlib ([a-z][^`#|&;\n]*)", re.MULTILINE)
 
 
