@@ -43,7 +43,16 @@ def _rows(numbers: Numbers, name: str) -> list[dict[str, Any]]:
 
 
 def _limit(bounds: Iterable[dict[str, Any]]) -> tuple[float, str] | None:
-    """Return the lowest hard limit in GB/s and who states it. Caches make a copy's rate depend on its size: the best counts."""
+    """Return the lowest hard limit in GB/s and who states it.
+
+    Of the copies the best of all sizes counts, and it is held against the bus bandwidth of one rank although it is read
+    and written by all ranks. On processors that is loose: a copy in a cache is several times faster than one in memory,
+    and most operations move each byte of the bus at least twice per rank. A limit by the row's own size and by the least
+    traffic of its operation would be 4 times lower on two ranks, and could fail an honest run: copies are timed for a
+    moment, and beside a neighbour on the same cores they were seen 4 times slower than in the next run, at the same size;
+    and where ranks share a cache, or read each other's memory, an operation leaves part of that traffic out. So the
+    limit finds what was not waited for (many times too fast), and no speed that is merely better than it should be.
+    """
     best: dict[str, tuple[float, str]] = {}
     for row in bounds:
         name, rate = str(row.get("bound")), row.get("gbps")
