@@ -30,10 +30,12 @@ def lacking(cases: Sequence[Case], at: Place) -> dict[Kind, str]:
         if group is not None and _left_unequal(bool(mine[kind]), time.monotonic() - began, at):
             group = _trial_group(at)  # the ranks are at different points of the old one, which nobody can tell apart
     found: dict[Kind, str] = {}
-    for rank, theirs in enumerate(process_group.all_gather_objects(mine)):
+    everybody = process_group.all_gather_objects(mine)
+    for rank, theirs in enumerate(everybody):
         for kind, reason in theirs.items():
             if reason:
-                found.setdefault(kind, reason if at.ranks == 1 else f"{reason} (rank {rank})")
+                alike = all(others[kind] == reason for others in everybody)
+                found.setdefault(kind, reason if alike else f"{reason} (rank {rank})")
     return found
 
 
@@ -59,6 +61,8 @@ def _try(kind: Kind, at: Place) -> str:
         trial.run()
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
+        if kind[3] == "avg" and "can't be cast" in said:  # torch divides the sum, and has nowhere to put a fraction
+            return "it does not average whole numbers"
         return said[:200]
     return ""
 
