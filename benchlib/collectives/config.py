@@ -2,9 +2,9 @@
 
 from typing import Any, ClassVar, Literal, get_args
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
-from benchlib.collectives.sizes import parse_sizes, size_text
+from benchlib.collectives.sizes import parse_size, parse_sizes, size_text
 from benchlib.config import BaseConfig
 from benchlib.errors import UserError
 
@@ -38,7 +38,9 @@ class CollectivesConfig(BaseConfig):
         list(get_args(Reduction)), min_length=1, description="of the operations that reduce; the first at all sizes"
     )
     sizes: str = Field(
-        "1KiB:1MiB:32", description="bytes of the larger side: 1KiB:256MiB (factor 2), 1KiB:256MiB:8, 1KiB,1MiB"
+        "1KiB:1MiB:32",
+        description="bytes of the larger side: 1KiB:256MiB (factor 2), 1KiB:256MiB:8, 1KiB,1MiB; where each rank has a part "
+        "(gather, scatter and their like), rounded down to as many elements for each, at least one",
     )
     type_sizes: str = Field("4KiB", description="sizes for the other types and reductions, written as sizes")
     in_place: bool = Field(True, description="measure in place and out of place, where the operation can be both")
@@ -80,10 +82,12 @@ class CollectivesConfig(BaseConfig):
 
     @field_validator("sizes", "type_sizes", "share_sizes", "pair_size", mode="before")
     @classmethod
-    def _sizes_can_be_read(cls, value: Any) -> str:
+    def _sizes_can_be_read(cls, value: Any, info: ValidationInfo) -> str:
         text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
         if isinstance(text, str):
-            parse_sizes(text)
+            sizes = parse_sizes(text)
+            if info.field_name == "pair_size" and len(sizes) > 1:
+                raise ValueError(f"{text!r} are {len(sizes)} sizes: pairs are measured at one, such as 1MiB")
         return text  # type: ignore[no-any-return]  # another type is refused by pydantic
 
     def check_whole(self) -> None:
@@ -103,7 +107,7 @@ class CollectivesConfig(BaseConfig):
     @property
     def pair_bytes(self) -> int:
         """Bytes of a message of the matrix of pairs."""
-        return parse_sizes(self.pair_size)[-1]
+        return parse_size(self.pair_size)
 
     def expected_work(self) -> str:
         """Say what will be measured."""

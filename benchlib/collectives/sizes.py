@@ -5,23 +5,26 @@ import re
 UNITS = {
     "": 1, "b": 1,
     "k": 2**10, "m": 2**20, "g": 2**30,  # as nccl-tests reads them
-    "kib": 2**10, "mib": 2**20, "gib": 2**30,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 MOST_SIZES = 64
 LARGEST = 2**40
 FORMS = "write sizes as 1KiB:256MiB (each twice the one before), 1KiB:256MiB:8 (eight times), 1KiB,1MiB or plain bytes"
+KNOWN = "B, KiB, MiB, GiB, TiB (of 1024), KB, MB, GB, TB (of 1000) and K, M, G (of 1024, as in nccl-tests)"
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size(text: str) -> int:
     """Read one size in bytes; ``ValueError`` says what is wrong and which forms there are."""
     match = _SIZE.fullmatch(text)
-    if not match or match[2].lower() not in UNITS:
+    if match and match[2].lower() not in UNITS:
+        raise ValueError(f"{text!r}: {match[2]} is no unit of a size; there are {KNOWN}")
+    if not match:
         raise ValueError(f"{text!r} is no size: {FORMS}")
     size = float(match[1]) * UNITS[match[2].lower()]
     if size != int(size) or not 1 <= size <= LARGEST:
-        raise ValueError(f"{text!r} is {size:g} bytes: a size is a whole number of bytes from 1 to 1024 GiB")
+        raise ValueError(f"{text!r} is {size:g} bytes: a size is a whole number of bytes from 1 to 1 TiB")
     return int(size)
 
 
@@ -58,7 +61,7 @@ def _range(text: str) -> list[int]:
 
 def size_text(size_bytes: float) -> str:
     """Write a size for a reader: ``1 KiB``, ``16 MiB``, ``100 B``."""
-    for unit in ("gib", "mib", "kib"):
+    for unit in ("tib", "gib", "mib", "kib"):
         if size_bytes >= UNITS[unit]:
             return f"{size_bytes / UNITS[unit]:.4g} {unit[0].upper()}iB"
     return f"{size_bytes:.4g} B"
