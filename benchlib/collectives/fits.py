@@ -12,6 +12,7 @@ import numpy as np
 
 LEAST_POINTS = 4
 LEAST_SPAN = 64.0  # largest size / smallest
+MOST_RESIDUAL = 0.5  # a line that misses its points by half of their times describes none of them
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Fit:
 def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Fit:
     """Fit start-up time and bandwidth to times by size, all sizes alike: relative deviations count, outliers less.
 
-    Both are kept at or above zero. Too few sizes, or sizes of one order, are refused with the reason.
+    Both are kept at or above zero. Too few sizes, sizes of one order, and times that are on no line are refused with the
+    reason.
     """
     x, y = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
     good = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
@@ -57,15 +59,18 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Fit:
         x_scale=[1.0, 1.0],
     )
     alpha, beta = solved.x * scale
-    deviations = (alpha + beta * x) / y - 1
-    return Fit(float(alpha), float(beta), float(np.sqrt(np.mean(deviations**2))), len(x))
+    residual = float(np.sqrt(np.mean(((alpha + beta * x) / y - 1) ** 2)))
+    if residual > MOST_RESIDUAL:
+        told = f"the times of {len(x)} sizes are on no line: the best one misses them by {residual:.0%}, more than {MOST_RESIDUAL:.0%}"
+        return Fit(residual=residual, points=len(x), reason=told)
+    return Fit(float(alpha), float(beta), residual, len(x))
 
 
 def crossover(sizes: Sequence[float], own: Sequence[float], other: Sequence[float]) -> tuple[float | None, str]:
     """Return the size from which on ``own`` is faster than ``other``, or None, and a sentence.
 
-    Between two sizes the times are taken as straight lines of logarithms. What crosses several times is told by its
-    last crossing.
+    Between two sizes the times are taken as straight lines of logarithms. Curves that cross several times, by noise or
+    not, have no size from which on one of them is faster: None.
     """
     order = np.argsort(np.asarray(sizes, dtype=float))
     x = np.log(np.asarray(sizes, dtype=float)[order])
@@ -76,8 +81,9 @@ def crossover(sizes: Sequence[float], own: Sequence[float], other: Sequence[floa
         return None, "faster at every size"
     if (gap >= 0).all():
         return None, "slower at every size"
-    last = max(index for index in range(len(gap) - 1) if (gap[index] < 0) != (gap[index + 1] < 0))
+    changes = [index for index in range(len(gap) - 1) if (gap[index] < 0) != (gap[index + 1] < 0)]
+    if len(changes) > 1:
+        return None, f"now faster, now slower: the curves cross {len(changes)} times"
+    (last,) = changes
     at = float(np.exp(x[last] + (x[last + 1] - x[last]) * gap[last] / (gap[last] - gap[last + 1])))
-    changes = sum((gap[index] < 0) != (gap[index + 1] < 0) for index in range(len(gap) - 1))
-    direction = "faster from there on" if gap[last + 1] < 0 else "faster up to there"
-    return at, direction + (f"; the curves cross {changes} times" if changes > 1 else "")
+    return at, "faster from there on" if gap[last + 1] < 0 else "faster up to there"

@@ -1,5 +1,6 @@
 """From series to what a run leaves: rows of tables, metrics, and the raw ledger of every rank and run."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ def fit_rows(lines: dict[tuple[str, str], list[Taken]], dtype: str) -> list[Row]
                 "alpha_us": None if found.reason else US * found.alpha_s,
                 "bandwidth_gbps": None if found.reason else 8e-9 * factor / found.beta_s_per_byte,
                 "half_bytes": None if found.reason else found.half_bytes,
-                "residual": None if found.reason else found.residual,
+                "residual": None if math.isnan(found.residual) else found.residual,
                 "points": found.points,
                 "from_bytes": min(sizes),
                 "to_bytes": max(sizes),
@@ -164,7 +165,7 @@ def crossover_rows(lines: dict[tuple[str, str], list[Taken]]) -> list[Row]:
         own = [float(np.median(taken.series.seconds)) for taken in line]
         other = [float(np.median(library[size].series.seconds)) for size in sizes]
         at, reason = crossover(sizes, own, other)
-        rows.append({"algorithm": name, "against": "library", "bytes": at, "reason": reason})
+        rows.append({"algorithm": name, "against": "library", "bytes": at, "points": len(sizes), "reason": reason})
     return rows
 
 

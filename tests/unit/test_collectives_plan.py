@@ -1,3 +1,4 @@
+import math
 import re
 
 import numpy as np
@@ -33,11 +34,11 @@ def test_sizes_are_read(text, sizes):
     ("text", "said"),
     [
         ("", "'' is no size: write sizes as 1KiB:256MiB"),
-        ("1KiX", "'1KiX' is no size"),
+        ("1KiX", "'1KiX': KiX is no unit of a size; there are B, KiB, MiB, GiB, TiB (of 1024), KB"),
         ("-5", "'-5' is no size"),
         ("0", "'0' is 0 bytes: a size is a whole number of bytes from 1"),
         ("1.5", "'1.5' is 1.5 bytes"),
-        ("2000GiB", "from 1 to 1024 GiB"),
+        ("2000GiB", "from 1 to 1 TiB"),
         ("8:4", "the range ends below its beginning; write it as 4:8"),
         ("1:8:1", "the factor must be a number above 1, as in 1:8:8"),
         ("1:8:x", "the factor must be a number above 1"),
@@ -54,10 +55,17 @@ def test_a_wrong_size_is_an_error_of_the_user_before_anything_starts():
     with pytest.raises(UserError, match=r"^sizes: 'x' is no size: write sizes as 1KiB:256MiB"):
         build("collectives", {"sizes": "1KiB:x"})
     assert build("collectives", {"sizes": 1024}).size_list == (1024,)
+    with pytest.raises(
+        UserError, match=r"^pair_size: '1KiB:1MiB' are 11 sizes: pairs are measured at one, such as 1MiB"
+    ):
+        build("collectives", {"pair_size": "1KiB:1MiB"})
+    assert build("collectives", {"pair_size": "2MiB"}).pair_bytes == 2**21
 
 
 def test_sizes_are_written_for_a_reader():
-    assert [size_text(size) for size in (5, 1024, 1536, 2**24, 2**30)] == ["5 B", "1 KiB", "1.5 KiB", "16 MiB", "1 GiB"]
+    assert [size_text(size) for size in (5, 1024, 1536, 2**24, 2**30, 2**40)] == [
+        "5 B", "1 KiB", "1.5 KiB", "16 MiB", "1 GiB", "1 TiB",
+    ]  # fmt: skip
 
 
 def test_targets_and_planted_faults_do_not_change_the_work():
@@ -136,6 +144,17 @@ def test_a_fit_agrees_with_weighted_least_squares_and_outliers_move_it_little():
     assert abs(disturbed.alpha_s - 1e-4) <= abs(moved - 1e-4)
 
 
+def test_times_on_no_line_are_not_fitted():
+    sizes = [2**10, 2**13, 2**16, 2**20]
+    found = fit(sizes, [1e-4, 1e-2, 1e-4, 1e-2])
+    assert math.isnan(found.alpha_s) and math.isnan(found.beta_s_per_byte)
+    assert found.points == 4 and found.residual > 0.5
+    assert (
+        found.reason
+        == f"the times of 4 sizes are on no line: the best one misses them by {found.residual:.0%}, more than 50%"
+    )
+
+
 def test_too_few_sizes_are_not_fitted():
     assert fit([1, 1000, 10**6], [1, 1, 2]).reason == "3 sizes: a line by size needs 4"
     assert "the largest must be 64 times the smallest" in fit([10, 20, 30, 40], [1, 2, 3, 4]).reason
@@ -152,7 +171,7 @@ def test_crossovers_by_hand():
     assert (at, said) == (pytest.approx(8192), "faster from there on")
     assert crossover(sizes, [1, 1, 1], [2, 2, 2]) == (None, "faster at every size")
     assert crossover(sizes, [2, 2, 2], [2, 1, 1]) == (None, "slower at every size")
-    assert crossover(sizes, [1, 3, 1], [2, 2, 2])[1] == "faster from there on; the curves cross 2 times"
+    assert crossover(sizes, [1, 3, 1], [2, 2, 2]) == (None, "now faster, now slower: the curves cross 2 times")
     assert crossover([1], [1], [2]) == (None, "fewer than two sizes")
 
 
