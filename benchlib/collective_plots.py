@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 
 from benchlib import collective_series as series
 from benchlib.byte_axis import End, name_ends, plain_numbers, size_axis
-from benchlib.collective_series import ROOTED, TOGETHER, words
+from benchlib.collective_series import ROOTED, TOGETHER, share_text, words
 from benchlib.collectives.sizes import size_text
 from benchlib.curves import Records
 from benchlib.metrics import quantity
@@ -128,7 +128,7 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
         for row, case in enumerate(cases):
             item, place = part.loc[case], row + (number - (len(kinds) - 1) / 2) * thick
             axes.barh(place, item["share"], height=thick * 0.88, color=theme.series[number])
-            axes.annotate(_share(item["share"]), (item["share"], place), (3, 0), textcoords="offset points", va="center",
+            axes.annotate(share_text(item["share"]), (item["share"], place), (3, 0), textcoords="offset points", va="center",
                           color=theme.text, fontsize=7.5, bbox=paper)  # fmt: skip
             if item["target"] > 0:
                 axes.plot([item["target"]] * 2, [place - thick / 2, place + thick / 2], color=theme.text, linewidth=2)
@@ -155,20 +155,16 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
     )
     met = int((aimed["share"] >= aimed["target"]).sum())
     best = first.iloc[0]
-    title = f"{_upper(words(best['operation'], best['variant']))} reaches {_share(best['share'])} of the {kinds[0]}"
+    title = f"{_upper(words(best['operation'], best['variant']))} reaches {share_text(best['share'])} of the {kinds[0]}"
     if len(aimed):
         title += f"; {met} of {len(aimed)} targets met"
     sizes = sorted(set(frame["bytes"]))
     at = size_text(sizes[0]) if len(sizes) == 1 else f"{size_text(sizes[0])} to {size_text(sizes[-1])}"
     told = ", ".join(
-        f"{words(row['operation'], row['variant'])} {_share(row['share'])} of {row['bound'].replace('tcp', 'TCP')}"
+        f"{words(row['operation'], row['variant'])} {share_text(row['share'])} of {row['bound'].replace('tcp', 'TCP')}"
         for row in series.rows(frame)
     )
     return finish(figure, axes, theme, title, f"bus bandwidth / limit at the largest size ({at})", "", f"{told}.", 40)
-
-
-def _share(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"
 
 
 def _upper(text: str) -> str:

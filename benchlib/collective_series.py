@@ -12,11 +12,12 @@ from typing import Any
 import pandas as pd
 
 from benchlib import curves
+from benchlib.bandwidth import NO_LIMIT
 from benchlib.curves import Records
 
 SERIES = {
     "operation": "", "variant": "", "dtype": "", "reduction": "", "in_place": False, "bytes": 0.0, "elements": 0.0, "rounds": 0.0,
-    "median_us": 0.0, "p95_us": 0.0, "p99_us": 0.0, "algbw_gbps": 0.0, "busbw_gbps": 0.0, "wrong_elements": 0.0, "checked_elements": 0.0,
+    "median_us": 0.0, "p95_us": 0.0, "p99_us": 0.0, "ci_low_us": 0.0, "ci_high_us": 0.0, "algbw_gbps": 0.0, "busbw_gbps": 0.0, "wrong_elements": 0.0, "checked_elements": 0.0,
     "skew_us": 0.0, "slowest_rank": 0.0,
 }  # fmt: skip
 TABLES: dict[str, dict[str, Any]] = {
@@ -53,6 +54,12 @@ def words(operation: str, variant: str = "library") -> str:
     """Write an operation for a reader: ``all-gather, direct``."""
     more = VARIANTS.get(variant, variant)
     return WORDS.get(operation, operation) + (f", {more}" if more else "")
+
+
+def share_text(value: float) -> str:
+    """Write a share of a limit; above 1 by more than noise, what it is a share of was no limit."""
+    text = f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"
+    return f"{text} (no limit)" if value > NO_LIMIT else text
 
 
 def table(run: Records, name: str) -> pd.DataFrame:
@@ -169,7 +176,10 @@ def ledger(run: Records) -> pd.DataFrame:
     path = Path(folder) / "ledger.parquet" if folder else None
     if path is None or not path.is_file():
         return pd.DataFrame()
-    with contextlib.suppress(Exception):  # a damaged file costs its picture, which then says so
+    from pyarrow import ArrowException
+
+    # A damaged file, or one of another user, costs its picture, which then says so.
+    with contextlib.suppress(OSError, ValueError, ArrowException):
         return pd.read_parquet(path)
     return pd.DataFrame()
 

@@ -7,14 +7,14 @@ from typing import Any
 import pandas as pd
 
 from benchlib import collective_series as series
-from benchlib.collective_series import ROOTED, TOGETHER, words
+from benchlib.collective_series import ROOTED, TOGETHER, share_text, words
 from benchlib.collectives.sizes import size_text
 from benchlib.curves import Records
 from benchlib.labels import seconds
 from benchlib.metrics import quantity
 
 MOST_SIZES = 7
-NOTHING = "–"
+NOTHING, NOT_TOLD = "–", "not told"
 BANDWIDTH, TIME = "Gbps (bus)", "median time"
 
 
@@ -72,6 +72,35 @@ def times(run: Records) -> pd.DataFrame:
     return _indexed(found, TIME, "No time was recorded.")
 
 
+def spread(run: Records) -> pd.DataFrame:
+    """Return how the times of each operation are spread, and both its bandwidths: at the smallest, a middle and the largest size."""
+    found = []
+    for _, group in series.main(run).groupby(["operation", "variant"], sort=False):
+        items = series.rows(group.dropna(subset=["median_us"]))
+        found += [items[at] for at in sorted({0, len(items) // 2, len(items) - 1}) if items]
+    order = _order(pd.Series([item["operation"] for item in found], dtype=str))
+    found.sort(key=lambda item: (order.index(item["operation"]), item["variant"] != "library", item["variant"]))
+    return _indexed([_spread_row(item) for item in found], "operation", "No time was recorded.")
+
+
+def _spread_row(item: dict[str, Any]) -> dict[str, str]:
+    def micros(name: str) -> str:
+        return _or(item[name], lambda value: seconds(1e-6 * value), NOTHING)
+
+    ends = [micros("ci_low_us"), micros("ci_high_us")]
+    return {
+        "operation": words(item["operation"], item["variant"]),
+        "size": size_text(item["bytes"]) if item["bytes"] > 0 else NOTHING,
+        "rounds": _or_nothing(item["rounds"], "{:.0f}"),
+        "median": micros("median_us"),
+        "95 % interval": NOTHING if NOTHING in ends else " to ".join(ends),
+        "p95": micros("p95_us"),
+        "p99": micros("p99_us"),
+        "algbw": _or(item["algbw_gbps"], lambda value: quantity(value, "Gbps"), NOTHING),
+        "busbw": _or(item["busbw_gbps"], lambda value: quantity(value, "Gbps"), NOTHING),
+    }
+
+
 def _by_size(run: Records, head: str, column: str, write: Any) -> list[dict[str, str]]:
     lines = series.lines(run, column)
     sizes = sorted({float(size) for frame in lines.values() for size in frame["bytes"]})
@@ -95,7 +124,7 @@ def shares(run: Records) -> pd.DataFrame:
             "bus bandwidth": quantity(row["busbw_gbps"], "Gbps"),
             "limit": row["bound"].replace("tcp", "TCP"),
             "of the limit": quantity(row["bound_gbps"], "Gbps"),
-            "share": f"{row['share']:.2f}" if row["share"] >= 0.01 else f"{row['share']:.1g}",
+            "share": share_text(row["share"]),
             "target": _or_nothing(row["target"], "{:.2f}"),
         }
         for row in series.rows(series.shares(run))
@@ -104,14 +133,17 @@ def shares(run: Records) -> pd.DataFrame:
 
 
 def fits(run: Records) -> pd.DataFrame:
-    """Return start-up time and bandwidth of each operation, and what the line t = α + S·factor/B leaves."""
-    frame = series.table(run, "fits").dropna(subset=["alpha_us", "bandwidth_gbps"])
+    """Return start-up time and bandwidth of each operation, and what the line t = α + S·factor/B leaves.
+
+    Neither is told of times that are on no line.
+    """
+    frame = series.table(run, "fits").dropna(subset=["residual"])  # of too few sizes there is no line at all
     frame = frame[frame["variant"] != "async"]  # measured at both ends of the range only
     found = [
         {
             "operation": words(row["operation"], row["variant"]),
-            "α": seconds(1e-6 * row["alpha_us"]),
-            "B (bus)": quantity(row["bandwidth_gbps"], "Gbps"),
+            "α": _or(row["alpha_us"], lambda value: seconds(1e-6 * value), NOT_TOLD),
+            "B (bus)": _or(row["bandwidth_gbps"], lambda value: quantity(value, "Gbps"), NOT_TOLD),
             "residual (rms)": _or_nothing(100 * row["residual"], "{:.1f} %"),
             "sizes": f"{row['points']:.0f}, {size_text(row['from_bytes'])} to {size_text(row['to_bytes'])}",
         }
@@ -186,7 +218,11 @@ def _listed(values: pd.Series) -> str:
 
 
 def _or_nothing(value: float, form: str) -> str:
-    return NOTHING if math.isnan(value) else form.format(value)
+    return _or(value, form.format, NOTHING)
+
+
+def _or(value: float, write: Callable[[float], str], missing: str) -> str:
+    return missing if math.isnan(value) else write(value)
 
 
 def _indexed(found: list[dict[str, Any]], index: str, missing: str) -> pd.DataFrame:
@@ -200,6 +236,7 @@ VIEWS: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Verified": verified,
     "Bus bandwidth by size": bandwidth,
     "Median time by size": times,
+    "Spread of the times, and both bandwidths": spread,
     "Shares of the limits": shares,
     "Start-up time and bandwidth": fits,
     "The same gradients over each library": gradients,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from benchlib.bandwidth import NO_LIMIT
 from benchlib.collectives.config import CollectivesConfig
 from benchlib.collectives.sizes import size_text
 from benchlib.metrics import quantity
@@ -64,7 +65,10 @@ def _verified(result: Result) -> str:
 
 
 def _shares(result: Result) -> Iterator[str]:
-    """Yield of each operation its share of the raw sockets at its largest size, and whether that is what to expect."""
+    """Yield of each operation its share of the raw sockets at its largest size, and whether that is what to expect.
+
+    What is faster than the sockets has no limit in them, and whether it is good is not told by its share.
+    """
     rows = _rows(result, "shares")
     for key in dict.fromkeys((row["operation"], row["variant"]) for row in rows):
         row = max((row for row in rows if (row["operation"], row["variant"]) == key), key=lambda row: row["bytes"])
@@ -74,7 +78,9 @@ def _shares(result: Result) -> Iterator[str]:
             f"{quantity(row['busbw_gbps'])} of {quantity(row['bound_gbps'])} Gbps"
         )
         good, least = GOOD.get(key, (None, 0))
-        if good is not None and row["bytes"] >= least:
+        if row["share"] > NO_LIMIT:
+            text += "; the sockets were slower than what the library drives, so they are no limit in this run"
+        elif good is not None and row["bytes"] >= least:
             text += f"; {good:g} is to be expected, and it is {'met' if row['share'] >= good else 'missed'}"
         yield text + "."
 
@@ -110,7 +116,7 @@ def _latency(result: Result) -> str:
         return f"Start-up time and bandwidth of the all-reduce cannot be told apart: {fit['reason']}."
     return (
         f"An all-reduce takes {quantity(fit['alpha_us'])} us to start; below {size_text(fit['half_bytes'])} (n1/2) "
-        f"that is more than half of its time. The line through all sizes misses them by {fit['residual']:.0%}."
+        f"that is more than half of its time. The line through {fit['points']} sizes misses them by {fit['residual']:.0%}."
     )
 
 
@@ -120,8 +126,8 @@ def _crossovers(result: Result) -> Iterator[str]:
             f" {'from' if 'from there' in row['reason'] else 'up to'} {size_text(row['bytes'])}" if row["bytes"] else ""
         )
         speed = "faster" if row["bytes"] else row["reason"]
-        several = f"; {row['reason'].partition('; ')[2]}" if "; " in row["reason"] else ""
-        yield f"Against the library's all-reduce {NAMES.get(row['algorithm'], row['algorithm'])} is {speed}{where}{several}."
+        of = f" ({row['points']} sizes were timed)" if row.get("points") else ""  # older results do not say
+        yield f"Against the library's all-reduce {NAMES.get(row['algorithm'], row['algorithm'])} is {speed}{where}{of}."
 
 
 def _skew(result: Result) -> str:

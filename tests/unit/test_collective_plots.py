@@ -145,6 +145,17 @@ def test_shares_are_bars_with_their_targets():
     assert "2 of 2 targets met" in figure.alt
 
 
+def test_a_share_above_one_is_marked_in_picture_and_table():
+    found = tables()
+    found["shares"] = [item for item in found["shares"] if "tcp" in item["bound"] and item["operation"] == "all_reduce"]
+    found["bounds"] = []
+    for share, told in ((6.2, "6.20 (no limit)"), (1.04, "1.04")):
+        found["shares"][0]["share"] = share
+        run = records(found)
+        assert told in [text.get_text() for text in collective_plots.shares(run).axes[0].texts]
+        assert collective_tables.shares(run).loc["all-reduce", "share"] == told
+
+
 def test_shares_of_memory_and_claims_follow_where_only_sockets_were_measured_in_turns():
     found = tables()
     found["shares"] = [item for item in found["shares"] if "tcp" in item["bound"]]
@@ -335,6 +346,39 @@ def test_tables_say_what_was_verified_and_reached():
     assert set(collective_tables.report(run)) == set(collective_tables.VIEWS) - {
         "Wrong results", "Results of nccl-tests beside it", "The same gradients over each library",
     }  # fmt: skip
+
+
+def test_the_spread_of_times_is_shown_at_three_sizes():
+    shown = collective_tables.spread(records())
+    # 30 us + 8e-3 S / 22 us of S bytes: 411.3 us at 1 MiB; interval, p95 and p99 are 0.97, 1.03, 1.4 and 1.9 of it.
+    times = shown.loc["broadcast"]
+    assert list(times["size"]) == ["1 KiB", "1 MiB", "64 MiB"]
+    assert list(times.iloc[1][1:6]) == ["200", "411 µs", "399 µs to 424 µs", "576 µs", "781 µs"]
+    assert (times.iloc[1]["algbw"], times.iloc[1]["busbw"]) == ("20.40 Gbps", "20.40 Gbps")  # 2^20 * 8e-3 / 411.3
+    barrier = shown.loc["barrier"]
+    assert (barrier["size"], barrier["median"], barrier["busbw"]) == ("–", "90 µs", "–")
+
+
+def test_a_line_that_misses_its_points_is_not_told():
+    found = tables()
+    found["fits"][0] |= {"alpha_us": None, "bandwidth_gbps": None, "residual": 0.7}
+    table = collective_tables.fits(records(found))
+    assert list(table.loc["all-reduce"])[:3] == ["not told", "not told", "70.0 %"]
+    assert table.loc["broadcast", "α"] == "30 µs"
+
+
+def test_a_damaged_ledger_is_empty_and_other_errors_are_raised(tmp_path, monkeypatch):
+    run = records(path=tmp_path)
+    assert collective_series.ledger(run).empty
+    (tmp_path / "ledger.parquet").write_bytes(b"PAR1 cut")
+    assert collective_series.ledger(run).empty
+
+    def broken(path):
+        raise AttributeError("a mistake of the program")
+
+    monkeypatch.setattr("pandas.read_parquet", broken)
+    with pytest.raises(AttributeError):
+        collective_series.ledger(run)
 
 
 def test_the_headline_series_is_the_one_with_most_sizes():

@@ -200,9 +200,34 @@ def test_what_was_cut_is_told(judged):
     assert "5 of 9 curves: no time" in found["whole plan"].reason
     assert "curves in 40% of their time" in found["whole plan"].reason
     assert any("did not hold all that was planned: 5 of 9 curves" in sentence for sentence in reading(run))
-    _, found = judged(lambda result: result.facts.update(shortened={"curves": 0.4}))
-    assert found["whole plan"].status == "PASS"
-    assert "curves in 40% of their time" in found["whole plan"].reason
+    for share, status in ((0.26, "SKIPPED"), (0.49, "SKIPPED"), (0.5, "PASS"), (0.9, "PASS")):
+        given = {"curves": 0.95, "curves of other ways": share}
+        _, found = judged(lambda result, given=given: result.facts.update(shortened=given))
+        assert (found["whole plan"].status, found["whole plan"].gates) == (status, True)
+        assert f"curves of other ways in {share:.0%} of their time" in found["whole plan"].reason
+
+
+def test_sockets_that_are_slower_than_the_library_are_no_limit(judged):
+    def faster(result):
+        result.tables["shares"][0] |= {"busbw_gbps": 112.0, "share": 6.2}
+
+    run, found = judged(faster, target_share_all_reduce=0.8)
+    said = next(sentence for sentence in reading(run) if "raw TCP sockets" in sentence)
+    assert "6.20 of what raw TCP sockets" in said
+    assert "slower than what the library drives, so they are no limit in this run" in said
+    assert "expected" not in said
+    assert "no limit here" in found["all-reduce share at 64 MiB"].reason
+
+
+def test_what_crosses_several_times_and_what_lies_on_no_line_is_not_told(judged):
+    def noisy(result):
+        result.tables["crossover"][0] |= {"bytes": None, "reason": "now faster, now slower: the curves cross 3 times"}
+        line = next(row for row in result.tables["fits"] if row["variant"] == "library")
+        line |= {"alpha_us": None, "bandwidth_gbps": None, "reason": "the times of 9 sizes are on no line"}
+
+    said = " ".join(reading(judged(noisy)[0]))
+    assert "recursive doubling is now faster, now slower: the curves cross 3 times (9 sizes were timed)." in said
+    assert "cannot be told apart: the times of 9 sizes are on no line." in said
 
 
 def test_series_by_hand():
