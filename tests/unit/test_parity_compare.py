@@ -18,15 +18,20 @@ BF16 = MEMBERS["bf16"]
 AT = (1, 4)  # row and position that hold text in len8-batch4
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return make_recordings.write(tmp_path_factory.mktemp("reference") / "reference")
+
+
 @pytest.fixture
-def judged(tmp_path):
+def judged(tmp_path, plain):
     """Return a comparison of a reference with a candidate that has the changes given."""
     numbers = itertools.count()
 
     def run(member=EAGER, facts=None, reference=None, truth=None, f1=None, questions=0, **arrays):
         place = tmp_path / str(next(numbers))
         own = make_recordings.write(place / "own", facts, **arrays)
-        other = make_recordings.write(place / "other", **(reference or {}))
+        other = make_recordings.write(place / "other", **reference) if reference else plain
         known = make_recordings.write(place / "truth", outputs=truth) if truth else None
         return compare(other, own, known, INPUTS, member, f1, questions)
 
