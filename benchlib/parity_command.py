@@ -16,7 +16,7 @@ from rich.table import Column, Table
 
 from benchlib import parity_matrix, runner, terminal
 from benchlib.backends import BACKENDS
-from benchlib.checks import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
+from benchlib.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.config import parse_overrides
 from benchlib.errors import UserError
 from benchlib.exports import parity as export
@@ -60,11 +60,14 @@ def record(target: Path, tier: str, backend: str, pairs: Iterable[str], weights:
     store = out or outputs()
     check_place(store)
     outcome = runner.run_one(planned, store)
-    if outcome.interrupted or outcome.verdict.broken or planned.unavailable:
+    made, code = outcome.run_dir / "golden", _exit_code(outcome, store)
+    if outcome.interrupted or outcome.verdict.broken or not (made / golden.NAME).exists():
         console.print(f"[yellow]{UNMOVED}[/]  the run has no whole recording", soft_wrap=True)
-    else:
-        _publish(outcome.run_dir / "golden", target, weights)
-    return _exit_code(outcome, store)
+        return (
+            code or EXIT_BROKEN
+        )  # also where the backend is not there: whoever copies the folder next would find none
+    _publish(made, target, weights)
+    return code
 
 
 def verify(

@@ -188,6 +188,16 @@ def test_without_weights_the_folder_is_sealed_again(tmp_path, capsys):
     assert "abababababab" in capsys.readouterr().out
 
 
+def test_a_backend_that_is_not_there_publishes_nothing_and_says_so(tmp_path, monkeypatch):
+    for module in (parity_command, session):
+        monkeypatch.setattr(module, "probe_devices", lambda: PROBE)
+    done = call("record", tmp_path / "golden", "--backend", "cuda", "--out", tmp_path / "out")
+    assert done.exit_code == 2 and "nothing was published" in done.output, done.output
+    assert "SKIPPED" in done.output and not (tmp_path / "golden").exists()
+    verified = call("verify", made(tmp_path / "given"), "--backend", "cuda", "--out", tmp_path / "out", "--strict")
+    assert verified.exit_code == 3, verified.output
+
+
 def in_this_process(_, run_dir):
     """Run the benchmark here, without notebook, supervisor and rank, which tests of their own run; members are processes."""
     run.run(Run(run_dir).config, run_dir, EventWriter(run_dir, "rank0"))
