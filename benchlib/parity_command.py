@@ -55,8 +55,8 @@ def record(target: Path, tier: str, backend: str, pairs: Iterable[str], weights:
     """
     _check_free(target)
     overrides = _overrides(pairs, also=("members",))
-    made = {"record": "true", "keep": "true"}
-    planned = _planned(tier, backend, overrides | made, names_reference=True)
+    asked = {"record": "true", "keep": "true"}
+    planned = _planned(tier, backend, overrides | asked, names_reference=True)
     store = out or outputs()
     check_place(store)
     outcome = runner.run_one(planned, store)
