@@ -29,8 +29,8 @@ _STACK = "most recent call first"  # how faulthandler begins the stack of a thre
 # Read by the numeric libraries when they are loaded, so before the process begins.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
-# libgomp's threads spin while they wait for work, which on cores that others use makes a step fifty times slower.
-_WAITING = {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000")}
+# libgomp's threads spin while they wait for work, which on cores that others use makes a step ten times slower.
+_WAITING = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 _warm: Warm | None = None
 

@@ -137,6 +137,7 @@ def _environment(where: Any) -> dict[str, Any]:
         "processor": cpu_model(),
         "device": _device(where),
         "threads": torch.get_num_threads(),
+        "thread_waiting": os.environ.get("OMP_WAIT_POLICY", ""),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
 
