@@ -13,6 +13,7 @@ from benchlib.metrics import quantity
 from benchlib.results import Run
 
 console = terminal.console(least_width=120)
+NARROW = 100  # columns; below, limits stand behind what was found and not in a column of their own
 COLOURS = {
     "PASS": "green",
     "FAIL": "red",
@@ -25,14 +26,18 @@ COLOURS = {
 
 def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     """Print the checks, what was not judged or compared, and the verdict of a run."""
-    table = Table("check", "status", "what was found", "limit", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    narrow = console.width < NARROW
+    heads = ["check", "status", "what was found"] + ([] if narrow else ["limit"])
+    table = Table(*heads, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for check in verdict.checks:
         if check.status in ("SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"):
             continue  # what was not judged stands in a line below, with all reasons in the report
         word, colour = check.status.replace("_", " ").lower(), COLOURS.get(check.status, "white")
         if not check.gates and check.status == "FAIL":
             word, colour = "differs", "yellow"
-        table.add_row(check.name, f"[{colour}]{word}[/]", escape(check.reason), escape(check.limit))
+        limit = f" (limit: {check.limit})" if narrow and check.limit else ""
+        cells = [check.name, f"[{colour}]{word}[/]", escape(check.reason + limit), escape(check.limit)]
+        table.add_row(*cells[: len(heads)])
     if table.row_count:
         console.print(table)
     skipped = [check for check in verdict.checks if check.status == "SKIPPED"]

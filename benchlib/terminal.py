@@ -1,6 +1,7 @@
 """What goes to a terminal. Stored files, folder names and messages are foreign text: they may colour nothing, move no
 cursor and change no title, whatever they hold."""
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -50,10 +51,10 @@ def _cleaned(segments: Iterable[Segment]) -> Iterable[Segment]:
 def console(*, stderr: bool = False, least_width: int = 0) -> Console:
     """Return a console that prints harmless text only.
 
-    A pipe has no width: tables are written ``least_width`` wide there.
+    A pipe has no width: tables are written ``least_width`` wide there, unless COLUMNS says how wide whoever reads them is.
     """
     made = Console(highlight=False, stderr=stderr)
-    if not made.is_terminal and made.width < least_width:
+    if not made.is_terminal and made.width < least_width and "COLUMNS" not in os.environ:
         made.width = least_width
     made.push_render_hook(_Harmless())
     return made

@@ -142,7 +142,7 @@ def _whole_plan(result: Result) -> Check:
     """Tell what was cut. Series with less than half of their time are a part of what was asked for: that is no pass."""
     cut, shortened = result.facts.get("cut") or [], result.facts.get("shortened") or {}
     name, question = "whole plan", "Did everything that was planned fit the time?"
-    least, limit = min(shortened.values(), default=1.0), f">= {LEAST_TIME:.0%} of the time of each series"
+    least, limit = min(shortened.values(), default=1.0), f">= {LEAST_TIME:.0%} of its time"
     short = [f"{what} in {share:.0%} of their time" for what, share in shortened.items()]
     if not cut:
         told = "; ".join([f"{len(result.tables.get('series', [])):,} series and all limits", *short])
