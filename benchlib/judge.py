@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 
 from benchlib import baselines, manifest, peers, run_lock
-from benchlib.checks import Check, Verdict, save_verdict, verdict_of
+from benchlib.checks import Check, Verdict, fact_check, save_verdict, verdict_of
 from benchlib.errors import UserError
 from benchlib.files import read_object, write_json
 from benchlib.labels import moment
@@ -111,15 +111,9 @@ def _files_whole(run: Run) -> list[Check]:
     faults = manifest.faults(run.path)
     if faults is None:
         return []
-    return [
-        Check(
-            name="files whole",
-            kind="outcome",
-            question="Are the files of the run as they were when it ended?",
-            status="FAIL" if faults else "PASS",
-            reason="; ".join(faults) or "sizes and checksums are those of files.json",
-        )
-    ]
+    question = "Are the files of the run as they were when it ended?"
+    told = "; ".join(faults) or "sizes and checksums are those of files.json"
+    return [fact_check("files whole", question, not faults, told, kind="outcome")]
 
 
 def _comparison(run: Run, root: Path | None) -> tuple[baselines.Comparison, list[Check]]:

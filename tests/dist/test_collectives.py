@@ -215,13 +215,6 @@ class Work:
         return 1, 10
 
 
-@pytest.fixture
-def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.usefixtures("group")
 def test_every_run_is_compared_and_a_planted_slowdown_holds_operations_but_not_limits():
     operation, limit = Work(), Work(is_limit=True)

@@ -63,13 +63,6 @@ def test_one_rank_has_no_exchange_to_measure(tmp_path):
     assert result.facts["allreduce_wrong_elements"] == 0
 
 
-@pytest.fixture
-def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.usefixtures("group")
 def test_wrong_sums_are_counted(monkeypatch):
     right = allreduce.time_all_reduce(400, torch.device("cpu"), 0.0)
