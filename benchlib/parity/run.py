@@ -79,6 +79,8 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
     events.emit("phase", name="init")
     try:
         _require(config)
+        if "cpu" in _backends(config):
+            isolated.warm_up(run_dir)  # it loads its libraries while weights and inputs are made
         startup_s = began.since()
         _prepare(bench)
         _compare_all(bench)
@@ -92,6 +94,13 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
         with contextlib.suppress(Exception):
             _write(bench, "partial", reason=f"{type(error).__name__}: {error}")
         raise
+    finally:
+        isolated.stop()
+
+
+def _backends(config: ParityConfig) -> set[str]:
+    """Return the backends that members of this run compute on, the reference's only where it is computed."""
+    return {config.reference} if config.record else {config.backend, *([] if config.golden else [config.reference])}
 
 
 def _require(config: ParityConfig) -> None:
@@ -99,7 +108,7 @@ def _require(config: ParityConfig) -> None:
 
     Asked in another process: to ask some devices is to take them, and the members need them.
     """
-    wanted = {config.backend} if config.golden else {config.backend, config.reference}
+    wanted = _backends(config)
     if wanted == {"cpu"}:
         return
     found = probe_devices()["backends"]
