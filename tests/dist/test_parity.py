@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from benchlib import judge, session
 from benchlib.baselines import find
 from benchlib.config import build, save_config
-from benchlib.errors import UserError
+from benchlib.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.events import EventWriter
 from benchlib.launch import execute
 from benchlib.parity import golden, isolated, run
@@ -200,6 +200,24 @@ def test_who_had_no_time_is_skipped_and_who_used_it_up_failed(
     row = found.result.tables["members"][0]
     assert (row["outcome"], found.result.status) == (outcome, "complete")
     assert words in row["reason"]
+
+
+def test_without_a_reference_there_is_no_run(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        run,
+        "probe_devices",
+        lambda: {"backends": {"cuda": {"available": False, "reason": "no driver"}, "cpu": {"available": True}}},
+    )
+    with pytest.raises(BackendUnavailable, match="backend cuda is not available: no driver"):
+        here(prepared(tmp_path / "elsewhere", backend="cuda", golden=str(whole.path / "golden")))
+    for status, error in (("unavailable", BackendUnavailable), ("crashed", RunBroken)):
+        monkeypatch.setattr(run.isolated, "run", lambda *args, status=status: Ended(status, "libfoo is missing", 1.0))
+        folder = prepared(tmp_path / status)
+        with pytest.raises(error, match="libfoo is missing"):
+            here(folder)
+    left = Run(folder).result
+    assert (left.status, left.facts["model"]["name"]) == ("partial", "tiny") and "libfoo" in left.reason
+    assert judge.judged(Run(folder)).verdict == "FAIL"
 
 
 def test_an_altered_golden_folder_is_refused_before_anything_starts(whole, tmp_path):
