@@ -15,6 +15,7 @@ from benchlib.picture import LIGHT, Picture, Theme, blank, head, leave_empty
 AS_CLOSE = 2.0  # factor within which a distance to the truth is the reference's own
 SHOWN = 16.0  # factor from the reference's distance that the axis reaches to both sides
 WIDE_ROW_IN = 0.3
+SEEN = 0.002  # share of a member's values that a bin needs to widen the axis
 
 
 def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
@@ -29,9 +30,10 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
     known = {
         row["member"]: row for row in series.rows(judged) if row["member"] in names and math.isfinite(row["limit"])
     }
-    zero = powers(
-        axes.xaxis, [*frame["high"], *frame.loc[frame["low"] > 0, "low"], *(row["limit"] for row in known.values())]
-    )
+    # A few values far below all others would press the rest together; they are drawn where there is room for them.
+    seen = frame[frame["count"] >= SEEN * frame.groupby("member")["count"].transform("sum")]
+    ends = [*seen["high"], *seen.loc[seen["low"] > 0, "low"]]
+    zero = powers(axes.xaxis, [*ends, *(row["limit"] for row in known.values())])
     most = series.table(run, "logits").groupby("member")["max_abs"].max()
     told = []
     for row, name in enumerate(names):

@@ -6,6 +6,8 @@ from typing import Any
 
 from benchlib.metrics import quantity
 
+# Members of parity whose largest difference gets a card, of any backend.
+PARITY_CARDS = ("exact", "native", "sdpa_math", "sdpa_flash", "compile", "onnxruntime", "openvino", "bf16", "fp64")
 # The numbers of the cards, by the beginning of a metric's name; other benchmarks show their first six.
 HEADLINES = {
     "squad": (
@@ -38,6 +40,14 @@ HEADLINES = {
         "gradient_allreduce_gbps",
         "allreduce_socket_share",
         "barrier_latency_us",
+        "total_s",
+    ),
+    "parity": (
+        *(f"{name}_logits_max_difference" for name in PARITY_CARDS),
+        "reference_latency_ms",
+        "exact_latency_ms",
+        "sdpa_flash_latency_ms",
+        "compile_latency_ms",
         "total_s",
     ),
 }
@@ -73,6 +83,11 @@ LABELS = {
     "disk_write_gbytes_per_s": "Disk write",
     "total_s": "Whole run",
     "mfu": "Model FLOP utilisation",
+    **{f"{name}_logits_max_difference": f"{name}: largest difference" for name in PARITY_CARDS},
+    "reference_latency_ms": "reference: latency",
+    "exact_latency_ms": "exact: latency",
+    "sdpa_flash_latency_ms": "sdpa_flash: latency",
+    "compile_latency_ms": "compile: latency",
 }
 TABLES = {
     "matmul": "Matrix products",

@@ -9,9 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from benchlib import parity_series as series
+from benchlib.byte_axis import plain_numbers
 from benchlib.curves import Records
 from benchlib.parity.members import MEMBERS
-from benchlib.parity_axes import beside, label, listed, name_rows, powers, tall, titled, tone
+from benchlib.parity_axes import beside, label, listed, name_rows, tall, titled, tone
 from benchlib.parity_matrix import WHOLE
 from benchlib.parity_series import SIGNS, difference
 from benchlib.picture import LIGHT, Picture, Theme, blank, head, leave_empty
@@ -196,7 +197,9 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
     reach = frame[["p50_ms", "p95_ms", "p99_ms"]]
     low, high = float(reach.min().min()), float(reach.max().max())
     if high > 30 * low:
-        powers(axes.xaxis, reach.to_numpy().ravel())
+        axes.set_xscale("log")
+        plain_numbers(axes.xaxis)
+        axes.set_xlim(low / 1.5, high * 1.5)
     else:
         axes.set_xlim(0, 1.06 * high)
     for row, item in enumerate(series.rows(frame)):

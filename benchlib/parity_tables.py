@@ -31,7 +31,13 @@ def tolerances(run: Run) -> pd.DataFrame:
         for limit, precisions in judged.items():
             of = ", ".join(dict.fromkeys(precisions))
             found.append(
-                {"quantity": quantity, "precision": of, "limit": limit.text, "unit": limit.unit, "why": limit.why}
+                {
+                    "quantity": quantity,
+                    "precision": of,
+                    "limit": limit.text.replace("<=", "≤").replace(">=", "≥"),
+                    "unit": limit.unit,
+                    "why": limit.why,
+                }
             )
     return _indexed(found, "quantity", "Only the reference is recorded: nothing will be judged.")
 
@@ -42,11 +48,8 @@ def outcomes(run: Records) -> pd.DataFrame:
     found = [
         {
             "member": row["member"],
-            "what": row["what"],
-            "device": row["device"] or row["backend"] or NOTHING,
-            "precision": row["precision"],
-            "mode": row["mode"] + ("" if row["gates"] else ", informative"),
             "outcome": f"{SIGNS.get(row['word'], '?')} {row['word']}",
+            "computes": f"{row['precision']}, {row['mode']}" + ("" if row["gates"] else ", informative"),
             "largest difference": _or_nothing(row["max_abs"]),
             "limit": _or_nothing(row["limit"]),
             "1 - cosine": _or_nothing(row["one_minus_cosine"]),
@@ -66,7 +69,7 @@ def quantities(run: Records) -> pd.DataFrame:
             "quantity": row["quantity"],
             "status": f"{SIGNS.get(word := _word(row), '?')} {word}",
             "value": _value(row),
-            "limit": row["limit_text"] or _or_nothing(row["limit"]),
+            "limit": _limit(row),
             "unit": row["unit"],
             "worst at": short(row["worst"]) or NOTHING,
             "reason": row["reason"],
@@ -80,9 +83,9 @@ def limits(run: Records) -> pd.DataFrame:
     """Return each limit that judged something, once, with the members it holds for and where it comes from."""
     frame = series.table(run, "quantities").dropna(subset=["limit"])
     found = []
-    for (quantity, text, why), part in frame.groupby(["quantity", "limit_text", "why"], sort=False):
+    for (quantity, _, why), part in frame.groupby(["quantity", "limit", "why"], sort=False):
         found.append({
-            "quantity": str(quantity), "limit": str(text), "unit": part["unit"].iloc[0],
+            "quantity": str(quantity), "limit": _limit(series.rows(part)[0]), "unit": part["unit"].iloc[0],
             "members": ", ".join(dict.fromkeys(part["member"])), "why": str(why) or NOTHING,
         })  # fmt: skip
     return _indexed(found, "quantity", "Nothing was judged by a limit.")
@@ -95,7 +98,10 @@ def beyond(run: Records) -> pd.DataFrame:
 
 
 def worst(run: Records) -> pd.DataFrame:
-    """Return of each member its case with the largest difference, the largest of all first."""
+    """Return of each member its case with the largest difference, the largest of all first.
+
+    ``from truth`` is its distance to the fp64 truth, ``reference`` the reference's own.
+    """
     frame = (
         series.table(run, "logits").dropna(subset=["max_abs"]).sort_values("max_abs", ascending=False, kind="stable")
     )
@@ -113,13 +119,12 @@ def _cases(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
         {
             "member": row["member"],
             "case": row["case"],
-            "rows × tokens": f"{row['batch']:.0f} × {row['length']:.0f}" if row["batch"] > 0 and row["length"] > 0 else NOTHING,
-            "largest difference": _or_nothing(row["max_abs"]),
+            "difference": _or_nothing(row["max_abs"]),
             "relative": _or_nothing(row["max_relative"]),
             "ULP": f"{row['max_ulp']:,.0f}" if math.isfinite(row["max_ulp"]) else NOTHING,
             "1 - cosine": _or_nothing(row["one_minus_cosine"]),
-            "from the truth": _or_nothing(row["truth_max_abs"]),
-            "reference from the truth": _or_nothing(row["reference_truth_max_abs"]),
+            "from truth": _or_nothing(row["truth_max_abs"]),
+            "reference": _or_nothing(row["reference_truth_max_abs"]),
         }
         for row in series.rows(frame)
     ]  # fmt: skip
@@ -163,8 +168,8 @@ def truth(run: Records) -> pd.DataFrame:
     found = [
         {
             "member": row["member"],
-            "from the truth": _or_nothing(row["max_abs"]),
-            "reference from the truth": _or_nothing(row["reference_max_abs"]),
+            "from truth": _or_nothing(row["max_abs"]),
+            "reference": _or_nothing(row["reference_max_abs"]),
             "verdict": row["verdict"] or NOTHING,
         }
         for row in series.rows(series.table(run, "truth"))
@@ -269,6 +274,12 @@ def _value(row: dict[str, Any]) -> str:
     if math.isnan(row["value"]):
         return NOT_FINITE if row["status"] == "FAIL" else NOTHING
     return difference(row["value"])
+
+
+def _limit(row: dict[str, Any]) -> str:
+    if math.isnan(row["limit"]):
+        return NOTHING
+    return f"{'≥' if row['limit_text'].startswith('>') else '≤'} {difference(row['limit'])}"
 
 
 def _or_nothing(value: float) -> str:

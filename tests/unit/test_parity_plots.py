@@ -388,7 +388,7 @@ def test_no_picture_of_parity_is_drawn_of_another_benchmark():
 def test_tables_say_limits_once_and_environments_side_by_side():
     run = records()
     limits = parity_tables.limits(run)
-    assert list(limits.loc["logits max difference", "limit"]) == ["<= 1e-05", "<= 0.03"]
+    assert list(limits.loc["logits max difference", "limit"]) == ["≤ 1.0e-5", "≤ 0.03"]
     assert limits.loc["logits max difference", "members"].iloc[1] == "bf16"
     sides = parity_tables.environments(run)
     assert tuple(sides.iloc[0]) == ("another Linux", "Linux", "differs")
@@ -403,7 +403,7 @@ def test_limits_are_known_before_the_run(tmp_path):
     save_config(build("parity", {"benchmark": "parity", "members": "sdpa_flash,bf16"}), tmp_path)
     frame = parity_tables.tolerances(Run(tmp_path))
     logits = frame.loc["logits max difference"].set_index("precision")
-    assert logits["limit"].to_dict() == {"fp32": "<= 1e-05", "bf16": "<= 0.03"}
+    assert logits["limit"].to_dict() == {"fp32": "≤ 1e-05", "bf16": "≤ 0.03"}
     assert list(frame.index).count("repeats") == 1  # alike for both, with one reason
 
 
