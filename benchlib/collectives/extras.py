@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from benchlib import gradients, process_group
 from benchlib.bandwidth import algbw_gbps
 from benchlib.collectives.bench import Bench, Row
@@ -32,14 +34,13 @@ def measure_pairs(bench: Bench) -> None:
     if bench.config.pairs and pairs and bench.fits(f"the matrix of {len(pairs)} pairs", size, 2 * len(pairs)):
         for source, target in pairs:
             small, large = (_message(bench, source, target, each) for each in (LATENCY_BYTES, size))
-            median = sorted(large.seconds)[len(large.seconds) // 2]
             rows.append(
                 {
                     "source": source,
                     "target": target,
                     "bytes": large.bytes,
-                    "gbps": algbw_gbps(large.bytes, float(median)),
-                    "latency_us": 1e6 * float(sorted(small.seconds)[len(small.seconds) // 2]),
+                    "gbps": algbw_gbps(large.bytes, float(np.median(large.seconds))),
+                    "latency_us": 1e6 * float(np.median(small.seconds)),
                 }
             )
     bench.tables["pairs"] = rows

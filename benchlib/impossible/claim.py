@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-CLAIM_VERSION = 1
-
 MOST = 10**15  # counts beyond this are no counts, and would not survive as floats
 
 Count = Annotated[int, Field(ge=0, le=MOST)]
