@@ -384,7 +384,7 @@ def parity_record(
 @click.option("--members", default="", help="Ways to compute, separated by commas. [default: all of the backend]")
 @_set
 @_out
-@click.option("--strict", is_flag=True, help="Exit with 3 where no gated member was compared.")
+@click.option("--strict", is_flag=True, help="Exit with 3 where a gated member was not compared.")
 @_user_errors
 def parity_verify(
     folder: Path,

@@ -258,3 +258,16 @@ def test_a_run_of_another_benchmark_is_no_result(tmp_path):
     run.config, run.result.benchmark = build("machine", {"benchmark": "machine"}), "machine"
     with pytest.raises(UserError, match="a run of machine"):
         read_run(run)
+
+
+def test_strict_wants_every_gated_member_and_optional_ones_where_they_are_named(tmp_path):
+    whole = make(
+        tmp_path, "000001-a", tables=make_parity.tables(["eager", "onnxruntime", "native"], crashed=["native"])
+    )
+    assert parity_command._compared(whole, [""]) and not parity_command._compared(whole, ["onnxruntime"])
+    tables = make_parity.tables(["eager", "sdpa_math"])
+    tables["members"][1] |= {"outcome": "SKIPPED", "reason": "no time in the budget"}
+    assert not parity_command._compared(make(tmp_path, "000002-b", tables=tables), [""])
+    assert not parity_command._compared(
+        make(tmp_path, "000003-c", tables={}, status="skipped", reason="no driver"), [""]
+    )
