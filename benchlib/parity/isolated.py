@@ -15,7 +15,7 @@ from typing import Any, Literal
 from benchlib.events import EventWriter
 from benchlib.files import read_json
 from benchlib.parity import golden
-from benchlib.parity.member import EXIT_UNAVAILABLE, PARENT
+from benchlib.parity.member import ALLOWED, EXIT_UNAVAILABLE, PARENT
 from benchlib.parity.members import MEMBERS
 from benchlib.parity.warm import Forked, Warm
 from benchlib.processes import kill, signal_name
@@ -58,7 +58,7 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
     began = time.monotonic()
     out.write_bytes(b"")
     err.write_bytes(b"")
-    process = _start(run_dir, name, executor, {TOKEN: token, **_variables(name)}, out, err)
+    process = _start(run_dir, name, executor, {TOKEN: token, ALLOWED: str(timeout_s), **_variables(name)}, out, err)
     try:
         in_time = _watch(process, name, out, events, began + timeout_s)
         if not in_time:

@@ -17,6 +17,7 @@ from transformers import AutoModelForQuestionAnswering
 
 from benchlib import models
 from benchlib.config import save_config
+from benchlib.errors import BackendUnavailable
 from benchlib.events import EventWriter, read_events
 from benchlib.parity import eager, executor, exercise, isolated, layers, member, prepare, switches, weights
 from benchlib.parity.cases import Inputs
@@ -155,6 +156,18 @@ def test_a_missing_library_is_unavailable_with_the_reason(faulty):
         "from benchlib.errors import BackendUnavailable\nraise BackendUnavailable('no openvino:\\n pip install it')"
     )
     assert (ended.status, ended.reason) == ("unavailable", "no openvino: pip install it")
+
+
+def test_a_backend_without_its_library_is_unavailable_before_anything_is_loaded(run_dir):
+    with pytest.raises(BackendUnavailable, match="torch_xla is not installed: pip install torch_xla"):
+        member.record(CONFIG.model_copy(update={"backend": "tpu"}), run_dir / "nowhere", "exact")
+
+
+def test_variables_that_are_read_at_the_start_are_set_before_it():
+    one, native, reference = (isolated._variables(name) for name in ("one_thread", "native", "reference"))
+    assert {one[name] for name in isolated.THREAD_VARIABLES} == {"1"} and "OMP_NUM_THREADS" not in native
+    assert one["CUBLAS_WORKSPACE_CONFIG"] == reference["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in native  # torch's own defaults
 
 
 HANG = """
