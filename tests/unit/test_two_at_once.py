@@ -1,0 +1,58 @@
+"""Two writers, two runs of one second, two launches of one folder."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import pytest
+from make_run import START
+from stores import ROOT
+
+from benchlib import run_lock
+from benchlib.config import resolve
+from benchlib.errors import UserError
+from benchlib.files import read_json, write_json
+from benchlib.results import new_run_dir
+
+
+def test_runs_of_one_second_get_folders_of_their_own(tmp_path):
+    config = resolve("squad").config
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        made = pool.starmap(new_run_dir, [(config, tmp_path, START)] * 40)
+    assert len(set(made)) == 40
+    assert len({path.name[:16] for path in made}) == 1
+
+
+def test_a_run_folder_is_claimed_once_and_free_after_a_kill(tmp_path):
+    assert run_lock.taken(tmp_path) is None
+    code = f"from benchlib import run_lock; import time; run_lock.take({str(tmp_path)!r}); print('held', flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as holder:
+        assert holder.stdout.readline() == "held\n"
+        assert run_lock.taken(tmp_path) is True
+        with pytest.raises(UserError, match="is in use: another process works on this run"):
+            run_lock.take(tmp_path)
+        holder.kill()
+    assert run_lock.taken(tmp_path) is False
+    os.close(run_lock.take(tmp_path))
+
+
+def _write_often(path, text):
+    for _ in range(150):
+        write_json(path, {"text": text * 4000})
+
+
+def test_writers_of_one_file_never_show_a_half(tmp_path):
+    path = tmp_path / "index.json"
+    write_json(path, {"text": "a" * 4000})
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_often, args=(path, sign)) for sign in "ab"]
+    for writer in writers:
+        writer.start()
+    seen = set()
+    while any(writer.is_alive() for writer in writers):
+        text = read_json(path)["text"]
+        assert len(text) == 4000 and len(set(text)) == 1
+        seen.add(text[0])
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert [item.name for item in tmp_path.iterdir()] == ["index.json"]
