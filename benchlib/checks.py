@@ -101,11 +101,10 @@ def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", runs: i
     rest = f"; {_count(open_)} had no comparable baseline" if open_ else ""
     missing = ", ".join(check.name for check in checks if check.gates and check.status == "SKIPPED")
     rest += f"; not judged although it should be: {missing}" if missing else ""
-    if all(check.kind == "outcome" for check in passed):  # that a run ended in order says nothing about what it is for
-        why = "; ".join(
-            f"{check.name}: {check.reason}" for check in checks if check.gates and check.status == "SKIPPED"
-        )
-        sentence = f"No check could be made: {why}." if why else "No check could be made."
+    if all(check.kind in ("outcome", "budget") for check in passed):
+        # That a run ended in order and in time says nothing about what it is for.
+        why = [f"{check.name}: {check.reason}" for check in checks if check.gates and check.status == "SKIPPED"]
+        sentence = f"No check could be made: {why[0]}." if why else "No check could be made."
         return Verdict(verdict="SKIPPED", sentence=sentence, checks=checks)
     return Verdict(verdict="PASS", sentence=f"{_count(passed)} passed{rest}.", checks=checks)
 

@@ -18,6 +18,7 @@ SHOWN = ("possible values",)
 DIFFERENCE, COSINE, LATENCY = "_logits_max_difference", "_one_minus_cosine", "_latency_ms"
 DOUBLE = 1.0  # a driver that computes otherwise moves a difference by its order of magnitude, not by a few percent
 LATENCY_SHARE = 0.5  # milliseconds on a shared machine
+OUTCOMES = ("PASS", "FAIL", "SKIPPED", "NOT COMPARED")
 NAMED = 3  # of what failed in a member that is told in full
 Row = dict[str, Any]
 
@@ -36,14 +37,16 @@ def limits(run: Run) -> list[RegressionLimit]:
 
 
 def checks(run: Run, comparison: Comparison) -> list[Check]:
-    """Judge a run that has a result. Where nothing but the reference ran, that is the only check, and it is SKIPPED."""
+    """Judge a run that has a result. Where nothing but the reference ran, no check passes, and the first says why."""
     config, result = run.config, run.result
     assert isinstance(config, ParityConfig) and result is not None
     members = result.tables.get("members", [])
-    if not any(row["outcome"] in ("PASS", "FAIL") for row in members):
-        return [_not_compared(result, members)]
+    whole = _whole(result, members)
+    if not members:
+        return [whole]
     numbers = Numbers.of(result, run.samples, config)
-    return [
+    found = [
+        whole,
         *(_parity(row, result) for row in members),
         _same_work(result, members),
         _can_fail(config, result, members),
@@ -55,23 +58,47 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         budget_check(run, result.value("total_s") or 0.0),
         *regression_checks(run, limits(run), comparison),
     ]
+    return found if whole.status != "SKIPPED" else [_without_pass(check) for check in found]
+
+
+def _without_pass(check: Check) -> Check:
+    """Return a check of a run that compared nothing: what holds of the reference alone is no pass."""
+    if check.status != "PASS" or check.kind == "budget":
+        return check
+    return check.model_copy(
+        update={"status": "SKIPPED", "reason": f"no member that gates was compared; {check.reason}", "gates": False}
+    )
 
 
 def _rows(result: Result, table: str, member: str) -> list[Row]:
     return [row for row in result.tables.get(table, []) if row["member"] == member]
 
 
-def _not_compared(result: Result, members: list[Row]) -> Check:
-    """Say that there is nothing beside the reference; this must never look like a pass."""
-    why = "; ".join(f"{row['member']}: {row['reason']}" for row in members) or "no member was asked for"
+def _whole(result: Result, members: list[Row]) -> Check:
+    """Sum the members up. Without any beside the reference this must never look like a pass."""
+    common: dict[str, Any] = {
+        "name": "parity",
+        "kind": "reference",
+        "question": "Does this backend compute the same as the reference?",
+    }
+    judged = {
+        outcome: [row["member"] for row in members if row["gates"] and row["outcome"] == outcome]
+        for outcome in OUTCOMES
+    }
+    if judged["FAIL"] or judged["PASS"]:
+        told = [f"{', '.join(names_)}: {outcome}" for outcome, names_ in judged.items() if names_]
+        # Each member has a gating check of its own: this one repeats them.
+        return Check(**common, status="FAIL" if judged["FAIL"] else "PASS", reason="; ".join(told), gates=False)
+    told = list(dict.fromkeys(str(row["reason"]) for row in members if row["outcome"] not in ("PASS", "FAIL")))
+    informative = ", ".join(row["member"] for row in members if row["outcome"] in ("PASS", "FAIL"))
+    if informative and not told:
+        reason = f"not compared: {informative} only inform; name a member that gates, or none for all"
+        return Check(**common, status="SKIPPED", reason=reason)
+    told = told or ["no member was asked for"]
     backend = result.facts.get("reference", {}).get("backend", "?")
-    return Check(
-        name="parity",
-        kind="reference",
-        question="Does this backend compute the same as the reference?",
-        status="SKIPPED",
-        reason=f"not compared: there is nothing but the reference on {backend} ({why})",
-    )
+    more = f"; and {len(told) - NAMED} other reasons" if len(told) > NAMED else ""
+    reason = f"not compared: there is nothing but the reference on {backend} ({'; '.join(told[:NAMED])}{more})"
+    return Check(**common, status="SKIPPED", reason=reason)
 
 
 def _parity(row: Row, result: Result) -> Check:

@@ -6,10 +6,7 @@ finds the device free. What no longer fits the tier's time is skipped with that 
 
 import contextlib
 import dataclasses
-import hashlib
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +18,11 @@ from benchlib.clock import Moment
 from benchlib.config import BaseConfig
 from benchlib.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.events import EventWriter
-from benchlib.files import read_object, sha256
+from benchlib.files import read_object
 from benchlib.machine import probe_devices
 from benchlib.metrics import measured
 from benchlib.parity import cases, compare, golden, isolated, members, outcome, prepare, recorded, recording
+from benchlib.parity.bench import Bench, facts, latencies, notes
 from benchlib.parity.config import ParityConfig
 from benchlib.parity.members import Member
 from benchlib.parity.outcome import Turn
@@ -34,36 +32,6 @@ from benchlib.results import Result, save_result
 
 LARGE = (recording.GRADIENTS, recording.LAYERS)  # of a recording, gigabytes for BERT-base
 ATTENTION = "attention"
-Row = dict[str, Any]
-
-
-@dataclass
-class Bench:
-    """What a run has so far. ``fields`` are those of the golden folder's manifest."""
-
-    config: ParityConfig
-    run_dir: Path
-    events: EventWriter
-    pace: Pace
-    fields: dict[str, Any] = field(default_factory=dict)
-    reference: Recording | None = None
-    truth: Recording | None = None
-    turns: list[Turn] = field(default_factory=list)
-    attention: list[Row] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    scores: dict[str, Mapping[str, float]] = field(default_factory=dict)
-    cut: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def folder(self) -> Path:
-        """The golden folder: the given one, which is only read, or the run's own."""
-        return golden.place(self.run_dir, self.config.golden)
-
-    @property
-    def began(self) -> Moment:
-        """When the run began."""
-        return self.pace.began
 
 
 def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
@@ -275,7 +243,7 @@ def _write(bench: Bench, status: Any, reason: str = "", startup_s: float | None 
         "members": [outcome.member_row(turn) for turn in bench.turns],
         "quantities": [row for turn in bench.turns for row in outcome.quantity_rows(turn)],
         **outcome.comparison_rows(bench.turns),
-        "latency": _latencies(bench),
+        "latency": latencies(bench),
         ATTENTION: bench.attention,
     }
     found = []
@@ -295,75 +263,8 @@ def _write(bench: Bench, status: Any, reason: str = "", startup_s: float | None 
         started_at=bench.began.wall,
         ended_at=bench.began.wall + total_s,
         metrics=found,
-        facts=_facts(bench),
+        facts=facts(bench),
         tables=tables,
-        notes=_notes(bench),
+        notes=notes(bench),
     )
     save_result(bench.run_dir, result)
-
-
-def _latencies(bench: Bench) -> list[Row]:
-    reference = [(golden.REFERENCE, bench.reference.meta)] if bench.reference is not None else []
-    timed = [*reference, *((turn.member.name, turn.meta) for turn in bench.turns if turn.meta)]
-    rows = [outcome.latency_row(name, meta.get("latency")) for name, meta in timed]
-    return [row for row in rows if row is not None]
-
-
-def _facts(bench: Bench) -> dict[str, Any]:
-    meta = bench.reference.meta if bench.reference is not None else {}
-    candidate: Mapping[str, Any] = next((turn.meta for turn in bench.turns if turn.meta), meta)
-    model, created_at = bench.fields.get("model", {}), bench.fields.get("created_at")
-    return {
-        "model": model,
-        "model_sha256": model.get("sha256", ""),
-        "inputs_sha256": bench.fields.get("inputs_sha256", ""),
-        "reference": {
-            name: meta.get(name, "")
-            for name in ("member", "backend", "device", "precision", "created_at", "environment")
-        },
-        "reference_outputs_sha256": _outputs_sha256(bench),
-        "truth": bench.truth is not None,
-        "environment": candidate.get("environment", {}),
-        "executors": {turn.member.name: turn.meta.get("executor", {}) for turn in bench.turns if turn.meta},
-        "cases": len(bench.fields.get("cases", [])),
-        "golden": {
-            "given": bool(bench.config.golden),
-            "digest": bench.fields.get("digest", ""),
-            "created_at": created_at,
-            "age_s": max(0.0, time.time() - created_at) if created_at and bench.config.golden else 0.0,
-        },
-        "scores": {name: dict(scores) for name, scores in bench.scores.items()},
-        "process_seconds": bench.seconds,
-        "cut": bench.cut,
-        "identity": _identity(bench),
-    }
-
-
-def _outputs_sha256(bench: Bench) -> str:
-    path = bench.folder / golden.REFERENCE / recording.OUTPUTS
-    return sha256(path) if path.exists() else ""
-
-
-def _identity(bench: Bench) -> dict[str, Any]:
-    """Return by content what the config names by path, so that a baseline holds on another machine too."""
-    model, config = bench.fields.get("model", {}), bench.config
-    found: dict[str, Any] = {}
-    if Path(config.model).is_absolute():
-        found["model"] = model.get("sha256", "")
-    if config.dev_file:
-        found["dev_file"] = bench.fields.get("inputs_sha256", "")
-    if config.golden:  # its date of recording is not what it holds
-        parts = (model.get("sha256", ""), bench.fields.get("inputs_sha256", ""), _outputs_sha256(bench))
-        found["golden"] = hashlib.sha256(" ".join(parts).encode()).hexdigest()
-    return found
-
-
-def _notes(bench: Bench) -> Sequence[str]:
-    model = bench.fields.get("model", {})
-    notes = [f"Model: {model['description']}."] if model.get("description") else []
-    if bench.config.golden:
-        age_days = (time.time() - bench.fields.get("created_at", time.time())) / 86400
-        notes.append(
-            f"Reference and inputs: the golden folder {Path(bench.config.golden).name}, {age_days:.1f} days old."
-        )
-    return [*notes, *bench.notes, *(f"Cut: {text}." for text in bench.cut)]

@@ -160,12 +160,26 @@ def test_only_the_reference_is_not_compared_and_never_passes(tmp_path):
         nothing(found, about)
         found["members"] = [row | {"outcome": "SKIPPED", "reason": "torch_xla is not installed"} for row in rows]
 
-    for change, words in ((nothing, "no member was asked for"), (skipped, "torch_xla is not installed")):
-        run = run_of(tmp_path / words.replace(" ", "-"), change)
-        (check,) = checks(run, find(run, tmp_path))
-        assert check.status == "SKIPPED" and check.gates
-        assert check.reason.startswith("not compared: ") and words in check.reason
-        assert verdict_of([check]).verdict == "SKIPPED"
+    recorded = run_of(tmp_path / "recorded", nothing)
+    (only,) = checks(recorded, find(recorded, tmp_path))
+    lonely = run_of(tmp_path / "skipped", skipped)
+    first, *rest = checks(lonely, find(lonely, tmp_path))
+    for check, words in ((only, "no member was asked for"), (first, "torch_xla is not installed")):
+        assert (check.name, check.status, check.gates) == ("parity", "SKIPPED", True)
+        assert check.reason == f"not compared: there is nothing but the reference on cpu ({words})"
+    assert [check.name for check in rest] == [
+        check.name for check in judged(run_of(tmp_path / "good"), tmp_path).values()
+    ][1 : len(rest) + 1], "whatever is skipped, the checks are the same"
+    assert {check.name for check in rest if check.status == "PASS"} == {"time budget"}
+    for found in ([only], [first, *rest]):
+        assert verdict_of(found).verdict == "SKIPPED" and "not compared" in verdict_of(found).sentence
+
+
+def test_members_that_do_not_gate_are_no_comparison(tmp_path):
+    found = judged(run_of(tmp_path / "run", members=("native",)), tmp_path)
+    assert (found["parity"].status, found["parity native"].status) == ("SKIPPED", "SKIPPED")
+    assert "native only inform" in found["parity"].reason and "1.5e-07 (<= 1e-05)" in found["parity native"].reason
+    assert verdict_of(list(found.values())).verdict == "SKIPPED"
 
 
 def test_a_difference_that_does_not_gate_is_told_and_does_not_fail(tmp_path):
