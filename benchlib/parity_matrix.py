@@ -269,7 +269,11 @@ def standing(found: Merged, backend: str) -> Standing:
         return Standing(backend, "FAIL", f"{', '.join(names)}: {failed[0][1].reason}", machines, names)
     passed = [row.member for _, row in gated if row.outcome == "PASS"]
     if passed:
-        return Standing(backend, "PASS", f"{len(passed)} gated results within their tolerances", machines)
+        missing = list(dict.fromkeys(f"{row.member} on {run.machine}" for run, row in gated if row.outcome != "PASS"))
+        reason = f"{len(passed)} of {len(gated)} gated results are there and within their tolerances"
+        return Standing(
+            backend, "PASS", reason + (f"; not compared: {', '.join(missing)}" if missing else ""), machines
+        )
     for outcome in ("SKIPPED", "NOT COMPARED"):
         open_ = [row for _, row in rows if row.outcome == outcome]
         if open_ and all(row.outcome == outcome for _, row in gated or rows):

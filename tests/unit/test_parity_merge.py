@@ -106,7 +106,11 @@ def test_a_member_that_does_not_gate_neither_fails_nor_passes_a_backend(tmp_path
     assert parity_matrix.standing(found, "cpu").outcome == "NOT COMPARED"
     assert "≈ DIFFERS" in export.page(found) and "✗ FAIL" not in export.page(found)
     make(tmp_path, "000002-b", tables=make_parity.tables(["eager"]), ended=START + DAY)
-    assert parity_matrix.standing(parity_matrix.collect([tmp_path]), "cpu").outcome == "PASS"
+    standing = parity_matrix.standing(parity_matrix.collect([tmp_path]), "cpu")
+    assert standing.outcome == "PASS" and standing.reason.startswith("1 of 1 gated")
+    make(tmp_path, "000003-c", tables=make_parity.tables(["eager", "onnxruntime"]), ended=START + 2 * DAY)
+    standing = parity_matrix.standing(parity_matrix.collect([tmp_path]), "cpu")
+    assert standing.outcome == "PASS" and standing.reason.endswith("; not compared: onnxruntime on node7")
 
 
 def test_an_older_word_on_the_whole_run_gives_way_to_results_and_a_newer_one_stands_beside_them(tmp_path):
