@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from benchlib.errors import BackendUnavailable, UserError
-from benchlib.parity import aotinductor, compiled, exporting, onnx_file, onnx_runtime, openvino_runtime
+from benchlib.parity import aotinductor, compiled, exporting, masked_rows, onnx_file, onnx_runtime, openvino_runtime
 from benchlib.parity.members import MEMBERS, Member
 
 CPU = torch.device("cpu")
@@ -114,6 +114,22 @@ def test_a_row_without_an_attended_token_leaves_the_others_alone(exported):
         start, _ = executor.forward(given)
         assert (start - expected)[0].abs().max() <= LIMIT
         assert torch.isfinite(start).all()  # transformers' eager mask is finfo.min, which softmax makes uniform
+
+
+def test_each_runtime_says_what_a_query_without_a_key_gets(monkeypatch, tmp_path):
+    """Softmax of -inf alone is 0/0 and of equal numbers uniform; what runtimes make of it is data, not a crash."""
+
+    def lacking(module, folder):
+        raise BackendUnavailable("made up")
+
+    monkeypatch.setattr(masked_rows, "FORMS", {"softmax written out": masked_rows.by_softmax})
+    runs = {name: masked_rows.RUNTIMES[name] for name in ("torch", "ONNX Runtime", "OpenVINO f32")}
+    monkeypatch.setattr(masked_rows, "RUNTIMES", runs | {"lacking": lacking})
+    rows = {row["runtime"]: row for row in masked_rows.table(tmp_path)}
+    assert [rows["torch"][kind] for kind in masked_rows.MASKED_ROWS] == ["nan", "nan", "uniform"]
+    for name in ("ONNX Runtime", "OpenVINO f32"):
+        assert {rows[name][kind] for kind in masked_rows.MASKED_ROWS} <= {"nan", "zeros", "uniform", "as unmasked"}
+    assert rows["lacking"]["reason"] == "made up" and rows["lacking"]["bool"] == ""
 
 
 @pytest.mark.timeout(600)  # a C++ compiler at work, on a machine that may be busy
