@@ -216,8 +216,10 @@ def _attention(result: Result) -> Iterator[str]:
 
 def _missing(result: Result) -> str:
     skipped = [row for row in _rows(result, "members") if row["outcome"] in ("SKIPPED", "NOT COMPARED")]
-    other = [
-        text for text in result.facts.get("cut", []) if text.partition(":")[0] not in {row["member"] for row in skipped}
-    ]
-    told = [f"{row['member']} ({row['reason']})" for row in skipped] + other
+    reasons: dict[str, list[Row]] = {}
+    for row in skipped:
+        reasons.setdefault(row["reason"], []).append(row)
+    told = [f"{_names(rows)} ({reason})" for reason, rows in reasons.items()]
+    known = {row["member"] for row in skipped}
+    told += [text for text in result.facts.get("cut", []) if text.partition(":")[0] not in known]
     return f"Not computed: {'; '.join(told)}." if told else ""
