@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 
 from benchlib import parity_series as series
 from benchlib.curves import Records
-from benchlib.parity_axes import LINES, label, listed, powers, titled
+from benchlib.parity_axes import LINES, label, listed, powers, tall, titled
 from benchlib.parity_series import difference
 from benchlib.picture import LIGHT, Picture, Theme, blank, head, leave_empty, panels
 
@@ -29,7 +29,7 @@ def kernels(run: Records, theme: Theme = LIGHT) -> Picture:
         missing = textwrap.fill(lacking(frame) or "No attention kernels were compared.", 56, max_lines=6)
         return leave_empty(*blank(NAME, theme, of_many=True), theme, missing)
     figure, (left, right) = panels(NAME, theme, 1, 2, sharey=True)
-    figure.set_figheight(4.1)
+    tall(figure, 0, least_in=4.1)
     ran = ran[~(ran["scale"] > ran["scale"].min())]
     names = [name for name in (*KERNELS, *sorted(set(ran["kernel"]) - set(KERNELS))) if name in set(ran["kernel"])]
     colours = {name: theme.series[place] for place, name in enumerate(names)}

@@ -15,6 +15,7 @@ from benchlib.parity_series import NOT_FINITE, SIGNS, difference, short
 from benchlib.results import Run
 
 NOTHING = "–"
+NO_BREAK_SPACE, JOINER = "\u00a0", "\u2060"
 WORST = 12  # rows of the worst cases
 
 
@@ -34,7 +35,7 @@ def tolerances(run: Run) -> pd.DataFrame:
                 {
                     "quantity": quantity,
                     "precision": of,
-                    "limit": limit.text.replace("<=", "≤").replace(">=", "≥"),
+                    "limit": _whole(f"{'≥' if limit.at_least else '≤'} {difference(limit.value)}"),
                     "unit": limit.unit,
                     "why": limit.why,
                 }
@@ -82,13 +83,20 @@ def quantities(run: Records) -> pd.DataFrame:
 def limits(run: Records) -> pd.DataFrame:
     """Return each limit that judged something, once, with the members it holds for and where it comes from."""
     frame = series.table(run, "quantities").dropna(subset=["limit"])
-    found = []
+    everyone, found = list(dict.fromkeys(frame["member"])), []
     for (quantity, _, why), part in frame.groupby(["quantity", "limit", "why"], sort=False):
         found.append({
             "quantity": str(quantity), "limit": _limit(series.rows(part)[0]), "unit": part["unit"].iloc[0],
-            "members": ", ".join(dict.fromkeys(part["member"])), "why": str(why) or NOTHING,
+            "members": _who(list(dict.fromkeys(part["member"])), everyone), "why": str(why) or NOTHING,
         })  # fmt: skip
     return _indexed(found, "quantity", "Nothing was judged by a limit.")
+
+
+def _who(names: list[str], everyone: list[str]) -> str:
+    missing = [name for name in everyone if name not in names]
+    if not missing or len(missing) > len(names):
+        return ", ".join(names) if missing else "all"
+    return f"all but {', '.join(missing)}" if len(missing) < 4 else ", ".join(names)
 
 
 def beyond(run: Records) -> pd.DataFrame:
@@ -197,35 +205,36 @@ def latency(run: Records) -> pd.DataFrame:
 
 
 def attention(run: Records) -> pd.DataFrame:
-    """Return of each attention kernel, type and scale of the inputs its worst errors over lengths and masks."""
-    frame = series.table(run, "attention")
-    found = []
+    """Return of each attention kernel, type and scale of the inputs its worst errors over lengths and masks.
+
+    What ran in no case has one row with its reason; cases are those that were measured of those asked for.
+    """
+    frame, last = series.table(run, "attention"), "fully masked row, or why it did not run"
+    found, nowhere = [], dict[tuple[str, str], list[str]]()
     for (kernel, dtype, scale), part in frame.groupby(["kernel", "dtype", "scale"], sort=False, dropna=False):
         ran = part[part["max_abs_truth"].notna()]
-        masked = dict.fromkeys(word for word in ran["masked_row"] if word)
-        statuses = ", ".join(f"{count} {word}" for word, count in part["status"].value_counts(sort=False).items())
+        if ran.empty:
+            reason = next((word for word in part["reason"] if word), NOTHING)
+            nowhere.setdefault((str(kernel), reason), []).append(str(dtype))
+            continue
         found.append({
-            "kernel": str(kernel), "type": str(dtype), "scale of q and k": f"{scale:g}", "cases": statuses,
+            "kernel": str(kernel), "type": str(dtype), "q, k ×": f"{scale:g}", "cases": f"{len(ran)} of {len(part)}",
             "from fp64": _most(ran["max_abs_truth"]), "1 - cosine": _most(ran["one_minus_cosine_truth"]),
             "from math": _most(ran["max_abs_math"]), "gradient from math": _most(ran["gradient_max_abs_math"]),
-            "fully masked row": "; ".join(masked) or NOTHING,
-            "reason": "" if len(ran) else next((word for word in part["reason"] if word), NOTHING),
+            last: "; ".join(dict.fromkeys(word for word in ran["masked_row"] if word)) or NOTHING,
         })  # fmt: skip
-    return _indexed(found, "kernel", "No attention kernels were compared.")
+    for (kernel, reason), types in nowhere.items():
+        found.append({"kernel": kernel, "type": ", ".join(dict.fromkeys(types)), "cases": "none", last: reason})
+    return _indexed(found, "kernel", "No attention kernels were compared.").fillna(NOTHING)
 
 
 def executors(run: Records) -> pd.DataFrame:
-    """Return what really ran for each member; switches that all of them had alike are left out."""
-    told = series.executors(run)
-    same = (
-        {name for name, _ in told[0][1].items() if len({facts.get(name) for _, facts in told}) == 1}
-        if len(told) > 1
-        else set()
-    )
-    kept = [
-        {"member": member} | {name: text for name, text in facts.items() if name not in same} for member, facts in told
+    """Return what really ran for each member, as it said itself; its switches are in the result's facts."""
+    told = [
+        {"member": member} | {key: said for key, said in facts.items() if "." not in key}
+        for member, facts in series.executors(run)
     ]
-    return _indexed(kept, "member", "No member said what ran.").fillna("")
+    return _indexed(told, "member", "No member said what ran.").fillna("")
 
 
 def environments(run: Records) -> pd.DataFrame:
@@ -279,7 +288,12 @@ def _value(row: dict[str, Any]) -> str:
 def _limit(row: dict[str, Any]) -> str:
     if math.isnan(row["limit"]):
         return NOTHING
-    return f"{'≥' if row['limit_text'].startswith('>') else '≤'} {difference(row['limit'])}"
+    return _whole(f"{'≥' if row['limit_text'].startswith('>') else '≤'} {difference(row['limit'])}")
+
+
+def _whole(words: str) -> str:
+    """Return words that a narrow column does not break: a browser would, at the space and after the hyphen."""
+    return words.replace(" ", NO_BREAK_SPACE).replace("-", f"-{JOINER}")
 
 
 def _or_nothing(value: float) -> str:
