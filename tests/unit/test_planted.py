@@ -59,5 +59,5 @@ def test_without_phases_the_least_step_is_slowed():
 
 
 def test_a_timed_operation_is_slowed():
-    plain, slowed = (min(peaks.timed_groups(CPU, lambda: time.sleep(0.005), 0.05, share)) for share in (0.0, 1.0))
+    plain, slowed = (min(peaks.timed_groups(CPU, lambda: time.sleep(0.005), 0.25, share)) for share in (0.0, 1.0))
     assert slowed / plain == pytest.approx(2.0, rel=0.2)
