@@ -10,6 +10,7 @@ its input. What a member does is ``benchlib.parity.member``'s, as in a process t
 
 import gc
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from typing import Any
 
 from benchlib.parity import member
 from benchlib.processes import die_with_parent
+
+log = logging.getLogger(__name__)
 
 TASKS = Path("/proc/self/task")
 STARTED_S = 45.0  # below the time after which the frame ends a silent rank
@@ -38,7 +41,7 @@ def serve(run_dir: Path) -> None:
         print(json.dumps(fields), file=answers, flush=True)
 
     _load()
-    answer(ready=len(list(TASKS.iterdir())) == 1)
+    answer(threads=len(list(TASKS.iterdir())))
     gc.collect()
     gc.freeze()  # what is loaded stays shared with the members
     for line in requests:
@@ -88,7 +91,8 @@ class Warm:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**env, member.PARENT: str(os.getpid())},
+            # numpy's OpenBLAS starts its threads when it is loaded; no member computes with it.
+            env={**env, "OPENBLAS_NUM_THREADS": "1", member.PARENT: str(os.getpid())},
             start_new_session=True,
         )
         assert self._process.stdout is not None
@@ -98,8 +102,11 @@ class Warm:
     def ready(self) -> bool:
         """Wait until the server has loaded its libraries; False where it cannot serve."""
         if self._ready is None:
-            found = self._wait_for(STARTED_S)
-            self._ready = bool(found and found.get("ready"))
+            found = self._wait_for(STARTED_S) or {}
+            self._ready = found.get("threads") == 1
+            if not self._ready:
+                reason = f"its libraries started {found['threads'] - 1} threads" if found else "it did not start"
+                log.warning("members are started one by one, none is forked from a warm process: %s", reason)
         return self._ready and self._process.poll() is None
 
     def start(self, name: str, out: Path, err: Path, env: Mapping[str, str]) -> "Forked | None":

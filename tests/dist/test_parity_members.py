@@ -233,7 +233,8 @@ def test_forked_members_end_alone_and_with_their_server(run_dir, tmp_path):
         until(lambda: os.getsid(found.pid) == found.pid, 10)
         return found
 
-    server, out, err = Warm(run_dir, os.environ), tmp_path / "out", tmp_path / "err"
+    threads = dict.fromkeys(isolated.THREAD_VARIABLES, "2")  # as a rank with two threads has it
+    server, out, err = Warm(run_dir, {**os.environ, **threads}), tmp_path / "out", tmp_path / "err"
     out.touch()
     err.touch()
     try:
