@@ -194,6 +194,8 @@ def _compare(bench: Bench, member: Member, inputs: Mapping[str, np.ndarray]) -> 
 def _f1(bench: Bench, candidate: Recording) -> dict[str, Any]:
     """Return what the dev set says of a candidate: F1 of the reference and of its own, and of how many questions."""
     assert bench.reference is not None
+    if any(name.startswith("outputs dev/") for name in candidate.meta.get("nonfinite", {})):
+        return {}  # no span is the best of logits that are no numbers, and these fail the member anyway
     for name, recorded_ in ((golden.REFERENCE, bench.reference), (str(candidate.meta["member"]), candidate)):
         if name not in bench.scores:
             scores = cases.dev_scores(bench.folder, recorded_.outputs())
