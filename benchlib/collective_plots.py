@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from benchlib import collective_series as series
+from benchlib.bandwidth import NO_LIMIT
 from benchlib.byte_axis import End, name_ends, plain_numbers, size_axis
 from benchlib.collective_series import ROOTED, TOGETHER, share_text, words
 from benchlib.collectives.sizes import size_text
@@ -135,7 +136,8 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
     axes.axvline(1, color=theme.muted, linewidth=1, linestyle=(0, (4, 3)))
     axes.set_yticks(range(len(cases)), [f"{words(*case)}" for case in cases])
     axes.set_ylim(len(cases) - 0.4, -0.6)
-    axes.set_xlim(0, 1.15 * max(1.0, float(frame["share"].max())))
+    longest = float(frame["share"].max())
+    axes.set_xlim(0, (1.35 if longest > NO_LIMIT else 1.15) * max(1.0, longest))  # with room for what stands behind it
     axes.grid(False)
     axes.grid(axis="x", color=theme.grid, linewidth=0.8)
     marks = [Line2D([], [], color=theme.series[number], linewidth=6, label=kind) for number, kind in enumerate(kinds)]
@@ -155,7 +157,11 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
     )
     met = int((aimed["share"] >= aimed["target"]).sum())
     best = first.iloc[0]
-    title = f"{_upper(words(best['operation'], best['variant']))} reaches {share_text(best['share'])} of the {kinds[0]}"
+    title = _upper(words(best["operation"], best["variant"]))
+    if best["share"] > NO_LIMIT:
+        title += f" is {best['share']:.2f} × as fast as the {kinds[0]}, which is no limit here"
+    else:
+        title += f" reaches {share_text(best['share'])} of the {kinds[0]}"
     if len(aimed):
         title += f"; {met} of {len(aimed)} targets met"
     sizes = sorted(set(frame["bytes"]))

@@ -152,7 +152,9 @@ def test_a_share_above_one_is_marked_in_picture_and_table():
     for share, told in ((6.2, "6.20 (no limit)"), (1.04, "1.04")):
         found["shares"][0]["share"] = share
         run = records(found)
-        assert told in [text.get_text() for text in collective_plots.shares(run).axes[0].texts]
+        picture = collective_plots.shares(run)
+        assert told in [text.get_text() for text in picture.axes[0].texts]
+        assert ("which is no limit here" in picture.alt) is (share > 1.05)
         assert collective_tables.shares(run).loc["all-reduce", "share"] == told
 
 
