@@ -17,17 +17,18 @@ LINE_HEIGHT = 0.062  # of the axes: what a line of 8 points needs
 
 @dataclass(frozen=True)
 class End:
-    """The last point of a line, and what it shows."""
+    """The last point of a line, and what it shows; ``line`` is the share of the axes' height that a line of words takes."""
 
     x: float
     y: float
     words: str
     colour: str
+    line: float = LINE_HEIGHT
 
     @property
     def height(self) -> float:
         """Share of the axes' height that the words take."""
-        return LINE_HEIGHT * (self.words.count("\n") + 1)
+        return self.line * (self.words.count("\n") + 1)
 
 
 def size_axis(axes: Axes, sizes: Iterable[float]) -> None:

@@ -15,6 +15,7 @@ from benchlib.parity_series import difference, short
 from benchlib.picture import HEIGHT_IN, LIGHT, Picture, Theme, blank, head, leave_empty, panels
 
 MOST_LAYERS = 16  # written along the axis
+NAME_IN = 0.13  # height of a name of 8 points
 TOLERANCE = (0, (6, 3))
 
 
@@ -154,6 +155,7 @@ def losses(run: Records, theme: Theme = LIGHT) -> Picture:
     lines = {name: (part["loss"] - part["reference_loss"]).abs() for name, part in found.items()}
     truth = (base["truth_loss"] - base["reference_loss"]).abs()
     zero = powers(lower.yaxis, [*(value for line in lines.values() for value in line), *truth.dropna()], 4)
+    line = NAME_IN / ((figure.get_figheight() - 1.2) * 5 / 7)  # of the lower axes
     ends = list[End]()
     for place, (name, part) in enumerate(found.items()):
         colour, style = looks(theme, place)
@@ -161,10 +163,12 @@ def losses(run: Records, theme: Theme = LIGHT) -> Picture:
         values = placed(lines[name], zero)
         lower.plot(part["step"], values, color=colour, linestyle=style, linewidth=1.5, marker="o", markersize=2.5)
         if math.isfinite(values.iloc[-1]):
-            ends.append(End(float(part["step"].iloc[-1]), float(values.iloc[-1]), name, colour))
+            ends.append(End(float(part["step"].iloc[-1]), float(values.iloc[-1]), name, colour, line))
     if truth.notna().any():
         lower.plot(base["step"], placed(truth, zero), color=theme.muted, linewidth=1.4, linestyle=TOLERANCE)
-        ends.append(End(float(base["step"].iloc[-1]), float(placed(truth, zero).iloc[-1]), "fp64 truth", theme.muted))
+        ends.append(
+            End(float(base["step"].iloc[-1]), float(placed(truth, zero).iloc[-1]), "fp64 truth", theme.muted, line)
+        )
     name_ends(lower, theme, ends)
     lower.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     label(upper, theme, "", "loss")

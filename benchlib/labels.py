@@ -83,7 +83,7 @@ LABELS = {
     "disk_write_gbytes_per_s": "Disk write",
     "total_s": "Whole run",
     "mfu": "Model FLOP utilisation",
-    **{f"{name}_logits_max_difference": f"{name}: largest difference" for name in PARITY_CARDS},
+    **{f"{name}_logits_max_difference": f"{name}: difference of logits" for name in PARITY_CARDS},
     "reference_latency_ms": "reference: latency",
     "exact_latency_ms": "exact: latency",
     "sdpa_flash_latency_ms": "sdpa_flash: latency",

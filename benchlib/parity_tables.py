@@ -1,6 +1,8 @@
 """Tables of parity for notebooks and reports: outcomes, quantities with their limits, worst cases, what was skipped and why."""
 
 import math
+import re
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -44,18 +46,18 @@ def tolerances(run: Run) -> pd.DataFrame:
 
 
 def outcomes(run: Records) -> pd.DataFrame:
-    """Return by member its outcome with the reason, its largest difference and 1 - cosine with their limits."""
+    """Return by member its outcome with the reason, and its difference and 1 - cosine, largest beside their limits."""
     verdicts = {row["member"]: row["verdict"] for row in series.rows(series.table(run, "truth"))}
     found = [
         {
             "member": row["member"],
             "outcome": f"{SIGNS.get(row['word'], '?')} {row['word']}",
             "computes": f"{row['precision']}, {row['mode']}" + ("" if row["gates"] else ", informative"),
-            "largest difference": _or_nothing(row["max_abs"]),
-            "limit": _or_nothing(row["limit"]),
+            "difference": _whole(_or_nothing(row["max_abs"])),
+            "limit": _whole(_or_nothing(row["limit"])),
             "1 - cosine": _or_nothing(row["one_minus_cosine"]),
             "to the truth": verdicts.get(row["member"]) or NOTHING,
-            "reason": row["reason"],
+            "reason": _brief(row["reason"], 200),
         }
         for row in series.rows(series.outcomes(run))
     ]
@@ -261,13 +263,12 @@ def matrix(run: Records) -> pd.DataFrame:
             "machine": row["machine"],
             "backend": row["backend"],
             "outcome": f"{SIGNS.get(row['word'], '?')} {row['word']}",
-            "largest difference": _or_nothing(row["max_difference"]),
-            "limit": _or_nothing(row["limit"]),
+            "difference": _whole(_or_nothing(row["max_difference"])),
+            "limit": _whole(_or_nothing(row["limit"])),
             "model": row["model"],
             "age (days)": f"{row['age_days']:.1f}",
             "versions": row["versions"] or NOTHING,
-            "run": row["run"] or NOTHING,
-            "reason": row["reason"],
+            "reason": _brief(row["reason"], 80),
         }
         for row in series.rows(frame)
     ]
@@ -294,6 +295,11 @@ def _limit(row: dict[str, Any]) -> str:
 def _whole(words: str) -> str:
     """Return words that a narrow column does not break: a browser would, at the space and after the hyphen."""
     return words.replace(" ", NO_BREAK_SPACE).replace("-", f"-{JOINER}")
+
+
+def _brief(reason: str, room: int) -> str:
+    """Return the beginning of a reason, with the names of layers and parameters shortened."""
+    return textwrap.shorten(re.sub(r"\w+(?:\.\w+){3,}", lambda name: short(name[0]), reason), room, placeholder=" …")
 
 
 def _or_nothing(value: float) -> str:

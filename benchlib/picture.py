@@ -99,7 +99,7 @@ def finish(
     return figure
 
 
-def head(figure: Picture, theme: Theme, title: str, alt: str = "", wide: int = 60) -> Picture:
+def head(figure: Picture, theme: Theme, title: str, alt: str = "", wide: int = 54) -> Picture:
     """Write the title over the whole figure: for several axes, and for long names left of them."""
     figure.suptitle(textwrap.fill(title, wide), x=0.012, ha="left", color=theme.text, fontsize=11, fontweight="bold")
     figure.alt = f"{title}. {alt}".strip()
