@@ -41,6 +41,7 @@ def serve(run_dir: Path) -> None:
         print(json.dumps(fields), file=answers, flush=True)
 
     _load()
+    server = os.getpid()
     answer(threads=len(list(TASKS.iterdir())))
     gc.collect()
     gc.freeze()  # what is loaded stays shared with the members
@@ -50,7 +51,7 @@ def serve(run_dir: Path) -> None:
         if not pid:
             os.close(requests.fileno())
             os.close(answers.fileno())
-            _become(run_dir, request)
+            _become(run_dir, request, server)
         answer(pid=pid)
         _, status = os.waitpid(pid, 0)
         answer(pid=pid, code=os.waitstatus_to_exitcode(status))
@@ -65,15 +66,14 @@ def _load() -> None:
     importlib.import_module("transformers.models.bert.modeling_bert")
 
 
-def _become(run_dir: Path, request: Mapping[str, Any]) -> None:
+def _become(run_dir: Path, request: Mapping[str, Any], server: int) -> None:
     """Be the member that was asked for; does not return."""
     try:
-        parent = os.getppid()
         os.setsid()
         for descriptor, path in ((1, request["out"]), (2, request["err"])):
             os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), descriptor)
         os.environ.update(request["env"])
-        os.environ[member.PARENT] = str(parent)
+        os.environ[member.PARENT] = str(server)
         member.leave(member.run(run_dir, str(request["name"])))
     finally:
         os._exit(1)  # whatever went wrong, a second server must not go on

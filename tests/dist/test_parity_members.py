@@ -24,7 +24,6 @@ from benchlib.parity.cases import Inputs
 from benchlib.parity.config import ParityConfig
 from benchlib.parity.members import MEMBERS
 from benchlib.parity.recording import Recording
-from benchlib.parity.warm import Warm
 
 CONFIG = ParityConfig(
     lengths=[8, 24, 48],
@@ -47,6 +46,7 @@ def one_thread():
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("OPENBLAS_NUM_THREADS", "2")  # as a rank with two threads has it: no obstacle to a fork
         yield
     isolated.stop()
     torch.set_num_threads(before)
@@ -233,8 +233,8 @@ def test_forked_members_end_alone_and_with_their_server(run_dir, tmp_path):
         until(lambda: os.getsid(found.pid) == found.pid, 10)
         return found
 
-    threads = dict.fromkeys(isolated.THREAD_VARIABLES, "2")  # as a rank with two threads has it
-    server, out, err = Warm(run_dir, {**os.environ, **threads}), tmp_path / "out", tmp_path / "err"
+    isolated.warm_up(run_dir)  # there already where a member ran before
+    server, out, err = isolated._warm, tmp_path / "out", tmp_path / "err"
     out.touch()
     err.touch()
     try:
@@ -246,12 +246,12 @@ def test_forked_members_end_alone_and_with_their_server(run_dir, tmp_path):
         assert unknown.wait(10) == 1 and "KeyError: 'unheard-of'" in err.read_text()
         orphan = start("truth")
         process = psutil.Process(orphan.pid)
-        server.stop()
+        isolated.stop()
         until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 10)
         assert server.ready() is False
         assert not list(run_dir.glob("golden/*truth*"))
     finally:
-        server.stop()
+        isolated.stop()
 
 
 def computed(run_dir, name, config=CONFIG, change=lambda model: None):
