@@ -20,6 +20,21 @@ from benchlib.results import load_result
 HERE = Path(__file__).parent
 
 
+def in_two_processes(*words: str, **more: str) -> None:
+    """Run two ranks of one interpreter's command line without any supervisor; both must end well."""
+    ranks = []
+    for rank in range(2):
+        place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        env = os.environ | place | more | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
+        ranks.append(subprocess.Popen([sys.executable, *words], env=env, stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [process.communicate(timeout=150)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], "\n".join(errors)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return cases.make_model(tmp_path_factory.mktemp("model"))
@@ -30,18 +45,7 @@ def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run all cases in two processes, once; return the run folder."""
     run_dir = tmp_path_factory.mktemp("two")
     save_config(cases.config_of(model, 2), run_dir)
-    command = [sys.executable, "-W", "error", "-m", "benchlib.worker", str(run_dir), "--benchmark", "training_cases:run"]
-    ranks = []
-    for rank in range(2):
-        place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-        env = os.environ | place | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
-        ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
-    try:
-        errors = [process.communicate(timeout=150)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], "\n".join(errors)
+    in_two_processes("-W", "error", "-m", "benchlib.worker", str(run_dir), "--benchmark", "training_cases:run")
     return run_dir
 
 
@@ -102,7 +106,9 @@ def test_events_tell_of_every_step(two_ranks: Path, found: dict[str, Any]) -> No
     steps = read_events(two_ranks, {"step"})
     losses = [event["loss"] for event in steps if event["source"] == "rank0"]
     # "resumed" tells of its own two steps; the training whose gradients were looked at comes last.
-    told = [loss for name in ("plain", "accumulated", "first", "second") for loss in found[name]["losses"]] + found["resumed"]["losses"][4:]
+    told = [loss for name in ("plain", "accumulated", "first", "second") for loss in found[name]["losses"]] + found[
+        "resumed"
+    ]["losses"][4:]
     assert losses[:-1] == told
     assert all(event["lr"] > 0 for event in steps)
 
@@ -127,17 +133,7 @@ def test_a_checkpoint_is_a_model_folder(two_ranks: Path, found: dict[str, Any]) 
 def test_the_trainer_runs_the_same_benchmark(model: str, tmp_path: Path, padding: str) -> None:
     config = cases.config_of(model, 2, engine="trainer", trainer_padding=padding, max_length=256)
     save_config(config, tmp_path)
-    ranks = []
-    for rank in range(2):
-        place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "BENCHLIB_OUTPUTS": str(tmp_path)}
-        env = os.environ | place | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HERE.parents[1])}
-        ranks.append(subprocess.Popen([sys.executable, "-m", "benchlib.worker", str(tmp_path)], env=env, stderr=subprocess.PIPE, text=True))
-    try:
-        errors = [process.communicate(timeout=150)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], "\n".join(errors)
+    in_two_processes("-m", "benchlib.worker", str(tmp_path), BENCHLIB_OUTPUTS=str(tmp_path))
     result = load_result(tmp_path)
     assert result.status == "complete"
     # The Trainer fills the last batch of an epoch (33 samples, 16 a step) from the epoch's start.
