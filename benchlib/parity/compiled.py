@@ -72,7 +72,8 @@ def _graphs() -> int:
 def make(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Compiled:
     """Compile ``model`` for any B and S; see ``benchlib.parity.executor.Make``.
 
-    ``description["graphs"]`` counts the graphs so far: one for B > 1, one for B = 1, more where the model breaks them.
+    ``description["graphs"]`` counts the graphs up to the last ``forward``: one for B > 1, one for B = 1, one for each mode
+    of training before it, and more where the model's code breaks them.
     Raises ``BackendUnavailable`` without a C++ compiler.
     """
     require_fp32(member)
