@@ -82,6 +82,18 @@ def quantities(run: Records) -> pd.DataFrame:
     return _indexed(found, "member", "No quantity was compared.")
 
 
+def by_quantity(run: Records) -> pd.DataFrame:
+    """Return the value of every quantity (row) of every member (column), with a sign where it is not within its limit."""
+    frame, found = series.table(run, "quantities"), dict[str, dict[str, Any]]()
+    for row in series.rows(frame):
+        word = _word(row)
+        sign = f"{SIGNS[word]} " if word in ("FAIL", "DIFFERS") else ""
+        found.setdefault(row["quantity"], {"quantity": row["quantity"], "unit": row["unit"]})[row["member"]] = (
+            sign + _value(row)
+        )
+    return _indexed(list(found.values()), "quantity", "No quantity was compared.").fillna(NOTHING)
+
+
 def limits(run: Records) -> pd.DataFrame:
     """Return each limit that judged something, once, with the members it holds for and where it comes from."""
     frame = series.table(run, "quantities").dropna(subset=["limit"])

@@ -210,6 +210,12 @@ def test_quantities_that_are_not_numbers_are_said():
     beyond = parity_tables.beyond(records(found))
     assert set(beyond.loc["sdpa_math", "value"]) == {"not finite"}
     assert parity_tables.skipped(records(found)).loc["eager", "what"] == "f1 difference"
+    table = parity_tables.by_quantity(records(found))
+    assert (table.loc["loss", "sdpa_math"], table.loc["loss", "eager"], table.loc["f1 difference", "eager"]) == (
+        "✗ not finite",
+        "0",
+        "–",
+    )
     outcome = parity_series.outcomes(records(found)).set_index("member")
     assert outcome.loc["sdpa_math", "max_abs"] == LARGEST["sdpa_math"]
 
