@@ -257,7 +257,9 @@ def warnings(config: BaseConfig, result: Result | None) -> list[str]:
     share = result.facts.get("epoch_share") if result else None
     share = float(share) if isinstance(share, (int, float)) else 1.0
     scope = getattr(config, "quality_scope", lambda _: "")(share)
-    parts = [SCOPES.get(part, part) for part in scope.split("_") if part]
+    model = result.facts.get("model") if result else None
+    named = [*scope.split("_"), *(_stand_ins(model) if isinstance(model, dict) else ())]
+    parts = [SCOPES.get(part, part) for part in dict.fromkeys(named) if part]
     out = []
     if parts:
         listed = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
@@ -268,6 +270,11 @@ def warnings(config: BaseConfig, result: Result | None) -> list[str]:
         out.append(
             f"Timed work was made {config.planted_slowdown:.0%} longer on purpose (planted_slowdown), to see whether the gate finds it."
         )
+    planted = getattr(config, "planted_layer", -1)
+    if planted >= 0:
+        out.append(
+            f"The output of encoder layer {planted} was changed on purpose in every member (planted_layer), to see whether the comparison finds it."
+        )
     if share < 1:
         facts = result.facts if result else {}
         counts = [facts.get(name) for name in ("planned_steps", "total_steps")]
@@ -275,6 +282,11 @@ def warnings(config: BaseConfig, result: Result | None) -> list[str]:
         reason = f": {facts['plan_reason']}" if facts.get("plan_reason") else ""
         out.append(f"The run covered {share:.1%} of the whole training{steps}{reason}.")
     return out
+
+
+def _stand_ins(model: dict[str, Any]) -> list[str]:
+    """Return what of a model, as its facts tell it, is not the real thing."""
+    return ["tiny"] * (model.get("name") == "tiny") + ["random"] * (model.get("init") == "random")
 
 
 def machine_rows(machine: dict[str, Any]) -> list[tuple[str, str]]:

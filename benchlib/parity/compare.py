@@ -53,18 +53,20 @@ def compare(
     member: Member,
     f1: tuple[float, float] | None = None,
     questions: int = 0,
+    ease: bool = True,
 ) -> Comparison:
     """Compare ``candidate``, recorded by ``member``, with ``reference``; without one of them nothing is compared.
 
     ``inputs`` are the golden inputs: their attention masks say which positions count. ``f1`` are the reference's and the
-    candidate's F1 on the dev set of ``questions`` questions. ``truth`` says how far both are from it.
+    candidate's F1 on the dev set of ``questions`` questions. ``truth`` says how far both are from it. Without ``ease`` the
+    limits of logits are those of the table, whatever their size.
     """
     if reference is None or candidate is None:
         return not_compared(member, f"there is no recording of the {'reference' if reference is None else 'member'}")
     fault = _not_of_one_kind(reference, candidate)
     if fault:
         return not_compared(member, fault)
-    judge = Judge(member, candidate.meta["backend"], reference.meta["backend"])
+    judge = Judge(member, candidate.meta["backend"], reference.meta["backend"], ease)
     sides = Sides(reference, candidate, truth, inputs, judge)
     rows = (
         _finite(sides),
@@ -157,9 +159,7 @@ def _logits(sides: Sides) -> tuple[Row, ...]:
 
 
 def _limit(judge: Judge, case: logits.Case) -> Tolerance:
-    return tolerances.eased(
-        judge.tolerance(tolerances.LOGITS), judge.member.precision, case.largest, case.reference_error
-    )
+    return judge.eased(tolerances.LOGITS, case.largest, case.reference_error)
 
 
 def _not_finite(case: logits.Case) -> str:

@@ -11,7 +11,7 @@ from benchlib.spelling import nearest
 from benchlib.squad.config import EMBEDDED_MODEL
 
 # The fields that do not change what a member computes or how its time is taken.
-_NOT_WORK = ("record", "keep", "members", "slow", "member_timeout_s", "attention_kernels", "planted_layer")
+_NOT_WORK = ("record", "ease", "keep", "members", "slow", "member_timeout_s", "attention_kernels", "planted_layer")
 
 
 class ParityConfig(BaseConfig):
@@ -34,6 +34,9 @@ class ParityConfig(BaseConfig):
     record: bool = Field(False, description="compute only the reference and the truth, and keep the golden folder")
     members: list[str] = Field([], description="ways to compute that are compared; empty: all of the backend")
     slow: bool = Field(False, description="also the members that compile or export the model, which take a minute each")
+    ease: bool = Field(
+        True, description="let limits of logits follow the reference's own error (bf16: their size); false: the table's"
+    )
     keep: bool = Field(False, description="keep weights, gradients and activations in the run folder")
 
     model: str = Field(

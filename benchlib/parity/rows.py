@@ -33,15 +33,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Judge:
-    """Makes the rows of one member on ``backend``, compared with a reference that ran on ``other``."""
+    """Makes the rows of one member on ``backend``, compared with a reference that ran on ``other``.
+
+    ``ease`` says whether limits of logits follow their size and the reference's own error: see ``tolerances.eased``.
+    """
 
     member: Member
     backend: str
     other: str
+    ease: bool = True
 
     def tolerance(self, quantity: str) -> Tolerance:
         """Return the limit of a quantity: the looser one of the two backends."""
         return tolerances.between(self.backend, self.other, self.member.precision, quantity)
+
+    def eased(self, quantity: str, largest: float, reference_error: float | None) -> Tolerance:
+        """Return the limit of a difference between logits that reach ``largest`` in the reference."""
+        limit = self.tolerance(quantity)
+        return tolerances.eased(limit, self.member.precision, largest, reference_error) if self.ease else limit
 
     def judge(
         self, quantity: str, value: float, worst: str = "", reason: str = "", limit: Tolerance | None = None

@@ -182,7 +182,9 @@ def _compare(bench: Bench, member: Member, inputs: Mapping[str, np.ndarray]) -> 
     backend, folder = bench.config.backend, bench.run_dir / "members" / member.name
     try:
         candidate = Recording.open(folder)
-        found = compare.compare(bench.reference, candidate, bench.truth, inputs, member, **_f1(bench, candidate))
+        found = compare.compare(
+            bench.reference, candidate, bench.truth, inputs, member, ease=bench.config.ease, **_f1(bench, candidate)
+        )
     except (UserError, KeyError, ValueError, TypeError, ArithmeticError) as error:
         reason = f"its recording cannot be compared: {type(error).__name__}: {error}"
         return Turn(member, backend, "failed", reason)

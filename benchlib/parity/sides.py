@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from benchlib.parity import tolerances
 from benchlib.parity.logits import Case
 from benchlib.parity.recording import Recording, count_nonfinite
 from benchlib.parity.rows import Judge, Row
@@ -51,4 +50,4 @@ class Sides:
         errors = [case.reference_error for case in self.cases]
         error = max((error for error in errors if error is not None), default=None)
         largest = max((case.largest for case in self.cases), default=0.0)
-        return tolerances.eased(self.judge.tolerance(quantity), self.judge.member.precision, largest, error)
+        return self.judge.eased(quantity, largest, error)

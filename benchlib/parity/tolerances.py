@@ -76,7 +76,7 @@ class Tolerance:
     @property
     def text(self) -> str:
         """The limit as it stands in a table."""
-        return f"{'>=' if self.at_least else '<='} {self.value:g}"
+        return f"{'>=' if self.at_least else '<='} {self.value:.3g}"
 
     def holds(self, value: float) -> bool:
         """Whether a value is within the limit. The limit itself is; NaN never is."""

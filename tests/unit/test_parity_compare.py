@@ -28,12 +28,12 @@ def judged(tmp_path, plain):
     """Return a comparison of a reference with a candidate that has the changes given."""
     numbers = itertools.count()
 
-    def run(member=EAGER, facts=None, reference=None, truth=None, f1=None, questions=0, **arrays):
+    def run(member=EAGER, facts=None, reference=None, truth=None, f1=None, questions=0, ease=True, **arrays):
         place = tmp_path / str(next(numbers))
         own = make_recordings.write(place / "own", facts, **arrays)
         other = make_recordings.write(place / "other", **reference) if reference else plain
         known = make_recordings.write(place / "truth", outputs=truth) if truth else None
-        return compare(other, own, known, INPUTS, member, f1, questions)
+        return compare(other, own, known, INPUTS, member, f1, questions, ease)
 
     return run
 
@@ -324,6 +324,8 @@ def test_a_reference_that_is_off_itself_eases_the_limit_but_not_for_long(judged)
         assert row(found, "logits max difference").status == status, (error, size)
         assert "double precision" in row(found, "logits max difference").why
     assert "double precision" not in row(judged(facts=facts(), truth=shifted(1e-7)), "logits max difference").why
+    held = judged(facts=facts(), truth=shifted(1e-5), outputs=shifted(2.9e-5), ease=False)
+    assert row(held, "logits max difference").status == "FAIL" and row(held, "logits max difference").limit == 1e-5
 
 
 def test_bf16_keeps_its_digits_at_any_size(judged):

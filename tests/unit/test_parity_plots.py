@@ -437,10 +437,12 @@ def test_names_of_layers_and_parameters_are_shortened_to_what_tells_them_apart()
 def test_the_report_of_a_run_shows_views_and_pictures_and_stays_small(tmp_path):
     folder = tmp_path / "smoke-20261122" / "parity-cpu-101500-abcdef"
     folder.mkdir(parents=True)
-    save_config(build("parity", {"benchmark": "parity", "tier": "smoke"}), folder)
+    save_config(build("parity", {"benchmark": "parity", "tier": "smoke", "planted_layer": 2}), folder)
     save_result(folder, records(tables(["sdpa_flash", "bf16", "onnxruntime"])).result)
     page = html(Run(folder))
     assert len(page.encode()) < 400_000
+    assert "These results come from the embedded stand-in model." in page
+    assert "The output of encoder layer 2 was changed on purpose" in page
     drawn = re.findall(r'<figure id="([\w-]+)"', page)
     assert set(drawn) == {
         "backend-matrix", "quantities", "difference-histograms", "different-or-worse", "divergence-by-depth", "gradient-differences",
