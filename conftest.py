@@ -27,6 +27,7 @@ os.environ.update(
         "MPLBACKEND": "agg",
     }
 )
+os.environ.pop("COLUMNS", None)  # tables in tests are as wide as in a pipe
 _outputs = tempfile.mkdtemp(prefix="benchlib-test-outputs-")
 atexit.register(shutil.rmtree, _outputs, ignore_errors=True)
 os.environ["BENCHLIB_OUTPUTS"] = _outputs

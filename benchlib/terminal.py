@@ -54,7 +54,7 @@ def console(*, stderr: bool = False, least_width: int = 0) -> Console:
     A pipe has no width: tables are written ``least_width`` wide there, unless COLUMNS says how wide whoever reads them is.
     """
     made = Console(highlight=False, stderr=stderr)
-    if not made.is_terminal and made.width < least_width and "COLUMNS" not in os.environ:
-        made.width = least_width
+    if not made.is_terminal:  # settled here: rich would look at the variable again for each line
+        made.width = made.width if "COLUMNS" in os.environ else max(made.width, least_width)
     made.push_render_hook(_Harmless())
     return made
