@@ -1,7 +1,8 @@
 """From a target to the plans of its runs, and what a dry run shows of them."""
 
 import shlex
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,32 @@ def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], res
         names, level = [name for name in BENCHMARKS if name in read_params("tiers", target)], target
         if overrides or resume:
             names = _that_know(names, overrides, resume)
+        names = _that_fit(names, overrides)
     else:
         raise UserError(f"unknown benchmark or tier {target!r}: {nearest(target, [*BENCHMARKS, *tier_names()])}")
     if resume:
         overrides["resume"] = str(Path(resume).resolve())
     # Wrong input is reported before torch is asked for its devices, which takes seconds.
+    given = {name: overrides if target in BENCHMARKS else _of_one_process(name, overrides) for name in names}
     for name in names:
-        plan(name, level, "cpu" if backend == "auto" else backend, overrides, probe={})
+        plan(name, level, "cpu" if backend == "auto" else backend, given[name], probe={})
     probe = probe_devices()
-    return [plan(name, level, backend, overrides, probe) for name in names]
+    return [plan(name, level, backend, given[name], probe) for name in names]
+
+
+def _that_fit(names: list[str], overrides: Mapping[str, Any]) -> list[str]:
+    """Leave the benchmarks of one process out of a tier that is run over several nodes, and say so."""
+    single = [name for name in names if config_class(name).ONE_PROCESS]
+    if str(overrides.get("nnodes", "1")) == "1" or single == names:
+        return names
+    for name in single:  # not on standard output, which may be a manifest
+        print(f"{name} is the work of one process: left out of this run over several nodes", file=sys.stderr)
+    return [name for name in names if name not in single]
+
+
+def _of_one_process(name: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return what a benchmark of a tier gets: the number of ranks is not for those that are the work of one process."""
+    return {key: value for key, value in overrides.items() if key != "nproc" or not config_class(name).ONE_PROCESS}
 
 
 def _that_know(names: list[str], overrides: dict[str, Any], resume: str | None) -> list[str]:

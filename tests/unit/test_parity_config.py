@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchlib import planning
 from benchlib.backends import BACKENDS
 from benchlib.errors import UserError
 from benchlib.parity.config import ParityConfig
@@ -91,3 +92,15 @@ def test_the_work_is_said_and_is_what_the_members_compute():
 
 def test_a_golden_folder_fixes_fields_that_there_are():
     assert set(ParityConfig.RECORDED) <= set(ParityConfig.model_fields)
+
+
+def test_a_tier_over_many_ranks_gives_parity_one_process_and_none_over_nodes(capsys):
+    eight = planning.plans("nightly", None, "cpu", ["nproc=8"], None)
+    assert {one.config.benchmark: one.config.nproc for one in eight} == {
+        "machine": 8, "squad": 8, "collectives": 8, "parity": 1,
+    }  # fmt: skip
+    nodes = planning.plans("nightly", None, "cuda", ["nproc=8", "nnodes=2", "launcher=slurm", "cluster=slurm"], None)
+    assert "parity" not in [one.config.benchmark for one in nodes]
+    assert "parity is the work of one process: left out" in capsys.readouterr().err
+    with pytest.raises(UserError, match="parity is the work of one process"):
+        planning.plans("parity", "nightly", "cpu", ["nproc=8"], None)
