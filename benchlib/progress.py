@@ -26,7 +26,10 @@ PHASES = {
 
 @dataclass
 class Progress:
-    """What an onlooker wants to know. ``rate`` is samples per second over the last steps, ``left_s`` the time left."""
+    """What an onlooker wants to know. ``rate`` is samples per second over the last steps, ``left_s`` the time left.
+
+    ``part`` names who is at work, and at what, in a phase whose parts have a count of their own.
+    """
 
     phase: str = "starting"
     done: int = 0
@@ -35,6 +38,7 @@ class Progress:
     loss: float | None = None
     rate: float | None = None
     left_s: float | None = None
+    part: str = ""
     started: float = field(default_factory=time.monotonic)
     _recent: list[tuple[float, int, float]] = field(default_factory=list, repr=False)
 
@@ -42,7 +46,7 @@ class Progress:
         """Take one event in; return whether something that is shown has changed."""
         kind = event["kind"]
         if kind == "phase" and event["source"] == "rank0":
-            self.phase, self.done, self.left_s = str(event.get("name", "")), 0, None
+            self.phase, self.done, self.left_s, self.part = str(event.get("name", "")), 0, None, ""
             self.total = self.planned if self.phase == "train" else 0
             self._recent.clear()
         elif kind == "plan":
@@ -54,7 +58,9 @@ class Progress:
             self._timed(event["t"], float(event.get("samples") or 0))
         elif kind == "progress" and event["source"] == "rank0":
             self.done, self.total = int(event["done"]), int(event["total"])
-            self._timed(event["t"], 0.0)
+            self.part = f"{event['member']}: {event['unit']}" if "member" in event else ""
+            if not self.part:  # the time left of a part says nothing about the phase
+                self._timed(event["t"], 0.0)
         else:
             return False
         return True
@@ -75,6 +81,8 @@ class Progress:
     def line(self) -> str:
         """Return one line for a terminal."""
         parts = [PHASES.get(self.phase, self.phase)]
+        if self.part:
+            parts.append(self.part)
         if self.total:
             parts.append(f"{self.done:,}/{self.total:,}")
         if self.phase == "train" and self.loss is not None:

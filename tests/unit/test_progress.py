@@ -26,3 +26,16 @@ def test_a_second_count_in_a_phase_starts_anew():
     first = [{"kind": "progress", "t": float(t), "done": 50 * t, "total": 100} for t in range(3)]
     second = [{"kind": "progress", "t": 10.0 + t, "done": t, "total": 4} for t in range(3)]
     assert told(*first, *second).left_s == 2.0
+
+
+def test_parts_of_a_phase_are_named_and_promise_no_time():
+    parts = [
+        {"kind": "progress", "t": t, "member": "bf16", "unit": "gradients", "done": done, "total": 7}
+        for t, done in ((0.0, 1), (1.0, 4))
+    ]
+    progress = told({"kind": "phase", "name": "members", "t": 0}, *parts)
+    assert progress.line() == "computing and comparing members  bf16: gradients  4/7"
+    assert (
+        told({"kind": "phase", "name": "members", "t": 0}, *parts, {"kind": "phase", "name": "write", "t": 2}).line()
+        == "writing results"
+    )
