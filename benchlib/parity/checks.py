@@ -78,7 +78,7 @@ def _whole(result: Result, members: list[Row]) -> Check:
     """Sum the members up. Without any beside the reference this must never look like a pass."""
     common: dict[str, Any] = {
         "name": "parity",
-        "kind": "reference",
+        "kind": "target",
         "question": "Does this backend compute the same as the reference?",
     }
     judged = {
@@ -111,13 +111,14 @@ def _parity(row: Row, result: Result) -> Check:
     first = next((one for one in judged if one["quantity"] == tolerances.LOGITS), None)
     return Check(
         name=f"parity {row['member']}",
-        kind="reference",
+        kind="target",
         question=f"Does it compute the same: {row['what']}?",
         status=status,
         reason=reason,
         value=first["value"] if first else None,
         limit=first["limit_text"] if first else "",
-        source=first["why"] if first else "",
+        # What the limit rests on in this run; the whole reason stands beside the quantity.
+        source=first["why"].rpartition("; ")[2] if first else "",
         gates=bool(row["gates"]),
     )
 
@@ -201,7 +202,7 @@ def _can_fail(config: ParityConfig, result: Result, members: list[Row]) -> Check
         return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
     blind = [member for member, first, second in seen if first <= difference and second <= cosine]
     told = ", ".join(f"{member} is {first:.2g} off, 1 - cosine {second:.2g}" for member, first, second in seen)
-    reason = f"{told}; fp32 allows {difference:g} and {cosine:g}"
+    reason = f"{told}; fp32 allows {difference:.3g} and {cosine:.3g}"
     if blind:
         reason += f": {', '.join(blind)} computed in full precision, or the comparison sees nothing"
     return fact_check(name, question, not blind, reason)
@@ -219,7 +220,7 @@ def _of_fp32(config: ParityConfig, result: Result, members: list[Row], quantity:
 def _not_worse(result: Result) -> Check:
     """Tell "different" and "worse" apart, by the distance of each member to double precision. Informative."""
     name, question = "no worse than the reference", "Is a member that differs as close to the truth as the reference?"
-    common: dict[str, Any] = {"name": name, "kind": "reference", "question": question, "gates": False}
+    common: dict[str, Any] = {"name": name, "kind": "target", "question": question, "gates": False}
     precise = {row["member"] for row in result.tables.get("members", []) if row["precision"] != "bf16"}
     rows = [row for row in result.tables.get("truth", []) if row["member"] in precise]
     if not rows:
@@ -258,7 +259,7 @@ def _same_numerics(result: Result, comparison: Comparison) -> Check:
     """Compare the distances with the accepted run digit by digit: a driver that computes otherwise changes them."""
     common: dict[str, Any] = {
         "name": "same numerics as accepted",
-        "kind": "reference",
+        "kind": "target",
         "question": "Are the differences those of the accepted run, to the last digit?",
         "gates": False,
     }
