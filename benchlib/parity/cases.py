@@ -11,7 +11,7 @@ Letters: B rows, S tokens, T real tokens of all windows of the dev set. Kinds of
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -105,12 +105,20 @@ def check_lengths(config: ParityConfig, settings: Any) -> None:
             )
 
 
+def takes_segments(settings: Any) -> bool:
+    """Whether the model has an embedding for the question and one for the context; RoBERTa's have one for both.
+
+    Its tokenizer may number them all the same, and the second number would be beyond the model's table.
+    """
+    return int(getattr(settings, "type_vocab_size", 2) or 0) >= 2
+
+
 def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> Inputs:
     """Make all inputs, write them with the dev set into the golden folder, and return them.
 
     They depend on the data, the tokenizer, ``config.seed`` and the fields of the config that name them, on nothing else.
     """
-    made = _Maker(config, tokenizer)
+    made = _Maker(config, tokenizer, takes_segments(settings))
     cases: list[Case] = []
     arrays: dict[str, torch.Tensor] = {}
 
@@ -141,8 +149,8 @@ def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> 
 class _Maker:
     """Tokenised text in the shapes that the cases want."""
 
-    def __init__(self, config: ParityConfig, tokenizer: Any) -> None:
-        self.config, self.tokenizer = config, tokenizer
+    def __init__(self, config: ParityConfig, tokenizer: Any, segments: bool = True) -> None:
+        self.config, self.tokenizer, self.segments = config, tokenizer, segments
         self.pad_id = int(tokenizer.pad_token_id)
         self._source: list[Example] | None = None
 
@@ -156,7 +164,8 @@ class _Maker:
         return take(self._source, count, self.config.seed)
 
     def _windows(self, examples: Sequence[Example], length: int, stride: int, training: bool) -> features.Features:
-        return features.build(examples, self.tokenizer, length, stride, training, None)
+        found = features.build(examples, self.tokenizer, length, stride, training, None)
+        return found if self.segments else replace(found, token_types=False)
 
     def rows(self, length: int, count: int) -> dict[str, torch.Tensor]:
         """Return ``count`` questions padded to ``length``: in turns the first window of one, the last of the next.

@@ -1,9 +1,9 @@
 """Parameters of the parity benchmark. The defaults are those of the smoke tier."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from benchlib.config import BaseConfig
 from benchlib.parity.members import MEMBERS, chosen
@@ -51,8 +51,12 @@ class ParityConfig(BaseConfig):
         "minisquad", description="text of the inputs: embedded generator, rajpurkar/squad, or dev_file"
     )
     dev_file: str = Field("", description="SQuAD v1.1 JSON file with the inputs; sets data=files")
-    lengths: list[PositiveInt] = Field([8, 32, 128], min_length=1, description="tokens of the inputs, padding included")
-    batch_sizes: list[PositiveInt] = Field([1, 2, 4, 8], min_length=1, description="rows of the inputs")
+    lengths: list[Annotated[int, Field(ge=1, le=8192)]] = Field(
+        [8, 32, 128], min_length=1, description="tokens of the inputs, padding included"
+    )
+    batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]] = Field(
+        [1, 2, 4, 8], min_length=1, description="rows of the inputs"
+    )
     dev_questions: int = Field(32, ge=0, description="questions of the F1 difference; 0: none")
     train_steps: int = Field(20, ge=0, le=1000, description="steps of the loss curve; 0: none")
     train_batch: int = Field(4, ge=1, le=1024, description="samples of a training step")

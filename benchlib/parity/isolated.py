@@ -30,7 +30,7 @@ _STACK = "most recent call first"  # how faulthandler begins the stack of a thre
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 # libgomp's threads spin while they wait for work, which on cores that others use makes a step ten times slower.
-_WAITING = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+_WAITING = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY") or "PASSIVE"}  # also where it is set to nothing
 
 _warm: Warm | None = None
 

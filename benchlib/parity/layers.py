@@ -122,6 +122,19 @@ def kept(model: torch.nn.Module) -> Iterator[Kept]:
         yield found
 
 
+def require_layer(model: torch.nn.Module, layer: int) -> None:
+    """Raise ``UserError`` for a layer to plant a fault in that the model does not have; -1 plants nothing."""
+    count = len(encoder_layers(model)) if layer >= 0 else 0
+    if layer >= 0 and not count:
+        raise UserError(
+            f"planted_layer = {layer}: {type(model).__name__} has no layers that can be told apart: leave it out"
+        )
+    if layer >= count > 0:
+        raise UserError(
+            f"planted_layer = {layer}: the model has {count} layers: set it to {count - 1} or less, -1 for none"
+        )
+
+
 @contextlib.contextmanager
 def planted(model: torch.nn.Module, layer: int) -> Iterator[None]:
     """Change the output of encoder layer ``layer`` while the block runs: a tenth of its mirror image is added.
@@ -132,9 +145,8 @@ def planted(model: torch.nn.Module, layer: int) -> Iterator[None]:
     if layer < 0:
         yield
         return
+    require_layer(model, layer)
     layers = encoder_layers(model)
-    if layer >= len(layers):
-        raise UserError(f"planted_layer = {layer}: the model has {len(layers)} layers, so at most {len(layers) - 1}")
 
     def change(_module: Any, _inputs: Any, output: Any) -> Any:
         if isinstance(output, torch.Tensor):

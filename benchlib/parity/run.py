@@ -21,7 +21,7 @@ from benchlib.events import EventWriter
 from benchlib.files import read_object
 from benchlib.machine import probe_devices
 from benchlib.metrics import measured
-from benchlib.parity import cases, compare, golden, isolated, members, outcome, prepare, recorded, recording
+from benchlib.parity import cases, compare, golden, isolated, members, outcome, prepare, recorded, recording, weights
 from benchlib.parity.bench import Bench, facts, latencies, notes
 from benchlib.parity.config import ParityConfig
 from benchlib.parity.members import Member
@@ -91,9 +91,12 @@ def _prepare(bench: Bench) -> None:
     if config.golden:
         bench.events.emit("phase", name="data")
         bench.fields = golden.read(config.golden)
+        weights.require_layer(bench.folder, config.planted_layer)
         bench.reference = Recording.open(bench.folder / golden.REFERENCE)
+        _require_outputs(bench, bench.reference)
         if (bench.folder / golden.TRUTH).is_dir():
             bench.truth = Recording.open(bench.folder / golden.TRUTH)
+            _require_outputs(bench, bench.truth)
         return
     bench.events.emit("phase", name="model")
     before_s = bench.began.since()
@@ -110,6 +113,19 @@ def _prepare(bench: Bench) -> None:
     bench.seconds[golden.REFERENCE] = ended.seconds
     bench.pace.took(ended.seconds)
     _compute_truth(bench)
+
+
+def _require_outputs(bench: Bench, made: Recording) -> None:
+    """Raise ``UserError`` for a recording without the logits of a case: nothing of it could be compared."""
+    names = made.outputs()
+    for case in bench.fields["cases"]:
+        wanted = (f"{case['id']}/start", f"{case['id']}/end") if case["kind"] in ("data", "edge", "layer") else ()
+        for name in wanted:
+            if name not in names:
+                raise UserError(
+                    f"{made.folder / recording.OUTPUTS}: the logits {name} are missing, so there is nothing to compare with; "
+                    "copy the golden folder again from where it was recorded, or record it anew: `benchlib parity record`"
+                )
 
 
 def _most_s(config: ParityConfig) -> float:

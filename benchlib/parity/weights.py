@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenize
 from benchlib import models
 from benchlib.errors import UserError
 from benchlib.files import atomic_path, read_object, write_json
+from benchlib.parity import layers
 from benchlib.parity.config import ParityConfig
 from benchlib.parity.fingerprint import sha256
 from benchlib.squad.config import EMBEDDED_MODEL, SquadConfig
@@ -126,6 +127,16 @@ def facts(golden: Path) -> dict[str, Any]:
     """Return what the golden folder says of its model: name, init, sha256, parameters, description."""
     names = {"name": str, "init": str, "sha256": str, "parameters": int, "description": str}
     return read_object(golden / "model" / "facts.json", names)
+
+
+def require_layer(golden: Path, layer: int) -> None:
+    """Raise ``UserError`` for a layer to plant a fault in that the golden folder's model does not have; loads no weights."""
+    if layer >= 0:
+        models.quiet()
+        settings = AutoConfig.from_pretrained(str(golden / "model"))
+        models.check_kind(str(golden), settings)
+        with torch.device("meta"):
+            layers.require_layer(AutoModelForQuestionAnswering.from_config(settings), layer)
 
 
 def _state(model: Any) -> dict[str, torch.Tensor]:

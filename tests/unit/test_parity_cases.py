@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from benchlib import features, minisquad, models, scoring, spans
 from benchlib.errors import UserError
-from benchlib.parity import cases, prepare, weights
+from benchlib.parity import cases, prepare, room, weights
 from benchlib.parity.config import ParityConfig
 from benchlib.parity.fingerprint import sha256
 
@@ -94,12 +94,39 @@ def test_the_same_config_gives_the_same_inputs_and_another_seed_others(golden, t
         ("train_length", 513, "train_length = 513"),
         ("latency_length", 513, "latency_length = 513"),
         ("lengths", [7], "lengths = 7: a question and its context need 8 tokens"),
+        ("planted_layer", 900, "planted_layer = 900: the model has 4 layers: set it to 3 or less"),
     ],
 )
 def test_lengths_that_the_model_cannot_take_are_refused(tmp_path, field, value, text):
     with pytest.raises(UserError, match=text):
         prepare.prepare(CONFIG.model_copy(update={field: value}), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_input_beyond_the_memory_is_refused_with_its_size():
+    """Two heads, two layers: 4 x 2 x 48 x 48 numbers of 8 bytes, as scores and as weights; a step of training needs less."""
+    settings = transformers.BertConfig(num_attention_heads=2, num_hidden_layers=2)
+    room.require(CONFIG, settings, available=4 * 2 * 48**2 * 8 * 2)
+    with pytest.raises(UserError, match=r"batch_sizes = 4 with lengths = 48: .* lower batch_sizes or lengths"):
+        room.require(CONFIG, settings, available=4 * 2 * 48**2 * 8 * 2 - 1)
+    with pytest.raises(UserError, match=r"train_batch = 1024 with train_length = 32: .* take 0\.03 GiB"):
+        room.require(CONFIG.model_copy(update={"train_batch": 1024}), settings, available=2**25 - 1)
+
+
+def test_an_encoder_with_one_segment_gets_none_whatever_its_tokenizer_gives(tmp_path):
+    settings = transformers.RobertaConfig(
+        vocab_size=4000, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=130, type_vocab_size=1, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.AutoModelForQuestionAnswering.from_config(settings).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models.source("tiny"))
+    assert "token_type_ids" in tokenizer.model_input_names and len(tokenizer) <= 4000
+    inputs = cases.write(CONFIG, tokenizer, settings, tmp_path)
+    kinds = {case.kind: case.id for case in inputs.cases}
+    assert {"data", "edge", "layer", "train", "dev"} == set(kinds)
+    for name in kinds.values():
+        assert set(inputs.tensors(name)) == {"input_ids", "attention_mask"}
+        assert model(**inputs.tensors(name)).start_logits.shape == inputs.tensors(name)["input_ids"].shape
 
 
 def test_dev_scores_are_those_of_the_questions_themselves(golden):

@@ -43,6 +43,8 @@ def test_members_that_do_not_gate_are_those_with_torchs_own_defaults_or_a_kernel
         ({"record": True, "planted_layer": 0}, "leave planted_layer out"),
         ({"lengths": []}, "lengths"),
         ({"batch_sizes": [0]}, "batch_sizes"),
+        ({"batch_sizes": [1025]}, "batch_sizes"),
+        ({"lengths": [8193]}, "lengths"),
         ({"repeats": 1}, "repeats"),
         ({"nproc": 2}, "one process"),
     ],

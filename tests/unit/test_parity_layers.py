@@ -109,7 +109,7 @@ def test_a_planted_fault_is_in_layer_k_and_not_before(bert, k):
 
 def test_a_fault_in_a_layer_that_is_not_there_is_refused(bert):
     with (
-        pytest.raises(UserError, match="planted_layer = 3: the model has 3 layers, so at most 2"),
+        pytest.raises(UserError, match="planted_layer = 3: the model has 3 layers: set it to 2 or less"),
         layers.planted(bert, 3),
     ):
         pytest.fail("planted")
