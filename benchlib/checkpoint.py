@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def save(
         publish(temporary, target)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if cause := _storage_error(error):
+        if cause := storage_error(error):
             raise not_written(target, cause) from error
         raise
     for old in _folders(folder)[keep:]:
@@ -125,7 +125,18 @@ def _put_back(folder: Path) -> None:
             os.rename(former, target)
 
 
-def _storage_error(error: BaseException) -> OSError | None:
+@contextlib.contextmanager
+def told(target: Path) -> Iterator[None]:
+    """Raise ``StorageError`` that names ``target`` where what the block writes, tensors too, finds no space or no permission."""
+    try:
+        yield
+    except Exception as error:
+        if cause := storage_error(error):
+            raise not_written(target, cause) from error
+        raise
+
+
+def storage_error(error: BaseException) -> OSError | None:
     """Return the system's error where a writer failed for want of space or permission."""
     if isinstance(error, SafetensorError):  # it keeps the number in its text only
         found = re.search(r"os error (\d+)", str(error))

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from benchlib import features, minisquad, models, scoring, spans
+from benchlib import checkpoint, features, minisquad, models, scoring, spans
 from benchlib.batches import collate
 from benchlib.errors import UserError
 from benchlib.example import Example
@@ -141,7 +141,7 @@ def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> 
     for number, tensors in enumerate(made.dev(golden, models.positions(settings))):
         add(f"dev-{number:02d}", "dev", tensors)
     about = {"cases": [asdict(case) for case in cases], "pad_id": made.pad_id}
-    with atomic_path(golden / FILE) as path:
+    with checkpoint.told(golden / FILE), atomic_path(golden / FILE) as path:
         save_file(arrays, path, metadata={"benchlib": json.dumps(about)})
     return Inputs(golden)
 

@@ -1,8 +1,10 @@
 """Members in processes of their own: a crash, a hang or a missing library of one is its own result, not the run's end."""
 
 import contextlib
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from benchlib.diagnosis import EXIT_STORAGE
+from benchlib.errors import StorageError
 from benchlib.events import EventWriter
-from benchlib.files import read_json
+from benchlib.files import not_written, read_json
 from benchlib.parity import golden
-from benchlib.parity.member import ALLOWED, EXIT_UNAVAILABLE, PARENT
+from benchlib.parity.member import ALLOWED, EXIT_UNAVAILABLE, PARENT, TEMPORARY
 from benchlib.parity.members import MEMBERS
 from benchlib.parity.warm import Forked, Warm
 from benchlib.processes import kill, signal_name
@@ -49,7 +53,8 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
 
     Its output goes to ``logs/member-NAME.out`` and ``.err``; its progress becomes events of this rank, and a silent
     member's life too. When this returns, nothing that the member started is left. To be called by the main thread:
-    the member dies with the thread that started it. ``executor`` is passed on.
+    the member dies with the thread that started it. ``executor`` is passed on. Raises ``StorageError`` where the member
+    could not write: the next one could not either.
     """
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -67,6 +72,7 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
                 process.wait(STACKS_S)
     finally:
         _end(process, token)
+        clear(run_dir, name)
     seconds = time.monotonic() - began
     if not in_time:
         return Ended("timeout", f"not done after {timeout_s:g} s{_last(err)}", seconds)
@@ -75,9 +81,29 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
         return Ended("done", "", seconds)
     if code == EXIT_UNAVAILABLE:
         return Ended("unavailable", _lines(err)[-1] if _lines(err) else "it did not say why", seconds)
+    if code == EXIT_STORAGE:
+        lines = _lines(err)
+        raise StorageError(
+            lines[-1] if lines else str(not_written(f"a file of member {name}", OSError(errno.ENOSPC, "")))
+        )
     if code < 0:
         return Ended("crashed", f"ended by {signal_name(-code)}{_last(err)}", seconds)
     return Ended("crashed", f"exit code {code}{_last(err)}", seconds)
+
+
+def clear(run_dir: Path, name: str = "") -> None:
+    """Remove what members that were killed had begun to write; of all where no name is given.
+
+    These are hidden folders: the one that an executor works in, and recordings that were not whole yet.
+    """
+    folder = golden.place(run_dir, "")
+    unfinished = f".{name}.*" if name else ".*"
+    for path in [
+        *run_dir.glob(f"{TEMPORARY}{name}-*" if name else f"{TEMPORARY}*"),
+        *(run_dir / "members").glob(unfinished),
+        *folder.glob(unfinished),
+    ]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def warm_up(run_dir: Path) -> None:

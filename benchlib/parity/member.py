@@ -7,10 +7,12 @@ the device side by side, whose rows go into ``RUN_DIR/attention.json``. Another 
 tests and for ways to compute of one's own. Progress is a line of JSON on standard output:
 ``{"done": 1, "total": 6, "what": "repeats"}``.
 
-Exit codes: 0 recorded, 77 this way to compute is not there (the reason is the last line on standard error), 1 an error.
+Exit codes: 0 recorded, 77 this way to compute is not there (the reason is the last line on standard error), 74 a file
+could not be written (the same), 1 another error.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import faulthandler
 import importlib
@@ -26,8 +28,9 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchlib.errors import BackendUnavailable
-from benchlib.files import write_json
+from benchlib.diagnosis import EXIT_STORAGE
+from benchlib.errors import BackendUnavailable, StorageError
+from benchlib.files import is_storage_error, not_written, write_json
 from benchlib.parity import golden
 from benchlib.parity.config import ParityConfig
 from benchlib.parity.members import MEMBERS, Member
@@ -37,6 +40,7 @@ EXIT_UNAVAILABLE = 77
 PARENT = "BENCHLIB_PARITY_PARENT"  # the process that this one must not outlive
 ALLOWED = "BENCHLIB_PARITY_SECONDS"  # after which this process is ended
 ATTENTION = "attention"
+TEMPORARY = ".member-"  # begins the name of the folder that a member's executor works in: hidden, so nobody's result
 SHARE = 0.6  # of these seconds for the kernels, the rest for loading and one that is slow
 _VERSIONS = ("benchlib", "python", "torch", "transformers", "numpy", "safetensors")
 
@@ -91,8 +95,8 @@ def record(config: ParityConfig, run_dir: Path, name: str, executor_module: str 
     if member.threads:
         torch.set_num_threads(member.threads)
     inputs = Inputs(place)
-    model = weights.load(config, place, member.attention)
-    folder = Path(tempfile.mkdtemp(prefix=f"member-{name}-", dir=run_dir))
+    model, model_sha256 = weights.loaded(config, place, member.attention)
+    folder = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{name}-", dir=run_dir))
     try:
         with (
             switches.held(member, where) as switched,
@@ -111,7 +115,7 @@ def record(config: ParityConfig, run_dir: Path, name: str, executor_module: str 
         "precision": member.precision,
         "mode": member.mode,
         "seconds": time.monotonic() - began,
-        "model_sha256": weights.facts(place)["sha256"],
+        "model_sha256": model_sha256,
         "inputs_sha256": inputs.sha256,
         "environment": _environment(where),
         "executor": description,
@@ -178,16 +182,25 @@ def run(run_dir: Path, name: str, executor: str = "") -> int:
     except BackendUnavailable as error:
         print(" ".join(str(error).split()), file=sys.stderr, flush=True)
         return EXIT_UNAVAILABLE
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and (isinstance(error, StorageError) or is_storage_error(error)):
+            return _not_stored(not_written(error.filename or f"a file of member {name}", error))
         traceback.print_exc()
         return 1
     return 0
 
 
+def _not_stored(error: StorageError) -> int:
+    with contextlib.suppress(OSError):  # the log may lie on the same disk: the exit code is what is left to tell
+        print(" ".join(str(error).split()), file=sys.stderr, flush=True)
+    return EXIT_STORAGE
+
+
 def leave(code: int) -> NoReturn:
     """End without the second that torch needs to take itself apart: everything is written."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # they may lie on a full disk
+            stream.flush()
     os._exit(code)
 
 

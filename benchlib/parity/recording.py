@@ -26,6 +26,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from benchlib import checkpoint
 from benchlib.errors import UserError
 from benchlib.files import not_written, read_object, write_json
 
@@ -124,19 +125,20 @@ def write(
         nonfinite |= count_nonfinite(arrays, file.partition(".")[0])
     whole = {"schema_version": 1, "created_at": time.time(), **plain, "nonfinite": nonfinite}
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-        try:
-            for file, arrays in parts.items():
-                if arrays or file == OUTPUTS:
-                    _save(temporary / file, arrays)
-            write_json(temporary / NAME, whole)
-            temporary.chmod(0o777 & ~_umask())
-            with contextlib.suppress(FileNotFoundError):
-                target.rmdir()  # an empty one: not every system renames onto it
-            os.rename(temporary, target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with checkpoint.told(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+            try:
+                for file, arrays in parts.items():
+                    if arrays or file == OUTPUTS:
+                        _save(temporary / file, arrays)
+                write_json(temporary / NAME, whole)
+                temporary.chmod(0o777 & ~_umask())
+                with contextlib.suppress(FileNotFoundError):
+                    target.rmdir()  # an empty one: not every system renames onto it
+                os.rename(temporary, target)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise not_written(target, error) from error
     return Recording(target, whole)

@@ -45,6 +45,7 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
     began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
     bench = Bench(config, run_dir, events, Pace(began, config.budget_s))
     events.emit("phase", name="init")
+    isolated.clear(run_dir)  # of an attempt before, whose processes were killed
     try:
         _require(config)
         if "cpu" in _backends(config):
@@ -64,6 +65,7 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
         raise
     finally:
         isolated.stop()
+        isolated.clear(run_dir)
 
 
 def _backends(config: ParityConfig) -> set[str]:

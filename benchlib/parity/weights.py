@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer
 
-from benchlib import models
+from benchlib import checkpoint, models
 from benchlib.errors import UserError
 from benchlib.files import atomic_path, read_object, write_json
 from benchlib.parity import layers
@@ -109,7 +109,8 @@ def _bert_base(config: ParityConfig, description: str) -> Prepared:
 def save(prepared: Prepared, golden: Path) -> dict[str, Any]:
     """Write weights, config and facts into the golden folder and return the facts."""
     state = _state(prepared.model)
-    with atomic_path(golden / "weights.safetensors") as path:
+    stored = golden / "weights.safetensors"
+    with checkpoint.told(stored), atomic_path(stored) as path:
         save_file(state, path)
     facts = {
         "name": Path(prepared.name).name if Path(prepared.name).exists() else prepared.name,
@@ -118,7 +119,8 @@ def save(prepared: Prepared, golden: Path) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in prepared.model.parameters()),
         "description": prepared.description,
     }
-    prepared.model.config.save_pretrained(golden / "model")
+    with checkpoint.told(golden / "model"):
+        prepared.model.config.save_pretrained(golden / "model")
     write_json(golden / "model" / "facts.json", facts)
     return facts
 
@@ -144,7 +146,12 @@ def _state(model: Any) -> dict[str, torch.Tensor]:
 
 
 def load(config: ParityConfig, golden: Path, attention: str) -> Any:
-    """Return the model with the golden weights: eval mode, fp32, on the CPU, dropout without effect.
+    """Return the model with the golden weights, as ``loaded`` does."""
+    return loaded(config, golden, attention)[0]
+
+
+def loaded(config: ParityConfig, golden: Path, attention: str) -> tuple[Any, str]:
+    """Return the model with the golden weights (eval mode, fp32, on the CPU, dropout without effect) and their SHA-256.
 
     Where the weights were left out of the folder they are loaded by the model's name, and must have the same hash.
     Raises ``UserError`` for other or damaged weights.
@@ -160,8 +167,9 @@ def load(config: ParityConfig, golden: Path, attention: str) -> Any:
     except (SafetensorError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{stored}: these weights do not fit {golden / 'model' / 'config.json'}: {reason}") from error
-    _require_same(config, golden, stored, sha256(_state(model)))
-    return model.float().eval()
+    found = sha256(_state(model))
+    _require_same(config, golden, stored, found)
+    return model.float().eval(), found
 
 
 def _named(config: ParityConfig, golden: Path) -> ParityConfig:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from benchlib import judge, session
 from benchlib.baselines import find
@@ -15,10 +15,10 @@ from benchlib.config import build, save_config
 from benchlib.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.events import EventWriter
 from benchlib.launch import execute
-from benchlib.parity.pace import Pace
 from benchlib.parity import golden, isolated, run
 from benchlib.parity.checks import checks
 from benchlib.parity.isolated import Ended
+from benchlib.parity.pace import Pace
 from benchlib.parity.reading import reading
 from benchlib.results import Run
 
@@ -234,6 +234,20 @@ def test_an_altered_golden_folder_is_refused_before_anything_starts(whole, tmp_p
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"reference/outputs\.safetensors was altered"):
         session.plan("parity", "smoke", "cpu", values, probe={})
+
+
+def test_a_layer_that_is_not_there_and_a_reference_without_logits_are_refused_before_a_member_runs(whole, tmp_path):
+    place = tmp_path / "golden"
+    shutil.copytree(whole.path / "golden", place)
+    with pytest.raises(UserError, match="planted_layer = 900: the model has 4 layers"):
+        here(prepared(tmp_path / "planted", golden=str(place), planted_layer=900, members=["bf16"]))
+    path, fields = place / "reference" / "outputs.safetensors", golden.manifest(place)
+    left = {name: array for name, array in load_file(path).items() if not name.startswith("len32-batch2/")}
+    save_file(left, path)
+    golden.write(place, **{name: fields[name] for name in ("model", "inputs_sha256", "cases", "work", "environment")})
+    with pytest.raises(UserError, match="the logits len32-batch2/start are missing, so there is nothing to compare"):
+        here(prepared(tmp_path / "sealed", golden=str(place), members=["bf16"]))
+    assert not list(tmp_path.glob("*/members/*"))
 
 
 def test_it_is_one_process_on_every_machine():
