@@ -165,10 +165,10 @@ def losses(run: Records, theme: Theme = LIGHT) -> Picture:
         if math.isfinite(values.iloc[-1]):
             ends.append(End(float(part["step"].iloc[-1]), float(values.iloc[-1]), name, colour, line))
     if truth.notna().any():
-        lower.plot(base["step"], placed(truth, zero), color=theme.muted, linewidth=1.4, linestyle=TOLERANCE)
-        ends.append(
-            End(float(base["step"].iloc[-1]), float(placed(truth, zero).iloc[-1]), "fp64 truth", theme.muted, line)
-        )
+        values = placed(truth, zero)
+        lower.plot(base["step"], values, color=theme.muted, linewidth=1.4, linestyle=TOLERANCE)
+        if math.isfinite(values.iloc[-1]):
+            ends.append(End(float(base["step"].iloc[-1]), float(values.iloc[-1]), "fp64 truth", theme.muted, line))
     name_ends(lower, theme, ends)
     lower.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     label(upper, theme, "", "loss")

@@ -258,6 +258,16 @@ def test_the_worst_gradient_of_each_member_is_named_beside_its_tolerance():
     assert "bf16 0.08 (bert.encoder.layer.0.attention.self.key.bias)" in figure.alt
 
 
+def test_a_truth_whose_last_loss_is_no_number_is_drawn_without_its_name():
+    found = tables()
+    for row in found["curves"]:
+        row["truth_loss"] = None if row["step"] else row["truth_loss"]
+    figure = depth_plots.losses(records(found))
+    figure.draw_without_rendering()
+    named = {text.get_text() for text in figure.findobj(Text)}
+    assert "fp64 truth" not in named and "sdpa_math" in named
+
+
 def test_losses_are_drawn_with_their_distance_from_the_reference():
     upper, lower = depth_plots.losses(records()).axes
     assert upper.lines[0].get_ydata() == pytest.approx([5 * 0.9**step for step in range(STEPS)])
