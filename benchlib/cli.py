@@ -423,6 +423,8 @@ def parity_merge(sources: tuple[Path, ...], to: Path | None, machine: str, stric
     <backend>/test_results.json        every result of a backend
     cross_backend_validation.json      outcome by backend, the matrix, what agrees with what
     PARITY.md                          the same for readers
+
+    What is damaged is left out and named; the rest is written, and the exit code is 2.
     """
     from benchlib import parity_command
 

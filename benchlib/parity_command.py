@@ -276,13 +276,16 @@ def _read_kept(folder: Path) -> tuple[list[Any], dict[str, str]]:
 
 
 def _merge_code(found: parity_matrix.Merged, strict: bool) -> int:
-    """Return 0 once it is written; with ``strict`` 1 where a gated result fails, 3 where nothing was compared."""
-    if not strict:
-        return EXIT_PASS
+    """Return 0 once all is written, 2 where something was left out as damaged.
+
+    With ``strict`` also 1 where a gated result fails, which counts before 2, and 3 where nothing was compared.
+    """
     words = [row.outcome for _, row in found.rows if row.gates]
-    if "FAIL" in words:
+    if strict and "FAIL" in words:
         return EXIT_FAIL
-    return EXIT_PASS if "PASS" in words and not found.left_out else EXIT_NOTHING_TO_COMPARE
+    if found.left_out:
+        return EXIT_BROKEN
+    return EXIT_NOTHING_TO_COMPARE if strict and "PASS" not in words else EXIT_PASS
 
 
 def show(found: parity_matrix.Merged) -> None:

@@ -33,9 +33,6 @@ _STACK = "most recent call first"  # how faulthandler begins the stack of a thre
 # Read by the numeric libraries when they are loaded, so before the process begins.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
-# libgomp's threads spin while they wait for work, which on cores that others use makes a step ten times slower.
-_WAITING = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY") or "PASSIVE"}  # also where it is set to nothing
-
 _warm: Warm | None = None
 
 
@@ -115,7 +112,7 @@ def warm_up(run_dir: Path) -> None:
     global _warm
     if sys.platform == "linux" and (_warm is None or _warm.run_dir != run_dir):
         stop()
-        _warm = Warm(run_dir, {**os.environ, **_WAITING})
+        _warm = Warm(run_dir, {**os.environ, **_waiting()})
 
 
 def stop() -> None:
@@ -141,7 +138,7 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            env={**os.environ, **_WAITING, PARENT: str(os.getpid()), **variables},
+            env={**os.environ, **_waiting(), PARENT: str(os.getpid()), **variables},
             start_new_session=True,
         )
 
@@ -151,6 +148,11 @@ def _is_plain(run_dir: Path, name: str) -> bool:
     config = read_json(run_dir / "config.json")
     backend = {golden.REFERENCE: config.get("reference"), golden.TRUTH: "cpu"}.get(name, config.get("backend"))
     return backend == "cpu" and not (name in MEMBERS and MEMBERS[name].slow)
+
+
+def _waiting() -> dict[str, str]:
+    """Return how threads wait for work: libgomp's spin, which on cores that others use makes a step ten times slower."""
+    return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY") or "PASSIVE"}  # also where it is set to nothing
 
 
 def _variables(name: str) -> dict[str, str]:

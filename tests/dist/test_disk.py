@@ -91,6 +91,35 @@ def test_a_bare_error_of_a_full_disk_ends_as_a_sentence(tmp_path: Path) -> None:
     assert "Errno" not in reason
 
 
+def test_tensors_that_find_no_space_say_which_file_and_what_to_do(tmp_path: Path) -> None:
+    said = on_small_disk(
+        tmp_path / "disk",
+        "256k",
+        """
+        import numpy, torch
+        from benchlib.errors import StorageError
+        from benchlib.parity import prepare, recording
+        from benchlib.parity.config import ParityConfig
+        meta = dict.fromkeys(("member", "backend", "precision", "model_sha256", "inputs_sha256"), "x")
+        small = ParityConfig(lengths=[8], batch_sizes=[1], dev_questions=0, train_steps=0, train_batch=1)
+        large = small.model_copy(update={"lengths": [128], "batch_sizes": [256]})
+        for work in (
+            lambda: recording.write(disk / "members" / "exact", meta, {"a/start": numpy.zeros((1000, 100), numpy.float32)}),
+            lambda: prepare.prepare(small, disk / "golden"),
+            lambda: prepare.prepare(large, disk / "inputs"),
+        ):
+            try:
+                work()
+            except StorageError as error:
+                print(error)
+        print([path.name for path in disk.rglob("*") if path.name.startswith(".")])
+        """,
+    )
+    rest = "cannot be written: no space left on device; free some space on this disk, or choose another place (for runs: --out DIR)"
+    names = ("members/exact", "golden/weights.safetensors", "inputs/inputs.safetensors")
+    assert said.splitlines() == [*(f"{tmp_path / 'disk' / name} {rest}" for name in names), "[]"]
+
+
 def test_a_disk_too_small_to_be_measured_is_a_figure_that_is_missing(tmp_path: Path) -> None:
     said = on_small_disk(
         tmp_path / "disk",

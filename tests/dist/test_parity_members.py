@@ -17,7 +17,7 @@ from transformers import AutoModelForQuestionAnswering
 
 from benchlib import models
 from benchlib.config import save_config
-from benchlib.errors import BackendUnavailable
+from benchlib.errors import BackendUnavailable, StorageError
 from benchlib.events import EventWriter, read_events
 from benchlib.parity import eager, executor, exercise, isolated, layers, member, prepare, switches, weights
 from benchlib.parity.cases import Inputs
@@ -76,7 +76,7 @@ def faulty(run_dir, events, tmp_path, monkeypatch):
         (tmp_path / "faulty_executor.py").write_text(source)
         ended = isolated.run(run_dir, "eager", events, timeout_s, executor="faulty_executor")
         assert not (run_dir / "members" / "eager").exists()
-        assert not list(run_dir.glob("member-eager-*"))
+        assert not list(run_dir.glob(".member-eager-*"))
         return ended
 
     return run
@@ -161,6 +161,38 @@ def test_a_missing_library_is_unavailable_with_the_reason(faulty):
 def test_a_backend_without_its_library_is_unavailable_before_anything_is_loaded(run_dir):
     with pytest.raises(BackendUnavailable, match="torch_xla is not installed: pip install torch_xla"):
         member.record(CONFIG.model_copy(update={"backend": "tpu"}), run_dir / "nowhere", "exact")
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "PASSIVE"), ("", "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_do_not_spin_unless_the_user_wants_it(given, found, monkeypatch):
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    else:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    assert isolated._waiting() == {"OMP_WAIT_POLICY": found}
+
+
+def test_a_full_disk_ends_the_run_and_not_the_member_alone(faulty):
+    """As `told` words it, as a library raises it, and from a process that cannot even say so."""
+    full = "OSError(errno.ENOSPC, 'No space left on device', '/a/file')"
+    for source, words in {
+        f"import errno\nraise {full}": "^/a/file cannot be written: no space left on device; free some space",
+        "import os\nos._exit(74)": "^a file of member eager cannot be written: no space left on device; free some space",
+    }.items():
+        with pytest.raises(StorageError, match=words):
+            faulty(source)
+
+
+def test_what_a_killed_member_had_begun_to_write_is_gone(run_dir, faulty):
+    begun = [run_dir / ".member-eager-x1", run_dir / "members" / ".eager.x2", run_dir / "golden" / ".eager.x3"]
+    other = run_dir / "members" / ".eager_one_thread.x4"
+    for folder in (*begun, other):
+        folder.mkdir(parents=True)
+        (folder / "outputs.safetensors").write_bytes(b"half")
+    assert faulty("import os\nos._exit(3)").status == "crashed"
+    assert not any(folder.exists() for folder in begun) and other.exists()
+    isolated.clear(run_dir)
+    assert not other.exists() and (run_dir / "golden" / "inputs.safetensors").exists()
 
 
 def test_variables_that_are_read_at_the_start_are_set_before_it():

@@ -220,7 +220,7 @@ def test_a_file_that_was_altered_or_is_of_another_kind_is_listed_and_left_as_it_
     with pytest.raises(UserError, match=says):
         read_file(path)
     done = merge(tmp_path / "cuda", "--to", to)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 2, done.output
     assert path.read_text() == changed and "not written" in done.output
     assert says in (to / "PARITY.md").read_text()
     assert [run.backend for run in read_file(to / "cuda" / FILE)] == ["cuda"]
@@ -236,6 +236,13 @@ def test_exit_codes_are_those_of_the_kit(tmp_path):
     }
     assert codes == {"good": 0, "bad": 1, "none": 3}
     assert merge(tmp_path / "bad", "--to", tmp_path / "again").exit_code == 0
+    cut = make(tmp_path / "good", "000004-d", ended=START + DAY) / "result.json"
+    cut.write_text(cut.read_text()[:-50])
+    make(tmp_path / "bad", "000005-e", ended=START + DAY).joinpath("result.json").write_text("{")
+    left = merge(tmp_path / "good", "--to", tmp_path / "left")
+    assert left.exit_code == 2 and "left out" in left.output and (tmp_path / "left" / "cpu" / FILE).exists()
+    assert merge(tmp_path / "good", "--to", tmp_path / "left", "--strict").exit_code == 2
+    assert merge(tmp_path / "bad", "--to", tmp_path / "worse", "--strict").exit_code == 1
     assert merge(tmp_path / "absent", "--to", tmp_path / "again").exit_code == 2
 
 
