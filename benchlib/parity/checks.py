@@ -98,6 +98,8 @@ def _whole(result: Result, members: list[Row]) -> Check:
     backend = result.facts.get("reference", {}).get("backend", "?")
     more = f"; and {len(told) - NAMED} other reasons" if len(told) > NAMED else ""
     reason = f"not compared: there is nothing but the reference on {backend} ({'; '.join(told[:NAMED])}{more})"
+    if any("the budget of" in text for text in told):
+        reason += "; raise budget_s, or name fewer members"
     return Check(**common, status="SKIPPED", reason=reason)
 
 
