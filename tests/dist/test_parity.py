@@ -200,6 +200,8 @@ def test_who_had_no_time_is_skipped_and_who_used_it_up_failed(
     row = found.result.tables["members"][0]
     assert (row["outcome"], found.result.status) == (outcome, "complete")
     assert words in row["reason"]
+    if outcome == "SKIPPED":
+        assert named(found)["parity"].reason.endswith("; raise budget_s, or name fewer members")
 
 
 def test_without_a_reference_there_is_no_run(whole, tmp_path, monkeypatch):
