@@ -197,6 +197,14 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
+def _bounds(item: Any) -> str:
+    """Return the limits of a list's numbers in words: those given with ``Annotated``, else that of ``PositiveInt``."""
+    limits = [limit for about in getattr(item, "__metadata__", ()) for limit in getattr(about, "metadata", ())]
+    least = next((limit.ge for limit in limits if hasattr(limit, "ge")), None)
+    most = next((limit.le for limit in limits if hasattr(limit, "le")), None)
+    return "above 0" if least is None or most is None else f"from {least} to {most}"
+
+
 def expectation(field: FieldInfo) -> str:
     """Describe the values that a field takes: ``a whole number >= 1``, ``one of fp32, bf16, fp16``."""
     words = []
@@ -204,7 +212,7 @@ def expectation(field: FieldInfo) -> str:
         if typing.get_origin(member) is list:
             (inner,) = typing.get_args(member)
             options = typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
-            kind = "of " + ", ".join(map(str, options)) if options else "of numbers above 0"
+            kind = "of " + ", ".join(map(str, options)) if options else f"of numbers {_bounds(inner)}"
             words.append(f"a list {kind}, separated by commas")
         elif typing.get_origin(member) is Literal:
             words.append("one of " + ", ".join(str(value) or "''" for value in typing.get_args(member)))

@@ -4,6 +4,7 @@ import pytest
 
 from benchlib import planning
 from benchlib.backends import BACKENDS
+from benchlib.config import build
 from benchlib.errors import UserError
 from benchlib.parity.config import ParityConfig
 from benchlib.parity.members import MEMBERS, chosen
@@ -52,6 +53,15 @@ def test_members_that_do_not_gate_are_those_with_torchs_own_defaults_or_a_kernel
 def test_wrong_values_say_what_to_do(values, words):
     with pytest.raises(ValueError, match=words):
         ParityConfig(**values)
+
+
+@pytest.mark.parametrize(("name", "most"), [("batch_sizes", 1024), ("lengths", 8192)])
+def test_a_size_beyond_all_reason_is_told_its_bound(name, most):
+    with pytest.raises(
+        UserError, match=rf"{name} = .*{most + 1}.*expected a list of numbers from 1 to {most}, separated"
+    ):
+        build("parity", {name: str(most + 1)})
+    assert getattr(build("parity", {name: str(most)}), name) == [most]
 
 
 def test_a_member_of_another_backend_is_refused_before_anything_starts():
