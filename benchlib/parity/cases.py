@@ -180,13 +180,21 @@ class _Maker:
         short = length - length // 4
         for row in range(1, count, 2):
             if made["attention_mask"][row].all():
-                made["input_ids"][row, short - 1] = made["input_ids"][row, -1]  # the separator ends the window
-                for name, tensor in made.items():
-                    tensor[row, short:] = self.pad_id if name == "input_ids" else 0
+                self._cut(made, row, short)
         return made
 
+    def _cut(self, made: Mapping[str, torch.Tensor], row: int, length: int) -> None:
+        """Pad a full row from ``length`` on; its separator ends what is left."""
+        made["input_ids"][row, length - 1] = made["input_ids"][row, -1]
+        for name, tensor in made.items():
+            tensor[row, length:] = self.pad_id if name == "input_ids" else 0
+
     def training(self) -> list[dict[str, torch.Tensor]]:
-        """Return the batches of the training steps, at least one; questions come again where the data have too few."""
+        """Return the batches of the training steps, at least one; questions come again where the data have too few.
+
+        Every second row is cut by a quarter, or behind its answer, so that a mask that training leaves out shows in the
+        gradients.
+        """
         length, batch = self.config.train_length, self.config.train_batch
         count = max(1, self.config.train_steps) * batch
         found = self._windows(self._examples(count, length), length, 0, training=True)
@@ -199,6 +207,10 @@ class _Maker:
         for indices in np.resize(chosen, count).reshape(-1, batch):
             made = collate(found, indices, self.pad_id, multiple=length)
             assert made.start is not None and made.end is not None
+            for row in range(min(1, batch - 1), batch, 2):
+                short = max(length - length // 4, int(made.end[row]) + 2)
+                if short < length and made.inputs["attention_mask"][row].all():
+                    self._cut(made.inputs, row, short)
             batches.append({**made.inputs, "start": made.start, "end": made.end})
         return batches
 

@@ -156,13 +156,18 @@ class Exercise:
         self.found.facts["layers"] = layer_digests(kept.arrays, kept.kinds)
 
     def _loss(self, case: str) -> torch.Tensor:
-        """Return the loss of a training case with its graph: the mean of the cross entropies of start and end."""
+        """Return the loss of a training case with its graph: the mean of the cross entropies of start and end.
+
+        No answer begins or ends in padding: its logits are out of the softmax, as they are out of every comparison.
+        """
         assert self.executor.module is not None
         placed = {name: tensor.to(self.where) for name, tensor in self.inputs.tensors(case).items()}
         with autocast(self.member, self.where):
             start, end = logits(self.executor.module(**placed))
         if self.member.precision != "fp64":
             start, end = start.float(), end.float()
+        padding = placed["attention_mask"] == 0
+        start, end = (side.masked_fill(padding, torch.finfo(side.dtype).min) for side in (start, end))
         first, last = (label.to(self.where) for label in self.inputs.labels(case))
         entropy = torch.nn.functional.cross_entropy
         return (entropy(start, first) + entropy(end, last)) / 2

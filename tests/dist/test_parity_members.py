@@ -83,7 +83,7 @@ def faulty(run_dir, events, tmp_path, monkeypatch):
 
 
 def test_a_member_records_what_torch_computes(run_dir, events):
-    """The whole of a member's process, against the model called here with its own loss and AdamW."""
+    """The whole of a member's process, against the model called here with a loss by hand and AdamW."""
     ended = isolated.run(run_dir, "reference", events, 100)
     assert (ended.status, ended.reason) == ("done", "")
     found = Recording.open(run_dir / "golden" / "reference")
@@ -114,8 +114,14 @@ def test_a_member_records_what_torch_computes(run_dir, events):
     losses = []
     for case in inputs.of("train"):
         optimizer.zero_grad()
-        start, end = inputs.labels(case.id)
-        loss = model(**inputs.tensors(case.id), start_positions=start, end_positions=end).loss
+        tensors = inputs.tensors(case.id)
+        output = model(**tensors)
+        of_rows = [
+            torch.logsumexp(row[mask == 1], 0) - row[label]  # no answer begins in padding
+            for side, labels in zip((output.start_logits, output.end_logits), inputs.labels(case.id), strict=True)
+            for row, mask, label in zip(side, tensors["attention_mask"], labels, strict=True)
+        ]
+        loss = torch.stack(of_rows).mean()
         loss.backward()
         if not losses:
             gradients = found.gradients()
@@ -311,6 +317,47 @@ def test_truth_is_in_double_precision_throughout_and_nearer(run_dir):
         distance[kind] = max(np.abs(one - other).max() for one, other in pairs)
         assert abs(found.facts["loss"] - truth.facts["loss"]) < {"fp32": 1e-5, "bf16": 0.1}[kind]
     assert 1e-8 < distance["fp32"] < 1e-4 < 1e-2 < distance["bf16"] < 1
+
+
+def test_a_mask_that_only_training_leaves_out_shows_in_the_gradients(run_dir):
+    """Half of the rows of the first training batch are padded; outputs are honest, gradients are not."""
+    kept = ParityConfig.model_copy(CONFIG, update={"latency_runs": 0, "train_steps": 1})
+
+    def careless(model):
+        honest = model.forward
+
+        def forward(*args, **kwargs):
+            if torch.is_grad_enabled():
+                kwargs["attention_mask"] = torch.ones_like(kwargs["attention_mask"])
+            return honest(*args, **kwargs)
+
+        model.forward = forward
+
+    mask = Inputs(run_dir / "golden").tensors("train-00")["attention_mask"]
+    assert [bool(row.all()) for row in mask] == [True, False]
+    right, wrong = computed(run_dir, "eager", kept), computed(run_dir, "eager", kept, change=careless)
+    for name, array in right.outputs.items():
+        np.testing.assert_array_equal(array, wrong.outputs[name])
+    name = "qa_outputs.weight"
+    off = np.linalg.norm(right.gradients[name] - wrong.gradients[name]) / np.linalg.norm(right.gradients[name])
+    assert off > 1e-2 and abs(right.facts["loss"] - wrong.facts["loss"]) > 1e-4
+
+
+def test_logits_of_padding_are_no_part_of_the_loss(run_dir):
+    kept = ParityConfig.model_copy(CONFIG, update={"latency_runs": 0, "train_steps": 1})
+
+    def noisy(model):
+        honest = model.forward
+
+        def forward(*args, **kwargs):
+            found = honest(*args, **kwargs)
+            found.start_logits = found.start_logits + 100.0 * (kwargs["attention_mask"] == 0)
+            return found
+
+        model.forward = forward
+
+    right, wrong = computed(run_dir, "eager", kept), computed(run_dir, "eager", kept, change=noisy)
+    assert right.facts["loss"] == wrong.facts["loss"] and right.facts["curve"] == wrong.facts["curve"]
 
 
 def test_a_nan_of_one_weight_is_in_the_record_of_everything(run_dir):
