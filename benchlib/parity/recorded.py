@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.errors import UserError
+from benchlib.files import read_object
 from benchlib.parity import golden
 from benchlib.parity.config import ParityConfig
 
@@ -62,6 +63,17 @@ def refuse(config: ParityConfig) -> None:
                 f"{name} = {_shown(given.get(name))} contradicts {config.golden}, which was recorded with {name} = "
                 f"{_shown(value)}: leave it out (`benchlib parity verify` takes it from there), or record anew"
             )
+    require_fp32(Path(config.golden) / golden.REFERENCE / "recording.json")
+
+
+def require_fp32(path: Path) -> None:
+    """Raise ``UserError`` for a reference, told by its ``recording.json``, that was not computed in fp32."""
+    precision = read_object(path, {"precision": str})["precision"]
+    if precision != "fp32":
+        raise UserError(
+            f"{path}: the reference was computed in {precision}, and the tolerances hold against one in fp32; "
+            "record it anew: `benchlib parity record`"
+        )
 
 
 def _shown(value: Any) -> str:

@@ -30,12 +30,12 @@ def call(*arguments):
     return CliRunner().invoke(main, ["parity", *map(str, arguments)])
 
 
-def made(folder, **changes):
+def made(folder, precision="fp32", **changes):
     """Write a golden folder that nobody computed; its seal is real."""
     config = build("parity", {"benchmark": "parity", "lengths": [8, 32], **changes})
     (folder / "reference").mkdir(parents=True)
     (folder / golden.WEIGHTS).write_bytes(bytes(1000))
-    (folder / "reference" / "recording.json").write_text("{}")
+    (folder / "reference" / "recording.json").write_text(json.dumps({"precision": precision}))
     fields = {
         "model": {"name": "tiny", "sha256": "ab" * 32},
         "inputs_sha256": "cd",
@@ -102,6 +102,12 @@ def test_a_damaged_golden_folder_is_refused_before_anything_starts(tmp_path, dam
 def test_what_contradicts_the_recording_is_refused(tmp_path, arguments, says):
     done = call("verify", made(tmp_path / "golden"), *arguments, "--out", tmp_path / "out")
     assert done.exit_code == 2 and says in done.output, done.output
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_reference_in_another_precision_than_fp32_is_refused(tmp_path):
+    done = call("verify", made(tmp_path / "golden", precision="bf16"), "--backend", "cpu", "--out", tmp_path / "out")
+    assert done.exit_code == 2 and "the reference was computed in bf16" in done.output, done.output
 
 
 @pytest.mark.usefixtures("nothing_starts")
