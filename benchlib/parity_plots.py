@@ -21,7 +21,8 @@ MOST_COLUMNS = 10
 UPRIGHT = 3  # columns up to which their names stand upright, in several lines
 ROOM = (40, 40, 22, 13, 8, 6, 0)  # letters beside the sign, by the number of columns
 QUANTITIES = {
-    "finite": "finite", "logits max difference": "logits", "logits cosine": "1 - cosine", "span agreement": "spans", "loss": "loss",
+    "finite": "finite", "logits max difference": "logits", "logits cosine": "1 - cosine",
+    "logits scale": "scale", "logits offset": "offset", "span agreement": "spans", "loss": "loss",
     "gradients": "gradients", "loss curve": "curve", "layers": "layers", "repeats": "repeats", "batch invariance": "batch",
     "padding invariance": "padding", "f1 difference": "F1",
 }  # fmt: skip
@@ -161,7 +162,8 @@ def quantities(run: Records, theme: Theme = LIGHT) -> Picture:
         word = series.word(row["status"], row["gates"], not math.isnan(row["value"]))
         words = SIGNS["SKIPPED"] if row["status"] == "SKIPPED" else _value(row)
         words = f"{SIGNS[word]}{words}" if word in ("FAIL", "DIFFERS") else words
-        size = min(_size(len(known)) + 1.5, 8.5) if len(words) < 6 else 6.2
+        roomy = len(words) < (6 if len(known) <= 12 else 5)
+        size = min(_size(len(known)) + 1.5, 8.5) if roomy else 6.2 if len(words) < 6 or len(known) <= 12 else 5.6
         _cell(axes, theme, known.index(row["quantity"]), names.index(row["member"]), words, word, size)
         beyond += [row["member"]] if word == "FAIL" else []
     _grid(axes, theme, names, [QUANTITIES.get(name, name) for name in known], len(known) > 3)

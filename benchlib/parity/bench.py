@@ -71,6 +71,7 @@ def facts(bench: Bench) -> dict[str, Any]:
         },
         "reference_outputs_sha256": _outputs_sha256(bench),
         "truth": bench.truth is not None,
+        "truth_nonfinite": _truth_nonfinite(bench),
         "environment": candidate.get("environment", {}),
         "executors": {turn.member.name: turn.meta.get("executor", {}) for turn in bench.turns if turn.meta},
         "cases": len(bench.fields.get("cases", [])),
@@ -85,6 +86,11 @@ def facts(bench: Bench) -> dict[str, Any]:
         "cut": bench.cut,
         "identity": _identity(bench),
     }
+
+
+def _truth_nonfinite(bench: Bench) -> int:
+    """Return how many numbers of the truth are none."""
+    return sum((bench.truth.meta.get("nonfinite") or {}).values()) if bench.truth is not None else 0
 
 
 def _outputs_sha256(bench: Bench) -> str:
@@ -114,5 +120,9 @@ def notes(bench: Bench) -> list[str]:
         age_days = (time.time() - bench.fields.get("created_at", time.time())) / DAY_S
         found.append(
             f"Reference and inputs: the golden folder {Path(bench.config.golden).name}, {age_days:.1f} days old."
+        )
+    if broken := _truth_nonfinite(bench):
+        found.append(
+            f"Double precision: {broken} of its numbers are NaN or infinite; distances to it are those of its other numbers."
         )
     return [*found, *(f"Cut: {text}." for text in bench.cut)]

@@ -50,6 +50,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         *(_parity(row, result) for row in members),
         _same_work(result, members),
         _can_fail(config, result, members),
+        _reference_is_one(config, result),
         _not_worse(result),
         _kernels(result),
         finite_check(result),
@@ -219,6 +220,30 @@ def _of_fp32(config: ParityConfig, result: Result, members: list[Row], quantity:
     return max([tolerances.between(reference, config.backend, "fp32", quantity).value, *given])
 
 
+def _reference_is_one(config: ParityConfig, result: Result) -> Check:
+    """Hold the reference itself against double precision: one farther off than limits are eased by is no measure."""
+    name, question = "the reference is one", "Is the reference itself close to double precision?"
+    known = [row for row in result.tables.get("logits", []) if row["reference_truth_max_abs"] is not None]
+    if not known:
+        reason = _without_truth(result)
+        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+    backend = str(result.facts["reference"]["backend"])
+    table = tolerances.between(backend, config.backend, "fp32", tolerances.LOGITS).value
+    limit = tolerances.MOST_EASED * table / tolerances.TRUTH_FACTOR
+    worst = max(known, key=lambda row: row["reference_truth_max_abs"])
+    told = f"its logits are up to {worst['reference_truth_max_abs']:.2g} from double precision, at {worst['case']}"
+    return fact_check(name, question, _within(worst["reference_truth_max_abs"], limit), f"{told}; allowed {limit:.2g}")
+
+
+def _without_truth(result: Result) -> str:
+    """Return why no distance to double precision is known."""
+    if not result.facts.get("truth"):
+        return "there is no recording in double precision to measure against"
+    if broken := result.facts.get("truth_nonfinite"):
+        return f"{broken} numbers of the recording in double precision are NaN or infinite"
+    return "no member was compared whose distance to double precision could be told"
+
+
 def _not_worse(result: Result) -> Check:
     """Tell "different" and "worse" apart, by the distance of each member to double precision. Informative."""
     name, question = "no worse than the reference", "Is a member that differs as close to the truth as the reference?"
@@ -226,7 +251,7 @@ def _not_worse(result: Result) -> Check:
     precise = {row["member"] for row in result.tables.get("members", []) if row["precision"] != "bf16"}
     rows = [row for row in result.tables.get("truth", []) if row["member"] in precise]
     if not rows:
-        return Check(**common, status="SKIPPED", reason="there is no recording in double precision to measure against")
+        return Check(**common, status="SKIPPED", reason=_without_truth(result))
     farther = [row for row in rows if row["verdict"] == "farther"]
     told = "; ".join(f"{row['member']} {_far(row)}" for row in farther)
     reason = told or f"{len(rows)} members are within twice the reference's own distance to double precision"

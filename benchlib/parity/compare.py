@@ -139,7 +139,7 @@ def _logits(sides: Sides) -> tuple[Row, ...]:
     table = [case.row() | {"limit": limits[case.name].value} for case in cases]
     found = logits.truth(cases)
     sides.tables |= {"logits": table, "histogram": list(logits.histogram(cases)), "truth": [found] if found else []}
-    names = (tolerances.LOGITS, tolerances.COSINE, tolerances.SPANS)
+    names = (tolerances.LOGITS, tolerances.COSINE, tolerances.SCALE, tolerances.OFFSET, tolerances.SPANS)
     broken = next(iter(faults.values()), "") or next((_not_finite(case) for case in cases if not case.finite), "")
     if broken:
         return tuple(judge.fail(name, broken) for name in names)
@@ -148,13 +148,26 @@ def _logits(sides: Sides) -> tuple[Row, ...]:
         return tuple(judge.skip(name, f"no case was compared: {why}") for name in names)
     left_out = [f"without {name}: {why}" for name, why in skipped.items()]
     # Limits may differ from case to case: the worst is the one that is largest beside its limit.
-    far = max(table, key=lambda row: row["max_abs"] / row["limit"])
+    far = max(table, key=lambda row: (row["max_abs"] / row["limit"], row["max_abs"]))
     apart = max(table, key=lambda row: row["one_minus_cosine"])
     at = [logits.place(far["case"], candidate, reference, inputs)] if far["max_abs"] else []
     return (
         judge.judge(tolerances.LOGITS, far["max_abs"], far["case"], "; ".join(at + left_out), limits[far["case"]]),
         judge.judge(tolerances.COSINE, apart["one_minus_cosine"], apart["case"], "; ".join(left_out)),
+        *_in_common(judge, cases),
         _spans(judge, candidate, reference, inputs, limits),
+    )
+
+
+def _in_common(judge: Judge, cases: list[logits.Case]) -> tuple[Row, Row]:
+    """Judge what all logits of the data cases differ by alike: a factor, and an addend."""
+    data = [case for case in cases if case.kind == "data"]
+    if not data:
+        why = "no case of data was compared"
+        return judge.skip(tolerances.SCALE, why), judge.skip(tolerances.OFFSET, why)
+    off, head = logits.offset(data)
+    return judge.judge(tolerances.SCALE, logits.scale(data)), judge.judge(
+        tolerances.OFFSET, off, head and f"{head} logits"
     )
 
 

@@ -38,8 +38,14 @@ class Case:
 
     @property
     def reference_error(self) -> float | None:
-        """How far the reference is from the truth; None without one."""
+        """How far the reference is from the truth where that is a number; None without one."""
         return _from_truth(self.reference, self.truth)
+
+    @property
+    def kind(self) -> str:
+        """The kind of the case, by its name."""
+        kind = self.name.partition("-")[0]
+        return kind if kind in KINDS else "data"
 
     @property
     def finite(self) -> bool:
@@ -52,12 +58,11 @@ class Case:
 
     def row(self) -> dict[str, Any]:
         """Return the case as a row of the table; measures of numbers that are not finite are None."""
-        kind = self.name.partition("-")[0]
         batch, length = self.shape if len(self.shape) == 2 else (1, self.shape[0])
         finite = self.finite
         return {
             "case": self.name,
-            "kind": kind if kind in KINDS else "data",
+            "kind": self.kind,
             "batch": batch,
             "length": length,
             "max_abs": self.worst(numbers.max_abs) if finite else None,
@@ -65,7 +70,7 @@ class Case:
             "max_ulp": int(self.worst(_max_ulp)) if finite else None,
             "one_minus_cosine": self.worst(numbers.one_minus_cosine) if finite else None,
             "truth_max_abs": _from_truth(self.candidate, self.truth) if finite else None,
-            "reference_truth_max_abs": self.reference_error if finite else None,
+            "reference_truth_max_abs": self.reference_error,
         }
 
 
@@ -76,7 +81,10 @@ def _max_ulp(a: np.ndarray, b: np.ndarray) -> int:
 def _from_truth(side: dict[str, np.ndarray], truth: dict[str, np.ndarray] | None) -> float | None:
     if truth is None:
         return None
-    distance = max(numbers.max_abs(side[head], truth[head]) for head in HEADS)
+    known = {head: np.isfinite(truth[head]) for head in HEADS}
+    if not any(where.any() for where in known.values()):
+        return None
+    distance = max(numbers.max_abs(side[head][known[head]], truth[head][known[head]]) for head in HEADS)
     return distance if math.isfinite(distance) else None
 
 
@@ -132,6 +140,37 @@ def place(name: str, candidate: Arrays, reference: Arrays, inputs: Arrays) -> st
     _, head, at = max(found, key=lambda item: item[0])
     where = f"row {at[0]}, position {at[1]}" if len(at) == 2 else f"position {at[0]}"
     return f"{name}, {head} logits, {where}"
+
+
+def scale(cases: list[Case]) -> float:
+    """Return |<c, r> / <r, r> - 1| of candidate and reference over the compared logits of these cases, both heads.
+
+    The factor is that of the least squares of c on r. Differences without a direction cancel in it: it sees what all
+    logits have in common, far below the largest difference of one.
+    """
+    own, other = _flat(cases)
+    square = float(other @ other)
+    if square == 0.0:
+        return math.inf if own.any() else 0.0
+    return abs(float((own - other) @ other) / square)
+
+
+def offset(cases: list[Case]) -> tuple[float, str]:
+    """Return the larger |mean(c - r)| of the two heads, relative to the largest |r|, and which head that is."""
+    means = {head: abs(float(np.mean(np.subtract(*_flat(cases, (head,)))))) for head in HEADS}
+    worst = max(means, key=lambda head: means[head])
+    largest = max(case.largest for case in cases)
+    if means[worst] == 0.0:
+        return 0.0, ""
+    return (means[worst] / largest if largest else math.inf), worst
+
+
+def _flat(cases: list[Case], heads: tuple[str, ...] = HEADS) -> tuple[np.ndarray, np.ndarray]:
+    """Return the candidate's and the reference's logits of some cases in a line, float64 each."""
+    own, other = (
+        [getattr(case, side)[head] for case in cases for head in heads] for side in ("candidate", "reference")
+    )
+    return np.concatenate(own).astype(np.float64), np.concatenate(other).astype(np.float64)
 
 
 def histogram(cases: list[Case]) -> Iterator[dict[str, Any]]:
@@ -201,7 +240,10 @@ def truth(cases: list[Case]) -> dict[str, Any] | None:
 
     Within a factor of 2 both are as close: two roundings of one sum differ as much by chance.
     """
-    rows = [case.row() for case in cases if case.truth is not None]
+    known = [
+        case for case in cases if case.truth is not None and any(np.isfinite(case.truth[head]).any() for head in HEADS)
+    ]
+    rows = [case.row() for case in known]
     own, other = ([row[name] for row in rows] for name in ("truth_max_abs", "reference_truth_max_abs"))
     if not rows or None in own or None in other:
         return None

@@ -15,7 +15,7 @@ def loss(sides: Sides) -> Row:
         return sides.judge.skip(tolerances.LOSS, "the reference has none")
     if own is None:
         return sides.lacking(tolerances.LOSS, "loss")
-    return sides.judge.judge(tolerances.LOSS, abs(own - other))
+    return sides.judge.judge(tolerances.LOSS, abs(own - other), limit=sides.eased_loss(tolerances.LOSS))
 
 
 def curve(sides: Sides) -> Row:
@@ -42,7 +42,8 @@ def curve(sides: Sides) -> Row:
     if broken is not None:
         return sides.judge.fail(tolerances.CURVE, "a loss is not finite", f"step {broken}")
     value = max(differences)
-    return sides.judge.judge(tolerances.CURVE, value, f"step {differences.index(value)}")
+    limit = sides.eased_loss(tolerances.CURVE)
+    return sides.judge.judge(tolerances.CURVE, value, f"step {differences.index(value)}", limit=limit)
 
 
 def repeats(sides: Sides) -> Row:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from benchlib.parity import tolerances
 from benchlib.parity.logits import Case
 from benchlib.parity.recording import Recording, count_nonfinite
 from benchlib.parity.rows import Judge, Row
@@ -49,5 +50,17 @@ class Sides:
         """Return the limit of a difference between logits, by the logits of all cases: see ``tolerances.eased``."""
         errors = [case.reference_error for case in self.cases]
         error = max((error for error in errors if error is not None), default=None)
-        largest = max((case.largest for case in self.cases), default=0.0)
-        return self.judge.eased(quantity, largest, error)
+        return self.judge.eased(quantity, self._largest, error)
+
+    def eased_loss(self, quantity: str) -> Tolerance:
+        """Return the limit of a difference between losses, by the same logits: see ``tolerances.eased_loss``."""
+        limit = self.judge.tolerance(quantity)
+        if not self.judge.ease:
+            return limit
+        return tolerances.eased_loss(
+            limit, self.judge.member.precision, self._largest, self.eased(tolerances.LOGITS).value
+        )
+
+    @property
+    def _largest(self) -> float:
+        return max((case.largest for case in self.cases), default=0.0)
