@@ -35,7 +35,7 @@ SMALL = {
     "repeats": 2,
     "attention_kernels": False,
     "threads": 1,
-    "budget_s": 300,
+    "budget_s": 86400,  # the run counts from the start of its process, which is here that of all tests
 }
 SUFFIX = "_minisquad_tiny"
 
