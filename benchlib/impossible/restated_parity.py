@@ -24,11 +24,11 @@ def restated_parity(numbers: Numbers) -> Iterator[Pair]:
     metrics = {names.base(metric.name): metric for metric in numbers.metrics}
     for row in _rows(numbers, "latency"):
         yield from _latency(numbers, metrics, row)
-    cases: dict[str, list[tuple[float, float]]] = {}  # beside its limit, and as it is
+    cases: dict[str, list[tuple[bool, float]]] = {}  # whether it is beyond its limit, and the difference
     for row in _rows(numbers, "logits"):
-        value, limit = _number(row.get("max_abs")), _number(row.get("limit")) or 1.0
+        value, limit = _number(row.get("max_abs")), _number(row.get("limit"))
         if value is not None:
-            cases.setdefault(str(row.get("member")), []).append((value / limit, value))
+            cases.setdefault(str(row.get("member")), []).append((limit is not None and value > limit, value))
     for row in _rows(numbers, "quantities"):
         value, name = _number(row.get("value")), f"{row.get('member')}_logits_max_difference"
         if row.get("quantity") != tolerances.LOGITS or value is None:
@@ -38,7 +38,12 @@ def restated_parity(numbers: Numbers) -> Iterator[Pair]:
             yield _pair(name, stated, value, "the table of quantities")
         if row.get("member") in cases:
             worst = max(cases[row["member"]])[1]
-            yield _pair(f"{name} of all cases", value, worst, "the largest of the table of logits beside its limit")
+            yield _pair(
+                f"{name} of all cases",
+                value,
+                worst,
+                "the largest of the table of logits, of those beyond their limit where one is",
+            )
     yield from _scope(numbers)
 
 

@@ -27,6 +27,7 @@ from benchlib.timing import Clock
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 LACKING = "no kernel"
+ONLY_OF_CPU = "on a CPU torch has the kernels math and flash only"
 MASKED_ROWS = ("bool", "-inf", "finfo.min")
 B, H, D = 1, 12, 64
 MOST_TOKENS = 2048  # scores in float64, of which a forward and backward pass keep four, are 0.4 GB each
@@ -264,8 +265,10 @@ def _attend(kernel: str, given: Tensors, mask: torch.Tensor | None, causal: bool
         except RuntimeError as error:
             if not re.search(r"No (available kernel|viable backend)", str(error)):
                 raise
-            reasons = dict.fromkeys(_plain(str(warning.message)) for warning in told)
-            raise NoKernel("; ".join([*reasons]) or _plain(str(error))) from error
+            reasons = [*dict.fromkeys(_plain(str(warning.message)) for warning in told)]
+            if not reasons and given[0].device.type == "cpu":  # torch's error suggests that somebody turned it off
+                reasons = [ONLY_OF_CPU]
+            raise NoKernel("; ".join(reasons) or _plain(str(error))) from error
 
 
 def _mask(case: Case, where: torch.device) -> torch.Tensor | None:

@@ -49,8 +49,11 @@ class Bench:
 
 
 def latencies(bench: Bench) -> list[Row]:
-    """Return the table ``latency``: the reference first, then every member that was timed."""
-    reference = [(golden.REFERENCE, bench.reference.meta)] if bench.reference is not None else []
+    """Return the table ``latency``: the reference first, then every member that was timed.
+
+    The reference of a recording is left out: it was timed in another run, in general on another machine.
+    """
+    reference = [(golden.REFERENCE, bench.reference.meta)] if bench.reference and not bench.config.golden else []
     timed = [*reference, *((turn.member.name, turn.meta) for turn in bench.turns if turn.meta)]
     rows = [outcome.latency_row(name, meta.get("latency")) for name, meta in timed]
     return [row for row in rows if row is not None]

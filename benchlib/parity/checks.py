@@ -120,9 +120,18 @@ def _parity(row: Row, result: Result) -> Check:
         reason=reason,
         value=first["value"] if first else None,
         limit=first["limit_text"] if first else "",
-        # What the limit rests on in this run; the whole reason stands beside the quantity.
-        source=first["why"].rpartition("; ")[2] if first else "",
+        source=_basis(first["why"]) if first else "",
         gates=bool(row["gates"]),
+    )
+
+
+def _basis(why: str) -> str:
+    """Return in short what a limit of logits rests on; the whole reason stands beside the quantity."""
+    parts = why.split("; ")
+    return (
+        parts[-1]
+        if parts[-1].startswith(("here ", "times "))
+        else {"set": "set by the benchmark"}.get(parts[0], parts[0])
     )
 
 

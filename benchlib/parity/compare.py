@@ -147,16 +147,23 @@ def _logits(sides: Sides) -> tuple[Row, ...]:
         why = next(iter(skipped.values()), "the reference has no outputs")
         return tuple(judge.skip(name, f"no case was compared: {why}") for name in names)
     left_out = [f"without {name}: {why}" for name, why in skipped.items()]
-    # Limits may differ from case to case: the worst is the one that is largest beside its limit.
-    far = max(table, key=lambda row: (row["max_abs"] / row["limit"], row["max_abs"]))
-    apart = max(table, key=lambda row: row["one_minus_cosine"])
+    # Limits may differ from case to case: told is the largest difference, of the cases beyond their limit where one is.
+    far = max([row for row in table if row["max_abs"] > row["limit"]] or table, key=lambda row: row["max_abs"])
     at = [logits.place(far["case"], candidate, reference, inputs)] if far["max_abs"] else []
     return (
         judge.judge(tolerances.LOGITS, far["max_abs"], far["case"], "; ".join(at + left_out), limits[far["case"]]),
-        judge.judge(tolerances.COSINE, apart["one_minus_cosine"], apart["case"], "; ".join(left_out)),
+        _cosine(judge, table, "; ".join(left_out)),
         *_in_common(judge, cases),
         _spans(judge, candidate, reference, inputs, limits),
     )
+
+
+def _cosine(judge: Judge, table: list[dict[str, Any]], left_out: str) -> Row:
+    directed = [row for row in table if row["one_minus_cosine"] is not None]
+    if not directed:
+        return judge.skip(tolerances.COSINE, "no case has two positions to compare: of one the cosine is but a sign")
+    apart = max(directed, key=lambda row: row["one_minus_cosine"])
+    return judge.judge(tolerances.COSINE, apart["one_minus_cosine"], apart["case"], left_out)
 
 
 def _in_common(judge: Judge, cases: list[logits.Case]) -> tuple[Row, Row]:

@@ -52,6 +52,11 @@ class Case:
         """Whether both sides are numbers at all compared positions."""
         return all(np.isfinite(side[head]).all() for side in (self.candidate, self.reference) for head in HEADS)
 
+    @property
+    def directed(self) -> bool:
+        """Whether there is a direction to compare: of a single position the cosine is but a sign."""
+        return all(side.size > 1 for side in self.reference.values())
+
     def worst(self, measure: Any) -> float:
         """Return the larger of a measure of the two heads: one good head does not hide the other."""
         return max(float(measure(self.candidate[head], self.reference[head])) for head in HEADS)
@@ -68,7 +73,7 @@ class Case:
             "max_abs": self.worst(numbers.max_abs) if finite else None,
             "max_relative": self.worst(numbers.max_relative) if finite else None,
             "max_ulp": int(self.worst(_max_ulp)) if finite else None,
-            "one_minus_cosine": self.worst(numbers.one_minus_cosine) if finite else None,
+            "one_minus_cosine": self.worst(numbers.one_minus_cosine) if finite and self.directed else None,
             "truth_max_abs": _from_truth(self.candidate, self.truth) if finite else None,
             "reference_truth_max_abs": self.reference_error,
         }

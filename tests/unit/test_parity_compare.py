@@ -487,3 +487,14 @@ def test_every_tolerance_has_a_value_and_a_reason():
     assert all(entry["why"].startswith(("set", "derived", "measured", "not measured")) for entry in table)
     with pytest.raises(ValueError, match="did you mean loss"):
         tolerances.limit("cpu", "fp32", "los")
+
+
+def test_of_one_position_the_cosine_is_but_a_sign(judged):
+    """Logits of 1e-6 whose sign rounding turns are 2e-6 apart, which the largest difference judges, and no direction."""
+    own, other = make_recordings.outputs(), make_recordings.outputs()
+    for head in ("start", "end"):
+        own[f"edge-one-token/{head}"][0, 0], other[f"edge-one-token/{head}"][0, 0] = 1e-6, -1e-6
+    found = judged(facts=facts(), reference={"outputs": other}, outputs=own)
+    assert row(found, "logits cosine").status == row(found, "logits max difference").status == "PASS"
+    one = next(line for line in found.logits if line["case"] == "edge-one-token")
+    assert one["one_minus_cosine"] is None and one["max_abs"] == pytest.approx(2e-6)
