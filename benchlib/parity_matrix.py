@@ -79,12 +79,13 @@ def collect(sources: Iterable[Path | str | Run], machine: str = "") -> Merged:
 def newest(results: Iterable[RunResult], left_out: Sequence[str] = (), uncounted: Sequence[str] = ()) -> Merged:
     """Keep of each machine, backend and member the newest result.
 
-    A run as a whole (skipped, broken, only the reference) counts where nothing newer is there of its machine and backend.
+    A run as a whole (skipped, broken) counts where nothing newer is there of its machine and backend, one that only
+    recorded the reference where no run of these compared anything.
     """
     taken: dict[tuple[str, str, str], int] = {}
     ordered = sorted(results, key=lambda run: (-run.ended_at.timestamp(), run.run, run.model_dump_json()))
     last: dict[tuple[str, str], Any] = {}
-    for run in ordered:
+    for run in sorted(ordered, key=_compared_nothing):
         last.setdefault((run.machine, run.backend), run.ended_at)
     kept = []
     for number, run in enumerate(ordered):
@@ -94,6 +95,10 @@ def newest(results: Iterable[RunResult], left_out: Sequence[str] = (), uncounted
             kept.append(run.model_copy(update={"members": tuple(sorted(fresh, key=_member_order))}))
     ordered = sorted(kept, key=lambda run: (*_place(run), -run.ended_at.timestamp()))
     return Merged(tuple(ordered), tuple(dict.fromkeys(left_out)), tuple(dict.fromkeys(uncounted)))
+
+
+def _compared_nothing(run: RunResult) -> bool:
+    return all(row.outcome == "NOT COMPARED" for row in run.members)
 
 
 def _counts(run: RunResult, row: MemberResult, last: dict[tuple[str, str], Any]) -> bool:

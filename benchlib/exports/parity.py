@@ -129,7 +129,8 @@ def _summary(found: Merged) -> str:
     return (
         f"{counted(len(found.rows), 'result')} of {backends} on {machines}, the newest of {_moment(found)[:10]}. "
         "Each is the newest of its machine, backend and way to compute, held against a reference with the same weights "
-        "and inputs."
+        "and inputs; results of other inputs (column Inputs) replace each other too. Limits are those in force: above the "
+        "table's where the reference itself is farther from double precision, and in bf16 where logits are large."
     )
 
 
@@ -168,6 +169,7 @@ COLUMNS = (
     "Limit",
     "1 - cosine",
     "Against fp64",
+    "Inputs",
     "Measured",
 )
 
@@ -182,6 +184,7 @@ def _row(run: RunResult, row: MemberResult) -> Sequence[str]:
         _number(row.limit),
         _number(row.one_minus_cosine),
         row.truth,
+        run.inputs_sha256[:8],
         run.ended_at.strftime("%Y-%m-%d"),
     )
 

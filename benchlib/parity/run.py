@@ -94,6 +94,7 @@ def _prepare(bench: Bench) -> None:
         bench.events.emit("phase", name="data")
         bench.fields = golden.read(config.golden)
         weights.require_layer(bench.folder, config.planted_layer)
+        weights.require_left_out(config, bench.folder)  # once, and not by every member
         bench.reference = Recording.open(bench.folder / golden.REFERENCE)
         _require_outputs(bench, bench.reference)
         if (bench.folder / golden.TRUTH).is_dir():

@@ -166,10 +166,17 @@ def loaded(config: ParityConfig, golden: Path, attention: str) -> tuple[Any, str
         model.load_state_dict(state)
     except (SafetensorError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{stored}: these weights do not fit {golden / 'model' / 'config.json'}: {reason}") from error
+        source = stored if stored.exists() else f"model = {config.model}"
+        raise UserError(f"{source}: these weights do not fit {golden / 'model' / 'config.json'}: {reason}") from error
     found = sha256(_state(model))
     _require_same(config, golden, stored, found)
     return model.float().eval(), found
+
+
+def require_left_out(config: ParityConfig, golden: Path) -> None:
+    """Raise ``UserError`` where a folder was recorded without weights and the model found here is not the recorded one."""
+    if not (golden / "weights.safetensors").exists():
+        loaded(config, golden, "eager")
 
 
 def _named(config: ParityConfig, golden: Path) -> ParityConfig:

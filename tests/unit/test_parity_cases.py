@@ -180,6 +180,9 @@ def test_left_out_weights_are_loaded_by_name_and_must_be_the_same(golden, tmp_pa
     for name in ("config.json", "facts.json"):
         (tmp_path / "model" / name).write_bytes((folder / "model" / name).read_bytes())
     assert weights.load(CONFIG, tmp_path, "sdpa").qa_outputs.bias.shape == (2,)
+    weights.require_left_out(CONFIG, tmp_path)
+    with pytest.raises(UserError, match=r"^model = bert-base: these weights do not fit"):
+        weights.require_left_out(CONFIG.model_copy(update={"model": "bert-base"}), tmp_path)
     facts = json.loads((folder / "model" / "facts.json").read_text())
     (tmp_path / "model" / "facts.json").write_text(json.dumps(facts | {"sha256": "0" * 64}))
     with pytest.raises(UserError, match=r"recorded without weights.*give the same version of the model"):

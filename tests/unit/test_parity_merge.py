@@ -121,6 +121,13 @@ def test_an_older_word_on_the_whole_run_gives_way_to_results_and_a_newer_one_sta
     assert cells(parity_matrix.merged([tmp_path], []))[("node7", "cpu", "all")] == "FAIL"
 
 
+def test_a_recording_stands_beside_no_results_of_its_machine(tmp_path):
+    make(tmp_path, "000002-b", tables={"members": []}, ended=START + DAY, record=True)
+    assert set(cells(parity_matrix.merged([tmp_path], [])).values()) == {"NOT COMPARED"}
+    make(tmp_path, "000001-a")
+    assert {member for _, _, member in cells(parity_matrix.merged([tmp_path], []))} == {"eager", "bf16"}
+
+
 def test_damage_and_planted_faults_are_left_out_with_the_reason_and_stop_nothing(tmp_path):
     make(tmp_path, "000001-a")
     cut = make(tmp_path, "000002-b", ended=START + DAY) / "result.json"
