@@ -238,7 +238,7 @@ def _reference_is_one(config: ParityConfig, result: Result) -> Check:
         return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
     backend = str(result.facts["reference"]["backend"])
     table = tolerances.between(backend, config.backend, "fp32", tolerances.LOGITS).value
-    limit = tolerances.MOST_EASED * table / tolerances.TRUTH_FACTOR
+    limit = tolerances.MOST_EASED * table
     worst = max(known, key=lambda row: row["reference_truth_max_abs"])
     told = f"its logits are up to {worst['reference_truth_max_abs']:.2g} from double precision, at {worst['case']}"
     return fact_check(name, question, _within(worst["reference_truth_max_abs"], limit), f"{told}; allowed {limit:.2g}")
