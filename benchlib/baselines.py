@@ -13,13 +13,12 @@ from benchlib.calibration import Calibration, load_calibration
 from benchlib.checks import Check
 from benchlib.errors import UserError
 from benchlib.files import check_schema, read_json, write_json
-from benchlib.machine import fingerprint, fingerprint_key
 from benchlib.metrics import Metric
 from benchlib.paths import home
 from benchlib.record import RunRecord, side_of
 from benchlib.regression import RegressionLimit, Side, open_checks, regression_check
 from benchlib.repeats import repeats
-from benchlib.results import Run
+from benchlib.results import Run, fingerprint, fingerprint_key
 
 SCHEMA: Final = 2
 MOST_RUNS = 20

@@ -20,11 +20,10 @@ from benchlib.calibration import Calibration, calibrate_metric, save_calibration
 from benchlib.errors import UserError
 from benchlib.files import read_json, write_json
 from benchlib.launch import execute
-from benchlib.machine import fingerprint_key
 from benchlib.paths import outputs
 from benchlib.record import RunRecord
 from benchlib.registry import BENCHMARKS
-from benchlib.results import Run
+from benchlib.results import Run, fingerprint_key
 from benchlib.session import Plan, plan, prepare
 
 console = terminal.console(least_width=140)

@@ -16,10 +16,10 @@ from benchlib.change import Change, Kind, change
 from benchlib.checks import Check, Status
 from benchlib.circumstances import circumstances
 from benchlib.labels import HEADLINES
-from benchlib.machine import fingerprint_key
 from benchlib.metrics import Direction, Metric, quantity
 from benchlib.record import RunRecord, side_of
 from benchlib.regression import RegressionLimit, Side, kind_of, regression_check
+from benchlib.results import fingerprint_key
 from benchlib.sides import Compared
 
 Word = Literal[

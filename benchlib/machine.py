@@ -1,6 +1,5 @@
 """What this machine is, without torch: processor, memory, system, versions, load; and what makes runs comparable."""
 
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -13,7 +12,6 @@ from typing import Any
 import psutil
 
 import benchlib
-from benchlib.config import BaseConfig
 from benchlib.drivers import drivers
 from benchlib.errors import UserError
 
@@ -135,32 +133,3 @@ def best_backend(probe: dict[str, Any]) -> str:
     """Return the backend that ``auto`` stands for: the first accelerator that torch reports, else the CPU."""
     found = probe.get("backends", {})
     return next((name for name in ("cuda", "rocm", "xpu", "tpu", "mps") if found.get(name, {}).get("available")), "cpu")
-
-
-def fingerprint(config: BaseConfig, machine: dict[str, Any], facts: dict[str, Any]) -> dict[str, str]:
-    """Return the factors that have to be equal for two runs to be comparable, as texts by name.
-
-    Hardware, backend, world size, the config fields that change the work and the versions: benchlib's and torch's
-    major.minor, transformers' major. ``facts["identity"]`` replaces what a config names by path with what it is.
-    """
-    cpu, found = machine.get("cpu", {}), machine.get("versions", {})
-    device = machine.get("devices", {}).get("backends", {}).get(config.backend, {})
-    factors = {
-        "backend": config.backend,
-        "world_size": str(config.world_size),
-        "nodes": str(config.nnodes),
-        "cpu": f"{cpu.get('model')} x {cpu.get('usable_cores')}",
-        "memory_gib": str(round(machine.get("memory_bytes", 0) / 2**30)),
-        "devices": ", ".join(device.get("names", [])) if config.backend != "cpu" else "",
-        "benchlib": ".".join(found.get("benchlib", "?").split(".")[:2]),
-        "torch": ".".join(found.get("torch", "?").split(".")[:2]),
-        "transformers": found.get("transformers", "?").split(".")[0],
-    }
-    identity = facts.get("identity", {})
-    work = {name: identity.get(name, value) for name, value in config.work().items()}
-    return factors | {f"config.{name}": json.dumps(value, sort_keys=True) for name, value in sorted(work.items())}
-
-
-def fingerprint_key(factors: dict[str, str]) -> str:
-    """Return twelve hex digits that stand for a fingerprint."""
-    return hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()[:12]

@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import functools
+import hashlib
+import json
 import os
 import time
 import uuid
@@ -242,3 +244,32 @@ def find_runs(outputs: Path) -> Iterable[Path]:
     """Return the run folders below ``outputs``, the newest first by name of day and time."""
     runs = [path.parent for path in outputs.glob("*-*/*/config.json")]
     return sorted(runs, key=lambda path: (path.parent.name[-8:], path.name.rsplit("-", 2)[-2:]), reverse=True)
+
+
+def fingerprint(config: BaseConfig, machine: dict[str, Any], facts: dict[str, Any]) -> dict[str, str]:
+    """Return the factors that have to be equal for two runs to be comparable, as texts by name.
+
+    Hardware, backend, world size, the config fields that change the work and the versions: benchlib's and torch's
+    major.minor, transformers' major. ``facts["identity"]`` replaces what a config names by path with what it is.
+    """
+    cpu, found = machine.get("cpu", {}), machine.get("versions", {})
+    device = machine.get("devices", {}).get("backends", {}).get(config.backend, {})
+    factors = {
+        "backend": config.backend,
+        "world_size": str(config.world_size),
+        "nodes": str(config.nnodes),
+        "cpu": f"{cpu.get('model')} x {cpu.get('usable_cores')}",
+        "memory_gib": str(round(machine.get("memory_bytes", 0) / 2**30)),
+        "devices": ", ".join(device.get("names", [])) if config.backend != "cpu" else "",
+        "benchlib": ".".join(found.get("benchlib", "?").split(".")[:2]),
+        "torch": ".".join(found.get("torch", "?").split(".")[:2]),
+        "transformers": found.get("transformers", "?").split(".")[0],
+    }
+    identity = facts.get("identity", {})
+    work = {name: identity.get(name, value) for name, value in config.work().items()}
+    return factors | {f"config.{name}": json.dumps(value, sort_keys=True) for name, value in sorted(work.items())}
+
+
+def fingerprint_key(factors: dict[str, str]) -> str:
+    """Return twelve hex digits that stand for a fingerprint."""
+    return hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()[:12]

@@ -14,7 +14,7 @@ from benchlib import manifest
 from benchlib.config import BaseConfig, build, config_class
 from benchlib.errors import UserError
 from benchlib.files import check_schema, read_bytes
-from benchlib.machine import fingerprint, fingerprint_key
+from benchlib.results import fingerprint, fingerprint_key
 from benchlib.stored_run import DAY, FILES, RUN, Measured, StoredRun
 
 GATE = " vs baseline"  # ends the name of a check that compares a metric

@@ -12,9 +12,8 @@ from pathlib import Path
 from benchlib import baselines
 from benchlib.baselines import Baseline, differences
 from benchlib.errors import UserError
-from benchlib.machine import fingerprint_key
 from benchlib.record import RunRecord
-from benchlib.results import PARTS, Result, is_run
+from benchlib.results import PARTS, Result, fingerprint_key, is_run
 from benchlib.snapshot import Snapshot
 from benchlib.stored import load
 

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics import exposition
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from benchlib.exports.place import counted, put
-from benchlib.machine import fingerprint_key
+from benchlib.results import fingerprint_key
 from benchlib.snapshot import Snapshot
 
 LABELS = ("benchmark", "tier", "backend", "host")

@@ -9,7 +9,7 @@ import pandas as pd
 from benchlib.errors import UserError
 from benchlib.exports.place import counted, file_at, put
 from benchlib.files import atomic_path
-from benchlib.machine import fingerprint_key
+from benchlib.results import fingerprint_key
 from benchlib.snapshot import Snapshot
 
 RUN_COLUMNS = {

@@ -6,6 +6,10 @@ from pathlib import Path
 from shutil import which
 from typing import Any, Protocol
 
+# A node that is silent for HEARTBEAT_S x HEARTBEATS is out of the rendezvous, and only then can another take its place.
+# Heartbeats carry the clock of their node: the clocks of the nodes must agree to a few seconds.
+HEARTBEAT_S, HEARTBEATS = 2, 5
+
 
 class HasRanks(Protocol):
     """The part of a config that a launcher reads."""
@@ -81,3 +85,8 @@ def worker_command(run_dir: Path | str, benchmark: str = "") -> list[str]:
     """Return the arguments of Python that run a rank of the run."""
     extra = ["--benchmark", benchmark] if benchmark else []
     return ["-m", "benchlib.worker", str(run_dir), *extra]
+
+
+def log_dir(run_dir: Path | str) -> str:
+    """Return where torchrun keeps its ranks' error files: left alone it leaves a folder in /tmp for each run."""
+    return f"{str(run_dir).rstrip('/')}/logs/torchrun"

@@ -1,7 +1,6 @@
 """The torchrun command that every node of a cluster runs, whoever starts it there."""
 
-from benchlib.launchers.job import HasRanks, worker_command
-from benchlib.launchers.torchrun import HEARTBEAT_S, HEARTBEATS, log_dir
+from benchlib.launchers.job import HEARTBEAT_S, HEARTBEATS, HasRanks, log_dir, worker_command
 
 # What every agent has in its environment: with a store shared with the ranks, a new attempt reads the addresses of the
 # dead one (https://github.com/pytorch/pytorch/issues/135712).

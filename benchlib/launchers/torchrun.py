@@ -4,11 +4,7 @@ import sys
 from pathlib import Path
 
 from benchlib import network
-from benchlib.launchers.job import HasRanks, Job, worker_command
-
-# A node that is silent for HEARTBEAT_S x HEARTBEATS is out of the rendezvous, and only then can another take its place.
-# Heartbeats carry the clock of their node: the clocks of the nodes must agree to a few seconds.
-HEARTBEAT_S, HEARTBEATS = 2, 5
+from benchlib.launchers.job import HEARTBEAT_S, HEARTBEATS, HasRanks, Job, log_dir, worker_command
 
 
 def torchrun(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
@@ -37,11 +33,6 @@ def torchrun(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
         "TORCHELASTIC_ERROR_FILE": str(Path(run_dir) / "logs" / "agent.error.json"),
     }
     return Job("torchrun", [command], env, notes, [{}], agent=True, ranks=config.nproc, restarts=config.max_restarts)
-
-
-def log_dir(run_dir: Path | str) -> str:
-    """Return where torchrun keeps its ranks' error files: left alone it leaves a folder in /tmp for each run."""
-    return f"{str(run_dir).rstrip('/')}/logs/torchrun"
 
 
 def _meeting(config: HasRanks) -> tuple[list[str], str]:

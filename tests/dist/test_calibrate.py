@@ -10,7 +10,7 @@ from benchlib.calibration import load_calibration
 from benchlib.errors import UserError
 from benchlib.files import write_json
 from benchlib.judge import judge
-from benchlib.machine import fingerprint_key
+from benchlib.results import fingerprint_key
 
 SMALL = {
     "precisions": "fp32", "matmul_sizes": "256", "allreduce_mib": "0.001", "copy_mib": "1", "seconds": "0.1", "nproc": "2",

@@ -7,10 +7,10 @@ import pytest
 from benchlib import baselines
 from benchlib.calibration import Calibration, calibrate_metric, load_calibration, save_calibration
 from benchlib.errors import UserError
-from benchlib.machine import fingerprint_key
 from benchlib.metrics import measured
 from benchlib.record import RunRecord
 from benchlib.regression import RegressionLimit
+from benchlib.results import fingerprint_key
 
 LIMIT = RegressionLimit(metric="rate", share=0.10)
 
