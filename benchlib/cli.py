@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from benchlib import __version__
-from benchlib.errors import UserError
+from benchlib.core.errors import UserError
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -23,8 +23,8 @@ def _user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except (UserError, OSError) as error:
-            from benchlib.files import is_storage_error, not_written
-            from benchlib.terminal import harmless
+            from benchlib.core.files import is_storage_error, not_written
+            from benchlib.core.text import harmless
 
             if not isinstance(error, UserError):
                 if not is_storage_error(error):
@@ -101,20 +101,21 @@ def run(
     manifest: bool,
 ) -> None:
     """Run TARGET: a benchmark (squad), or a tier (quick) with all its benchmarks."""
-    from benchlib import planning, runner
-    from benchlib.results import check_place
+    from benchlib.commands import run as runner
+    from benchlib.launch import plan
+    from benchlib.results.run import check_place
 
     if max_restarts is not None:  # in front, so that what is set by hand counts
         pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
     if not (dry_run or manifest):  # before torch is asked for its devices, which takes seconds
         check_place(out or runner.outputs())
-    plans = planning.plans(target, tier, backend, pairs, resume)
+    plans = plan.plans(target, tier, backend, pairs, resume)
     if manifest:
-        click.echo("---\n".join(planning.submission(planned, out) for planned in plans), nl=False)
+        click.echo("---\n".join(plan.submission(planned, out) for planned in plans), nl=False)
         return
     if dry_run:
         for planned in plans:
-            planning.show_plan(planned, out)
+            plan.show_plan(planned, out)
         return
     runner.check_launchers(plans)
     sys.exit(runner.run_all(plans, out, strict, repeat))
@@ -126,12 +127,12 @@ def run(
 @_user_errors
 def list_(runs: bool, out: Path | None) -> None:
     """List benchmarks, tiers, backends and clusters, or the stored runs."""
-    from benchlib import listing
+    from benchlib.commands import list
 
     if runs:
-        listing.show_runs(out)
+        list.show_runs(out)
     else:
-        listing.show_kit()
+        list.show_kit()
 
 
 @main.command()
@@ -140,7 +141,7 @@ def list_(runs: bool, out: Path | None) -> None:
 @_user_errors
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
     """Judge and render stored RUNS again, without running anything. [default: all]"""
-    from benchlib import rejudge
+    from benchlib.commands import run as rejudge
 
     sys.exit(rejudge.report_all(runs, out))
 
@@ -162,7 +163,7 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
 @_user_errors
 def history(store: Path | None, pairs: tuple[str, ...]) -> None:
     """Judge and draw what is stored: trends, changes of level, machines; writes history.html."""
-    from benchlib import history_page
+    from benchlib.commands import history as history_page
 
     sys.exit(history_page.make(store, pairs))
 
@@ -182,18 +183,18 @@ def baseline() -> None:
 @_user_errors
 def accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool) -> None:
     """Make RUN the baseline of its benchmark, tier and fingerprint; of several runs of one kind, all of them."""
-    from benchlib import listing
+    from benchlib.commands import list
 
-    listing.accept_baseline(runs, reason, add, if_improved)
+    list.accept_baseline(runs, reason, add, if_improved)
 
 
 @baseline.command("list")
 @_user_errors
 def baseline_list() -> None:
     """List the committed baselines."""
-    from benchlib import listing
+    from benchlib.commands import list
 
-    listing.show_baselines()
+    list.show_baselines()
 
 
 @baseline.command("show")
@@ -201,9 +202,9 @@ def baseline_list() -> None:
 @_user_errors
 def baseline_show(key: str) -> None:
     """Show a baseline's metrics and fingerprint. KEY is a file or the first digits of its name."""
-    from benchlib import listing
+    from benchlib.commands import list
 
-    listing.show_baseline(key)
+    list.show_baseline(key)
 
 
 @main.command()
@@ -235,8 +236,8 @@ def calibrate(
     Repeats the benchmark unchanged (A/A) and with planted slow-downs, taking turns, and keeps the gate's false-alarm rate
     and the smallest loss that it finds with 99 % power, for reports and later gates. With --resume the rest is known.
     """
-    from benchlib import calibrate as calibrating
-    from benchlib.config import parse_overrides
+    from benchlib.commands import calibrate as calibrating
+    from benchlib.config.schema import parse_overrides
 
     asked = {
         "target": target,
@@ -260,9 +261,9 @@ def calibrate(
 @_user_errors
 def references(metric: str, device: str) -> None:
     """List the published figures that runs are placed beside, with conditions, source and validity."""
-    from benchlib import reference_listing
+    from benchlib.commands import list
 
-    reference_listing.show(metric, device)
+    list.show(metric, device)
 
 
 @main.command()
@@ -277,7 +278,7 @@ def compare(sides: tuple[str, ...], all_metrics: bool, as_json: bool, html: Path
 
     All complete runs of a folder are one side. Exit code 1: a metric got worse than its benchmark allows.
     """
-    from benchlib import comparing
+    from benchlib.commands import compare as comparing
 
     contrasts, notes = comparing.compare(sides)
     if html:
@@ -312,9 +313,9 @@ def export(runs: tuple[str, ...], name: str, output: str, samples: bool, out: Pa
     mlflow       --output FILE.db, a tracking URI, or $MLFLOW_TRACKING_URI
     tensorboard  event files in the folder --output
     """
-    from benchlib.exports.formats import export as write
-    from benchlib.paths import outputs
-    from benchlib.stored import load_all
+    from benchlib.core.files import outputs
+    from benchlib.judge.snapshot import load_all
+    from benchlib.show.exports import export as write
 
     sentence = write(load_all(runs or [out or outputs()]), name, output, samples)
     if sentence:
@@ -334,7 +335,7 @@ def judge(files: tuple[Path, ...], as_json: bool) -> None:
     \b
     Exit codes: 0 nothing impossible, 1 something is, 2 a file cannot be read, 3 it states too little to judge it.
     """
-    from benchlib import judging
+    from benchlib.commands import judge as judging
 
     sys.exit(judging.judge_files(files, as_json))
 
@@ -368,7 +369,7 @@ def parity_record(
 
     Copy it to another machine as it is, and compare there with `benchlib parity verify FOLDER`.
     """
-    from benchlib import parity_command
+    from benchlib.benchmarks.parity import command as parity_command
 
     named = {"model": model, "data": data}
     pairs = (*(f"{name}={value}" for name, value in named.items() if value is not None), *pairs)
@@ -399,7 +400,7 @@ def parity_verify(
 
     Model, inputs and lengths are taken from the folder. One that was cut or altered is refused.
     """
-    from benchlib import parity_command
+    from benchlib.benchmarks.parity import command as parity_command
 
     sys.exit(parity_command.verify(folder, tier, backend, members, pairs, out, strict))
 
@@ -426,7 +427,7 @@ def parity_merge(sources: tuple[Path, ...], to: Path | None, machine: str, stric
 
     What is damaged is left out and named; the rest is written, and the exit code is 2.
     """
-    from benchlib import parity_command
+    from benchlib.benchmarks.parity import command as parity_command
 
     sys.exit(parity_command.merge(sources, to, machine, strict))
 
@@ -435,9 +436,9 @@ def parity_merge(sources: tuple[Path, ...], to: Path | None, machine: str, stric
 @_user_errors
 def doctor() -> None:
     """Tell what this machine can run, what is missing and how to install it."""
-    from benchlib import listing
+    from benchlib.commands import list
 
-    sys.exit(listing.show_doctor())
+    sys.exit(list.show_doctor())
 
 
 if __name__ == "__main__":

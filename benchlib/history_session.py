@@ -4,14 +4,15 @@ import html
 from typing import TYPE_CHECKING, Any
 
 import benchlib
-from benchlib import session, trend_plots
-from benchlib.checks import Verdict
-from benchlib.metrics import quantity
-from benchlib.past import Filter, Past, choose, judge, read
-from benchlib.picture import show
+from benchlib import session
+from benchlib.judge.checks import Verdict
+from benchlib.judge.past import Filter, Past, choose, judge, read
+from benchlib.judge.trends import Trend, label
+from benchlib.results.metrics import quantity
 from benchlib.session import verdict_text, whole
-from benchlib.sparkline import told
-from benchlib.trends import Trend, label
+from benchlib.show import history
+from benchlib.show.figures import show
+from benchlib.show.lines import told
 
 if TYPE_CHECKING:
     import pandas
@@ -76,7 +77,7 @@ def checks_table(verdict: Verdict) -> "pandas.DataFrame":
 def show_trends(past: Past, most: int = PICTURES) -> None:
     """Display the trends: those with changes first, then one of each series in turn."""
     for trend in _telling(past)[:most]:
-        show(trend_plots.trend(trend))
+        show(history.trend(trend))
 
 
 def _telling(past: Past) -> list[Trend]:
@@ -91,7 +92,7 @@ def _telling(past: Past) -> list[Trend]:
 
 def show_machines(past: Past) -> None:
     """Display the machines as lanes."""
-    show(trend_plots.machines(past.runs))
+    show(history.machines(past.runs))
 
 
 def changes(past: Past) -> "pandas.DataFrame":

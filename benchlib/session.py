@@ -8,18 +8,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchlib import cluster as clusters
-from benchlib import judge as judging
-from benchlib.checks import Verdict
-from benchlib.config import Resolved, absolute_paths, check_names, config_class, nearest, resolve, save_config
-from benchlib.errors import BackendUnavailable, RunBroken, UserError
-from benchlib.files import write_json
-from benchlib.launchers import LAUNCHERS
-from benchlib.machine import best_backend, default_nproc, describe, probe_devices
-from benchlib.paths import outputs
-from benchlib.registry import BENCHMARKS
-from benchlib.rerun import command
-from benchlib.results import Run, new_run_dir
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.config import cluster as clusters
+from benchlib.config.schema import (
+    Resolved,
+    absolute_paths,
+    check_names,
+    command,
+    config_class,
+    nearest,
+    resolve,
+    save_config,
+)
+from benchlib.core.errors import BackendUnavailable, RunBroken, UserError
+from benchlib.core.files import outputs, write_json
+from benchlib.core.machine import best_backend, default_nproc, describe, probe_devices
+from benchlib.judge import verdict as judging
+from benchlib.judge.checks import Verdict
+from benchlib.launch.launchers import LAUNCHERS
+from benchlib.results.run import Run, new_run_dir
 
 if TYPE_CHECKING:
     import pandas
@@ -155,8 +162,8 @@ def execute(run: Run) -> Run:
     Raises ``RankFailed`` with the failing rank's own traceback, ``BackendUnavailable`` for a skipped run and
     ``KeyboardInterrupt`` after an interrupt; no process stays in any case.
     """
-    from benchlib.launch import Launch
-    from benchlib.widgets import watch
+    from benchlib.launch.launch import Launch
+    from benchlib.show.widgets import watch
 
     launch = Launch(run.path)
     launch.start()
@@ -215,7 +222,7 @@ def expectation(run: Run) -> "pandas.DataFrame":
     """Return the bounds that the run will be judged by, known before it: targets, and what was accepted here."""
     import pandas as pd
 
-    from benchlib import baselines
+    from benchlib.judge import baselines
 
     config = run.config
     rows = [

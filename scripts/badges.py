@@ -17,8 +17,7 @@ import sys
 import tomllib
 from urllib.parse import quote
 
-from benchlib.files import write_text
-from benchlib.paths import home
+from benchlib.core.files import home, write_text
 
 BEGIN, END = "<!-- badges: written by scripts/badges.py -->", "<!-- /badges -->"
 ADDRESS = re.compile(r"(?:https://github\.com/|git@github\.com:|ssh://git@github\.com/)([\w.-]+/[\w.-]+?)(?:\.git)?/?")

@@ -1,4 +1,4 @@
-"""How much faster than gloo's own are the all-gather and the reduce-scatter of `benchlib.direct`, with the same result?
+"""How much faster than gloo's own are the all-gather and the reduce-scatter of `benchlib.runtime.exchange`, with the same result?
 
 Question 1: the time of both on two ranks, by the size of the larger tensor, against gloo's own and against a raw socket
 pair that carries the same bytes both ways (half of the larger tensor each); with one connection between the ranks, and with one
@@ -30,12 +30,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from benchlib import direct
-from benchlib.collectives.bounds import ALL_RANKS, Sockets, sockets
-from benchlib.collectives.ops import Place
-from benchlib.fsdp_comm import use_direct
-from benchlib.machine import cpu_model, usable_cores
-from benchlib.stats import median_interval
+from benchlib.benchmarks.collectives.limits import ALL_RANKS, Sockets, sockets
+from benchlib.core.machine import cpu_model, usable_cores
+from benchlib.core.stats import median_interval
+from benchlib.runtime import exchange as direct
+from benchlib.runtime.exchange import use_direct
+from benchlib.workloads.collective_ops import Place
 
 RANKS = 2
 SHORT_S = 0.002  # what takes less is repeated within a turn

@@ -24,9 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchlib import features, minisquad
-from benchlib.example import Example
-from benchlib.squad_format import read_squad
+from benchlib.workloads import features, minisquad
+from benchlib.workloads.squad_text import Example, read_squad
 
 
 def questions(path: str, count: int, seed: int) -> list[Example]:

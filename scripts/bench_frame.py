@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchlib.results import Run, find_runs
+from benchlib.results.run import Run, find_runs
 
 
 def seconds(command: list[str]) -> float:

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchlib.paths import home
+from benchlib.core.files import home
 
 DEMO = home() / "notebooks" / "demo-runs"
 MACHINES = ("node1", "node2", "node3", "node4")
@@ -31,7 +31,7 @@ RENDER = "import sys, time; t = time.time(); from benchlib import index; index.r
 
 def patterns() -> list[dict[str, Any]]:
     """Return the newest whole run of each benchmark in the demo store, as file name to content."""
-    from benchlib import history
+    from benchlib.results import store as history
 
     newest = {run.benchmark: run for run in history.read(DEMO) if run.word == "PASS"}
     names = ("config.json", "machine.json", "result.json", "verdict.json")

@@ -3,7 +3,7 @@
 Question: windows of SQuAD questions per second of training by `engine=native`, against transformers' Trainer that pads
 to the maximum length and against the one that pads to the longest window of a batch, on the cores of this machine.
 
-Method: each variant is a run of the benchmark itself (`python -m benchlib.worker`) in processes of its own. All train
+Method: each variant is a run of the benchmark itself (`python -m benchlib.runtime.worker`) in processes of its own. All train
 one epoch on the same questions with the same global batch. The variants take turns, `--rounds` times, so that a busy
 neighbour slows all of them; the ratio is formed within each round and the median of the rounds is told. The time is
 that of the training loop: start-up, tokenising and evaluation are excluded. A question has about one window.
@@ -24,9 +24,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchlib.config import build, save_config
-from benchlib.machine import cpu_model, usable_cores
-from benchlib.results import load_result
+from benchlib.config.schema import build, save_config
+from benchlib.core.machine import cpu_model, usable_cores
+from benchlib.results.run import load_result
 
 GLOBAL_BATCH = 16
 
@@ -63,7 +63,9 @@ def run(name: str, options: argparse.Namespace, work: Path) -> dict[str, float]:
             env = os.environ | {key: str(value) for key, value in place.items()} | {"BENCHLIB_OUTPUTS": str(work)}
             with (work / f"{name}.rank{rank}.log").open("w") as log:
                 processes.append(
-                    subprocess.Popen([sys.executable, "-m", "benchlib.worker", folder], env=env, stdout=log, stderr=log)
+                    subprocess.Popen(
+                        [sys.executable, "-m", "benchlib.runtime.worker", folder], env=env, stdout=log, stderr=log
+                    )
                 )
         codes = [process.wait() for process in processes]
         if any(codes):

@@ -13,9 +13,9 @@ import json
 import shutil
 from pathlib import Path
 
-from benchlib import history
-from benchlib.past import demo_store
-from benchlib.results import Run
+from benchlib.judge.past import demo_store
+from benchlib.results import store as history
+from benchlib.results.run import Run
 
 SAMPLES = 50
 KEPT_EVENTS = ("plan", "step")

@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchlib.config import resolve
-from benchlib.files import write_text
-from benchlib.launchers import LAUNCHERS
-from benchlib.paths import home
+from benchlib.config.schema import resolve
+from benchlib.core.files import home, write_text
+from benchlib.launch.launchers import LAUNCHERS
 
 # File: benchmark, tier, backend, and what is set by hand.
 JOBS: dict[str, tuple[str, str, str, dict[str, Any]]] = {

@@ -3,10 +3,10 @@
 Question: which part of a difference between two kernels is the order of additions, which the rounding to bfloat16, and
 what does each kernel and each runtime make of a query that may attend to nothing?
 
-Method: `benchlib.parity.attention` runs every kernel that torch has for the device on the inputs of BERT-base's heads,
+Method: `benchlib.benchmarks.parity.attention` runs every kernel that torch has for the device on the inputs of BERT-base's heads,
 against float64 and against the math kernel. Then attention is computed here in tiles with a running maximum, as flash
 kernels do it, and one step after the other is done less exactly: the order (size of the tiles), the weights that are
-multiplied with the values, the sum. Last, `benchlib.parity.masked_rows` runs one graph through all runtimes.
+multiplied with the values, the sum. Last, `benchlib.benchmarks.parity.attention` runs one graph through all runtimes.
 
     python scripts/measure_attention.py                                  # prints the tables, a minute
     python scripts/measure_attention.py --write docs/attention.md        # puts them between the markers of the page
@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchlib import devices
-from benchlib.files import write_text
-from benchlib.machine import cpu_model
-from benchlib.parity import masked_rows, numbers
-from benchlib.parity.attention import DTYPES, Case, inputs, kernels, truth
+from benchlib.benchmarks.parity import attention, logits
+from benchlib.benchmarks.parity.attention import DTYPES, Case, inputs, kernels, truth
+from benchlib.core.files import write_text
+from benchlib.core.machine import cpu_model
+from benchlib.runtime import devices
 
 BEGIN, END = "<!-- measured: begin, by scripts/measure_attention.py -->", "<!-- measured: end -->"
 TILES = (16, 64, 512)
@@ -105,11 +105,11 @@ def source_table() -> Iterator[str]:
         exact, output = truth(case).output, tiled(case, tile, *types)
         if dtype == "fp32":
             found[tile] = output
-        yield f"| {dtype} | {words} | {number(numbers.max_abs(output, exact))} | {number(numbers.one_minus_cosine(output, exact))} |"
+        yield f"| {dtype} | {words} | {number(logits.max_abs(output, exact))} | {number(logits.one_minus_cosine(output, exact))} |"
     rounded = torch.tensor(truth(Case("bf16", SOURCES_LENGTH)).output).bfloat16().double().numpy()
     exact = truth(Case("bf16", SOURCES_LENGTH)).output
-    yield f"| bf16 | exactly, the output rounded to bf16 | {number(numbers.max_abs(rounded, exact))} | {number(numbers.one_minus_cosine(rounded, exact))} |"
-    apart = numbers.max_abs(found[TILES[0]], found[TILES[-1]])
+    yield f"| bf16 | exactly, the output rounded to bf16 | {number(logits.max_abs(rounded, exact))} | {number(logits.one_minus_cosine(rounded, exact))} |"
+    apart = logits.max_abs(found[TILES[0]], found[TILES[-1]])
     yield ""
     yield f"In fp32 tiles of {TILES[0]} and of {TILES[-1]} keys are {number(apart)} apart: the same additions in another order."
     yield ""
@@ -122,11 +122,11 @@ def masked_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     told = {(row["dtype"], row["kernel"]): row["masked_row"] for row in rows if row["masked_row"]}
     yield from (f"| {dtype} | {kernel} | {text} |" for (dtype, kernel), text in told.items())
     yield ""
-    yield f"| runtime (CPU, fp32) | attention | {' | '.join(masked_rows.MASKED_ROWS)} |"
+    yield f"| runtime (CPU, fp32) | attention | {' | '.join(attention.MASKED_ROWS)} |"
     yield "|---|---|---|---|---|"
     with tempfile.TemporaryDirectory() as folder:
-        for row in masked_rows.table(Path(folder)):
-            words = [row[kind] or "SKIPPED" for kind in masked_rows.MASKED_ROWS]
+        for row in attention.table(Path(folder)):
+            words = [row[kind] or "SKIPPED" for kind in attention.MASKED_ROWS]
             yield f"| {row['runtime']} | {row['form']} | {' | '.join(words)} |" + (
                 f" {row['reason']}" if row["reason"] else ""
             )

@@ -40,8 +40,8 @@ from typing import Any
 
 import psutil
 
-from benchlib.machine import cpu_model, usable_cores
-from benchlib.paths import home
+from benchlib.core.files import home
+from benchlib.core.machine import cpu_model, usable_cores
 
 LIMIT_BYTES, LIMIT_S = 2e9, 120.0
 SAMPLE_S = 0.2
@@ -49,9 +49,9 @@ START_S = 120.0
 INSIDE = "MEASURE_DEMO_INSIDE"
 # What a process is, by a part of its command line; the first that fits counts.
 KINDS = (
-    ("benchlib.supervise", "supervisor"),
+    ("benchlib.launch.supervise", "supervisor"),
     ("--probe", "question for the devices"),
-    ("benchlib.worker", "ranks"),
+    ("benchlib.runtime.worker", "ranks"),
     ("ipykernel_launcher", "kernel"),
     ("jupyter", "server"),
 )

@@ -9,9 +9,8 @@ with 2 and the nearest name.
 import json
 import sys
 
-from benchlib.backends import BACKENDS
-from benchlib.errors import UserError
-from benchlib.spelling import nearest
+from benchlib.core.errors import UserError, nearest
+from benchlib.core.machine import BACKENDS
 
 HOSTED = "ubuntu-latest"  # the only backend of the runners that GitHub lends is the CPU
 

@@ -1,8 +1,8 @@
 """The generated text that the embedded tiny BERT is pretrained on: invented creatures, invented relations, questions about them.
 
-Nothing of it occurs in the benchmark's own generator (`benchlib.minisquad`): the relations are others (pets, meals, rivals, songs,
+Nothing of it occurs in the benchmark's own generator (`benchlib.workloads.minisquad`): the relations are others (pets, meals, rivals, songs,
 or words made of random letters), no name contains a syllable of the benchmark's names, numbers have three or five digits where
-the benchmark's years have four. Only function words ("the", "of", "which") are shared. tests/unit/test_tiny_assets.py checks it.
+the benchmark's years have four. Only function words ("the", "of", "which") are shared. tests/unit/workloads/test_tiny_assets.py checks it.
 
 A sample is lower-case words; punctuation marks are words of their own.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from benchlib.minisquad import SYLLABLES, phrase_words
+from benchlib.workloads.minisquad import SYLLABLES, phrase_words
 
 MASK = "[MASK]"
 

@@ -19,9 +19,8 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from benchlib.files import write_text
-from benchlib.notebook import kernel_manager
-from benchlib.paths import home
+from benchlib.core.files import home, write_text
+from benchlib.show.headless import kernel_manager
 
 LIMIT_BYTES = 300_000
 METADATA = {

@@ -28,7 +28,7 @@ if [ ! -e "$root/usr/include/ucc/api/ucc.h" ]; then
         sid "$root" ${mirror:+"deb $mirror sid main"} # without one mmdebstrap takes Debian's own
     chmod 755 "$root"
 fi
-[ $# -ge 1 ] || set -- "$checkout/.venv/bin/python" -m benchlib.ucc.library # compiles the kit's part of it
+[ $# -ge 1 ] || set -- "$checkout/.venv/bin/python" -m benchlib.runtime.ucc.library # compiles the kit's part of it
 root=$(cd "$root" && pwd)
 
 # Everything below happens in a mount namespace of its own, which goes with the command. Python's own folders: of the

@@ -14,4 +14,4 @@ export BENCHLIB_RUN_DIR=/outputs/example/squad-job
 export PYTHONUNBUFFERED=1
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
-srun --kill-on-bad-exit=1 python3 -m benchlib.worker /outputs/example/squad-job
+srun --kill-on-bad-exit=1 python3 -m benchlib.runtime.worker /outputs/example/squad-job

@@ -2,7 +2,7 @@
 
 import torchx.specs as specs
 
-ARGUMENTS = 'exec python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint FIRST:29400 --rdzv-id benchlib-squad-app --rdzv-conf is_host=HOST,join_timeout=120,last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=5 --max-restarts 0 --monitor-interval 0.2 --log-dir /outputs/example/squad-app/logs/torchrun -m benchlib.worker /outputs/example/squad-app'
+ARGUMENTS = 'exec python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint FIRST:29400 --rdzv-id benchlib-squad-app --rdzv-conf is_host=HOST,join_timeout=120,last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=5 --max-restarts 0 --monitor-interval 0.2 --log-dir /outputs/example/squad-app/logs/torchrun -m benchlib.runtime.worker /outputs/example/squad-app'
 
 
 def app() -> specs.AppDef:

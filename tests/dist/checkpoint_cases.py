@@ -7,10 +7,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchlib import checkpoint, files, process_group, shared_checkpoint
-from benchlib.config import BaseConfig
-from benchlib.errors import RunBroken
-from benchlib.events import EventWriter
+from benchlib.runtime import checkpoint
+from benchlib.core import files
+from benchlib.runtime import group
+from benchlib.runtime import checkpoint as shared_checkpoint
+from benchlib.config.schema import BaseConfig
+from benchlib.core.errors import RunBroken
+from benchlib.core.events import EventWriter
 
 Config = BaseConfig
 CPU = torch.device("cpu")
@@ -28,14 +31,14 @@ def _save(folder: Path, step: int) -> Path:
 
 
 def _newest(folder: Path, below: int = 99) -> tuple[Any, list[str]]:
-    found, faults = shared_checkpoint.newest(folder, True, CPU, lambda known: known.step < below)
+    found, faults = shared_checkpoint.newest_shared(folder, True, CPU, lambda known: known.step < below)
     return found and [found.step, float(found.tensors("model")["weight"].mean())], faults
 
 
 def run(config: Any, run_dir: Path, events: EventWriter) -> None:
     """Rank 0 has checkpoints 4 and 12, the latter damaged; rank 1 has 8."""
     events.emit("phase", name="init")
-    with process_group.world(config, run_dir) as world:
+    with group.world(config, run_dir) as world:
         folder = run_dir / f"node{world.rank}"
         told: dict[str, Any] = {"nothing": _newest(folder)[0]}
         for step in ((4, 12), (8,))[world.rank]:

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchlib.config import BaseConfig
-from benchlib.errors import BackendUnavailable
-from benchlib.events import EventWriter
-from benchlib.ranks import place
+from benchlib.config.schema import BaseConfig
+from benchlib.core.errors import BackendUnavailable
+from benchlib.core.events import EventWriter
+from benchlib.launch.nodes import place
 
 
 class Config(BaseConfig):
@@ -106,10 +106,10 @@ def collective(config: Config, run_dir: Path, events: EventWriter) -> None:
     import torch
     import torch.distributed as dist
 
-    from benchlib import process_group
+    from benchlib.runtime import group
 
     events.emit("phase", name="init")
-    with process_group.world(config, run_dir) as world:
+    with group.world(config, run_dir) as world:
         events.emit("phase", name="train")
         for step in range(1, config.steps + 1):
             events.emit("heartbeat", step=step)
@@ -123,35 +123,36 @@ def collective(config: Config, run_dir: Path, events: EventWriter) -> None:
 
 def long_work_of_one(config: Config, run_dir: Path, events: EventWriter) -> None:
     """Rank ``who`` works for three stall limits, with signs of life, while the others wait for it at a barrier."""
-    from benchlib import process_group
+    from benchlib.runtime import group
 
     events.emit("phase", name="init")
-    with process_group.world(config, run_dir) as world:
+    with group.world(config, run_dir) as world:
         events.emit("phase", name="features")
         end = time.monotonic() + 3 * config.stall_timeout_s
         while world.rank == config.who and time.monotonic() < end:
             events.emit("heartbeat")
             time.sleep(0.1)
-        process_group.barrier()
+        group.barrier()
 
 
 def checksums(config: Config, run_dir: Path, events: EventWriter) -> None:
     """Compare the weights of the ranks, equal at first, then with one bit of rank 1 changed."""
     import torch
 
-    from benchlib import files, process_group
+    from benchlib.core import files
+    from benchlib.runtime import group
 
     events.emit("phase", name="init")
-    with process_group.world(config, run_dir) as world:
+    with group.world(config, run_dir) as world:
         events.emit("phase", name="train")
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).to(torch.bfloat16)
-        same = process_group.checksums_equal(world, model)
-        wrapped = process_group.checksums_equal(world, torch.nn.parallel.DistributedDataParallel(model))
+        same = group.checksums_equal(world, model)
+        wrapped = group.checksums_equal(world, torch.nn.parallel.DistributedDataParallel(model))
         if world.rank == 1:
             with torch.no_grad():
                 model[0].bias.view(torch.int16)[0] ^= 1
-        other = process_group.checksums_equal(world, model)
+        other = group.checksums_equal(world, model)
         facts = {
             "place": [world.rank, world.size, world.local_rank, str(world.device), world.collective],
             "threads": torch.get_num_threads(),

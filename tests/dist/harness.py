@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchlib.events import read_events
-from benchlib.processes import marked
+from benchlib.core.events import read_events
+from benchlib.launch.processes import marked
 
 HERE = Path(__file__).parent
 END_S = 15.0
@@ -69,7 +69,7 @@ def status(run_dir: Path) -> dict[str, Any]:
 
 def foreground(run_dir: Path, function: str = "run") -> subprocess.Popen[str]:
     """Start a process that executes a run as the command line does."""
-    code = f"from benchlib.launch import execute; execute({str(run_dir)!r}, benchmark='faulty:{function}')"
+    code = f"from benchlib.launch.launch import execute; execute({str(run_dir)!r}, benchmark='faulty:{function}')"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=env)
 

@@ -49,7 +49,7 @@ class Host:
 
     def execute(self, run_dir: Path, benchmark: str = "") -> subprocess.Popen[str]:
         """Start the ranks of a prepared run folder on this host, as ``benchlib run`` does, and return the process."""
-        code = f"from benchlib.launch import execute; execute({str(run_dir)!r}, benchmark={benchmark!r})"
+        code = f"from benchlib.launch.launch import execute; execute({str(run_dir)!r}, benchmark={benchmark!r})"
         path = os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)])
         # An interface or an address of the machine itself means nothing on this host.
         ours = ("GLOO_", "NCCL_", "MASTER_")

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchlib import files, gradients, process_group
-from benchlib.config import BaseConfig
-from benchlib.events import EventWriter
+from benchlib.core import files
+from benchlib.benchmarks.collectives import extras
+from benchlib.runtime import group as process_group
+from benchlib.config.schema import BaseConfig
+from benchlib.core.events import EventWriter
 
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8,
@@ -235,7 +237,7 @@ def run(config: Config, run_dir: Path, events: EventWriter) -> None:
         messages(rank, size)
         objects(rank, size)
         seen: dict[str, Any] = {"refused": refusals(size), "place": [rank, size, world.collective]}
-        seen["rows"] = gradients.compare(world, config.names.split(","))
+        seen["rows"] = extras.compare(world, config.names.split(","))
         if size == 4:
             # Two groups at work at the same time.
             halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
@@ -243,7 +245,7 @@ def run(config: Config, run_dir: Path, events: EventWriter) -> None:
         else:
             seen["sharded"] = sharded(rank, size)
         if size == 2 and world.collective == "mpi":
-            from benchlib import mpi_buffers
+            from benchlib.runtime import mpi_buffers
 
             from_anybody()
             seen["late"] = late(rank)

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from benchlib.errors import BackendUnavailable
+from benchlib.core.errors import BackendUnavailable
 
 
 def make(model: Any, member: Any, where: Any, example: Any, folder: Path) -> Any:

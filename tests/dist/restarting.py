@@ -10,10 +10,11 @@ from typing import Any
 import torch.distributed as dist
 from checkpoint_cases import flip
 
-from benchlib import events
-from benchlib.squad import checkpoints, run
-from benchlib.squad.config import SquadConfig
-from benchlib.squad.training import Task
+from benchlib.core import events
+from benchlib.benchmarks.squad import train
+from benchlib.benchmarks.squad import run
+from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.benchmarks.squad.steps import Task
 
 Config = SquadConfig
 STEP = 8
@@ -21,7 +22,7 @@ STEP = 8
 
 def _broken_once(config: SquadConfig, run_dir: Path, writer: events.EventWriter, fault: Callable[[Task], None]) -> None:
     """Run the benchmark; in its first attempt ``fault`` happens when checkpoint 8 is there."""
-    save = checkpoints.save
+    save = train.save
 
     def saved(task: Task, *rest: Any) -> None:
         save(task, *rest)
@@ -29,7 +30,7 @@ def _broken_once(config: SquadConfig, run_dir: Path, writer: events.EventWriter,
             fault(task)
 
     if events.restarts(run_dir) == 0:
-        checkpoints.save = saved
+        train.save = saved
     run.run(config, run_dir, writer)
 
 

@@ -45,7 +45,7 @@ def local(pod: Path, words: list[str]) -> list[str]:
         word = word.replace("/etc/benchlib", str(ROOT / "config")).replace("/outputs", str(pod / "outputs"))
         out.append(sys.executable if word == "python3" else word)
     if DIRECT and "torch.distributed.run" in out:
-        begin, worker = out.index("torch.distributed.run") - 1, out.index("benchlib.worker") - 1
+        begin, worker = out.index("torch.distributed.run") - 1, out.index("benchlib.runtime.worker") - 1
         out[begin:worker] = []
     return out
 

@@ -16,9 +16,11 @@ import psutil
 import pytest
 from harness import HERE, free_port, prepare, send, until
 
-from benchlib.errors import UserError
-from benchlib.events import read_events
-from benchlib.launch import Launch, RankFailed, execute
+from benchlib.core.errors import UserError
+from benchlib.core.events import read_events
+from benchlib.launch.launch import Launch
+from benchlib.launch.launch import RankFailed
+from benchlib.launch.launch import execute
 
 
 @pytest.fixture

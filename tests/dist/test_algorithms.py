@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from worlds import in_world
 
-from benchlib import algorithms, direct
-from benchlib.algorithms import ALGORITHMS
+from benchlib.runtime import exchange
+from benchlib.runtime import exchange
+from benchlib.runtime.exchange import ALGORITHMS
 
 Op = dist.ReduceOp
 TOGETHER = {
@@ -105,7 +106,7 @@ def subgroup(rank, size):
 
 def every_group(rank, size):
     """One world holds a group of every size. What follows a group is a barrier of all."""
-    algorithms.SEGMENT_BYTES = direct.SEGMENT_BYTES = SEGMENT_BYTES
+    exchange.SEGMENT_BYTES = exchange.SEGMENT_BYTES = SEGMENT_BYTES
     for count in range(1, size + 1):
         group = dist.new_group(list(range(count)))
         if rank < count:

@@ -4,13 +4,17 @@ import shutil
 
 import pytest
 
-from benchlib import baselines
-from benchlib.calibrate import Request, _schedule, calibrate, request, shares
-from benchlib.calibration import load_calibration
-from benchlib.errors import UserError
-from benchlib.files import write_json
-from benchlib.judge import judge
-from benchlib.results import fingerprint_key
+from benchlib.judge import baselines
+from benchlib.commands.calibrate import Request
+from benchlib.commands.calibrate import _schedule
+from benchlib.commands.calibrate import calibrate
+from benchlib.commands.calibrate import request
+from benchlib.commands.calibrate import shares
+from benchlib.judge.calibration import load_calibration
+from benchlib.core.errors import UserError
+from benchlib.core.files import write_json
+from benchlib.judge.verdict import judge
+from benchlib.results.run import fingerprint_key
 
 SMALL = {
     "precisions": "fp32", "matmul_sizes": "256", "allreduce_mib": "0.001", "copy_mib": "1", "seconds": "0.1", "nproc": "2",

@@ -9,19 +9,23 @@ import torch
 import torch.distributed as dist
 from worlds import in_world
 
-from benchlib.baselines import find
-from benchlib.collectives import support
-from benchlib.collectives.cases import Case
-from benchlib.collectives.checks import checks
-from benchlib.collectives.measure import Pace, take, take_in_turns
-from benchlib.collectives.ops import Place
-from benchlib.collectives.reading import reading
-from benchlib.collectives.run import run
-from benchlib.config import build, save_config
-from benchlib.errors import UserError
-from benchlib.events import EventWriter, read_events
-from benchlib.launch import execute
-from benchlib.results import Run
+from benchlib.judge.baselines import find
+from benchlib.benchmarks.collectives import bench
+from benchlib.workloads.collective_timing import Case
+from benchlib.benchmarks.collectives.judge import checks
+from benchlib.workloads.collective_timing import Pace
+from benchlib.workloads.collective_timing import take
+from benchlib.workloads.collective_timing import take_in_turns
+from benchlib.workloads.collective_ops import Place
+from benchlib.benchmarks.collectives.judge import reading
+from benchlib.benchmarks.collectives.run import run
+from benchlib.config.schema import build
+from benchlib.config.schema import save_config
+from benchlib.core.errors import UserError
+from benchlib.core.events import EventWriter
+from benchlib.core.events import read_events
+from benchlib.launch.launch import execute
+from benchlib.results.run import Run
 
 SMALL = {
     "sizes": "1,999,4KiB,64KiB",
@@ -234,7 +238,7 @@ def test_seconds_and_the_most_rounds_bound_a_series():
 
 def _lacks_one_reduction(rank, size):
     """Try three kinds where rank 1 alone refuses the second: it must not pull down the third."""
-    support.TRIAL_S = 2
+    bench.TRIAL_S = 2
     if rank == 1:
         real = dist.all_reduce
 
@@ -245,7 +249,7 @@ def _lacks_one_reduction(rank, size):
 
         dist.all_reduce = refuses
     cases = [Case("all_reduce", "library", "fp32", reduction, True, 64) for reduction in ("sum", "min", "max")]
-    found = support.lacking(cases, Place(rank, size, torch.device("cpu")))
+    found = bench.lacking(cases, Place(rank, size, torch.device("cpu")))
     assert [kind[3] for kind in found] == ["min"], found
     assert "Timed out" in found[cases[1].kind] or "no such reduction" in found[cases[1].kind]
     assert "(rank " in found[cases[1].kind], "the ranks differ"

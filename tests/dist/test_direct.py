@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from worlds import in_world
 
-from benchlib import direct
-from benchlib.fsdp_comm import use_direct
+from benchlib.runtime import exchange
+from benchlib.runtime.exchange import use_direct
 
 Op = dist.ReduceOp
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
@@ -30,12 +30,12 @@ def gathers(rank, size, group):
         own = whole_numbers(rank, length, dtype)
         expected = torch.cat([whole_numbers(other, length, dtype) for other in range(size)])
         output = torch.full_like(expected, 9)
-        assert direct.all_gather(output, own, group) is None
+        assert exchange.all_gather(output, own, group) is None
         assert torch.equal(output, expected)
         inplace = torch.full_like(expected, 9)
         mine = inplace[rank * length : (rank + 1) * length]
         mine.copy_(own)
-        direct.all_gather(inplace, mine, group)
+        exchange.all_gather(inplace, mine, group)
         assert torch.equal(inplace, expected)
 
 
@@ -52,10 +52,10 @@ def reduces(rank, size, group):
             Op.PRODUCT: lambda: parts.prod(0, dtype=dtype),
         }[op]()
         given, output = inputs[rank].clone(), torch.full((length,), 9, dtype=dtype)
-        assert direct.reduce_scatter(output, given, op, group) is None
+        assert exchange.reduce_scatter(output, given, op, group) is None
         assert torch.equal(output, expected), (op, dtype, length, size)
         assert torch.equal(given, inputs[rank])
-        direct.reduce_scatter(given[mine], given, op, group)  # in place
+        exchange.reduce_scatter(given[mine], given, op, group)  # in place
         assert torch.equal(given[mine], expected), (op, dtype, length, size)
         rest = torch.ones(size * length, dtype=torch.bool)
         rest[mine] = False
@@ -66,7 +66,7 @@ def reduces(rank, size, group):
             check(op, dtype, length)
     check(Op.SUM, torch.float32, LONG)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct, "SCRATCH_BYTES", 1)  # two segments under way, the third one waits for memory
+        patch.setattr(exchange, "SCRATCH_BYTES", 1)  # two segments under way, the third one waits for memory
         check(Op.MAX, torch.float32, LONG)
         check(Op.AVG, torch.bfloat16, 2 * LONG)
 
@@ -75,10 +75,10 @@ def rank_order(rank, size, group):
     """What no order but that of the ranks gives: 1e8 + 1 loses the 1 in fp32; bf16 keeps its sums in fp32."""
     values = [1e8, -1e8, 1.0, 1.0][:size]
     output = torch.empty(3)
-    direct.reduce_scatter(output, torch.full((3 * size,), values[rank]), Op.SUM, group)
+    exchange.reduce_scatter(output, torch.full((3 * size,), values[rank]), Op.SUM, group)
     assert output.tolist() == [max(0, size - 2) if size > 1 else 1e8] * 3
     bf16 = torch.empty(3, dtype=torch.bfloat16)
-    direct.reduce_scatter(bf16, torch.full((3 * size,), 256.0 if rank == 0 else 1.0).bfloat16(), Op.SUM, group)
+    exchange.reduce_scatter(bf16, torch.full((3 * size,), 256.0 if rank == 0 else 1.0).bfloat16(), Op.SUM, group)
     assert bf16.tolist() == [{1: 256.0, 2: 256.0, 3: 258.0, 4: 260.0}[size]] * 3  # in bf16 alone: 256
 
 
@@ -87,7 +87,7 @@ def as_the_library(rank, size, group):
     given = torch.randn(size * 503, generator=torch.Generator().manual_seed(rank))
     for op, dtype in itertools.product((Op.SUM, Op.AVG, Op.MAX), (torch.float32, torch.bfloat16)):
         own, theirs = torch.empty(503, dtype=dtype), torch.empty(503, dtype=dtype)
-        direct.reduce_scatter(own, given.to(dtype), op, group)
+        exchange.reduce_scatter(own, given.to(dtype), op, group)
         dist.reduce_scatter(theirs, list(given.to(dtype).split(503)), op, group)
         bits = size <= 2 or op == Op.MAX
         near = {torch.float32: 1e-6, torch.bfloat16: 4e-2}[dtype]  # a few steps of the type at values below 8
@@ -108,11 +108,11 @@ def under_way_at_once(rank, size, group):
     outputs = [torch.empty(LONG) for _ in inputs]
     gathered = torch.empty(size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(direct, "SCRATCH_BYTES", 1)
+        patch.setattr(exchange, "SCRATCH_BYTES", 1)
         works = [
-            direct.reduce_scatter(o, i, Op.SUM, group, async_op=True) for o, i in zip(outputs, inputs, strict=True)
+            exchange.reduce_scatter(o, i, Op.SUM, group, async_op=True) for o, i in zip(outputs, inputs, strict=True)
         ]
-    works.append(direct.all_gather(gathered, torch.tensor([float(rank)]), group, async_op=True))
+    works.append(exchange.all_gather(gathered, torch.tensor([float(rank)]), group, async_op=True))
     assert not works[0].is_completed()
     for work in [*(before or others()), *(works if rank % 2 else reversed(works))]:
         assert work.wait()
@@ -134,7 +134,7 @@ def refused(rank, size, group):
         (whole, whole[1:5], rf"overlaps output but is not slice {rank}"),
     ):
         with pytest.raises(ValueError, match=reason):
-            direct.all_gather(output, given, group)
+            exchange.all_gather(output, given, group)
     for output, given, op, reason in (
         (own, gap, Op.SUM, "input.*not contiguous"),
         (own, torch.zeros(4 * size - 1), Op.SUM, f"input has {4 * size - 1} elements, output 4"),
@@ -144,11 +144,11 @@ def refused(rank, size, group):
         (own, whole, Op.BAND, "take one of sum, avg, min, max, product"),
     ):
         with pytest.raises(ValueError, match=reason):
-            direct.reduce_scatter(output, given, op, group)
+            exchange.reduce_scatter(output, given, op, group)
 
 
 def every_group(rank, size):
-    direct.SEGMENT_BYTES = SEGMENT_BYTES
+    exchange.SEGMENT_BYTES = SEGMENT_BYTES
     for count in range(1, size + 1):
         members = list(range(size - count, size))  # whose global ranks are not those in the group
         group = dist.new_group(members)

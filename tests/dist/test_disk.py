@@ -15,11 +15,15 @@ from pathlib import Path
 import pytest
 from harness import END_S, HERE, none_left, pid_at_step, prepare, send, status
 
-from benchlib import manifest, run_lock
-from benchlib.errors import UserError
-from benchlib.events import read_events
-from benchlib.launch import Launch, RankFailed, execute, settle
-from benchlib.processes import marked
+from benchlib.core import files
+from benchlib.core import files
+from benchlib.core.errors import UserError
+from benchlib.core.events import read_events
+from benchlib.launch.launch import Launch
+from benchlib.launch.launch import RankFailed
+from benchlib.launch.launch import execute
+from benchlib.launch.launch import settle
+from benchlib.launch.processes import marked
 
 ROOT = HERE.parents[1]
 
@@ -64,7 +68,7 @@ def test_ranks_whose_disk_fills_up_are_ended_and_say_so(tmp_path: Path) -> None:
         "128k",
         """
         from harness import none_left, prepare
-        from benchlib.launch import RankFailed, execute
+        from benchlib.launch.launch import RankFailed, execute
         run_dir = prepare(disk / "run", steps=100000, step_s=0.0005)
         try:
             execute(run_dir, benchmark="faulty:run")
@@ -97,9 +101,9 @@ def test_tensors_that_find_no_space_say_which_file_and_what_to_do(tmp_path: Path
         "256k",
         """
         import numpy, torch
-        from benchlib.errors import StorageError
+        from benchlib.core.errors import StorageError
         from benchlib.parity import prepare, recording
-        from benchlib.parity.config import ParityConfig
+        from benchlib.benchmarks.parity.config import ParityConfig
         meta = dict.fromkeys(("member", "backend", "precision", "model_sha256", "inputs_sha256"), "x")
         small = ParityConfig(lengths=[8], batch_sizes=[1], dev_questions=0, train_steps=0, train_batch=1)
         large = small.model_copy(update={"lengths": [128], "batch_sizes": [256]})
@@ -175,7 +179,7 @@ def test_a_folder_is_for_one_launch_at_a_time(tmp_path: Path) -> None:
         before = {process.pid for process in marked(run_dir)}
         with pytest.raises(UserError, match="is in use: another process works on this run"):
             Launch(run_dir, "faulty:run").start()
-        command = [sys.executable, "-m", "benchlib.supervise", str(run_dir)]
+        command = [sys.executable, "-m", "benchlib.launch.supervise", str(run_dir)]
         second = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False
         )
@@ -185,7 +189,7 @@ def test_a_folder_is_for_one_launch_at_a_time(tmp_path: Path) -> None:
         assert before <= {process.pid for process in marked(run_dir)}  # the first one's ranks live on
         assert launch.stop()
     none_left(run_dir, 0.5)
-    assert run_lock.taken(run_dir) is False
+    assert files.taken(run_dir) is False
     with pytest.raises(UserError, match="already used"):
         Launch(run_dir, "faulty:run").start()
 
@@ -206,7 +210,7 @@ def test_launches_that_race_for_a_folder(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert sorted(outcomes) == ["complete", "in use", "in use", "in use"]
-    assert manifest.faults(run_dir) == []
+    assert files.faults(run_dir) == []
     assert len(read_events(run_dir, {"launched"})) == 1
 
 
@@ -218,9 +222,9 @@ def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path, jump_s: i
         import sys, time
         real, began = time.time, time.monotonic()
         time.time = lambda: real() + ({jump_s} if time.monotonic() - began > 1.0 else 0)
-        from benchlib.launchers import local_ranks
+        from benchlib.launch.launchers import local_ranks
         from benchlib import supervise
-        from benchlib.files import write_json
+        from benchlib.core.files import write_json
         write_json({str(run_dir / "job.json")!r}, local_ranks(2, {str(run_dir)!r}, "faulty:run").as_json())
         sys.exit(supervise.main([{str(run_dir)!r}]))
     """
@@ -243,9 +247,9 @@ def test_the_claim_of_a_killed_supervisor_is_free(tmp_path: Path) -> None:
     run_dir = prepare(tmp_path / "run")
     launch = Launch(run_dir, "faulty:run").start()
     pid_at_step(run_dir, 1)
-    assert run_lock.taken(run_dir) is True
+    assert files.taken(run_dir) is True
     assert launch.pid is not None
     send(launch.pid, signal.SIGKILL)
     assert launch.wait()["outcome"] == "failed"
-    assert run_lock.taken(run_dir) is False
+    assert files.taken(run_dir) is False
     none_left(run_dir, END_S)

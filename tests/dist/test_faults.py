@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from harness import END_S, HERE, foreground, none_left, pid_at_step, prepare, send, status, until
 
-from benchlib.errors import UserError
-from benchlib.events import read_events
-from benchlib.launch import Launch, RankFailed, execute, settle
-from benchlib.processes import marked
+from benchlib.core.errors import UserError
+from benchlib.core.events import read_events
+from benchlib.launch.launch import Launch
+from benchlib.launch.launch import RankFailed
+from benchlib.launch.launch import execute
+from benchlib.launch.launch import settle
+from benchlib.launch.processes import marked
 
 
 @pytest.fixture(autouse=True)
@@ -199,7 +202,7 @@ def test_kernel_interrupt_and_death(tmp_path: Path) -> None:
         client = manager.blocking_client()
         client.start_channels()
         client.wait_for_ready(timeout=40)
-        code = "from benchlib.launch import execute; execute({!r}, benchmark='faulty:run')"
+        code = "from benchlib.launch.launch import execute; execute({!r}, benchmark='faulty:run')"
         asked = client.execute(code.format(str(runs[0])))
         pid_at_step(runs[0], 1)
         manager.interrupt_kernel()

@@ -2,12 +2,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchlib import allreduce
-from benchlib.config import build, save_config
-from benchlib.events import read_events
-from benchlib.hardware.checks import limits
-from benchlib.launch import execute
-from benchlib.results import Run
+from benchlib.workloads import collective_timing
+from benchlib.config.schema import build
+from benchlib.config.schema import save_config
+from benchlib.core.events import read_events
+from benchlib.benchmarks.machine.judge import limits
+from benchlib.launch.launch import execute
+from benchlib.results.run import Run
 
 SMALL = {
     "precisions": ["fp32", "tf32"],
@@ -48,7 +49,7 @@ def test_two_ranks_measure_a_machine(tmp_path):
         (n, rank) for n in (64, 128) for rank in (0, 1)
     }
     assert [row["bytes"] for row in result.tables["allreduce"]] == [1048, 524288]
-    assert len(run.samples["allreduce_gbps"]) >= allreduce.MIN_ROUNDS
+    assert len(run.samples["allreduce_gbps"]) >= collective_timing.MIN_ROUNDS
     progress = [event for event in read_events(tmp_path, {"progress"}) if event["source"] == "rank0"]
     assert [event["done"] for event in progress] == list(range(1, progress[-1]["total"] + 1))
     assert not (tmp_path / "disk.tmp").exists()
@@ -65,10 +66,10 @@ def test_one_rank_has_no_exchange_to_measure(tmp_path):
 
 @pytest.mark.usefixtures("group")
 def test_wrong_sums_are_counted(monkeypatch):
-    right = allreduce.time_all_reduce(400, torch.device("cpu"), 0.0)
+    right = collective_timing.time_all_reduce(400, torch.device("cpu"), 0.0)
     assert right.wrong == 0
     assert right.size_bytes == 400
-    assert len(right.seconds) == allreduce.MIN_ROUNDS
+    assert len(right.seconds) == collective_timing.MIN_ROUNDS
     real = dist.all_reduce
 
     def swaps_two_elements(tensor, *arguments, **options):
@@ -77,11 +78,11 @@ def test_wrong_sums_are_counted(monkeypatch):
             tensor[[3, 4]] = tensor[[4, 3]]
 
     monkeypatch.setattr(dist, "all_reduce", swaps_two_elements)
-    wrong = allreduce.time_all_reduce(400, torch.device("cpu"), 0.0)
-    assert wrong.wrong == 2 * (allreduce.WARMUP + allreduce.MIN_ROUNDS)
+    wrong = collective_timing.time_all_reduce(400, torch.device("cpu"), 0.0)
+    assert wrong.wrong == 2 * (collective_timing.ALLREDUCE_WARMUP + collective_timing.MIN_ROUNDS)
 
 
 def test_bandwidths_of_a_timing_by_hand():
-    timing = allreduce.Timing(size_bytes=10**9, ranks=4, seconds=(0.5, 1.0), wrong=0)
+    timing = collective_timing.Timing(size_bytes=10**9, ranks=4, seconds=(0.5, 1.0), wrong=0)
     assert timing.algbw_gbps == pytest.approx([16, 8])
     assert timing.busbw_gbps == pytest.approx([24, 12])

@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from worlds import in_world
 
-from benchlib.overlap import Overlap, overlapped, products
+from benchlib.benchmarks.collectives.extras import Overlap
+from benchlib.benchmarks.collectives.extras import overlapped
+from benchlib.benchmarks.collectives.extras import products
 
 SHORT_S, LONG_S = 0.02, 0.05
 

@@ -9,18 +9,24 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from benchlib import judge, session
-from benchlib.baselines import find
-from benchlib.config import build, save_config
-from benchlib.errors import BackendUnavailable, RunBroken, UserError
-from benchlib.events import EventWriter
-from benchlib.launch import execute
-from benchlib.parity import golden, isolated, run
-from benchlib.parity.checks import checks
-from benchlib.parity.isolated import Ended
-from benchlib.parity.pace import Pace
-from benchlib.parity.reading import reading
-from benchlib.results import Run
+from benchlib.judge import verdict as judge
+from benchlib import session
+from benchlib.judge.baselines import find
+from benchlib.config.schema import build
+from benchlib.config.schema import save_config
+from benchlib.core.errors import BackendUnavailable
+from benchlib.core.errors import RunBroken
+from benchlib.core.errors import UserError
+from benchlib.core.events import EventWriter
+from benchlib.launch.launch import execute
+from benchlib.benchmarks.parity import golden
+from benchlib.benchmarks.parity import isolated
+from benchlib.benchmarks.parity import run
+from benchlib.benchmarks.parity.judge import checks
+from benchlib.benchmarks.parity.isolated import Ended
+from benchlib.benchmarks.parity.run import Pace
+from benchlib.benchmarks.parity.judge import reading
+from benchlib.results.run import Run
 
 SMALL = {
     "benchmark": "parity",

@@ -15,15 +15,25 @@ import torch
 from harness import until
 from transformers import AutoModelForQuestionAnswering
 
-from benchlib import models
-from benchlib.config import save_config
-from benchlib.errors import BackendUnavailable, StorageError
-from benchlib.events import EventWriter, read_events
-from benchlib.parity import eager, executor, exercise, isolated, layers, member, prepare, switches, weights
-from benchlib.parity.cases import Inputs
-from benchlib.parity.config import ParityConfig
-from benchlib.parity.members import MEMBERS
-from benchlib.parity.recording import Recording
+from benchlib.workloads import encoders
+from benchlib.config.schema import save_config
+from benchlib.core.errors import BackendUnavailable
+from benchlib.core.errors import StorageError
+from benchlib.core.events import EventWriter
+from benchlib.core.events import read_events
+from benchlib.benchmarks.parity import eager
+from benchlib.benchmarks.parity import executor
+from benchlib.benchmarks.parity import exercise
+from benchlib.benchmarks.parity import isolated
+from benchlib.benchmarks.parity import layers
+from benchlib.benchmarks.parity import member
+from benchlib.benchmarks.parity import inputs as prepare
+from benchlib.benchmarks.parity import switches
+from benchlib.benchmarks.parity import weights
+from benchlib.benchmarks.parity.inputs import Inputs
+from benchlib.benchmarks.parity.config import ParityConfig
+from benchlib.benchmarks.parity.config import MEMBERS
+from benchlib.benchmarks.parity.recording import Recording
 
 CONFIG = ParityConfig(
     lengths=[8, 24, 48],
@@ -87,7 +97,7 @@ def test_a_member_records_what_torch_computes(run_dir, events):
     ended = isolated.run(run_dir, "reference", events, 100)
     assert (ended.status, ended.reason) == ("done", "")
     found = Recording.open(run_dir / "golden" / "reference")
-    model = AutoModelForQuestionAnswering.from_pretrained(models.TINY, attn_implementation="eager").eval()
+    model = AutoModelForQuestionAnswering.from_pretrained(encoders.TINY, attn_implementation="eager").eval()
     inputs, outputs = Inputs(run_dir / "golden"), found.outputs()
     wanted = {case.id for case in inputs.of("data", "edge", "layer")}
     assert {name.partition("/")[0] for name in outputs} == wanted | {"dev"}
@@ -159,7 +169,7 @@ def test_an_error_is_told_with_its_last_words(faulty):
 
 def test_a_missing_library_is_unavailable_with_the_reason(faulty):
     ended = faulty(
-        "from benchlib.errors import BackendUnavailable\nraise BackendUnavailable('no openvino:\\n pip install it')"
+        "from benchlib.core.errors import BackendUnavailable\nraise BackendUnavailable('no openvino:\\n pip install it')"
     )
     assert (ended.status, ended.reason) == ("unavailable", "no openvino: pip install it")
 
@@ -246,7 +256,7 @@ def test_a_member_dies_with_its_rank(run_dir, tmp_path):
     (tmp_path / "faulty_executor.py").write_text(HANG)
     (run_dir / "logs" / "member-eager.out").unlink(missing_ok=True)
     code = (
-        "from pathlib import Path\nfrom benchlib.events import EventWriter\nfrom benchlib.parity import isolated\n"
+        "from pathlib import Path\nfrom benchlib.core.events import EventWriter\nfrom benchlib.parity import isolated\n"
         f"path = Path({str(run_dir)!r})\n"
         "isolated.run(path, 'eager', EventWriter(path, 'rank1'), 600, executor='faulty_executor')"
     )

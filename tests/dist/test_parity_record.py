@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchlib import parity_command, runner, session
+from benchlib.benchmarks.parity import command
+from benchlib.commands import run as runner
+from benchlib import session
 from benchlib.cli import main
-from benchlib.config import build
-from benchlib.errors import UserError
-from benchlib.events import EventWriter
-from benchlib.files import read_json, write_json
-from benchlib.parity import golden, recorded, run
-from benchlib.results import Run
+from benchlib.config.schema import build
+from benchlib.core.errors import UserError
+from benchlib.core.events import EventWriter
+from benchlib.core.files import read_json
+from benchlib.core.files import write_json
+from benchlib.benchmarks.parity import golden
+from benchlib.benchmarks.parity import golden as recorded
+from benchlib.benchmarks.parity import run
+from benchlib.results.run import Run
 
 PROBE = {"backends": {"cpu": {"available": True, "count": 1, "names": ["cpu"], "reason": ""}}, "versions": {}}
 SMALL = (
@@ -49,7 +54,7 @@ def made(folder, precision="fp32", **changes):
 @pytest.fixture
 def nothing_starts(monkeypatch):
     """Fail where a command asks for devices or makes a run although its input is wrong."""
-    for module in (parity_command, session):
+    for module in (command, session):
         monkeypatch.setattr(module, "probe_devices", lambda: pytest.fail("asked torch although the input is wrong"))
     monkeypatch.setattr(runner, "run_one", lambda *_: pytest.fail("a run was started although the input is wrong"))
 
@@ -164,7 +169,7 @@ def test_a_folder_is_published_as_a_whole_also_to_another_file_system(tmp_path, 
 
     monkeypatch.setattr(os, "rename", renamed)
     before = golden.read(run_dir)
-    parity_command._publish(run_dir, target, weights=True)
+    command._publish(run_dir, target, weights=True)
     assert golden.read(target) == before and not run_dir.exists()
     assert [path.name for path in target.parent.iterdir()] == ["target"] and bool(refused) == across
 
@@ -178,13 +183,13 @@ def test_a_failed_publication_leaves_the_recording_in_its_run_and_nothing_half_m
     monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "")))
     monkeypatch.setattr(shutil, "copytree", full)
     with pytest.raises(UserError, match="free some space"):
-        parity_command._publish(run_dir, target, weights=True)
+        command._publish(run_dir, target, weights=True)
     assert golden.read(run_dir) and [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_without_weights_the_folder_is_sealed_again(tmp_path, capsys):
     run_dir, target = made(tmp_path / "run" / "golden"), tmp_path / "target"
-    parity_command._publish(run_dir, target, weights=False)
+    command._publish(run_dir, target, weights=False)
     manifest = golden.read(target)
     assert golden.WEIGHTS not in manifest["files"] and manifest["model"]["sha256"] == "ab" * 32
     config = build(
@@ -195,7 +200,7 @@ def test_without_weights_the_folder_is_sealed_again(tmp_path, capsys):
 
 
 def test_a_backend_that_is_not_there_publishes_nothing_and_says_so(tmp_path, monkeypatch):
-    for module in (parity_command, session):
+    for module in (command, session):
         monkeypatch.setattr(module, "probe_devices", lambda: PROBE)
     done = call("record", tmp_path / "golden", "--backend", "cuda", "--out", tmp_path / "out")
     assert done.exit_code == 2 and "nothing was published" in done.output, done.output
@@ -213,7 +218,7 @@ def in_this_process(_, run_dir):
 
 def test_a_recording_is_verified(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for module in (parity_command, session):
+    for module in (command, session):
         monkeypatch.setattr(module, "probe_devices", lambda: PROBE)
     monkeypatch.setattr(runner, "_execute", in_this_process)
     folder, out = tmp_path / "golden", tmp_path / "out"

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from harness import HERE, none_left, prepare
 
-from benchlib.errors import UserError
-from benchlib.launch import execute
-from benchlib.ranks import Place, place
+from benchlib.core.errors import UserError
+from benchlib.launch.launch import execute
+from benchlib.launch.nodes import Place
+from benchlib.launch.nodes import place
 
 
 def test_two_ranks_and_their_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +36,7 @@ def test_a_rank_without_any_launcher(tmp_path: Path) -> None:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     env = {name: value for name, value in os.environ.items() if name not in names}
     env["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
-    command = [sys.executable, "-m", "benchlib.worker", str(run_dir), "--benchmark", "faulty:collective"]
+    command = [sys.executable, "-m", "benchlib.runtime.worker", str(run_dir), "--benchmark", "faulty:collective"]
     subprocess.run(command, env=env, check=True, timeout=60)
     assert json.loads((run_dir / "store.json").read_text())["port"] > 0
 

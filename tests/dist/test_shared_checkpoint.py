@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from harness import HERE, none_left, prepare
 
-from benchlib.launch import execute
+from benchlib.launch.launch import execute
 
 
 def test_two_nodes_and_their_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

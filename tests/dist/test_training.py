@@ -11,11 +11,11 @@ import pytest
 import torch
 import training_cases as cases
 
-from benchlib import checkpoint
-from benchlib.config import save_config
-from benchlib.errors import UserError
-from benchlib.events import read_events
-from benchlib.results import load_result
+from benchlib.runtime import checkpoint
+from benchlib.config.schema import save_config
+from benchlib.core.errors import UserError
+from benchlib.core.events import read_events
+from benchlib.results.run import load_result
 
 HERE = Path(__file__).parent
 
@@ -45,7 +45,7 @@ def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run all cases in two processes, once; return the run folder."""
     run_dir = tmp_path_factory.mktemp("two")
     save_config(cases.config_of(model, 2), run_dir)
-    in_two_processes("-W", "error", "-m", "benchlib.worker", str(run_dir), "--benchmark", "training_cases:run")
+    in_two_processes("-W", "error", "-m", "benchlib.runtime.worker", str(run_dir), "--benchmark", "training_cases:run")
     return run_dir
 
 
@@ -133,7 +133,7 @@ def test_a_checkpoint_is_a_model_folder(two_ranks: Path, found: dict[str, Any]) 
 def test_the_trainer_runs_the_same_benchmark(model: str, tmp_path: Path, padding: str) -> None:
     config = cases.config_of(model, 2, engine="trainer", trainer_padding=padding, max_length=256)
     save_config(config, tmp_path)
-    in_two_processes("-m", "benchlib.worker", str(tmp_path), BENCHLIB_OUTPUTS=str(tmp_path))
+    in_two_processes("-m", "benchlib.runtime.worker", str(tmp_path), BENCHLIB_OUTPUTS=str(tmp_path))
     result = load_result(tmp_path)
     assert result.status == "complete"
     # The Trainer fills the last batch of an epoch (33 samples, 16 a step) from the epoch's start.

@@ -10,11 +10,13 @@ import pytest
 from harness import none_left, prepare, status, until
 from hosts import ALL_REDUCE, Host, iperf3_gbps, two_hosts, why_not
 
-from benchlib import peers
-from benchlib.config import resolve, save_config
-from benchlib.events import read_events
-from benchlib.processes import kill_marked
-from benchlib.results import Result, load_result
+from benchlib.launch import nodes
+from benchlib.config.schema import resolve
+from benchlib.config.schema import save_config
+from benchlib.core.events import read_events
+from benchlib.launch.processes import kill_marked
+from benchlib.results.run import Result
+from benchlib.results.run import load_result
 
 MISSING = why_not("iperf3")
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -61,7 +63,7 @@ def _all_reduce_gbps(hosts: tuple[Host, Host], folder: Path) -> float:
     run_dirs = _prepared(folder, "collectives", sizes="16MiB", **ALL_REDUCE, **hosts[0].nodes())
     ended = _finish([host.execute(path) for host, path in zip(hosts, run_dirs, strict=True)], run_dirs)
     assert [one["outcome"] for one in ended] == ["complete", "complete"], [one["reason"] for one in ended]
-    assert sorted(node.address for node in peers.read(run_dirs[0])) == [host.address for host in hosts]
+    assert sorted(node.address for node in nodes.read(run_dirs[0])) == [host.address for host in hosts]
     series = _result(run_dirs).tables["series"]
     (row,) = [row for row in series if row["operation"] == "all_reduce" and row["bytes"] == SIZE]
     assert (row["wrong_elements"], row["checked_elements"] > 0) == (0, True)

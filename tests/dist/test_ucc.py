@@ -7,8 +7,8 @@ import pytest
 from harness import HERE, none_left, prepare
 from test_mpi import PER_GROUP
 
-from benchlib.collective_libraries import LIBRARIES
-from benchlib.launch import execute
+from benchlib.runtime.libraries import LIBRARIES
+from benchlib.launch.launch import execute
 
 pytestmark = pytest.mark.skipif(bool(LIBRARIES["ucc"].missing()), reason=LIBRARIES["ucc"].missing())
 

@@ -1,4 +1,4 @@
-"""What the training tests execute in each of two ranks: `python -m benchlib.worker RUN_DIR --benchmark training_cases:run`."""
+"""What the training tests execute in each of two ranks: `python -m benchlib.runtime.worker RUN_DIR --benchmark training_cases:run`."""
 
 import json
 import shutil
@@ -9,12 +9,18 @@ from typing import Any
 import torch
 import transformers
 
-from benchlib import features, models, squad_data
-from benchlib.events import EventWriter
-from benchlib.files import write_json
-from benchlib.process_group import World, weight_checksum, world
-from benchlib.squad import native, steplog, training
-from benchlib.squad.config import SquadConfig
+from benchlib.workloads import features
+from benchlib.workloads import encoders
+from benchlib.workloads import squad_data
+from benchlib.core.events import EventWriter
+from benchlib.core.files import write_json
+from benchlib.runtime.group import World
+from benchlib.runtime.group import weight_checksum
+from benchlib.runtime.group import world
+from benchlib.benchmarks.squad import train
+from benchlib.benchmarks.squad import steps
+from benchlib.benchmarks.squad import steps
+from benchlib.benchmarks.squad.config import SquadConfig
 
 Config = SquadConfig
 
@@ -47,17 +53,17 @@ def without_dropout(**changes: Any) -> dict[str, Any]:
     return {"attention_dropout": 0.0, "hidden_dropout": 0.0, **changes}
 
 
-def task_of(config: SquadConfig, here: World, run_dir: Path, events: EventWriter) -> training.Task:
+def task_of(config: SquadConfig, here: World, run_dir: Path, events: EventWriter) -> steps.Task:
     """Return a task on generated data, and the model that belongs to it."""
     split = squad_data.load(config)
-    loaded = models.load(config)
+    loaded = encoders.load(config)
     made = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
-    return training.Task(config, here, loaded, split.train, made, events, run_dir, time.time() + config.budget_s, 100)
+    return steps.Task(config, here, loaded, split.train, made, events, run_dir, time.time() + config.budget_s, 100)
 
 
-def outcome_of(task: training.Task) -> dict[str, Any]:
+def outcome_of(task: steps.Task) -> dict[str, Any]:
     """Train and return losses by step, the checksum of the final weights and what else the tests look at."""
-    trained = native.train(task)
+    trained = train.train(task)
     return {
         "losses": trained.table[:, :, 0].sum(axis=1).tolist(),
         "weights": weight_checksum(task.loaded.model),
@@ -65,11 +71,11 @@ def outcome_of(task: training.Task) -> dict[str, Any]:
         "expected": trained.plan.samples,
         "equal": [len(set(ranks)) == 1 for ranks in trained.checksums],
         "resumed": trained.resumed_step,
-        "columns": dict(zip(steplog.COLUMNS, trained.table[-1, 0].tolist(), strict=True)),
+        "columns": dict(zip(steps.COLUMNS, trained.table[-1, 0].tolist(), strict=True)),
     }
 
 
-def gradients_of(task: training.Task) -> dict[str, torch.Tensor]:
+def gradients_of(task: steps.Task) -> dict[str, torch.Tensor]:
     """Return the gradients of the first step, as they are when they get clipped."""
     found: dict[str, torch.Tensor] = {}
     real = torch.nn.utils.clip_grad_norm_
@@ -80,7 +86,7 @@ def gradients_of(task: training.Task) -> dict[str, torch.Tensor]:
 
     torch.nn.utils.clip_grad_norm_ = look
     try:
-        native.train(task)
+        train.train(task)
     finally:
         torch.nn.utils.clip_grad_norm_ = real
     return found
@@ -118,7 +124,7 @@ def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World)
     if here.rank == 1:
         with torch.no_grad():
             next(iter(task.loaded.model.parameters()))[0, 0] += 1e-6
-    found["perturbed"] = training.compare_ranks(task.loaded.model, here, events, 1)
+    found["perturbed"] = steps.compare_ranks(task.loaded.model, here, events, 1)
     if here.main:
         torch.save(gradients, run_dir / "gradients.pt")
         write_json(run_dir / "cases.json", found)
@@ -137,7 +143,7 @@ def alone(config: SquadConfig, run_dir: Path) -> dict[str, Any]:
 def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
     """Return the gradients of the mean loss of all samples by transformers alone: one sample at a time, no padding."""
     split = squad_data.load(config)
-    loaded = models.load(config)
+    loaded = encoders.load(config)
     made = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
     model = loaded.model.train()
     for index in range(len(made)):

@@ -23,5 +23,5 @@ def _rank(rank: int, size: int, store: Path, interfaces: str, work: Callable[[in
 
 def in_world(size: int, folder: Path, work: Callable[[int, int], None], interfaces: str = "lo") -> None:
     """Call ``work(rank, size)`` on every rank; the first error of a rank is raised here."""
-    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "benchlib.direct"])
+    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "benchlib.runtime.exchange"])
     mp.start_processes(_rank, (size, folder / "store", interfaces, work), nprocs=size, start_method="forkserver")

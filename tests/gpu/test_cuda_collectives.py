@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchlib.baselines import find
-from benchlib.collectives.checks import checks
-from benchlib.config import build, save_config
-from benchlib.launch import execute
-from benchlib.results import Run
+from benchlib.benchmarks.collectives.judge import checks
+from benchlib.config.schema import build, save_config
+from benchlib.judge.baselines import find
+from benchlib.launch.launch import execute
+from benchlib.results.run import Run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchlib import devices
-from benchlib.config import save_config
-from benchlib.results import Run
-from benchlib.squad.config import SquadConfig
+from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.config.schema import save_config
+from benchlib.results.run import Run
+from benchlib.runtime import devices
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")]
 
@@ -39,7 +39,7 @@ def test_training_on_one_gpu(tmp_path: Path, precision: str, engine: str) -> Non
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "benchlib.worker", str(tmp_path)],
+        [sys.executable, "-m", "benchlib.runtime.worker", str(tmp_path)],
         env=env,
         capture_output=True,
         text=True,

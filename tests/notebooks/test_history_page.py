@@ -3,9 +3,9 @@
 import pytest
 from make_run import START, _metric, make_run
 
-from benchlib import history_page
-from benchlib.errors import UserError
-from benchlib.paths import outputs
+from benchlib.commands import history
+from benchlib.core.errors import UserError
+from benchlib.core.files import outputs
 
 DAY = 86_400
 
@@ -21,7 +21,7 @@ def store(tmp_path, monkeypatch):
 
 
 def test_the_page_says_what_changed(store, capsys):
-    assert history_page.make(store, ["benchmark=squad"]) == 1
+    assert history.make(store, ["benchmark=squad"]) == 1
     page = (outputs() / "history.html").read_text()
     assert "1 check failed: level of squad quick" in page
     assert "Training throughput: worse, × 0.75" in page
@@ -39,7 +39,7 @@ def test_wrong_input_is_told_before_anything_starts(store):
         (["x=1"], "no parameter"),
     ):
         with pytest.raises(UserError, match=said):
-            history_page.make(store, pairs)
+            history.make(store, pairs)
     with pytest.raises(UserError, match="no such folder"):
-        history_page.make(store / "nowhere", [])
+        history.make(store / "nowhere", [])
     assert not (outputs() / ".history").exists()

@@ -7,11 +7,11 @@ import sys
 import nbformat
 import pytest
 
-from benchlib.config import config_class
-from benchlib.notebook import parameters_of, split_parameters
-from benchlib.past import Filter
-from benchlib.paths import home
-from benchlib.registry import BENCHMARKS
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.config.schema import config_class
+from benchlib.core.files import home
+from benchlib.judge.past import Filter
+from benchlib.show.headless import parameters_of, split_parameters
 
 sys.path.insert(0, str(home() / "scripts"))
 import record_notebooks

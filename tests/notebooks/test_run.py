@@ -11,8 +11,8 @@ import time
 import psutil
 import pytest
 
-from benchlib.events import read_events
-from benchlib.processes import marked
+from benchlib.core.events import read_events
+from benchlib.launch.processes import marked
 
 END_S = 15.0
 LONG = ["--set", "train_questions=2000", "--set", "epochs=200", "--set", "budget_s=900", "--set", "stall_timeout_s=30"]
@@ -161,8 +161,8 @@ def test_papermill_by_hand_refuses_an_unknown_parameter_before_any_rank(tmp_path
     import papermill
     from papermill.exceptions import PapermillExecutionError
 
-    from benchlib.notebook import kernel_manager
-    from benchlib.paths import home
+    from benchlib.core.files import home
+    from benchlib.show.headless import kernel_manager
 
     monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path / "outputs"))
     notebook = home() / "notebooks" / "10_squad.ipynb"

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from benchlib.paths import home
+from benchlib.core.files import home
 
 BINDER = home() / "binder"
 # What repo2docker 2026.4 has a base image for, of the versions that the kit runs on.

@@ -66,7 +66,8 @@ def test_there_are_no_cycles(graph):
 
 
 @pytest.mark.parametrize(
-    "statement", ["import benchlib", "import benchlib.cli, benchlib.runner, benchlib.session, benchlib.supervise"]
+    "statement",
+    ["import benchlib", "import benchlib.cli, benchlib.commands.run, benchlib.session, benchlib.launch.supervise"],
 )
 def test_the_front_loads_no_torch(statement):
     code = f"{statement}; import sys; print(sorted({{'torch', 'transformers', 'datasets'}} & set(sys.modules)))"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchlib.parity.attention import KERNELS, Case, inputs
+from benchlib.benchmarks.parity.attention import KERNELS, Case, inputs
 
 HOME = Path(__file__).parents[2]
 PAGE = HOME / "docs" / "attention.md"

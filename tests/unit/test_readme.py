@@ -8,7 +8,7 @@ import click
 import pytest
 
 from benchlib.cli import main
-from benchlib.paths import home
+from benchlib.core.files import home
 
 TEXTS = ["README.md", "CONTRIBUTING.md", "binder/README.md", "docs/parity.md"]
 LINE = re.compile(r"(?:^\$ |&& |do |\bbin/|`)benchlib ([a-z][^`#|&;\n]*)", re.MULTILINE)

@@ -9,11 +9,11 @@ import pytest
 from make_run import START
 from stores import ROOT
 
-from benchlib import run_lock
-from benchlib.config import resolve
-from benchlib.errors import UserError
-from benchlib.files import read_json, write_json
-from benchlib.results import new_run_dir
+from benchlib.config.schema import resolve
+from benchlib.core import files
+from benchlib.core.errors import UserError
+from benchlib.core.files import read_json, write_json
+from benchlib.results.run import new_run_dir
 
 
 def test_runs_of_one_second_get_folders_of_their_own(tmp_path):
@@ -25,16 +25,16 @@ def test_runs_of_one_second_get_folders_of_their_own(tmp_path):
 
 
 def test_a_run_folder_is_claimed_once_and_free_after_a_kill(tmp_path):
-    assert run_lock.taken(tmp_path) is None
+    assert files.taken(tmp_path) is None
     code = f"from benchlib import run_lock; import time; run_lock.take({str(tmp_path)!r}); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as holder:
         assert holder.stdout.readline() == "held\n"
-        assert run_lock.taken(tmp_path) is True
+        assert files.taken(tmp_path) is True
         with pytest.raises(UserError, match="is in use: another process works on this run"):
-            run_lock.take(tmp_path)
+            files.take(tmp_path)
         holder.kill()
-    assert run_lock.taken(tmp_path) is False
-    os.close(run_lock.take(tmp_path))
+    assert files.taken(tmp_path) is False
+    os.close(files.take(tmp_path))
 
 
 def _write_often(path, text):

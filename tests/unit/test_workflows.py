@@ -12,10 +12,10 @@ import click
 import pytest
 import yaml
 
-from benchlib.backends import BACKENDS
 from benchlib.cli import main
-from benchlib.errors import UserError
-from benchlib.paths import home
+from benchlib.core.errors import UserError
+from benchlib.core.files import home
+from benchlib.core.machine import BACKENDS
 
 sys.path.insert(0, str(home() / "scripts"))
 import parity_runners

@@ -1,0 +1,1 @@
+"""Does the fabric deliver what was paid for, and are its results right?"""

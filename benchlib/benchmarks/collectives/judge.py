@@ -1,0 +1,387 @@
+"""What a collectives run is judged by: right results, possible numbers, targets, budget and baseline."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchlib.benchmarks.collectives.config import CollectivesConfig
+from benchlib.core.definitions import NO_LIMIT, size_text
+from benchlib.judge.baselines import Comparison, regression_checks
+from benchlib.judge.checks import (
+    Check,
+    Status,
+    agreement_check,
+    budget_check,
+    fact_check,
+    finite_check,
+    limit_check,
+    rule_check,
+)
+from benchlib.judge.impossible import own
+from benchlib.judge.impossible.numbers import Numbers
+from benchlib.judge.impossible.own import series_claims
+from benchlib.judge.impossible.rules import RULES
+from benchlib.judge.published import Measured, device_name, placements, summary
+from benchlib.judge.regression import RegressionLimit
+from benchlib.results.metrics import derived, not_available, quantity
+from benchlib.results.run import Result, Run
+
+# The rules that a check of its own shows; "numbers agree" stands for all others.
+SHOWN = ("right results", "busbw below the links", "possible values")
+ALL_REDUCE_SHARE = 0.15  # of the accepted bandwidth that may be lost; other operations are measured for a shorter time
+BANDWIDTH_SHARE = 0.25
+LATENCY_SHARE = 0.5  # a few microseconds of the scheduler are a large part of it
+LATENCIES = ("allreduce_latency_us", "send_recv_latency_us", "barrier_latency_us")
+LEAST_TIME = 0.5  # of what a series was to get; with less, its p95 and p99 are those of a handful of rounds
+NAMED = 3  # of the wrong cases that are told one by one
+
+
+def limits(run: Run) -> list[RegressionLimit]:
+    """Return how much worse each metric may get than the baseline."""
+    assert run.result is not None
+    found = []
+    for metric in run.result.metrics:
+        if metric.name.endswith(("_busbw_gbps", "_socket_share")) or metric.name == "gradient_allreduce_gbps":
+            share = ALL_REDUCE_SHARE if "allreduce" in metric.name else BANDWIDTH_SHARE
+            found.append(RegressionLimit(metric=metric.name, share=share))
+        elif metric.name in LATENCIES:
+            found.append(RegressionLimit(metric=metric.name, share=LATENCY_SHARE))
+    return found
+
+
+def checks(run: Run, comparison: Comparison) -> list[Check]:
+    """Judge a run that has a result."""
+    config, result = run.config, run.result
+    assert isinstance(config, CollectivesConfig) and result is not None
+    numbers = Numbers.of(result, run.samples, config)
+    return [
+        _right(result),
+        _verified(result),
+        _possible(numbers),
+        finite_check(result),
+        agreement_check(own.own_claims(numbers), SHOWN),
+        _same_gradients(result),
+        _whole_plan(result),
+        *_targets(config, result),
+        budget_check(run, result.value("total_s") or 0.0),
+        *regression_checks(run, limits(run), comparison),
+    ]
+
+
+def _right(result: Result) -> Check:
+    """Name the first wrong cases with the rank: a speed of wrong results is none."""
+    wrong, checked = int(result.facts["wrong_elements"]), int(result.facts["checked_elements"])
+    # The rows of the series are counted anew: the total must not be able to hide them.
+    wrong = max(wrong, sum(int(row.get("wrong_elements") or 0) for row in result.tables.get("series", [])))
+    rows = result.tables.get("wrong", [])
+    told = "; ".join(f"{row['case']}: {row['wrong_elements']:,} wrong, {row['first']}" for row in rows[:NAMED])
+    more = f"; and {len(rows) - NAMED} more cases" if len(rows) > NAMED else ""
+    return fact_check(
+        "right results",
+        "Is every element of every run what it has to be, on every rank?",
+        wrong == 0,
+        f"{wrong:,} wrong elements of {checked:,} compared" + (f": {told}{more}" if told else ""),
+        limit="= 0",
+        value=float(wrong),
+        unit="elements",
+    )
+
+
+def _verified(result: Result) -> Check:
+    """Check that nothing was timed without being compared."""
+    rows = [row for row in result.tables.get("series", []) if row["operation"] != "barrier"]
+    without = [row for row in rows if not row.get("checked_elements")]
+    reason = f"{len(rows) - len(without):,} of {len(rows):,} series were compared whole, after every run"
+    if without:
+        first = without[0]
+        reason += f"; not {first['operation']} {first['variant']} {first['dtype']} at {first['bytes']:,} bytes"
+    return fact_check("all verified", "Was every timed result also compared?", bool(rows) and not without, reason)
+
+
+def _possible(numbers: Numbers) -> Check:
+    name, question = "possible bandwidth", "Does no operation move more than the memory can copy?"
+    findings = [
+        (claim.subject, finding)
+        for claim in series_claims(numbers)
+        for finding in RULES["busbw below the links"].judge(claim)
+    ]
+    failed = [(subject, finding) for subject, finding in findings if finding.status == "FAIL"]
+    if failed:
+        subject, finding = max(failed, key=lambda pair: pair[1].value or 0.0)
+        check = rule_check(name, question, [finding])
+        return check.model_copy(
+            update={"reason": f"{subject}: {check.reason} ({len(failed)} of {len(findings)} series)"}
+        )
+    highest = max(findings, key=lambda pair: pair[1].value or 0.0, default=None)
+    told = [highest[1]] if highest else []
+    check = rule_check(name, question, told, missing="one rank has no bus, or no copy was measured")
+    return check.model_copy(update={"reason": f"{highest[0]}: {check.reason}"}) if highest else check
+
+
+def _same_gradients(result: Result) -> Check:
+    """Check the vendor-neutral claim on the libraries that are here; those that are not are named."""
+    name, question = "same gradients", "Does training over each library give the gradients of a single process?"
+    rows = result.tables.get("gradients", [])
+    compared = [row for row in rows if row["status"] == "compared"]
+    skipped = "; ".join(f"{row['collective']} skipped: {row['reason']}" for row in rows if row["status"] != "compared")
+    if not compared:
+        reason = skipped or "no library was named (compare_gradients)"
+        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+    worst = [max(row["max_difference"], row.get("gloo_difference") or 0.0) for row in compared]
+    passed = all(value <= row["tolerance"] for value, row in zip(worst, compared, strict=True))
+    told = ", ".join(f"{row['collective']} {value:.2g}" for value, row in zip(worst, compared, strict=True))
+    return fact_check(
+        name,
+        question,
+        passed,
+        f"largest difference in fp64: {told}" + (f"; {skipped}" if skipped else ""),
+        limit=f"<= {compared[0]['tolerance']:g}",
+        value=max(worst),
+    )
+
+
+def _whole_plan(result: Result) -> Check:
+    """Tell what was cut. Series with less than half of their time are a part of what was asked for: that is no pass."""
+    cut, shortened = result.facts.get("cut") or [], result.facts.get("shortened") or {}
+    name, question = "whole plan", "Did everything that was planned fit the time?"
+    least, limit = min(shortened.values(), default=1.0), f">= {LEAST_TIME:.0%} of its time"
+    short = [f"{what} in {share:.0%} of their time" for what, share in shortened.items()]
+    if not cut:
+        told = "; ".join([f"{len(result.tables.get('series', [])):,} series and all limits", *short])
+        status: Status = "PASS" if least >= LEAST_TIME else "SKIPPED"
+        return Check(name=name, kind="sanity", question=question, status=status, reason=told, limit=limit)
+    told = "; ".join(cut[:NAMED]) + (f"; and {len(cut) - NAMED} more" if len(cut) > NAMED else "")
+    reason = "; ".join([f"cut: {told}", *short])
+    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, limit=limit)
+
+
+def _targets(config: CollectivesConfig, result: Result) -> list[Check]:
+    tier = f"target of the {config.tier} tier"
+    limit = config.target_allreduce_gbps
+    source = tier if limit is not None else f"the {config.tier} tier sets no target for {config.backend}"
+    question = "Do gradients travel fast enough, over all buckets of a step?"
+    metric = result.metric("gradient_allreduce_gbps")
+    return [
+        limit_check("gradient all-reduce", question, metric, limit, source=source, strict=True),
+        *_shares(config, result),
+    ]
+
+
+def _shares(config: CollectivesConfig, result: Result) -> list[Check]:
+    """Judge each share that the config asks for, at each of its sizes; one that was not measured is not met."""
+    found = []
+    for operation in ("all_reduce", "broadcast", "send_recv", "all_gather", "reduce_scatter"):
+        wanted = getattr(config, f"target_share_{operation}")
+        if wanted is None:
+            continue
+        rows = [row for row in result.tables.get("shares", []) if row["operation"] == operation and row["target"]]
+        question = f"Does {operation.replace('_', '-')} reach its share of what raw sockets carry?"
+        name = f"{operation.replace('_', '-')} share"
+        found += [_share(f"{name} at {size_text(row['bytes'])}", question, row, wanted) for row in rows]
+        if not rows:
+            why = "no size of this run is large enough for the target, or the time did not hold it"
+            metric = not_available("share", "", "higher", why)
+            found.append(limit_check(name, question, metric, wanted, source="set by hand"))
+    return found
+
+
+def _share(name: str, question: str, row: dict[str, Any], wanted: float) -> Check:
+    metric = derived("share", row["share"], "", "higher")
+    check = limit_check(name, question, metric, wanted, source=f"of {row['bound']}, measured in turns")
+    told = f"{row['busbw_gbps']:.3g} of {row['bound_gbps']:.3g} Gbps over {row['rounds']} rounds"
+    told += "; faster than the sockets, which are no limit here" if row["share"] > NO_LIMIT else ""
+    return check.model_copy(update={"reason": f"{check.reason}: {told}"})
+
+
+# What the numbers of a collectives run say, in sentences, each with its ratio to a bound.
+
+
+Row = dict[str, Any]
+# Shares of the raw sockets that a good library reaches, and from which size on; a run gates on them where it is asked to.
+GOOD = {
+    ("all_reduce", "library"): (0.8, 16 << 20),
+    ("broadcast", "library"): (0.9, 64 << 20),
+    ("send_recv", "library"): (0.9, 64 << 20),
+    ("all_gather", "direct"): (0.6, 64 << 20),
+    ("reduce_scatter", "direct"): (0.6, 64 << 20),
+}
+NAMES = {"ring": "the ring", "tree": "recursive doubling", "rs_ag": "reduce-scatter and all-gather"}
+SOCKETS = {
+    "tcp socket one way": "a raw TCP socket carries one way",
+    "tcp socket all ranks": "raw TCP sockets of all ranks carry at once",
+}
+HIGH_SKEW = 0.5  # of an operation's time, between the first and the last rank
+
+
+def reading(run: Run) -> list[str]:
+    """Return sentences about what was verified, which share of which limit was reached, and what takes the time."""
+    config, result = run.config, run.result
+    assert isinstance(config, CollectivesConfig) and result is not None
+    found = [
+        _verified_sentence(result),
+        *_shares_sentence(result),
+        _memory(result),
+        _claimed(result),
+        _latency(result),
+        *_crossovers(result),
+        _skew(result),
+        _overlap(result),
+        _missing(result),
+        _cut(result),
+        summary(placements(run)),
+    ]
+    return [sentence for sentence in found if sentence]
+
+
+def _rows(result: Result, table: str) -> list[Row]:
+    return result.tables.get(table, [])
+
+
+def _word(operation: str) -> str:
+    return operation.replace("_", "-").replace("send-recv", "send/recv")
+
+
+def _verified_sentence(result: Result) -> str:
+    checked, wrong = int(result.facts["checked_elements"]), int(result.facts["wrong_elements"])
+    if not wrong:
+        return f"Every one of the {checked:,} elements that were compared is right, bit by bit."
+    first = next(iter(_rows(result, "wrong")), None)
+    told = f", first in {first['case']}: {first['first']}" if first else ""
+    return f"{wrong:,} of {checked:,} elements are wrong{told}: no speed of this run counts."
+
+
+def _shares_sentence(result: Result) -> Iterator[str]:
+    """Yield of each operation its share of the raw sockets at its largest size, and whether that is what to expect.
+
+    What is faster than the sockets has no limit in them, and whether it is good is not told by its share.
+    """
+    rows = _rows(result, "shares")
+    for key in dict.fromkeys((row["operation"], row["variant"]) for row in rows):
+        row = max((row for row in rows if (row["operation"], row["variant"]) == key), key=lambda row: row["bytes"])
+        variant = " (ours)" if key[1] == "direct" else ""
+        text = (
+            f"The {_word(key[0])}{variant} reaches {row['share']:.2f} of what {SOCKETS[row['bound']]} at {size_text(row['bytes'])}: "
+            f"{quantity(row['busbw_gbps'])} of {quantity(row['bound_gbps'])} Gbps"
+        )
+        good, least = GOOD.get(key, (None, 0))
+        if row["share"] > NO_LIMIT:
+            text += "; the sockets were slower than what the library drives, so they are no limit in this run"
+        elif good is not None and row["bytes"] >= least:
+            text += f"; {good:g} is to be expected, and it is {'met' if row['share'] >= good else 'missed'}"
+        yield text + "."
+
+
+def _memory(result: Result) -> str:
+    """Say which share of the memory's own speed the all-reduce has, at the largest size."""
+    best = result.metric("allreduce_busbw_gbps")
+    copies = [row for row in _rows(result, "bounds") if row["bound"] == "memory copy" and row["gbps"]]
+    if best is None or best.value is None or not copies:
+        return ""
+    copy = max(copies, key=lambda row: row["bytes"])
+    return (
+        f"Copies of {size_text(copy['bytes'])} within the memory move {quantity(copy['gbps'])} Gbps, read and written by all ranks; "
+        f"the all-reduce has {best.value / copy['gbps']:.3f} of it."
+    )
+
+
+def _claimed(result: Result) -> str:
+    link = next((row for row in _rows(result, "bounds") if row["provenance"] == "claimed"), None)
+    best = result.metric("allreduce_busbw_gbps")
+    if link is None or best is None or best.value is None:
+        return ""
+    return f"The all-reduce reaches {best.value / link['gbps']:.2f} of the {quantity(link['gbps'])} Gbps that the links claim ({link['source']})."
+
+
+def _latency(result: Result) -> str:
+    fit = next(
+        (row for row in _rows(result, "fits") if (row["operation"], row["variant"]) == ("all_reduce", "library")), None
+    )
+    if fit is None:
+        return ""
+    if fit["alpha_us"] is None:
+        return f"Start-up time and bandwidth of the all-reduce cannot be told apart: {fit['reason']}."
+    return (
+        f"An all-reduce takes {quantity(fit['alpha_us'])} us to start; below {size_text(fit['half_bytes'])} (n1/2) "
+        f"that is more than half of its time. The line through {fit['points']} sizes misses them by {fit['residual']:.0%}."
+    )
+
+
+def _crossovers(result: Result) -> Iterator[str]:
+    for row in _rows(result, "crossover"):
+        where = (
+            f" {'from' if 'from there' in row['reason'] else 'up to'} {size_text(row['bytes'])}" if row["bytes"] else ""
+        )
+        speed = "faster" if row["bytes"] else row["reason"]
+        of = f" ({row['points']} sizes were timed)" if row.get("points") else ""  # older results do not say
+        yield f"Against the library's all-reduce {NAMES.get(row['algorithm'], row['algorithm'])} is {speed}{where}{of}."
+
+
+def _skew(result: Result) -> str:
+    rows = [
+        row
+        for row in _rows(result, "series")
+        if row["median_us"] and row["bytes"] >= 1 << 20 and row["variant"] == "library"
+    ]
+    # Of a rooted operation the other ranks are done early by its nature.
+    together = [row for row in rows if row["operation"] in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")]
+    if not together:
+        return ""
+    worst = max(together, key=lambda row: row["skew_us"] / row["median_us"])
+    share = worst["skew_us"] / worst["median_us"]
+    told = f"Between the first and the last rank lie at most {share:.0%} of an operation's time ({_word(worst['operation'])}, {size_text(worst['bytes'])}"
+    return told + f"; rank {worst['slowest_rank']} is the last most often)." if share > HIGH_SKEW else told + ")."
+
+
+def _overlap(result: Result) -> str:
+    rows = _rows(result, "overlap")
+    if not rows:
+        return ""
+    told = ", ".join(f"{_word(row['operation'])} {row['hidden_share']:.0%}" for row in rows)
+    return f"Beside a computation of the same length this share of the time is hidden at {size_text(rows[0]['bytes'])}: {told}."
+
+
+def _missing(result: Result) -> str:
+    rows = _rows(result, "unsupported")
+    if not rows:
+        return ""
+    reasons: dict[str, set[str]] = {}
+    for row in rows:
+        kind = " ".join(word for word in (_word(row["operation"]), row["reduction"], row["dtype"]) if word)
+        reasons.setdefault(row["reason"], set()).add(kind)
+    told = "; ".join(f"{', '.join(sorted(kinds))} ({reason})" for reason, kinds in reasons.items())
+    return f"Not supported by {result.facts['collective']}: {told}."
+
+
+def _cut(result: Result) -> str:
+    cut = result.facts.get("cut") or []
+    short = [f"{what} {share:.0%}" for what, share in (result.facts.get("shortened") or {}).items()]
+    told = f"The time did not hold all that was planned: {'; '.join(cut[:5])}. " if cut else ""
+    told += f"To fit it, series were given a part of their time: {', '.join(short)}." if short else ""
+    return told.strip()
+
+
+# The values of a collectives run under the names and conditions of the published figures.
+
+
+def measured(run: Run) -> list[Measured]:
+    """Return the all-reduce of the largest message: what is published of other operations the registry does not hold."""
+    config, result = run.config, run.result
+    assert isinstance(config, CollectivesConfig) and result is not None
+    rate = result.value("allreduce_busbw_gbps")
+    if rate is None:
+        return []
+    rows = [
+        row
+        for row in result.tables.get("series", [])
+        if (row["operation"], row["variant"]) == ("all_reduce", "library")
+    ]
+    conditions = {
+        "definition": "bus bandwidth",
+        "devices": config.world_size,
+        "nodes": config.nnodes,
+        "message_bytes": max(row["bytes"] for row in rows),
+    }
+    return [
+        Measured(
+            "allreduce_gbps", "all-reduce", rate, device_name(run.machine, config.backend, config.nproc), conditions
+        )
+    ]

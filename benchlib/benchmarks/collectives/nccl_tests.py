@@ -1,0 +1,107 @@
+"""Collectives in the form that nccl-tests prints, to lie beside the output of ``all_reduce_perf`` and read by its tools.
+
+Format: NVIDIA/nccl-tests, src/util.cu. Times are us, bandwidths GB/s (1e9), with more digits than nccl-tests prints: a
+slow fabric would show as 0.00. One test is written for each operation, type and reduction of the collective library's
+own operations; barriers and the kit's own algorithms have no program of nccl-tests and are left out.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from benchlib.core.errors import UserError
+from benchlib.judge.foreign.nccl import PROGRAMS
+from benchlib.judge.published import device_name
+from benchlib.judge.snapshot import Snapshot
+from benchlib.show.exports import counted, put
+
+PROGRAM_OF = {operation: program for program, operation in PROGRAMS.items()}
+# Name in nccl-tests, bytes.
+TYPES = {
+    "fp32": ("float", 4),
+    "fp16": ("half", 2),
+    "bf16": ("bfloat16", 2),
+    "int32": ("int32", 4),
+    "int64": ("int64", 8),
+    "uint8": ("uint8", 1),
+}
+REDUCTIONS = {"": "none", "product": "prod"}
+# nccl-tests counts the elements of one rank's part where S is the sum of all parts.
+PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+HEADER = (
+    f"#{'':60}{'out-of-place':^48}{'in-place':^48}\n"
+    f"#{'size':>12}{'count':>14}{'type':>10}{'redop':>8}{'root':>8}" + f"{'time':>12}{'algbw':>12}{'busbw':>12}{'#wrong':>12}" * 2 + "\n"
+    f"#{'(B)':>12}{'(elements)':>14}{'':>26}" + f"{'(us)':>12}{'(GB/s)':>12}{'(GB/s)':>12}{'':>12}" * 2
+)  # fmt: skip
+BITS = 8
+
+
+def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+    """Write the series of each run as tests of nccl-tests; runs of other benchmarks are left out, none is a ``UserError``."""
+    found = [(run, groups) for run in runs if (groups := _groups(run))]
+    if not found:
+        raise UserError("nccl-tests: no run measured a collective between ranks; name a run of collectives")
+    texts = [_test(run, rows) for run, groups in found for rows in groups]
+    return put("\n".join(texts), output, f"{counted(len(texts), 'test')} of {counted(len(found), 'run')}")
+
+
+def _groups(run: Snapshot) -> list[list[dict[str, Any]]]:
+    rows = run.result.tables.get("series", []) if run.result else []
+    rows = [
+        row
+        for row in rows
+        if row.get("variant") == "library" and row.get("operation") in PROGRAM_OF and row.get("dtype") in TYPES
+        and isinstance(row.get("busbw_gbps"), (int, float))
+    ]  # fmt: skip
+    order = list(PROGRAM_OF)
+
+    def kind(row: dict[str, Any]) -> tuple[int, str, str]:
+        return order.index(row["operation"]), str(row["dtype"]), str(row.get("reduction") or "")
+
+    return [list(group) for _, group in groupby(sorted(rows, key=kind), kind)]
+
+
+def _test(run: Snapshot, rows: list[dict[str, Any]]) -> str:
+    assert run.result is not None
+    ranks, host = run.result.world_size, str(run.machine.get("host") or "host").replace(" ", "_")
+    first = rows[0]
+    device = device_name(run.machine, run.backend, ranks) or run.backend
+    kind, width = TYPES[first["dtype"]]
+    reduction = str(first.get("reduction") or "")
+    lines = [
+        f"# Collective test starting: {PROGRAM_OF[first['operation']]}_perf",
+        f"# written by benchlib from {run.run}",
+        "# Using devices",
+        *(f"#  Rank {rank:3d} Group  0 Pid      0 on {host} device {rank:3d} [0x00] {device}" for rank in range(ranks)),
+        "#",
+        HEADER,
+    ]
+    count = ranks * width if first["operation"] in PARTS else width
+    root = 0 if first["operation"] in ROOTED else -1
+    for size in sorted({row["bytes"] for row in rows}):
+        placements = {bool(row.get("in_place")): row for row in rows if row["bytes"] == size}
+        cells = "".join(_cells(placements.get(in_place)) for in_place in (False, True))
+        head = f"{size:>13}{size // count:>14}{kind:>10}{REDUCTIONS.get(reduction, reduction):>8}{root:>8}"
+        lines.append(head + cells)
+    wrong = sum(int(row.get("wrong_elements") or 0) for row in rows)
+    mean = sum(row["busbw_gbps"] for row in rows) / len(rows) / BITS
+    lines += [
+        f"# Out of bounds values : {wrong} {'OK' if wrong == 0 else 'FAILED'}",
+        f"# Avg bus bandwidth    : {mean:.6g}",
+        f"# Collective test concluded: {PROGRAM_OF[first['operation']]}_perf",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any] | None) -> str:
+    # Five digits of a slow fabric take ten places (0.00093431): columns are wider, so that numbers stay apart.
+    if row is None:
+        return f"{'N/A':>12}{'N/A':>12}{'N/A':>12}{'N/A':>12}"
+    rates = (row["algbw_gbps"] / BITS, row["busbw_gbps"] / BITS)
+    return (
+        f"{row['median_us']:>12.6g}"
+        + "".join(f"{rate:>12.5g}" for rate in rates)
+        + f"{int(row.get('wrong_elements') or 0):>12}"
+    )

@@ -1,0 +1,454 @@
+"""The series behind the pictures and tables of collectives: what a run recorded, as small frames.
+
+All functions read only what is there: a missing or damaged table gives an empty frame with its columns, a value that
+is no number NaN, never an error. Bandwidths are Gbps, times us, S is the bytes of an operation's larger side.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchlib.core.definitions import NO_LIMIT, size_text
+from benchlib.core.text import seconds
+from benchlib.results import frames
+from benchlib.results.frames import Records
+from benchlib.results.metrics import quantity
+
+SERIES = {
+    "operation": "", "variant": "", "dtype": "", "reduction": "", "in_place": False, "bytes": 0.0, "elements": 0.0, "rounds": 0.0,
+    "median_us": 0.0, "p95_us": 0.0, "p99_us": 0.0, "ci_low_us": 0.0, "ci_high_us": 0.0, "algbw_gbps": 0.0, "busbw_gbps": 0.0, "wrong_elements": 0.0, "checked_elements": 0.0,
+    "skew_us": 0.0, "slowest_rank": 0.0,
+}  # fmt: skip
+TABLES: dict[str, dict[str, Any]] = {
+    "series": SERIES,
+    "ranks": {"operation": "", "variant": "", "dtype": "", "bytes": 0.0, "rank": 0.0, "median_us": 0.0, "p95_us": 0.0, "slowest_share": 0.0},
+    "bounds": {"bound": "", "bytes": 0.0, "gbps": 0.0, "latency_us": 0.0, "provenance": "", "source": ""},
+    "shares": {"operation": "", "variant": "", "bytes": 0.0, "busbw_gbps": 0.0, "bound": "", "bound_gbps": 0.0, "share": 0.0, "target": 0.0},
+    "fits": {"operation": "", "variant": "", "dtype": "", "alpha_us": 0.0, "bandwidth_gbps": 0.0, "residual": 0.0, "points": 0.0,
+             "from_bytes": 0.0, "to_bytes": 0.0},
+    "crossover": {"algorithm": "", "against": "", "bytes": 0.0, "reason": ""},
+    "pairs": {"source": 0.0, "target": 0.0, "bytes": 0.0, "gbps": 0.0, "latency_us": 0.0},
+    "overlap": {"operation": "", "bytes": 0.0, "alone_us": 0.0, "compute_us": 0.0, "together_us": 0.0, "hidden_share": 0.0},
+    "gradients": {"collective": "", "max_difference": 0.0, "tolerance": 0.0, "status": "", "reason": ""},
+    "wrong": {"case": "", "wrong_elements": 0.0, "checked_elements": 0.0, "first": ""},
+    "unsupported": {"operation": "", "dtype": "", "reduction": "", "reason": ""},
+    "nccl_tests": {"operation": "", "placement": "", "bytes": 0.0, "ranks": 0.0, "time_us": 0.0, "algbw_gbps": 0.0, "busbw_gbps": 0.0,
+                   "wrong_elements": 0.0, "provenance": "", "source": ""},
+}  # fmt: skip
+WORDS = {
+    "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "all_to_all": "all-to-all",
+    "send_recv": "send/recv",
+}  # fmt: skip
+VARIANTS = {
+    "library": "", "async": "async", "overlap": "overlapped", "direct": "direct", "ring": "ring", "tree": "recursive doubling",
+    "rs_ag": "reduce-scatter + all-gather",
+}  # fmt: skip
+# Every rank sends and receives at once in the first group; in the second one rank is the source or the target.
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+ROOTED = ("broadcast", "reduce", "gather", "scatter", "send_recv")
+ALGORITHMS = ("ring", "tree", "rs_ag")
+
+
+def words(operation: str, variant: str = "library") -> str:
+    """Write an operation for a reader: ``all-gather, direct``."""
+    more = VARIANTS.get(variant, variant)
+    return WORDS.get(operation, operation) + (f", {more}" if more else "")
+
+
+def share_text(value: float) -> str:
+    """Write a share of a limit; above 1 by more than noise, what it is a share of was no limit."""
+    text = f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"
+    return f"{text} (no limit)" if value > NO_LIMIT else text
+
+
+def table(run: Records, name: str) -> pd.DataFrame:
+    """Return a table of ``TABLES`` with its columns: texts as they are, numbers as floats (NaN where there is none)."""
+    return frames.typed(run, name, TABLES[name])
+
+
+def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame as plain values by column."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def main(run: Records) -> pd.DataFrame:
+    """Return of each operation and variant one series by size: the type, reduction and place with most sizes.
+
+    Where several have as many, fp32, the sum and out of place come first.
+    """
+    frame = table(run, "series")
+    order = {"fp32": 0, "bf16": 1, "fp16": 2}
+    keys = ["dtype", "reduction", "in_place"]
+    kept = []
+    for _, group in frame.groupby(["operation", "variant"], sort=False):
+        kinds = group.groupby(keys, sort=False)["bytes"].nunique()
+        best = min(
+            kinds.index, key=lambda kind: (-kinds[kind], order.get(kind[0], 9), kind[1] not in ("", "sum"), kind[2])
+        )
+        kept.append(group[(group[keys] == list(best)).all(axis=1)].drop_duplicates("bytes", keep="last"))
+    found = pd.concat(kept, ignore_index=True) if kept else frame
+    return found.sort_values(["operation", "variant", "bytes"], ignore_index=True)
+
+
+def series_lines(run: Records, column: str) -> dict[tuple[str, str], pd.DataFrame]:
+    """Return the sizes and the values of ``column`` (above zero) of each operation and variant of :func:`main`."""
+    frame = main(run)
+    frame = frame[(frame[column] > 0) & (frame["bytes"] > 0)]
+    return {
+        (str(operation), str(variant)): group[["bytes", column]].rename(columns={column: "value"})
+        for (operation, variant), group in frame.groupby(["operation", "variant"], sort=False)
+    }
+
+
+def wrong(run: Records) -> set[tuple[str, str]]:
+    """Return the operations and variants of which any series had a wrong element: their speed counts for nothing."""
+    frame = table(run, "series")
+    return {(str(row["operation"]), str(row["variant"])) for row in rows(frame[frame["wrong_elements"] > 0])}
+
+
+def bounds(run: Records) -> dict[str, pd.DataFrame]:
+    """Return the measured and claimed limits by name: columns ``bytes`` (NaN for any size) and ``gbps``, by size."""
+    frame = table(run, "bounds")
+    frame = frame[frame["gbps"] > 0]
+    return {str(name): group.sort_values("bytes") for name, group in frame.groupby("bound", sort=False)}
+
+
+def shares(run: Records) -> pd.DataFrame:
+    """Return the table ``shares``, with the shares of the memory copy and of the claimed link where it has none of them.
+
+    They follow from the bandwidths of the same rows: only the sockets are measured in turns with the operations.
+    """
+    frame, limits = table(run, "shares").dropna(subset=["share", "bytes"]), bounds(run)
+    more = []
+    for name in ("memory copy", "claimed link"):
+        known = {(row["operation"], row["variant"]) for row in rows(frame[frame["bound"] == name])}
+        for row in rows(frame.drop_duplicates(["operation", "variant", "bytes"])):
+            if (row["operation"], row["variant"]) in known or name not in limits:
+                continue
+            at = limits[name][limits[name]["bytes"].isna() | (limits[name]["bytes"] == row["bytes"])]["gbps"]
+            if len(at):
+                gbps = float(at.iloc[0])
+                more.append(
+                    row | {"bound": name, "bound_gbps": gbps, "share": row["busbw_gbps"] / gbps, "target": math.nan}
+                )
+    return pd.concat([frame, pd.DataFrame(more)], ignore_index=True) if more else frame
+
+
+def ranks(run: Records) -> int:
+    """Return the number of ranks of the result, 0 where there is none."""
+    result = frames.readable(run, "result")
+    return int(result.world_size) if result else 0
+
+
+def ratios(run: Records) -> dict[str, pd.DataFrame]:
+    """Return for each algorithm the ratio of its time to the library's all-reduce by size: ``bytes``, ``ratio``.
+
+    None for one rank, which exchanges nothing by any algorithm.
+    """
+    found = series_lines(run, "median_us") if ranks(run) > 1 else {}
+    base = found.get(("all_reduce", "library"))
+    if base is None:
+        return {}
+    merged = {
+        name: found["all_reduce", name].merge(base, on="bytes", suffixes=("", "_library"))
+        for name in ALGORITHMS
+        if ("all_reduce", name) in found
+    }
+    return {
+        name: pd.DataFrame({"bytes": frame["bytes"], "ratio": frame["value"] / frame["value_library"]})
+        for name, frame in merged.items()
+        if len(frame)
+    }
+
+
+def last_shares(run: Records) -> pd.Series:
+    """Return how often each rank was the last to finish, as a share of all timed rounds: a mean over operations and sizes."""
+    frame = table(run, "ranks").dropna(subset=["rank", "slowest_share"])
+    shares = frame.groupby("rank")["slowest_share"].mean()
+    shares.index = shares.index.astype(int)
+    return shares
+
+
+def ledger(run: Records) -> pd.DataFrame:
+    """Return the raw times of each rank and round as they lie in the run's folder; empty where there is no such file."""
+    folder = getattr(run, "path", None)
+    path = Path(folder) / "ledger.parquet" if folder else None
+    if path is None or not path.is_file():
+        return pd.DataFrame()
+    from pyarrow import ArrowException
+
+    # A damaged file, or one of another user, costs its picture, which then says so.
+    with contextlib.suppress(OSError, ValueError, ArrowException):
+        return pd.read_parquet(path)
+    return pd.DataFrame()
+
+
+def apart(run: Records, operation: str) -> pd.DataFrame:
+    """Return by size how far the ranks of an operation of the library end apart: percentiles over the rounds, in us.
+
+    Columns ``bytes``, ``p05``, ``p25``, ``p50``, ``p75``, ``p95`` and ``time_us``, the median time of the slowest rank;
+    of the type, reduction and place of :func:`main`. Empty with one rank and where no ledger was kept.
+    """
+    chosen = main(run).query("operation == @operation and variant == 'library'")
+    raw = ledger(run)
+    wanted = {"operation", "variant", "dtype", "reduction", "in_place", "bytes", "round", "rank", "seconds"}
+    if chosen.empty or not wanted <= set(raw.columns):
+        return pd.DataFrame()
+    first = rows(chosen)[0]
+    same = raw["bytes"].isin(chosen["bytes"])
+    for name in ("operation", "variant", "dtype", "reduction", "in_place"):
+        same &= raw[name] == first[name]
+    times = raw[same].groupby(["bytes", "round"])["seconds"].agg(["min", "max", "size"])
+    times = times[times["size"] > 1].reset_index()
+    found = []
+    for size in sorted({float(value) for value in times["bytes"]}):
+        group = times[times["bytes"] == size]
+        gaps = 1e6 * (group["max"] - group["min"])
+        ends = {f"p{q:02d}": float(gaps.quantile(q / 100)) for q in (5, 25, 50, 75, 95)}
+        found.append({"bytes": size, **ends, "time_us": 1e6 * float(group["max"].median())})
+    return pd.DataFrame(found)
+
+
+# Tables of collectives for notebooks and reports: what was verified, bandwidth and time by size, shares, fits, what is missing.
+
+
+MOST_SIZES = 7
+NOTHING, NOT_TOLD = "–", "not told"
+BANDWIDTH, TIME = "Gbps (bus)", "median time"
+
+
+def verified(run: Records) -> pd.DataFrame:
+    """Return by operation what was timed and compared, and how many elements were wrong."""
+    frame = table(run, "series")
+    found = []
+    for operation in _order(frame["operation"]):
+        part = frame[frame["operation"] == operation]
+        sizes = part.loc[part["bytes"] > 0, "bytes"]
+        found.append({
+            "operation": words(operation),
+            "types": _listed(part["dtype"]),
+            "reductions": _listed(part["reduction"]),
+            "variants": _listed(part["variant"]),
+            "sizes": f"{size_text(sizes.min())} to {size_text(sizes.max())}" if len(sizes) else NOTHING,
+            "series": len(part),
+            "elements compared": f"{part['checked_elements'].sum():,.0f}",
+            "wrong": f"{part['wrong_elements'].sum():,.0f}",
+        })  # fmt: skip
+    return _indexed(found, "operation", "No collective was timed.")
+
+
+def wrong_table(run: Records) -> pd.DataFrame:
+    """Return the cases with wrong elements, and the first of them with its rank."""
+    found = [
+        {
+            "case": row["case"],
+            "wrong": f"{row['wrong_elements']:,.0f}",
+            "compared": f"{row['checked_elements']:,.0f}",
+            "first": row["first"],
+        }
+        for row in rows(table(run, "wrong"))
+    ]
+    return _indexed(found, "case", "No element was wrong.")
+
+
+def bandwidth(run: Records) -> pd.DataFrame:
+    """Return the bus bandwidth in Gbps by operation and variant (rows) and size (columns); the limits come last."""
+    found = _by_size(run, BANDWIDTH, "busbw_gbps", quantity)
+    sizes = [column for column in found[0] if column != BANDWIDTH] if found else []
+    for name, frame in bounds(run).items():
+        if name != "claimed link":
+            at = {size_text(row["bytes"]): quantity(row["gbps"]) for row in rows(frame) if row["bytes"] > 0}
+        else:
+            at = dict.fromkeys(sizes, quantity(float(frame["gbps"].max())))
+        if found:
+            found.append({BANDWIDTH: name.replace("tcp", "TCP")} | {size: at.get(size, NOTHING) for size in sizes})
+    return _indexed(found, BANDWIDTH, "No bandwidth between ranks was measured.")
+
+
+def times(run: Records) -> pd.DataFrame:
+    """Return the median time of the slowest rank by operation and variant (rows) and size (columns)."""
+    found = _by_size(run, TIME, "median_us", lambda value: seconds(1e-6 * value))
+    return _indexed(found, TIME, "No time was recorded.")
+
+
+def spread(run: Records) -> pd.DataFrame:
+    """Return how the times of each operation are spread, and both its bandwidths: at the smallest, a middle and the largest size."""
+    found = []
+    for _, group in main(run).groupby(["operation", "variant"], sort=False):
+        items = rows(group.dropna(subset=["median_us"]))
+        found += [items[at] for at in sorted({0, len(items) // 2, len(items) - 1}) if items]
+    order = _order(pd.Series([item["operation"] for item in found], dtype=str))
+    found.sort(key=lambda item: (order.index(item["operation"]), item["variant"] != "library", item["variant"]))
+    return _indexed([_spread_row(item) for item in found], "operation", "No time was recorded.")
+
+
+def _spread_row(item: dict[str, Any]) -> dict[str, str]:
+    def micros(name: str) -> str:
+        return _or(item[name], lambda value: seconds(1e-6 * value), NOTHING)
+
+    ends = [micros("ci_low_us"), micros("ci_high_us")]
+    return {
+        "operation": words(item["operation"], item["variant"]),
+        "size": size_text(item["bytes"]) if item["bytes"] > 0 else NOTHING,
+        "rounds": _or_nothing(item["rounds"], "{:.0f}"),
+        "median": micros("median_us"),
+        "95 % interval": NOTHING if NOTHING in ends else " to ".join(ends),
+        "p95": micros("p95_us"),
+        "p99": micros("p99_us"),
+        "algbw": _or(item["algbw_gbps"], lambda value: quantity(value, "Gbps"), NOTHING),
+        "busbw": _or(item["busbw_gbps"], lambda value: quantity(value, "Gbps"), NOTHING),
+    }
+
+
+def _by_size(run: Records, head: str, column: str, write: Any) -> list[dict[str, str]]:
+    lines = series_lines(run, column)
+    sizes = sorted({float(size) for frame in lines.values() for size in frame["bytes"]})
+    step = max(1, -(-len(sizes) // MOST_SIZES))
+    kept = sizes[::-1][::step][::-1]
+    order = _order(pd.Series([key[0] for key in lines], dtype=str))
+    found = []
+    for operation, variant in sorted(lines, key=lambda key: (order.index(key[0]), key[1] != "library", key[1])):
+        at = {row["bytes"]: write(row["value"]) for row in rows(lines[operation, variant])}
+        if set(at) & set(kept):
+            found.append({head: words(operation, variant)} | {size_text(size): at.get(size, NOTHING) for size in kept})
+    return found
+
+
+def shares_table(run: Records) -> pd.DataFrame:
+    """Return the share of each limit, with its target where there is one."""
+    found = [
+        {
+            "operation": words(row["operation"], row["variant"]),
+            "size": size_text(row["bytes"]),
+            "bus bandwidth": quantity(row["busbw_gbps"], "Gbps"),
+            "limit": row["bound"].replace("tcp", "TCP"),
+            "of the limit": quantity(row["bound_gbps"], "Gbps"),
+            "share": share_text(row["share"]),
+            "target": _or_nothing(row["target"], "{:.2f}"),
+        }
+        for row in rows(shares(run))
+    ]
+    return _indexed(found, "operation", "No operation was measured beside a limit.")
+
+
+def fits(run: Records) -> pd.DataFrame:
+    """Return start-up time and bandwidth of each operation, and what the line t = α + S·factor/B leaves.
+
+    Neither is told of times that are on no line.
+    """
+    frame = table(run, "fits").dropna(subset=["residual"])  # of too few sizes there is no line at all
+    frame = frame[frame["variant"] != "async"]  # measured at both ends of the range only
+    found = [
+        {
+            "operation": words(row["operation"], row["variant"]),
+            "α": _or(row["alpha_us"], lambda value: seconds(1e-6 * value), NOT_TOLD),
+            "B (bus)": _or(row["bandwidth_gbps"], lambda value: quantity(value, "Gbps"), NOT_TOLD),
+            "residual (rms)": _or_nothing(100 * row["residual"], "{:.1f} %"),
+            "sizes": f"{row['points']:.0f}, {size_text(row['from_bytes'])} to {size_text(row['to_bytes'])}",
+        }
+        for row in rows(frame)
+    ]
+    return _indexed(found, "operation", "No start-up time and bandwidth were fitted.")
+
+
+def gradients(run: Records) -> pd.DataFrame:
+    """Return how far the gradients of one training step over each collective library are from the single process."""
+    found = [
+        {
+            "library": row["collective"],
+            "largest difference": _or_nothing(row["max_difference"], "{:.2g}"),
+            "tolerance": _or_nothing(row["tolerance"], "{:.2g}"),
+            "status": row["status"],
+            "reason": row["reason"],
+        }
+        for row in rows(table(run, "gradients"))
+    ]
+    return _indexed(found, "library", "No gradients were compared.")
+
+
+def unsupported(run: Records) -> pd.DataFrame:
+    """Return what the collective library does not have, with its own words."""
+    frame = table(run, "unsupported")
+    found = []
+    for (operation, reason), part in frame.groupby(["operation", "reason"], sort=False):
+        found.append({
+            "operation": words(str(operation)),
+            "types": _listed(part["dtype"]),
+            "reductions": _listed(part["reduction"]),
+            "reason": str(reason),
+        })  # fmt: skip
+    return _indexed(found, "operation", "The library has everything that was asked for.")
+
+
+def others(run: Records) -> pd.DataFrame:
+    """Return what the file of nccl-tests states beside this run's own bus bandwidth at the same size."""
+    frame = table(run, "nccl_tests")
+    own = {
+        (operation, row["bytes"]): row["value"]
+        for (operation, variant), line in series_lines(run, "busbw_gbps").items()
+        if variant == "library"
+        for row in rows(line)
+    }
+    found = []
+    for row in rows(frame[frame["busbw_gbps"].notna()]):
+        here = own.get((row["operation"], row["bytes"]))
+        ratio = quantity(here / row["busbw_gbps"]) if here and row["busbw_gbps"] > 0 else NOTHING
+        found.append({
+            "operation": words(row["operation"]),
+            "size": size_text(row["bytes"]),
+            "placement": row["placement"],
+            "claimed": quantity(row["busbw_gbps"], "Gbps"),
+            "ranks": _or_nothing(row["ranks"], "{:.0f}"),
+            "here": quantity(here, "Gbps") if here else NOTHING,
+            "here / claimed": ratio,
+            "wrong": _or_nothing(row["wrong_elements"], "{:,.0f}"),
+            "source": row["source"],
+        })  # fmt: skip
+    return _indexed(found, "operation", "No results of nccl-tests were named (parameter nccl_tests).")
+
+
+def _order(operations: pd.Series) -> list[str]:
+    known = [name for name in (*TOGETHER, *ROOTED, "barrier") if name in set(operations)]
+    return known + sorted(set(operations) - set(known))
+
+
+def _listed(values: pd.Series) -> str:
+    return ", ".join(dict.fromkeys(value for value in values.astype(str) if value)) or NOTHING
+
+
+def _or_nothing(value: float, form: str) -> str:
+    return _or(value, form.format, NOTHING)
+
+
+def _or(value: float, write: Callable[[float], str], missing: str) -> str:
+    return missing if math.isnan(value) else write(value)
+
+
+def _indexed(found: list[dict[str, Any]], index: str, missing: str) -> pd.DataFrame:
+    """Return the rows, or one row that says what is missing."""
+    return pd.DataFrame(found).set_index(index) if found else pd.DataFrame({"": [missing]}).set_index("")
+
+
+# What a report shows in place of the raw tables, under these headings; all rows are in result.json.
+VIEWS: dict[str, Callable[[Records], pd.DataFrame]] = {
+    "Wrong results": wrong_table,
+    "Verified": verified,
+    "Bus bandwidth by size": bandwidth,
+    "Median time by size": times,
+    "Spread of the times, and both bandwidths": spread,
+    "Shares of the limits": shares_table,
+    "Start-up time and bandwidth": fits,
+    "The same gradients over each library": gradients,
+    "What the library lacks": unsupported,
+    "Results of nccl-tests beside it": others,
+}
+
+
+def report(run: Records) -> dict[str, list[dict[str, Any]]]:
+    """Return the views that have something to show, as rows of texts."""
+    frames = {heading: view(run) for heading, view in VIEWS.items()}
+    return {heading: rows(frame.reset_index()) for heading, frame in frames.items() if len(frame.columns)}

@@ -1,0 +1,31 @@
+"""Parameters of the machine benchmark. The defaults are those of the smoke tier."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from benchlib.config.schema import BaseConfig
+
+
+class MachineConfig(BaseConfig):
+    """The measured peaks that other benchmarks are placed beside. n is the size of square matrices."""
+
+    benchmark: Literal["machine"] = "machine"
+
+    matmul_sizes: list[PositiveInt] = Field([512, 1024], min_length=1, description="n of the square matrix products")
+    precisions: list[Literal["fp32", "tf32", "bf16", "fp16"]] = Field(
+        ["fp32", "bf16"], min_length=1, description="of the matrix products"
+    )
+    copy_mib: int = Field(64, ge=1, le=65536, description="size of the memory copies, in MiB")
+    allreduce_mib: list[PositiveFloat] = Field(
+        [0.001, 1, 16], min_length=1, description="sizes of the all-reduce, in MiB"
+    )
+    seconds: float = Field(0.5, gt=0, le=600, description="time that each measurement takes at least")
+
+    def expected_work(self) -> str:
+        """Say what will be measured."""
+        products = len(self.matmul_sizes) * len(self.precisions)
+        return (
+            f"{products} matrix products, memory copies of {self.copy_mib} MiB and {len(self.allreduce_mib)} all-reduce sizes over {self.world_size} ranks, "
+            f"{self.seconds:g} s each"
+        )

@@ -1,0 +1,1 @@
+"""Does this backend compute the same, and if not, where?"""

@@ -1,0 +1,441 @@
+"""The kernels of scaled_dot_product_attention side by side, on inputs of BERT-base's heads: how far apart, how fast.
+
+Each kernel is held against the same attention in float64, written out here, and against the math kernel in its own type;
+outputs and gradients. Inputs are rounded to the type first, so that what is seen is the kernel's error alone.
+
+Letters: B rows, H heads, S tokens, D numbers of a head. Times are of a forward pass, in microseconds.
+"""
+
+import math
+import re
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchlib.benchmarks.parity import logits
+from benchlib.benchmarks.parity.exporting import built, quiet, require_compiler, require_package
+from benchlib.benchmarks.parity.switches import KERNELS
+from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.runtime.timing import Clock
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+LACKING = "no kernel"
+ONLY_OF_CPU = "on a CPU torch has the kernels math and flash only"
+MASKED_ROWS = ("bool", "-inf", "finfo.min")
+B, H, D = 1, 12, 64
+MOST_TOKENS = 2048  # scores in float64, of which a forward and backward pass keep four, are 0.4 GB each
+PEAKED = 6.0  # on q and k: scores 36 times as large, so that the softmax is nearly a choice
+WARMUP, RUNS, FEWEST = 3, 20, 5
+TIMED_S = 0.05  # of one row
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input. ``scale`` multiplies q and k; ``mask`` none, causal, or padding (the last quarter of the keys)."""
+
+    dtype: str
+    length: int
+    mask: str = "none"
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What attention gave: (B, H, S, D) and, where they could be computed, the gradients of q, k and v. All float64."""
+
+    output: np.ndarray
+    gradients: tuple[np.ndarray, ...] | None
+    gradients_lack: str = ""
+
+
+class NoKernel(RuntimeError):
+    """The device has no such kernel for the input; the text is torch's."""
+
+
+def kernels(where: torch.device, dtypes: Sequence[str], lengths: Sequence[int], seconds: float) -> list[dict[str, Any]]:
+    """Return a row for each kernel, type, length, mask and scale; the fields are those of ``_row``.
+
+    A kernel that the device lacks is SKIPPED with torch's own reason, and so is what ``seconds`` are not enough for.
+    One that breaks, or answers with numbers that are not finite, is FAIL. The rest is MEASURED.
+    """
+    until = time.monotonic() + seconds
+    rows: list[dict[str, Any]] = []
+    for dtype in map(_name, dtypes):
+        masked = {kernel: masked_row(kernel, where, dtype) for kernel in KERNELS}
+        for case in (case for length in lengths for case in cases(dtype, length)):
+            rows.extend(_rows(case, where, masked, until, seconds))
+    return rows
+
+
+def cases(dtype: str, length: int) -> tuple[Case, ...]:
+    """Return the inputs of one type and length."""
+    return (
+        Case(dtype, length),
+        Case(dtype, length, "causal"),
+        Case(dtype, length, "padding"),
+        Case(dtype, length, scale=PEAKED),
+    )
+
+
+def inputs(case: Case) -> tuple[Tensors, torch.Tensor]:
+    """Return q, k, v and the gradient of the output, (B, H, S, D) each, on the CPU in the case's type."""
+    generator = torch.Generator().manual_seed(1000 + case.length)
+    drawn = [torch.randn(B, H, case.length, D, generator=generator, dtype=torch.float64) for _ in range(4)]
+    q, k, v, gradient = (
+        tensor.to(DTYPES[case.dtype]) for tensor in (case.scale * drawn[0], case.scale * drawn[1], *drawn[2:])
+    )
+    return (q, k, v), gradient
+
+
+def allowed(case: Case) -> torch.Tensor | None:
+    """Return which keys a query may attend to, bool (S, S) or (1, S); None: all."""
+    if case.mask == "none":
+        return None
+    places = torch.arange(case.length)
+    if case.mask == "causal":
+        return places[:, None] >= places
+    return (places < max(1, math.ceil(case.length * 3 / 4)))[None, :]
+
+
+def truth(case: Case) -> Answer:
+    """Return softmax(q k^T / sqrt(D)) v and its gradients in float64, from the inputs as rounded to the case's type."""
+    tensors, gradient = inputs(case)
+    q, k, v = (tensor.double().requires_grad_() for tensor in tensors)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(D)
+    mask = allowed(case)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    output = torch.softmax(scores, dim=-1) @ v
+    output.backward(gradient.double())
+    return Answer(_wide(output), tuple(_wide(tensor.grad) for tensor in (q, k, v)))
+
+
+def answer(kernel: str, case: Case, where: torch.device) -> Answer:
+    """Return what one kernel gives. Raises ``NoKernel`` with torch's reason where the device lacks it."""
+    tensors, gradient = inputs(case)
+    given = tuple(tensor.to(where).detach().requires_grad_() for tensor in tensors)
+    output = _attend(kernel, given, _mask(case, where), case.mask == "causal")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            output.backward(gradient.to(where))
+    except (RuntimeError, NotImplementedError) as error:  # a kernel of the forward pass only
+        return Answer(_wide(output), None, f"no gradients: {_plain(str(error))}")
+    return Answer(_wide(output), tuple(_wide(tensor.grad) for tensor in given))
+
+
+def masked_row(kernel: str, where: torch.device, dtype: str) -> str:
+    """Say what a query that may attend to nothing gets, by the kind of mask; '' where the kernel is lacking."""
+    found = {kind: _word(kernel, kind, where, dtype) for kind in MASKED_ROWS}
+    if set(found.values()) == {LACKING}:
+        return ""
+    return ", ".join(f"{kind}: {word}" for kind, word in found.items())
+
+
+def _word(kernel: str, kind: str, where: torch.device, dtype: str) -> str:
+    """Return zeros, uniform (the mean of all values), as unmasked, nan, error or other, of a row without a key."""
+    case, row = Case(dtype, 16), 3
+    (q, k, v), _ = inputs(case)
+    mask = torch.zeros(case.length, case.length, dtype=q.dtype)
+    mask[row] = -math.inf if kind == "-inf" else torch.finfo(q.dtype).min
+    given = (q.to(where), k.to(where), v.to(where))
+    try:
+        with torch.no_grad():
+            output = _attend(kernel, given, (mask == 0 if kind == "bool" else mask).to(where), causal=False)
+    except NoKernel:
+        return LACKING
+    except Exception as error:  # what it gets, then, is an error
+        return f"error ({_plain(str(error))})"
+    return word(_wide(output)[:, :, row], _wide(v), truth(case).output[:, :, row], 8 * torch.finfo(q.dtype).eps)
+
+
+def word(row: np.ndarray, values: np.ndarray, unmasked: np.ndarray, near: float) -> str:
+    """Name what a query without a key got: ``row`` (B, H, D), where it would get ``unmasked`` of ``values`` (B, H, S, D)."""
+    if np.isnan(row).any():
+        return "nan"
+    if not row.any():
+        return "zeros"
+    for told, expected in (("uniform", values.mean(axis=2)), ("as unmasked", unmasked)):
+        if np.abs(row - expected).max() <= near:
+            return told
+    return "other"
+
+
+def _rows(
+    case: Case, where: torch.device, masked: dict[str, str], until: float, seconds: float
+) -> Iterator[dict[str, Any]]:
+    exact, reference = None, None
+    for kernel in KERNELS:
+        if case.length > MOST_TOKENS:
+            yield _row(kernel, case, where, "SKIPPED", f"beyond {MOST_TOKENS:,} tokens float64 takes too much memory")
+            continue
+        if time.monotonic() > until:
+            yield _row(kernel, case, where, "SKIPPED", f"no time left of {seconds:g} s")
+            continue
+        try:
+            found = answer(kernel, case, where)
+        except NoKernel as error:
+            yield _row(kernel, case, where, "SKIPPED", str(error))
+            continue
+        except Exception as error:  # one kernel that breaks is a row, not the end of the others
+            yield _row(kernel, case, where, "FAIL", f"{type(error).__name__}: {_plain(str(error))}")
+            continue
+        exact = exact or truth(case)
+        reference = found if kernel == "math" else reference
+        finite = np.isfinite(found.output).all()
+        reason = found.gradients_lack if finite else "numbers in the output are NaN or infinite"
+        yield (
+            _row(kernel, case, where, "MEASURED" if finite else "FAIL", reason)
+            | _distances(found, exact, None if kernel == "math" else reference)
+            | {"masked_row": masked[kernel], "median_us": 1e6 * statistics.median(_times_s(kernel, case, where))}
+        )
+
+
+def _row(kernel: str, case: Case, where: torch.device, status: str, reason: str) -> dict[str, Any]:
+    """Return a row whose numbers are not there yet."""
+    return {
+        "device": where.type,
+        "kernel": kernel,
+        "dtype": case.dtype,
+        "length": case.length,
+        "mask": case.mask,
+        "scale": case.scale,
+        "status": status,
+        "reason": reason,
+        "max_abs_truth": None,
+        "one_minus_cosine_truth": None,
+        "gradient_max_abs_truth": None,
+        "max_abs_math": None,
+        "one_minus_cosine_math": None,
+        "gradient_max_abs_math": None,
+        "masked_row": "",
+        "median_us": None,
+    }
+
+
+def _distances(found: Answer, exact: Answer, reference: Answer | None) -> dict[str, float | None]:
+    told: dict[str, float | None] = {}
+    for name, other in (("truth", exact), ("math", reference)):
+        if other is None:
+            continue
+        told[f"max_abs_{name}"] = _finite(logits.max_abs(found.output, other.output))
+        told[f"one_minus_cosine_{name}"] = _finite(logits.one_minus_cosine(found.output, other.output))
+        if found.gradients and other.gradients:
+            pairs = zip(found.gradients, other.gradients, strict=True)
+            told[f"gradient_max_abs_{name}"] = _finite(max(logits.max_abs(a, b) for a, b in pairs))
+    return told
+
+
+def _times_s(kernel: str, case: Case, where: torch.device) -> list[float]:
+    """Return the seconds of forward passes, each waited for; as many as fit into TIMED_S, FEWEST at least."""
+    (q, k, v), _ = inputs(case)
+    q, k, v, mask = q.to(where), k.to(where), v.to(where), _mask(case, where)
+    clock, found = Clock(where), []
+    with torch.no_grad(), warnings.catch_warnings(), sdpa_kernel(KERNELS[kernel]):
+        warnings.simplefilter("ignore")
+        for number in range(WARMUP + RUNS):
+            begin = clock.stamp()
+            scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=case.mask == "causal")
+            end = clock.stamp()
+            clock.settle()
+            if number >= WARMUP:
+                found.append(clock.seconds(begin, end))
+            if len(found) >= FEWEST and sum(found) > TIMED_S:
+                break
+    return found
+
+
+def _attend(kernel: str, given: Tensors, mask: torch.Tensor | None, causal: bool) -> torch.Tensor:
+    """Call one kernel. torch tells why it takes none in warnings, where it tells at all, and raises a general error."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            with sdpa_kernel(KERNELS[kernel]):
+                q, k, v = given
+                return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        except RuntimeError as error:
+            if not re.search(r"No (available kernel|viable backend)", str(error)):
+                raise
+            reasons = [*dict.fromkeys(_plain(str(warning.message)) for warning in told)]
+            if not reasons and given[0].device.type == "cpu":  # torch's error suggests that somebody turned it off
+                reasons = [ONLY_OF_CPU]
+            raise NoKernel("; ".join(reasons) or _plain(str(error))) from error
+
+
+def _mask(case: Case, where: torch.device) -> torch.Tensor | None:
+    """Return the mask to hand over; causal ones are built in."""
+    mask = allowed(case) if case.mask == "padding" else None
+    return None if mask is None else mask.to(where)
+
+
+def _plain(text: str) -> str:
+    """Return torch's message in one line, without the place in its sources."""
+    return re.sub(r"\s*\(Triggered internally at.*?\)\.?", "", " ".join(text.split()))[:400]
+
+
+def _wide(tensor: torch.Tensor | None) -> np.ndarray:
+    assert tensor is not None
+    return np.asarray(tensor.detach().to("cpu").double().numpy())
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _name(dtype: str) -> str:
+    """Return the kit's name of a type; torch's own is understood."""
+    known = {str(value).removeprefix("torch."): name for name, value in DTYPES.items()}
+    name = known.get(dtype, dtype)
+    if name not in DTYPES:
+        raise UserError(f"dtype = {dtype}: attention is compared in {', '.join(DTYPES)}")
+    return name
+
+
+# What a query that may attend to nothing gets, from each runtime and for each way to say so in a mask.
+#
+# No standard says what it is. One graph holds the attention with three masks that mean the same: False, -inf, and the
+# least finite number; each runtime takes that graph once. Letters as in ``benchlib.benchmarks.parity.attention``.
+
+
+CASE, ROW = Case("fp32", 16), 3
+NEAR = 8 * torch.finfo(torch.bfloat16).eps  # a runtime may compute in bfloat16
+Outputs = list[np.ndarray]
+
+
+def by_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return torch's own attention."""
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def by_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return attention written out: softmax(q k^T / sqrt(D) + mask) v."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    masked = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return torch.softmax(masked, dim=-1) @ v
+
+
+FORMS = {"scaled_dot_product_attention": by_sdpa, "softmax written out": by_softmax}
+
+
+class ThreeMasks(torch.nn.Module):
+    """The same attention under each mask of ``MASKED_ROWS``."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.attend = FORMS[form]
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *masks: torch.Tensor) -> Tensors:
+        """Return an output for each mask, (B, H, S, D) each."""
+        return tuple(self.attend(q, k, v, mask) for mask in masks)
+
+
+def masks() -> Tensors:
+    """Return the masks, (S, S) each, that leave query ``ROW`` without a key: in the order of ``MASKED_ROWS``."""
+    added = []
+    for value in (-math.inf, torch.finfo(torch.float32).min):
+        mask = torch.zeros(CASE.length, CASE.length)
+        mask[ROW] = value
+        added.append(mask)
+    return (added[0] == 0, *added)
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """Return a row for each runtime and form: what the row without a key gets, by the kind of mask.
+
+    ``folder`` is empty, for exported files. A runtime that is not there has its reason instead.
+    """
+    rows = []
+    for form in FORMS:
+        for name, run in RUNTIMES.items():
+            place = folder / f"{name}-{form}".replace(" ", "-")
+            place.mkdir()
+            row = {"runtime": name, "form": form, "reason": ""} | dict.fromkeys(MASKED_ROWS, "")
+            try:
+                row |= _words(run(ThreeMasks(form).eval(), place))
+            except BackendUnavailable as error:
+                row["reason"] = str(error)
+            rows.append(row)
+    return rows
+
+
+def _words(outputs: Outputs) -> dict[str, str]:
+    (_, _, v), _ = inputs(CASE)
+    unmasked = truth(CASE).output[:, :, ROW]
+    return {
+        kind: word(output[:, :, ROW].astype(np.float64), v.double().numpy(), unmasked, NEAR)
+        for kind, output in zip(MASKED_ROWS, outputs, strict=True)
+    }
+
+
+def _given() -> Tensors:
+    tensors, _ = inputs(CASE)
+    return (*tensors, *masks())
+
+
+def _eager(module: torch.nn.Module, folder: Path) -> Outputs:
+    with torch.no_grad():
+        return [output.numpy() for output in module(*_given())]
+
+
+def _compiled(module: torch.nn.Module, folder: Path) -> Outputs:
+    require_compiler()
+    torch.compiler.reset()
+    with quiet(), built():
+        module.compile()
+        return _eager(module, folder)
+
+
+def _packaged(module: torch.nn.Module, folder: Path) -> Outputs:
+    require_compiler()
+    path = str(folder / "rows.pt2")
+    with torch.no_grad(), quiet(), built():
+        torch._inductor.aoti_compile_and_package(torch.export.export(module, _given()), package_path=path)
+        return [output.numpy() for output in torch._inductor.aoti_load_package(path)(*_given())]
+
+
+def _onnx(module: torch.nn.Module, folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    for name in ("onnx", "onnxscript"):
+        require_package(name)
+    names = ["q", "k", "v", *(f"mask{number}" for number in range(len(MASKED_ROWS)))]
+    with torch.no_grad(), quiet():
+        program = torch.export.export(module, _given())
+        converted: Any = torch.onnx.export(program, dynamo=True, input_names=names, verbose=False)
+        converted.save(str(folder / "rows.onnx"))
+    return folder / "rows.onnx", {name: tensor.numpy() for name, tensor in zip(names, _given(), strict=True)}
+
+
+def _onnx_runtime(module: torch.nn.Module, folder: Path) -> Outputs:
+    runtime = require_package("onnxruntime")
+    path, given = _onnx(module, folder)
+    return list(runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, given))
+
+
+def _openvino(settings: dict[str, str]) -> Callable[[torch.nn.Module, Path], Outputs]:
+    def run(module: torch.nn.Module, folder: Path) -> Outputs:
+        runtime = require_package("openvino")
+        path, given = _onnx(module, folder)
+        found = runtime.Core().compile_model(path, "CPU", settings)(given)
+        return [np.array(output) for output in found.values()]
+
+    return run
+
+
+RUNTIMES: dict[str, Callable[[torch.nn.Module, Path], Outputs]] = {
+    "torch": _eager,
+    "torch.compile": _compiled,
+    "AOTInductor": _packaged,
+    "ONNX Runtime": _onnx_runtime,
+    "OpenVINO f32": _openvino({"INFERENCE_PRECISION_HINT": "f32"}),
+    "OpenVINO as it comes": _openvino({}),
+}

@@ -1,0 +1,228 @@
+"""The ways to compute that are compared. Adding one is a row here and an executor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+from pydantic import Field, field_validator, model_validator
+
+from benchlib.benchmarks.squad.config import EMBEDDED_MODEL
+from benchlib.config.schema import BaseConfig
+from benchlib.core.errors import UserError, nearest
+
+DEVICES = ("cuda", "rocm", "mps", "xpu", "tpu")
+EAGER = "benchlib.benchmarks.parity.eager"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One way to compute the model's outputs on some backends.
+
+    ``executor`` is the module whose ``make`` builds it. ``attention`` is transformers' implementation and ``kernel`` the
+    kernel that scaled_dot_product_attention is held to ('' leaves the choice to torch). In mode ``exact`` reduced
+    precision and nondeterminism are switched off, in ``native`` torch's own defaults hold. ``gates`` says whether a
+    difference beyond tolerance fails the run; ``slow`` members compile or export the model first.
+    """
+
+    name: str
+    backends: tuple[str, ...]
+    what: str
+    executor: str = EAGER
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    attention: Literal["eager", "sdpa"] = "sdpa"
+    kernel: Literal["", "math", "flash", "efficient", "cudnn"] = ""
+    mode: Literal["exact", "native"] = "exact"
+    gates: bool = True
+    threads: int = 0
+    slow: bool = False
+
+
+MEMBERS: dict[str, Member] = {
+    member.name: member
+    for member in (
+        Member("eager", ("cpu",), "the reference's own way in another process", attention="eager"),
+        Member("sdpa_math", ("cpu",), "scaled_dot_product_attention, math kernel", kernel="math"),
+        Member("sdpa_flash", ("cpu",), "scaled_dot_product_attention, flash kernel", kernel="flash"),
+        Member("one_thread", ("cpu",), "one thread: another order of additions", attention="eager", threads=1),
+        Member("fp64", ("cpu", "cuda", "rocm", "xpu"), "double precision", precision="fp64", kernel="math"),
+        Member("bf16", ("cpu", *DEVICES), "matrix products in bfloat16 (autocast)", precision="bf16", kernel="math"),
+        Member("exact", DEVICES, "math attention, no TF32, deterministic", kernel="math"),
+        Member("native", ("cpu", *DEVICES), "torch's own defaults", mode="native", gates=False),
+        Member("flash", ("cuda", "rocm"), "flash attention in bfloat16", precision="bf16", kernel="flash", gates=False),
+        Member("efficient", ("cuda", "rocm"), "memory-efficient attention", kernel="efficient", gates=False),
+        Member("cudnn", ("cuda",), "cuDNN attention in bfloat16", precision="bf16", kernel="cudnn", gates=False),
+        Member("compile", ("cpu", *DEVICES), "torch.compile (Inductor)", "benchlib.benchmarks.parity.compiled", kernel="math", slow=True),
+        Member("aotinductor", ("cpu", "cuda", "rocm", "xpu"), "AOTInductor: exported, compiled ahead of time", "benchlib.benchmarks.parity.aotinductor", kernel="math", slow=True),
+        Member("onnxruntime", ("cpu", "cuda"), "ONNX Runtime", "benchlib.benchmarks.parity.onnx_runtime", attention="eager", slow=True),
+        Member("openvino", ("cpu",), "OpenVINO held to f32", "benchlib.benchmarks.parity.openvino_runtime", attention="eager", slow=True),
+        Member("openvino_default", ("cpu",), "OpenVINO as it comes: bfloat16 where the CPU has it", "benchlib.benchmarks.parity.openvino_runtime", attention="eager", mode="native", gates=False, slow=True),
+    )
+}  # fmt: skip
+
+
+class Choice(Protocol):
+    """What of a config says which members take part."""
+
+    @property
+    def backend(self) -> str:
+        """Where the members compute."""
+
+    @property
+    def members(self) -> Sequence[str]:
+        """Their names; none: all of the backend."""
+
+    @property
+    def slow(self) -> bool:
+        """Whether all includes those that compile or export."""
+
+
+def chosen(config: Choice) -> tuple[Member, ...]:
+    """Return the members that take part, in the order of the table: those that are named, else all of the backend.
+
+    ``UserError`` for a name that there is none of, or not on this backend.
+    """
+    here = {name: member for name, member in MEMBERS.items() if config.backend in member.backends}
+    for name in config.members:
+        if name not in here:
+            where = (
+                f"is not of {config.backend} but of {', '.join(MEMBERS[name].backends)}"
+                if name in MEMBERS
+                else "is unknown"
+            )
+            raise UserError(f"members: {name!r} {where}: {nearest(name, here)}")
+    if config.members:
+        return tuple(member for name, member in here.items() if name in config.members)
+    return tuple(member for member in here.values() if config.slow or not member.slow)
+
+
+# Parameters of the parity benchmark. The defaults are those of the smoke tier.
+
+
+# The fields that do not change what a member computes or how its time is taken.
+_NOT_WORK = ("record", "ease", "keep", "members", "slow", "member_timeout_s", "attention_kernels", "planted_layer")
+
+
+class ParityConfig(BaseConfig):
+    """The same weights and inputs on a reference and on every member of a backend."""
+
+    PATHS: ClassVar[dict[str, bool]] = {"golden": True, "dev_file": True, "model": False}
+    ONE_PROCESS: ClassVar[bool] = True
+    # The fields that a golden folder fixes: weights and inputs come from it, whatever machine computes.
+    RECORDED: ClassVar[tuple[str, ...]] = (
+        "model", "init", "data", "dev_file", "lengths", "batch_sizes", "dev_questions", "train_steps", "train_batch",
+        "train_length", "learning_rate", "seed",
+    )  # fmt: skip
+
+    benchmark: Literal["parity"] = "parity"
+
+    reference: Literal["cpu", "cuda", "rocm", "mps", "xpu", "tpu"] = Field(
+        "cpu", description="backend that computes the reference, in fp32 with eager attention"
+    )
+    golden: str = Field("", description="folder recorded before, here or elsewhere, that is the reference instead")
+    record: bool = Field(False, description="compute only the reference and the truth, and keep the golden folder")
+    members: list[str] = Field([], description="ways to compute that are compared; empty: all of the backend")
+    slow: bool = Field(False, description="also the members that compile or export the model, which take a minute each")
+    ease: bool = Field(
+        True, description="let limits of logits follow the reference's own error (bf16: their size); false: the table's"
+    )
+    keep: bool = Field(False, description="keep weights, gradients and activations in the run folder")
+
+    model: str = Field(
+        EMBEDDED_MODEL,
+        min_length=1,
+        description="hub name, local folder, tiny, or bert-base: its config, random weights",
+    )
+    init: Literal["auto", "pretrained", "random"] = Field(
+        "auto", description="weights; auto: the model's own where they are at hand, else random ones"
+    )
+    data: Literal["minisquad", "squad", "files"] = Field(
+        "minisquad", description="text of the inputs: embedded generator, rajpurkar/squad, or dev_file"
+    )
+    dev_file: str = Field("", description="SQuAD v1.1 JSON file with the inputs; sets data=files")
+    lengths: list[Annotated[int, Field(ge=1, le=8192)]] = Field(
+        [8, 32, 128], min_length=1, description="tokens of the inputs, padding included"
+    )
+    batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]] = Field(
+        [1, 2, 4, 8], min_length=1, description="rows of the inputs"
+    )
+    dev_questions: int = Field(32, ge=0, description="questions of the F1 difference; 0: none")
+    train_steps: int = Field(20, ge=0, le=1000, description="steps of the loss curve; 0: none")
+    train_batch: int = Field(4, ge=1, le=1024, description="samples of a training step")
+    train_length: int = Field(64, ge=8, le=8192, description="tokens of a training sample")
+    learning_rate: float = Field(5e-5, gt=0, le=1, description="AdamW's, constant, of the loss curve")
+    repeats: int = Field(5, ge=2, le=1000, description="runs of one input that have to give the same bits")
+    warmup: int = Field(10, ge=0, le=10000, description="forward passes before the timed ones")
+    latency_runs: int = Field(100, ge=0, le=100000, description="timed forward passes at batch 1; 0: none")
+    latency_length: int = Field(128, ge=1, le=8192, description="tokens of the timed input")
+    attention_kernels: bool = Field(True, description="compare the attention kernels of the device side by side")
+    member_timeout_s: float = Field(300.0, gt=0, description="seconds after which a member is ended and FAILs")
+    planted_layer: int = Field(
+        -1, ge=-1, le=1000, description="encoder layer whose output is changed on purpose in every candidate; -1: none"
+    )
+
+    @field_validator("members")
+    @classmethod
+    def _members_are_known(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name not in MEMBERS:
+                raise ValueError(f"there is no member {name!r}: {nearest(name, MEMBERS)}")
+        return value
+
+    @field_validator("lengths", "batch_sizes")
+    @classmethod
+    def _each_once_and_rising(cls, value: list[int]) -> list[int]:
+        return sorted(set(value))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_file_is_the_data(cls, values: object) -> object:
+        return values | {"data": "files"} if isinstance(values, dict) and values.get("dev_file") else values
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "ParityConfig":
+        if self.data == "files" and not self.dev_file and not self.golden:
+            raise ValueError(
+                "data = files needs dev_file=FILE, SQuAD v1.1 as JSON (a golden folder has its inputs already)"
+            )
+        if self.record:
+            given = {"golden": self.golden, "members": self.members, "planted_layer": self.planted_layer >= 0}
+            for name in (name for name, value in given.items() if value):
+                raise ValueError(f"record = true computes no member and starts its own golden folder: leave {name} out")
+        return self
+
+    def check_whole(self) -> None:
+        """Raise ``UserError`` also for a member that the backend does not have: it would silently be left out."""
+        super().check_whole()
+        chosen(self)
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Tokens and rows of each input from data, the smallest first."""
+        return tuple((length, batch) for length in self.lengths for batch in self.batch_sizes)
+
+    def expected_work(self) -> str:
+        """Say what will be computed and compared."""
+        names = [] if self.record else [member.name for member in chosen(self)]
+        against = (
+            f"the recording in {Path(self.golden).name}"
+            if self.golden
+            else f"eager attention in fp32 on {self.reference}"
+        )
+        left_out = sum(member.slow for member in MEMBERS.values() if self.backend in member.backends)
+        hint = (
+            f" ({left_out} that compile or export are left out: slow=true)"
+            if not self.slow and not self.members
+            else ""
+        )
+        who = f"compares {', '.join(names)} of {self.backend}{hint} with" if names else "records"
+        parts = [f"{len(self.sizes)} inputs of {self.data} from {self.lengths[0]} to {self.lengths[-1]} tokens"]
+        parts += [f"{self.train_steps} training steps"] * bool(self.train_steps)
+        parts += [f"{self.dev_questions} dev questions"] * bool(self.dev_questions)
+        parts += [f"{self.latency_runs} timed passes"] * bool(self.latency_runs and names)
+        return f"{who} {against}: {self.model} ({self.init} weights), {', '.join(parts)}, beside a truth in fp64 on the CPU"
+
+    def work(self) -> dict[str, Any]:
+        """Return the fields that change the work; who takes part does not. Of a golden folder its name stays, not where it lies."""
+        work = {name: value for name, value in super().work().items() if name not in _NOT_WORK}
+        return work | {"golden": Path(self.golden).name}

@@ -1,0 +1,369 @@
+"""The inputs that all members compute, made once from data, and the score of the dev set.
+
+Letters: B rows, S tokens, T real tokens of all windows of the dev set. Kinds of cases:
+
+    data    questions with contexts, each with its own length, padded to S
+    edge    all padding but one token; the longest position; a fully masked row
+    layer   the batch whose activations are kept
+    train   batches with labels, of loss, gradients and the loss curve
+    dev     windows of the dev questions
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from benchlib.benchmarks.parity import layers, weights
+from benchlib.benchmarks.parity.config import ParityConfig
+from benchlib.benchmarks.parity.weights import sha256
+from benchlib.core.errors import UserError
+from benchlib.core.files import atomic_path, read_object, write_text
+from benchlib.runtime import checkpoint
+from benchlib.workloads import answers as scoring
+from benchlib.workloads import answers as spans
+from benchlib.workloads import encoders, features, minisquad
+from benchlib.workloads.batches import collate
+from benchlib.workloads.squad_data import load_hub, take
+from benchlib.workloads.squad_text import Example, read_squad
+
+FILE, DEV_FILE = "inputs.safetensors", "dev.json"
+SHORTEST = 8  # special tokens, a question and a context need as many
+LONGEST = 2048  # of the edge case, where a model has more positions: attention grows with the square
+NO_LIMIT = 512  # the same where a model's config has no limit
+DEV_LENGTH, DEV_BATCH = 384, 8
+LAYER_BATCH = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input: ``batch`` rows padded to ``length`` tokens."""
+
+    id: str
+    kind: str
+    batch: int
+    length: int
+
+
+class Inputs:
+    """The inputs of a golden folder. ``cases`` are in the order in which they are computed."""
+
+    def __init__(self, golden: Path) -> None:
+        """Read the list of cases; raises ``UserError`` for a file that is missing, cut or of something else."""
+        self.path = golden / FILE
+        try:
+            with safe_open(self.path, framework="pt") as handle:
+                about = json.loads((handle.metadata() or {})["benchlib"])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise UserError(
+                f"{self.path}: no inputs of benchlib, or cut ({type(error).__name__}: {error}): record them anew"
+            ) from None
+        self.cases = [Case(**case) for case in about["cases"]]
+        self.pad_id = int(about["pad_id"])
+
+    @cached_property
+    def _all(self) -> dict[str, torch.Tensor]:
+        return load_file(self.path)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of all inputs and labels: names, types, shapes and bytes."""
+        return sha256(self._all)
+
+    def of(self, *kinds: str) -> list[Case]:
+        """Return the cases of some kinds, in order."""
+        return [case for case in self.cases if case.kind in kinds]
+
+    def tensors(self, case: str) -> dict[str, torch.Tensor]:
+        """Return the model's keyword arguments for a case, int64 (B, S) each."""
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        return {name: self._all[f"{case}/{name}"] for name in names if f"{case}/{name}" in self._all}
+
+    def labels(self, case: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first and last token of the answers, int64 (B,) each, of a case of kind train."""
+        return self._all[f"{case}/start"], self._all[f"{case}/end"]
+
+
+def check_lengths(config: ParityConfig, settings: Any) -> None:
+    """Raise ``UserError`` for a length beyond the model's positions, or too short for a question and a context."""
+    longest = encoders.positions(settings)
+    asked = [("lengths", length) for length in config.lengths] + [("train_length", config.train_length)]
+    if config.latency_runs:
+        asked.append(("latency_length", config.latency_length))
+    for name, length in asked:
+        if longest is not None and length > longest:
+            raise UserError(
+                f"{name} = {length}: {config.model} has positions for {longest} tokens: set it to {longest} or less"
+            )
+        if length < SHORTEST and name != "latency_length":
+            raise UserError(
+                f"{name} = {length}: a question and its context need {SHORTEST} tokens with the special ones"
+            )
+
+
+def takes_segments(settings: Any) -> bool:
+    """Whether the model has an embedding for the question and one for the context; RoBERTa's have one for both.
+
+    Its tokenizer may number them all the same, and the second number would be beyond the model's table.
+    """
+    return int(getattr(settings, "type_vocab_size", 2) or 0) >= 2
+
+
+def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> Inputs:
+    """Make all inputs, write them with the dev set into the golden folder, and return them.
+
+    They depend on the data, the tokenizer, ``config.seed`` and the fields of the config that name them, on nothing else.
+    """
+    made = _Maker(config, tokenizer, takes_segments(settings))
+    cases: list[Case] = []
+    arrays: dict[str, torch.Tensor] = {}
+
+    def add(name: str, kind: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        batch, length = tensors["input_ids"].shape
+        cases.append(Case(name, kind, batch, length))
+        arrays.update({f"{name}/{key}": tensor.clone() for key, tensor in tensors.items()})
+
+    largest = max(config.batch_sizes)
+    rows = {length: made.rows(length, largest) for length in sorted(set(config.lengths))}
+    for length, whole in rows.items():
+        for batch in sorted(set(config.batch_sizes)):
+            add(f"len{length}-batch{batch}", "data", {name: tensor[:batch] for name, tensor in whole.items()})
+    middle = rows[sorted(rows)[len(rows) // 2]]
+    for name, tensors in _edges(middle, made.pad_id, min(encoders.positions(settings) or NO_LIMIT, LONGEST)).items():
+        add(name, "edge", tensors)
+    add("layer", "layer", {name: tensor[:LAYER_BATCH] for name, tensor in middle.items()})
+    for step, tensors in enumerate(made.training()):
+        add(f"train-{step:02d}", "train", tensors)
+    for number, tensors in enumerate(made.dev(golden, encoders.positions(settings))):
+        add(f"dev-{number:02d}", "dev", tensors)
+    about = {"cases": [asdict(case) for case in cases], "pad_id": made.pad_id}
+    with checkpoint.told(golden / FILE), atomic_path(golden / FILE) as path:
+        save_file(arrays, path, metadata={"benchlib": json.dumps(about)})
+    return Inputs(golden)
+
+
+class _Maker:
+    """Tokenised text in the shapes that the cases want."""
+
+    def __init__(self, config: ParityConfig, tokenizer: Any, segments: bool = True) -> None:
+        self.config, self.tokenizer, self.segments = config, tokenizer, segments
+        self.pad_id = int(tokenizer.pad_token_id)
+        self._source: list[Example] | None = None
+
+    def _examples(self, count: int, tokens: int) -> list[Example]:
+        """Return at most ``count`` questions; generated ones have paragraphs of about ``tokens`` tokens."""
+        if self.config.data == "minisquad":
+            facts = (max(4, tokens // 24), max(8, tokens // 12))
+            return minisquad.generate(count, self.config.seed, "eval", facts)
+        if self._source is None:
+            self._source = load_hub()[1] if self.config.data == "squad" else read_squad(self.config.dev_file)
+        return take(self._source, count, self.config.seed)
+
+    def _windows(self, examples: Sequence[Example], length: int, stride: int, training: bool) -> features.Features:
+        found = features.build(examples, self.tokenizer, length, stride, training, None)
+        return found if self.segments else replace(found, token_types=False)
+
+    def rows(self, length: int, count: int) -> dict[str, torch.Tensor]:
+        """Return ``count`` questions padded to ``length``: in turns the first window of one, the last of the next.
+
+        Where the last window is full too, a quarter of it is cut: every second row has padding, and so has its batch.
+        """
+        found = self._windows(self._examples(count, length), length, 0, training=False)
+        first = np.flatnonzero(np.diff(found.example_index, prepend=-1))
+        last = np.append(first[1:], len(found)) - 1
+        chosen = np.where(np.arange(len(first)) % 2, last, first)
+        made = dict(collate(found, np.resize(chosen, count), self.pad_id, multiple=length).inputs)
+        short = length - length // 4
+        for row in range(1, count, 2):
+            if made["attention_mask"][row].all():
+                self._cut(made, row, short)
+        return made
+
+    def _cut(self, made: Mapping[str, torch.Tensor], row: int, length: int) -> None:
+        """Pad a full row from ``length`` on; its separator ends what is left."""
+        made["input_ids"][row, length - 1] = made["input_ids"][row, -1]
+        for name, tensor in made.items():
+            tensor[row, length:] = self.pad_id if name == "input_ids" else 0
+
+    def training(self) -> list[dict[str, torch.Tensor]]:
+        """Return the batches of the training steps, at least one; questions come again where the data have too few.
+
+        Every second row is cut by a quarter, or behind its answer, so that a mask that training leaves out shows in the
+        gradients.
+        """
+        length, batch = self.config.train_length, self.config.train_batch
+        count = max(1, self.config.train_steps) * batch
+        found = self._windows(self._examples(count, length), length, 0, training=True)
+        assert found.start_positions is not None  # training=True
+        answered = np.flatnonzero(found.start_positions != found.cls_index)
+        # One window a question, so that the samples differ; where no window holds an answer, any.
+        _, first = np.unique(found.example_index[answered], return_index=True)
+        chosen = answered[first] if len(first) else np.arange(len(found))
+        batches = []
+        for indices in np.resize(chosen, count).reshape(-1, batch):
+            made = collate(found, indices, self.pad_id, multiple=length)
+            assert made.start is not None and made.end is not None
+            for row in range(min(1, batch - 1), batch, 2):
+                short = max(length - length // 4, int(made.end[row]) + 2)
+                if short < length and made.inputs["attention_mask"][row].all():
+                    self._cut(made.inputs, row, short)
+            batches.append({**made.inputs, "start": made.start, "end": made.end})
+        return batches
+
+    def dev(self, golden: Path, positions: int | None) -> list[dict[str, torch.Tensor]]:
+        """Return the windows of the dev questions in batches, in order, and write what their spans need."""
+        if not self.config.dev_questions:
+            return []
+        length = min(DEV_LENGTH, positions or DEV_LENGTH)
+        examples = self._examples(self.config.dev_questions, 128)
+        found = self._windows(examples, length, length // 3, training=False)
+        write_text(
+            golden / DEV_FILE, json.dumps({"examples": [asdict(one) for one in examples], "features": _plain(found)})
+        )
+        starts = range(0, len(found), DEV_BATCH)
+        parts = [np.arange(low, min(low + DEV_BATCH, len(found))) for low in starts]
+        return [dict(collate(found, part, self.pad_id).inputs) for part in parts]
+
+
+def _edges(rows: Mapping[str, torch.Tensor], pad_id: int, longest: int) -> dict[str, dict[str, torch.Tensor]]:
+    one = {name: tensor[:1].clone() for name, tensor in rows.items()}
+    for name, tensor in one.items():
+        tensor[:, 1:] = pad_id if name == "input_ids" else 0
+    full = {name: _repeated(tensor[0], rows["attention_mask"][0], longest) for name, tensor in rows.items()}
+    two = {name: tensor[[0, -1]].clone() for name, tensor in rows.items()}
+    two["attention_mask"][1] = 0
+    return {"edge-one-token": one, "edge-longest": full, "edge-masked-row": two}
+
+
+def _repeated(row: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
+    """Return (1, length): the real tokens of a row, over and over."""
+    real = row[mask.bool()]
+    return real.repeat(-(-length // len(real)))[:length].unsqueeze(0)
+
+
+def repeated(inputs: Mapping[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:
+    """Return an input of one row and ``length`` tokens without padding: the first row's tokens over and over."""
+    return {name: _repeated(tensor[0], inputs["attention_mask"][0], length) for name, tensor in inputs.items()}
+
+
+def padded(inputs: Mapping[str, torch.Tensor], length: int, pad_id: int) -> dict[str, torch.Tensor]:
+    """Return the same rows with padding up to ``length`` tokens."""
+    more = length - inputs["input_ids"].shape[1]
+    return {
+        name: torch.nn.functional.pad(tensor, (0, more), value=pad_id if name == "input_ids" else 0)
+        for name, tensor in inputs.items()
+    }
+
+
+_LISTS = ("starts", "context_start", "example_index", "char_start", "char_end")
+_NUMBERS = ("max_length", "suffix", "cls_index", "token_types", "questions", "questions_cut")
+
+
+def _plain(found: features.Features) -> dict[str, Any]:
+    lists = {name: getattr(found, name).tolist() for name in _LISTS}
+    return lists | {name: getattr(found, name) for name in _NUMBERS}
+
+
+def dev_scores(golden: Path, outputs: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return {"f1", "exact_match"} in percent of the logits ``dev/start`` and ``dev/end``, (T,) each.
+
+    None where there is no dev set or the outputs have none of it.
+    """
+    if not (golden / DEV_FILE).exists() or "dev/start" not in outputs:
+        return None
+    stored = read_object(golden / DEV_FILE, {"examples": list, "features": dict})
+    examples = [
+        Example(one["id"], one["question"], one["context"], tuple((text, start) for text, start in one["answers"]))
+        for one in stored["examples"]
+    ]
+    about = stored["features"]
+    arrays: dict[str, Any] = {name: np.array(about[name], np.int64) for name in _LISTS}
+    found = features.Features(
+        # Spans are found by places and characters: the tokens themselves only have to be as many.
+        input_ids=np.zeros(int(arrays["starts"][-1]), np.int32),
+        start_positions=None,
+        end_positions=None,
+        **arrays,
+        **{name: about[name] for name in _NUMBERS},
+        from_cache=False,
+        seconds=0.0,
+    )
+    answers = spans.best_answers(examples, found, np.asarray(outputs["dev/start"]), np.asarray(outputs["dev/end"]))
+    scores = scoring.score(answers, examples)
+    return {"f1": float(scores["f1"]), "exact_match": float(scores["exact_match"])}
+
+
+# Whether the memory of this machine holds the largest input, asked before anything is made: a killed process says nothing.
+
+
+GIB = 2**30
+DOUBLE = 8  # bytes: the truth is computed in fp64, on the CPU
+CONTAINER = Path(
+    "/sys/fs/cgroup/memory.max"
+)  # beyond it a container's processes are killed; absent or "max" without a limit
+
+
+def require(config: ParityConfig, settings: Any, available: int | None = None) -> None:
+    """Raise ``UserError`` where the attention weights alone of the largest input do not fit the memory.
+
+    A lower bound: eager attention holds B x heads x S x S scores and their softmax at once, and for gradients one of
+    these of every layer. ``available`` in bytes; None asks the system.
+    """
+    heads, layers = (
+        _size(settings, *names) for names in (("num_attention_heads", "n_heads"), ("num_hidden_layers", "n_layers"))
+    )
+    left = _available() if available is None else available
+    asked = [
+        ("batch_sizes", max(config.batch_sizes), "lengths", max(config.lengths), 2),
+        ("train_batch", config.train_batch, "train_length", config.train_length, max(2, layers)),
+    ]
+    for batch_name, batch, length_name, length, copies in asked:
+        needed = batch * heads * length**2 * DOUBLE * copies
+        if needed > left:
+            raise UserError(
+                f"{batch_name} = {batch} with {length_name} = {length}: the attention weights of such an input take "
+                f"{needed / GIB:,.2f} GiB in double precision, of memory {left / GIB:,.2f} GiB are available: "
+                f"lower {batch_name} or {length_name}"
+            )
+
+
+def _available() -> int:
+    try:
+        limit = CONTAINER.read_text().strip()
+    except OSError:
+        limit = ""
+    left = psutil.virtual_memory().available
+    return min(left, int(limit)) if limit.isdigit() else left
+
+
+def _size(settings: Any, *names: str) -> int:
+    """Return the first of these fields that a model's config has; 1 where it has none."""
+    return next((int(found) for name in names if isinstance(found := getattr(settings, name, None), int)), 1)
+
+
+# What a golden folder needs before anything is computed: weights and inputs.
+
+
+def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
+    """Write weights, inputs and the dev set into ``golden``; return ``model``, ``inputs_sha256`` and ``cases``.
+
+    These are fields of the golden folder's manifest. Raises ``UserError`` where model or data are not there, a
+    length is beyond the model's positions, an input beyond the memory, or the planted layer beyond the model's.
+    """
+    prepared = weights.prepare(config)
+    check_lengths(config, prepared.model.config)
+    layers.require_layer(prepared.model, config.planted_layer)
+    require(config, prepared.model.config)
+    golden.mkdir(parents=True, exist_ok=True)
+    found = write(config, prepared.tokenizer, prepared.model.config, golden)
+    model = weights.save(prepared, golden)
+    listed = [{"id": case.id, "kind": case.kind, "batch": case.batch, "length": case.length} for case in found.cases]
+    return {"model": model, "inputs_sha256": found.sha256, "cases": listed}

@@ -1,0 +1,235 @@
+"""Members in processes of their own: a crash, a hang or a missing library of one is its own result, not the run's end."""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchlib.benchmarks.parity import golden
+from benchlib.benchmarks.parity.config import MEMBERS
+from benchlib.benchmarks.parity.member import ALLOWED, EXIT_UNAVAILABLE, PARENT, TEMPORARY
+from benchlib.benchmarks.parity.warm import Forked, Warm
+from benchlib.core.errors import StorageError
+from benchlib.core.events import EventWriter
+from benchlib.core.files import not_written, read_json
+from benchlib.launch.diagnosis import EXIT_STORAGE
+from benchlib.launch.processes import kill, signal_name
+
+TOKEN = "BENCHLIB_PARITY_PROCESS"  # in the environment of a member and of all that it starts: how they are found
+BEAT_S = 3.0  # between signs of life of a silent member
+POLL_S = 0.05
+STACKS_S = 0.5  # for a member that is ended to write where it is
+LAST_LINES = 3
+_STACK = "most recent call first"  # how faulthandler begins the stack of a thread
+# Read by the numeric libraries when they are loaded, so before the process begins.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+_warm: Warm | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a member's process ended. ``reason`` is empty for ``done``; ``seconds`` are those of the whole process."""
+
+    status: Literal["done", "unavailable", "crashed", "timeout"]
+    reason: str
+    seconds: float
+
+
+def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executor: str = "") -> Ended:
+    """Run ``python -m benchlib.benchmarks.parity.member RUN_DIR NAME`` and wait for it, at most ``timeout_s``.
+
+    Its output goes to ``logs/member-NAME.out`` and ``.err``; its progress becomes events of this rank, and a silent
+    member's life too. When this returns, nothing that the member started is left. To be called by the main thread:
+    the member dies with the thread that started it. ``executor`` is passed on. Raises ``StorageError`` where the member
+    could not write: the next one could not either.
+    """
+    logs = run_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    out, err = logs / f"member-{name}.out", logs / f"member-{name}.err"
+    token = uuid.uuid4().hex
+    began = time.monotonic()
+    out.write_bytes(b"")
+    err.write_bytes(b"")
+    process = _start(run_dir, name, executor, {TOKEN: token, ALLOWED: str(timeout_s), **_variables(name)}, out, err)
+    try:
+        in_time = _watch(process, name, out, events, began + timeout_s)
+        if not in_time:
+            process.send_signal(signal.SIGUSR1)  # it writes where it is
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STACKS_S)
+    finally:
+        _end(process, token)
+        clear(run_dir, name)
+    seconds = time.monotonic() - began
+    if not in_time:
+        return Ended("timeout", f"not done after {timeout_s:g} s{_last(err)}", seconds)
+    code = process.wait()
+    if code == 0:
+        return Ended("done", "", seconds)
+    if code == EXIT_UNAVAILABLE:
+        return Ended("unavailable", _lines(err)[-1] if _lines(err) else "it did not say why", seconds)
+    if code == EXIT_STORAGE:
+        lines = _lines(err)
+        raise StorageError(
+            lines[-1] if lines else str(not_written(f"a file of member {name}", OSError(errno.ENOSPC, "")))
+        )
+    if code < 0:
+        return Ended("crashed", f"ended by {signal_name(-code)}{_last(err)}", seconds)
+    return Ended("crashed", f"exit code {code}{_last(err)}", seconds)
+
+
+def clear(run_dir: Path, name: str = "") -> None:
+    """Remove what members that were killed had begun to write; of all where no name is given.
+
+    These are hidden folders: the one that an executor works in, and recordings that were not whole yet.
+    """
+    folder = golden.place(run_dir, "")
+    unfinished = f".{name}.*" if name else ".*"
+    for path in [
+        *run_dir.glob(f"{TEMPORARY}{name}-*" if name else f"{TEMPORARY}*"),
+        *(run_dir / "members").glob(unfinished),
+        *folder.glob(unfinished),
+    ]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def warm_up(run_dir: Path) -> None:
+    """Begin to load what members need, so that the first one does not wait for it; optional.
+
+    Members that compute on a CPU, and need no compiler or runtime, are forked from a process that has torch loaded;
+    on Linux only. It lives until ``stop``, and no longer than this process.
+    """
+    global _warm
+    if sys.platform == "linux" and (_warm is None or _warm.run_dir != run_dir):
+        stop()
+        _warm = Warm(run_dir, {**os.environ, **_waiting()})
+
+
+def stop() -> None:
+    """End the process that members are forked from."""
+    global _warm
+    if _warm:
+        _warm.stop()
+    _warm = None
+
+
+def _start(
+    run_dir: Path, name: str, executor: str, variables: dict[str, str], out: Path, err: Path
+) -> "subprocess.Popen[bytes] | Forked":
+    """Start a member's process: forked from the warm one where that can be, else from nothing."""
+    if not executor and _is_plain(run_dir, name):
+        warm_up(run_dir)
+        if _warm and _warm.ready() and (forked := _warm.start(name, out, err, variables)):
+            return forked
+    command = [sys.executable, "-m", "benchlib.benchmarks.parity.member", str(run_dir), name]
+    with out.open("ab") as stdout, err.open("ab") as stderr:
+        return subprocess.Popen(
+            [*command, *(["--executor", executor] if executor else [])],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env={**os.environ, **_waiting(), PARENT: str(os.getpid()), **variables},
+            start_new_session=True,
+        )
+
+
+def _is_plain(run_dir: Path, name: str) -> bool:
+    """Whether a member computes on a CPU with nothing but torch: a device or a runtime must not be forked."""
+    config = read_json(run_dir / "config.json")
+    backend = {golden.REFERENCE: config.get("reference"), golden.TRUTH: "cpu"}.get(name, config.get("backend"))
+    return backend == "cpu" and not (name in MEMBERS and MEMBERS[name].slow)
+
+
+def _waiting() -> dict[str, str]:
+    """Return how threads wait for work: libgomp's spin, which on cores that others use makes a step ten times slower."""
+    return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY") or "PASSIVE"}  # also where it is set to nothing
+
+
+def _variables(name: str) -> dict[str, str]:
+    """Return what is set in the environment of a member beside what its rank has."""
+    member = MEMBERS.get(name)
+    found = dict.fromkeys(THREAD_VARIABLES, str(member.threads)) if member and member.threads else {}
+    if member is None or member.mode == "exact":
+        # cuBLAS is deterministic only with a workspace of its own for each stream, and reads this when it starts.
+        found["CUBLAS_WORKSPACE_CONFIG"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return found
+
+
+def _watch(process: "subprocess.Popen[bytes] | Forked", name: str, out: Path, events: EventWriter, end: float) -> bool:
+    """Pass progress on until the process ends; return whether that was in time."""
+    last: dict[str, Any] = {"done": 0, "total": 1, "what": "starting"}
+    offset, beat = 0, 0.0
+    while True:
+        ended = process.poll() is not None
+        told, offset = _told(out, offset)
+        if told or time.monotonic() > beat:
+            last = told[-1] if told else last
+            events.emit(
+                "progress", phase="measure", member=name, done=last["done"], total=last["total"], unit=last["what"]
+            )
+            beat = time.monotonic() + BEAT_S
+        if ended:
+            return True
+        if time.monotonic() > end:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_S)
+
+
+def _told(out: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the progress that was added to a member's output, and where its last whole line ends."""
+    with out.open("rb") as handle:
+        handle.seek(offset)
+        data = handle.read()
+    whole = data.rfind(b"\n") + 1
+    found = []
+    for line in data[:whole].splitlines():
+        with contextlib.suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict) and {"done", "total", "what"} <= value.keys():
+                found.append(value)
+    return found, offset + whole
+
+
+def _end(process: "subprocess.Popen[bytes] | Forked", token: str) -> None:
+    """Kill what is left of a member: its process, its session, and what it started in sessions of their own."""
+    import psutil
+
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    left = []
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if one.pid != os.getpid() and one.environ().get(TOKEN) == token:
+                left.append(one)
+    kill(left)
+    psutil.wait_procs(left, timeout=5)
+
+
+def _lines(err: Path) -> list[str]:
+    text = err.read_text(encoding="utf-8", errors="replace")
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _last(err: Path) -> str:
+    """Return what standard error says last as the end of a sentence: where a crash or hang was, else its last lines."""
+    lines = _lines(err)
+    stacks = [number for number, line in enumerate(lines) if _STACK in line and line.startswith(("Current", "Thread"))]
+    if stacks:
+        fatal = [line for line in lines[: stacks[0]] if line.startswith("Fatal Python error")]
+        current = next((number for number in stacks if lines[number].startswith("Current")), stacks[-1])
+        lines = [*fatal, *lines[current + 1 : current + 2]]
+    return ": " + " | ".join(lines[-LAST_LINES:])[-500:] if lines else ""

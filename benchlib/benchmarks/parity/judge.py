@@ -1,0 +1,554 @@
+"""What a parity run is judged by: each member against the reference, and whether the comparison could have failed."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from benchlib.benchmarks.parity import tolerances
+from benchlib.benchmarks.parity.config import ParityConfig
+from benchlib.benchmarks.squad.config import EMBEDDED_MODEL
+from benchlib.judge.baselines import Comparison, regression_checks
+from benchlib.judge.checks import Check, Status, agreement_check, budget_check, fact_check, finite_check
+from benchlib.judge.impossible import numbers as names
+from benchlib.judge.impossible import own
+from benchlib.judge.impossible.numbers import Numbers
+from benchlib.judge.regression import RegressionLimit
+from benchlib.results.metrics import quantity
+from benchlib.results.run import Result, Run
+
+# The rules that a check of its own shows; "numbers agree" stands for all others.
+SHOWN = ("possible values",)
+DIFFERENCE, COSINE, LATENCY = "_logits_max_difference", "_one_minus_cosine", "_latency_ms"
+DOUBLE = 1.0  # a driver that computes otherwise moves a difference by its order of magnitude, not by a few percent
+LATENCY_SHARE = 0.5  # milliseconds on a shared machine
+OUTCOMES = ("PASS", "FAIL", "SKIPPED", "NOT COMPARED")
+NAMED = 3  # of what failed in a member that is told in full
+Row = dict[str, Any]
+
+
+def limits(run: Run) -> list[RegressionLimit]:
+    """Return how much worse than the baseline: differences may double, latencies grow by half."""
+    assert run.result is not None
+    found = []
+    for metric in run.result.metrics:
+        plain = names.base(metric.name)
+        if plain.endswith(DIFFERENCE):
+            found.append(RegressionLimit(metric=metric.name, share=DOUBLE))
+        elif plain.endswith(LATENCY):
+            found.append(RegressionLimit(metric=metric.name, share=LATENCY_SHARE))
+    return found
+
+
+def checks(run: Run, comparison: Comparison) -> list[Check]:
+    """Judge a run that has a result. Where nothing but the reference ran, no check passes, and the first says why."""
+    config, result = run.config, run.result
+    assert isinstance(config, ParityConfig) and result is not None
+    members = result.tables.get("members", [])
+    whole = _whole(result, members)
+    if not members:
+        return [whole]
+    numbers = Numbers.of(result, run.samples, config)
+    found = [
+        whole,
+        *(_parity(row, result) for row in members),
+        _same_work(result, members),
+        _can_fail(config, result, members),
+        _reference_is_one(config, result),
+        _not_worse(result),
+        _kernels(result),
+        finite_check(result),
+        agreement_check(own.own_claims(numbers), SHOWN),
+        _same_numerics(result, comparison),
+        budget_check(run, result.value("total_s") or 0.0),
+        *regression_checks(run, limits(run), comparison),
+    ]
+    return found if whole.status != "SKIPPED" else [_without_pass(check) for check in found]
+
+
+def _without_pass(check: Check) -> Check:
+    """Return a check of a run that compared nothing: what holds of the reference alone is no pass."""
+    if check.status != "PASS" or check.kind == "budget":
+        return check
+    return check.model_copy(
+        update={"status": "SKIPPED", "reason": f"no member that gates was compared; {check.reason}", "gates": False}
+    )
+
+
+def _rows(result: Result, table: str, member: str) -> list[Row]:
+    return [row for row in result.tables.get(table, []) if row["member"] == member]
+
+
+def _whole(result: Result, members: list[Row]) -> Check:
+    """Sum the members up. Without any beside the reference this must never look like a pass."""
+    common: dict[str, Any] = {
+        "name": "parity",
+        "kind": "target",
+        "question": "Does this backend compute the same as the reference?",
+    }
+    judged = {
+        outcome: [row["member"] for row in members if row["gates"] and row["outcome"] == outcome]
+        for outcome in OUTCOMES
+    }
+    if judged["FAIL"] or judged["PASS"]:
+        told = [f"{', '.join(names_)}: {outcome}" for outcome, names_ in judged.items() if names_]
+        # Each member has a gating check of its own: this one repeats them.
+        return Check(**common, status="FAIL" if judged["FAIL"] else "PASS", reason="; ".join(told), gates=False)
+    told = list(dict.fromkeys(str(row["reason"]) for row in members if row["outcome"] not in ("PASS", "FAIL")))
+    informative = ", ".join(row["member"] for row in members if row["outcome"] in ("PASS", "FAIL"))
+    if informative and not told:
+        reason = f"not compared: {informative} only inform; name a member that gates, or none for all"
+        return Check(**common, status="SKIPPED", reason=reason)
+    told = told or ["no member was asked for"]
+    backend = result.facts.get("reference", {}).get("backend", "?")
+    more = f"; and {len(told) - NAMED} other reasons" if len(told) > NAMED else ""
+    reason = f"not compared: there is nothing but the reference on {backend} ({'; '.join(told[:NAMED])}{more})"
+    if any("the budget of" in text for text in told):
+        reason += "; raise budget_s, or name fewer members"
+    return Check(**common, status="SKIPPED", reason=reason)
+
+
+def _parity(row: Row, result: Result) -> Check:
+    """Judge a member anew by its numbers and their limits: a word in a table proves nothing."""
+    rows = _rows(result, "quantities", row["member"])
+    judged = [one for one in rows if one["quantity"] not in tolerances.LOCATES and (one["gates"] or not row["gates"])]
+    status, reason = _judged(row, judged, _rows(result, "logits", row["member"]))
+    if status == "FAIL":
+        reason += _where(rows)
+    first = next((one for one in judged if one["quantity"] == tolerances.LOGITS), None)
+    return Check(
+        name=f"parity {row['member']}",
+        kind="target",
+        question=f"Does it compute the same: {row['what']}?",
+        status=status,
+        reason=reason,
+        value=first["value"] if first else None,
+        limit=first["limit_text"] if first else "",
+        source=_basis(first["why"]) if first else "",
+        gates=bool(row["gates"]),
+    )
+
+
+def _basis(why: str) -> str:
+    """Return in short what a limit of logits rests on; the whole reason stands beside the quantity."""
+    parts = why.split("; ")
+    return (
+        parts[-1]
+        if parts[-1].startswith(("here ", "times "))
+        else {"set": "set by the benchmark"}.get(parts[0], parts[0])
+    )
+
+
+def _judged(row: Row, judged: list[Row], cases: list[Row]) -> tuple[Status, str]:
+    if row["outcome"] in ("SKIPPED", "NOT COMPARED"):
+        return "SKIPPED", row["reason"]
+    failed = [one for one in judged if one["status"] == "FAIL" or _beyond(one)]
+    beyond = [one for one in cases if one.get("limit") is not None and not _within(one["max_abs"], one["limit"])]
+    if beyond and not failed:  # no row of quantities may hide one of its cases
+        first = beyond[0]
+        return "FAIL", f"logits of {first['case']} differ by {first['max_abs']}, beyond {first['limit']:g}"
+    if failed:
+        more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+        return "FAIL", "; ".join(map(_told, failed[:NAMED])) + more
+    passed = [one for one in judged if one["status"] == "PASS"]
+    if row["outcome"] == "FAIL" or not passed:
+        return "FAIL", row["reason"] or "it left nothing to compare"
+    absent = [one["quantity"] for one in judged if one["status"] == "SKIPPED"]
+    shown = [one for one in passed if one["quantity"] in (tolerances.LOGITS, tolerances.COSINE)]
+    told = "; ".join(map(_told, shown)) + f"; {len(passed)} quantities within their limits"
+    return "PASS", told + (f"; not compared: {', '.join(absent)}" if absent else "")
+
+
+def _beyond(row: Row) -> bool:
+    """Tell whether a row is beyond the limit that it states itself; a value that is no number is beyond every limit."""
+    if row["status"] == "SKIPPED" or row["limit"] is None:
+        return False
+    if row["limit_text"].startswith(">"):
+        return row["value"] is None or not row["value"] >= row["limit"]
+    return not _within(row["value"], row["limit"])
+
+
+def _within(value: float | None, limit: float) -> bool:
+    return value is not None and math.isfinite(value) and value <= limit
+
+
+def _told(row: Row) -> str:
+    name = "1 - cosine of the logits" if row["quantity"] == tolerances.COSINE else row["quantity"]
+    if row["value"] is None:
+        return f"{name}: {row['reason'] or 'not finite'}" + (f" at {row['worst']}" if row["worst"] else "")
+    value = quantity(row["value"])
+    limit = f" ({row['limit_text']})" if row["limit_text"] else ""
+    return f"{name} {value}{limit}" + (f" at {row['worst']}" if row["worst"] else "")
+
+
+def _where(rows: list[Row]) -> str:
+    """Name the first layer beyond its limit."""
+    found = next((row for row in rows if row["quantity"] == tolerances.LAYERS), None)
+    if found is None or not found["worst"] or not _beyond(found):
+        return ""
+    return f"; the first layer beyond its limit is {found['worst']}"
+
+
+def _same_work(result: Result, members: list[Row]) -> Check:
+    """Check by hash that every member had the reference's weights and inputs."""
+    name, question = "same weights and inputs", "Did every member compute with the reference's weights and inputs?"
+    wanted = (result.facts["model_sha256"], result.facts["inputs_sha256"])
+    recorded = [row for row in members if row.get("model_sha256") or row.get("inputs_sha256")]
+    wrong = [row["member"] for row in recorded if (row.get("model_sha256"), row.get("inputs_sha256")) != wanted]
+    if not recorded:
+        reason = "no member left a recording"
+        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+    reason = f"{len(recorded)} recordings of weights {wanted[0][:12]} and inputs {wanted[1][:12]}"
+    return fact_check(name, question, not wrong, reason + (f"; others have {', '.join(wrong)}" if wrong else ""))
+
+
+def _can_fail(config: ParityConfig, result: Result, members: list[Row]) -> Check:
+    """Hold bf16 against the tolerance of fp32, which it must miss: one that cannot fail proves nothing."""
+    name, question = "the tolerance can fail", "Does bf16 miss the tolerance of fp32, as it must?"
+    rounded = [row["member"] for row in members if row["precision"] == "bf16" and row["mode"] == "exact"]
+    difference, cosine = (_of_fp32(config, result, members, name) for name in (tolerances.LOGITS, tolerances.COSINE))
+    seen = []
+    for member in rounded:
+        rows = {row["quantity"]: row for row in _rows(result, "quantities", member)}
+        pair = [rows[name]["value"] for name in (tolerances.LOGITS, tolerances.COSINE) if name in rows]
+        if len(pair) == 2 and None not in pair:
+            seen.append((member, pair[0], pair[1]))
+    if not seen:
+        reason = "no bf16 member was compared; without one nothing shows that the tolerance can fail"
+        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+    blind = [member for member, first, second in seen if first <= difference and second <= cosine]
+    told = ", ".join(f"{member} is {first:.2g} off, 1 - cosine {second:.2g}" for member, first, second in seen)
+    reason = f"{told}; fp32 allows {difference:.3g} and {cosine:.3g}"
+    if blind:
+        reason += f": {', '.join(blind)} computed in full precision, or the comparison sees nothing"
+    return fact_check(name, question, not blind, reason)
+
+
+def _of_fp32(config: ParityConfig, result: Result, members: list[Row], quantity: str) -> float:
+    """Return the limit of fp32 that lets most through: the table's, or one that a member of this run was given."""
+    precise = {row["member"] for row in members if row["precision"] == "fp32"}
+    rows = (row for row in result.tables.get("quantities", []) if row["member"] in precise)
+    given = [row["limit"] for row in rows if row["quantity"] == quantity and row["limit"] is not None]
+    reference = str(result.facts["reference"]["backend"])
+    return max([tolerances.between(reference, config.backend, "fp32", quantity).value, *given])
+
+
+def _reference_is_one(config: ParityConfig, result: Result) -> Check:
+    """Hold the reference itself against double precision: one farther off than limits are eased by is no measure."""
+    name, question = "the reference is one", "Is the reference itself close to double precision?"
+    known = [row for row in result.tables.get("logits", []) if row["reference_truth_max_abs"] is not None]
+    if not known:
+        reason = _without_truth(result)
+        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+    backend = str(result.facts["reference"]["backend"])
+    table = tolerances.between(backend, config.backend, "fp32", tolerances.LOGITS).value
+    limit = tolerances.MOST_EASED * table
+    worst = max(known, key=lambda row: row["reference_truth_max_abs"])
+    told = f"its logits are up to {worst['reference_truth_max_abs']:.2g} from double precision, at {worst['case']}"
+    return fact_check(name, question, _within(worst["reference_truth_max_abs"], limit), f"{told}; allowed {limit:.2g}")
+
+
+def _without_truth(result: Result) -> str:
+    """Return why no distance to double precision is known."""
+    if not result.facts.get("truth"):
+        return "there is no recording in double precision to measure against"
+    if broken := result.facts.get("truth_nonfinite"):
+        return f"{broken} numbers of the recording in double precision are NaN or infinite"
+    return "no member was compared whose distance to double precision could be told"
+
+
+def _not_worse(result: Result) -> Check:
+    """Tell "different" and "worse" apart, by the distance of each member to double precision. Informative."""
+    name, question = "no worse than the reference", "Is a member that differs as close to the truth as the reference?"
+    common: dict[str, Any] = {"name": name, "kind": "target", "question": question, "gates": False}
+    precise = {row["member"] for row in result.tables.get("members", []) if row["precision"] != "bf16"}
+    rows = [row for row in result.tables.get("truth", []) if row["member"] in precise]
+    if not rows:
+        return Check(**common, status="SKIPPED", reason=_without_truth(result))
+    farther = [row for row in rows if row["verdict"] == "farther"]
+    told = "; ".join(f"{row['member']} {_far(row)}" for row in farther)
+    reason = told or f"{len(rows)} members are within twice the reference's own distance to double precision"
+    return Check(**common, status="FAIL" if farther else "PASS", reason=reason)
+
+
+def _far(row: Row) -> str:
+    stated = [row["max_abs"], row["reference_max_abs"]]
+    first, second = ("not finite" if value is None else f"{value:.2g}" for value in stated)
+    return f"is {first} from double precision, the reference {second}"
+
+
+def _kernels(result: Result) -> Check:
+    """Tell of attention kernels that break or answer with NaN. Informative: a member that uses them is judged itself."""
+    rows = result.tables.get("attention", [])
+    broken = [row for row in rows if row["status"] == "FAIL"]
+    ran = [row for row in rows if row["max_abs_truth"] is not None]
+    status: Status = "FAIL" if broken else "PASS" if ran else "SKIPPED"
+    told = "; ".join(f"{row['kernel']} in {row['dtype']} at {row['length']}: {row['reason']}" for row in broken[:NAMED])
+    kernels = ", ".join(dict.fromkeys(row["kernel"] for row in ran))
+    return Check(
+        name="attention kernels",
+        kind="sanity",
+        question="Does every attention kernel of the device answer with numbers?",
+        status=status,
+        reason=told or (f"{len(ran)} answers of {kernels}" if ran else "no kernel was measured"),
+        gates=False,
+    )
+
+
+def _same_numerics(result: Result, comparison: Comparison) -> Check:
+    """Compare the distances with the accepted run digit by digit: a driver that computes otherwise changes them."""
+    common: dict[str, Any] = {
+        "name": "same numerics as accepted",
+        "kind": "target",
+        "question": "Are the differences those of the accepted run, to the last digit?",
+        "gates": False,
+    }
+    if comparison.baseline is None:
+        return Check(**common, status=_open(comparison), reason=comparison.reason)
+    exact = {row["member"] for row in result.tables["members"] if row["mode"] == "exact"}
+    accepted = {metric.name: metric.value for metric in comparison.baseline.latest.metrics}
+    compared = {
+        metric.name: (accepted[metric.name], metric.value)
+        for metric in result.metrics
+        if metric.name in accepted and any(_is_of(metric.name, member) for member in exact)
+    }
+    changed = [name for name, (before, now) in compared.items() if before != now]
+    if not compared:
+        return Check(**common, status="SKIPPED", reason="the accepted run has no difference in common with this one")
+    told = "; ".join(
+        f"{name} was {_digits(compared[name][0])}, is {_digits(compared[name][1])}" for name in changed[:NAMED]
+    )
+    more = f"; and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
+    reason = told + more or f"{len(compared)} differences are those of {comparison.baseline.latest.run}"
+    return Check(**common, status="FAIL" if changed else "PASS", reason=reason)
+
+
+def _open(comparison: Comparison) -> Status:
+    return "NOT_COMPARABLE" if comparison.status == "NOT_COMPARABLE" else "NO_BASELINE"
+
+
+def _is_of(metric: str, member: str) -> bool:
+    return names.base(metric) in (f"{member}{DIFFERENCE}", f"{member}{COSINE}")
+
+
+def _digits(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.6g}"
+
+
+# What the numbers of a parity run say, in sentences: who computes the same, where not, and whether it matters.
+
+
+DAY_S = 86400.0
+SLOWER, FASTER = 1.1, 0.9  # of the reference's latency: what is between may be noise
+LONG = 12  # members that are listed by name
+
+
+def reading(run: Run) -> list[str]:
+    """Return sentences about what is equal, where it first differs, worse or merely different, bf16, latency, and what is missing."""
+    config, result = run.config, run.result
+    assert isinstance(config, ParityConfig) and result is not None
+    found = [
+        _what(result),
+        _age(result),
+        _planted(config),
+        _equal(result),
+        *_failed(result),
+        *_informative(result),
+        _truth(result),
+        _rounded(result),
+        *_latency(result),
+        *_attention(result),
+        _missing(result),
+    ]
+    return [sentence for sentence in found if sentence]
+
+
+def _reading_rows(result: Result, table: str) -> list[Row]:
+    return result.tables.get(table, [])
+
+
+def _names(rows: list[Row]) -> str:
+    listed = [row["member"] for row in rows]
+    return ", ".join(listed[:LONG]) + (f" and {len(listed) - LONG} more" if len(listed) > LONG else "")
+
+
+def _value(result: Result, member: str, name: str) -> float | None:
+    rows = (row for row in _reading_rows(result, "quantities") if (row["member"], row["quantity"]) == (member, name))
+    return next((row["value"] for row in rows), None)
+
+
+def _what(result: Result) -> str:
+    """Say what was computed; a stand-in is named first, since it bounds what everything else says."""
+    model, reference = result.facts["model"], result.facts["reference"]
+    if not model:
+        return ""
+    kind = "small stand-in model" if model["name"] == EMBEDDED_MODEL else "model"
+    weights = (
+        "Its weights are random: numerics are those of a real model's size and shapes, but not of trained values. "
+        if model["init"] == "random"
+        else ""
+    )
+    return (
+        f"{model['name']}, a {kind} of {model['parameters']:,} parameters, was computed on {result.facts['cases']} inputs; "
+        f"the reference is eager attention in fp32 on {reference['backend']}. {weights}"
+    ).strip()
+
+
+def _age(result: Result) -> str:
+    golden = result.facts.get("golden", {})
+    if not golden.get("given"):
+        return ""
+    there, here = result.facts["reference"].get("environment", {}), result.facts.get("environment", {})
+    other = [
+        f"{name} {there[name]} there, {here[name]} here" for name in there if name in here and there[name] != here[name]
+    ]
+    told = f"what differs beside the backend: {'; '.join(other)}" if other else "in the same environment as here"
+    return f"The reference was recorded {golden['age_s'] / DAY_S:.1f} days ago, {told}."
+
+
+def _planted(config: ParityConfig) -> str:
+    if config.planted_layer < 0:
+        return ""
+    return f"A fault was planted in encoder layer {config.planted_layer} of every candidate: what fails here says that it is found."
+
+
+def _equal(result: Result) -> str:
+    rows = [row for row in _reading_rows(result, "members") if row["gates"] and row["outcome"] == "PASS"]
+    if not rows:
+        return "" if _reading_rows(result, "members") else "Nothing but the reference was there: nothing was compared."
+    same = [row for row in rows if _value(result, row["member"], tolerances.LOGITS) == 0]
+    bits = f"; {_names(same)} bit by bit" if same else ""
+    text = f"{_names(rows)} compute{'s' * (len(rows) == 1)} the same as the reference within the limits{bits}."
+    apart = [
+        (value, row["member"])
+        for row in rows
+        if row["precision"] == "fp32" and (value := _value(result, row["member"], tolerances.LOGITS))
+    ]
+    if apart:
+        value, member = max(apart)
+        text += f" In fp32 the largest difference of a logit is {value:.2g} ({member})."
+    return text
+
+
+def _failed(result: Result) -> Iterator[str]:
+    for row in _reading_rows(result, "members"):
+        if row["gates"] and row["outcome"] == "FAIL":
+            yield f"{row['member']} does not compute the same: {row['reason']}.{_first(result, row['member'])}"
+
+
+def _first(result: Result, member: str) -> str:
+    """Name the first layer beyond its limit, and how deep it lies."""
+    beyond = [row for row in _reading_rows(result, "layers") if row["member"] == member and row["beyond"]]
+    if not beyond:
+        return ""
+    first = min(beyond, key=lambda row: row["index"])
+    size = "not finite" if first["relative_l2"] is None else f"{first['relative_l2']:.2g} relative"
+    return f" It first diverges in {first['layer']}, at {first['depth']:.0%} of the depth ({size})."
+
+
+def _informative(result: Result) -> Iterator[str]:
+    """Tell what torch's own defaults cost; they do not decide the verdict."""
+    for row in _reading_rows(result, "members"):
+        value = _value(result, row["member"], tolerances.LOGITS)
+        if not row["gates"] and row["outcome"] in ("PASS", "FAIL") and value is not None:
+            judged = "within" if row["outcome"] == "PASS" else "beyond"
+            yield f"{row['member']} ({row['what']}) differs by {value:.2g} in a logit, {judged} the limits; it is informative."
+
+
+def _truth(result: Result) -> str:
+    """Tell "different" and "worse" apart, by the distance to double precision."""
+    precise = {row["member"] for row in _reading_rows(result, "members") if row["precision"] == "fp32"}
+    rows = [row for row in _reading_rows(result, "truth") if row["member"] in precise]
+    if not rows:
+        return "Whether a member is worse or merely different cannot be told: there is no recording in double precision." if (
+            _reading_rows(result, "members") and not result.facts.get("truth")
+        ) else ""  # fmt: skip
+    worse = [row for row in rows if row["verdict"] == "farther"]
+    own = next((row["reference_max_abs"] for row in rows if row["reference_max_abs"] is not None), None)
+    far = "" if own is None else f" The reference itself is {own:.2g} from double precision."
+    if not worse:
+        closer = [row for row in rows if row["verdict"] == "closer"]
+        also = f"; {_names(closer)} even closer" if closer else ""
+        return f"No fp32 member is farther from double precision than twice the reference{also}: they are different, not worse.{far}"
+    told = ", ".join(f"{row['member']} ({_size(row['max_abs'])})" for row in worse)
+    return f"Worse than the reference, and not merely different: {told}, measured against double precision.{far}"
+
+
+def _size(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.2g}"
+
+
+def _rounded(result: Result) -> str:
+    """Say what bf16 costs, in logits, in answers, and in time."""
+    rows = [
+        row
+        for row in _reading_rows(result, "members")
+        if row["precision"] == "bf16" and row["outcome"] in ("PASS", "FAIL")
+    ]
+    told = []
+    for row in rows:
+        value = _value(result, row["member"], tolerances.LOGITS)
+        if value is None:
+            continue
+        spans, points = (_value(result, row["member"], name) for name in (tolerances.SPANS, tolerances.F1))
+        more = [f"{spans:.1%} of the decided spans agree"] if spans is not None else []
+        more += [f"F1 changes by {points:.2g} points"] if points is not None else []
+        told.append(f"{row['member']} moves a logit by up to {value:.2g}" + (f" ({', '.join(more)})" if more else ""))
+    return f"What bf16 costs: {'; '.join(told)}." if told else ""
+
+
+def _latency(result: Result) -> Iterator[str]:
+    """Compare medians with the reference's, where it was timed on this machine and at the same length."""
+    rows = {row["member"]: row for row in _reading_rows(result, "latency")}
+    base = rows.pop("reference", None)
+    if not rows:
+        return
+    if base is None or result.facts.get("golden", {}).get("given"):
+        best = min(rows.values(), key=lambda row: row["p50_ms"])
+        yield f"The fastest is {best['member']} with {quantity(best['p50_ms'])} ms for an input of {best['length']} tokens."
+        return
+    same = {name: row["p50_ms"] / base["p50_ms"] for name, row in rows.items() if row["length"] == base["length"]}
+    groups = {
+        "faster": {name: ratio for name, ratio in same.items() if ratio < FASTER},
+        "slower": {name: ratio for name, ratio in same.items() if ratio > SLOWER},
+    }
+    told = [
+        f"{word} {', '.join(f'{name} ({ratio:.2f})' for name, ratio in sorted(found.items(), key=lambda one: one[1]))}"
+        for word, found in groups.items()
+        if found
+    ]
+    rest = "; the others are within 10 %" if sum(map(len, groups.values())) < len(same) else ""
+    text = "; ".join(told) + rest if told else "all members are within 10 % of it"
+    yield f"The reference takes {quantity(base['p50_ms'])} ms for an input of {base['length']} tokens; as shares of that: {text}."
+
+
+def _attention(result: Result) -> Iterator[str]:
+    """Say by type how far the attention kernels are from math at the usual scale, and what a row without a key gives."""
+    rows = _reading_rows(result, "attention")
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        usual = [row for row in rows if row["dtype"] == dtype and row["scale"] == 1]
+        ran = [row for row in usual if row["kernel"] != "math" and row["max_abs_math"] is not None]
+        own = [row["max_abs_truth"] for row in usual if row["kernel"] == "math" and row["max_abs_truth"] is not None]
+        if ran and own:
+            worst = max(ran, key=lambda row: row["max_abs_math"])
+            yield (
+                f"Attention in {dtype}: {worst['kernel']} is up to {worst['max_abs_math']:.2g} from the math kernel "
+                f"(length {worst['length']}), which is itself up to {max(own):.2g} from double precision."
+            )
+    without_key: dict[str, set[str]] = {}
+    for row in rows:
+        if row["masked_row"]:
+            without_key.setdefault(row["masked_row"], set()).add(row["kernel"])
+    if len(without_key) > 1:
+        told = "; ".join(f"{', '.join(sorted(kernels))}: {word}" for word, kernels in without_key.items())
+        yield f"A row that may attend to nothing is not the same everywhere ({told})."
+
+
+def _missing(result: Result) -> str:
+    skipped = [row for row in _reading_rows(result, "members") if row["outcome"] in ("SKIPPED", "NOT COMPARED")]
+    reasons: dict[str, list[Row]] = {}
+    for row in skipped:
+        reasons.setdefault(row["reason"], []).append(row)
+    told = [f"{_names(rows)} ({reason})" for reason, rows in reasons.items()]
+    known = {row["member"] for row in skipped}
+    told += [text for text in result.facts.get("cut", []) if text.partition(":")[0] not in known]
+    return f"Not computed: {'; '.join(told)}." if told else ""

@@ -1,0 +1,559 @@
+"""Results of parity by member, from run folders and from the files that other machines left: read without trust.
+
+A file is ``<folder>/<backend>/test_results.json``: every result of one backend, on any number of machines, fit to be
+committed. ``benchlib parity merge`` writes them.
+"""
+
+import dataclasses
+import datetime
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from benchlib.benchmarks.parity.config import MEMBERS
+from benchlib.config.schema import nearest
+from benchlib.core.errors import UserError
+from benchlib.core.files import check_schema, home, outputs, read_json
+from benchlib.core.machine import BACKENDS
+from benchlib.results.run import Result, Run, find_runs, is_run
+
+SCHEMA = 1
+FILE = "test_results.json"
+SIDES = ("reference", "truth")  # what members are compared with, which are none themselves
+WHOLE = "all"  # stands for a member where a run as a whole has an outcome and no member has one
+DIFFERENCE = "logits max difference"  # the quantity whose value and limit the matrix shows
+MOST_TEXT = 2000
+
+Outcome = Literal["PASS", "FAIL", "SKIPPED", "NOT COMPARED"]
+Text = Field("", max_length=MOST_TEXT)
+
+
+class NotCounted(UserError):
+    """A run that is in order and says nothing about its backend: of another benchmark, unfinished, disturbed on purpose."""
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Quantity(_Stored):
+    """One compared quantity. ``limit`` is None where it has none; ``worst`` names the case, parameter or layer."""
+
+    quantity: str = Field(min_length=1, max_length=100)
+    value: float | None = None
+    limit: float | None = None
+    status: Literal["PASS", "FAIL", "SKIPPED"]
+    gates: bool = True
+    worst: str = Text
+
+
+class MemberResult(_Stored):
+    """One way to compute on one machine against the reference.
+
+    ``max_difference`` and ``one_minus_cosine`` are the worst of all compared logits, ``limit`` is the tolerance of the first;
+    ``truth`` says whether the member is ``closer``, ``as close`` or ``farther`` than the reference to the fp64 result.
+    """
+
+    member: str = Field(min_length=1, max_length=100)
+    device: str = Text
+    precision: str = Text
+    mode: str = Text
+    gates: bool = True
+    outcome: Outcome
+    reason: str = Text
+    max_difference: float | None = Field(None, ge=0)
+    limit: float | None = Field(None, ge=0)
+    one_minus_cosine: float | None = None
+    truth: str = Text
+    quantities: tuple[Quantity, ...] = ()
+
+    @model_validator(mode="after")
+    def _agrees_with_its_numbers(self) -> "MemberResult":
+        if self.outcome != "PASS":
+            return self
+        wrong = [row.quantity for row in self.quantities if row.status == "FAIL" and row.gates]
+        if wrong:
+            raise ValueError(f"{self.member} says PASS although {wrong[0]} failed")
+        if not any(row.status == "PASS" for row in self.quantities):
+            raise ValueError(f"{self.member} says PASS although nothing was compared")
+        if None not in (self.max_difference, self.limit) and self.max_difference > self.limit:  # type: ignore[operator]
+            raise ValueError(
+                f"{self.member} says PASS although its difference {self.max_difference:g} is above {self.limit:g}"
+            )
+        return self
+
+
+class RunResult(_Stored):
+    """What one run says about the members of one backend on one machine. ``reference`` is what they were compared with."""
+
+    machine: str = Field(min_length=1, max_length=200)
+    backend: str
+    run: str = Text
+    tier: str = Text
+    ended_at: datetime.datetime
+    model: str = Text
+    stand_in: bool = False
+    model_sha256: str = Text
+    inputs_sha256: str = Text
+    reference: str = Text
+    environment: dict[str, str] = Field(default_factory=dict, max_length=50)
+    members: tuple[MemberResult, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _is_of_a_known_backend(self) -> "RunResult":
+        if self.backend not in BACKENDS:
+            raise ValueError(f"unknown backend {self.backend[:40]!r}")
+        if self.ended_at.tzinfo is None:
+            raise ValueError(f"ended_at {self.ended_at} has no time zone")
+        if len({row.member for row in self.members}) < len(self.members):
+            raise ValueError("a member is listed twice")
+        if any(len(text) > MOST_TEXT for pair in self.environment.items() for text in pair):
+            raise ValueError("a text of the environment is too long")
+        return self
+
+
+class ResultFile(_Stored):
+    """A file of results of one backend."""
+
+    schema_version: Literal[1] = 1
+    kind: Literal["benchlib.parity.results"] = "benchlib.parity.results"
+    backend: str
+    results: tuple[RunResult, ...]
+
+    @model_validator(mode="after")
+    def _is_of_one_backend(self) -> "ResultFile":
+        other = [row.backend for row in self.results if row.backend != self.backend]
+        if other:
+            raise ValueError(f"a result of {other[0]} in a file of {self.backend}")
+        return self
+
+
+def read_file(path: Path) -> list[RunResult]:
+    """Read a file of results; ``UserError`` where it is missing, cut, altered or of another kind."""
+    values = read_json(path)
+    check_schema(path, values, SCHEMA)
+    try:
+        return list(ResultFile.model_validate(values).results)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        says = str(first["msg"]).removeprefix("Value error, ")
+        raise UserError(f"{path}: not results of parity ({f'{where}: ' if where else ''}{says})") from None
+
+
+def read_run(run: Any, machine: str = "", planted: bool = False) -> RunResult:
+    """Return what a run says, whole or broken; ``machine`` replaces its host name.
+
+    ``run`` is a ``Run``, or anything with its ``result``. Raises ``UserError`` for a damaged run, and its kind ``NotCounted`` for
+    one that is unfinished, of another benchmark or, unless ``planted``, with a fault that was planted on purpose.
+    """
+    place = getattr(run, "path", None) or "the run"
+    config, result = getattr(run, "config", None), run.result
+    work = config or result
+    if work is None or work.benchmark != "parity":
+        raise NotCounted(f"{place}: {f'a run of {work.benchmark}, ' if work else ''}not of parity")
+    if getattr(config, "planted_layer", -1) >= 0 and not planted:
+        raise NotCounted(f"{place}: a fault was planted in it on purpose, it tells nothing about {work.backend}")
+    status = getattr(run, "status", None) or {}
+    if status.get("outcome") == "stopped":
+        raise NotCounted(f"{place}: it was stopped by its user before it could say what came out")
+    ended_at = (result.ended_at if result else None) or status.get("ended_at")
+    if ended_at is None:
+        raise NotCounted(f"{place}: it has not ended, or was cut off before it could say what came out")
+    try:
+        facts, told = result.facts if result else {}, getattr(run, "machine", None) or {}
+        model = facts["model"] if isinstance(facts.get("model"), Mapping) else {}
+        return RunResult(
+            machine=machine or str(told.get("host") or "this machine"),
+            backend=work.backend,
+            run=Path(place).name if place != "the run" else "",
+            tier=work.tier,
+            ended_at=datetime.datetime.fromtimestamp(round(float(ended_at)), datetime.UTC),
+            model=_model(model),
+            stand_in=_stands_in(model),
+            model_sha256=str(facts.get("model_sha256") or ""),
+            inputs_sha256=str(facts.get("inputs_sha256") or ""),
+            reference=_reference(facts.get("reference")),
+            environment=_environment(told, work.backend),
+            members=tuple(_members(result, status)),
+        )
+    except (ValidationError, KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
+        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"{place}: result.json does not hold the tables of parity ({first}): it is cut, altered or of another version"
+        ) from None
+
+
+def _members(result: Result | None, status: Mapping[str, Any]) -> Iterable[MemberResult]:
+    """Yield the results of the members, or one of the run as a whole where no member has any."""
+    skipped = result.reason if result and result.status == "skipped" else ""
+    if not skipped and status.get("outcome") == "skipped":
+        skipped = str(status["reason"])
+    rows = [row for row in result.tables.get("members", []) if row["member"] not in SIDES] if result else []
+    if skipped:
+        yield MemberResult(member=WHOLE, outcome="SKIPPED", reason=skipped[:MOST_TEXT])
+    elif rows:
+        yield from (_member(row, result.tables) for row in rows)  # type: ignore[union-attr]
+    elif status.get("outcome", "complete") != "complete":
+        yield MemberResult(member=WHOLE, outcome="FAIL", reason=f"the run broke: {status['reason']}"[:MOST_TEXT])
+    elif result is None or result.status != "complete":
+        yield MemberResult(member=WHOLE, outcome="FAIL", reason="the run left no complete result")
+    else:
+        yield MemberResult(member=WHOLE, outcome="NOT COMPARED", reason="only the reference was recorded")
+
+
+def _member(row: Mapping[str, Any], tables: Mapping[str, list[dict[str, Any]]]) -> MemberResult:
+    name = str(row["member"])
+    quantities = [_quantity(one) for one in tables.get("quantities", []) if one["member"] == name]
+    logits = [one for one in tables.get("logits", []) if one["member"] == name]
+    judged = next((one for one in quantities if one.quantity == DIFFERENCE), None)
+    outcome, reason = str(row["outcome"]), str(row.get("reason") or "")
+    if outcome == "PASS" and not any(one.status == "PASS" for one in quantities):
+        outcome, reason = "NOT COMPARED", "none of its quantities was compared"
+    return MemberResult(
+        member=name,
+        device=str(row.get("device") or ""),
+        precision=str(row.get("precision") or ""),
+        mode=str(row.get("mode") or ""),
+        gates=bool(row.get("gates", True)),
+        outcome=outcome,  # type: ignore[arg-type]
+        reason=reason[:MOST_TEXT],
+        max_difference=judged.value if judged and judged.value is not None else _worst(logits, "max_abs"),
+        limit=judged.limit if judged else None,
+        one_minus_cosine=_worst(logits, "one_minus_cosine"),
+        truth=next((str(one["verdict"]) for one in tables.get("truth", []) if one["member"] == name), ""),
+        quantities=tuple(quantities),
+    )
+
+
+def _quantity(row: Mapping[str, Any]) -> Quantity:
+    return Quantity(
+        quantity=row["quantity"],
+        value=row.get("value"),
+        limit=row.get("limit"),
+        status=row["status"],
+        gates=bool(row.get("gates", True)),
+        worst=str(row.get("worst") or "")[:MOST_TEXT],
+    )
+
+
+def _worst(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
+    values = [float(row[column]) for row in rows if row.get(column) is not None]
+    return max((value for value in values if math.isfinite(value)), default=None)
+
+
+def _model(model: Mapping[str, Any]) -> str:
+    """Return ``bert-base, random weights``: the name, and what is not the real thing about it."""
+    words = [str(model.get("name") or "")]
+    words += ["random weights"] if model.get("init") == "random" else []
+    return ", ".join(word for word in words if word)[:MOST_TEXT]
+
+
+def _stands_in(model: Mapping[str, Any]) -> bool:
+    return model.get("init") == "random" or str(model.get("name") or "") == "tiny"
+
+
+def _reference(reference: Any) -> str:
+    """Return ``eager on cpu, torch 2.13.0``."""
+    if not isinstance(reference, Mapping):
+        return ""
+    environment = reference.get("environment")
+    torch = environment.get("torch") if isinstance(environment, Mapping) else None
+    if isinstance(environment, Mapping) and torch is None and isinstance(environment.get("versions"), Mapping):
+        torch = environment["versions"].get("torch")
+    words = f"eager on {reference.get('backend') or 'an unknown backend'}"
+    return f"{words}, torch {torch}" if torch else words
+
+
+def _environment(machine: Mapping[str, Any], backend: str) -> dict[str, str]:
+    """Return what is worth knowing of a machine, as texts by name; what is not known is left out."""
+    cpu, versions = machine.get("cpu", {}), machine.get("versions", {})
+    device = machine.get("devices", {}).get("backends", {}).get(backend, {})
+    names = ", ".join(dict.fromkeys(map(str, device.get("names", [])))) if backend != "cpu" else ""
+    found = {
+        "devices": f"{device.get('count', 1)} x {names}" if names else "",
+        "processor": f"{cpu.get('model')}, {cpu.get('usable_cores')} cores" if cpu.get("model") else "",
+        "system": str(machine.get("system") or ""),
+        **{f"driver {name}": str(version) for name, version in (machine.get("drivers") or {}).items()},
+        **{name: str(versions.get(name) or "") for name in ("python", "torch", "transformers", "benchlib")},
+    }
+    return {name: text[:MOST_TEXT] for name, text in found.items() if text}
+
+
+# One matrix of parity over all backends and machines: the newest result of each member counts.
+#
+# What cannot be read is a sentence in ``left_out`` (of the frame: ``attrs["left_out"]``), and never an error.
+
+
+if TYPE_CHECKING:
+    import pandas
+
+LATEST = 50  # runs of one machine and backend that are read, from the newest on: older ones hold no newest result
+DAY_S = 86400.0
+COLUMNS = (
+    "machine", "backend", "member", "device", "precision", "mode", "gates", "outcome", "reason", "max_difference",
+    "one_minus_cosine", "limit", "model", "stand_in", "torch", "versions", "ended_at", "age_days", "run",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+    """The newest results, each with its run, in the order of backends, machines and members.
+
+    ``left_out`` are sentences on what is damaged, ``uncounted`` on runs that are in order and say nothing.
+    """
+
+    results: tuple[RunResult, ...]
+    left_out: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> list[tuple[RunResult, MemberResult]]:
+        """Each member's result with the run that it is from."""
+        pairs = [(run, row) for run in self.results for row in run.members]
+        return sorted(pairs, key=lambda pair: (*_place(pair[0]), _rank(pair[1].member, MEMBERS), pair[1].member))
+
+    def of(self, backend: str) -> list[RunResult]:
+        """Return the results of one backend."""
+        return [run for run in self.results if run.backend == backend]
+
+
+def committed() -> Path:
+    """Return the folder of results that are committed: ``parity-results/`` of the checkout."""
+    return home() / "parity-results"
+
+
+def collect(sources: Iterable[Path | str | Run], machine: str = "") -> Merged:
+    """Read ``sources`` into the newest results: runs, folders of runs, files of results, folders of those.
+
+    ``machine`` replaces the host names of runs. Raises ``UserError`` for a source that is not there at all.
+    """
+    found: list[RunResult] = []
+    left_out: list[str] = []
+    uncounted: list[str] = []
+    for item in _items(sources):
+        try:
+            if isinstance(item, Run):
+                found.append(read_run(item, machine))
+            else:
+                found += read_file(item)
+        except NotCounted as error:
+            uncounted.append(str(error))
+        except (UserError, OSError) as error:
+            left_out.append(str(error))
+    return newest(found, left_out, uncounted)
+
+
+def newest(results: Iterable[RunResult], left_out: Sequence[str] = (), uncounted: Sequence[str] = ()) -> Merged:
+    """Keep of each machine, backend and member the newest result.
+
+    A run as a whole (skipped, broken) counts where nothing newer is there of its machine and backend, one that only
+    recorded the reference where no run of these compared anything.
+    """
+    taken: dict[tuple[str, str, str], int] = {}
+    ordered = sorted(results, key=lambda run: (-run.ended_at.timestamp(), run.run, run.model_dump_json()))
+    last: dict[tuple[str, str], Any] = {}
+    for run in sorted(ordered, key=_compared_nothing):
+        last.setdefault((run.machine, run.backend), run.ended_at)
+    kept = []
+    for number, run in enumerate(ordered):
+        members = [row for row in run.members if _counts(run, row, last)]
+        fresh = [row for row in members if taken.setdefault((run.machine, run.backend, row.member), number) == number]
+        if fresh:
+            kept.append(run.model_copy(update={"members": tuple(sorted(fresh, key=_member_order))}))
+    ordered = sorted(kept, key=lambda run: (*_place(run), -run.ended_at.timestamp()))
+    return Merged(tuple(ordered), tuple(dict.fromkeys(left_out)), tuple(dict.fromkeys(uncounted)))
+
+
+def _compared_nothing(run: RunResult) -> bool:
+    return all(row.outcome == "NOT COMPARED" for row in run.members)
+
+
+def _counts(run: RunResult, row: MemberResult, last: dict[tuple[str, str], Any]) -> bool:
+    return row.member != WHOLE or run.ended_at == last[(run.machine, run.backend)]
+
+
+def _member_order(row: MemberResult) -> tuple[int, str]:
+    return _rank(row.member, MEMBERS), row.member
+
+
+def _place(run: RunResult) -> tuple[int, str]:
+    return _rank(run.backend, BACKENDS), run.machine
+
+
+def _rank(name: str, names: Iterable[str]) -> int:
+    listed = list(names)
+    return listed.index(name) if name in listed else len(listed)
+
+
+def _items(sources: Iterable[Path | str | Run]) -> Iterable[Run | Path]:
+    """Yield the runs and files that the sources stand for."""
+    for source in sources:
+        if isinstance(source, Run):
+            yield source
+            continue
+        path = Path(source)
+        if path.is_file():
+            yield path
+        elif not path.is_dir():
+            raise UserError(f"{path}: no such run, folder or file of results")
+        elif is_run(path):
+            yield Run(path)
+        else:
+            runs = _parity_runs(path)
+            files = sorted([*path.glob(FILE), *path.glob(f"*/{FILE}")])
+            if not runs and not files:
+                raise UserError(f"{path} holds neither runs of parity nor a {FILE}")
+            yield from map(Run, runs)
+            yield from files
+
+
+def _parity_runs(folder: Path) -> list[Path]:
+    """Return the parity runs in a folder of runs, or of a day of them, the newest first and not all of them.
+
+    Their names say benchmark and backend; a folder may hold thousands, and only the newest results count.
+    """
+    count: dict[str, int] = {}
+    kept = []
+    days = find_runs(folder)
+    one_day = sorted((path.parent for path in folder.glob("*/config.json")), reverse=True)
+    for run in (*days, *one_day):
+        if run.name.startswith("parity-"):
+            kind = "-".join(run.name.split("-")[:2])
+            count[kind] = count.get(kind, 0) + 1
+            if count[kind] <= LATEST:
+                kept.append(run)
+    return kept
+
+
+def merged(
+    runs: Iterable[Path | str | Run] | None = None, files: Iterable[Path | str] | None = None, now: float | None = None
+) -> "pandas.DataFrame":
+    """Return the matrix as a frame with ``COLUMNS``; None takes all runs of ``outputs/`` and the committed results."""
+    return frame(collect([*_runs(runs), *_files(files)]), now)
+
+
+def around(run: Any, now: float | None = None) -> "pandas.DataFrame":
+    """Return the matrix of a run, the other parity runs of its store and the committed results.
+
+    ``run`` is a ``Run``, or anything with its ``result``, which has no store. Its own results are in it, also where a newer
+    run lies beside it or a fault was planted in it.
+    """
+    path = Path(run.path).resolve() if getattr(run, "path", None) else None
+    others = [Run(other) for other in _parity_runs(path.parent.parent) if other.resolve() != path] if path else []
+    beside = collect([*others, *_files(None)])
+    try:
+        own = read_run(run, planted=True)
+    except (UserError, OSError) as error:
+        return frame(dataclasses.replace(beside, left_out=(str(error), *beside.left_out)), now)
+    kept = (_without(other, own) for other in beside.results)
+    return frame(Merged((own, *(other for other in kept if other.members)), beside.left_out), now)
+
+
+def _without(other: RunResult, own: RunResult) -> RunResult:
+    """Return a result without the members that another one of the same machine and backend has."""
+    if (other.machine, other.backend) != (own.machine, own.backend):
+        return other
+    names = {row.member for row in own.members}
+    return other.model_copy(
+        update={"members": tuple(row for row in other.members if row.member not in names | {WHOLE})}
+    )
+
+
+def _runs(runs: Iterable[Path | str | Run] | None) -> list[Path | str | Run]:
+    if runs is not None:
+        return list(runs)
+    store = outputs()
+    return [Run(path) for path in _parity_runs(store)] if store.is_dir() else []
+
+
+def _files(files: Iterable[Path | str] | None) -> list[Path | str]:
+    return list(files) if files is not None else [*sorted(committed().glob(f"*/{FILE}"))]
+
+
+def frame(found: Merged, now: float | None = None) -> "pandas.DataFrame":
+    """Return merged results as a frame: a row each, missing numbers as NaN, missing texts as ''."""
+    import pandas as pd
+
+    moment = time.time() if now is None else now
+    rows = [
+        {
+            "machine": run.machine,
+            "backend": run.backend,
+            "member": row.member,
+            "device": row.device or run.environment.get("devices", ""),
+            "precision": row.precision,
+            "mode": row.mode,
+            "gates": row.gates,
+            "outcome": row.outcome,
+            "reason": row.reason,
+            "max_difference": row.max_difference,
+            "one_minus_cosine": row.one_minus_cosine,
+            "limit": row.limit,
+            "model": run.model,
+            "stand_in": run.stand_in,
+            "torch": run.environment.get("torch", ""),
+            "versions": versions(run),
+            "ended_at": run.ended_at.timestamp(),
+            "age_days": (moment - run.ended_at.timestamp()) / DAY_S,
+            "run": run.run,
+        }
+        for run, row in found.rows
+    ]
+    made = pd.DataFrame(rows, columns=list(COLUMNS))
+    numbers = ["max_difference", "one_minus_cosine", "limit", "ended_at", "age_days"]
+    made[numbers] = made[numbers].astype(float)
+    made.attrs["left_out"] = list(found.left_out)
+    return made
+
+
+def versions(run: RunResult) -> str:
+    """Return ``torch 2.13.0, transformers 5.0.0, driver nvidia 580.1``."""
+    names = ("torch", "transformers", *(name for name in run.environment if name.startswith("driver ")))
+    return ", ".join(f"{name} {run.environment[name]}" for name in names if run.environment.get(name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """What all results of a backend say together: its outcome, why, on which machines, and what failed where."""
+
+    backend: str
+    outcome: str
+    reason: str
+    machines: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+def standing(found: Merged, backend: str) -> Standing:
+    """Return the outcome of a backend over all machines: FAIL before PASS, and PASS only where something was compared.
+
+    Members that do not gate cannot fail it, and cannot make it pass.
+    """
+    if backend not in BACKENDS:
+        raise UserError(f"unknown backend {backend!r}: {nearest(backend, BACKENDS)}")
+    rows = [(run, row) for run, row in found.rows if run.backend == backend]
+    machines = tuple(dict.fromkeys(run.machine for run, _ in rows))
+    if not rows:
+        return Standing(backend, "NOT COMPARED", "no machine with it left a result")
+    gated = [(run, row) for run, row in rows if row.gates]
+    failed = [(run, row) for run, row in gated if row.outcome == "FAIL"]
+    if failed:
+        names = tuple(dict.fromkeys(f"{row.member} on {run.machine}" for run, row in failed))
+        return Standing(backend, "FAIL", f"{', '.join(names)}: {failed[0][1].reason}", machines, names)
+    passed = [row.member for _, row in gated if row.outcome == "PASS"]
+    if passed:
+        missing = list(dict.fromkeys(f"{row.member} on {run.machine}" for run, row in gated if row.outcome != "PASS"))
+        reason = f"{len(passed)} of {len(gated)} gated results are there and within their tolerances"
+        return Standing(
+            backend, "PASS", reason + (f"; not compared: {', '.join(missing)}" if missing else ""), machines
+        )
+    for outcome in ("SKIPPED", "NOT COMPARED"):
+        open_ = [row for _, row in rows if row.outcome == outcome]
+        if open_ and all(row.outcome == outcome for _, row in gated or rows):
+            return Standing(backend, outcome, open_[0].reason, machines)
+    reasons = "; ".join(dict.fromkeys(row.reason for _, row in gated if row.reason))
+    return Standing(backend, "NOT COMPARED", reasons or "no gated member was compared", machines)

@@ -1,0 +1,303 @@
+"""Results of parity as files that are committed: ``<backend>/test_results.json``, ``cross_backend_validation.json``, ``PARITY.md``.
+
+The same results give the same bytes, in an order that does not depend on who merged them when, so that a change in a
+repository shows what changed. Ages are told against the newest result and not against the day of merging.
+"""
+
+import itertools
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchlib.benchmarks.parity.config import MEMBERS
+from benchlib.benchmarks.parity.matrix import (
+    FILE,
+    SCHEMA,
+    WHOLE,
+    MemberResult,
+    Merged,
+    ResultFile,
+    RunResult,
+    standing,
+    versions,
+)
+from benchlib.core.files import write_text
+from benchlib.core.machine import BACKENDS
+from benchlib.core.text import MARKS
+from benchlib.show.exports import counted
+from benchlib.show.exports.github import escaped
+
+CROSS = "cross_backend_validation.json"
+PAGE = "PARITY.md"
+_RUN = re.compile(r"[^/]+-\d{8}/[^/]+(?:/[^/]+)?$")  # as benchlib.results.run names the folders of runs
+OLD_DAYS = 30  # behind the newest result: then the page says so
+SIGNS = {**MARKS, "NOT COMPARED": "○", "": "·"}
+WORDS = {
+    "PASS": "within every tolerance that gates",
+    "FAIL": "beyond one, or crashed",
+    "DIFFERS": "beyond one, of a member that does not gate",
+    "SKIPPED": "it did not run here, with the reason",
+    "NOT COMPARED": "there was nothing to compare with; never a PASS",
+}
+
+
+def write(found: Merged, folder: Path, untouched: Iterable[str] = ()) -> list[Path]:
+    """Write the files of merged results and return them. Files of the backends ``untouched`` stay as they are."""
+    paths = []
+    for backend in BACKENDS:
+        results = found.of(backend)
+        if results and backend not in untouched:
+            paths.append(folder / backend / FILE)
+            write_text(paths[-1], results_text(backend, results))
+    for name, text in ((CROSS, cross_text(found)), (PAGE, page(found))):
+        paths.append(folder / name)
+        write_text(paths[-1], text)
+    return paths
+
+
+def results_text(backend: str, results: Sequence[RunResult]) -> str:
+    """Return the content of a backend's ``test_results.json``."""
+    return _json(ResultFile(backend=backend, results=tuple(results)).model_dump(mode="json"))
+
+
+def cross_text(found: Merged) -> str:
+    """Return the content of ``cross_backend_validation.json``: outcome by backend, the matrix, what agrees with what."""
+    standings = [standing(found, backend) for backend in BACKENDS]
+    return _json(
+        {
+            "schema_version": SCHEMA,
+            "kind": "benchlib.parity.cross_backend_validation",
+            "newest_result": _moment(found),
+            "backends": {
+                one.backend: {"outcome": one.outcome, "reason": one.reason, "machines": list(one.machines)}
+                for one in standings
+            },
+            "matrix": [
+                {"backend": run.backend, "machine": run.machine, "member": row.member, "outcome": row.outcome}
+                for run, row in found.rows
+            ],
+            "agreement": agreement(found),
+            "left_out": _left_out(found),
+        }
+    )
+
+
+def agreement(found: Merged) -> list[dict[str, Any]]:
+    """Return for each pair of backends how far their fp32 results can be apart at most.
+
+    Both were compared with a reference of the same weights and inputs; by the triangle inequality their distance is at
+    most the sum of both distances to it. Two references by different software are no common point: they are left out.
+    """
+    worst: dict[tuple[str, str, str], dict[str, tuple[float, str]]] = {}
+    for run, row in found.rows:
+        if row.gates and row.precision == "fp32" and row.max_difference is not None and run.model_sha256:
+            group = worst.setdefault((run.model_sha256, run.inputs_sha256, run.reference), {})
+            group[run.backend] = max(group.get(run.backend, (0.0, "")), (row.max_difference, row.member))
+    return [
+        {
+            "backends": [a, b],
+            "model_sha256": key[0],
+            "inputs_sha256": key[1],
+            "reference": key[2],
+            "members": [group[a][1], group[b][1]],
+            "at_most": group[a][0] + group[b][0],
+        }
+        for key, group in sorted(worst.items())
+        for a, b in itertools.combinations(group, 2)
+    ]
+
+
+def page(found: Merged) -> str:
+    """Return the Markdown page: outcome by backend, the matrix, every result, the reasons, the machines."""
+    lines = [
+        "# Parity across backends",
+        "",
+        _summary(found),
+        "",
+        *table(("Backend", "Outcome", "Machines", "Why"), _standings(found)),
+    ]
+    if found.results:
+        lines += ["## Matrix", "", *_matrix(found), *_legend(found)]
+        lines += ["## Results", "", *table(COLUMNS, (_row(run, row) for run, row in found.rows)), *_reasons(found)]
+        lines += ["## Machines", "", *table(PLACES, (_place(run, found) for run in found.results))]
+        lines += _agreements(found)
+    if found.left_out:
+        lines += ["## Left out", "", *(f"- {escaped(sentence)}" for sentence in _left_out(found)), ""]
+    lines += ["Written by `benchlib parity merge`, which reads the `test_results.json` beside this page: do not edit."]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(found: Merged) -> str:
+    if not found.results:
+        return "No results yet: `benchlib run parity` makes the first, `benchlib parity merge` brings it here."
+    machines = counted(len({run.machine for run in found.results}), "machine")
+    backends = counted(len({run.backend for run in found.results}), "backend")
+    return (
+        f"{counted(len(found.rows), 'result')} of {backends} on {machines}, the newest of {_moment(found)[:10]}. "
+        "Each is the newest of its machine, backend and way to compute, held against a reference with the same weights "
+        "and inputs; results of other inputs (column Inputs) replace each other too. Limits are those in force: above the "
+        "table's where the reference itself is farther from double precision, and in bf16 where logits are large."
+    )
+
+
+def _standings(found: Merged) -> Iterable[Sequence[str]]:
+    for backend in BACKENDS:
+        one = standing(found, backend)
+        yield backend, _signed(one.outcome), ", ".join(one.machines), ", ".join(one.failed) or one.reason
+
+
+def _matrix(found: Merged) -> list[str]:
+    """Return the table with a row a way to compute and a column a backend of a machine."""
+    places = list(dict.fromkeys((run.backend, run.machine) for run in found.results))
+    cells = {(row.member, run.backend, run.machine): word(row) for run, row in found.rows}
+    names = list(dict.fromkeys(row.member for _, row in found.rows))
+    known = [name for name in MEMBERS if name in names]
+    ordered = [*known, *sorted(name for name in names if name not in MEMBERS and name != WHOLE)]
+    ordered += [WHOLE] if WHOLE in names else []
+    rows = [
+        ("the run as a whole" if name == WHOLE else name, *(_signed(cells.get((name, *place), "")) for place in places))
+        for name in ordered
+    ]
+    return table(("Member", *(f"{backend} on {machine}" for backend, machine in places)), rows)
+
+
+def _legend(found: Merged) -> list[str]:
+    seen = {word(row) for _, row in found.rows}
+    return ["; ".join(f"{_signed(name)}: {what}" for name, what in WORDS.items() if name in seen) + ".", ""]
+
+
+COLUMNS = (
+    "Backend",
+    "Machine",
+    "Member",
+    "Outcome",
+    "Max difference",
+    "Limit",
+    "1 - cosine",
+    "Against fp64",
+    "Inputs",
+    "Measured",
+)
+
+
+def _row(run: RunResult, row: MemberResult) -> Sequence[str]:
+    return (
+        run.backend,
+        run.machine,
+        row.member,
+        _signed(word(row)),
+        _number(row.max_difference),
+        _number(row.limit),
+        _number(row.one_minus_cosine),
+        row.truth,
+        run.inputs_sha256[:8],
+        run.ended_at.strftime("%Y-%m-%d"),
+    )
+
+
+def _reasons(found: Merged) -> list[str]:
+    """Return what is said of results that are no PASS, one line for those that share it."""
+    said: dict[tuple[str, str, str], list[str]] = {}
+    for run, row in found.rows:
+        if row.outcome != "PASS" and row.reason:
+            said.setdefault((word(row), row.reason, f"{run.backend} on {run.machine}"), []).append(row.member)
+    return [
+        *(
+            f"- {_signed(outcome)} {_plain(place)}, {_plain(', '.join(names))}: {_plain(reason)}"
+            for (outcome, reason, place), names in said.items()
+        ),
+        *([""] if said else []),
+    ]
+
+
+PLACES = ("Machine", "Backend", "Device", "Processor", "System", "Versions", "Model", "Reference", "Tier", "Measured")
+
+
+def _place(run: RunResult, found: Merged) -> Sequence[str]:
+    behind = (max(other.ended_at for other in found.results) - run.ended_at).days
+    measured = run.ended_at.strftime("%Y-%m-%d %H:%M UTC")
+    return (
+        run.machine,
+        run.backend,
+        run.environment.get("devices", "") or next((row.device for row in run.members if row.device), ""),
+        run.environment.get("processor", ""),
+        run.environment.get("system", ""),
+        versions(run),
+        run.model + (" (a stand-in)" if run.stand_in else ""),
+        run.reference,
+        run.tier,
+        measured + (f", {behind} days older than the newest" if behind >= OLD_DAYS else ""),
+    )
+
+
+def _agreements(found: Merged) -> list[str]:
+    rows = [(" and ".join(one["backends"]), _number(one["at_most"]), one["reference"]) for one in agreement(found)]
+    if not rows:
+        return []
+    return [
+        "## Between backends",
+        "",
+        "Derived, not measured: two backends are apart by at most the sum of their fp32 differences to the same reference.",
+        "",
+        *table(("Backends", "Apart by at most", "Reference"), rows),
+    ]
+
+
+def word(row: MemberResult) -> str:
+    """Return the word for a result: a member that does not gate differs where another one fails."""
+    return "DIFFERS" if row.outcome == "FAIL" and not row.gates else row.outcome
+
+
+def _signed(outcome: str) -> str:
+    return f"{SIGNS[outcome]} {outcome}".strip()
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
+
+
+def _moment(found: Merged) -> str:
+    last = max((run.ended_at for run in found.results), default=None)
+    return last.strftime("%Y-%m-%dT%H:%M:%SZ") if last else ""
+
+
+def _left_out(found: Merged) -> list[str]:
+    """Return the sentences on what could not be read, with names instead of one machine's paths."""
+    return sorted(dict.fromkeys(_named(sentence) for sentence in found.left_out))
+
+
+def _named(sentence: str) -> str:
+    """Return the sentence with its path cut to day and run, or to the folder and file of results."""
+    path, colon, rest = sentence.partition(": ")
+    if "/" not in path:
+        return sentence
+    run = _RUN.search(path)
+    return f"{run[0] if run else '/'.join(Path(path).parts[-2:])}{colon}{rest}"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a Markdown table whose columns are aligned as text, so that a terminal shows it as well; '' at its end."""
+    cells = [[_plain(text) for text in row] for row in (columns, *rows)]
+    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "| " + " | ".join(text + " " * (width - _width(text)) for text, width in zip(row, widths, strict=True)) + " |"
+        for row in cells
+    ]
+    return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:], ""]
+
+
+def _plain(text: str) -> str:
+    """Return text that Markdown shows as it is; a comparison stays readable in a terminal, since it begins no tag."""
+    return escaped(text).replace("&lt;= ", "<= ").replace("&gt;= ", ">= ")
+
+
+def _width(text: str) -> int:
+    """Return the columns that a text takes in a terminal."""
+    return sum(0 if unicodedata.combining(sign) else 1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

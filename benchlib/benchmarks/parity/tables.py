@@ -1,0 +1,555 @@
+"""The series behind the pictures and tables of parity: what a run recorded, as small frames.
+
+All functions read only what is there: a missing or damaged table gives an empty frame with its columns, a value that
+is no number NaN, never an error. Differences are absolute, of logits, unless a column says otherwise.
+"""
+
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from benchlib.benchmarks.parity import matrix as parity_matrix
+from benchlib.benchmarks.parity import tolerances as table_of_limits
+from benchlib.benchmarks.parity.config import ParityConfig, chosen
+from benchlib.core.text import text
+from benchlib.results import frames
+from benchlib.results.frames import Records
+from benchlib.results.run import Run
+
+TABLES: dict[str, dict[str, Any]] = {
+    "members": {"member": "", "backend": "", "device": "", "precision": "", "mode": "", "gates": False, "outcome": "", "reason": "",
+                "seconds": 0.0, "what": ""},
+    "quantities": {"member": "", "quantity": "", "value": 0.0, "limit": 0.0, "limit_text": "", "unit": "", "status": "", "gates": False,
+                   "worst": "", "why": "", "reason": ""},
+    "logits": {"member": "", "case": "", "kind": "", "batch": 0.0, "length": 0.0, "max_abs": 0.0, "max_relative": 0.0, "max_ulp": 0.0,
+               "one_minus_cosine": 0.0, "truth_max_abs": 0.0, "reference_truth_max_abs": 0.0, "limit": 0.0},
+    "histogram": {"member": "", "low": 0.0, "high": 0.0, "count": 0.0},
+    "layers": {"member": "", "index": 0.0, "layer": "", "kind": "", "depth": 0.0, "max_abs": 0.0, "relative_l2": 0.0,
+               "one_minus_cosine": 0.0, "limit": 0.0, "beyond": False},
+    "gradients": {"member": "", "parameter": "", "elements": 0.0, "norm": 0.0, "relative_l2": 0.0, "max_abs": 0.0,
+                  "one_minus_cosine": 0.0, "limit": 0.0, "beyond": False},
+    "curves": {"member": "", "step": 0.0, "loss": 0.0, "reference_loss": 0.0, "truth_loss": 0.0},
+    "latency": {"member": "", "batch": 0.0, "length": 0.0, "n": 0.0, "mean_ms": 0.0, "p50_ms": 0.0, "p95_ms": 0.0, "p99_ms": 0.0,
+                "qps": 0.0},
+    "truth": {"member": "", "max_abs": 0.0, "reference_max_abs": 0.0, "verdict": ""},
+    "attention": {"device": "", "kernel": "", "dtype": "", "length": 0.0, "mask": "", "scale": 0.0, "status": "", "reason": "",
+                  "max_abs_truth": 0.0, "one_minus_cosine_truth": 0.0, "max_abs_math": 0.0, "one_minus_cosine_math": 0.0,
+                  "gradient_max_abs_math": 0.0, "masked_row": "", "median_us": 0.0},
+}  # fmt: skip
+REFERENCE, TRUTH = "reference", "truth"  # recordings beside the members' own
+NOT_FINITE = "not finite"
+SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERS": "≈", "SKIPPED": "–", "NOT COMPARED": "○"}
+
+
+def table(run: Records, name: str) -> pd.DataFrame:
+    """Return a table of ``TABLES`` with its columns; rows that name no member (or kernel) are left out.
+
+    Another benchmark may have a table of the same name: it then gives none.
+    """
+    frame = frames.typed(run, name, TABLES[name])
+    return frame[frame["kernel" if name == "attention" else "member"] != ""].reset_index(drop=True)
+
+
+def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame as plain values by column."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def members(run: Records) -> list[str]:
+    """Return the candidates in the order of the table ``members``, without reference and truth."""
+    return [name for name in dict.fromkeys(table(run, "members")["member"]) if name not in (REFERENCE, TRUTH)]
+
+
+def ordered(run: Records, names: Iterable[str]) -> list[str]:
+    """Return the names in the order of :func:`members`; those that it does not know come last."""
+    wanted = dict.fromkeys(names)
+    known = [name for name in members(run) if name in wanted]
+    return known + [name for name in wanted if name not in known and name not in (REFERENCE, TRUTH)]
+
+
+def facts(run: Records) -> Mapping[str, Any]:
+    """Return the facts of the result; empty where there is none."""
+    result = frames.readable(run, "result")
+    return result.facts if result else {}
+
+
+def scope(run: Records) -> str:
+    """Say what stands in for real weights, '' where nothing does: pictures carry it in their titles."""
+    model = facts(run).get("model")
+    model = model if isinstance(model, dict) else {}
+    name, init = (str(model.get(key) or "") for key in ("name", "init"))
+    size = "tiny model" if name == "tiny" else ""
+    return ", ".join(part for part in (size, "random weights" if init == "random" else "") if part)
+
+
+def outcome_word(outcome: str, gates: bool, compared: bool) -> str:
+    """Return the outcome of a member as readers meet it: beyond tolerance where nothing gates is a difference, no failure."""
+    return "DIFFERS" if outcome == "FAIL" and not gates and compared else outcome
+
+
+def outcomes(run: Records) -> pd.DataFrame:
+    """Return one row a member: the columns of ``members``, its word, and its largest difference and cosine with their limits.
+
+    A difference that is not finite is infinite here; one that was not computed is NaN.
+    """
+    frame, values = table(run, "members"), table(run, "quantities")
+    frame = frame[frame["member"].isin(members(run))].drop_duplicates("member", keep="last").reset_index(drop=True)
+    for column, quantity in (("max_abs", "logits max difference"), ("one_minus_cosine", "logits cosine")):
+        found = {row["member"]: row for row in row_dicts(values[values["quantity"] == quantity])}
+        frame[column] = [_value(found.get(name)) for name in frame["member"]]
+        ends = {name: row["limit"] for name, row in found.items()}
+        frame[f"{column}_limit".replace("max_abs_", "")] = [ends.get(name, math.nan) for name in frame["member"]]
+    compared = frame["max_abs"].notna()
+    frame["word"] = [outcome_word(*row) for row in zip(frame["outcome"], frame["gates"], compared, strict=True)]
+    return frame
+
+
+def _value(row: Mapping[str, Any] | None) -> float:
+    """Return the value of a quantity; JSON has no infinity, so one that failed without a value was not finite."""
+    if row is None:
+        return math.nan
+    return math.inf if math.isnan(row["value"]) and row["status"] == "FAIL" else float(row["value"])
+
+
+def matrix(run: Records, grid: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return the rows of :mod:`benchlib.benchmarks.parity.matrix` with their ``word``: of ``grid``, else of the run and its neighbours."""
+    frame = parity_matrix.around(run) if grid is None else grid
+    compared = frame["max_difference"].notna()
+    words = [outcome_word(*row) for row in zip(frame["outcome"], frame["gates"], compared, strict=True)]
+    return frame.assign(word=words)
+
+
+def layers(run: Records) -> dict[str, pd.DataFrame]:
+    """Return by member the relative L2 distance of each compared layer in forward order."""
+    frame = table(run, "layers").dropna(subset=["index"])
+    found = {str(name): group.sort_values("index") for name, group in frame.groupby("member", sort=False)}
+    return {name: found[name] for name in ordered(run, found)}
+
+
+def first_beyond(run: Records) -> dict[str, dict[str, Any]]:
+    """Return by member the first layer, in forward order, that is beyond its limit; members without one are left out."""
+    found = {name: row_dicts(frame[frame["beyond"]]) for name, frame in layers(run).items()}
+    return {name: beyond[0] for name, beyond in found.items() if beyond}
+
+
+def latencies(run: Records) -> pd.DataFrame:
+    """Return the rows of ``latency`` with a median, and ``ratio``: the median over the reference's (NaN without one)."""
+    frame = table(run, "latency")
+    frame = frame[frame["p50_ms"] > 0].drop_duplicates("member", keep="last").reset_index(drop=True)
+    names = set(frame["member"])
+    own = facts(run).get("reference")
+    named = str(own.get("member") or "") if isinstance(own, dict) else ""
+    base = REFERENCE if REFERENCE in names else named if named in names else ""
+    median = frame.loc[frame["member"] == base, "p50_ms"]
+    frame["ratio"] = frame["p50_ms"] / float(median.iloc[0]) if len(median) else math.nan
+    frame["is_reference"] = frame["member"] == base
+    return frame
+
+
+def closeness(run: Records) -> dict[str, pd.DataFrame]:
+    """Return by member and case the distance to the truth: the member's ``own`` and the ``reference``'s, above zero."""
+    frame = table(run, "logits").dropna(subset=["truth_max_abs", "reference_truth_max_abs"])
+    frame = frame[frame["reference_truth_max_abs"] > 0]
+    frame = frame.rename(columns={"truth_max_abs": "own", "reference_truth_max_abs": REFERENCE})
+    found = {
+        str(name): group[["case", "kind", "own", REFERENCE]] for name, group in frame.groupby("member", sort=False)
+    }
+    return {name: found[name] for name in ordered(run, found)}
+
+
+def difference(value: float) -> str:
+    """Write a difference with two digits: ``3.0e-7``; an exact 0 as 0, and what is no number in words."""
+    if not math.isfinite(value):
+        return NOT_FINITE
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:.2g}" if abs(value) < 100 else f"{value:,.0f}"
+    number, power = f"{value:.1e}".split("e")
+    return f"{number}e{int(power)}"
+
+
+def short(name: str) -> str:
+    """Shorten the name of a layer or parameter: ``bert.encoder.layer.3.output.dense.weight`` → ``layer 3 output.dense.weight``."""
+    inner = re.search(r"(?:^|\.)(?:layers?|block|h)\.(\d+)(?:\.(.*))?$", name)
+    if inner:
+        return f"layer {inner[1]} {inner[2]}" if inner[2] else f"layer {inner[1]}"
+    head, _, rest = name.partition(".")
+    return rest if rest and head not in ("qa_outputs", "classifier") else name
+
+
+def layer_number(name: str) -> int | None:
+    """Return the number of the encoder layer that a module or parameter lies in; None outside of them."""
+    found = re.search(r"(?:^|\.)(?:layers?|block|h)\.(\d+)(?:\.|$)", name)
+    return int(found[1]) if found else None
+
+
+def sides(run: Records) -> list[tuple[str, str, str]]:
+    """Return (fact, reference, candidate) of both environments, nested parts with dots; '' where a side does not say."""
+    about = facts(run)
+    reference = about.get("reference")
+    one = _flat(reference.get("environment") if isinstance(reference, dict) else None)
+    other = _flat(about.get("environment"))
+    return [(name, one.get(name, ""), other.get(name, "")) for name in dict.fromkeys([*one, *other])]
+
+
+def executors(run: Records) -> list[tuple[str, dict[str, str]]]:
+    """Return of each member what really ran: runtime, attention, kernel, precision, as far as it said."""
+    found = facts(run).get("executors")
+    found = found if isinstance(found, dict) else {}
+    return [(name, _flat(found[name])) for name in ordered(run, found) if isinstance(found[name], dict)]
+
+
+def _flat(value: Any, begin: str = "") -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        return {begin: text(value)} if begin else {}
+    found: dict[str, str] = {}
+    for name, item in value.items():
+        found |= _flat(item, f"{begin}.{name}" if begin else str(name))
+    return found
+
+
+# Tables of parity for notebooks and reports: outcomes, quantities with their limits, worst cases, what was skipped and why.
+
+
+NOTHING = "–"
+NO_BREAK_SPACE, JOINER = "\u00a0", "\u2060"
+WORST = 12  # rows of the worst cases
+
+
+def tolerances(run: Run) -> pd.DataFrame:
+    """Return the limits that the members of this run will be judged by, known before it, and where each comes from."""
+    config = run.config
+    assert isinstance(config, ParityConfig)
+    found: list[dict[str, str]] = []
+    for quantity in table_of_limits.QUANTITIES:
+        judged: dict[table_of_limits.Tolerance, list[str]] = {}
+        for member in chosen(config):
+            limit = table_of_limits.between(config.reference, config.backend, member.precision, quantity)
+            judged.setdefault(limit, []).append(member.precision)
+        for limit, precisions in judged.items():
+            of = ", ".join(dict.fromkeys(precisions))
+            found.append(
+                {
+                    "quantity": quantity,
+                    "precision": of,
+                    "limit": _whole(f"{'≥' if limit.at_least else '≤'} {difference(limit.value)}"),
+                    "unit": limit.unit,
+                    "why": limit.why,
+                }
+            )
+    return _indexed(found, "quantity", "Only the reference is recorded: nothing will be judged.")
+
+
+def outcomes_table(run: Records) -> pd.DataFrame:
+    """Return by member its outcome with the reason, and its difference and 1 - cosine, largest beside their limits."""
+    verdicts = {row["member"]: row["verdict"] for row in row_dicts(table(run, "truth"))}
+    found = [
+        {
+            "member": row["member"],
+            "outcome": f"{SIGNS.get(row['word'], '?')} {row['word']}",
+            "computes": f"{row['precision']}, {row['mode']}" + ("" if row["gates"] else ", informative"),
+            "difference": _whole(_or_nothing(row["max_abs"])),
+            "limit": _whole(_or_nothing(row["limit"])),
+            "1 - cosine": _or_nothing(row["one_minus_cosine"]),
+            "to the truth": verdicts.get(row["member"]) or NOTHING,
+            "reason": _brief(row["reason"], 200),
+        }
+        for row in row_dicts(outcomes(run))
+    ]
+    return _indexed(found, "member", "No member was asked for: nothing was compared.")
+
+
+def quantities(run: Records) -> pd.DataFrame:
+    """Return every compared quantity with its limit, why the limit is what it is, and where the value is from."""
+    found = [
+        {
+            "member": row["member"],
+            "quantity": row["quantity"],
+            "status": f"{SIGNS.get(word := _word(row), '?')} {word}",
+            "value": _value_text(row),
+            "limit": _limit(row),
+            "unit": row["unit"],
+            "worst at": short(row["worst"]) or NOTHING,
+            "reason": row["reason"],
+        }
+        for row in row_dicts(table(run, "quantities"))
+    ]
+    return _indexed(found, "member", "No quantity was compared.")
+
+
+def by_quantity(run: Records) -> pd.DataFrame:
+    """Return the value of every quantity (row) of every member (column), with a sign where it is not within its limit."""
+    frame, found = table(run, "quantities"), dict[str, dict[str, Any]]()
+    for row in row_dicts(frame):
+        word = _word(row)
+        sign = f"{SIGNS[word]} " if word in ("FAIL", "DIFFERS") else ""
+        found.setdefault(row["quantity"], {"quantity": row["quantity"], "unit": row["unit"]})[row["member"]] = (
+            sign + _value_text(row)
+        )
+    return _indexed(list(found.values()), "quantity", "No quantity was compared.").fillna(NOTHING)
+
+
+def limits(run: Records) -> pd.DataFrame:
+    """Return each limit that judged something, once, with the members it holds for and where it comes from."""
+    frame = table(run, "quantities").dropna(subset=["limit"])
+    everyone, found = list(dict.fromkeys(frame["member"])), []
+    for (quantity, _, why), part in frame.groupby(["quantity", "limit", "why"], sort=False):
+        found.append({
+            "quantity": str(quantity), "limit": _limit(row_dicts(part)[0]), "unit": part["unit"].iloc[0],
+            "members": _who(list(dict.fromkeys(part["member"])), everyone), "why": str(why) or NOTHING,
+        })  # fmt: skip
+    return _indexed(found, "quantity", "Nothing was judged by a limit.")
+
+
+def _who(names: list[str], everyone: list[str]) -> str:
+    missing = [name for name in everyone if name not in names]
+    if not missing or len(missing) > len(names):
+        return ", ".join(names) if missing else "all"
+    return f"all but {', '.join(missing)}" if len(missing) < 4 else ", ".join(names)
+
+
+def beyond(run: Records) -> pd.DataFrame:
+    """Return the quantities beyond their limits."""
+    frame = quantities(run)
+    return frame[frame["status"].str.contains("FAIL|DIFFERS")] if "status" in frame else frame
+
+
+def worst(run: Records) -> pd.DataFrame:
+    """Return of each member its case with the largest difference, the largest of all first.
+
+    ``from truth`` is its distance to the fp64 truth, ``reference`` the reference's own.
+    """
+    frame = table(run, "logits").dropna(subset=["max_abs"]).sort_values("max_abs", ascending=False, kind="stable")
+    return _cases(frame.drop_duplicates("member").head(WORST), "No logits were compared.")
+
+
+def edges(run: Records) -> pd.DataFrame:
+    """Return the edge cases of every member: nearly all padding, the longest position, a row without any token."""
+    frame = table(run, "logits")
+    return _cases(frame[frame["kind"] == "edge"], "No edge case was compared.")
+
+
+def _cases(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
+    found = [
+        {
+            "member": row["member"],
+            "case": row["case"],
+            "difference": _or_nothing(row["max_abs"]),
+            "relative": _or_nothing(row["max_relative"]),
+            "ULP": f"{row['max_ulp']:,.0f}" if math.isfinite(row["max_ulp"]) else NOTHING,
+            "1 - cosine": _or_nothing(row["one_minus_cosine"]),
+            "from truth": _or_nothing(row["truth_max_abs"]),
+            "reference": _or_nothing(row["reference_truth_max_abs"]),
+        }
+        for row in row_dicts(frame)
+    ]  # fmt: skip
+    return _indexed(found, "member", missing)
+
+
+def first_layers(run: Records) -> pd.DataFrame:
+    """Return of each member the first layer beyond its tolerance, or that there is none, and the layer that is worst."""
+    first = first_beyond(run)
+    found = []
+    for name, frame in layers(run).items():
+        known = frame.dropna(subset=["relative_l2"])
+        top = row_dicts(known.sort_values("relative_l2").tail(1)) if len(known) else []
+        found.append({
+            "member": name, "layers": len(frame), "first beyond": short(first[name]["layer"]) if name in first else "none",
+            "there": _or_nothing(first[name]["relative_l2"]) if name in first else NOTHING,
+            "limit": _or_nothing(float(frame["limit"].max())), "worst": short(top[0]["layer"]) if top else NOTHING,
+            "relative L2": _or_nothing(top[0]["relative_l2"]) if top else NOT_FINITE,
+        })  # fmt: skip
+    return _indexed(found, "member", "No layer was compared.")
+
+
+def skipped(run: Records) -> pd.DataFrame:
+    """Return what was not compared, each with its reason: whole members, and quantities of members that ran."""
+    whole = [
+        {"member": row["member"], "what": "all", "reason": row["reason"] or NOTHING}
+        for row in row_dicts(outcomes(run))
+        if row["outcome"] in ("SKIPPED", "NOT COMPARED")
+    ]
+    frame = table(run, "quantities")
+    frame = frame[frame["status"] == "SKIPPED"]
+    parts = [
+        {"member": str(member), "what": ", ".join(part["quantity"]), "reason": str(reason) or NOTHING}
+        for (member, reason), part in frame.groupby(["member", "reason"], sort=False)
+    ]
+    return _indexed(whole + parts, "member", "Nothing was skipped.")
+
+
+def truth(run: Records) -> pd.DataFrame:
+    """Return of each member how far it and the reference are from the fp64 truth, and which of the two is nearer."""
+    found = [
+        {
+            "member": row["member"],
+            "from truth": _or_nothing(row["max_abs"]),
+            "reference": _or_nothing(row["reference_max_abs"]),
+            "verdict": row["verdict"] or NOTHING,
+        }
+        for row in row_dicts(table(run, "truth"))
+    ]
+    return _indexed(found, "member", "Nothing was compared with an fp64 truth.")
+
+
+def latency(run: Records) -> pd.DataFrame:
+    """Return the times of a forward pass by member, with the ratio of the medians to the reference's."""
+    found = [
+        {
+            "member": row["member"],
+            "rows × tokens": f"{row['batch']:.0f} × {row['length']:.0f}",
+            "n": f"{row['n']:.0f}",
+            "mean (ms)": _time(row["mean_ms"]),
+            "median (ms)": _time(row["p50_ms"]),
+            "95 % (ms)": _time(row["p95_ms"]),
+            "99 % (ms)": _time(row["p99_ms"]),
+            "queries/s": _time(row["qps"]),
+            "median / reference": f"{row['ratio']:.2f}" if row["ratio"] > 0 else NOTHING,
+        }
+        for row in row_dicts(latencies(run).fillna({"batch": 0, "length": 0, "n": 0}))
+    ]
+    return _indexed(found, "member", "No member was timed.")
+
+
+def attention(run: Records) -> pd.DataFrame:
+    """Return of each attention kernel, type and scale of the inputs its worst errors over lengths and masks.
+
+    What ran in no case has one row with its reason; cases are those that were measured of those asked for.
+    """
+    frame, last = table(run, "attention"), "fully masked row, or why it did not run"
+    found, nowhere = [], dict[tuple[str, str], list[str]]()
+    for (kernel, dtype, scale), part in frame.groupby(["kernel", "dtype", "scale"], sort=False, dropna=False):
+        ran = part[part["max_abs_truth"].notna()]
+        if ran.empty:
+            reason = next((word for word in part["reason"] if word), NOTHING)
+            nowhere.setdefault((str(kernel), reason), []).append(str(dtype))
+            continue
+        found.append({
+            "kernel": str(kernel), "type": str(dtype), "q, k ×": f"{scale:g}", "cases": f"{len(ran)} of {len(part)}",
+            "from fp64": _most(ran["max_abs_truth"]), "1 - cosine": _most(ran["one_minus_cosine_truth"]),
+            "from math": _most(ran["max_abs_math"]), "gradient from math": _most(ran["gradient_max_abs_math"]),
+            last: "; ".join(dict.fromkeys(word for word in ran["masked_row"] if word)) or NOTHING,
+        })  # fmt: skip
+    for (kernel, reason), types in nowhere.items():
+        found.append({"kernel": kernel, "type": ", ".join(dict.fromkeys(types)), "cases": "none", last: reason})
+    return _indexed(found, "kernel", "No attention kernels were compared.").fillna(NOTHING)
+
+
+def executors_table(run: Records) -> pd.DataFrame:
+    """Return what really ran for each member, as it said itself; its switches are in the result's facts."""
+    told = [
+        {"member": member} | {key: said for key, said in facts.items() if "." not in key}
+        for member, facts in executors(run)
+    ]
+    return _indexed(told, "member", "No member said what ran.").fillna("")
+
+
+def environments(run: Records) -> pd.DataFrame:
+    """Return the environments of reference and candidates side by side, what differs first."""
+    rows = sorted(sides(run), key=lambda row: row[1] == row[2])
+    found = [
+        {
+            "fact": name.replace("_", " "),
+            "reference": one or NOTHING,
+            "candidates": other or NOTHING,
+            "": "" if one == other else "differs",
+        }
+        for name, one, other in rows
+    ]
+    return _indexed(found, "fact", "No environment was recorded.")
+
+
+def matrix_table(run: Records) -> pd.DataFrame:
+    """Return the outcomes of all machines and backends of the store, with age, versions and the run that they are from."""
+    frame = matrix(run)
+    found = [
+        {
+            "member": row["member"],
+            "machine": row["machine"],
+            "backend": row["backend"],
+            "outcome": f"{SIGNS.get(row['word'], '?')} {row['word']}",
+            "difference": _whole(_or_nothing(row["max_difference"])),
+            "limit": _whole(_or_nothing(row["limit"])),
+            "model": row["model"],
+            "age (days)": f"{row['age_days']:.1f}",
+            "versions": row["versions"] or NOTHING,
+            "reason": _brief(row["reason"], 80),
+        }
+        for row in row_dicts(frame)
+    ]
+    found += [{"member": "left out", "reason": text} for text in frame.attrs.get("left_out", [])]
+    return _indexed(found, "member", "No result of parity is in this store.").fillna("")
+
+
+def _word(row: dict[str, Any]) -> str:
+    return outcome_word(row["status"], row["gates"], not math.isnan(row["value"]))
+
+
+def _value_text(row: dict[str, Any]) -> str:
+    if math.isnan(row["value"]):
+        return NOT_FINITE if row["status"] == "FAIL" else NOTHING
+    return difference(row["value"])
+
+
+def _limit(row: dict[str, Any]) -> str:
+    if math.isnan(row["limit"]):
+        return NOTHING
+    return _whole(f"{'≥' if row['limit_text'].startswith('>') else '≤'} {difference(row['limit'])}")
+
+
+def _whole(words: str) -> str:
+    """Return words that a narrow column does not break: a browser would, at the space and after the hyphen."""
+    return words.replace(" ", NO_BREAK_SPACE).replace("-", f"-{JOINER}")
+
+
+def _brief(reason: str, room: int) -> str:
+    """Return the beginning of a reason, with the names of layers and parameters shortened."""
+    return textwrap.shorten(re.sub(r"\w+(?:\.\w+){3,}", lambda name: short(name[0]), reason), room, placeholder=" …")
+
+
+def _or_nothing(value: float) -> str:
+    return NOTHING if math.isnan(value) else difference(value)
+
+
+def _most(values: pd.Series) -> str:
+    return _or_nothing(float(values.max()))
+
+
+def _time(value: float) -> str:
+    return NOTHING if math.isnan(value) else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _indexed(found: list[dict[str, Any]], index: str, missing: str) -> pd.DataFrame:
+    """Return the rows, or one row that says what is missing."""
+    return pd.DataFrame(found).set_index(index) if found else pd.DataFrame({"": [missing]}).set_index("")
+
+
+# What a report shows in place of the raw tables, under these headings; all rows are in result.json.
+VIEWS: dict[str, Callable[[Records], pd.DataFrame]] = {
+    "Outcomes": outcomes_table,
+    "Beyond their limits": beyond,
+    "Worst case of each member": worst,
+    "Edge cases": edges,
+    "First layer beyond tolerance": first_layers,
+    "Different or worse": truth,
+    "Latency": latency,
+    "Attention kernels": attention,
+    "Not compared": skipped,
+    "Limits and where they come from": limits,
+    "What really ran": executors_table,
+    "Environments of reference and candidates": environments,
+    "All machines and backends": matrix_table,
+}
+
+
+def report(run: Records) -> dict[str, list[dict[str, Any]]]:
+    """Return the views that have something to show, as rows of texts."""
+    frames = {heading: view(run) for heading, view in VIEWS.items()}
+    return {
+        heading: row_dicts(frame.reset_index())
+        for heading, frame in frames.items()
+        if len(frame) and len(frame.columns)
+    }

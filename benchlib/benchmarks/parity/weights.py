@@ -1,0 +1,216 @@
+"""One hash for many tensors: the same names, types, shapes and bytes give the same one on every machine."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer
+
+from benchlib.benchmarks.parity import layers
+from benchlib.benchmarks.parity.config import ParityConfig
+from benchlib.benchmarks.squad.config import EMBEDDED_MODEL, SquadConfig
+from benchlib.core.errors import UserError
+from benchlib.core.files import atomic_path, read_object, write_json
+from benchlib.runtime import checkpoint
+from benchlib.workloads import encoders
+
+
+def sha256(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 over (name, dtype, shape, bytes) of the tensors, sorted by name; 64 hex digits."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        header = f"{name}\0{str(tensor.dtype).removeprefix('torch.')}\0{tuple(tensor.shape)}\0"
+        digest.update(header.encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# The weights that all members share: loaded or drawn once, stored with their hash, and read by every member.
+#
+# Of a golden folder these are ``weights.safetensors`` (one state dict, fp32, the names of the model), ``model/config.json``
+# and ``model/facts.json`` (name, init, sha256, parameters, description).
+
+
+BERT_BASE = "bert-base"  # the name for its config with random weights
+_BASE_NAMES = (BERT_BASE, f"google-bert/{BERT_BASE}")  # what such a model's name begins with on the hub
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model as it goes into a golden folder, on the CPU in fp32, with the tokenizer of its inputs.
+
+    ``init`` is what the weights are in fact, ``pretrained`` or ``random``; ``description`` says where they come from.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+    init: str
+    description: str
+
+
+def prepare(config: ParityConfig) -> Prepared:
+    """Load or draw the weights that ``config`` names. Drawn ones depend on ``config.seed`` only.
+
+    With init=auto weights that are not at hand are replaced by random ones with the model's config, or with
+    BERT-base's where a bert-base of the hub cannot be reached; the description says so. Raises ``UserError`` where the
+    model is no encoder that can take a question answering head, or is not there.
+    """
+    encoders.quiet()
+    if config.model == BERT_BASE:
+        if config.init == "pretrained":
+            raise UserError(
+                f"model = {BERT_BASE} is a config without weights: leave init=auto, or name the model of the hub, as in model=google-bert/bert-base-uncased"
+            )
+        return _bert_base(config, f"BERT-base's config with random weights (seed {config.seed})")
+    if config.init != "random":
+        try:
+            return _loaded(config)
+        except UserError:
+            if config.init == "pretrained" or _has_weights(config.model):
+                raise
+    try:
+        return _drawn(config)
+    except UserError:
+        if Path(config.model).exists() or not config.model.startswith(_BASE_NAMES):
+            raise
+    return _bert_base(
+        config,
+        f"{config.model} cannot be reached: BERT-base's config with random weights (seed {config.seed}) and ids of the embedded tokenizer",
+    )
+
+
+def _called(name: str) -> str:
+    return "the embedded model" if name == EMBEDDED_MODEL else name
+
+
+def _has_weights(name: str) -> bool:
+    # Weights that are there and are refused must not be replaced in silence.
+    suffixes = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+    return Path(name).is_dir() and any(path.suffix in suffixes for path in Path(name).iterdir())
+
+
+def _squad(config: ParityConfig, init: str) -> SquadConfig:
+    # What models.load reads of it: the length is checked by cases.py, where each field of it is named.
+    return SquadConfig(model=config.model, init=init, seed=config.seed, attention="eager", max_length=16, doc_stride=0)  # type: ignore[arg-type]
+
+
+def _loaded(config: ParityConfig) -> Prepared:
+    found = encoders.load(_squad(config, "pretrained"))
+    fresh = f"; drawn (seed {config.seed}): {', '.join(found.fresh)}" if found.fresh else ""
+    return Prepared(found.model, found.tokenizer, config.model, "pretrained", f"{_called(config.model)}{fresh}")
+
+
+def _drawn(config: ParityConfig) -> Prepared:
+    found = encoders.load(_squad(config, "random"))
+    chosen = "the config of" if config.init == "random" else "no weights at hand, the config of"
+    description = f"{chosen} {_called(config.model)} with random weights (seed {config.seed})"
+    return Prepared(found.model, found.tokenizer, config.model, "random", description)
+
+
+def _bert_base(config: ParityConfig, description: str) -> Prepared:
+    torch.manual_seed(config.seed)
+    model = AutoModelForQuestionAnswering.from_config(transformers.BertConfig(), attn_implementation="eager")
+    tokenizer = AutoTokenizer.from_pretrained(encoders.source(EMBEDDED_MODEL), use_fast=True)
+    return Prepared(model, tokenizer, config.model, "random", description)
+
+
+def save(prepared: Prepared, golden: Path) -> dict[str, Any]:
+    """Write weights, config and facts into the golden folder and return the facts."""
+    state = _state(prepared.model)
+    stored = golden / "weights.safetensors"
+    with checkpoint.told(stored), atomic_path(stored) as path:
+        save_file(state, path)
+    facts = {
+        "name": Path(prepared.name).name if Path(prepared.name).exists() else prepared.name,
+        "init": prepared.init,
+        "sha256": sha256(state),
+        "parameters": sum(parameter.numel() for parameter in prepared.model.parameters()),
+        "description": prepared.description,
+    }
+    with checkpoint.told(golden / "model"):
+        prepared.model.config.save_pretrained(golden / "model")
+    write_json(golden / "model" / "facts.json", facts)
+    return facts
+
+
+def facts(golden: Path) -> dict[str, Any]:
+    """Return what the golden folder says of its model: name, init, sha256, parameters, description."""
+    names = {"name": str, "init": str, "sha256": str, "parameters": int, "description": str}
+    return read_object(golden / "model" / "facts.json", names)
+
+
+def require_layer(golden: Path, layer: int) -> None:
+    """Raise ``UserError`` for a layer to plant a fault in that the golden folder's model does not have; loads no weights."""
+    if layer >= 0:
+        encoders.quiet()
+        settings = AutoConfig.from_pretrained(str(golden / "model"))
+        encoders.check_kind(str(golden), settings)
+        with torch.device("meta"):
+            layers.require_layer(AutoModelForQuestionAnswering.from_config(settings), layer)
+
+
+def _state(model: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().float().contiguous() for name, tensor in model.state_dict().items()}
+
+
+def load(config: ParityConfig, golden: Path, attention: str) -> Any:
+    """Return the model with the golden weights, as ``loaded`` does."""
+    return loaded(config, golden, attention)[0]
+
+
+def loaded(config: ParityConfig, golden: Path, attention: str) -> tuple[Any, str]:
+    """Return the model with the golden weights (eval mode, fp32, on the CPU, dropout without effect) and their SHA-256.
+
+    Where the weights were left out of the folder they are loaded by the model's name, and must have the same hash.
+    Raises ``UserError`` for other or damaged weights.
+    """
+    encoders.quiet()
+    stored = golden / "weights.safetensors"
+    settings = AutoConfig.from_pretrained(str(golden / "model"))
+    encoders.check_kind(str(golden), settings)
+    model: Any = AutoModelForQuestionAnswering.from_config(settings, attn_implementation=attention, dtype=torch.float32)
+    try:
+        state = load_file(stored) if stored.exists() else _state(prepare(_named(config, golden)).model)
+        model.load_state_dict(state)
+    except (SafetensorError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())[:300]
+        source = stored if stored.exists() else f"model = {config.model}"
+        raise UserError(f"{source}: these weights do not fit {golden / 'model' / 'config.json'}: {reason}") from error
+    found = sha256(_state(model))
+    _require_same(config, golden, stored, found)
+    return model.float().eval(), found
+
+
+def require_left_out(config: ParityConfig, golden: Path) -> None:
+    """Raise ``UserError`` where a folder was recorded without weights and the model found here is not the recorded one."""
+    if not (golden / "weights.safetensors").exists():
+        loaded(config, golden, "eager")
+
+
+def _named(config: ParityConfig, golden: Path) -> ParityConfig:
+    """Return the config that loads what the folder names; a model given by hand says where it lies on this machine."""
+    recorded = facts(golden)
+    name = recorded["name"] if config.model == EMBEDDED_MODEL else config.model
+    return config.model_copy(update={"model": name, "init": "auto" if name == BERT_BASE else recorded["init"]})
+
+
+def _require_same(config: ParityConfig, golden: Path, stored: Path, found: str) -> None:
+    recorded = facts(golden)
+    if found == recorded["sha256"]:
+        return
+    if stored.exists():
+        raise UserError(
+            f"{stored}: its weights have the SHA-256 {found[:16]}…, the folder says {recorded['sha256'][:16]}…: the file was changed, copy the golden folder again"
+        )
+    raise UserError(
+        f"{golden} was recorded without weights, and those of {recorded['name']} found here have the SHA-256 {found[:16]}… instead of {recorded['sha256'][:16]}…: "
+        "give the same version of the model (model=FOLDER), or record with weights"
+    )

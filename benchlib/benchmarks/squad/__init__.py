@@ -1,0 +1,1 @@
+"""Does BERT fine-tuning on SQuAD learn what it should, as fast as it should?"""

@@ -1,0 +1,150 @@
+"""Parameters of the SQuAD benchmark. The defaults are those of the smoke tier."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from benchlib.config.schema import BaseConfig
+
+EMBEDDED_MODEL = "tiny"
+EMBEDDED_LEARNING_RATE, BERT_LEARNING_RATE = 1e-3, 3e-5  # a tiny encoder needs larger steps than BERT
+
+
+class SquadConfig(BaseConfig):
+    """BERT fine-tuning on SQuAD v1.1.
+
+    The global batch is ``batch_size * accumulation * world_size`` samples; samples are features, windows of at most
+    ``max_length`` tokens, of which a long paragraph gives several.
+    """
+
+    PATHS: ClassVar[dict[str, bool]] = {"train_file": True, "eval_file": True, "resume": True, "model": False}
+
+    benchmark: Literal["squad"] = "squad"
+
+    data: Literal["minisquad", "squad", "files"] = Field(
+        "minisquad", description="embedded generator, rajpurkar/squad, or train_file and eval_file"
+    )
+    train_file: str = Field("", description="SQuAD v1.1 JSON file to train on; sets data=files")
+    eval_file: str = Field("", description="SQuAD v1.1 JSON file to evaluate on; sets data=files")
+    train_questions: int = Field(160, ge=0, description="questions to train on; 0: all that the source has")
+    eval_questions: int = Field(64, ge=0, description="questions to evaluate on; 0: all that the source has")
+
+    model: str = Field(
+        EMBEDDED_MODEL, min_length=1, description="hub name, local folder, or tiny: the embedded encoder"
+    )
+    init: Literal["pretrained", "random"] = Field(
+        "pretrained", description="start from the model's weights or from random ones"
+    )
+    attention: Literal["sdpa", "eager"] = Field("sdpa", description="attention implementation of transformers")
+    attention_dropout: float = Field(
+        -1.0, ge=-1, lt=1, description="of the attention weights; -1: as the model's config says"
+    )
+    hidden_dropout: float = Field(-1.0, ge=-1, lt=1, description="of the hidden states; -1: as the model's config says")
+
+    max_length: int = Field(384, ge=16, le=8192, description="tokens of a window: question and part of the context")
+    doc_stride: int = Field(128, ge=0, le=8192, description="tokens that neighbouring windows share")
+
+    engine: Literal["native", "trainer"] = Field("native", description="benchlib's loop or transformers' Trainer")
+    trainer_padding: Literal["max_length", "longest"] = Field("max_length", description="padding of engine=trainer")
+    epochs: float = Field(1.0, gt=0, le=1000, description="passes over the training features")
+    max_steps: int = Field(0, ge=0, description="optimizer steps at most; 0: no cap but the budget")
+    batch_size: int = Field(8, ge=1, le=65536, description="samples per rank and micro-batch")
+    accumulation: int = Field(1, ge=1, le=65536, description="micro-batches per optimizer step")
+    learning_rate: float = Field(
+        BERT_LEARNING_RATE, gt=0, le=1, description="peak of the schedule; for the embedded model 1e-3 unless set"
+    )
+    warmup_ratio: float = Field(0.1, ge=0, lt=1, description="share of the steps with a rising learning rate")
+    weight_decay: float = Field(0.01, ge=0, le=1, description="AdamW's, not on biases and norms")
+    max_grad_norm: float = Field(1.0, ge=0, description="gradient norm limit; 0: no clipping")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the matrix products; weights stay fp32")
+    compile: bool = Field(False, description="torch.compile the model")
+    fused_optimizer: bool = Field(True, description="AdamW's fused kernel where the device has it")
+    fast_dropout: bool = Field(True, description="engine native on a CPU: draw dropout masks by a faster generator")
+    bucket_cap_mb: float = Field(25.0, gt=0, le=4096, description="gradient bucket size in MiB")
+    checkpoint_every: int = Field(
+        0, ge=-1, description="optimizer steps between checkpoints; 0: only at the end, -1: none"
+    )
+    resume: str = Field("", description="folder of an interrupted run whose last checkpoint is continued")
+
+    n_best: int = Field(20, ge=1, le=1000, description="start and end positions considered for a span")
+    max_answer_tokens: int = Field(30, ge=1, le=512, description="tokens of an answer at most")
+
+    target_f1: float | None = Field(None, ge=0, le=100, description="F1 to reach on the whole of SQuAD v1.1")
+    target_f1_embedded: float | None = Field(None, ge=0, le=100, description="F1 to reach on the embedded data")
+    reference_f1: float | None = Field(None, ge=0, le=100, description="published F1 that the result is placed beside")
+    target_loss: float | None = Field(
+        None, gt=0, description="final smoothed loss to stay under on the whole of SQuAD v1.1"
+    )
+    target_allreduce_gbps: float | None = Field(
+        None, gt=0, description="bus bandwidth of the gradient all-reduce, in Gbps"
+    )
+    target_samples_per_s: float | None = Field(None, gt=0, description="training throughput over all ranks")
+    target_memory_gb: float | None = Field(None, gt=0, description="peak device memory of a rank to stay under, in GB")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _files_are_the_data(cls, values: object) -> object:
+        if isinstance(values, dict) and (values.get("train_file") or values.get("eval_file")):
+            if not (values.get("train_file") and values.get("eval_file")):
+                raise ValueError("train_file and eval_file go together: set both")
+            values = values | {"data": "files"}
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _step_size_suits_the_model(cls, values: object) -> object:
+        if isinstance(values, dict) and values.get("model", EMBEDDED_MODEL) == EMBEDDED_MODEL:
+            return {"learning_rate": EMBEDDED_LEARNING_RATE} | values
+        return values
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "SquadConfig":
+        if self.data == "files" and not self.train_file:
+            raise ValueError("data = files needs train_file=FILE and eval_file=FILE")
+        if self.data == "minisquad" and not (self.train_questions and self.eval_questions):
+            raise ValueError("data = minisquad is generated: set train_questions and eval_questions to 1 or more")
+        if self.backend == "cpu" and self.precision == "fp16":
+            raise ValueError("precision = 'fp16': a CPU has no fast fp16; use bf16 or fp32")
+        if self.doc_stride >= self.max_length - 3:
+            raise ValueError(
+                f"doc_stride = {self.doc_stride} must be smaller than max_length - 3 = {self.max_length - 3}, else windows never advance"
+            )
+        return self
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step over all ranks."""
+        return self.batch_size * self.accumulation * self.world_size
+
+    def scope(self) -> str:
+        """Return the suffix of the names of speed metrics: '' for a real model on SQuAD, else what stands in for it."""
+        return ("_minisquad" if self.data == "minisquad" else "") + ("_tiny" if self.model == EMBEDDED_MODEL else "")
+
+    def quality_scope(self, epoch_share: float = 1.0) -> str:
+        """Return the suffix of the names of loss and F1; '' only for a whole training on the whole of SQuAD v1.1.
+
+        ``epoch_share`` is the share of the planned samples that the run saw, from 0 to 1.
+        """
+        shortened = self.data == "squad" and (self.train_questions or self.eval_questions)
+        data = {"minisquad": "_minisquad", "files": "_files", "squad": "_subset" if shortened else ""}[self.data]
+        tiny = "_tiny" if self.model == EMBEDDED_MODEL else ""
+        random = "_random" if self.init == "random" else ""
+        return data + tiny + random + ("_cut" if epoch_share < 1 else "")
+
+    def expected_work(self) -> str:
+        """Say what will be trained and evaluated; windows are known only once the text is tokenised."""
+        counts = [f"{count:,}" if count else "all" for count in (self.train_questions, self.eval_questions)]
+        steps = -(-self.train_questions // self.global_batch) if self.train_questions else 0
+        least = f", at least {int(steps * self.epochs):,} steps" if steps else ""
+        cap = f", at most {self.max_steps:,} steps" if self.max_steps else ""
+        return (
+            f"{self.engine} fine-tunes {self.model} ({self.init} weights, {self.precision}) on {counts[0]} questions of {self.data} for {self.epochs:g} epoch{'s' * (self.epochs != 1)}, "
+            f"{self.global_batch} samples a step{least}{cap}; evaluates {counts[1]} questions; cut to fit the budget where the measured speed asks for it"
+        )
+
+    def work(self) -> dict[str, object]:
+        """Return the fields that change the work; targets and the checkpoint schedule do not."""
+        skip = {name for name in type(self).model_fields if name.startswith(("target_", "reference_"))}
+        return {
+            name: value for name, value in super().work().items() if name not in skip | {"checkpoint_every", "resume"}
+        }

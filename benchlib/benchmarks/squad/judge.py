@@ -1,0 +1,415 @@
+"""What a SQuAD run is judged by: outcome, sanity, targets, the published reference, budget and baseline."""
+
+from pathlib import PurePath
+from typing import Any
+
+from benchlib.benchmarks.squad.config import EMBEDDED_MODEL, SquadConfig
+from benchlib.core.stats import smoothing_window
+from benchlib.judge.baselines import Comparison, regression_checks
+from benchlib.judge.checks import (
+    Check,
+    agreement_check,
+    budget_check,
+    fact_check,
+    finite_check,
+    limit_check,
+    rule_check,
+)
+from benchlib.judge.impossible import own
+from benchlib.judge.impossible.claim import Claim
+from benchlib.judge.impossible.numbers import Numbers
+from benchlib.judge.impossible.restated import equal
+from benchlib.judge.impossible.rules import RULES
+from benchlib.judge.published import Measured, device_name, placements, summary
+from benchlib.judge.references import registry
+from benchlib.judge.regression import RegressionLimit
+from benchlib.results.metrics import Metric, quantity
+from benchlib.results.run import Result, Run
+
+F1_TOLERANCE = 0.5  # points around the published F1; the spread by seed is 0.16 to 0.24, so less would be noise
+
+
+def regression_limits(config: SquadConfig, quality: str) -> list[RegressionLimit]:
+    """Return how much worse each metric may get than the baseline. ``quality`` is the suffix of loss and F1."""
+    speed = config.scope()
+    return [
+        RegressionLimit(metric=f"loss_final{quality}", share=0.20),
+        RegressionLimit(metric=f"f1{quality}", amount=1.0),
+        RegressionLimit(metric="allreduce_gbps", share=0.15),
+        RegressionLimit(metric=f"train_samples_per_s{speed}", share=0.20),
+        RegressionLimit(metric="device_memory_gb", share=0.25),
+        RegressionLimit(metric="resident_memory_gb", share=0.25),
+    ]
+
+
+def limits(run: Run) -> list[RegressionLimit]:
+    """Return the regression limits of a run, with the names of its metrics."""
+    assert isinstance(run.config, SquadConfig)
+    return regression_limits(run.config, _quality(run))
+
+
+def _quality(run: Run) -> str:
+    assert run.result is not None and isinstance(run.config, SquadConfig)
+    return run.config.quality_scope(float(run.result.facts.get("epoch_share", 1.0)))
+
+
+def checks(run: Run, comparison: Comparison) -> list[Check]:
+    """Judge a run that has a result."""
+    config, result = run.config, run.result
+    assert isinstance(config, SquadConfig) and result is not None
+    return [
+        *_sanity(config, result, run.samples),
+        *_targets(config, result, _quality(run)),
+        budget_check(run, result.value("total_s") or 0.0),
+        *regression_checks(run, limits(run), comparison),
+    ]
+
+
+# The rules that a check of its own shows; "numbers agree" stands for all others.
+SHOWN = ("sample count", "learning rate", "loss falls", "possible scores", "possible values", "below the peak")
+
+
+def _sanity(config: SquadConfig, result: Result, samples: dict[str, list[float]]) -> list[Check]:
+    facts = result.facts
+    numbers = Numbers.of(result, samples, config)
+    learnt = Claim(learning=own.learning(numbers))
+    operations = Claim(compute=own.compute(numbers))
+    counted = Claim(speed=own.whole_training(numbers))
+    return [
+        _loss_decreases(learnt, len(samples.get("loss", []))),
+        _ranks_equal(config, facts),
+        rule_check(
+            "sample count",
+            "Were as many samples trained as the planned steps need?",
+            RULES["sample count"].judge(counted),
+        ),
+        rule_check(
+            "learning rate",
+            "Was the learning rate above zero in every step?",
+            RULES["learning rate"].judge(learnt),
+        ),
+        finite_check(result),
+        _quality_is_possible(learnt),
+        _whole_training(config, result),
+        rule_check(
+            "possible speed",
+            "Is the achieved FLOP rate below the measured peak?",
+            RULES["below the peak"].judge(operations),
+            missing=_why_no_rate(result, config.scope()),
+        ),
+        agreement_check(own.own_claims(numbers), SHOWN),
+    ]
+
+
+def _ranks_equal(config: SquadConfig, facts: dict[str, Any]) -> Check:
+    """Compare the checksums anew: that they were equal is no fact beside the checksums themselves."""
+    rows = facts["checksums"]
+    same = bool(facts["checksums_equal"]) and equal(rows)
+    compared = f"{len(rows)} comparison{'s' * (len(rows) != 1)}"
+    ranks = f"{config.world_size} rank{'s' * (config.world_size > 1)}"
+    return fact_check(
+        "ranks equal",
+        "Did every rank hold the same weights at every epoch's end?",
+        same,
+        f"{compared} of weight checksums over {ranks}" + ("" if same else ": they differ"),
+    )
+
+
+def _loss_decreases(learnt: Claim, steps: int) -> Check:
+    name, question = "loss decreases", "Is the smoothed loss lower at the end than at the start?"
+    if steps < 2:
+        return fact_check(name, question, False, f"{steps} steps are too few to tell")
+    if learnt.learning is None or learnt.learning.loss_last is None:
+        return fact_check(
+            name, question, False, f"the raw losses of {steps} steps are not those that the result counts"
+        )
+    width = smoothing_window(steps)
+    check = rule_check(name, question, RULES["loss falls"].judge(learnt))
+    return check.model_copy(update={"reason": f"{check.reason}, means over {width} step{'s' * (width > 1)}"})
+
+
+def _quality_is_possible(learnt: Claim) -> Check:
+    """Check the bounds that hold by definition: exact match <= F1 <= 100, and no share above one."""
+    name, question = "possible quality", "Is no score or share above what it can be?"
+    stated = learnt.learning
+    if stated is None or stated.f1 is None or stated.exact_match is None:
+        return fact_check(name, question, False, "F1 and exact match have no value")
+    return rule_check(name, question, RULES["possible scores"].judge(learnt))
+
+
+def _why_no_rate(result: Result, scope: str) -> str:
+    metrics = [result.metric(name) for name in (f"flops_per_s{scope}", "matmul_peak_flops")]
+    reasons = [metric.reason for metric in metrics if metric is not None and metric.value is None]
+    return f"not measured: {reasons[0] if reasons else 'the run has no such metric'}"
+
+
+def _whole_training(config: SquadConfig, result: Result) -> Check:
+    """Say whether the planned training was cut; a cut by the measured speed gates, one that the user set does not."""
+    share = float(result.facts["epoch_share"])
+    question = "Did the whole training fit?"
+    if share >= 1:
+        return fact_check("whole training", question, True, f"{result.facts['total_steps']:,} steps, all of them")
+    reason = f"{share:.0%} of the training: {result.facts['plan_reason']}"
+    name, gates = "whole training", not config.max_steps
+    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, value=share, gates=gates)
+
+
+def _targets(config: SquadConfig, result: Result, quality: str) -> list[Check]:
+    tier = f"target of the {config.tier} tier"
+    none = f"the {config.tier} tier sets no target for {config.backend}"
+    scope = config.scope()
+    # The targets hold for a whole training; what a training is that was cut is told apart from what stands in for it.
+    kind, cut = quality.removesuffix("_cut"), quality.endswith("_cut")
+    f1, loss = result.metric(f"f1{quality}"), result.metric(f"loss_final{quality}")
+
+    def target(
+        name: str, question: str, metric: Metric | None, limit: float | None, stands_in: str, strict: bool = False
+    ) -> Check:
+        trained = name in ("final loss", "F1 target", "F1 on embedded data")
+        if limit is None or stands_in:
+            real = f"the target holds for a real model on SQuAD v1.1; this run's is {stands_in}"
+            return limit_check(name, question, metric, None, source=none if limit is None else real)
+        if trained and cut:
+            return _cut_short(name, question, metric, limit, result, config, tier)
+        return limit_check(name, question, metric, limit, source=tier, strict=strict)
+
+    real, other = _words(scope), _words(kind)
+    found = [
+        target("final loss", "Is the final smoothed loss low enough?", loss, config.target_loss, other, strict=True),
+        target("F1 target", "Is F1 on SQuAD v1.1 reached?", f1, config.target_f1, other),
+        target(
+            "all-reduce throughput", "Do the gradients travel fast enough?",
+            result.metric("allreduce_gbps"), config.target_allreduce_gbps, "", strict=True,
+        ),
+        target(
+            "training throughput", "Are enough samples trained per second?",
+            result.metric(f"train_samples_per_s{scope}"), config.target_samples_per_s, real, strict=True,
+        ),
+        target(
+            "device memory", "Does a rank stay within the memory target?",
+            result.metric("device_memory_gb"), config.target_memory_gb, "", strict=True,
+        ),
+    ]  # fmt: skip
+    if config.data == "minisquad":
+        question = "Did the model learn to match questions with their sentences?"
+        other_start = "" if kind == "_minisquad_tiny" else other
+        found.append(target("F1 on embedded data", question, f1, config.target_f1_embedded, other_start))
+    return [*found, _reference(config, result, quality)]
+
+
+def _words(scope: str) -> str:
+    return scope.strip("_").replace("_", ", ")
+
+
+def _cut_short(
+    name: str, question: str, metric: Metric | None, limit: float, result: Result, config: SquadConfig, tier: str
+) -> Check:
+    """Make the check of a target that a cut training could not show; it gates unless the user asked for the cut."""
+    share = float(result.facts["epoch_share"])
+    shown = metric.text if metric else "nothing"
+    return Check(
+        name=name,
+        kind="target",
+        question=question,
+        status="SKIPPED",
+        reason=f"{shown} after {share:.0%} of the training, of which the target asks the whole",
+        value=metric.value if metric else None,
+        limit=quantity(limit),
+        source=tier,
+        gates=not config.max_steps,
+    )
+
+
+def _reference(config: SquadConfig, result: Result, quality: str) -> Check:
+    """Place F1 beside the published one: informative, since a seed alone moves it by 0.2 points."""
+    name, question = "F1 reference", "Is F1 where it was published to be?"
+    f1 = result.value(f"f1{quality}")
+    if quality or config.reference_f1 is None or f1 is None:
+        why = (
+            "only a whole training on SQuAD v1.1 is comparable with published F1"
+            if quality
+            else "no published F1 is known for this config"
+        )
+        return Check(name=name, kind="reference", question=question, status="SKIPPED", reason=why, gates=False)
+    inside = abs(f1 - config.reference_f1) <= F1_TOLERANCE
+    return Check(
+        name=name,
+        kind="reference",
+        question=question,
+        status="PASS" if inside else "FAIL",
+        gates=False,
+        value=f1,
+        reason=f"{f1:.2f} is {f1 - config.reference_f1:+.2f} from the published {config.reference_f1:.2f}",
+        limit=f"{config.reference_f1:.1f} ± {F1_TOLERANCE}",
+        source=registry().cite_value("f1", config.reference_f1)
+        or "reference_f1 of the config; no figure of the registry",
+    )
+
+
+# What the numbers of a SQuAD run say, in sentences, each with its ratio to a bound.
+
+
+def reading(run: Run) -> list[str]:
+    """Return sentences about learning, speed, exchange, published figures and what these must not be compared with."""
+    config, result = run.config, run.result
+    assert isinstance(config, SquadConfig) and result is not None
+    share = float(result.facts.get("epoch_share", 1.0))
+    found = [_learning(config, result, share), _speed(config, result), _split(result), _exchange(config, result)]
+    return [sentence for sentence in [*found, summary(placements(run)), _validity(config, share)] if sentence]
+
+
+def _value(result: Result, name: str) -> Metric | None:
+    metric = result.metric(name)
+    return metric if metric is not None and metric.value is not None else None
+
+
+def _learning(config: SquadConfig, result: Result, share: float) -> str:
+    scope = config.quality_scope(share)
+    f1, match, first, last = (
+        result.value(f"{name}{scope}") for name in ("f1", "exact_match", "loss_first", "loss_final")
+    )
+    if f1 is None or match is None or first is None or last is None:
+        return ""
+    return (
+        f"The loss fell from {first:.3f} to {last:.3f}, and the model answers {match:.1f} % of the questions exactly (F1 {f1:.1f}). "
+        f"The bound is 100; BERT-base reaches F1 {registry().figure('bert-base-f1-paper').text} on SQuAD v1.1."
+    )
+
+
+def _speed(config: SquadConfig, result: Result) -> str:
+    rate, mfu, padding = (
+        _value(result, name)
+        for name in (f"train_samples_per_s{config.scope()}", f"mfu{config.scope()}", "padding_share")
+    )
+    if rate is None or rate.value is None:
+        return ""
+    text = f"Training takes {quantity(rate.value)} samples a second over {config.world_size} rank{'s' * (config.world_size > 1)}"
+    if mfu is not None and mfu.value is not None:
+        text += (
+            f", {mfu.value:.1%} of the matrix-product rate that these ranks reach on this machine in {config.precision}"
+        )
+    if padding is not None and padding.value is not None:
+        text += f"; {padding.value:.1%} of the processed tokens are padding"
+    return text + "."
+
+
+def _split(result: Result) -> str:
+    parts = {name: result.value(f"time_{name}_s") for name in ("data", "forward", "backward", "exchange", "optimizer")}
+    known = {name: value for name, value in parts.items() if value is not None}
+    if len(known) < 2:
+        return ""
+    name, most = max(known.items(), key=lambda item: item[1])
+    return f"Most of a step's time goes to {name}: {quantity(most, 's')} of the {quantity(sum(known.values()), 's')} that the parts take together."
+
+
+def _exchange(config: SquadConfig, result: Result) -> str:
+    rate, hidden = _value(result, "allreduce_gbps"), _value(result, "exchange_overlap")
+    if rate is None or rate.value is None:
+        return "One rank exchanges nothing." if config.world_size == 1 else ""
+    text = f"The gradients travel at {quantity(rate.value)} Gbps of bus bandwidth"
+    if hidden is not None and hidden.value is not None:
+        text += f", and {hidden.value:.0%} of that time is hidden behind the backward pass"
+    return text + "."
+
+
+def _validity(config: SquadConfig, share: float) -> str:
+    cut = f" The time budget cut the training to {share:.0%} of the planned samples." if share < 1 else ""
+    if config.data == "minisquad":
+        return (
+            "The questions are generated: these figures count for the kit's own baselines, never for SQuAD v1.1." + cut
+        )
+    if config.quality_scope(share):
+        return (
+            "The training saw only a part of SQuAD v1.1, or another set: F1 is not comparable with published figures."
+            + cut
+        )
+    return ""
+
+
+# The values of a SQuAD run under the names and conditions of the published figures.
+
+
+# Hub names and the parameters of the matrix products of their layers, L (4 h² + 2 h f): a folder's name alone proves nothing.
+MODELS = {
+    "bert-base-uncased": ("BERT-base uncased", 12 * (4 * 768**2 + 2 * 768 * 3072)),
+    "bert-large-uncased": ("BERT-large uncased", 24 * (4 * 1024**2 + 2 * 1024 * 4096)),
+}
+DATA = {"squad": "SQuAD v1.1", "minisquad": "generated questions", "files": "the user's files"}
+PARAMETERS_SLACK = 0.02  # the head and the pooler are counted by some and not by others
+
+
+def measured(run: Run) -> list[Measured]:
+    """Return quality, throughput, the exchange of gradients and the counts of the data, each with its conditions."""
+    config, result = run.config, run.result
+    assert isinstance(config, SquadConfig) and result is not None
+    facts, common = result.facts, _common(config, result.facts)
+    share = float(facts.get("epoch_share", 1.0))
+    quality, speed = config.quality_scope(share), config.scope()
+    whole = share >= 1 and config.epochs >= 1 and not _shortened(config)
+    # Of a score the batch that counts is the one of a step, over all devices.
+    trained = common | {"training": "whole" if whole else "cut", "batch": config.global_batch}
+    padded = config.engine == "trainer" and config.trainer_padding == "max_length"
+    padding = "to the full length" if padded else "to the longest of a batch"
+    places = {"devices": config.world_size, "nodes": config.nnodes}
+    exchange = places | {"definition": "bus bandwidth", "message_bytes": max(facts.get("bucket_bytes") or [0])}
+    device = device_name(run.machine, config.backend, config.nproc)
+    found = (
+        ("f1", "F1", f"f1{quality}", trained),
+        ("exact_match", "exact match", f"exact_match{quality}", trained),
+        (
+            "end_to_end_samples_per_s",
+            "throughput",
+            f"end_to_end_samples_per_s{speed}",
+            common | places | {"padding": padding, "window": "whole training"},
+        ),
+        ("allreduce_gbps", "all-reduce", "allreduce_gbps", exchange),
+    )
+    values = [
+        Measured(quantity, label, value, device, conditions)
+        for quantity, label, name, conditions in found
+        if (value := result.value(name)) is not None
+    ]
+    return values + _counts(config, facts, common)
+
+
+def _common(config: SquadConfig, facts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": _model(config, facts),
+        "data": DATA[config.data],
+        "sequence_length": config.max_length,
+        "doc_stride": config.doc_stride,
+        "precision": config.precision,
+        "batch": config.batch_size * config.accumulation,
+        "epochs": config.epochs,
+        "learning_rate": config.learning_rate,
+    }
+
+
+def _shortened(config: SquadConfig) -> bool:
+    return bool(config.train_questions or config.eval_questions)
+
+
+def _counts(config: SquadConfig, facts: dict[str, Any], common: dict[str, Any]) -> list[Measured]:
+    """Return how many questions and features the data gave: a wrong version or tokenizer shows here first."""
+    if config.data != "squad" or _shortened(config):
+        return []
+    conditions = {name: common[name] for name in ("data", "sequence_length", "doc_stride")}
+    if common["model"] in dict(MODELS.values()):
+        conditions["tokenizer"] = "BERT uncased"
+    labels = {"train": "to train on", "eval": "to evaluate on"}
+    return [
+        Measured(f"{part}_{kind}", f"{kind} {label}", float(facts[kind][part]), "", conditions)
+        for kind in ("questions", "features")
+        for part, label in labels.items()
+        if part in facts.get(kind, {})
+    ]
+
+
+def _model(config: SquadConfig, facts: dict[str, Any]) -> str:
+    if config.model == EMBEDDED_MODEL:
+        return "the embedded stand-in"
+    name, parameters = MODELS.get(PurePath(config.model).name, (config.model, None))
+    counted = facts.get("matmul_parameters")
+    if parameters and counted and abs(counted / parameters - 1) > PARAMETERS_SLACK:
+        return f"{config.model} with {counted:,} parameters"
+    return f"{name}, random weights" if config.init == "random" else name

@@ -1,0 +1,269 @@
+"""The metrics of a SQuAD run, computed from what each rank measured in each step.
+
+Letters: K steps, W ranks. A step's time is the slowest rank's; speed counts the steady steps only.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.benchmarks.squad.steps import COLUMNS, Trained
+from benchlib.core.events import Event
+from benchlib.core.stats import smoothed, smoothing_window
+from benchlib.results.metrics import Direction, Metric, derived, measured, not_available
+from benchlib.runtime.timing import Bandwidth
+
+WARMUP_STEPS = 5  # not counted, at most a quarter of all: caches fill, DDP orders its buckets, kernels are chosen
+
+_NOT_TOLD = "transformers' Trainer does not tell how a step's time is divided"
+_ONE_RANK = "one rank exchanges nothing"
+
+
+class Columns:
+    """The step table by column: ``columns["tokens"]`` is float (K, W)."""
+
+    def __init__(self, table: np.ndarray) -> None:
+        self.table = table
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.table[:, :, COLUMNS.index(name)]  # type: ignore[no-any-return]
+
+
+def steady_from(trained: Trained) -> int:
+    """Return the first step (from 0) whose speed counts."""
+    steps = len(trained.table) - trained.resumed_step
+    return trained.resumed_step + min(WARMUP_STEPS, steps // 4)
+
+
+def quality_metrics(trained: Trained, quality: str) -> list[Metric]:
+    """Return the loss of each step and its smoothed first and last value."""
+    losses = Columns(trained.table)["loss"].sum(axis=1)
+    width = smoothing_window(len(losses))
+    curve = smoothed(losses, width)
+    reason = f"mean over {width} step{'s' * (width != 1)}"
+    return [
+        measured(
+            "loss", losses.tolist(), "", reason="mean over the global batch, each step; the value is their median"
+        ),
+        derived(f"loss_first{quality}", float(curve[width - 1]), "", "none", reason),
+        derived(f"loss_final{quality}", float(curve[-1]), "", "lower", reason),
+    ]
+
+
+def speed_metrics(trained: Trained, scope: str, world_size: int, peak: float | None, peak_reason: str) -> list[Metric]:
+    """Return throughput, step time, its parts, the exchange of gradients, skew and the use of the peak (FLOP/s)."""
+    first = steady_from(trained)
+    everything, steady = Columns(trained.table[trained.resumed_step :]), Columns(trained.table[first:])
+    step_s = steady["step_s"].max(axis=1)
+    window = f"steps {first + 1} to {len(trained.table)}"
+    found = [
+        derived(
+            f"train_samples_per_s{scope}",
+            (steady["samples"].sum(axis=1) / step_s).tolist(),
+            "samples/s",
+            "higher",
+            f"global batch over the time of the slowest rank, median step, {window}",
+        ),
+        derived(
+            f"end_to_end_samples_per_s{scope}",
+            float(everything["samples"].sum()) / trained.train_s,
+            "samples/s",
+            "higher",
+            "all samples over the whole training, with its checkpoints and slow steps",
+        ),
+        derived(
+            f"train_tokens_per_s{scope}",
+            (steady["tokens"].sum(axis=1) / step_s).tolist(),
+            "tokens/s",
+            "higher",
+            f"without padding, {window}",
+        ),
+        measured(f"step_s{scope}", step_s.tolist(), "s", "lower", reason=f"slowest rank, {window}"),
+        derived(
+            "padding_share",
+            float(1 - everything["tokens"].sum() / everything["padded_tokens"].sum()),
+            "ratio",
+            "lower",
+            "padding over processed tokens, all steps",
+        ),
+    ]
+    for part in ("data", "forward", "backward", "exchange", "optimizer"):
+        found.append(
+            _part(
+                f"time_{part}_s",
+                steady[f"{part}_s"],
+                "mean over the ranks" + (", without waiting for other ranks" if part == "backward" else ""),
+            )
+        )
+    found.append(
+        _part(
+            "exchange_exposed_s",
+            steady["exchange_exposed_s"],
+            "after the last gradient was ready, mean over the ranks; waiting for slower ranks is part of it",
+        )
+    )
+    found += [_overlap(steady, world_size), _skew(steady, world_size)]
+    return [*found, *_flops(steady, step_s, scope, peak, peak_reason)]
+
+
+def _part(name: str, seconds: np.ndarray, reason: str) -> Metric:
+    if np.isnan(seconds).any():
+        return not_available(name, "s", "lower", _NOT_TOLD)
+    return measured(name, seconds.mean(axis=1).tolist(), "s", "lower", reason=reason)
+
+
+def _overlap(steady: Columns, world_size: int) -> Metric:
+    busy, exposed = steady["exchange_s"], steady["exchange_exposed_s"]
+    if np.isnan(busy).any() or world_size == 1:
+        return not_available("exchange_overlap", "ratio", "higher", _ONE_RANK if world_size == 1 else _NOT_TOLD)
+    share = 1 - np.minimum(exposed, busy).sum(axis=1) / np.maximum(busy.sum(axis=1), 1e-12)
+    return derived(
+        "exchange_overlap",
+        share.tolist(),
+        "ratio",
+        "higher",
+        "1 - exposed / busy: the share of the exchange that the backward pass hides",
+    )
+
+
+def own_work(columns: Columns) -> np.ndarray:
+    """Return the seconds that each rank worked in each step without waiting for others, (K, W); NaN where unknown."""
+    return sum((columns[f"{part}_s"] for part in ("data", "forward", "backward", "optimizer")), np.zeros(()))  # type: ignore[no-any-return]
+
+
+def _skew(steady: Columns, world_size: int) -> Metric:
+    work = own_work(steady)
+    if world_size == 1 or np.isnan(work).any():
+        return not_available(
+            "rank_skew", "ratio", "lower", "one rank has nobody to wait for" if world_size == 1 else _NOT_TOLD
+        )
+    return derived(
+        "rank_skew",
+        (work.max(axis=1) / work.mean(axis=1)).tolist(),
+        "ratio",
+        "lower",
+        "own work of the slowest rank over the mean of all, without waiting",
+    )
+
+
+def _flops(steady: Columns, step_s: np.ndarray, scope: str, peak: float | None, peak_reason: str) -> list[Metric]:
+    rates = steady["flops"].sum(axis=1) / step_s
+    if np.isnan(rates).any():
+        reason = "the model's config does not name layers, hidden and intermediate size"
+        found = [
+            not_available(f"flops_per_s{scope}", "FLOP/s", "higher", reason),
+            not_available(f"mfu{scope}", "ratio", "higher", reason),
+        ]
+    else:
+        found = [
+            derived(
+                f"flops_per_s{scope}",
+                rates.tolist(),
+                "FLOP/s",
+                "higher",
+                "3 L [2S(4h² + 2hf) + 4S²h] on the padded shapes",
+            )
+        ]
+        found.append(
+            derived(
+                f"mfu{scope}",
+                (rates / peak).tolist(),
+                "ratio",
+                "higher",
+                "FLOP/s over the measured peak of matrix products",
+            )
+            if peak
+            else not_available(f"mfu{scope}", "ratio", "higher", peak_reason)
+        )
+    if peak:
+        found.append(measured("matmul_peak_flops", peak, "FLOP/s", "higher", reason=peak_reason))
+    else:
+        found.append(not_available("matmul_peak_flops", "FLOP/s", "higher", peak_reason))
+    return found
+
+
+def bandwidth_metrics(bandwidth: Bandwidth | None) -> list[Metric]:
+    """Return the speed of the all-reduce at the sizes of the gradient buckets; none with one rank."""
+    names = ("allreduce_gbps", "allreduce_algbw_gbps")
+    if bandwidth is None:
+        return [not_available(name, "Gbps", "higher", _ONE_RANK) for name in names]
+    sizes = ", ".join(f"{size / 1e6:.1f}" for size in bandwidth.bucket_bytes)
+    reason = f"at the gradient buckets of {sizes} MB, every sum checked"
+    return [
+        derived(names[0], bandwidth.busbw_gbps, "Gbps", "higher", f"bus bandwidth, algbw x 2(n-1)/n, {reason}"),
+        derived(names[1], bandwidth.algbw_gbps, "Gbps", "higher", f"algorithm bandwidth S/t, {reason}"),
+    ]
+
+
+def sensor_metrics(events: Sequence[Event], began: float, ended: float, config: SquadConfig) -> list[Metric]:
+    """Return power, energy, temperature and utilisation over the training, or why they are not there."""
+    reasons: dict[str, str] = next(
+        (event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {}
+    )
+    readings = [event for event in events if event["kind"] == "sensor" and began <= event["t"] <= ended]
+    if not any(event["kind"] == "sensor" for event in events):
+        default = "no supervisor sampled the sensors of this run"
+    else:
+        default = "no reading fell into the training" if not readings else "the sensor gave no value"
+
+    def values(key: str) -> list[float]:
+        return [float(event[key]) for event in readings if isinstance(event.get(key), (int, float))]
+
+    def sampled(name: str, key: str, unit: str, direction: Direction) -> Metric:
+        found = values(key)
+        return (
+            measured(name, found, unit, direction, reason="every second of the training")
+            if found
+            else not_available(name, unit, direction, str(reasons.get(key, default)))
+        )
+
+    counter = values("energy_j")
+    if len(counter) > 1:
+        energy = measured(
+            "energy_j", counter[-1] - counter[0], "J", "lower", reason="the hardware's own counter, over the training"
+        )
+    else:
+        energy = not_available("energy_j", "J", "lower", str(reasons.get("energy_j", default)))
+    found = [
+        energy,
+        sampled("power_w", "power_w", "W", "lower"),
+        sampled("temperature_c", "temperature_c", "°C", "lower"),
+    ]
+    if config.backend == "cpu" and values("cpu_percent"):
+        found.append(
+            measured(
+                "utilization",
+                values("cpu_percent"),
+                "%",
+                "none",
+                reason="processor time of the ranks, 100 % is one core",
+            )
+        )
+    else:
+        found.append(sampled("utilization", "utilization_percent", "%", "higher"))
+    return found
+
+
+def rank_rows(trained: Trained, resident_bytes: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the table of ranks: step times, own work and samples of each."""
+    steady = Columns(trained.table[steady_from(trained) :])
+    work = own_work(steady)
+    rows: list[dict[str, Any]] = []
+    for rank, resident in enumerate(resident_bytes):
+        times = steady["step_s"][:, rank]
+        own = float(np.median(work[:, rank]))
+        rows.append(
+            {
+                "rank": rank,
+                "step_s_median": float(np.median(times)),
+                "step_s_p05": float(np.percentile(times, 5)),
+                "step_s_p95": float(np.percentile(times, 95)),
+                "own_work_s_median": own if math.isfinite(own) else None,
+                "samples": trained.samples_seen[rank],
+                "resident_memory_gb": resident / 1e9,
+            }
+        )
+    return rows

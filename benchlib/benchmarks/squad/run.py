@@ -1,0 +1,354 @@
+"""The SQuAD benchmark from the data to the result, as each rank executes it."""
+
+import hashlib
+import importlib
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+import transformers
+
+from benchlib.benchmarks.squad import metrics
+from benchlib.benchmarks.squad.config import EMBEDDED_MODEL, SquadConfig
+from benchlib.benchmarks.squad.steps import Task, Trained, comm_device
+from benchlib.config.schema import BaseConfig
+from benchlib.core import files
+from benchlib.core.errors import RunBroken, UserError
+from benchlib.core.events import EventWriter, Moment, read_events, restarts
+from benchlib.core.files import sha256, write_json
+from benchlib.results.metrics import Metric, derived, measured, not_available
+from benchlib.results.run import Result, save_result
+from benchlib.runtime import devices, peaks
+from benchlib.runtime.group import World, all_gather_objects, barrier, world
+from benchlib.runtime.timing import Bandwidth, all_reduce_bandwidth
+from benchlib.workloads import answers, encoders, features, squad_data
+from benchlib.workloads.batches import collate
+from benchlib.workloads.encoders import Loaded
+from benchlib.workloads.features import Features
+from benchlib.workloads.squad_text import Example
+
+# ``module:function`` of (Task) -> Trained, imported when used: the Trainer alone takes two seconds to import.
+ENGINES = {"native": "benchlib.benchmarks.squad.train:train", "trainer": "benchlib.benchmarks.squad.trainer:train"}
+
+T = TypeVar("T")
+
+_FROM_THE_START = "after a failure the training begins anew, since only engine=native with checkpoint_every=STEPS leaves checkpoints on its way"
+
+
+def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
+    """Train, evaluate and measure; rank 0 leaves ``result.json``, ``samples.parquet`` and ``predictions.json``."""
+    if not isinstance(config, SquadConfig):
+        raise UserError(f"benchmark = {config.benchmark}: this is the squad benchmark")
+    events.emit("phase", name="init")
+    with world(config, run_dir) as here:
+        _run(config, run_dir, events, here)
+
+
+def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -> None:
+    launched = _launched(run_dir)
+    restarted = max(all_gather_objects(restarts(run_dir)))  # a node that took another's place was not there before
+    result = Result.of(config, started_at=launched.wall)
+    if here.main:
+        save_result(run_dir, result)
+
+    events.emit("phase", name="data")
+    # What may come from the hub is fetched by one rank; the others then find it in the cache.
+    split = _main_first(here, config.data == "squad", lambda: squad_data.load(config))
+    events.emit("phase", name="model")
+    loaded = _main_first(
+        here, config.model != EMBEDDED_MODEL and not Path(config.model).exists(), lambda: encoders.load(config)
+    )
+    events.emit("phase", name="features")
+    began = Moment.now()
+
+    def build(training: bool) -> features.Features:
+        def told(done: int, total: int) -> None:
+            events.emit("progress", phase="features", done=done, total=total, unit="contexts")
+
+        examples = split.train if training else split.eval
+        return features.build(
+            examples, loaded.tokenizer, config.max_length, config.doc_stride, training, files.cache(), told
+        )
+
+    train_features, eval_features = build(True), build(False)
+    features_s = began.since()
+    if not len(train_features) or not len(eval_features):
+        raise UserError("the data gave no features to train or to evaluate on: give more questions")
+
+    task = Task(
+        config=config, world=here, loaded=loaded, examples=split.train, features=train_features, events=events, run_dir=run_dir,
+        deadline=launched.monotonic + config.budget_s, eval_tokens=len(eval_features.input_ids),
+    )  # fmt: skip
+    before = _matmul_peak(config, here)
+    trained = _engine(config.engine)(task)
+    memory, memory_reason = devices.peak_memory_bytes(here.device)
+
+    events.emit("phase", name="evaluate")
+    began = Moment.now()
+    start_logits, end_logits = predict(loaded, eval_features, here, events, config.precision)
+    predictions: dict[str, str] = {}
+    scores: dict[str, Any] = {}
+    if here.main:
+        predictions = answers.best_answers(
+            split.eval, eval_features, start_logits, end_logits, config.n_best, config.max_answer_tokens
+        )
+        scores = answers.score(predictions, split.eval)
+    evaluate_s = began.since()
+
+    bandwidth = _bandwidth(trained, here, config.planted_slowdown)
+    # Twice, since a busy neighbour lowers a peak and nothing raises it.
+    peak, peak_reason = max(before, _matmul_peak(config, here), key=lambda found: found[0] or 0.0)
+    resident = all_gather_objects(devices.peak_resident_bytes())
+    device_memory = all_gather_objects(memory)
+    if not here.main:
+        return
+
+    events.emit("phase", name="write")
+    scope, quality = config.scope(), config.quality_scope(trained.plan.epoch_share)
+    result.metrics = [
+        *metrics.quality_metrics(trained, quality),
+        measured(f"f1{quality}", scores["f1"], "", "higher", reason="official rules, percent"),
+        measured(f"exact_match{quality}", scores["exact_match"], "", "higher", reason="official rules, percent"),
+        *metrics.speed_metrics(trained, scope, here.size, peak, peak_reason),
+        *metrics.bandwidth_metrics(bandwidth),
+        _device_memory(device_memory, memory_reason),
+        measured("resident_memory_gb", max(resident) / 1e9, "GB", "lower", reason="peak of the largest rank"),
+        *metrics.sensor_metrics(
+            read_events(run_dir, {"sensor", "sensors"}),
+            trained.began.wall,
+            trained.began.wall + trained.train_s,
+            config,
+        ),
+        measured(
+            "startup_s",
+            trained.began.monotonic - launched.monotonic,
+            "s",
+            "lower",
+            reason="from the launch to the first step",
+        ),
+        measured(
+            "features_s",
+            features_s,
+            "s",
+            "lower",
+            reason="read from the cache" if train_features.from_cache else "made and cached",
+        ),
+        measured("train_s", trained.train_s, "s", "lower"),
+        measured("evaluate_s", evaluate_s, "s", "lower", reason="prediction, spans and scores"),
+        measured("total_s", launched.since(), "s", "lower", reason="from the launch to the result"),
+    ]
+    result.facts = _facts(config, trained, loaded, split, train_features, eval_features) | {"restarts": restarted}
+    result.tables = {
+        "misses": misses(split.eval, predictions, scores["per_question"]),
+        "ranks": metrics.rank_rows(trained, resident),
+    }
+    result.notes = [split.description, trained.plan.reason, *_of_restarts(config, restarted, trained), *trained.notes]
+    result.status, result.ended_at = "complete", launched.wall + launched.since()
+    write_json(run_dir / "predictions.json", predictions)
+    save_result(run_dir, result)
+
+
+def _of_restarts(config: SquadConfig, count: int, trained: Trained) -> list[str]:
+    if not count:
+        without = config.engine != "native" or config.checkpoint_every <= 0
+        return [f"max_restarts = {config.max_restarts}: {_FROM_THE_START}"] if config.max_restarts and without else []
+    start = f"continued after step {trained.resumed_step:,}" if trained.resumed_step else "begun anew"
+    return [
+        f"the ranks were started again {count} time{'s' * (count != 1)}, the training was {start}: loss and scores are those of the whole training, speed is that of the steps after it, and total_s has the failures in it"
+    ]
+
+
+def _engine(name: str) -> Callable[[Task], Trained]:
+    module, _, function = ENGINES[name].partition(":")
+    return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+
+
+def _launched(run_dir: Path) -> Moment:
+    """Return when the run was launched: as the supervisor wrote it, else when this process began."""
+    launched = read_events(run_dir, {"launched"})
+    if not launched:
+        return Moment.at(psutil.Process().create_time())
+    last = launched[-1]
+    # Another machine has another monotonic clock.
+    return Moment(last["t"], last["monotonic"]) if last["host"] == platform.node() else Moment.at(last["t"])
+
+
+def _main_first(here: World, alone: bool, load: Callable[[], T]) -> T:
+    """Return ``load()``; with ``alone`` rank 0 does it before the others."""
+    if not alone:
+        return load()
+    found = load() if here.main else None
+    barrier()
+    return found if found is not None else load()
+
+
+def _bandwidth(trained: Trained, here: World, slowdown: float) -> Bandwidth | None:
+    if here.size == 1:
+        return None
+    found = all_reduce_bandwidth(trained.bucket_bytes, here.device, slowdown=slowdown)
+    wrong = sum(all_gather_objects(found.wrong))
+    if wrong:
+        raise RunBroken(f"all-reduce ({here.collective}) gave {wrong:,} wrong sums: the gradients cannot be trusted")
+    return found
+
+
+def _matmul_peak(config: SquadConfig, here: World) -> tuple[float | None, str]:
+    """Measure all ranks at the same time, with the threads and the precision of the training; return their sum."""
+    barrier()
+    found = peaks.matmul_peak(here.device, config.precision, threads=torch.get_num_threads())
+    best = all_gather_objects(found.best)
+    if any(value is None for value in best):
+        return None, found.reason or "a rank could not measure it"
+    threads = f", {torch.get_num_threads()} threads each" if here.device.type == "cpu" else ""
+    return (
+        sum(value for value in best if value is not None),
+        f"{config.precision} products of size {found.size}, {here.size} ranks at the same time{threads}, the better of two measurements",
+    )
+
+
+def _device_memory(found: list[float | None], reason: str) -> Metric:
+    known = [value for value in found if value is not None]
+    if not known:
+        return not_available("device_memory_gb", "GB", "lower", reason)
+    return derived(
+        "device_memory_gb",
+        max(known) / 1e9,
+        "GB",
+        "lower",
+        "peak of the tensors of the largest rank during the training",
+    )
+
+
+def _facts(
+    config: SquadConfig,
+    trained: Trained,
+    loaded: encoders.Loaded,
+    split: squad_data.Split,
+    train: features.Features,
+    evaluation: features.Features,
+) -> dict[str, Any]:
+    rates = trained.learning_rates
+    return {
+        "planned_steps": trained.plan.planned_steps,
+        "total_steps": trained.plan.total_steps,
+        "epoch_share": trained.plan.epoch_share,
+        "plan_reason": trained.plan.reason,
+        "steady_from_step": metrics.steady_from(trained) + 1,
+        "samples_expected": trained.plan.samples,
+        "samples_seen": trained.samples_seen,
+        "learning_rates": {"min": min(rates), "max": max(rates), "last": rates[-1]},
+        "checksums_equal": all(len(set(ranks)) == 1 for ranks in trained.checksums),
+        "checksums": trained.checksums,
+        "parameters": loaded.parameters,
+        "matmul_parameters": loaded.matmul_parameters,
+        "fresh_weights": loaded.fresh,
+        "features": {
+            "train": len(train),
+            "eval": len(evaluation),
+            "questions_cut": train.questions_cut + evaluation.questions_cut,
+        },
+        "questions": {"train": len(split.train), "eval": len(split.eval)},
+        "bucket_bytes": trained.bucket_bytes,
+        "resumed_step": trained.resumed_step,
+        "precision": config.precision,
+        "threads": torch.get_num_threads(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "data_sha256": split.sha256,
+        "identity": _identity(config, split, trained),
+    }
+
+
+def _identity(config: SquadConfig, split: squad_data.Split, trained: Trained) -> dict[str, Any]:
+    """Return what stands for fields of the config in the fingerprint, by name of the field.
+
+    The same content at another path is the same work; a training that was cut is another work than the whole one.
+    """
+    found: dict[str, Any] = {}
+    if trained.plan.epoch_share < 1:
+        found["max_steps"] = trained.plan.planned_steps
+    folder = Path(config.model)
+    if config.model != EMBEDDED_MODEL and folder.is_dir():
+        digest = hashlib.sha256(
+            "".join(
+                sha256(path) for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".json", ".txt")
+            ).encode()
+        )
+        found["model"] = f"folder:{digest.hexdigest()[:16]}"
+    if config.data == "files":
+        found |= {"train_file": f"data:{split.sha256[:16]}", "eval_file": f"data:{split.sha256[:16]}"}
+    return found
+
+
+# Answers to the evaluation questions by all ranks together, their score, and the worst misses.
+#
+# Letters: F windows, T tokens of all windows.
+
+
+TOKENS_PER_BATCH = 8192  # without gradients a batch needs little memory; larger ones are no faster on a CPU
+MISSES = 20
+_AROUND = 120  # characters of context on each side of the gold answer in the table of misses
+
+
+def predict(
+    loaded: Loaded, features: Features, world: World, events: EventWriter, precision: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (start logits, end logits), float32 (T,) each, whole on rank 0. Called by all ranks.
+
+    Windows are sorted by length and dealt in turns, so that the ranks have equal work and pad little.
+    """
+    model = loaded.model.eval()
+    order = np.argsort(-features.lengths, kind="stable")[world.rank :: world.size]
+    logits = np.zeros((2, len(features.input_ids)), np.float32)
+    done = 0
+    with torch.inference_mode():
+        while done < len(order):
+            count = max(1, TOKENS_PER_BATCH // int(features.lengths[order[done]]))
+            part = order[done : done + count]
+            batch = collate(features, part, loaded.tokenizer.pad_token_id).to(world.device)
+            with devices.autocast(precision, world.device):
+                output = model(**batch.inputs)
+            real = np.arange(batch.shape[1]) < features.lengths[part][:, None]
+            places = (features.starts[part][:, None] + np.arange(batch.shape[1]))[real]
+            for row, found in enumerate((output.start_logits, output.end_logits)):
+                logits[row, places] = found.float().cpu().numpy()[real]
+            done += len(part)
+            events.emit("progress", phase="evaluate", done=done, total=len(order), unit="windows")
+    # Each rank filled its own places and left the others zero: the sum puts them together.
+    total = torch.from_numpy(logits).to(comm_device(world))
+    dist.reduce(total, dst=0)
+    joined = total.cpu().numpy()
+    return joined[0], joined[1]
+
+
+def misses(
+    examples: Sequence[Example],
+    predictions: Mapping[str, str],
+    per_question: Sequence[Mapping[str, Any]],
+    limit: int = MISSES,
+) -> list[dict[str, Any]]:
+    """Return the questions with the lowest F1 below 100, the worst first, with an excerpt around the gold answer."""
+    wrong = sorted((row for row in per_question if row["f1"] < 100), key=lambda row: row["f1"])[:limit]
+    by_id = {example.id: example for example in examples}
+    rows = []
+    for row in wrong:
+        example = by_id[row["id"]]
+        texts = list(dict.fromkeys(text for text, _ in example.answers))
+        first, size = example.answers[0][1], len(example.answers[0][0])
+        low, high = max(0, first - _AROUND), min(len(example.context), first + size + _AROUND)
+        excerpt = ("…" if low else "") + example.context[low:high] + ("…" if high < len(example.context) else "")
+        rows.append(
+            {
+                "id": example.id,
+                "question": example.question,
+                "prediction": predictions.get(example.id, ""),
+                "answers": texts,
+                "f1": row["f1"],
+                "context": excerpt,
+            }
+        )
+    return rows

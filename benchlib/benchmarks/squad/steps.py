@@ -1,0 +1,314 @@
+"""How many steps a training takes, and the learning rate of each of them."""
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.core.definitions import encoder_train_flops
+from benchlib.core.events import EventWriter, Moment
+from benchlib.runtime import devices
+from benchlib.runtime.checkpoint import rng_state, set_rng_state
+from benchlib.runtime.group import World, barrier, checksums_equal
+from benchlib.workloads.batches import MicroBatch, samples_of, steps_per_epoch
+from benchlib.workloads.encoders import Loaded
+from benchlib.workloads.features import Features
+from benchlib.workloads.squad_text import Example
+
+# Share of the time that is left which a cut training plans to use: a neighbour on the machine may slow it down.
+CUT_MARGIN = 0.9
+LEAST_STEPS = 2  # of a cut training: one step shows no falling loss
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``total_steps`` is what the config's epochs ask for, ``planned_steps`` what this run does.
+
+    ``epoch_share`` is the share of the samples of ``total_steps`` that ``planned_steps`` see, ``samples`` those samples,
+    ``step_s`` the seconds per step that were measured before the decision (0: not measured).
+    """
+
+    total_steps: int
+    planned_steps: int
+    epoch_share: float
+    samples: int
+    step_s: float
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+def total_steps(config: SquadConfig, features: int) -> int:
+    """Return the optimizer steps of the whole training."""
+    return max(1, math.ceil(config.epochs * steps_per_epoch(features, config.global_batch)))
+
+
+def make_plan(config: SquadConfig, features: int, step_s: float, left_s: float) -> Plan:
+    """Decide how many steps fit into ``left_s`` seconds at ``step_s`` seconds a step, within ``max_steps``.
+
+    The schedule of the learning rate is built on what is decided here, so that a cut training still warms up and decays.
+    """
+    total = total_steps(config, features)
+    planned, reason = total, "the whole training fits the budget"
+    if config.max_steps and config.max_steps < planned:
+        planned, reason = config.max_steps, f"max_steps = {config.max_steps} ends the training early"
+    if step_s * planned > left_s:
+        fitting = max(LEAST_STEPS, int(CUT_MARGIN * left_s / step_s))
+        if fitting < planned:
+            reason = f"{planned:,} steps of {step_s:.3g} s need {step_s * planned:,.0f} s, but {max(left_s, 0):,.0f} s of the budget are left for them: cut to {fitting:,}"
+            planned = fitting
+    samples = samples_of(planned, features, config.global_batch)
+    return Plan(total, planned, samples / samples_of(total, features, config.global_batch), samples, step_s, reason)
+
+
+def learning_rate(step: int, planned_steps: int, peak: float, warmup_ratio: float) -> float:
+    """Return the rate of step 0 to ``planned_steps - 1``: a linear rise, then a linear fall; above 0 in every step.
+
+    The usual formula gives the first step of a warm-up the rate 0, and a step more than planned as well; here both
+    ends of the slopes lie outside of the training.
+    """
+    warmup = int(planned_steps * warmup_ratio)
+    if step < warmup:
+        return peak * (step + 1) / (warmup + 1)
+    return peak * max(0, planned_steps - step) / (planned_steps - warmup)
+
+
+# What both engines share: what they are given, what they leave, the proof that all ranks hold the same weights.
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an engine is given. ``deadline`` is the moment (``time.monotonic``) by which the run should have ended.
+
+    ``eval_tokens`` are the tokens that the evaluation will process after the training.
+    """
+
+    config: SquadConfig
+    world: World
+    loaded: Loaded
+    examples: Sequence[Example]
+    features: Features
+    events: EventWriter
+    run_dir: Path
+    deadline: float
+    eval_tokens: int
+
+
+@dataclass
+class Trained:
+    """What an engine leaves. ``table`` is ``StepLog.table``; ``checksums`` has a list with one text per rank for each
+    comparison; ``bucket_bytes`` are the sizes of the gradient messages of a step; ``resumed_step`` counts the steps of
+    an earlier run that this one continued.
+    """
+
+    plan: Plan
+    table: np.ndarray
+    learning_rates: list[float]
+    samples_seen: list[int]
+    bucket_bytes: list[int]
+    began: Moment
+    train_s: float
+    checksums: list[list[str]] = field(default_factory=list)
+    resumed_step: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def qa_loss(model: Any, batch: MicroBatch, precision: str) -> torch.Tensor:
+    """Return the sum over the micro-batch of (start loss + end loss) / 2, a scalar in fp32."""
+    with devices.autocast(precision, batch.inputs["input_ids"].device):
+        output = model(**batch.inputs)
+    assert batch.start is not None and batch.end is not None
+    # Padding must not take part in the softmax: how much there is depends on the neighbours in the micro-batch, and with
+    # it the loss would depend on the number of ranks. fp32: bf16 loses the digits that a loss is made of.
+    padding = batch.inputs["attention_mask"] == 0
+    losses = [
+        torch.nn.functional.cross_entropy(
+            logits.float().masked_fill(padding, torch.finfo(torch.float32).min), target, reduction="sum"
+        )
+        for logits, target in ((output.start_logits, batch.start), (output.end_logits, batch.end))
+    ]
+    return (losses[0] + losses[1]) / 2
+
+
+def flops_of(loaded: Loaded) -> Callable[[int, int], float]:
+    """Return the function of (samples, padded length) that gives the FLOPs of training on them; NaN where unknown."""
+    layers, hidden, intermediate = loaded.layers, loaded.hidden, loaded.intermediate
+    if layers is None or hidden is None or intermediate is None:
+        return lambda samples, length: float("nan")
+    return lambda samples, length: encoder_train_flops(layers, hidden, intermediate, [(samples, length)])
+
+
+def compare_ranks(model: torch.nn.Module, world: World, events: EventWriter, epoch: int) -> list[str]:
+    """Gather the checksum of every rank's weights, tell whether they are equal, and return them by rank."""
+    barrier()
+    checksums, equal = checksums_equal(world, model)
+    if world.main:
+        events.emit("epoch", epoch=epoch, checksums=checksums, equal=equal)
+    return checksums
+
+
+def agree(value: float, world: World) -> float:
+    """Return the largest of the ranks' values, on every rank."""
+    tensor = torch.tensor([value], dtype=torch.float64, device=comm_device(world))
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return float(tensor)
+
+
+def measured_step_s(trial: Callable[[int], None], trials: int, task: Task) -> float:
+    """Return the mean seconds of ``trial(0..trials-1)`` on the slowest rank, after a warm-up; the random state is put back.
+
+    ``trial`` does one forward and backward pass of a step and must leave the weights alone.
+    """
+    device = task.world.device
+    kept = rng_state(device)
+    with _alive(task):
+        trial(0)
+        devices.synchronize(device)
+    times = []
+    for number in range(trials):
+        task.events.emit("progress", phase="warmup", done=number, total=trials, unit="steps")
+        begin = time.perf_counter()
+        trial(number)
+        devices.synchronize(device)
+        times.append(agree(time.perf_counter() - begin, task.world))
+    set_rng_state(kept, device)
+    return sum(times) / len(times)
+
+
+@contextlib.contextmanager
+def _alive(task: Task) -> Iterator[None]:
+    """Tell every few seconds that the first pass is under way: a compilation takes longer than the stall limit.
+
+    Only for as long as the start-up may take, so that a hang is still found.
+    """
+    done = threading.Event()
+
+    def tell() -> None:
+        end = time.monotonic() + task.config.startup_timeout_s
+        while not done.wait(5) and time.monotonic() < end:
+            task.events.emit("progress", phase="warmup", done=0, total=1, unit="steps")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+
+
+def time_left(task: Task, step_s: float, tokens_per_step: float) -> float:
+    """Return the seconds that the training may take, the same on all ranks: what is left, less the evaluation.
+
+    A forward pass is a third of a step's work; what comes after the training (scores, sums, files) gets five seconds
+    or a twentieth of the budget, whichever is less.
+    """
+    evaluation = 1.2 * step_s / 3 * task.eval_tokens / max(tokens_per_step, 1.0)
+    after = min(5.0, 0.05 * task.config.budget_s)
+    return -agree(-(task.deadline - time.monotonic() - evaluation - after), task.world)
+
+
+# What each rank measured in each step, gathered so that a step's time is the slowest rank's.
+#
+# Letters: K steps, W ranks, C columns.
+
+
+COLUMNS = (
+    "loss", "samples", "tokens", "padded_tokens", "flops",
+    "step_s", "data_s", "forward_s", "backward_s", "exchange_s", "exchange_exposed_s", "optimizer_s",
+)  # fmt: skip
+_TIMES = COLUMNS[5:]
+
+REPORT_EVERY_S = 0.5  # the ranks exchange their rows, and rank 0 tells of them, about this often
+_MOST_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of this rank. ``loss`` is the rank's part of the mean over the global batch: the ranks' parts add up."""
+
+    step: int
+    epoch: int
+    learning_rate: float
+    loss: torch.Tensor | float
+    samples: int
+    tokens: int
+    padded_tokens: int
+    flops: float
+
+
+def comm_device(world: World) -> torch.device:
+    """Return where a tensor must live to be exchanged: gloo and its kin take those of the CPU."""
+    return world.device if world.collective in ("nccl", "xccl") else torch.device("cpu")
+
+
+class StepLog:
+    """Collects the steps of all ranks; ``table`` is float64 (K, W, C), the same on every rank.
+
+    ``step_s`` is the expected time of a step and must be the same on all ranks: it sets how often they meet.
+    """
+
+    def __init__(self, world: World, events: EventWriter, step_s: float, table: np.ndarray | None = None) -> None:
+        self.world = world
+        self.events = events
+        self.every = max(1, min(_MOST_STEPS, int(REPORT_EVERY_S / max(step_s, 1e-6))))
+        self._blocks: list[np.ndarray] = [] if table is None else [table]
+        self._waiting: list[Step] = []
+
+    @property
+    def table(self) -> np.ndarray:
+        """All steps so far that were gathered."""
+        return np.concatenate(self._blocks) if self._blocks else np.zeros((0, self.world.size, len(COLUMNS)))
+
+    def add(self, step: Step) -> bool:
+        """Keep a step; True when it is time to ``gather``, on all ranks alike."""
+        self._waiting.append(step)
+        return len(self._waiting) >= self.every
+
+    def gather(self, times: Sequence[Mapping[str, float]]) -> None:
+        """Exchange the waiting steps with their ``times`` (one row each; a missing key is unknown). All ranks call it."""
+        if not self._waiting:
+            return
+        rows = [
+            [
+                float(step.loss),
+                step.samples,
+                step.tokens,
+                step.padded_tokens,
+                step.flops,
+                *(row.get(name, float("nan")) for name in _TIMES),
+            ]
+            for step, row in zip(self._waiting, times, strict=True)
+        ]
+        mine = torch.tensor(rows, dtype=torch.float64).to(comm_device(self.world))
+        parts = [torch.empty_like(mine) for _ in range(self.world.size)]
+        dist.all_gather(parts, mine)
+        block = torch.stack(parts, dim=1).cpu().numpy()
+        self._blocks.append(block)
+        if self.world.main:
+            for step, row in zip(self._waiting, block, strict=True):
+                self._emit(step, row)
+        else:
+            self.events.emit("heartbeat", step=self._waiting[-1].step)  # the supervisor ends a rank that stays silent
+        self._waiting = []
+
+    def _emit(self, step: Step, row: np.ndarray) -> None:
+        by_name = dict(zip(COLUMNS, row.T, strict=True))  # each (W,)
+        fields: dict[str, Any] = {name: int(by_name[name].sum()) for name in ("samples", "tokens", "padded_tokens")}
+        # The slowest rank sets the time of a step; the split is that of rank 0, so that its parts add up.
+        fields |= {name: float(by_name[name][0]) for name in _TIMES if not np.isnan(by_name[name][0])}
+        fields["step_s"] = float(by_name["step_s"].max())
+        self.events.emit(
+            "step", step=step.step, epoch=step.epoch, loss=float(by_name["loss"].sum()), lr=step.learning_rate, **fields
+        )

@@ -1,0 +1,238 @@
+"""``benchlib compare``: read the sides, compare each with the first, show it in the terminal, as JSON or as a page."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from rich.markup import escape
+from rich.table import Column, Table
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import write_text
+from benchlib.core.text import console as terminal_console
+from benchlib.judge.checks import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
+from benchlib.judge.compare import Argument, Contrast, Factor, Row, contrast, read_argument
+from benchlib.results import metrics
+from benchlib.results.metrics import quantity
+from benchlib.show import markup
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+COLOURS = {"regression": "bold red", "worse": "red", "better": "green", "undecided": "yellow", "differs": "yellow"}
+TONES = {"regression": "bad", "worse": "warn", "better": "good", "undecided": "warn", "differs": "warn"}
+MARKS = {
+    "regression": "✗",
+    "worse": "▼",
+    "better": "▲",
+    "undecided": "≈",
+    "differs": "≠",
+    "no difference found": "=",
+    "within the limit": "✓",
+}
+STAR = (
+    "* from the samples within one run a side: how much unchanged runs differ is not known, so the difference may be "
+    "the run's and not the machine's. Compare several runs a side, or measure the spread with `benchlib calibrate`."
+)
+_TERMINAL = {"bad": "bold red", "warn": "bold yellow", "good": "bold green", "calm": "bold"}
+_WIDE = 130  # columns that the whole table takes
+_WIDTH = 150  # where the output is no terminal, which would fold at 80
+
+
+def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
+    """Compare each argument with the first, benchmark by benchmark; return the contrasts and what was left out.
+
+    Raises ``UserError`` for fewer than two arguments, for one that cannot be read, and for two without a benchmark in
+    common: different benchmarks measure different things.
+    """
+    if len(arguments) < 2:
+        raise UserError("compare needs two or more of: a run folder, a folder of runs, a report.html, a baseline")
+    reference, *others = [read_argument(argument) for argument in arguments]
+    contrasts = []
+    notes = [f"{side.text}, left out: {line}" for side in (reference, *others) for line in side.left_out]
+    for other in others:
+        common = [name for name in reference.sides if name in other.sides]
+        if not common:
+            raise UserError(
+                f"{reference.text} is of {_named(reference)} and {other.text} of {_named(other)}: different benchmarks "
+                "measure different things; compare runs of one"
+            )
+        contrasts += [contrast(reference.sides[name], other.sides[name]) for name in common]
+        alone = sorted(reference.sides.keys() ^ other.sides.keys())
+        notes += [
+            f"{name}: only {(reference if name in reference.sides else other).text} has runs of it" for name in alone
+        ]
+    return contrasts, list(dict.fromkeys(notes))
+
+
+def _named(side: Argument) -> str:
+    return " and ".join(sorted(side.sides))
+
+
+def exit_code(contrasts: Sequence[Contrast], strict: bool) -> int:
+    """Return 1 where comparable sides show a regression, with ``strict`` 3 where sides are not comparable, else 0."""
+    if any(item.regressions for item in contrasts):
+        return EXIT_FAIL
+    return EXIT_NOTHING_TO_COMPARE if strict and not all(item.comparable for item in contrasts) else EXIT_PASS
+
+
+def to_json(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
+    """Return everything that was found, as JSON."""
+    found = {
+        "schema_version": 1,
+        "contrasts": [item.model_dump(mode="json") for item in contrasts],
+        "notes": list(notes),
+    }
+    return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def shown(contrast: Contrast, all_metrics: bool) -> list[Row]:
+    """Return the rows that are shown: metrics with a limit and key numbers, and every one of which something is said."""
+    chosen = [row for row in contrast.rows if all_metrics or row.headline or row.word == "regression"]
+    return chosen or contrast.rows
+
+
+def change_text(row: Row) -> str:
+    """Write a change: ``0.952`` for a ratio, ``-1.2 s`` for a difference."""
+    if row.change is None:
+        return ""
+    return f"{row.change:.3f}" if row.kind == "ratio" else _signed(row.change, row.unit)
+
+
+def interval_text(row: Row) -> str:
+    """Write the 98 % interval; '' where one number on each side gives none."""
+    if row.low is None or row.high is None or row.basis == "none":
+        return ""
+    if row.kind == "ratio":
+        return f"{row.low:.3f} to {row.high:.3f}"
+    return f"{_signed(row.low, '')} to {_signed(row.high, '')}"
+
+
+def band_text(row: Row) -> str:
+    """Write the A/A band, within which 95 % of the changes between unchanged runs lie."""
+    if row.change is None:
+        return ""
+    if row.band is None:
+        return "unknown"
+    return metrics.band_text(row.band, row.kind)
+
+
+def word_text(row: Row, comparable: bool) -> str:
+    """Write what is said of a metric; a star where the spread between runs is not known."""
+    if not comparable and row.change is not None:
+        return "not comparable"
+    return row.word + ("*" if _starred(row) else "")
+
+
+def _starred(row: Row) -> bool:
+    return row.basis == "samples" and row.word in ("worse", "better", "differs")
+
+
+def star_note(rows: Sequence[Row]) -> str:
+    """Return what the star in a table of these rows means; '' where none has one."""
+    return STAR if any(_starred(row) for row in rows) else ""
+
+
+def _signed(amount: float, unit: str) -> str:
+    return f"{'+' if amount >= 0 else '-'}{quantity(abs(amount), unit)}"
+
+
+def side_text(contrast: Contrast) -> tuple[str, str]:
+    """Name both sides, with the run's name where a side has one, else with how many it has."""
+    names = []
+    for side in (contrast.reference, contrast.other):
+        runs = side.runs[0] if len(side.runs) == 1 else f"{len(side.runs)} runs"
+        names.append(side.label if runs in side.label else f"{side.label} ({runs})")
+    return names[0], names[1]
+
+
+def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool) -> None:
+    """Print the comparison."""
+    console = terminal_console()
+    if not console.is_terminal:
+        console.width = _WIDTH
+    for item in contrasts:
+        reference, other = side_text(item)
+        console.print(f"[bold]{escape(item.benchmark)}, {escape(item.tier)}[/]", soft_wrap=True)
+        verdicts = [", ".join(dict.fromkeys(side.verdicts)) for side in (item.reference, item.other)]
+        console.print(f"  reference  {escape(reference)}  [dim]{escape(verdicts[0])}[/]", soft_wrap=True)
+        console.print(f"  compared   {escape(other)}  [dim]{escape(verdicts[1])}[/]\n", soft_wrap=True)
+        console.print(_metric_table(item, all_metrics, console.width))
+        hidden = len(item.rows) - len(shown(item, all_metrics))
+        if hidden:
+            console.print(f"[dim]{hidden} more metric{'s' * (hidden != 1)} with --all-metrics[/]")
+        for title, decides in (("What makes them incomparable", True), ("Worth knowing: what else differs", False)):
+            factors = [factor for factor in item.factors if factor.decides == decides]
+            if factors:
+                console.print(f"\n[bold]{title}[/]")
+                console.print(_factor_table(factors))
+        console.print(f"\n[{_TERMINAL[item.tone]}]{escape(item.sentence)}[/]", soft_wrap=True)
+        for note in filter(None, (*item.notes, star_note(shown(item, all_metrics)))):
+            console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
+        console.print()
+    for note in notes:
+        console.print(f"[yellow]{escape(note)}[/]", soft_wrap=True)
+
+
+def _metric_table(item: Contrast, all_metrics: bool, width: int) -> Table:
+    """Return the table of metrics; a narrow terminal gets the same numbers on two lines a row."""
+    look: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0), "header_style": "dim"}
+    name, word = Column("metric", overflow="fold"), Column("what it says", no_wrap=True)
+    rows = [
+        (row, f"[{COLOURS.get(row.word, 'dim')}]{escape(word_text(row, item.comparable))}[/]")
+        for row in shown(item, all_metrics)
+    ]
+    if width < _WIDE:
+        narrow = Column("change", justify="right", no_wrap=True)
+        table = Table(name, narrow, Column("limit", no_wrap=True), word, **look)
+        for row, said in rows:
+            values = f"{escape(row.metric)}\n[dim]{escape(row.reference)} → {escape(row.other)}[/]"
+            change = f"{escape(change_text(row))}\n[dim]{escape(interval_text(row))}[/]"
+            table.add_row(values, change, f"{escape(row.limit)}\n[dim]{escape(band_text(row))}[/]", said)
+        return table
+    numbers = [
+        Column(head, justify="right", no_wrap=True) for head in ("reference", "compared", "change", "98 % interval")
+    ]
+    table = Table(name, *numbers, Column("A/A band", no_wrap=True), Column("limit", no_wrap=True), word, **look)
+    for row, said in rows:
+        cells = (row.metric, row.reference, row.other, change_text(row), interval_text(row), band_text(row), row.limit)
+        table.add_row(*(escape(cell) for cell in cells), said)
+    return table
+
+
+def _factor_table(factors: Sequence[Factor]) -> Table:
+    table = Table("factor", "reference", "compared", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for factor in factors:
+        table.add_row(escape(factor.name), escape(factor.reference), escape(factor.other))
+    return table
+
+
+def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
+    """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([TEMPLATES, TEMPLATES / "report"]),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "signs": markup.signs, "change": change_text, "interval": interval_text, "band": band_text, "word": word_text,
+    }  # fmt: skip
+    environment.globals["star_note"] = star_note
+    style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
+    page = environment.get_template("compare.html.j2").render(
+        contrasts=[(item, *side_text(item)) for item in contrasts], notes=notes, style=style, tones=TONES, marks=MARKS
+    )
+    return re.sub(r"\n{2,}", "\n", page)
+
+
+def write_html(contrasts: Sequence[Contrast], notes: Sequence[str], path: Path) -> None:
+    """Write the page; a folder that is not there or a place that cannot be written is a ``UserError``."""
+    if not path.parent.is_dir():
+        raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
+    try:
+        write_text(path, html(contrasts, notes))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None

@@ -1,0 +1,108 @@
+"""``benchlib history``: execute the history notebook headless and render it as ``history.html`` beside the list of runs."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from rich.markup import escape
+
+from benchlib.commands.run import shown
+from benchlib.config.schema import nearest, parse_overrides
+from benchlib.core.errors import UserError
+from benchlib.core.files import home, outputs, write_text
+from benchlib.core.text import MARKS
+from benchlib.core.text import console as terminal_console
+from benchlib.judge import past as pasts
+from benchlib.judge.checks import Verdict
+from benchlib.judge.past import Past
+from benchlib.show.headless import execute, parameters_of
+from benchlib.show.report import Exporter, style
+
+NAME = "history.html"
+NOTEBOOK = "90_history.ipynb"
+TIMEOUT_S = 600.0
+console = terminal_console()
+
+
+class _Exporter(Exporter):
+    """The report's exporter with the page of the history, whose pictures are what it is there for."""
+
+    template_file = "history.html.j2"
+    pictures_limit = 900_000
+
+
+def parameters(store: Path | None, pairs: Iterable[str]) -> dict[str, str]:
+    """Return the notebook's parameters from the command line; an unknown name is a ``UserError`` with the nearest one."""
+    values = parse_overrides(pairs)
+    known = parameters_of(home() / "notebooks" / NOTEBOOK)
+    for name in values:
+        if name not in known:
+            raise UserError(f"the history has no parameter {name!r}: {nearest(name, known)}")
+    if store is not None:
+        values["store"] = str(store)
+    if values.get("store"):
+        values["store"] = str(Path(values["store"]).expanduser().resolve())  # the notebook works in its own folder
+    return values
+
+
+def make(store: Path | None, pairs: Iterable[str]) -> int:
+    """Judge a store, write its page into the folder of runs, say where it is; return the exit code of the verdict."""
+    values = parameters(store, pairs)
+    # Read and judged here first: a wrong filter is reported at once, and the exit code needs no notebook.
+    asked = {name: value for name, value in values.items() if name != "store"}
+    past = pasts.read(*pasts.choose(values.get("store", ""), **asked))
+    verdict = pasts.judge(past)
+    executed = outputs() / ".history" / "notebook.ipynb"
+    _execute(executed, values)
+    page = outputs() / NAME
+    write_text(page, html(nbformat.read(executed, as_version=4), past, verdict))
+    _say(past, verdict, page)
+    return verdict.exit_code()
+
+
+def _execute(executed: Path, values: dict[str, str]) -> None:
+    try:
+        executed.parent.mkdir(parents=True, exist_ok=True)
+        execute(home() / "notebooks" / NOTEBOOK, executed, values, TIMEOUT_S)
+    except OSError as error:
+        raise UserError(
+            f"{executed} cannot be written ({error.strerror}): set BENCHLIB_OUTPUTS to another folder"
+        ) from None
+    except Exception as error:  # a failing cell, a dead kernel, a time-out
+        said = str(error).strip().splitlines()
+        raise UserError(
+            f"the history notebook stopped: {said[-1] if said else type(error).__name__}; see {executed}"
+        ) from None
+
+
+def html(notebook: nbformat.NotebookNode, past: Past, verdict: Verdict) -> str:
+    """Return the executed notebook under the verdict of a past, as one HTML document that needs nothing else."""
+    resources = {"told": told(past, verdict), "seen": {}, "style": style()}
+    body, _ = _Exporter().from_notebook_node(notebook, resources)
+    return body
+
+
+def told(past: Past, verdict: Verdict) -> dict[str, Any]:
+    """Return what the head of the page says."""
+    days = [f"{run.moment:%Y-%m-%d}" for run in (past.runs[0], past.runs[-1])] if past.runs else []
+    return {
+        "word": verdict.verdict,
+        "mark": MARKS.get(verdict.verdict, "?"),
+        "sentence": verdict.sentence,
+        "store": "the demo runs of the kit" if past.demo else past.store.name,
+        "runs": f"{len(past.runs):,} run{'s' * (len(past.runs) != 1)}",
+        "span": " to ".join(dict.fromkeys(days)),
+        "asked": ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in vars(past.asked).items() if value),
+    }
+
+
+def _say(past: Past, verdict: Verdict, page: Path) -> None:
+    head = told(past, verdict)
+    console.print(f"[bold]{escape(head['store'])}[/]  {head['runs']}  {head['span']}", soft_wrap=True)
+    for check in verdict.checks:
+        if check.status in ("FAIL", "AMBIGUOUS"):
+            console.print(f"  {check.status}  {escape(check.name)}: {escape(check.reason)}", soft_wrap=True)
+    colour = {"PASS": "green", "FAIL": "red"}.get(verdict.verdict, "yellow")
+    console.print(f"[bold {colour}]{verdict.verdict}[/]  {escape(verdict.sentence)}", soft_wrap=True)
+    console.print(f"history: {shown(page)}", soft_wrap=True)

@@ -1,0 +1,376 @@
+"""The commands that only show: the kit, the stored runs, the baselines, the machine."""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Column, Table
+
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.config import cluster
+from benchlib.config.schema import nearest, read_params, tier_names
+from benchlib.core import text
+from benchlib.core.errors import UserError
+from benchlib.core.files import PACKAGE, outputs
+from benchlib.core.machine import BACKENDS, cpu_model, probe_devices, usable_cores, versions
+from benchlib.core.text import day
+from benchlib.judge import baselines
+from benchlib.judge import verdict as judging
+from benchlib.judge.calibration import load_calibration
+from benchlib.judge.change import Spread, change
+from benchlib.judge.checks import save_verdict
+from benchlib.judge.published import listed
+from benchlib.judge.references import QUANTITIES, registry
+from benchlib.launch.kubernetes import KUBECTL
+from benchlib.launch.launchers import SLURM, TORCHX
+from benchlib.results import store
+from benchlib.results.metrics import Metric, band_text, quantity
+from benchlib.results.run import Run
+from benchlib.results.store import StoredRun
+
+console = text.console(least_width=120)
+ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
+
+
+def _table(*columns: str | Column) -> Table:
+    return Table(*columns, box=None, padding=(0, 2), header_style="bold")
+
+
+def show_kit() -> None:
+    """Print benchmarks, tiers, backends and clusters."""
+    table = _table("benchmark", "question", "tiers", "notebook")
+    tiers = {name: read_params("tiers", name) for name in tier_names()}
+    for benchmark in BENCHMARKS.values():
+        has = ", ".join(name for name, content in tiers.items() if benchmark.name in content)
+        table.add_row(benchmark.name, benchmark.question, has, benchmark.notebook)
+    console.print(table)
+    table = _table("tier", "what it is")
+    for name, content in tiers.items():
+        table.add_row(name, content.get("description", ""))
+    console.print(table)
+    table = _table("backend", "what it is", "needs")
+    for backend in BACKENDS.values():
+        table.add_row(
+            backend.name, read_params("backends", backend.name).get("description", ""), escape(backend.install)
+        )
+    console.print(table)
+    table = _table("cluster", "what it is")
+    for name in cluster.names():
+        table.add_row(name, escape(cluster.load(name).description))
+    console.print(table)
+    console.print("\n`benchlib doctor` tells which of them this machine has.")
+
+
+def show_runs(out: Path | None) -> None:
+    """Print the stored runs, the newest first; damaged ones and copies say so."""
+    folder = out or outputs()
+    runs = store.read(folder)
+    if not runs:
+        raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
+    table = _table(Column("run", overflow="fold", min_width=30), Column("verdict", no_wrap=True), "what it says")
+    for run in reversed(runs):
+        table.add_row(escape(text.one_line(run.path)), escape(run.word), escape(text.one_line(_said(run))))
+    console.print(table)
+
+
+def _said(run: StoredRun) -> str:
+    """Return what a run's line says after its verdict."""
+    if run.damaged:
+        remedy = "; `benchlib report` judges it again" if run.damaged.startswith("verdict.json") else ""
+        return f"{run.damaged}{remedy}"
+    copied = f"copy of {run.copy_of}: " if run.copy_of else ""
+    return copied + (run.sentence or "no verdict yet: `benchlib report` makes it")
+
+
+def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improved: bool) -> None:
+    """Make runs the baseline of their fingerprint, or with ``add`` more runs of it, and say where it is.
+
+    Several runs must be of one kind. Each is judged again first.
+    """
+    runs = [Run(path) for path in run_dirs]
+    for run in runs:
+        # The stored verdict may be older than what lies in the folder, or than the baselines.
+        verdict = judging.judged(run)
+        baselines.require_acceptable(run, verdict.model_dump())
+        save_verdict(run.path, verdict)
+    runs = [run.refresh() for run in runs]
+    limits = BENCHMARKS[runs[0].config.benchmark].load("limits")(runs[0])
+    path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved)
+    count = len(baselines.load_baseline(path).runs)
+    console.print(f"accepted: {escape(str(path))}\ncommit this file to share it.", soft_wrap=True)
+    if count < ENOUGH_RUNS:
+        console.print(
+            f"[dim]The baseline holds {count} run{'s' * (count > 1)}. From {ENOUGH_RUNS} on (accept --add), or after `benchlib calibrate`, "
+            "the gate knows how much unchanged runs differ.[/]",
+            soft_wrap=True,
+        )
+
+
+def show_baselines() -> None:
+    """Print the committed baselines."""
+    table = _table(
+        Column("key", no_wrap=True),
+        "benchmark",
+        "tier",
+        "machine",
+        "ranks",
+        "runs",
+        Column("accepted", no_wrap=True),
+        "reason",
+    )
+    stored, damaged = [], []
+    for path in sorted(baselines.folder().glob("*/*/*.json")):
+        try:
+            stored.append(baselines.load_baseline(path))
+        except UserError as error:
+            damaged.append(str(error))
+    for item in stored:
+        factors = item.fingerprint
+        machine = factors.get("devices") or factors.get("cpu", "")
+        table.add_row(
+            item.key,
+            item.benchmark,
+            item.tier,
+            escape(machine),
+            factors.get("world_size", ""),
+            str(len(item.runs)),
+            day(item.latest.recorded_at),
+            escape(item.latest.reason),
+        )
+    if stored:
+        console.print(table)
+    if damaged:
+        raise UserError("\n".join(damaged))
+    if not stored:
+        raise UserError("no baselines yet: `benchlib baseline accept RUN --reason ...` makes the first")
+
+
+def show_baseline(key: str) -> None:
+    """Print a baseline's metrics and fingerprint."""
+    found = (
+        [baselines.load_baseline(Path(key))]
+        if Path(key).is_file()
+        else [item for _, item in baselines.stored() if item.key.startswith(key)]
+    )
+    if len(found) != 1:
+        raise UserError(f"{len(found)} baselines begin with {key!r}: `benchlib baseline list` shows the keys")
+    item = found[0]
+    console.print(f"[bold]{item.benchmark}, {item.tier}[/]  {item.key}")
+    for record in item.runs:
+        console.print(f"from {escape(record.run)}: {escape(record.reason)}")
+    measured = load_calibration(baselines.folder(), item.benchmark, item.tier, item.key)
+    table = _table("metric", "value", "A/A band", "n", "95 % interval of the latest run")
+    for metric in item.latest.metrics:
+        interval = (
+            ""
+            if metric.ci_low is None or metric.ci_high is None
+            else f"{quantity(metric.ci_low)} to {quantity(metric.ci_high)}"
+        )
+        known = measured.spread(metric.name) if measured else None
+        table.add_row(metric.name, *_of_all_runs(item, metric, known), str(metric.n), interval)
+    console.print(table)
+    table = _table("factor", "value")
+    for name, value in item.fingerprint.items():
+        table.add_row(name, escape(value))
+    console.print(table)
+
+
+def _of_all_runs(baseline: baselines.Baseline, metric: Metric, known: Spread | None) -> tuple[str, str]:
+    """Return a metric's value over all accepted runs and its A/A band, as texts."""
+    side = baseline.side(metric.name)
+    if side is None or not side.runs or min(map(min, side.runs)) <= 0:
+        return metric.text, ""
+    spread = change(side.runs, side.runs, known=known).spread
+    return side.text("ratio"), band_text(spread.band(), "ratio") if spread else ""
+
+
+def show_doctor() -> int:
+    """Print what the machine has and lacks; return 2 where a needed part is missing."""
+    pass
+
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    findings = examine()
+    for item in findings:
+        mark = "[green]yes[/]" if item.ok else "[red]no[/]" if item.needed else "[yellow]no[/]"
+        table.add_row(
+            mark,
+            item.part,
+            escape(item.seen) + (f"\n[dim]{escape(item.remedy)}[/]" if item.remedy and not item.ok else ""),
+        )
+    console.print(table)
+    return 2 if any(item.needed and not item.ok for item in findings) else 0
+
+
+# `benchlib references`: the registry of published figures as a table.
+
+
+MARKS = {"trusted": "trusted", "unconfirmed": "[yellow]unconfirmed[/]", "invalid": "[red]invalid[/]"}
+
+
+def show(metric: str = "", device: str = "") -> None:
+    """Print the published figures, those of one metric or device where asked; ``UserError`` where there are none."""
+    known = registry()
+    if metric and not any(name.startswith(metric) for name in QUANTITIES):
+        raise UserError(f"no figure of metric {metric!r}: {nearest(metric, QUANTITIES)}")
+    rows = list(listed(metric, device))
+    if not rows:
+        names = sorted({item.name for item in known.devices.values() if not device or item.torch})
+        where = f" of {metric}" if metric else ""
+        raise UserError(f"no published figure{where} for a device like {device!r}: known are {'; '.join(names)}")
+    console = text.console(least_width=120)
+    table = Table(
+        Column("published", justify="right", min_width=12),
+        Column("holds for", ratio=3),
+        Column("source", ratio=2, overflow="fold"),
+        Column("validity", no_wrap=True),
+        box=None,
+        padding=(0, 2),
+        header_style="bold",
+    )
+    last = ""
+    for item, told in rows:
+        if item.metric != last:
+            table.add_row("", f"[bold]{item.metric.replace('_', ' ')}[/]", "", "")
+            last = item.metric
+        notes = f"\n[dim]{escape(told['notes'])}[/]" if told["notes"] else ""
+        source = f"{escape(told['source'])}\n[dim]{escape(told['date'])}[/]"
+        table.add_row(escape(told["published"]), escape(told["conditions"]) + notes, source, MARKS[item.validity])
+    console.print(table)
+    count = f"{len(rows)} figure{'s' * (len(rows) != 1)}"
+    console.print(f"\n{count}, claimed by their sources; none was measured here. Invalid ones are never compared with.")
+
+
+# What this machine can run, which sensors and optional parts are there, and how to get what is missing.
+
+
+OPTIONAL = (
+    ("jupyterlab", "notebooks by hand", "pip install -e '.[notebooks]'"),
+    ("papermill", "headless runs and reports", "pip install -e '.[notebooks]'"),
+    ("nbconvert", "HTML reports", "pip install -e '.[notebooks]'"),
+    ("ipywidgets", "live progress in JupyterLab", "pip install -e '.[notebooks]'"),
+    ("pynvml", "power, temperature and energy of NVIDIA GPUs", "pip install -e '.[nvidia]'"),
+    ("amdsmi", "power, temperature and energy of AMD GPUs", "install amd-smi-lib of ROCm and its Python package"),
+    ("torch_xla", "TPUs", "pip install torch_xla[tpu] on a TPU machine"),
+    ("pytest", "the tests", "pip install -e '.[test]'"),
+)
+PROGRAMS = (
+    ("kubectl", "runs on Kubernetes", KUBECTL),
+    ("sbatch", "runs on a SLURM cluster", SLURM),
+    ("torchx", "runs through TorchX", TORCHX),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor: a part, whether it is there, what was seen and what to do."""
+
+    part: str
+    ok: bool
+    seen: str
+    remedy: str = ""
+    needed: bool = False
+
+
+def examine() -> list[Finding]:
+    """Look at the machine. Asks torch in a process of its own."""
+    findings = [
+        Finding("processor", True, f"{cpu_model()}, {usable_cores()} cores"),
+        Finding(
+            "versions",
+            True,
+            ", ".join(
+                f"{name} {version}"
+                for name, version in versions().items()
+                if name in ("python", "torch", "transformers", "benchlib")
+            ),
+        ),
+    ]
+    try:
+        probe = probe_devices()
+    except UserError as error:
+        return [
+            *findings,
+            Finding("torch", False, str(error), "pip install --constraint constraints.txt torch", needed=True),
+        ]
+    findings += [_backend(name, probe["backends"].get(name, {})) for name in BACKENDS]
+    findings += [_collective(name, reason) for name, reason in probe.get("collectives", {}).items()]
+    findings += _sensors()
+    for module, use, install in OPTIONAL:
+        there = importlib.util.find_spec(module) is not None
+        findings.append(Finding(module, there, use, "" if there else install))
+    for program, use, install in PROGRAMS:
+        findings.append(Finding(program, shutil.which(program) is not None, use, install))
+    return [*findings, *_data(), _space()]
+
+
+def _backend(name: str, found: dict[str, Any]) -> Finding:
+    if found.get("available"):
+        names = ", ".join(dict.fromkeys(found.get("names", []))) or "ready"
+        return Finding(f"backend {name}", True, f"{found.get('count', 1)} x {names}" if name != "cpu" else names)
+    return Finding(
+        f"backend {name}",
+        False,
+        # The reason ends with what to install.
+        str(found.get("reason") or f"torch does not report it: {BACKENDS[name].install}"),
+        needed=name == "cpu",
+    )
+
+
+def _collective(name: str, reason: str) -> Finding:
+    return Finding(f"collective {name}", not reason, reason or "ready")
+
+
+def _sensors() -> list[Finding]:
+    from benchlib.core.sensors import Sensors
+
+    sensors = Sensors([os.getpid()])
+    try:
+        readings, missing = sensors.read(), sensors.availability()
+    finally:
+        sensors.close()
+    there = sorted(name for name, value in readings.items() if value is not None and name not in missing)
+    return [
+        Finding("sensors", True, ", ".join(there) or "none"),
+        *(Finding(f"sensor {name}", False, reason) for name, reason in sorted(missing.items())),
+    ]
+
+
+def _data() -> list[Finding]:
+    hub = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    cached = any((hub / "datasets").glob("*squad*")) or any((hub / "hub").glob("datasets--*squad*"))
+    remedy = "" if cached else "run once with internet access, or give --set train_file=F --set eval_file=G"
+    tiny = PACKAGE / "assets" / "tiny" / "model.safetensors"
+    return [
+        Finding(
+            "rajpurkar/squad",
+            cached,
+            "in the datasets cache" if cached else "not downloaded yet (the quick tier does not need it)",
+            remedy,
+        ),
+        Finding(
+            "embedded model",
+            tiny.exists(),
+            f"{tiny.stat().st_size / 1e6:.1f} MB" if tiny.exists() else "missing",
+            "" if tiny.exists() else "restore benchlib/assets/tiny",
+            needed=True,
+        ),
+    ]
+
+
+def _space() -> Finding:
+    folder = outputs()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    writable = os.access(existing, os.W_OK)
+    return Finding(
+        "outputs",
+        writable and free > 1e9,
+        f"{folder}: {free / 1e9:.0f} GB free{'' if writable else ', not writable'}",
+        "choose another folder with --out DIR",
+        needed=True,
+    )

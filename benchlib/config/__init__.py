@@ -1,0 +1,1 @@
+"""From parameters to one frozen config; profiles of clusters."""

@@ -1,0 +1,299 @@
+"""A profile of machines beyond this one: what their links claim, and how jobs get there. Facts, read from YAML.
+
+    profile = load("h100")              # params/clusters/h100.yaml
+    profile = load("~/mine.yaml")       # a file of one's own
+    profile = load("")                  # nothing claimed, every setting at its default
+
+Bandwidths are Gbit/s of one direction, as a data sheet states them. They are claims: each needs its source.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from benchlib.core.errors import UserError, nearest
+from benchlib.core.files import home
+
+ELSEWHERE = ("slurm", "kubernetes", "torchx")  # launchers whose ranks are not on this machine
+# A label of RFC 1123: what Kubernetes takes as a part of a host name.
+LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
+IMAGE = r"^[^\s-]\S*$"
+# Names of objects: RFC 1123 again, with dots.
+NAME = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+NAME_OR_NONE = rf"^$|{NAME}"
+RESOURCE = r"^$|^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+MOUNT = r"^(/[A-Za-z0-9._-]+)+$"
+# What a volume must not lie on: the config is mounted there, or the system is.
+TAKEN = ("/etc", "/dev", "/proc", "/sys", "/usr", "/bin", "/sbin", "/lib", "/lib64")
+Env = dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Written(_Section):
+    """A section whose texts become words of a script or of a manifest."""
+
+    @field_validator("*")
+    @classmethod
+    def _one_line_each(cls, value: Any) -> Any:
+        for text in _texts(value):
+            if not text.isprintable():
+                raise ValueError(f"{text!r} has to be one line, without characters that cannot be seen")
+        return value
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the texts of a field: its own, or those of its list or table. Other sections see to theirs."""
+    if isinstance(value, dict):
+        return [text for pair in value.items() for text in pair if isinstance(text, str)]
+    return [text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str)]
+
+
+class Links(_Section):
+    """What the fabric claims, Gbit/s of one direction; None: nothing is claimed."""
+
+    intra_node_gbps: float | None = Field(
+        None, gt=0, description="of one device to its peers on the same node (NVLink, Infinity Fabric, Xe Link, PCIe)"
+    )
+    intra_node_source: str = Field("", description="document or person that claims it")
+    inter_node_gbps: float | None = Field(None, gt=0, description="of all network adapters of one node together")
+    inter_node_source: str = Field("", description="document or person that claims it")
+
+    @model_validator(mode="after")
+    def _claims_have_sources(self) -> "Links":
+        for name in ("intra_node", "inter_node"):
+            if getattr(self, f"{name}_gbps") is not None and not getattr(self, f"{name}_source").strip():
+                raise ValueError(f"{name}_gbps needs {name}_source: a claim without its source is a guess")
+        return self
+
+    def claimed(self, one_node: bool) -> tuple[float | None, str]:
+        """Return the claim that bounds a run of one node, or of several, with its source."""
+        if one_node:
+            return self.intra_node_gbps, self.intra_node_source
+        return self.inter_node_gbps, self.inter_node_source
+
+
+class Toleration(_Written):
+    """Lets pods onto nodes that are reserved by a taint."""
+
+    key: str
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str = ""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+
+
+class Node(_Written):
+    """A kind of node of a Kubernetes cluster: what a pod on it asks for."""
+
+    image: str = Field(
+        "benchlib:cpu", pattern=IMAGE, description="container image with benchlib, see deploy/Dockerfile"
+    )
+    resource: str = Field(
+        "", pattern=RESOURCE, description="device resource: nvidia.com/gpu, amd.com/gpu, gpu.intel.com/xe; '': none"
+    )
+    devices: int = Field(0, ge=0, le=1024, description="devices of a pod; 0: the ranks on a node")
+    cpu: str = Field("", pattern=QUANTITY, description="CPUs that a pod asks for, as in 8 or 500m")
+    memory: str = Field("", pattern=QUANTITY, description="memory that a pod asks for and may use, as in 64Gi")
+    shm: str = Field(
+        "1Gi", pattern=QUANTITY, description="size of /dev/shm, which collective libraries and loaders use"
+    )
+    node_selector: dict[str, str] = Field({}, description="labels that the node must have")
+    tolerations: tuple[Toleration, ...] = Field((), description="taints that the pods accept")
+    env: Env = Field({}, description="environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0")
+
+
+class Group(_Written):
+    """Some of the nodes, of another vendor say; what is left out is as in the section around it."""
+
+    name: str = Field(pattern=LABEL, max_length=15)
+    nodes: int = Field(ge=1, le=4096)
+    backend: Literal["", "cpu", "cuda", "rocm", "xpu", "tpu"] = Field("", description="of its ranks; '': the run's own")
+    image: str | None = Field(None, pattern=IMAGE)
+    resource: str | None = Field(None, pattern=RESOURCE)
+    devices: int | None = Field(None, ge=0, le=1024)
+    cpu: str | None = Field(None, pattern=QUANTITY)
+    memory: str | None = Field(None, pattern=QUANTITY)
+    shm: str | None = Field(None, pattern=QUANTITY)
+    node_selector: dict[str, str] | None = None
+    tolerations: tuple[Toleration, ...] | None = None
+    env: Env | None = None
+
+
+class Kubernetes(Node):
+    """How a run becomes a job of a Kubernetes cluster."""
+
+    flavour: Literal["indexed", "jobset", "trainjob"] = Field(
+        "indexed", description="indexed: a plain Job; jobset: JobSet; trainjob: Kubeflow Trainer v2"
+    )
+    namespace: str = Field("benchlib", pattern=LABEL)
+    service_account: str = Field(
+        "benchlib-run", pattern=NAME, description="account of the pods; it needs no permission"
+    )
+    context: str = Field("", description="kubectl context; '': the current one")
+    queue: str = Field("", pattern=NAME_OR_NONE, description="Kueue queue (label kueue.x-k8s.io/queue-name); '': none")
+    python: str = Field("python3", min_length=1, description="interpreter in the image")
+    claim: str = Field(
+        "",
+        pattern=NAME_OR_NONE,
+        description="volume claim that all pods share for the run folder; '': folders of their own",
+    )
+    claim_path: str = Field("/outputs", pattern=MOUNT, description="where pods mount the claim")
+    data_claim: str = Field("", pattern=NAME_OR_NONE, description="volume claim with data sets and models; '': none")
+    data_path: str = Field("/data", pattern=MOUNT, description="where pods mount the data claim; HF_HOME lies there")
+    host_network: bool = Field(False, description="pods use the node's network: for RDMA without a device plug-in")
+    groups: tuple[Group, ...] = Field((), description="kinds of nodes; none: all nodes are as described here")
+
+    @field_validator("claim_path", "data_path")
+    @classmethod
+    def _a_folder_of_its_own(cls, path: str) -> str:
+        parts = path.split("/")
+        if {".", ".."} & set(parts) or f"/{parts[1]}" in TAKEN:
+            raise ValueError(f"has to be an absolute path without . and .., and outside {', '.join(TAKEN)}")
+        return path
+
+    @model_validator(mode="after")
+    def _paths_differ(self) -> "Kubernetes":
+        one, other = f"{self.claim_path}/", f"{self.data_path}/"
+        if self.data_claim and (one.startswith(other) or other.startswith(one)):
+            raise ValueError(f"claim_path {self.claim_path} and data_path {self.data_path} lie in each other")
+        return self
+
+    @field_validator("groups")
+    @classmethod
+    def _names_differ(cls, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        if len({group.name for group in groups}) != len(groups):
+            raise ValueError("two groups have the same name")
+        return groups
+
+    def node(self, group: Group) -> Node:
+        """Return what a pod of a group asks for."""
+        own = {name: value for name in Node.model_fields if (value := getattr(group, name)) is not None}
+        return Node(**{name: getattr(self, name) for name in Node.model_fields} | own)
+
+
+class Slurm(_Written):
+    """How a run becomes a job of a SLURM cluster."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    gres: str = Field("", description="devices of a node, as in gpu:8; {nproc} stands for the ranks on a node")
+    cpus_per_rank: int = Field(0, ge=0, le=4096, description="CPUs of each rank; 0: the cluster's default")
+    memory: str = Field("", description="memory of a node, as in 64G; 0: all of it; '': the cluster's default")
+    exclusive: bool = Field(False, description="have the nodes to oneself: others' jobs are noise in the measurement")
+    python: str = Field("", description="interpreter on the nodes; '': this one, which has to be on a shared folder")
+    setup: tuple[str, ...] = Field((), description="shell lines before the ranks start, as in: module load cuda")
+    container: str = Field("", description="image for the pyxis plug-in of srun; '': none")
+    container_mounts: str = Field("", description="mounts for it, SOURCE:TARGET separated by commas")
+    sbatch: tuple[str, ...] = Field((), description="further options of sbatch, as in --reservation=x")
+    srun: tuple[str, ...] = Field((), description="further options of srun, as in --mpi=none")
+
+
+class Torchx(_Written):
+    """How a run becomes a TorchX application."""
+
+    scheduler: str = Field("local_cwd", pattern=r"^\w+$", description="local_cwd, slurm, kubernetes, aws_batch, ...")
+    cfg: dict[str, str] = Field({}, description="options of the scheduler, as in queue: default")
+    image: str = Field("", description="container image where the scheduler takes one")
+    mounts: tuple[str, ...] = Field(
+        (), description="mounts of the containers, as in type=volume, src=benchlib-outputs, dst=/outputs: a text each"
+    )
+    python: str = Field("", description="interpreter on the nodes; '': this one")
+    cpu: int = Field(0, ge=0, description="CPUs of a node's role; 0: the scheduler's default")
+    gpu: int = Field(0, ge=0, description="GPUs of a node's role; 0: none")
+    memory_mb: int = Field(0, ge=0, description="memory of a node's role in MB; 0: the scheduler's default")
+
+
+class Cluster(_Section):
+    """One profile."""
+
+    description: str = Field("", description="which machines these are, in a sentence")
+    queue_s: float = Field(3600.0, ge=0, description="seconds that a job may wait until its first rank starts; 0: any")
+    port: int = Field(29400, ge=1024, le=65535, description="port of the rendezvous on the first node")
+    links: Links = Links()
+    kubernetes: Kubernetes = Kubernetes()
+    slurm: Slurm = Slurm()
+    torchx: Torchx = Torchx()
+
+
+def folder() -> Path:
+    """Return the folder of the shipped profiles."""
+    return home() / "params" / "clusters"
+
+
+def names() -> list[str]:
+    """Return the shipped profiles."""
+    return sorted(path.stem for path in folder().glob("*.yaml"))
+
+
+def path_of(name: str) -> Path:
+    """Return the file of a profile: a shipped one by name, else a path, absolute.
+
+    Raises ``UserError`` for neither.
+    """
+    if name in names():
+        return folder() / f"{name}.yaml"
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path.resolve()
+    if "/" in name or path.suffix in (".yaml", ".yml", ".json"):
+        raise UserError(f"cluster = {name!r}: no such file (looked in {Path.cwd()})")
+    raise UserError(f"cluster = {name!r}: unknown profile: {nearest(name, names())}, or give the path of a file")
+
+
+def resolved(name: str) -> str:
+    """Return a profile's name, or the absolute path of a file of one's own: ranks work in another folder."""
+    return name if name in names() else str(path_of(name))
+
+
+def load(name: str) -> Cluster:
+    """Read and check a profile, by name or path; '' is the profile that claims nothing. Raises ``UserError``."""
+    if not name:
+        return Cluster()
+    path = path_of(name)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(
+            f"{path}: expected the sections {', '.join(Cluster.model_fields)}, found a {type(values).__name__}"
+        )
+    try:
+        return Cluster.model_validate(values)
+    except ValidationError as error:
+        raise UserError("\n".join(f"{path}: {_explain(item)}" for item in error.errors())) from None
+
+
+def _explain(item: Mapping[str, Any]) -> str:
+    where = ".".join(map(str, item["loc"]))
+    if item["type"] == "extra_forbidden":
+        return f"{where}: no such field: {nearest(str(item['loc'][-1]), _fields(item['loc'][:-1]))}"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    given = "" if isinstance(item["input"], dict | BaseModel) else f" = {item['input']!r}"
+    return f"{where}{given}: {message}"
+
+
+def _fields(place: tuple[int | str, ...]) -> list[str]:
+    """Return the names that a section of a profile knows; ``place`` leads to it from the top."""
+    section: type[BaseModel] = Cluster
+    for step in place:
+        section = _SECTIONS.get(step, section)  # an index of a list stays in its section
+    return list(section.model_fields)
+
+
+_SECTIONS: dict[int | str, type[BaseModel]] = {
+    "links": Links,
+    "kubernetes": Kubernetes,
+    "slurm": Slurm,
+    "torchx": Torchx,
+    "groups": Group,
+    "tolerations": Toleration,
+}

@@ -1,0 +1,440 @@
+"""From parameters to one frozen, validated config: a benchmark's defaults, then tier, backend and overrides.
+
+``params/tiers/<tier>.yaml`` and ``params/backends/<backend>.yaml`` hold sections ``all`` and one per benchmark that
+state only what differs from the defaults of the benchmark's config class.
+"""
+
+import shlex
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.config import cluster
+from benchlib.core.errors import UserError, nearest
+from benchlib.core.files import home, read_json, write_json
+from benchlib.core.machine import BACKENDS, MOVES
+
+
+class BaseConfig(BaseModel):
+    """What every benchmark's config has: where the work runs and within which limits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    benchmark: str = Field(description="the benchmark that this config belongs to")
+    # The tier is a part of paths (runs, baselines): a stored config must not lead out of their folders.
+    tier: str = Field(
+        "smoke", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="how much work: a file of params/tiers"
+    )
+    backend: Literal["cpu", "cuda", "rocm", "mps", "xpu", "tpu"] = Field("cpu", description="where the work runs")
+    collective: Literal["", "gloo", "nccl", "xccl", "mpi", "ucc"] = Field(
+        "", description="collective library; '': the backend's own"
+    )
+    nproc: int = Field(1, ge=1, le=1024, description="ranks on each node, one device each")
+    launcher: Literal["local", "torchrun", "mpirun", "slurm", "kubernetes", "torchx"] = Field(
+        "local", description="who starts the ranks"
+    )
+    nnodes: int = Field(1, ge=1, le=4096, description="nodes; more than one needs a launcher that reaches them")
+    rdzv_endpoint: str = Field("", description="HOST:PORT where the nodes of a torchrun launch meet")
+    max_restarts: int = Field(
+        0,
+        ge=0,
+        le=100,
+        description="times that torchrun starts the ranks again after a failure, from the last checkpoint",
+    )
+    cluster: str = Field(
+        "", description="profile of the machines (params/clusters/NAME.yaml, or a file): images, queues, claimed links"
+    )
+    threads: int = Field(0, ge=0, le=4096, description="CPU threads of each rank; 0: cores / ranks on the node")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="of data, weights, order and dropout")
+    budget_s: float = Field(60.0, gt=0, description="wall time that the run may take, in seconds; a check")
+    startup_timeout_s: float = Field(
+        120.0, gt=0, description="seconds until every rank has to be at work, else the run is ended"
+    )
+    stall_timeout_s: float = Field(
+        60.0, gt=0, description="seconds without a sign of life from a rank, then the run is ended"
+    )
+    wall_limit_s: float = Field(
+        0.0, ge=0, description="seconds after which the run is ended; 0: twice the budget and the start-up"
+    )
+
+    planted_slowdown: float = Field(
+        0.0, ge=0, le=10, description="share by which timed work is made longer on purpose, to test the gate; 0: none"
+    )
+
+    # Fields that name a file or folder, and whether it must be there: they are read relative to where the user stands.
+    PATHS: ClassVar[dict[str, bool]] = {}
+    # Whether the benchmark is the work of one rank, however many devices the machine has.
+    ONE_PROCESS: ClassVar[bool] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_values_as_numbers(cls, values: Any) -> Any:
+        # pydantic reads True as the number 1; a user who wrote steps=true meant something else.
+        if isinstance(values, dict):
+            for name, value in values.items():
+                field = cls.model_fields.get(name)
+                if isinstance(value, bool) and field and bool not in _members(field.annotation):
+                    raise ValueError(f"{name} = {value!r}: expected {expectation(field)}")
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mpi_starts_its_own_ranks(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("collective") == "mpi":
+            return {"launcher": "mpirun", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _mpi_needs_its_launcher(self) -> "BaseConfig":
+        if self.collective == "mpi" and self.launcher not in ("mpirun", "slurm"):
+            raise ValueError(
+                f"collective = mpi with launcher = {self.launcher}: MPI has to start its ranks itself, leave launcher out (mpirun) or set launcher=slurm"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_need_torchrun(self) -> "BaseConfig":
+        if self.launcher == "local" and (self.nnodes > 1 or self.rdzv_endpoint):
+            raise ValueError(
+                f"nnodes = {self.nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need launcher=torchrun (or, for nnodes alone, kubernetes, slurm, torchx)"
+            )
+        if self.launcher == "torchrun" and self.nnodes > 1 and not self.rdzv_endpoint:
+            raise ValueError(f"nnodes = {self.nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet")
+        if self.max_restarts and self.launcher in ("local", "mpirun"):
+            raise ValueError(
+                f"max_restarts = {self.max_restarts} with launcher={self.launcher}: torchrun is who starts ranks again, set launcher=torchrun"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_process_stays_one(self) -> "BaseConfig":
+        if self.ONE_PROCESS and self.world_size > 1:
+            raise ValueError(
+                f"nproc = {self.nproc} and nnodes = {self.nnodes}: {self.benchmark} is the work of one process on one device, leave both at 1"
+            )
+        return self
+
+    @field_validator("rdzv_endpoint")
+    @classmethod
+    def _endpoint_is_host_and_port(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        bare = host.strip("[]")
+        whole = bool(bare) and not any(sign in bare for sign in " /[]") and bracketed == (":" in bare)
+        if value and not (whole and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+            raise ValueError(
+                f"{value!r} is not HOST:PORT with a port from 1 to 65535, as in node1:29400 or, for an IPv6 address, [fe80::1]:29400"
+            )
+        return value
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all nodes."""
+        return self.nproc * self.nnodes
+
+    @property
+    def hard_limit_s(self) -> float:
+        """Seconds after which the supervisor ends the run."""
+        return self.wall_limit_s or 2 * self.budget_s + self.startup_timeout_s
+
+    def check_whole(self) -> None:
+        """Raise ``UserError`` for values that do not fit each other once devices and ranks are known.
+
+        Unlike the validators this is for a final config: before, ranks and backend may be stand-ins for what the machine has.
+        """
+        name, kind = self.collective, BACKENDS[self.backend].device_type
+        if name and kind not in MOVES[name]:
+            fitting = ", ".join(library for library, kinds in MOVES.items() if kind in kinds)
+            raise UserError(
+                f"collective = {name} moves tensors of {' and '.join(MOVES[name])}, not of {kind} (backend {self.backend}): take {fitting}"
+            )
+
+    def expected_work(self) -> str:
+        """Say in a sentence what the run will do, for the dry run."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it does")
+
+    def work(self) -> dict[str, Any]:
+        """Return the fields that change the work, and with it what results may be compared."""
+        return self.model_dump(exclude=set(_NOT_WORK))
+
+
+_NOT_WORK = (
+    "budget_s",
+    "startup_timeout_s",
+    "stall_timeout_s",
+    "wall_limit_s",
+    "rdzv_endpoint",
+    "launcher",
+    "max_restarts",
+    "cluster",
+    "backend",
+    "tier",
+    "benchmark",
+    "planted_slowdown",  # a planted run is compared with the unchanged ones: that is what it is for
+)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config and, for each field that is not the class's default, the layer it came from."""
+
+    config: BaseConfig
+    origins: dict[str, str]
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _bounds(item: Any) -> str:
+    """Return the limits of a list's numbers in words: those given with ``Annotated``, else that of ``PositiveInt``."""
+    limits = [limit for about in getattr(item, "__metadata__", ()) for limit in getattr(about, "metadata", ())]
+    least = next((limit.ge for limit in limits if hasattr(limit, "ge")), None)
+    most = next((limit.le for limit in limits if hasattr(limit, "le")), None)
+    return "above 0" if least is None or most is None else f"from {least} to {most}"
+
+
+def expectation(field: FieldInfo) -> str:
+    """Describe the values that a field takes: ``a whole number >= 1``, ``one of fp32, bf16, fp16``."""
+    words = []
+    for member in _members(field.annotation):
+        if typing.get_origin(member) is list:
+            (inner,) = typing.get_args(member)
+            options = typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
+            kind = "of " + ", ".join(map(str, options)) if options else f"of numbers {_bounds(inner)}"
+            words.append(f"a list {kind}, separated by commas")
+        elif typing.get_origin(member) is Literal:
+            words.append("one of " + ", ".join(str(value) or "''" for value in typing.get_args(member)))
+        elif member is type(None):
+            words.append("null")
+        else:
+            names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+            words.append(names.get(member, str(member)))
+    signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+    limits = [f"{sign} {getattr(item, key)}" for item in field.metadata for key, sign in signs if hasattr(item, key)]
+    return " or ".join(words) + (" " + " and ".join(limits) if limits else "")
+
+
+def config_class(benchmark: str) -> type[BaseConfig]:
+    """Return the config class of a benchmark; an unknown name is a ``UserError`` with the nearest one."""
+    if benchmark not in BENCHMARKS:
+        raise UserError(f"unknown benchmark {benchmark!r}: {nearest(benchmark, BENCHMARKS)}")
+    return BENCHMARKS[benchmark].load("config")  # type: ignore[no-any-return]
+
+
+def check_names(benchmark: str, names: Iterable[str], where: str) -> None:
+    """Raise ``UserError`` for the first name that the benchmark's config does not have."""
+    fields = config_class(benchmark).model_fields
+    for name in names:
+        if name not in fields:
+            raise UserError(f"{where}: {benchmark} has no parameter {name!r}: {nearest(str(name), fields)}")
+
+
+def tier_names() -> list[str]:
+    """Return the tiers, the smallest budget first."""
+    return sorted(
+        (path.stem for path in (home() / "params" / "tiers").glob("*.yaml")),
+        key=lambda name: read_params("tiers", name)["all"]["budget_s"],
+    )
+
+
+def read_params(kind: str, name: str) -> dict[str, Any]:
+    """Read ``params/<kind>/<name>.yaml``; kind is ``tiers`` or ``backends``.
+
+    Unknown files, sections and parameters are ``UserError``.
+    """
+    folder = home() / "params" / kind
+    path = folder / f"{name}.yaml"
+    known = [item.stem for item in folder.glob("*.yaml")]
+    if name not in known:
+        raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, known)}")
+    content = check_params(path)
+    if kind == "tiers" and "budget_s" not in content.get("all", {}):
+        raise UserError(f"{path}: a tier needs its budget: `all: {{budget_s: SECONDS}}`")
+    return content
+
+
+def check_params(path: Path) -> dict[str, Any]:
+    """Read a parameter file and check its sections and names against the benchmarks."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected sections `all` and one per benchmark, found {type(content).__name__}")
+    sections = {"description", "all", *BENCHMARKS}
+    for section, values in content.items():
+        if section not in sections:
+            raise UserError(f"{path}: unknown section {section!r}: {nearest(str(section), sections)}")
+        if section == "description":
+            continue
+        if values is None:
+            content[section] = values = {}
+        if not isinstance(values, dict):
+            raise UserError(f"{path}: section {section} must hold `name: value` lines, found {type(values).__name__}")
+        if section == "all":
+            unknown = set(values) - set(BaseConfig.model_fields)
+            if unknown:
+                raise UserError(
+                    f"{path}: `all` has {sorted(unknown)[0]!r}, which not every benchmark knows: move it to a benchmark's section"
+                )
+        else:
+            check_names(section, values, str(path))
+    return content
+
+
+def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with the files and folders that they name made absolute: ranks work in another folder.
+
+    Raises ``UserError`` for one that must be there and is not.
+    """
+    found = dict(values)
+    if found.get("cluster"):
+        found["cluster"] = cluster.resolved(str(found["cluster"]))
+    for name, needed in config_class(benchmark).PATHS.items():
+        text = str(found.get(name) or "")
+        if not text:
+            continue
+        path = Path(text).expanduser()
+        if path.exists():
+            found[name] = str(path.resolve())
+        elif needed or text.startswith((".", "/", "~")):
+            raise UserError(f"{name} = {text!r}: no such file or folder (looked in {Path.cwd()})")
+    return found
+
+
+def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
+    """Read ``name=value`` texts of the command line. The last one of a name counts."""
+    overrides = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign or not name.strip():
+            raise UserError(f"--set {pair!r}: expected NAME=VALUE, as in --set epochs=2")
+        overrides[name.strip()] = value.strip()
+    return overrides
+
+
+def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
+    """Validate ``values`` into the benchmark's config; every wrong value is named in one ``UserError``."""
+    cls = config_class(benchmark)
+    check_names(benchmark, values, "parameters")
+    plain = {name: _plain(cls.model_fields[name].annotation, value) for name, value in values.items()}
+    try:
+        return cls.model_validate(plain)
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(cls, item) for item in error.errors())) from None
+
+
+def _plain(annotation: Any, value: Any) -> Any:
+    """Read a text of a command line: "null" is the empty value and "fp32,bf16" a list; pydantic reads numbers itself."""
+    if not isinstance(value, str):
+        return value
+    if value == "null" and type(None) in _members(annotation):
+        return None
+    if typing.get_origin(annotation) is list:
+        inner = value.removeprefix("[").removesuffix("]")
+        return [part.strip() for part in inner.split(",") if part.strip()]
+    return value
+
+
+def _explain(cls: type[BaseConfig], item: Mapping[str, Any]) -> str:
+    name = str(item["loc"][0]) if item["loc"] else ""
+    if name in cls.model_fields and item["type"] == "value_error":  # a validator's own words say more than the type
+        return f"{name}: {str(item['msg']).removeprefix('Value error, ')}"
+    if name in cls.model_fields:
+        given = repr(item["input"])
+        given = given if len(given) <= 200 else f"{given[:200]}..."
+        return f"{name} = {given}: expected {expectation(cls.model_fields[name])}"
+    return str(item["msg"]).removeprefix("Value error, ")
+
+
+def resolve(
+    benchmark: str,
+    tier: str = "smoke",
+    backend: str = "cpu",
+    overrides: Mapping[str, Any] | None = None,
+    detected: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Merge the class's defaults, what was ``detected`` on the machine, the tier, the backend and the overrides.
+
+    Raises ``UserError`` for unknown names and for values out of their type or range.
+    """
+    if backend not in BACKENDS:
+        raise UserError(f"unknown backend {backend!r}: {nearest(backend, BACKENDS)}")
+    config_class(benchmark)
+    by_tier, by_backend = read_params("tiers", tier), read_params("backends", backend)
+    layers = (
+        ("this machine", dict(detected or {})),
+        (f"params/tiers/{tier}.yaml", by_tier.get("all", {}) | by_tier.get(benchmark, {})),
+        (f"params/backends/{backend}.yaml", by_backend.get("all", {}) | by_backend.get(benchmark, {})),
+        ("set by hand", dict(overrides or {})),
+    )
+    values: dict[str, Any] = {"benchmark": benchmark, "tier": tier, "backend": backend}
+    origins: dict[str, str] = {}
+    for origin, layer in layers:
+        check_names(benchmark, layer, origin)
+        for name in ("benchmark", "tier", "backend"):
+            if str(layer.get(name, values[name])) != values[name]:
+                raise UserError(
+                    f"{origin}: {name} = {layer[name]!r} contradicts the {name} {values[name]!r} of this run: use --{name}"
+                )
+        values |= layer
+        origins |= dict.fromkeys(layer, origin)
+    return Resolved(build(benchmark, values), origins)
+
+
+def save_config(config: BaseConfig, run_dir: Path | str) -> None:
+    """Write ``config.json`` of a run."""
+    write_json(Path(run_dir) / "config.json", config.model_dump(mode="json"))
+
+
+def load_config(run_dir: Path | str, file: Path | str = "config.json") -> BaseConfig:
+    """Read the config of a run from a file in its folder; ``UserError`` where it is missing, cut or of another version."""
+    path = Path(run_dir) / file
+    values = read_json(path)
+    if not isinstance(values, dict) or "benchmark" not in values:
+        raise UserError(f"{path}: not a config of benchlib (no `benchmark` in it)")
+    try:
+        return build(str(values["benchmark"]), values)
+    except UserError as error:
+        raise UserError(f"{path}: not a config of this version: {'; '.join(str(error).splitlines())}") from None
+
+
+# How to run the same again: the command line and the fields that differ from the defaults.
+
+
+def changes(config: BaseConfig) -> list[tuple[str, str, str]]:
+    """Return the fields that differ from the benchmark's defaults: name, value, default."""
+    fields = type(config).model_fields
+    rows = [(name, getattr(config, name), fields[name].default) for name in fields if name != "benchmark"]
+    return [(name, str(value) or "''", str(default) or "''") for name, value, default in rows if value != default]
+
+
+def command(config: BaseConfig) -> str:
+    """Return the command line that runs the same config again, with every value that its tier and backend do not give."""
+    words = ["benchlib", "run", config.benchmark, "--tier", config.tier, "--backend", config.backend]
+    try:
+        usual: BaseConfig = resolve(config.benchmark, config.tier, config.backend).config
+    except UserError:  # the tier's file changed or went away: then everything that is not a default is written out
+        usual = config_class(config.benchmark)(benchmark=config.benchmark)
+    for name, value in config.model_dump(mode="json").items():
+        if name not in ("benchmark", "tier", "backend") and (value != getattr(usual, name) or name == "nproc"):
+            words += ["--set", f"{name}={_written(value)}"]
+    return shlex.join(words)
+
+
+def _written(value: Any) -> str:
+    """Write a value as ``--set`` reads it: a list by its members, separated by commas."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "null" if value is None else str(value)

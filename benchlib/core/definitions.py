@@ -1,0 +1,135 @@
+"""Floating point operations by the shapes. L layers, h hidden, f intermediate, S tokens of a sequence, B sequences.
+
+Source: PaLM appendix B and the arithmetic of a transformer's matrix products; a multiply-add counts as two.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+
+
+def encoder_forward_flops(layers: int, hidden: int, intermediate: int, length: int) -> float:
+    """Return the FLOPs of one sequence of S tokens through an encoder: ``L [2S(4h² + 2hf) + 4S²h]``.
+
+    Embeddings are look-ups and the QA head (2 outputs) is negligible; both are left out.
+    """
+    products = 2 * length * (4 * hidden**2 + 2 * hidden * intermediate)
+    attention = 4 * length**2 * hidden
+    return float(layers * (products + attention))
+
+
+def encoder_train_flops(layers: int, hidden: int, intermediate: int, shapes: Iterable[tuple[int, int]]) -> float:
+    """Return the FLOPs of training (three times the forward pass) on batches of ``shapes`` (B, S) as processed.
+
+    Padding is counted: it is work that the device does.
+    """
+    return 3 * sum(batch * encoder_forward_flops(layers, hidden, intermediate, length) for batch, length in shapes)
+
+
+def token_flops(parameters: float, *, training: bool) -> float:
+    """Return the least FLOPs of one token through ``parameters`` of matrix products: 2N forward, 6N with the backward pass.
+
+    Attention adds to it with the length; for the question whether a rate is possible at all, less is on the safe side.
+    """
+    return (6 if training else 2) * parameters
+
+
+# Bandwidths of collectives as nccl-tests defines them.
+#
+# S is the bytes of the larger side of an operation over n ranks that takes t seconds: algbw = S / t, and busbw = algbw
+# times a factor that makes it comparable with the speed of a link, whatever n is. Gbps are 1e9 bits per second.
+
+
+# A share of a limit that was measured in turns with the operation exceeds 1 by noise, not by more than this: above it
+# what was taken for the limit is none, since the library drives the same network faster than one stream of a socket.
+NO_LIMIT = 1.05
+BUS_FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,
+    "scatter": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+    "send_recv": lambda n: 1.0,
+}
+
+
+def algbw_gbps(size_bytes: float, seconds: float) -> float:
+    """Return the algorithm bandwidth in Gbps (gigabits per second)."""
+    if seconds <= 0:
+        raise ValueError(f"{seconds} s for {size_bytes} bytes: a time must be above zero")
+    return 8e-9 * size_bytes / seconds
+
+
+def busbw_gbps(operation: str, size_bytes: float, seconds: float, ranks: int) -> float:
+    """Return the bus bandwidth in Gbps; ``operation`` is a name of ``BUS_FACTORS``. One rank has no bus: 0."""
+    return BUS_FACTORS[operation](ranks) * algbw_gbps(size_bytes, seconds)
+
+
+# Message sizes as a user writes them: ``1KiB:256MiB``, ``1KiB:256MiB:8``, ``1KiB,1MiB``, ``100``.
+
+
+UNITS = {
+    "": 1, "b": 1,
+    "k": 2**10, "m": 2**20, "g": 2**30,  # as nccl-tests reads them
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+MOST_SIZES = 64
+LARGEST = 2**40
+FORMS = "write sizes as 1KiB:256MiB (each twice the one before), 1KiB:256MiB:8 (eight times), 1KiB,1MiB or plain bytes"
+KNOWN = "B, KiB, MiB, GiB, TiB (of 1024), KB, MB, GB, TB (of 1000) and K, M, G (of 1024, as in nccl-tests)"
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(text: str) -> int:
+    """Read one size in bytes; ``ValueError`` says what is wrong and which forms there are."""
+    match = _SIZE.fullmatch(text)
+    if match and match[2].lower() not in UNITS:
+        raise ValueError(f"{text!r}: {match[2]} is no unit of a size; there are {KNOWN}")
+    if not match:
+        raise ValueError(f"{text!r} is no size: {FORMS}")
+    size = float(match[1]) * UNITS[match[2].lower()]
+    if size != int(size) or not 1 <= size <= LARGEST:
+        raise ValueError(f"{text!r} is {size:g} bytes: a size is a whole number of bytes from 1 to 1 TiB")
+    return int(size)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Read a list of sizes or ranges of sizes, in bytes, rising and without repetition.
+
+    A range holds its first size, each next one by the factor (2), and its last, whether or not the factor leads there.
+    """
+    found: set[int] = set()
+    for part in str(text).split(","):
+        found.update(_range(part) if ":" in part else [parse_size(part)])
+    if len(found) > MOST_SIZES:
+        raise ValueError(f"{text!r} are {len(found)} sizes, at most {MOST_SIZES} can be measured: use a larger factor")
+    return tuple(sorted(found))
+
+
+def _range(text: str) -> list[int]:
+    ends = text.split(":")
+    if len(ends) not in (2, 3):
+        raise ValueError(f"{text!r} is no range of sizes: {FORMS}")
+    first, last = parse_size(ends[0]), parse_size(ends[1])
+    factor = float(ends[2]) if len(ends) == 3 and re.fullmatch(r"\s*\d+(\.\d+)?\s*", ends[2]) else 2.0
+    if len(ends) == 3 and (factor <= 1 or not re.fullmatch(r"\s*\d+(\.\d+)?\s*", ends[2])):
+        raise ValueError(f"{text!r}: the factor must be a number above 1, as in {ends[0]}:{ends[1]}:8")
+    if first > last:
+        raise ValueError(f"{text!r}: the range ends below its beginning; write it as {ends[1]}:{ends[0]}")
+    sizes: list[int] = []
+    size = float(first)
+    while size < last and len(sizes) <= MOST_SIZES:
+        sizes.append(int(size))
+        size *= factor
+    return [*sizes, last]
+
+
+def size_text(size_bytes: float) -> str:
+    """Write a size for a reader: ``1 KiB``, ``16 MiB``, ``100 B``."""
+    for unit in ("tib", "gib", "mib", "kib"):
+        if size_bytes >= UNITS[unit]:
+            return f"{size_bytes / UNITS[unit]:.4g} {unit[0].upper()}iB"
+    return f"{size_bytes:.4g} B"

@@ -1,0 +1,256 @@
+"""What happened in a run, as JSON lines: one file per writer, so that lines are never torn or mixed.
+
+An event is ``{"t": unix seconds, "source": writer, "kind": word, ...}``. The notebook, the terminal, the supervisor
+and the report all read the same files.
+"""
+
+import contextlib
+import heapq
+import json
+import math
+import os
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import not_written, parse_json, read_bytes
+
+Event = dict[str, Any]
+
+
+class EventWriter:
+    """Appends events to ``RUN_DIR/events-<name>.jsonl``.
+
+    Each event is one ``write`` call on a file opened for appending: it is whole in the file even when the process is
+    killed right after, and no buffer is lost.
+    """
+
+    def __init__(self, run_dir: Path | str, name: str) -> None:
+        self.name = name
+        self.path = Path(run_dir) / f"events-{name}.jsonl"
+        try:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise not_written(self.path, error) from error
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Append one event. ``fields`` must be plain JSON values; NaN and infinity are written as text.
+
+        A full disk is a ``StorageError``, and the file ends with the last whole line.
+        """
+        event = {"t": time.time(), "source": self.name, "kind": kind, **fields}
+        try:
+            line = json.dumps(event, allow_nan=False)
+        except ValueError:
+            line = json.dumps(_finite(event), allow_nan=False)
+        data = line.encode() + b"\n"
+        try:
+            written = os.write(self._descriptor, data)
+            while written < len(data):  # the disk took a part: the next call gets the rest in, or the reason
+                try:
+                    written += os.write(self._descriptor, data[written:])
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+                    raise
+        except OSError as error:
+            raise not_written(self.path, error) from error
+
+    def close(self) -> None:
+        """Close the file; further events raise ``OSError``."""
+        os.close(self._descriptor)
+        self._descriptor = -1  # the number may soon be another file's
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _parse(data: bytes, kinds: Collection[str] | None) -> list[Event]:
+    events = []
+    for line in data.split(b"\n"):  # JSON has no bare line feed; splitlines() would also split at other characters
+        try:
+            event = parse_json(line.decode()) if line.strip() else None
+        except ValueError:
+            continue  # a damaged line must not hide the others
+        if _is_event(event) and (kinds is None or event["kind"] in kinds):
+            events.append(event)
+    return events
+
+
+def _is_event(event: Any) -> TypeGuard[Event]:
+    return (
+        isinstance(event, dict)
+        and isinstance(event.get("t"), (int, float))
+        and math.isfinite(event["t"])
+        and isinstance(event.get("kind"), str)
+        and isinstance(event.get("source"), str)
+    )
+
+
+def _in_order(files: list[list[Event]]) -> list[Event]:
+    # Merged, not sorted: what one process wrote keeps its order even where the clock was set back meanwhile.
+    return list(heapq.merge(*files, key=lambda event: event["t"]))
+
+
+def read_events(run_dir: Path | str, kinds: Collection[str] | None = None) -> list[Event]:
+    """Return all events of a run folder in the order of time; cut or foreign lines and files are passed over."""
+    files = []
+    for path in sorted(Path(run_dir).glob("events-*.jsonl")):
+        with contextlib.suppress(UserError):
+            files.append(_parse(read_bytes(path), kinds))
+    return _in_order(files)
+
+
+def restarts(run_dir: Path | str) -> int:
+    """Return how often torchrun started the ranks of a run folder again."""
+    return max(0, len({str(event.get("attempt", "")) for event in read_events(run_dir, {"start"})}) - 1)
+
+
+class EventFollower:
+    """Reads the events that were added since the last look, from all files of a run folder."""
+
+    def __init__(self, run_dir: Path | str) -> None:
+        self.run_dir = Path(run_dir)
+        self._offsets: dict[Path, int] = {}
+
+    def poll(self) -> list[Event]:
+        """Return the new events in the order of time; a line that is still being written waits for the next poll."""
+        files = []
+        for path in sorted(self.run_dir.glob("events-*.jsonl")):
+            offset = self._offsets.get(path, 0)
+            with path.open("rb") as handle:
+                handle.seek(offset)
+                data = handle.read()
+            whole = data.rfind(b"\n") + 1
+            self._offsets[path] = offset + whole
+            files.append(_parse(data[:whole], None))
+        return _in_order(files)
+
+
+# Progress of a run, folded from its events: which phase, how far, how fast, how long still.
+
+
+RATE_WINDOW = 20  # steps that the shown rate is averaged over
+
+PHASES = {
+    "import": "loading torch",
+    "init": "ranks meet",
+    "data": "reading questions",
+    "features": "tokenising",
+    "model": "loading the model",
+    "warmup": "measuring the speed",
+    "train": "training",
+    "measure": "measuring",
+    "reference": "computing the reference",
+    "members": "computing and comparing members",
+    "evaluate": "evaluating",
+    "write": "writing results",
+    "done": "done",
+}
+
+
+@dataclass
+class Progress:
+    """What an onlooker wants to know. ``rate`` is samples per second over the last steps, ``left_s`` the time left.
+
+    ``part`` names who is at work, and at what, in a phase whose parts have a count of their own.
+    """
+
+    phase: str = "starting"
+    done: int = 0
+    total: int = 0
+    planned: int = 0
+    loss: float | None = None
+    rate: float | None = None
+    left_s: float | None = None
+    part: str = ""
+    started: float = field(default_factory=time.monotonic)
+    _recent: list[tuple[float, int, float]] = field(default_factory=list, repr=False)
+
+    def update(self, event: Event) -> bool:
+        """Take one event in; return whether something that is shown has changed."""
+        kind = event["kind"]
+        if kind == "phase" and event["source"] == "rank0":
+            self.phase, self.done, self.left_s, self.part = str(event.get("name", "")), 0, None, ""
+            self.total = self.planned if self.phase == "train" else 0
+            self._recent.clear()
+        elif kind == "plan":
+            self.planned = int(event["planned_steps"])
+        elif kind == "step" and event["source"] == "rank0":
+            self.done = int(event["step"])
+            # A loss that is not finite was written as text, since JSON has no such number.
+            self.loss = None if event.get("loss") is None else float(event["loss"])
+            self._timed(event["t"], float(event.get("samples") or 0))
+        elif kind == "progress" and event["source"] == "rank0":
+            self.done, self.total = int(event["done"]), int(event["total"])
+            self.part = f"{event['member']}: {event['unit']}" if "member" in event else ""
+            if not self.part:  # the time left of a part says nothing about the phase
+                self._timed(event["t"], 0.0)
+        else:
+            return False
+        return True
+
+    def _timed(self, now: float, samples: float) -> None:
+        if self._recent and self.done < self._recent[-1][1]:
+            self._recent.clear()  # another count of the same phase has begun
+        self._recent = [*self._recent, (now, self.done, samples)][-RATE_WINDOW - 1 :]
+        first_t, first_done, _ = self._recent[0]
+        span, advanced = now - first_t, self.done - first_done
+        if span <= 0 or advanced <= 0:
+            return
+        seen = sum(count for _, _, count in self._recent[1:])
+        self.rate = seen / span if seen else self.rate
+        # By what was done, not by the number of events: progress is reported in leaps.
+        self.left_s = max(0, self.total - self.done) * span / advanced if self.total else None
+
+    def line(self) -> str:
+        """Return one line for a terminal."""
+        parts = [PHASES.get(self.phase, self.phase)]
+        if self.part:
+            parts.append(self.part)
+        if self.total:
+            parts.append(f"{self.done:,}/{self.total:,}")
+        if self.phase == "train" and self.loss is not None:
+            parts.append(f"loss {self.loss:.3f}")
+        if self.phase == "train" and self.rate:
+            parts.append(f"{self.rate:,.1f} samples/s")
+        if self.left_s is not None and self.done < self.total:
+            parts.append(f"{self.left_s:.0f} s left")
+        return "  ".join(parts)
+
+
+# A moment on both clocks: the wall clock says when it was, the monotonic one how long ago.
+#
+# The wall clock of a machine may be set while a run goes on, by hours even; no duration may come from it.
+
+
+@dataclass(frozen=True)
+class Moment:
+    """``wall`` is unix seconds; ``monotonic`` is comparable among the processes of one machine since its start."""
+
+    wall: float
+    monotonic: float
+
+    @classmethod
+    def now(cls) -> "Moment":
+        """Return this moment."""
+        return cls(time.time(), time.monotonic())
+
+    @classmethod
+    def at(cls, wall: float) -> "Moment":
+        """Return a moment that only the wall clock knows, as if that had not been set since."""
+        return cls(wall, time.monotonic() - (time.time() - wall))
+
+    def since(self) -> float:
+        """Return the seconds that have passed since."""
+        return time.monotonic() - self.monotonic

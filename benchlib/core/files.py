@@ -1,0 +1,407 @@
+"""Files that are whole or absent: written to a temporary neighbour, synced, then renamed; and read without trust.
+
+What lies on a disk may be cut, foreign, no file at all, or unwritable. Each of these is one sentence for the user, with
+the path and what to do: a ``UserError`` from the readers, its kind ``StorageError`` from the writers.
+"""
+
+import contextlib
+import errno
+import fnmatch
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from benchlib.core.errors import StorageError, UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What stands in the way of writing whatever the file's name is; other errors of a writer may be about other files.
+_STORAGE = (*_FULL, errno.EROFS, errno.EIO, errno.EFBIG)
+_REASONS = {
+    errno.EEXIST: "a part of its path is a file and no folder",
+    errno.ENOTDIR: "a part of its path is a file and no folder",
+    errno.EISDIR: "a folder has its name",
+}
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_JSON_NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+    int: "a whole number",
+    float: "a number",
+}
+
+
+def not_written(path: Path | str, error: OSError) -> StorageError:
+    """Return the error that says why ``path`` could not be written, and what to do."""
+    if isinstance(error, StorageError):
+        return error
+    reason = _REASONS.get(error.errno or 0) or (os.strerror(error.errno) if error.errno else str(error)).lower()
+    remedy = "free some space on this disk" if error.errno in _FULL else "make it writable"
+    return StorageError(
+        f"{path} cannot be written: {reason}; {remedy}, or choose another place (for runs: --out DIR)",
+        error.errno,
+        reason,
+    )
+
+
+def is_storage_error(error: OSError) -> bool:
+    """Whether an error says that the disk is full, read-only, too small for the file or failing."""
+    return error.errno in _STORAGE
+
+
+def is_full(error: OSError) -> bool:
+    """Whether an error says that there is no space, on the disk or in the user's quota."""
+    return error.errno in _FULL
+
+
+def _sync_folder(folder: Path) -> None:
+    # Without this a power cut may forget the rename although the file's bytes are on disk. Not every file system
+    # lets a folder be opened or synced (Windows, some network mounts); the rename itself is still atomic there.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; when the block ends without an error it replaces ``path`` at once.
+
+    For writers that take a path of their own (parquet, safetensors). On an error the temporary file is removed and
+    an existing ``path`` stays as it was. A full or read-only disk is a ``StorageError``.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
+    except OSError as error:
+        raise not_written(target, error) from error
+    os.close(descriptor)
+    temporary = Path(name)
+    try:
+        yield temporary
+        _finish(temporary, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and is_storage_error(error):
+            raise not_written(target, error) from error
+        raise
+    _sync_folder(target.parent)
+
+
+def _finish(temporary: Path, target: Path) -> None:
+    try:
+        with temporary.open("rb") as handle:
+            os.fsync(handle.fileno())
+        # mkstemp makes private files; results are meant to be shared, as far as the umask allows.
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        os.replace(temporary, target)
+    except OSError as error:
+        raise not_written(target, error) from error
+
+
+def write_bytes(path: Path | str, data: bytes) -> None:
+    """Write ``data`` to ``path`` atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write ``text`` to ``path`` as UTF-8, atomically; bytes of a name that are no UTF-8 become question marks."""
+    write_bytes(path, text.encode(errors="replace"))
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Write ``value`` as indented JSON, atomically. What is not JSON raises ``ValueError``: NaN, half characters."""
+    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """Read a regular file; anything else by this name is a ``UserError`` that says what. Never waits for a pipe."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                found = next((name for test, name in _KINDS if test(mode)), "no regular file")
+                raise UserError(f"{path}: expected a file, found {found}")
+            with open(descriptor, "rb", closefd=False) as handle:
+                return handle.read()
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_json(text: str) -> Any:
+    """Read JSON strictly: ``ValueError`` for NaN, infinity, numbers beyond a float, half characters, deep nesting."""
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text in it holds half of a surrogate pair") from None
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {digits[:20]} is too large")
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 300:  # beyond a float, and int() itself refuses some thousand digits
+        raise ValueError(f"the number {digits[:20]}... is too large")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
+
+
+def read_json(path: Path | str) -> Any:
+    """Read a JSON file; a missing, cut or foreign file is a ``UserError`` that names it and the reason."""
+    data = read_bytes(path)
+    try:
+        return parse_json(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}: not valid JSON ({error.msg.removesuffix(' at')} at line {error.lineno}); the file may be cut"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON ({error})") from None
+
+
+def read_object(path: Path | str, required: Mapping[str, type], known_schema: int = 1) -> dict[str, Any]:
+    """Read a JSON object that has these keys with values of these types.
+
+    Another shape, or a ``schema_version`` above ``known_schema``, is a ``UserError``.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, found {_JSON_NAMES.get(type(value), 'a number')}")
+    check_schema(path, value, known_schema)
+    for name, kind in required.items():
+        if not isinstance(value.get(name), kind):
+            found = "is missing" if name not in value else f"is {_JSON_NAMES.get(type(value[name]), 'a number')}"
+            raise UserError(f"{path}: not a file of benchlib, or cut: {name} {found}, expected {_JSON_NAMES[kind]}")
+    return value
+
+
+def check_schema(path: Path | str, value: Any, known: int) -> None:
+    """Raise ``UserError`` for an object whose ``schema_version`` a later benchlib wrote."""
+    version = value.get("schema_version", 1) if isinstance(value, dict) else 1
+    if isinstance(version, int) and version > known:
+        raise UserError(
+            f"{path}: written by a later benchlib (schema {version}, this one reads up to {known}): update benchlib"
+        )
+
+
+def sha256(path: Path | str) -> str:
+    """Return the SHA-256 of a file's content as 64 hex digits."""
+    with Path(path).open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+# Where the kit's files are: notebooks, params, baselines and outputs lie beside the package in a checkout.
+
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def home() -> Path:
+    """Return the checkout that holds ``notebooks/`` and ``params/``.
+
+    Raises ``UserError`` where the package was installed without its checkout.
+    """
+    root = PACKAGE.parent
+    if not (root / "params").is_dir() or not (root / "notebooks").is_dir():
+        raise UserError(
+            f"{root} holds no notebooks/ and params/: install benchlib from its checkout with `pip install -e .`"
+        )
+    return root
+
+
+def outputs() -> Path:
+    """Return the default folder of runs: ``$BENCHLIB_OUTPUTS``, else ``outputs/`` of the checkout."""
+    chosen = os.environ.get("BENCHLIB_OUTPUTS")
+    return Path(chosen).resolve() if chosen else home() / "outputs"
+
+
+def cache() -> Path:
+    """Return the folder of rebuildable files (tokenised features); deleting it costs time only."""
+    return outputs() / ".cache"
+
+
+# ``files.json``: size and SHA-256 of what a run measured, written when it ended, so that later damage is seen.
+#
+# A cut ``events-rank0.jsonl`` is still a list of whole lines, and cut predictions may still be JSON: only what was written
+# down before tells. Notebook, verdict and report are left out, since they are made again from the rest.
+
+
+NAME = "files.json"
+_MAGIC = b"PAR1"  # begins and ends a Parquet file
+GROWING = "events-*.jsonl"  # a last event may follow the manifest: what was there before must still be there
+KEPT = ("config.json", "machine.json", "job.json", "status.json", "result.json", "samples.parquet", "predictions.json")
+
+
+def write(run_dir: Path) -> None:
+    """Write down what a run folder holds now."""
+    names = sorted(path.name for path in run_dir.iterdir() if path.is_file() and _kept(path.name))
+    files = {name: {"bytes": (run_dir / name).stat().st_size, "sha256": sha256(run_dir / name)} for name in names}
+    write_json(run_dir / NAME, {"schema_version": 1, "files": files})
+
+
+def _kept(name: str) -> bool:
+    return name in KEPT or fnmatch.fnmatch(name, GROWING)
+
+
+def faults(run_dir: Path) -> list[str] | None:
+    """Return what is wrong with the files of a run, a sentence each; None where nothing was written down.
+
+    Raises ``UserError`` where ``files.json`` itself is damaged.
+    """
+    path = run_dir / NAME
+    if not path.exists():
+        return None
+    files = read_object(path, {"files": dict})["files"]
+    return [fault for name, wanted in files.items() if (fault := _fault(run_dir, name, wanted, path))]
+
+
+def _fault(run_dir: Path, name: str, wanted: Any, manifest: Path) -> str:
+    if not _kept(name) or not isinstance(wanted, dict) or type(wanted.get("bytes")) is not int:
+        raise UserError(f"{manifest}: not a list of a run's files: {name[:40]!r}")
+    if not (run_dir / name).exists():
+        return f"{name} is missing"
+    try:
+        data = read_bytes(run_dir / name)
+    except UserError as error:
+        return str(error).replace(f"{run_dir}/", "")
+    size = wanted["bytes"]
+    if len(data) < size:
+        return f"{name} was cut: {len(data):,} of {size:,} bytes are left"
+    if fnmatch.fnmatch(name, GROWING):
+        data = data[:size]
+    if len(data) > size or hashlib.sha256(data).hexdigest() != wanted.get("sha256"):
+        return f"{name} was altered after the run"
+    return ""
+
+
+def size_fault(folder: str, manifest: dict[str, Any]) -> str:
+    """Return the first file that is missing or has another size than was written down; '' where sizes agree.
+
+    For lists of thousands of runs: it opens none of the files, and leaves the growing ones to :func:`faults`.
+    """
+    for name, wanted in manifest["files"].items():
+        if name not in KEPT:
+            continue
+        try:
+            size = os.stat(f"{folder}/{name}").st_size
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if size != wanted["bytes"]:
+            return f"{name} has {size:,} bytes, {wanted['bytes']:,} when the run ended"
+    return ""
+
+
+def samples_fault(path: str) -> str:
+    """Return what is wrong with a Parquet file as far as its two ends tell; '' where they are in order."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait
+        return "expected a file"
+    with open(path, "rb") as handle:
+        begin = handle.read(len(_MAGIC))
+        size = handle.seek(0, os.SEEK_END)
+        handle.seek(max(0, size - len(_MAGIC)))
+        whole = size >= 3 * len(_MAGIC) and begin == _MAGIC == handle.read()
+    return "" if whole else "not a Parquet file, or cut"
+
+
+# Who works in a run folder: one launch at a time, from before its first file until its supervisor has ended.
+#
+# A lock of the operating system on ``RUN_DIR/.lock``. It is free again when the process that holds it dies, however it
+# dies, and it knows neither process ids nor clocks, both of which may lie.
+
+
+LOCK_NAME = ".lock"
+TRY_S = 0.5  # who only looks at the lock holds it for a moment
+
+
+def take(run_dir: Path | str) -> int:
+    """Claim a run folder and return the descriptor that holds it until it is closed, in all who inherited it.
+
+    Raises ``UserError`` where another process works in the folder, ``StorageError`` where nothing can be written.
+    """
+    import fcntl
+
+    path = Path(run_dir) / LOCK_NAME
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise not_written(path, error) from error
+    end = time.monotonic() + TRY_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > end:
+                os.close(descriptor)
+                raise UserError(
+                    f"{run_dir} is in use: another process works on this run; wait for its end or take a new folder"
+                ) from None
+            time.sleep(0.02)
+        except OSError:  # a file system without locks: then the files of an earlier launch are the only sign of it
+            return descriptor
+
+
+def taken(run_dir: Path | str) -> bool | None:
+    """Whether a process works in a run folder; None where that cannot be told (never claimed, or no locks there)."""
+    import fcntl
+
+    try:
+        descriptor = os.open(Path(run_dir) / LOCK_NAME, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

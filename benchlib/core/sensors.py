@@ -1,0 +1,297 @@
+"""Readings of a running machine: memory, load, power, energy, temperature, utilisation. No torch.
+
+Every library is optional. What cannot be read is None, with its reason in ``availability()``; nothing is estimated
+from constants. Legend of the names:
+
+- ``rss_bytes_per_pid`` resident bytes of each rank's own process (a dict by process id as text)
+- ``cpu_percent`` processor time of the ranks with their children, 100 = one core busy since the last reading
+- ``load_1m`` runnable processes of the machine, mean of a minute
+- of the devices that the run uses (of the processor package for the backend cpu): ``power_w`` sum,
+  ``energy_j`` sum of the hardware's own counters, ``temperature_c`` highest, ``utilization_percent`` mean,
+  ``device_memory_bytes`` sum of what is in use, by whomever
+- ``energy_integrated_j`` trapezoids over the ``power_w`` readings since the first one: derived, not a counter
+"""
+
+import contextlib
+import importlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import psutil
+
+from benchlib.core.machine import BACKENDS
+
+DEVICE_NAMES = ("power_w", "energy_j", "temperature_c", "utilization_percent", "device_memory_bytes")
+POWERCAP = Path("/sys/class/powercap")
+
+
+class Source(Protocol):
+    """Reads the devices of one kind. ``read`` returns a value or the reason of its absence for each device name."""
+
+    def read(self) -> dict[str, float | str]:
+        """Return all of ``DEVICE_NAMES``: a number, or a text that says why there is none."""
+        ...
+
+    def close(self) -> None:
+        """Release the library."""
+        ...
+
+
+def _visible(backend: str, count: int) -> list[str]:
+    """Return the device numbers or ids that the run may use, at most ``count`` of them."""
+    variable = BACKENDS[backend].visible_devices
+    names = [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()] if variable else []
+    return (names or [str(index) for index in range(count)])[:count]
+
+
+def _each(handles: Sequence[Any], ask: Callable[[Any], float], combine: Callable[[list[float]], float]) -> float | str:
+    try:
+        return combine([float(ask(handle)) for handle in handles])
+    except Exception as error:  # each library has its own family of errors; all mean: this device does not tell
+        return str(error) or type(error).__name__
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+class Nvml:
+    """NVIDIA devices through NVML, in the order of their PCI bus."""
+
+    def __init__(self, devices: int, library: ModuleType | Any | None = None) -> None:
+        self.library = library or importlib.import_module("pynvml")
+        self.library.nvmlInit()
+        self.handles = [self._handle(name) for name in _visible("cuda", devices)]
+
+    def _handle(self, name: str) -> Any:
+        if name.isdigit():
+            return self.library.nvmlDeviceGetHandleByIndex(int(name))
+        return self.library.nvmlDeviceGetHandleByUUID(name)
+
+    def read(self) -> dict[str, float | str]:
+        """Power comes in mW, energy in mJ since the driver was loaded."""
+        nv = self.library
+        return {
+            "power_w": _each(self.handles, lambda h: nv.nvmlDeviceGetPowerUsage(h) / 1e3, sum),
+            "energy_j": _each(self.handles, lambda h: nv.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3, sum),
+            "temperature_c": _each(
+                self.handles, lambda h: nv.nvmlDeviceGetTemperature(h, nv.NVML_TEMPERATURE_GPU), max
+            ),
+            "utilization_percent": _each(self.handles, lambda h: nv.nvmlDeviceGetUtilizationRates(h).gpu, _mean),
+            "device_memory_bytes": _each(self.handles, lambda h: nv.nvmlDeviceGetMemoryInfo(h).used, sum),
+        }
+
+    def close(self) -> None:
+        """Shut NVML down."""
+        self.library.nvmlShutdown()
+
+
+class Amdsmi:
+    """AMD devices through ROCm's amdsmi package (tested with a stand-in for the library only, never on a device)."""
+
+    def __init__(self, devices: int, library: ModuleType | Any | None = None) -> None:
+        self.library = library or importlib.import_module("amdsmi")
+        self.library.amdsmi_init()
+        found = self.library.amdsmi_get_processor_handles()
+        self.handles = [found[int(name)] for name in _visible("rocm", devices)]
+
+    def _power_w(self, handle: Any) -> float:
+        info = self.library.amdsmi_get_power_info(handle)
+        for name in ("current_socket_power", "average_socket_power"):  # which one is filled depends on the device
+            if isinstance(info.get(name), (int, float)):
+                return float(info[name])
+        raise ValueError("the device reports no socket power")
+
+    def _energy_j(self, handle: Any) -> float:
+        info = self.library.amdsmi_get_energy_count(handle)  # resolution in microjoules per count
+        count = info.get("energy_accumulator", info.get("power"))  # its older name; a missing one raises
+        return float(count) * float(info["counter_resolution"]) / 1e6
+
+    def _temperature_c(self, handle: Any) -> float:
+        kind, which = self.library.AmdSmiTemperatureType.HOTSPOT, self.library.AmdSmiTemperatureMetric.CURRENT
+        return float(self.library.amdsmi_get_temp_metric(handle, kind, which))
+
+    def _memory_bytes(self, handle: Any) -> float:
+        return float(self.library.amdsmi_get_gpu_memory_usage(handle, self.library.AmdSmiMemoryType.VRAM))
+
+    def read(self) -> dict[str, float | str]:
+        """Temperatures are those of the hot spot."""
+        smi = self.library
+        return {
+            "power_w": _each(self.handles, self._power_w, sum),
+            "energy_j": _each(self.handles, self._energy_j, sum),
+            "temperature_c": _each(self.handles, self._temperature_c, max),
+            "utilization_percent": _each(self.handles, lambda h: smi.amdsmi_get_gpu_activity(h)["gfx_activity"], _mean),
+            "device_memory_bytes": _each(self.handles, self._memory_bytes, sum),
+        }
+
+    def close(self) -> None:
+        """Shut amdsmi down."""
+        self.library.amdsmi_shut_down()
+
+
+class Processor:
+    """The processor: package energy counters (RAPL) of Linux, temperature and utilisation of psutil."""
+
+    def __init__(self, powercap: Path = POWERCAP) -> None:
+        self.zones = sorted(zone for zone in powercap.glob("intel-rapl:*") if zone.name.count(":") == 1)
+        self.last: dict[Path, int] = {}
+        self.total_uj = 0
+        self.last_read: tuple[float, float] | None = None
+        psutil.cpu_percent()  # the first call starts the interval
+
+    def _energy_j(self) -> float | str:
+        """Return joules since the first reading; a counter that wrapped is continued."""
+        if not self.zones:
+            return f"no processor energy counter in {POWERCAP} (virtual machines and non-x86 systems seldom have one)"
+        try:
+            for zone in self.zones:
+                now = int((zone / "energy_uj").read_text())
+                before = self.last.get(zone, now)
+                wrapped = int((zone / "max_energy_range_uj").read_text()) if now < before else 0
+                self.total_uj += now - before + wrapped
+                self.last[zone] = now
+        except PermissionError as error:
+            return f"{error.filename} may be read by root only: sudo chmod a+r {error.filename}"
+        except (OSError, ValueError) as error:
+            return str(error)
+        return self.total_uj / 1e6
+
+    def _power_w(self, energy_j: float | str) -> float | str:
+        if isinstance(energy_j, str):
+            return energy_j
+        now, before = time.monotonic(), self.last_read
+        self.last_read = (now, energy_j)
+        if before is None or now <= before[0]:
+            return "power is the change of the energy counter and needs a second reading"
+        return (energy_j - before[1]) / (now - before[0])
+
+    def _temperature_c(self) -> float | str:
+        read: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()  # not on every system
+        values = [
+            entry.current for name in ("coretemp", "k10temp", "zenpower", "cpu_thermal") for entry in read.get(name, ())
+        ]
+        return max(values) if values else "the system shows no processor temperature"
+
+    def read(self) -> dict[str, float | str]:
+        """Read the counters; the first power needs a second reading."""
+        energy = self._energy_j()
+        return {
+            "power_w": self._power_w(energy),
+            "energy_j": energy,
+            "temperature_c": self._temperature_c(),
+            "utilization_percent": psutil.cpu_percent(),
+            "device_memory_bytes": "the processor has no memory of its own: see rss_bytes_per_pid",
+        }
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Absent:
+    """Stands for devices that no library can be asked about."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def read(self) -> dict[str, float | str]:
+        """Return the reason for every name."""
+        return dict.fromkeys(DEVICE_NAMES, self.reason)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def source(backend: str, devices: int, library: ModuleType | Any | None = None) -> Source:
+    """Return the source for a backend's devices; ``library`` replaces the module that would be imported."""
+    if backend == "cpu":
+        return Processor()
+    makers: dict[str, tuple[Callable[..., Source], str]] = {
+        "cuda": (Nvml, "pip install nvidia-ml-py"),
+        "rocm": (Amdsmi, "install ROCm's amdsmi package"),
+    }
+    if backend not in makers:
+        return Absent(f"no sensor library for the backend {backend} is known to benchlib")
+    maker, install = makers[backend]
+    try:
+        return maker(devices, library)
+    except ImportError as error:
+        return Absent(f"{error}: {install}")
+    except Exception as error:  # the driver is missing, too old, or a device is not there
+        return Absent(f"{type(error).__name__}: {error}")
+
+
+class Sensors:
+    """Reads everything at once. ``pids`` are the ranks' processes and may be changed between readings."""
+
+    def __init__(
+        self, pids: Sequence[int], backend: str = "cpu", devices: int = 1, library: ModuleType | Any | None = None
+    ) -> None:
+        self.pids = list(pids)
+        self.source = source(backend, devices, library)
+        self._reasons: dict[str, str] = {}
+        self._cpu_s: dict[int, float] = {}
+        self._cpu_at: float | None = None
+        self._power: tuple[float, float] | None = None
+        self._integrated_j = 0.0
+        self.read()
+
+    def availability(self) -> dict[str, str]:
+        """Return the reason for every name that the last reading had no value for."""
+        return dict(self._reasons)
+
+    def read(self) -> dict[str, Any]:
+        """Return all names of the module's legend; None where there is no value."""
+        self._reasons = {}
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        values: dict[str, Any] = {"rss_bytes_per_pid": self._rss(), "cpu_percent": self._cpu_percent(), "load_1m": load}
+        for name, value in self.source.read().items():
+            values[name] = None if isinstance(value, str) else value
+            if isinstance(value, str):
+                self._reasons[name] = value
+        values["energy_integrated_j"] = self._integrate(values["power_w"])
+        return values
+
+    def close(self) -> None:
+        """Release the sensor library."""
+        with contextlib.suppress(Exception):
+            self.source.close()
+
+    def _rss(self) -> dict[str, int]:
+        found = {}
+        for pid in self.pids:
+            with contextlib.suppress(psutil.Error):
+                found[str(pid)] = psutil.Process(pid).memory_info().rss
+        return found
+
+    def _cpu_percent(self) -> float | None:
+        now, spent = time.monotonic(), {}
+        for pid in self.pids:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                for member in (process, *process.children(recursive=True)):
+                    with contextlib.suppress(psutil.Error):
+                        spent[member.pid] = sum(member.cpu_times()[:2])
+        used = sum(seconds - self._cpu_s.get(pid, 0.0) for pid, seconds in spent.items())
+        before, self._cpu_s, self._cpu_at = self._cpu_at, spent, now
+        if before is None or now <= before or not spent:
+            self._reasons["cpu_percent"] = "processor time is a difference and needs processes and a second reading"
+            return None
+        return 100 * used / (now - before)
+
+    def _integrate(self, power_w: float | None) -> float | None:
+        now = time.monotonic()
+        if power_w is None:
+            self._power = None  # a gap is not bridged
+            if not self._integrated_j:
+                self._reasons["energy_integrated_j"] = "needs power_w"
+                return None
+        else:
+            if self._power:
+                self._integrated_j += (power_w + self._power[1]) / 2 * (now - self._power[0])
+            self._power = (now, power_w)
+        return self._integrated_j

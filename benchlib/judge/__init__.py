@@ -1,0 +1,1 @@
+"""What a run means: checks, gate, baselines, calibration, impossible numbers, references, trends."""

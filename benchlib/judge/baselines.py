@@ -1,0 +1,281 @@
+"""Baselines: the metrics of accepted runs, under ``baselines/<benchmark>/<tier>/<key>.json``.
+
+The key stands for the fingerprint: what has to be equal for two runs to be comparable.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import check_schema, home, read_json, write_json
+from benchlib.judge.calibration import Calibration, load_calibration
+from benchlib.judge.checks import Check
+from benchlib.judge.regression import RegressionLimit, RunRecord, Side, open_checks, regression_check, repeats, side_of
+from benchlib.results.metrics import Metric
+from benchlib.results.run import Run, fingerprint, fingerprint_key
+
+SCHEMA: Final = 2
+MOST_RUNS = 20
+
+
+class Baseline(BaseModel):
+    """The accepted runs of one fingerprint, the oldest first; several tell the spread between unchanged runs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: Literal[2] = SCHEMA
+    benchmark: str
+    tier: str
+    fingerprint: dict[str, str]
+    runs: list[RunRecord] = Field(min_length=1, max_length=MOST_RUNS)
+
+    @property
+    def key(self) -> str:
+        """Twelve hex digits of the fingerprint."""
+        return fingerprint_key(self.fingerprint)
+
+    @property
+    def latest(self) -> RunRecord:
+        """The run that was accepted last."""
+        return self.runs[-1]
+
+    def side(self, name: str) -> Side | None:
+        """Return this metric of all accepted runs, or None."""
+        return side_of(self.runs, name)
+
+
+class Comparison(BaseModel):
+    """A baseline for a run, or why there is none: ``factors`` lists (name, here, in the nearest baseline).
+
+    ``calibration`` is what `benchlib calibrate` measured of the gate for the run's fingerprint, with or without a baseline;
+    ``damaged`` says what is wrong with its file.
+    """
+
+    status: Literal["found", "NO_BASELINE", "NOT_COMPARABLE"]
+    baseline: Baseline | None = None
+    factors: list[tuple[str, str, str]] = []
+    calibration: Calibration | None = None
+    damaged: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why nothing can be compared, in plain words."""
+        if self.status == "NO_BASELINE":
+            return "no run was accepted yet"
+        shown = "; ".join(f"{name} is {here} here, {there} there" for name, here, there in self.factors[:4])
+        more = f" and {len(self.factors) - 4} more" if len(self.factors) > 4 else ""
+        return f"the nearest baseline differs: {shown}{more}"
+
+
+def folder() -> Path:
+    """Return the folder of the committed baselines."""
+    return home() / "baselines"
+
+
+def load_baseline(path: Path) -> Baseline:
+    """Read a baseline file; ``UserError`` where it is cut or foreign."""
+    content = read_json(path)
+    check_schema(path, content, SCHEMA)
+    try:
+        return Baseline.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{path}: not a baseline ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
+
+
+def stored(root: Path | None = None, benchmark: str = "*", tier: str = "*") -> list[tuple[Path, Baseline]]:
+    """Return the baselines below ``root``, by path."""
+    return [(path, load_baseline(path)) for path in sorted((root or folder()).glob(f"{benchmark}/{tier}/*.json"))]
+
+
+def run_fingerprint(run: Run) -> dict[str, str]:
+    """Return the factors of a run that make it comparable."""
+    return fingerprint(run.config, run.machine, run.result.facts if run.result else {})
+
+
+def find(run: Run, root: Path | None = None) -> Comparison:
+    """Find the baseline of a run, or the nearest one and the factors in which it differs."""
+    here = run_fingerprint(run)
+    measured, damaged = None, ""
+    try:
+        measured = load_calibration(root or folder(), run.config.benchmark, run.config.tier, fingerprint_key(here))
+    except UserError as error:
+        damaged = str(error)
+    known = [baseline for _, baseline in stored(root, run.config.benchmark, run.config.tier)]
+    if not known:
+        return Comparison(status="NO_BASELINE", calibration=measured, damaged=damaged)
+    ranked = sorted(
+        ((differences(here, baseline.fingerprint), baseline) for baseline in known), key=lambda pair: len(pair[0])
+    )
+    factors, nearest = ranked[0]
+    if factors:
+        return Comparison(status="NOT_COMPARABLE", factors=factors, calibration=measured, damaged=damaged)
+    return Comparison(status="found", baseline=nearest, calibration=measured, damaged=damaged)
+
+
+def differences(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, str, str]]:
+    """Return (name, here, there) for each factor that differs."""
+    names = sorted(here.keys() | there.keys())
+    return [
+        (name, here.get(name, "absent"), there.get(name, "absent"))
+        for name in names
+        if here.get(name) != there.get(name)
+    ]
+
+
+def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: Comparison) -> list[Check]:
+    """Compare each metric that has a limit with the baseline; a metric that only one side has is listed.
+
+    The earlier repetitions of an undecided run (``repeats.json``) count with it. An accepted run is compared with the other
+    accepted ones: with itself it would always pass.
+    """
+    result = run.result
+    assert result is not None
+    if comparison.baseline is None:
+        assert comparison.status != "found"
+        return open_checks(limits, result, comparison.status, comparison.reason)
+    latest, earlier = RunRecord.of(run, limits), repeats(run)
+    others = [record for record in comparison.baseline.runs if not record.is_copy_of(latest)]
+    if not others:
+        return open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")
+    checks = []
+    for limit in limits:
+        # A value that is no number must not hide behind those of earlier repetitions.
+        metric = latest.metric(limit.metric)
+        together = [*earlier, latest] if metric is not None and metric.value is not None else [latest]
+        new, old = side_of(together, limit.metric), side_of(others, limit.metric)
+        if all(side is None or side.metric.provenance == "not_available" for side in (new, old)):
+            continue
+        if new is None or old is None:
+            checks.append(_one_sided(limit, new, old))
+        else:
+            known = comparison.calibration.spread(limit.metric) if comparison.calibration else None
+            checks.append(regression_check(limit, new, old, known))
+    return checks
+
+
+def _one_sided(limit: RegressionLimit, new: Side | None, old: Side | None) -> Check:
+    side = new or old
+    assert side is not None
+    return Check(
+        name=f"{limit.metric} vs baseline",
+        kind="regression",
+        question=f"Is {limit.metric} no worse than in the accepted run?",
+        status="NOT_COMPARABLE",
+        reason=f"only {'the baseline' if new is None else 'this run'} has it ({side.metric.text})",
+        value=new.metric.value if new else None,
+        unit=side.metric.unit,
+        source="baseline",
+    )
+
+
+def accept(
+    runs: Run | Sequence[Run],
+    reason: str,
+    limits: Iterable[RegressionLimit],
+    *,
+    add: bool = False,
+    if_improved: bool = False,
+    root: Path | None = None,
+) -> Path:
+    """Make runs of one kind the baseline of their fingerprint, or with ``add`` more runs of it, and return the file.
+
+    All or none are accepted. Raises ``UserError`` for a run that is not whole, did not pass or was slowed down on purpose
+    (``require_acceptable``, by the stored verdict), for runs of different kinds and a run that is given twice, for an empty
+    reason, with ``add`` where there is no baseline to add to, and with ``if_improved`` where a metric with a limit is worse
+    than in the baseline it would replace, so that gates never loosen.
+    """
+    chosen = [runs] if isinstance(runs, Run) else list(runs)
+    if add and if_improved:
+        raise UserError("--add keeps the baseline and --if-improved replaces it: give one of both")
+    if not reason.strip():
+        raise UserError("a baseline needs --reason: say why this run is the new normal")
+    first, limits = chosen[0], list(limits)
+    for run in chosen:
+        require_acceptable(run)
+        other = differences(run_fingerprint(run), run_fingerprint(first))
+        if other:
+            name, here, there = other[0]
+            raise UserError(
+                f"{run.path} cannot be in one baseline with {first.path.name}: {name} is {here} here, {there} there"
+            )
+    comparison = find(first, root)
+    kept = _kept(comparison, first) if add else []
+    for run in chosen:
+        record = RunRecord.of(run, limits, reason.strip())
+        if if_improved and comparison.baseline is not None:
+            _require_no_loss(record, comparison.baseline, limits)
+        kept = [*kept, _new(record, kept)]
+    if len(kept) > MOST_RUNS:
+        raise UserError(
+            f"a baseline holds {MOST_RUNS} runs at most, these would be {len(kept)}: accept fewer, or without --add"
+        )
+    baseline = Baseline(
+        benchmark=first.config.benchmark, tier=first.config.tier, fingerprint=run_fingerprint(first), runs=kept
+    )
+    path = (root or folder()) / baseline.benchmark / baseline.tier / f"{baseline.key}.json"
+    write_json(path, baseline.model_dump(mode="json"))
+    return path
+
+
+def _require_no_loss(record: RunRecord, current: Baseline, limits: Iterable[RegressionLimit]) -> None:
+    worse = [limit.metric for limit in limits if _worse(record.metric(limit.metric), current.side(limit.metric))]
+    if worse:
+        raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
+
+
+def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
+    """Raise ``UserError`` for a run that is not whole, did not pass or was slowed down on purpose.
+
+    ``verdict`` counts instead of the stored one, which may be older than what is in the folder.
+    """
+    result, verdict = run.result, verdict or run.verdict
+    if result is None or result.status != "complete" or verdict is None or verdict["broken"]:
+        why = verdict["sentence"] if verdict else "it was never judged"
+        raise UserError(f"{run.path} is no whole run and cannot be accepted: {why}")
+    if count := restarts(run):
+        raise UserError(
+            f"{run.path} was started again {count} time{'s' * (count != 1)} after failures: its speed is that of a part of it; run it again undisturbed"
+        )
+    if run.config.planted_slowdown:
+        raise UserError(f"{run.path} was slowed down on purpose (planted_slowdown) and cannot be accepted")
+    if verdict["verdict"] in ("FAIL", "SKIPPED"):
+        others = [check["name"] for check in verdict["checks"] if check["gates"] and check["status"] == "FAIL"]
+        raise UserError(
+            f"{run.path} did not pass ({verdict['verdict']}: {', '.join(others) or verdict['sentence']}): mend it, or delete the baseline that no longer holds and run again"
+        )
+
+
+def restarts(run: Run) -> int:
+    """Return how often the ranks of a run were started again after a failure, on whichever node."""
+    told = (run.status or {}).get("restarts"), run.result.facts.get("restarts") if run.result else None
+    return max((count for count in told if isinstance(count, int)), default=0)
+
+
+def _kept(comparison: Comparison, run: Run) -> list[RunRecord]:
+    if comparison.baseline is None:
+        raise UserError(
+            f"--add: there is no baseline to add {run.path.name} to, {comparison.reason}; accept it without --add"
+        )
+    return comparison.baseline.runs
+
+
+def _new(record: RunRecord, kept: Sequence[RunRecord]) -> RunRecord:
+    """Return the record; a run that counts twice would make the spread between runs look smaller than it is."""
+    for known in kept:
+        if known.is_copy_of(record):
+            twice = "is in the baseline already" if known.run == record.run else f"is a copy of {known.run}"
+            raise UserError(f"{record.run} {twice}: accept runs of their own")
+    return record
+
+
+def _worse(new: Metric | None, old: Side | None) -> bool:
+    if old is None or not old.runs:
+        return False
+    if new is None or new.value is None:
+        return True
+    before = old.value("difference")
+    return new.value < before if new.direction == "higher" else new.value > before

@@ -1,0 +1,228 @@
+"""Checks and verdicts: named questions with a status, the numbers behind it and a reason in plain words."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from benchlib.core.files import write_json
+from benchlib.judge.impossible.claim import Claim
+from benchlib.judge.impossible.findings import Finding
+from benchlib.judge.impossible.numbers import Numbers
+from benchlib.judge.impossible.own import quantities
+from benchlib.judge.impossible.rules import RULES, judge_claims
+from benchlib.results.metrics import Metric, quantity
+from benchlib.results.run import Result, Run
+
+Status = Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"]
+Kind = Literal["outcome", "sanity", "target", "reference", "budget", "regression"]
+
+EXIT_PASS, EXIT_FAIL, EXIT_BROKEN, EXIT_NOTHING_TO_COMPARE = 0, 1, 2, 3
+
+
+class Check(BaseModel):
+    """One question. ``gates`` says whether its FAIL fails the run; ``source`` says where the limit comes from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str
+    kind: Kind
+    question: str
+    status: Status
+    reason: str
+    value: float | None = None
+    unit: str = ""
+    limit: str = ""
+    source: str = ""
+    gates: bool = True
+
+
+class Verdict(BaseModel):
+    """What all checks of a run say together.
+
+    ``gate`` tells what the regression gate can be trusted with here: ``sentence``, ``method`` and ``rows`` of the calibration, or None.
+    ``elsewhere`` names the node that has the result of a run which ended in order here; '' where it is here.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: int = 1
+    verdict: Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED"]
+    broken: bool = False
+    sentence: str
+    checks: list[Check]
+    gate: dict[str, Any] | None = None
+    elsewhere: str = ""
+
+    def exit_code(self, strict: bool = False) -> int:
+        """Return 0 pass, 1 a check failed, 2 the run broke; with ``strict`` 3 where a gate had nothing to compare with."""
+        if self.broken:
+            return EXIT_BROKEN
+        if self.verdict == "FAIL":
+            return EXIT_FAIL
+        if self.elsewhere:  # what was undecided is said there
+            return EXIT_PASS
+        undecided = self.verdict == "SKIPPED" or any(
+            check.gates and check.status in ("AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE")
+            for check in self.checks
+        )
+        return EXIT_NOTHING_TO_COMPARE if strict and undecided else EXIT_PASS
+
+
+_NARROWER = "More accepted runs (accept --add), a calibration or a quieter machine narrow the interval."
+
+
+def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", runs: int = 1) -> Verdict:
+    """Put the checks together. ``broken`` and ``skipped`` say why the run has no complete result.
+
+    ``runs`` are the repetitions that are judged together.
+    """
+    if broken:
+        return Verdict(verdict="FAIL", broken=True, sentence=f"The run broke: {broken}", checks=checks)
+    if skipped:
+        return Verdict(verdict="SKIPPED", sentence=f"Nothing ran: {skipped}", checks=checks)
+    failed = [check for check in checks if check.gates and check.status == "FAIL"]
+    if failed:
+        names = ", ".join(check.name for check in failed)
+        return Verdict(verdict="FAIL", sentence=f"{_count(failed)} failed: {names}.", checks=checks)
+    passed = [check for check in checks if check.status == "PASS"]
+    unsure = [check for check in checks if check.gates and check.status == "AMBIGUOUS"]
+    if unsure:
+        names = ", ".join(check.name for check in unsure)
+        return Verdict(
+            verdict="AMBIGUOUS",
+            sentence=f"Noise leaves {_count(unsure)} undecided"
+            + (f" after {runs} runs: {names}. " if runs > 1 else f": {names}. ")
+            + (_NARROWER if runs > 1 else "--repeat 5 runs it again until it is decided."),
+            checks=checks,
+        )
+    open_ = [check for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
+    rest = f"; {_count(open_)} had no comparable baseline" if open_ else ""
+    missing = ", ".join(check.name for check in checks if check.gates and check.status == "SKIPPED")
+    rest += f"; not judged although it should be: {missing}" if missing else ""
+    if all(check.kind in ("outcome", "budget") for check in passed):
+        # That a run ended in order and in time says nothing about what it is for.
+        why = [f"{check.name}: {check.reason}" for check in checks if check.gates and check.status == "SKIPPED"]
+        sentence = f"No check could be made: {why[0]}." if why else "No check could be made."
+        return Verdict(verdict="SKIPPED", sentence=sentence, checks=checks)
+    return Verdict(verdict="PASS", sentence=f"{_count(passed)} passed{rest}.", checks=checks)
+
+
+def _count(checks: list[Check]) -> str:
+    return f"{len(checks)} check{'' if len(checks) == 1 else 's'}"
+
+
+def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:
+    """Write ``verdict.json``."""
+    write_json(Path(run_dir) / "verdict.json", verdict.model_dump(mode="json"))
+
+
+def limit_check(
+    name: str,
+    question: str,
+    metric: Metric | None,
+    limit: float | None,
+    *,
+    source: str,
+    kind: Kind = "target",
+    strict: bool = False,
+    gates: bool = True,
+) -> Check:
+    """Check a metric against an absolute limit, on the side that its direction gives. A boundary value passes.
+
+    ``strict`` makes the boundary fail ("> 30 Gbps"). Without a limit the metric is reported, and SKIPPED says so.
+    """
+    common: dict[str, Any] = {"name": name, "kind": kind, "question": question, "source": source}
+    if metric is None or metric.provenance == "not_available":
+        reason = metric.reason if metric else "the run has no such metric"
+        shown = "" if limit is None else quantity(limit, metric.unit if metric else "")
+        # A target that nobody measured is not met; where there is no target, nothing is missing.
+        return Check(
+            **common, status="SKIPPED", reason=f"not measured: {reason}", limit=shown, gates=gates and limit is not None
+        )
+    common |= {"value": metric.value, "unit": metric.unit}
+    if limit is None:
+        return Check(**common, status="SKIPPED", reason=f"measured {metric.text}; {source}", gates=False)
+    sign = {"higher": ">", "lower": "<"}[metric.direction] + ("" if strict else "=")
+    common |= {"limit": f"{sign} {quantity(limit, metric.unit)}", "gates": gates}
+    if metric.value is None:
+        return Check(**common, status="FAIL", reason=f"not a number: {metric.reason}")
+    better = metric.value > limit if metric.direction == "higher" else metric.value < limit
+    passed = better or (metric.value == limit and not strict)
+    reason = f"{metric.text} {'meets' if passed else 'misses'} {common['limit']}"
+    return Check(**common, status="PASS" if passed else "FAIL", reason=reason)
+
+
+def fact_check(
+    name: str,
+    question: str,
+    passed: bool,
+    reason: str,
+    *,
+    kind: Kind = "sanity",
+    limit: str = "",
+    value: float | None = None,
+    unit: str = "",
+) -> Check:
+    """Make a gating check of a fact that either holds or not."""
+    return Check(
+        name=name,
+        kind=kind,
+        question=question,
+        status="PASS" if passed else "FAIL",
+        reason=reason,
+        limit=limit,
+        value=value,
+        unit=unit,
+    )
+
+
+def budget_check(run: Run, total_s: float) -> Check:
+    """Check that the run kept its tier's budget."""
+    budget = run.config.budget_s
+    return fact_check(
+        "time budget",
+        "Did the run keep its tier's time?",
+        total_s <= budget,
+        f"{total_s:.0f} s of {budget:.0f} s",
+        kind="budget",
+        limit=f"<= {budget:.0f} s",
+        value=total_s,
+        unit="s",
+    )
+
+
+def rule_check(
+    name: str, question: str, findings: Sequence[Finding], *, missing: str = "the run does not state enough to tell"
+) -> Check:
+    """Make a gating check of what a rule for impossible numbers found; SKIPPED where it found nothing to judge."""
+    for status in ("FAIL", "PASS"):
+        told = [finding for finding in findings if finding.status == status]
+        if told:
+            first, reason = told[0], "; ".join(finding.reason for finding in told)
+            return fact_check(
+                name, question, status == "PASS", reason, limit=first.limit, value=first.value, unit=first.unit
+            )
+    reason = "; ".join(finding.reason for finding in findings) or missing
+    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+
+
+def finite_check(result: Result) -> Check:
+    """Check that every measured metric is a finite number and no time, rate or size is below zero."""
+    question = "Is every measured value a number that can be?"
+    stated = quantities(Numbers(result.metrics, world_size=result.world_size))
+    if not stated:
+        return fact_check("finite", question, False, "no value was measured")
+    return rule_check("finite", question, RULES["possible values"].judge(Claim(quantities=stated)))
+
+
+def agreement_check(claims: Sequence[Claim], shown: Collection[str]) -> Check:
+    """Check that all other numbers of a run follow from each other: every rule but those ``shown`` by checks of their own."""
+    question = "Do rates, counts, times and shares follow from each other and from the raw samples?"
+    judged = [judgement for judgement in judge_claims(claims) if judgement.rule.name not in shown]
+    failures = [reason for judgement in judged for reason in judgement.failures]
+    held = [judgement.rule.name for judgement in judged if judgement.status == "PASS"]
+    if failures:
+        return fact_check("numbers agree", question, False, "; ".join(failures))
+    return fact_check("numbers agree", question, bool(held), f"these rules hold: {', '.join(held) or 'none'}")

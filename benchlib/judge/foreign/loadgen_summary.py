@@ -1,0 +1,116 @@
+"""MLPerf LoadGen's ``mlperf_log_summary.txt``. Source of the lines: mlcommons/inference, loadgen/results.cc."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchlib.core.errors import UserError
+from benchlib.judge.impossible.claim import Claim, Latency, LoadGen
+
+TITLE = "MLPerf Results Summary"
+NS = 1e-9
+LINE = re.compile(r"^\s*(.*?)\s*:\s*(\S.*?)\s*$")
+PERCENTILE = re.compile(r"^([\d.]+) percentile (?:(first token) |)(latency|time to output token) \(ns\)$")
+TARGET = re.compile(r"^([\d.]+)th percentile latency \(ns\)$")
+ENDS = {"Min": "min_s", "Mean": "mean_s", "Max": "max_s"}
+KINDS = {"latency": "latency", "First Token latency": "first token", "Time to Output Token": "time per output token"}
+PROCESSED = re.compile(r"Processed at least (\d+) queries \((\d+)\)")
+ONLY = re.compile(r"Only processed (\d+) queries")
+NEEDS = re.compile(r"Need to process at least (\d+) queries")
+SERVER = re.compile(r"\* Processed (\d+) queries\.")
+SHORT = re.compile(r"at least (\d+) more queries")
+DISCARD = re.compile(r"Would discard (\d+) highest")
+
+
+def sniff(path: Path, text: str) -> bool:
+    """The title of a summary."""
+    return TITLE in text
+
+
+def read(path: Path, text: str) -> list[Claim]:
+    """Return the summary as a claim. One that ends before its verdict is a ``UserError``."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        match = LINE.match(line)
+        if match and not line.lstrip().startswith("*"):
+            fields.setdefault(match[1], match[2])
+    if "Result is" not in fields or "Scenario" not in fields:
+        raise UserError(f"{path}: a LoadGen summary without scenario or verdict ('Result is :'); the file is cut")
+    if fields["Result is"] not in ("VALID", "INVALID"):
+        raise UserError(f"{path}: Result is {fields['Result is']!r}; expected VALID or INVALID")
+    latencies = _latencies(path, fields)
+    run = _loadgen(path, fields, text, latencies)
+    return [Claim(subject=f"{run.scenario} run", loadgen=run, latencies=list(latencies.values()))]
+
+
+def _number(path: Path, fields: Mapping[str, str], name: str) -> float | None:
+    if name not in fields:
+        return None
+    try:
+        value = float(fields[name])
+    except ValueError:
+        raise UserError(f"{path}: {name} is {fields[name]!r}; expected a number, the file may be cut") from None
+    if value != value or abs(value) == float("inf"):
+        raise UserError(f"{path}: {name} is {fields[name]}; expected a finite number")
+    return value
+
+
+def _latencies(path: Path, fields: Mapping[str, str]) -> dict[str, Latency]:
+    found: dict[str, dict[str, float]] = {}
+    percentiles: dict[str, dict[float, float]] = {}
+    for name in fields:
+        match = PERCENTILE.match(name)
+        if match:
+            kind = "first token" if match[2] else KINDS["latency" if match[3] == "latency" else "Time to Output Token"]
+            percentiles.setdefault(kind, {})[float(match[1])] = NS * (_number(path, fields, name) or 0.0)
+            continue
+        end, _, rest = name.removesuffix(" (ns)").partition(" ")
+        if end in ENDS and rest in KINDS and name.endswith("(ns)"):
+            found.setdefault(KINDS[rest], {})[ENDS[end]] = NS * (_number(path, fields, name) or 0.0)
+    return {
+        kind: Latency(name=kind, percentiles_s=percentiles.get(kind, {}), **found.get(kind, {}))
+        for kind in [*KINDS.values()]
+        if kind in found or kind in percentiles
+    }
+
+
+def _loadgen(path: Path, fields: Mapping[str, str], text: str, latencies: Mapping[str, Latency]) -> LoadGen:
+    scenario = fields["Scenario"].replace(" ", "")
+    constraints = {name: fields[name] for name in fields if name.endswith("satisfied")}
+    offline, tokens = scenario == "Offline", "first token" in latencies or "TTFT Early Stopping Result" in text
+    latency = latencies.get("latency")
+    header = next((match for name in fields if (match := TARGET.match(name))), None)
+    percentile = float(header[1]) if header else (99.0 if scenario == "Server" else None)
+    samples = _number(path, fields, "samples_per_query")
+    minimum, target = _number(path, fields, "min_duration (ms)"), _number(path, fields, "target_latency (ns)")
+    counts = _early_stopping(text) if not tokens else {}
+    return LoadGen(
+        scenario=scenario,
+        valid=fields["Result is"] == "VALID",
+        satisfied=constraints,
+        samples_per_s=_number(path, fields, "Samples per second") if offline else None,
+        samples=int(samples) if offline and samples and samples == int(samples) else None,
+        duration_s=latency.max_s if offline and latency and (latency.max_s or 0) > 0 else None,
+        min_duration_s=1e-3 * minimum if minimum is not None else None,
+        # With token latencies the limits are those of the first token and of each further one, which are not printed.
+        target_latency_s=NS * target if target and not tokens else None,
+        target_percentile=percentile if percentile and 1 <= percentile < 99.9999 else None,
+        target_percentile_s=latency.percentiles_s.get(percentile or 99.0) if latency else None,
+        **counts,
+    )
+
+
+def _early_stopping(text: str) -> dict[str, int]:
+    """Return the counts of the first early-stopping estimate, which is that of the target percentile."""
+    found: dict[str, int] = {}
+    processed, only, needs = PROCESSED.search(text), ONLY.search(text), NEEDS.search(text)
+    if processed:
+        found = {"at_least": int(processed[1]), "processed": int(processed[2])}
+        discard = DISCARD.search(text)
+        found |= {"discarded": int(discard[1])} if discard else {}
+    elif only and needs:
+        found = {"processed": int(only[1]), "at_least": int(needs[1])}
+    else:
+        server, short = SERVER.search(text), SHORT.search(text)
+        found = {"processed": int(server[1]), "short_of": int(short[1])} if server and short else {}
+    return found

@@ -1,0 +1,1 @@
+"""Rules for numbers that cannot be true."""

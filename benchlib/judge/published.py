@@ -1,0 +1,314 @@
+"""A run beside the published figures that it may be compared with, or the reason why there is none.
+
+A figure is comparable where the conditions that change its number agree; those that are invalid are never used, a device
+that the registry does not know has no figures, and a near miss is named with what differs.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.judge.references import QUANTITIES, UNITS, Figure, Registry, registry
+from benchlib.results.metrics import Metric, claimed, quantity
+from benchlib.results.run import Run
+
+NEAR = 2  # a figure that differs in more conditions than this tells nothing of the run
+LARGE_BYTES = 2**29  # from here on the bandwidth of a collective hardly depends on the size of the message
+FACTORS = {"batch": 2.0, "epochs": 1.5}  # within such a factor rate and score change less than from host to host
+BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+LABELS = {
+    "sequence_length": "tokens of a sequence",
+    "doc_stride": "stride",
+    "learning_rate": "learning rate",
+    "devices": "number of devices",
+    "message_bytes": "message",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A value that a run measured, and under which conditions: fields of ``references.Conditions`` by name.
+
+    ``quantity`` is a name of ``references.QUANTITIES`` and the value is in its unit. ``device`` is the name that torch
+    gives, or the processor's; ``label`` is how a reader knows the metric.
+    """
+
+    quantity: str
+    label: str
+    value: float
+    device: str = ""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+
+
+def device_name(machine: Mapping[str, Any], backend: str, count: int) -> str:
+    """Return the name of the devices that ``count`` ranks of a node used, as torch or the system gives it.
+
+    Devices of several kinds give all their names: no published figure is for such a mixture.
+    """
+    if backend == "cpu":
+        return str(machine.get("cpu", {}).get("model") or "")
+    names = machine.get("devices", {}).get("backends", {}).get(backend, {}).get("names", [])
+    return " and ".join(dict.fromkeys(str(name) for name in names[:count]))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A comparable figure, the run's value (in the unit of the quantity), and what to keep in mind."""
+
+    figure: Figure
+    here: float
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def claim(self) -> Metric:
+        """The published value, in the unit of the quantity, as a claimed metric."""
+        kit = QUANTITIES[self.figure.metric]
+        _, value, _ = self.figure.in_kit_unit()
+        return claimed(self.figure.metric, value, kit.unit, kit.direction, registry().cite(self.figure))
+
+    @property
+    def published(self) -> tuple[str, str]:
+        """The published value for a reader in the run's unit, and what else was published: a range, another unit."""
+        low, value, high = self.figure.in_kit_unit()
+        unit = QUANTITIES[self.figure.metric].unit
+        ends = f"{quantity(low)} to {quantity(high)}"
+        shown = f"{ends} {unit}".strip() if self.figure.value is None else quantity(value, unit)
+        more = "" if low == high or self.figure.value is None else ends
+        return shown, more if UNITS.get((self.figure.unit, unit), 1.0) in (1.0, 1e12) else self.figure.text
+
+    @property
+    def compared(self) -> str:
+        """The difference of a score in points, or the ratio here / published; of a mere range both ends."""
+        low, value, high = self.figure.in_kit_unit()
+        if QUANTITIES[self.figure.metric].points:
+            return f"{self.here - value:+.2f} points"
+        if self.figure.value is None:
+            return f"{self.here / high:.3g} to {self.here / low:.3g}"
+        return f"{self.here / value:.3g}"
+
+
+@dataclass(frozen=True)
+class Near:
+    """A figure that is not comparable, and what differs."""
+
+    figure: Figure
+    differs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a measured value stands. ``reason`` says why there are no rows; it is empty where there are."""
+
+    measured: Measured
+    rows: tuple[Row, ...]
+    near: tuple[Near, ...]
+    reason: str = ""
+
+
+def comparable(measured: Measured, known: Registry | None = None) -> Placement:
+    """Return the figures that a value may be placed beside, and those that miss it nearly."""
+    known = known or registry()
+    usable = [item for item in known.figures if item.metric == measured.quantity and item.validity != "invalid"]
+    differences = [(item, _differences(item, measured, known)) for item in usable]
+    rows = tuple(Row(item, measured.value, _remarks(item, measured)) for item, differs in differences if not differs)
+    near = sorted(
+        (Near(item, tuple(differs.values())) for item, differs in differences if _is_near(item, differs)),
+        key=lambda miss: len(miss.differs),
+    )
+    return Placement(measured, rows, tuple(near), "" if rows else _reason(measured, differences, known))
+
+
+def _differences(item: Figure, measured: Measured, known: Registry) -> dict[str, str]:
+    """Return what keeps a figure from being comparable, by condition."""
+    kit, found = QUANTITIES[item.metric], {}
+    for name in (*kit.match, *kit.where_stated):
+        there = getattr(item.conditions, name)
+        here = measured.device if name == "device" else measured.conditions.get(name)
+        if there is None or here in (None, ""):
+            if name in kit.where_stated or there is here is None:
+                continue
+            agree = False
+        else:
+            agree = there in known.devices_of(here) if name == "device" else _agree(name, there, here)
+        if not agree:
+            there = known.devices[there].name if name == "device" and there else there
+            found[name] = f"{LABELS.get(name, name)}: {shown(name, there)} there, {shown(name, here)} here"
+    return found
+
+
+def _agree(name: str, there: Any, here: Any) -> bool:
+    if name in FACTORS:
+        return bool(there / FACTORS[name] <= here <= there * FACTORS[name])
+    if name == "message_bytes":
+        return bool(here >= there if there >= LARGE_BYTES else there / 2 <= here <= there * 2)
+    return bool(there == here)
+
+
+def shown(name: str, value: Any) -> str:
+    """Write the value of a condition for a reader."""
+    if value in (None, ""):
+        return "not stated"
+    if name == "message_bytes":
+        unit, scale = next((pair for pair in BYTES if value >= pair[1]), BYTES[-1])
+        return f"{value / scale:,.4g} {unit}" + (" and more" if value == LARGE_BYTES else "")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _remarks(item: Figure, measured: Measured) -> tuple[str, ...]:
+    """Return what a reader should know of a comparable figure: conditions that differ, or that its source leaves open."""
+    kit, found = QUANTITIES[item.metric], []
+    for name in type(item.conditions).model_fields:
+        there, here = getattr(item.conditions, name), measured.conditions.get(name)
+        if here is None or name in kit.match or there == here:
+            continue
+        if there is not None or name in kit.where_stated:
+            found.append(f"{LABELS.get(name, name)}: {shown(name, there)} there, {shown(name, here)} here")
+    return tuple(found)
+
+
+def _is_near(item: Figure, differs: Mapping[str, str]) -> bool:
+    # Another device's figure is no near miss, since nothing of it carries over; nor is a limit, which nobody measured.
+    return 0 < len(differs) <= NEAR and "device" not in differs and item.kind != "limit"
+
+
+def _reason(measured: Measured, differences: Sequence[tuple[Figure, Mapping[str, str]]], known: Registry) -> str:
+    kit = QUANTITIES[measured.quantity]
+    what = measured.quantity.removesuffix("_gbps").replace("_", " ")
+    if not differences:
+        return f"the registry holds no usable figure of {what}"
+    if "device" in kit.match and not known.devices_of(measured.device):
+        return f"no published figure is for this device ({measured.device or 'unknown'})"
+    same = [differs for _, differs in differences if "device" not in differs]
+    if not same:
+        return f"no published figure of {what} is for this device ({measured.device})"
+    nearest = min(same, key=len)
+    if len(nearest) <= NEAR:
+        return "the nearest published figure differs in " + "; ".join(nearest.values())
+    never = [name for name in kit.match if all(name in differs for differs in same)] or list(nearest)
+    told = (f"{LABELS.get(name, name)} ({shown(name, measured.conditions.get(name))})" for name in never)
+    return "no published figure holds for its " + " or ".join(told)
+
+
+# What a report, a notebook and the command line say of published figures: where a run stands, and the registry itself.
+
+
+NEAR_SHOWN = 12
+FORMATS = {
+    "sequence_length": "{} tokens",
+    "doc_stride": "stride {}",
+    "epochs": "{:g} epochs",
+    "batch": "batch {}",
+    "learning_rate": "learning rate {:g}",
+    "padding": "padded {}",
+    "training": "{} training",
+    "nodes": "{} nodes",
+}
+KINDS = {"measured": "", "specified": "specified by the vendor", "limit": "a limit, not a result"}
+
+
+def conditions_text(item: Figure) -> str:
+    """Write the conditions of a figure in one line: ``8 x NVIDIA H100 SXM, NVLS, bus bandwidth``."""
+    stated = item.conditions.model_dump(exclude_none=True)
+    device, count = stated.pop("device", None), stated.pop("devices", 0)
+    name = registry().devices[device].name if device else "devices"
+    words = [f"{count} x {name}" if count else name] if device or count else []
+    if stated.get("nodes") == 1:
+        del stated["nodes"]
+    if "message_bytes" in stated:
+        words.append("messages of " + shown("message_bytes", stated.pop("message_bytes")))
+    return ", ".join([*words, *(FORMATS.get(key, "{}").format(value) for key, value in stated.items())])
+
+
+def placements(run: Run) -> list[Placement]:
+    """Place every value of a whole run that its benchmark measures as publications do."""
+    benchmark = BENCHMARKS[run.config.benchmark]
+    if run.result is None or run.result.status != "complete" or not benchmark.published:
+        return []
+    return [comparable(item) for item in benchmark.load("published")(run)]
+
+
+def summary(placed: Sequence[Placement]) -> str:
+    """Say in a few sentences where a run stands; '' where there was nothing to place."""
+    best = [(item, item.rows[0]) for item in placed if item.rows]
+    if best:
+        return " ".join(_beside(item, row) for item, row in best)
+    if not placed:
+        return ""
+    reasons: dict[str, list[str]] = {}
+    for item in placed:
+        reasons.setdefault(item.reason.replace("no published figure", "none"), []).append(item.measured.label)
+    if len(reasons) == 1:
+        return f"No published figure is comparable with this run: {next(iter(reasons))}."
+    told = "; ".join(f"for {' and '.join(labels)}, {reason}" for reason, labels in reasons.items())
+    return f"No published figure is comparable with this run: {told}."
+
+
+def _beside(item: Placement, row: Row) -> str:
+    kit = QUANTITIES[row.figure.metric]
+    value, more = row.published
+    told = f"{value} ({more})" if more else value
+    text = f"{_first_upper(item.measured.label)}: {quantity(row.here, kit.unit)}, published {told} in {registry().cite(row.figure)}"
+    if row.figure.metric == "f1":
+        spread = registry().figure("bert-large-f1-spread-dle").value
+        return f"{text}: {row.compared}; a seed alone moves F1 by about {spread}."
+    if kit.direction == "none":
+        return f"{text}: {'the same' if row.here == row.claim.value else 'not the same'}."
+    return f"{text}: {row.compared}{'' if kit.points else ' of it'}."
+
+
+def _first_upper(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def section(run: Run) -> dict[str, Any] | None:
+    """Return the report's section: ``sentence`` where nothing is comparable, else ``rows``; ``near`` with what differs.
+
+    None where the run measured nothing that is published anywhere.
+    """
+    placed = placements(run)
+    if not placed:
+        return None
+    rows = [_row(item, row) for item in placed for row in item.rows]
+    near = [
+        {"label": _first_upper(item.measured.label), **_described(miss.figure), "differs": "; ".join(miss.differs)}
+        for item in placed
+        for miss in item.near
+    ]
+    return {"sentence": "" if rows else summary(placed), "rows": rows, "near": near[:NEAR_SHOWN]}
+
+
+def _row(item: Placement, row: Row) -> dict[str, Any]:
+    unit = QUANTITIES[row.figure.metric].unit
+    return _described(row.figure) | {
+        "label": _first_upper(item.measured.label),
+        "here": quantity(row.here, unit),
+        "published": row.published[0],
+        "more": row.published[1],
+        "compared": row.compared,
+        "remarks": "; ".join(row.remarks),
+    }
+
+
+def _described(item: Figure) -> dict[str, str]:
+    known = registry()
+    return {
+        "published": item.text,
+        "conditions": conditions_text(item),
+        "source": known.cite(item),
+        "url": known.sources[item.source].url,
+        "date": known.dated(item),
+        "validity": item.validity,
+        "notes": "; ".join(part for part in (KINDS[item.kind], item.note, item.reason) if part),
+    }
+
+
+def listed(metric: str = "", device: str = "") -> Iterator[tuple[Figure, dict[str, str]]]:
+    """Return the figures of a metric (by the beginning of its name) and of a device (by the beginning of a word of its name)."""
+    known = registry()
+    order = list(QUANTITIES)
+    for item in sorted(known.figures, key=lambda figure: order.index(figure.metric)):
+        name = known.devices[item.conditions.device].name if item.conditions.device else ""
+        named = f" {name} {item.conditions.device or ''}".lower()
+        if item.metric.startswith(metric) and (not device or f" {device.lower()}" in named):
+            yield item, _described(item)

@@ -1,0 +1,316 @@
+"""Published figures as data, and which of them a run may be placed beside.
+
+The data are ``assets/references.yaml``. ``QUANTITIES`` says which conditions change a number: ``benchlib.judge.published`` puts a
+figure beside a run only where they agree.
+"""
+
+import datetime
+import functools
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import PACKAGE
+
+PATH = PACKAGE / "assets" / "references.yaml"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a figure is of: its unit here, which way is better, and the conditions that change it.
+
+    Those of ``match`` have to be stated on both sides and to agree; those of ``where_stated`` have to agree where both
+    sides state them. ``points`` marks scores, which are compared by their difference; everything else by its ratio.
+    """
+
+    unit: str
+    direction: Literal["higher", "lower", "none"]
+    match: tuple[str, ...] = ()
+    where_stated: tuple[str, ...] = ()
+    points: bool = False
+
+
+_SPEED = ("model", "data", "sequence_length", "padding", "precision", "device", "devices", "nodes", "window")
+_QUALITY = Quantity("", "higher", ("model", "data", "training"), ("sequence_length", "epochs"), points=True)
+_COUNT = Quantity("", "none", ("data", "tokenizer", "sequence_length", "doc_stride"))
+_TEXT = Quantity("", "higher", ("model", "data", "setting"), points=True)
+_LATENCY = Quantity("ms", "lower", ("model", "setting"))
+_SERVED = ("model", "data", "setting", "device", "devices", "nodes")
+QUANTITIES: dict[str, Quantity] = {
+    "f1": _QUALITY,
+    "exact_match": _QUALITY,
+    "f1_seed_spread": Quantity("", "none", ("model", "data", "training"), points=True),
+    "train_questions": Quantity("", "none", ("data",)),
+    "eval_questions": Quantity("", "none", ("data",)),
+    "train_features": _COUNT,
+    "eval_features": _COUNT,
+    "end_to_end_samples_per_s": Quantity("samples/s", "higher", _SPEED, ("batch",)),
+    "train_s": Quantity("s", "lower", (*_SPEED, "training"), ("batch", "epochs")),
+    "allreduce_gbps": Quantity(
+        "Gbps", "higher", ("definition", "device", "devices", "nodes", "message_bytes"), ("link",)
+    ),
+    "link_gbps": Quantity("Gbps", "higher", ("device", "nodes", "link")),
+    "matmul_flops": Quantity("FLOP/s", "higher", ("precision", "device", "devices")),
+    "rouge1": _TEXT,
+    "rouge2": _TEXT,
+    "rougeL": _TEXT,
+    "rougeLsum": _TEXT,
+    "generated_tokens": Quantity("tokens", "none", ("model", "data", "setting")),
+    "generated_tokens_per_s": Quantity("tokens/s", "higher", _SERVED, ("precision",)),
+    "ttft_p99_ms": _LATENCY,
+    "tpot_p99_ms": _LATENCY,
+    "latency_p99_ms": _LATENCY,
+}
+# Published unit -> factor to the unit of the quantity.
+UNITS = {
+    ("GB/s", "Gbps"): 8.0,
+    ("TFLOP/s", "FLOP/s"): 1e12,
+    ("seq/s", "samples/s"): 1.0,
+    ("h", "s"): 3600.0,
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Conditions(_Strict):
+    """What a figure holds for; None where the source does not say. ``batch`` is per device, ``devices`` over all nodes."""
+
+    model: str | None = None
+    data: str | None = None
+    training: str | None = None
+    tokenizer: str | None = None
+    sequence_length: int | None = Field(None, gt=0)
+    doc_stride: int | None = Field(None, ge=0)
+    padding: str | None = None
+    epochs: float | None = Field(None, gt=0)
+    batch: int | None = Field(None, gt=0)
+    learning_rate: float | None = Field(None, gt=0)
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
+    device: str | None = None
+    devices: int | None = Field(None, gt=0)
+    nodes: int | None = Field(None, gt=0)
+    link: str | None = None
+    algorithm: str | None = None
+    definition: str | None = None
+    message_bytes: int | None = Field(None, gt=0)
+    window: str | None = None
+    setting: str | None = None
+    software: str | None = None
+
+
+class Source(_Strict):
+    """A public document or repository."""
+
+    title: str = Field(min_length=1)
+    url: str = Field("", pattern="^(https://.+)?$")
+    published: datetime.date | None = None
+
+
+class Device(_Strict):
+    """A device model, and the names under which torch reports it (a regular expression for the whole name)."""
+
+    name: str = Field(min_length=1)
+    torch: str = ""
+
+    @model_validator(mode="after")
+    def _compiles(self) -> "Device":
+        try:
+            re.compile(self.torch)
+        except re.error as error:
+            raise ValueError(f"torch: {self.torch!r} is no regular expression ({error})") from None
+        return self
+
+
+class Figure(_Strict):
+    """A published number. ``value`` is in the published ``unit``, ``low`` and ``high`` are the published range."""
+
+    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.\-]*$")
+    metric: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    unit: str = ""
+    kind: Literal["measured", "specified", "limit"] = "measured"
+    conditions: Conditions = Conditions()
+    source: str
+    place: str = Field(min_length=1)
+    validity: Literal["trusted", "unconfirmed", "invalid"] = "trusted"
+    reason: str = ""
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Figure":
+        if self.metric not in QUANTITIES:
+            raise ValueError(f"metric {self.metric!r} is not one of {', '.join(QUANTITIES)}")
+        if (self.low is None) != (self.high is None) or (self.value is None and self.low is None):
+            raise ValueError("give a value, or low and high, or all three")
+        if not self.ends[0] <= (self.ends[0] if self.value is None else self.value) <= self.ends[1]:
+            raise ValueError("expected low <= value <= high")
+        unit = QUANTITIES[self.metric].unit
+        if (self.unit or unit) != unit and (self.unit, unit) not in UNITS:
+            raise ValueError(f"unit {self.unit!r} cannot be turned into {unit!r}")
+        if self.validity != "trusted" and not self.reason:
+            raise ValueError(f"validity {self.validity} needs its reason")
+        return self
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The published range, or the value twice, in the published unit."""
+        low, high = (self.value if end is None else end for end in (self.low, self.high))
+        assert low is not None and high is not None
+        return low, high
+
+    @property
+    def text(self) -> str:
+        """The figure as it was published: ``846 (818 to 915) seq/s``."""
+        ends = "" if self.low is None else f"{self.low:,.7g} to {self.high:,.7g}"
+        value = ends if self.value is None else f"{self.value:,.7g}" + (f" ({ends})" if ends else "")
+        return f"{value} {self.unit or QUANTITIES[self.metric].unit}".strip()
+
+    def in_kit_unit(self) -> tuple[float, float, float]:
+        """Return low, value and high in the unit of the quantity; the value of a mere range is its middle."""
+        factor = UNITS.get((self.unit, QUANTITIES[self.metric].unit), 1.0)
+        low, high = self.ends
+        value = (low + high) / 2 if self.value is None else self.value
+        return low * factor, value * factor, high * factor
+
+
+class Registry(_Strict):
+    """All that ``references.yaml`` holds, checked."""
+
+    collected: datetime.date
+    sources: dict[str, Source]
+    devices: dict[str, Device]
+    figures: tuple[Figure, ...]
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> "Registry":
+        ids = [figure.id for figure in self.figures]
+        twice = sorted({name for name in ids if ids.count(name) > 1})
+        if twice:
+            raise ValueError(f"the id {twice[0]} is given twice")
+        for item in self.figures:
+            if item.source not in self.sources:
+                raise ValueError(f"{item.id}: source {item.source!r} is not in `sources`")
+            if item.conditions.device not in {None, *self.devices}:
+                raise ValueError(f"{item.id}: device {item.conditions.device!r} is not in `devices`")
+            if item.validity == "trusted" and not self.sources[item.source].url:
+                raise ValueError(f"{item.id}: a figure without a public document cannot be trusted")
+        return self
+
+    def figure(self, name: str) -> Figure:
+        """Return the figure of this id; ``KeyError`` where there is none."""
+        return {item.id: item for item in self.figures}[name]
+
+    def devices_of(self, torch_name: str) -> frozenset[str]:
+        """Return the ids of the devices that torch calls ``torch_name``; empty for one that the registry does not know."""
+        return frozenset(
+            name for name, item in self.devices.items() if item.torch and re.fullmatch(item.torch, torch_name)
+        )
+
+    def cite(self, item: Figure) -> str:
+        """Return document and place of a figure: ``google-research/bert, README, SQuAD 1.1``."""
+        return f"{self.sources[item.source].title}, {item.place}"
+
+    def cite_value(self, metric: str, value: float) -> str:
+        """Return the sources that publish exactly this value of a metric; '' where none does."""
+        same = [item for item in self.figures if item.metric == metric and item.value == value]
+        return "; ".join(f"{self.cite(item)} ({item.conditions.model})" for item in same if item.validity == "trusted")
+
+    def dated(self, item: Figure) -> str:
+        """Return when a figure was published, or where that is not known when it was collected."""
+        published = self.sources[item.source].published
+        return f"published {published}" if published else f"collected {self.collected}"
+
+
+def parse(content: Any) -> Registry:
+    """Check the content of a registry file; ``UserError`` names the first thing that is wrong."""
+    try:
+        groups = content["groups"]
+        figures = [
+            {name: value for name, value in group.items() if name != "figures"}
+            | item
+            | {"conditions": {**(group.get("conditions") or {}), **(item.get("conditions") or {})}}
+            for group in groups
+            for item in group["figures"]
+        ]
+        return Registry.model_validate(
+            {name: value for name, value in content.items() if name != "groups"} | {"figures": figures}
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{PATH.name}: expected collected, sources, devices and groups of figures ({error!r})"
+        ) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        if first["loc"][:1] == ("figures",) and len(first["loc"]) > 1:
+            where = (
+                f"{figures[int(first['loc'][1])].get('id', '?')}: {'.'.join(str(part) for part in first['loc'][2:])}"
+            )
+        raise UserError(f"{PATH.name}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+@functools.cache
+def registry() -> Registry:
+    """Return the registry of the kit, read once."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return parse(yaml.load(PATH.read_text(encoding="utf-8"), Loader=loader))  # a safe loader
+
+
+# What makers state of their devices: dense matrix rates and links. Claimed figures, to refuse what exceeds them.
+#
+# The matrix rates are those of the registry of published figures. A device that it does not know has no peak here: its
+# share of the peak is then not available, and nothing is guessed. NVLink per direction is half of the "total bandwidth"
+# of NVIDIA's data sheets.
+
+
+# GB/s one way, by the registry's id of the device; cards without NVSwitch by the bridge that they can have.
+LINKS_GBYTES_PER_S = {
+    "v100": 150.0,
+    "a100": 300.0,
+    "h100-sxm": 450.0,
+    "h100-pcie": 300.0,
+    "h100-nvl": 300.0,
+    "gh200-hbm3e": 450.0,
+    "h200-sxm": 450.0,
+    "b200": 900.0,
+    "b300": 900.0,
+    "gb200": 900.0,
+}
+
+
+@dataclass(frozen=True)
+class VendorPeak:
+    """Rates in FLOP/s of one device without sparsity, by precision; the link's in GB/s one way, None where not known."""
+
+    name: str
+    dense_flops: dict[str, float]
+    link_gbytes_per_s: float | None = None
+
+
+@functools.cache
+def vendor_peak(device: str) -> VendorPeak | None:
+    """Return what its maker states of a device, by the name that its driver tells; None where it is not known."""
+    known = registry().devices_of(device)
+    rates: dict[str, float] = {}
+    for item in registry().figures:
+        if item.metric != "matmul_flops" or item.kind != "specified" or item.conditions.device not in known:
+            continue
+        rate = item.in_kit_unit()[1]
+        precision = item.conditions.precision or "bf16"
+        # Two tables may differ: what exceeds the higher one exceeds both.
+        rates[precision] = max(rate, rates.get(precision, 0.0))
+    if "bf16" in rates:
+        rates.setdefault("fp16", rates["bf16"])  # the same units multiply both at the same rate
+    links = [LINKS_GBYTES_PER_S[name] for name in known if name in LINKS_GBYTES_PER_S]
+    if not rates and not links:
+        return None
+    name = min((registry().devices[name].name for name in known), key=len)
+    return VendorPeak(name, rates, max(links, default=None))

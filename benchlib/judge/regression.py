@@ -1,0 +1,329 @@
+"""The regression gate: how much worse than the accepted runs a metric may get, judged by a ratio and its interval."""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import read_json, write_json
+from benchlib.judge.change import Change, Kind, Spread, change
+from benchlib.judge.checks import Check, Status
+from benchlib.results.metrics import Direction, Metric, band_text, quantity
+from benchlib.results.run import Result, Run
+
+_EDGE = 1e-9  # of what is compared: 0.9 - 0.8 misses 0.1 by rounding, and a boundary value passes
+
+
+class RegressionLimit(BaseModel):
+    """How much worse a metric may get. Either a share of the baseline or an absolute amount in the metric's unit.
+
+    A share of 1 lets a time double; of a rate it allows anything.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    share: float | None = Field(None, ge=0, le=1)
+    amount: float | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "RegressionLimit":
+        if (self.share is None) == (self.amount is None):
+            raise ValueError(f"limit of {self.metric}: give a share of the baseline or an amount, one of both")
+        return self
+
+    def text(self, direction: str) -> str:
+        """The limit for a reader, as in ``-20 %`` or ``-1 point``."""
+        sign = "-" if direction == "higher" else "+"
+        return f"{sign}{self.share:.0%}" if self.share is not None else f"{sign}{self.amount:g}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A metric in one or more runs: ``runs`` holds the samples of each."""
+
+    metric: Metric
+    runs: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, metric: Metric, samples: Iterable[float] = ()) -> "Side":
+        """Make the side of one run; a run without stored samples counts with its value."""
+        found = tuple(samples) or ((metric.value,) if metric.value is not None else ())
+        return cls(metric, (found,) if found else ())
+
+    def value(self, kind: Kind) -> float:
+        """Return the (geometric, for ratios) mean of the runs' medians."""
+        medians = np.array([np.median(run) for run in self.runs])
+        return float(np.exp(np.log(medians).mean()) if kind == "ratio" else medians.mean())
+
+    def text(self, kind: Kind) -> str:
+        """The value with its unit, and of how many runs where there are several."""
+        if len(self.runs) == 1:
+            return self.metric.text
+        return f"{quantity(self.value(kind), self.metric.unit)} ({len(self.runs)} runs)"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """How much worse counts: the larger of the metric's own limit and the A/A band that was measured.
+
+    ``bound`` is a ratio or an amount on the worse side, in the metric's direction.
+    """
+
+    bound: float
+    own: float
+    band_decides: bool
+
+
+def kind_of(limit: RegressionLimit, *values: float) -> Kind:
+    """Return the scale to compare on: ratios, but differences for points and for values near or below zero."""
+    return "difference" if limit.amount is not None or min(values) <= 0 else "ratio"
+
+
+def threshold(limit: RegressionLimit, kind: Kind, direction: Direction, old: float, band: float) -> Threshold:
+    """Return what a change has to exceed to be a regression. ``old`` is the baseline's value, ``band`` the A/A band."""
+    if kind == "difference":
+        own = limit.amount if limit.amount is not None else (limit.share or 0.0) * abs(old)
+        return Threshold(max(own, band), own, band > own)
+    share = limit.share or 0.0
+    own, noise = (1 - share, 1 / (1 + band)) if direction == "higher" else (1 + share, 1 + band)
+    worse = min(own, noise) if direction == "higher" else max(own, noise)
+    return Threshold(worse, own, worse != own)
+
+
+def loss(found: Change, direction: Direction) -> tuple[float, float]:
+    """Return the loss at the better and at the worse end of the interval, on a scale on which more is worse.
+
+    The scale is the logarithm for ratios, the metric's unit for differences. Directions other than ``higher`` count as
+    lower is better.
+    """
+    ends = (math.log(found.low), math.log(found.high)) if found.kind == "ratio" else (found.low, found.high)
+    return (-ends[1], -ends[0]) if direction == "higher" else ends
+
+
+def loss_of(found: Change, direction: Direction) -> float:
+    """Return the loss of the value itself, on the scale of ``loss``; below zero where it is better."""
+    value = math.log(found.value) if found.kind == "ratio" else found.value
+    return -value if direction == "higher" else value
+
+
+def allowed_loss(bound: float, kind: Kind, direction: Direction) -> float:
+    """Return a threshold's bound on the scale of ``loss``."""
+    if kind == "difference":
+        return bound
+    if direction == "higher":
+        return -math.log(bound) if bound > 0 else math.inf
+    return math.log(bound)
+
+
+def status_of(found: Change, bound: float, direction: Direction) -> Status:
+    """Return FAIL where the whole interval is worse than the bound, PASS where it is within it, else AMBIGUOUS.
+
+    A boundary value passes. A value that is no worse than the baseline's is never a regression, however wide its interval.
+    """
+    least, most = loss(found, direction)
+    if loss_of(found, direction) <= 0:
+        return "PASS"
+    limit = allowed_loss(bound, found.kind, direction)
+    floor = 1.0 if found.kind == "ratio" else 0.0  # logarithms have a scale of their own, amounts have not
+    slack = _EDGE * max(floor, abs(limit), abs(least), abs(most))
+    if least > limit + slack:
+        return "FAIL"
+    return "PASS" if most <= limit + slack else "AMBIGUOUS"
+
+
+def regression_check(limit: RegressionLimit, new: Side, old: Side, known: Spread | None = None) -> Check:
+    """Compare a metric with its baseline by ``benchlib.judge.change.change``; the direction is the metric's.
+
+    ``known`` is the spread between unchanged runs that a calibration measured.
+    """
+    metric = new.metric
+    common: dict[str, Any] = {
+        "name": f"{metric.name} vs baseline",
+        "kind": "regression",
+        "question": f"Is {metric.name} no worse than in the accepted run{'s' * (len(old.runs) > 1)}?",
+        "unit": metric.unit,
+    }
+    lacking = _no_value(new, old, common)
+    if lacking is not None:
+        return lacking
+    kind = kind_of(limit, *(min(run) for side in (new, old) for run in side.runs))
+    found = change(new.runs, old.runs, kind=kind, known=known)
+    wanted = threshold(limit, kind, metric.direction, old.value(kind), found.band)
+    status = status_of(found, wanted.bound, metric.direction)
+    advice = "; the interval spans the limit" if status == "AMBIGUOUS" else ""
+    advice += ": repeat the run" if advice and len(new.runs) == 1 else ""
+    return Check(
+        **common,
+        status=status,
+        reason=f"{new.text(kind)} against {old.text(kind)}: {_said(found, metric.unit)}{advice}",
+        value=new.metric.value if len(new.runs) == 1 else new.value(kind),
+        limit=_limit_text(limit, wanted, found, metric) + f" of {old.text(kind)}",
+        source=_basis(found),
+    )
+
+
+def _no_value(new: Side, old: Side, common: dict[str, Any]) -> Check | None:
+    """Return the check of a side without a value, None where both have one. A value that is no number fails."""
+    if new.runs and old.runs and new.metric.value is not None and old.metric.value is not None:
+        return None
+    if new.metric.value is None and new.metric.provenance != "not_available":
+        return Check(**common, status="FAIL", reason=f"not a number: {new.metric.reason}", source="baseline")
+    which, side = ("this run", new) if new.metric.value is None or not new.runs else ("the baseline", old)
+    reason = f"{which} has no value: {side.metric.reason}"
+    return Check(**common, status="NOT_COMPARABLE", reason=reason, value=new.metric.value, source="baseline")
+
+
+def _said(found: Change, unit: str) -> str:
+    if found.kind == "ratio":
+        text = f"ratio {found.value:.3f}"
+        return text if found.basis == "none" else f"{text}, 98 % interval {found.low:.3f} to {found.high:.3f}"
+    text = _signed(found.value, unit)
+    return (
+        text
+        if found.basis == "none"
+        else f"{text}, 98 % interval {_signed(found.low, unit)} to {_signed(found.high, unit)}"
+    )
+
+
+def _limit_text(limit: RegressionLimit, wanted: Threshold, found: Change, metric: Metric) -> str:
+    own = limit.text(metric.direction)
+    if not wanted.band_decides:
+        return own
+    if found.kind == "ratio":
+        return f"{wanted.bound - 1:+.1%} (the A/A band, wider than {own})"
+    return f"{'-' if metric.direction == 'higher' else '+'}{quantity(wanted.bound)} (the A/A band, wider than {own})"
+
+
+def _basis(found: Change) -> str:
+    runs = f"baseline of {found.old_runs} run{'s' * (found.old_runs > 1)}"
+    if found.spread is None:
+        return f"{runs}; the spread between runs is not known, accept --add and calibrate measure it"
+    band = band_text(found.band, found.kind)
+    few = "" if found.basis == "runs" else ", from too few runs to widen the interval: add a third"
+    return f"{runs}; A/A band {band}{few}"
+
+
+def _signed(amount: float, unit: str) -> str:
+    return f"{'+' if amount >= 0 else '-'}{quantity(abs(amount), unit)}"
+
+
+def open_checks(
+    limits: Iterable[RegressionLimit], result: Result, status: Literal["NO_BASELINE", "NOT_COMPARABLE"], reason: str
+) -> list[Check]:
+    """Make the regression checks of a run that has nothing to compare with."""
+    checks = []
+    for limit in limits:
+        metric = result.metric(limit.metric)
+        if metric is None or metric.value is None:
+            continue
+        checks.append(
+            Check(
+                name=f"{metric.name} vs baseline",
+                kind="regression",
+                question=f"Is {metric.name} no worse than in the accepted run?",
+                status=status,
+                reason=f"measured {metric.text}; {reason}",
+                value=metric.value,
+                unit=metric.unit,
+                limit=limit.text(metric.direction),
+                source="baseline",
+            )
+        )
+    return checks
+
+
+# What of a run is kept to compare with: its metrics and a thinned part of the samples.
+
+
+KEPT_SAMPLES = 200
+
+
+class RunRecord(BaseModel):
+    """A run as a baseline or a repetition keeps it. ``samples`` holds each metric's, or 200 quantiles of them."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    run: str
+    reason: str = ""
+    started_at: float
+    recorded_at: float
+    metrics: list[Metric]
+    samples: dict[str, list[float]]
+
+    @classmethod
+    def of(cls, run: Run, limits: Iterable[RegressionLimit], reason: str = "") -> "RunRecord":
+        """Record a run that has a result, with the samples of the metrics that have a limit."""
+        assert run.result is not None
+        samples = {limit.metric: thinned(run.samples.get(limit.metric, [])) for limit in limits}
+        return cls(
+            run=run.path.name,
+            reason=reason,
+            started_at=run.result.started_at,
+            recorded_at=time.time(),
+            metrics=run.result.metrics,
+            samples={name: values for name, values in samples.items() if values},
+        )
+
+    def is_copy_of(self, other: "RunRecord") -> bool:
+        """Tell whether both are the same run, under whatever name: begun at the same microsecond with the same numbers."""
+        return self.started_at == other.started_at and self.metrics == other.metrics
+
+    def metric(self, name: str) -> Metric | None:
+        """Return the metric of this name, or None."""
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+
+def side_of(records: Sequence[RunRecord], name: str) -> Side | None:
+    """Return one side of a comparison from several runs; None where none of them has the metric.
+
+    Runs in which the metric has no value do not count, unless none has one.
+    """
+    found = [(record, metric) for record in records if (metric := record.metric(name)) is not None]
+    if not found:
+        return None
+    valued = [(record, metric) for record, metric in found if metric.value is not None]
+    sides = [Side.of(metric, record.samples.get(name, [])) for record, metric in valued]
+    last = (valued or found)[-1][1]
+    return Side(last, tuple(run for side in sides for run in side.runs))
+
+
+def thinned(samples: Sequence[float], kept: int = KEPT_SAMPLES) -> list[float]:
+    """Return the samples as they are, or of more than ``kept`` the ``kept`` quantiles at (i + 1/2) / kept, in ascending order.
+
+    Quantiles keep the median and the spread; every second sample of a series that alternates would not.
+    """
+    if len(samples) <= kept:
+        return list(samples)
+    return [float(value) for value in np.quantile(np.asarray(samples, dtype=float), (np.arange(kept) + 0.5) / kept)]
+
+
+# ``repeats.json``: the earlier repetitions that a run of ``--repeat N`` is judged together with.
+#
+# The records are copied, not linked: a run stays judged as it was when the folders of the others are gone.
+
+
+NAME = "repeats.json"
+_RECORDS = TypeAdapter(list[RunRecord])
+
+
+def repeats(run: Run) -> list[RunRecord]:
+    """Return the earlier repetitions of a run, the oldest first; none where it was not repeated."""
+    path = run.path / NAME
+    if not path.exists():
+        return []
+    try:
+        return _RECORDS.validate_python(read_json(path))
+    except ValidationError as error:
+        raise UserError(f"{path}: not the records of repetitions ({error.errors()[0]['msg']})") from None
+
+
+def save_repeats(run_dir: Path | str, records: Sequence[RunRecord]) -> None:
+    """Write the earlier repetitions into the folder of the latest one."""
+    write_json(Path(run_dir) / NAME, _RECORDS.dump_python(list(records), mode="json"))

@@ -1,0 +1,203 @@
+"""From a run folder to its verdict: whole runs go to their benchmark's checks, others say why they are not whole."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.core import files
+from benchlib.core.errors import UserError
+from benchlib.core.files import read_object, write_json
+from benchlib.core.text import moment
+from benchlib.judge import baselines
+from benchlib.judge.checks import Check, Verdict, fact_check, save_verdict, verdict_of
+from benchlib.judge.regression import repeats
+from benchlib.launch import nodes
+from benchlib.results.run import Result, Run, save_result
+
+NOTEBOOK_ERROR = "logs/notebook.error.json"
+
+
+def judge(run_dir: Path | str, baselines_root: Path | None = None) -> Verdict:
+    """Check a run, write ``verdict.json`` and return it. A damaged or unfinished run gets a verdict that says so."""
+    run = Run(run_dir)
+    verdict = judged(run, baselines_root)
+    save_verdict(run.path, verdict)
+    return verdict
+
+
+def judged(run: Run, baselines_root: Path | None = None) -> Verdict:
+    """Return the verdict of a run without writing anything."""
+    try:
+        return _judge(run, baselines_root)
+    except UserError as error:
+        return _broken([], str(error))
+
+
+def _judge(run: Run, baselines_root: Path | None) -> Verdict:
+    benchmark = BENCHMARKS[run.config.benchmark]
+    result = run.result
+    if result is not None and result.status == "skipped":
+        return verdict_of([], skipped=result.reason)
+    if result is None and run.config.nnodes > 1 and run.status is not None and run.status["outcome"] == "complete":
+        return _elsewhere(run)
+    broken = _why_broken(run)
+    if broken:
+        return _broken([], broken)
+    comparison, damaged = _comparison(run, baselines_root)
+    checks: list[Check] = [
+        Check(
+            name="run completed",
+            kind="outcome",
+            question="Did every rank finish its work?",
+            status="PASS",
+            reason=f"{run.config.world_size} of {run.config.world_size} ranks ended in order",
+        ),
+        *_undisturbed(run),
+        *_files_whole(run),
+        *damaged,
+    ]
+    try:
+        checks += benchmark.load("checks")(run, comparison)
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        # A result of the right form that lacks what the checks read: cut by hand, foreign, or of another version.
+        raise UserError(
+            f"{run.path / 'result.json'} does not hold what the checks of {benchmark.name} need "
+            f"({type(error).__name__}: {error}): it is foreign, altered or of another version"
+        ) from error
+    stopped = _notebook_error(run)
+    if stopped:
+        return _broken(checks, f"the measurement is whole, but the notebook stopped: {stopped['message']}")
+    verdict = verdict_of(checks, runs=1 + len(repeats(run)))
+    measured = comparison.calibration
+    if measured is not None:
+        verdict.gate = {"sentence": measured.sentence(), "method": measured.method(), "rows": measured.rows()}
+    return verdict
+
+
+def _elsewhere(run: Run) -> Verdict:
+    """Return the verdict of a node without rank 0: its ranks ended in order, and what they measured is on another one."""
+    first = next((node.label() for node in nodes.read(run.path) if 0 in node.ranks), "")
+    where = f"node {first}, which has rank 0" if first else "the node of rank 0"
+    sentence = f"The ranks of this node ended in order; result and verdict of the run are on {where}."
+    return Verdict(verdict="SKIPPED", sentence=sentence, checks=[], elsewhere=first or "the node of rank 0")
+
+
+def _undisturbed(run: Run) -> list[Check]:
+    """Say of a run whose ranks may be started again whether they were: it tells what it learnt, and not how fast it is."""
+    count = baselines.restarts(run)
+    if not run.config.max_restarts and not count:
+        return []
+    failures = "; ".join(str(row.get("reason")) for row in (run.status or {}).get("earlier_attempts", []))
+    reason = f"started again {count} time{'s' * (count != 1)}" + (f": {failures}" if failures else "")
+    return [
+        Check(
+            name="no restart",
+            kind="outcome",
+            question="Did the ranks go through without being started again?",
+            status="AMBIGUOUS" if count else "PASS",
+            gates=False,
+            reason=f"{reason}; times hold the failures, and the run cannot become a baseline" if count else "they did",
+            value=float(count),
+            limit="= 0",
+        )
+    ]
+
+
+def _files_whole(run: Run) -> list[Check]:
+    """Check the files against what was written down when the run ended; nothing where nothing was (older runs)."""
+    faults = files.faults(run.path)
+    if faults is None:
+        return []
+    question = "Are the files of the run as they were when it ended?"
+    told = "; ".join(faults) or "sizes and checksums are those of files.json"
+    return [fact_check("files whole", question, not faults, told, kind="outcome")]
+
+
+def _comparison(run: Run, root: Path | None) -> tuple[baselines.Comparison, list[Check]]:
+    """Find what to compare with. A damaged file of the gate fails the run, and costs it none of its other checks."""
+    try:
+        found = baselines.find(run, root)
+    except UserError as error:
+        factors = [("the file", "whole", "damaged")]
+        lost = baselines.Comparison(status="NOT_COMPARABLE", factors=factors)
+        return lost, [_unreadable("baseline readable", "Can the accepted runs be read?", str(error))]
+    question = "Can the gate's calibration be read?"
+    return found, [_unreadable("calibration readable", question, found.damaged)] if found.damaged else []
+
+
+def _unreadable(name: str, question: str, reason: str) -> Check:
+    return Check(name=name, kind="outcome", question=question, status="FAIL", reason=reason)
+
+
+def _notebook_error(run: Run) -> dict[str, Any] | None:
+    path = run.path / NOTEBOOK_ERROR
+    return read_object(path, {"type": str, "message": str}) if path.exists() else None
+
+
+def _broken(checks: list[Check], reason: str) -> Verdict:
+    outcome = Check(
+        name="run completed", kind="outcome", question="Did every rank finish its work?", status="FAIL", reason=reason
+    )
+    return verdict_of([outcome, *(check for check in checks if check.name != outcome.name)], broken=reason)
+
+
+def _why_broken(run: Run) -> str:
+    """Return why a run has no complete result, in plain words; '' for a whole run."""
+    status, result = run.status, run.result
+    if status is not None and status["outcome"] != "complete":
+        stopped = _notebook_error(run)
+        dead = stopped is not None and stopped["type"] == "DeadKernelError"
+        return ("the notebook's kernel died; " if dead else "") + str(status["reason"])
+    if result is not None and result.status == "complete" and status is not None:
+        return ""
+    if status is None:
+        last, stopped = run.events[-1] if run.events else None, _notebook_error(run)
+        if last is None and stopped is not None:
+            return f"no rank was started; the notebook stopped: {stopped['message']}"
+        what = (
+            f"its last sign of life was {last['kind']} from {last['source']} at {moment(last['t'])}"
+            if last
+            else "no rank was started"
+        )
+        return f"the run was cut off and nobody was left to say why; {what}"
+    return "every rank ended, but no complete result was written"
+
+
+def is_running(run_dir: Path | str) -> bool:
+    """Tell whether a process on this machine still works on the run folder."""
+    running = files.taken(run_dir)
+    if running is not None:
+        return running
+    path = str(Path(run_dir).resolve())
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any(word.endswith(("benchlib.launch.supervise", "benchlib.runtime.worker")) for word in words) and path in {
+            str(Path(w).resolve()) for w in words if "/" in w
+        }:
+            return True
+    return False
+
+
+def mark_skipped(run: Run, reason: str) -> None:
+    """Write the result of a run whose backend is not there."""
+    save_result(run.path, Result.of(run.config, status="skipped", reason=reason, ended_at=time.time()))
+
+
+def mark_notebook_error(run_dir: Path, error: BaseException) -> None:
+    """Keep the error that stopped the notebook beside the run."""
+    message = str(getattr(error, "evalue", "") or error).strip().splitlines()
+    name = getattr(error, "ename", "") or type(error).__name__
+    write_json(run_dir / NOTEBOOK_ERROR, {"type": name, "message": f"{name}: {message[0] if message else ''}"})
+
+
+def summary_rows(verdict: Verdict) -> list[dict[str, Any]]:
+    """Return the checks as rows for a table: name, status, reason, limit."""
+    return [
+        {"check": check.name, "status": check.status, "reason": check.reason, "limit": check.limit}
+        for check in verdict.checks
+    ]

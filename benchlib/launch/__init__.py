@@ -1,0 +1,1 @@
+"""From a plan to ranks that run and end: launchers, supervisor, nodes, diagnosis. No torch."""

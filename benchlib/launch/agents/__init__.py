@@ -1,0 +1,1 @@
+"""Programs that act for a run on other machines: they submit jobs and run pods."""

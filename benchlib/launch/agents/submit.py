@@ -1,0 +1,144 @@
+"""The agent of a run that a command submits: SLURM's sbatch, TorchX.
+
+    python -m benchlib.launch.agents.submit --id REGEX --cancel "scancel {id}" [--left "squeue -h -j {id}"]
+                                     [--state "scontrol --oneliner show job {id}"] [--log FILE] -- COMMAND...
+
+COMMAND prints the job's id, the first group of REGEX. It ends with the job and its exit code, or, where there is
+``--state``, at once: then the job is over when that says so in SLURM's words (``sbatch --wait`` would do the same, but
+notices an end up to half a minute late). When this agent is ended, it cancels the job and waits until nothing is left.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from benchlib.launch.processes import leave_with_parent
+
+ID_S = 5.0  # for a command that was interrupted to tell the id
+CANCEL_S = 10.0
+TERM_S = 5.0
+POLL_S = 0.3
+TAIL_BYTES = 8000
+STATE_S = 2.0
+QUERIES = 15  # without an answer, in a row
+STATE = re.compile(r"JobState=(?P<state>\w+).*ExitCode=(?P<code>\d+):\d+", re.DOTALL)
+GOING_ON = (
+    "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "RESIZING", "REQUEUED",
+    "STOPPED",
+)  # fmt: skip
+
+
+class Submitted:
+    """One job. ``run`` returns the exit code of the command; ``cancel`` takes the job back."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.identity = options, ""
+        self._told = threading.Event()
+        self.process: subprocess.Popen[str] | None = None
+
+    def run(self) -> int:
+        """Submit the job and wait for its end."""
+        # In a session of its own: what ends this agent must not end the command before it has told the id.
+        self.process = subprocess.Popen(
+            self.options.command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+        code = self.process.wait()
+        code = 128 - code if code < 0 else code
+        self._told.wait(ID_S)
+        if self.options.state and not code:
+            code = self._watch()
+        if code:
+            self._show_log()
+        return code
+
+    def _watch(self) -> int:
+        """Wait until the job is over and return its exit code."""
+        unknown = 0
+        while unknown < QUERIES:
+            found = STATE.search(self._call(self.options.state))
+            unknown = 0 if found else unknown + 1
+            if found and found["state"] not in GOING_ON:
+                print(f"job {self.identity}: {found['state']}", file=sys.stderr, flush=True)
+                return 0 if found["state"] == "COMPLETED" else int(found["code"]) or 1
+            time.sleep(STATE_S)
+        print(f"job {self.identity!r} is not known any more: {self.options.state}", file=sys.stderr, flush=True)
+        return 1
+
+    def _read(self) -> None:
+        assert self.process and self.process.stdout
+        for line in self.process.stdout:
+            print(line, end="", flush=True)
+            found = None if self.identity else re.search(self.options.id, line)
+            if found:
+                self.identity = found.group(1)
+                self._told.set()
+        self._told.set()
+
+    def cancel(self) -> None:
+        """Cancel the job and wait until it is gone."""
+        if not self.process or (self.process.poll() is not None and not self.identity):
+            return
+        self._told.wait(ID_S)
+        if self.identity:
+            print(f"cancels {self.identity}", flush=True)
+            self._call(self.options.cancel)
+            end = time.monotonic() + CANCEL_S
+            while self.options.left and self._call(self.options.left) and time.monotonic() < end:
+                time.sleep(POLL_S)
+        if self.process.poll() is not None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):  # TorchX's local scheduler ends its replicas itself
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(TERM_S)
+
+    def _call(self, words: str) -> str:
+        command = [word.replace("{id}", self.identity) for word in shlex.split(words)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=CANCEL_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            print(f"{shlex.join(command)}: {error}", file=sys.stderr, flush=True)
+            return ""
+        if done.stderr.strip():
+            print(done.stderr.strip(), file=sys.stderr, flush=True)
+        return done.stdout.strip()
+
+    def _show_log(self) -> None:
+        """Repeat the end of the job's own output: torchrun's summary of failures is read from here."""
+        with contextlib.suppress(OSError):
+            text = Path(self.options.log).read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+            print(text, file=sys.stderr, flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line of the module's docstring."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchlib.launch.agents.submit", description="Submit a job and wait."
+    )
+    parser.add_argument("--id", required=True, help="expression whose first group is the job's id")
+    parser.add_argument("--cancel", required=True, help="command that cancels {id}")
+    parser.add_argument("--left", default="", help="command that prints something as long as {id} is there")
+    parser.add_argument("--state", default="", help="command that prints SLURM's JobState and ExitCode of {id}")
+    parser.add_argument("--log", default="/dev/null", help="file with the job's own output")
+    parser.add_argument("command", nargs="+")
+    job = Submitted(parser.parse_args(argv))
+    leave_with_parent()  # killed as an orphan it would leave its job in the queue
+    try:
+        return job.run()
+    except SystemExit:
+        job.cancel()
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

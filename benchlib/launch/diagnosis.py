@@ -1,0 +1,387 @@
+"""Which rank broke a run, and how, in plain words: pure functions over what is known about each rank.
+
+When one rank fails, the others fail too, a moment later and with louder texts ("connection closed by peer"). The
+cause is the earliest failure that is not an echo of another one; without any failure it is the rank that does *not*
+wait for others.
+"""
+
+import contextlib
+import linecache
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchlib.launch.processes import signal_name
+
+# Texts by which a rank reports that another one went away or did not answer.
+_SECONDARY = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|reset by peer|broken pipe|timed? ?out|timeout"
+    r"|DistStoreError|DistNetworkError|DistBackendError|NCCL|RCCL|XCCL|ProcessGroup|socket|recvBytes|sendBytes",
+    re.IGNORECASE,
+)
+# What a rank says about its own work is never an echo, whatever words it uses.
+_PRIMARY_TYPES = {
+    "UserError",
+    "DataError",
+    "StorageError",
+    "BackendUnavailable",
+    "OutOfMemoryError",
+    "MemoryError",
+    "AssertionError",
+    "KeyError",
+    "TypeError",
+}
+# The table that torchrun's agent prints about its ranks when one of them failed.
+_AGENT_ROW = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
+_AGENT_ROOT = "Root Cause (first observed failure)"
+# The line that it prints in each attempt about the first rank that failed.
+_AGENT_LINE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")
+# How it ends where another program has the port of the store. Beside a second agent of one machine the same words come
+# without the end: that one joins the store of the first.
+_PORT_TAKEN = re.compile(
+    r"port: (\d+),[^\n]*name: EADDRINUSE[^\n]*\s+The above exception was the direct cause"
+    r"(?:(?!The above exception).)*RendezvousConnectionError",
+    re.DOTALL,
+)
+# What Open MPI's mpirun says of the first rank that a signal ended; version 4 writes 0 for a process id it lost.
+_MPIRUN_KILLED = re.compile(
+    r"noticed that process rank (\d+) with PID (\d+) on\s+node\s+\S+\s+exited\s+on\s+signal\s+(\d+)"
+)
+EXIT_STORAGE = 74  # of a process that cannot write, not even why: EX_IOERR of sysexits.h
+_SIGNAL_LEAD_S = 0.2  # a death is noticed this much later than a peer may have written about it
+
+
+@dataclass
+class RankRecord:
+    """What is known about one rank. Times are unix seconds; ``returncode`` is negative for a signal.
+
+    ``heard_at``: of its last event; ``waited_at``: when it was last seen to wait for a rank that was still at work.
+    ``stacks`` is None where nobody asked, and empty where the rank was asked and did not answer. ``launch`` is the id of
+    the supervisor that it belongs to: two machines may have one host name.
+    """
+
+    rank: int
+    pid: int | None = None
+    host: str = ""
+    launch: str = ""
+    returncode: int | None = None
+    ended_at: float | None = None
+    ended_by_us: bool = False
+    at_work: bool = False
+    heard_at: float = 0.0
+    waited_at: float = 0.0
+    phase: str = ""
+    step: int | None = None
+    error: dict[str, Any] | None = None
+    stacks: str | None = field(default=None, repr=False)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the rank has not ended as far as is known."""
+        return self.returncode is None
+
+    def hear(self, event: dict[str, Any]) -> None:
+        """Take in an event that this rank wrote."""
+        self.heard_at = max(self.heard_at, float(event["t"]))
+        kind = event["kind"]
+        if kind == "start":
+            self.pid, self.host = int(event["pid"]), str(event.get("host", ""))
+            self.launch = str(event.get("launch", ""))
+        elif kind == "phase":
+            self.phase, self.step = str(event.get("name", "")), None
+            self.at_work = self.at_work or self.phase != "import"
+        elif kind == "error":
+            self.error = {key: event.get(key, "") for key in ("t", "type", "message", "traceback", "exit_code")}
+        if kind not in ("start", "phase", "error"):
+            self.at_work = True
+        if isinstance(event.get("step"), int):
+            self.step = event["step"]
+
+    def where(self) -> str:
+        """Return `` during phase train, step 12``, or where it stood before the first phase."""
+        if not self.phase:
+            return " before its first sign of work"
+        return f" during phase {self.phase}" + (f", step {self.step}" if self.step is not None else "")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row of this rank in ``status.json``."""
+        number = -self.returncode if self.returncode is not None and self.returncode < 0 else None
+        error = {key: self.error.get(key, "") for key in ("type", "message", "traceback")} if self.error else None
+        return {
+            "rank": self.rank, "pid": self.pid, "host": self.host, "returncode": self.returncode,
+            "signal": signal_name(number) if number else None, "ended_by_supervisor": self.ended_by_us,
+            "error": error, "last_phase": self.phase or None, "last_step": self.step, "stacks": self.stacks or None,
+        }  # fmt: skip
+
+
+def agent_failures(text: str) -> list[tuple[int, int, int, bool]]:
+    """Return (rank, exit code, process id, whether it is called the root cause) of each rank that an agent reports.
+
+    The agent is torchrun's, or Open MPI's mpirun, which names ranks that a signal ended; process id 0 is an unknown one.
+    """
+    killed = [(int(rank), -int(number), int(pid), True) for rank, pid, number in _MPIRUN_KILLED.findall(text)]
+    first, *rest = text.split(_AGENT_ROOT)
+    rows = [(part, False) for part in [first]] + [(part, True) for part in rest]
+    return killed + [
+        (int(rank), int(code), int(pid), root) for part, root in rows for rank, code, pid in _AGENT_ROW.findall(part)
+    ]
+
+
+def agent_exits(text: str) -> list[tuple[int, int]]:
+    """Return (process id, exit code) of the ranks that torchrun saw fail first, attempt by attempt."""
+    return [(int(pid), int(code)) for code, pid in _AGENT_LINE.findall(text)]
+
+
+def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
+    """Return why torchrun's agent gave up without a failed rank, from what it wrote; '' where that is not known."""
+    store = f"the rendezvous store at {endpoint}" if endpoint else "the rendezvous store"
+    reasons = {
+        "RendezvousTimeoutError": f"the nodes did not all meet within {limit_s:.0f} s (start-up limit)",
+        "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, and nobody can meet without it; start the run again on all nodes",
+        "RendezvousClosedError": f"{store} was closed: the run had ended on another node",
+    }
+    found = [(text.rfind(name), reason) for name, reason in reasons.items() if name in text]
+    for taken in _PORT_TAKEN.finditer(text):
+        found.append((taken.end(), f"port {taken[1]} is in use on this host: choose another rdzv_endpoint"))
+    return max(found)[1] if found else ""
+
+
+def no_restart_helps(error: dict[str, Any] | None) -> bool:
+    """Whether a rank failed for a reason that is there the next time too: wrong input, no such device, a full disk."""
+    error = error or {}
+    return error.get("type") in ("UserError", "DataError", "StorageError", "BackendUnavailable")
+
+
+def is_echo(error: dict[str, Any]) -> bool:
+    """Whether an error reads like the consequence of another rank's failure."""
+    name = str(error.get("type", ""))
+    return name not in _PRIMARY_TYPES and bool(_SECONDARY.search(f"{name}: {error.get('message', '')}"))
+
+
+def first_failure(ranks: list[RankRecord]) -> RankRecord | None:
+    """Return the rank that failed first and of itself, or the best that is left; None when none failed."""
+    own: list[tuple[float, RankRecord]] = []
+    for record in ranks:
+        if record.error and not is_echo(record.error):
+            own.append((float(record.error.get("t", 0.0)), record))
+        elif not record.error and not record.ended_by_us and record.returncode:
+            lead = _SIGNAL_LEAD_S if record.returncode < 0 else 0.0
+            own.append((float(record.ended_at or 0.0) - lead, record))
+    if own:
+        return min(own, key=lambda item: item[0])[1]
+    echoes = [record for record in ranks if record.error]
+    return min(echoes, key=lambda record: float((record.error or {}).get("t", 0.0))) if echoes else None
+
+
+def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
+    """Say what a failed rank did: raised, was killed, or left with a code."""
+    who = f"rank {record.rank}"
+    if record.error:
+        message = str(record.error.get("message", "")).strip()
+        first = message.splitlines()[0] if message else ""
+        if record.error.get("type") in ("UserError", "DataError", "StorageError"):
+            return message  # what the user gave is wrong, or the disk is full: the message says it all
+        text = f"{who} raised {record.error.get('type')}{record.where()}" + (f": {first}" if first else "")
+        gone = [other.rank for other in ranks if other.returncode == 0]
+        if is_echo(record.error) and gone:
+            text += f"; {_names(gone)} had already ended (exit code 0)"
+        return text
+    if record.returncode == EXIT_STORAGE:
+        return f"{who} could not write its files{record.where()}: the disk is full or read-only"
+    if record.returncode is not None and record.returncode < 0:
+        return f"{who} was killed by {signal_name(-record.returncode)}{record.where()}"
+    return f"{who} left with exit code {record.returncode} and no error{record.where()}; see logs/rank{record.rank}.err"
+
+
+def hanging(ranks: list[RankRecord]) -> RankRecord | None:
+    """Return the living rank that holds the others up: one that does not wait, else the one silent for longest."""
+    living = [record for record in ranks if record.alive]
+    busy = [record for record in living if record.stacks is not None and not is_waiting(main_stack(record.stacks))]
+    return min(busy or living, key=lambda record: record.heard_at, default=None)
+
+
+def hang_text(record: RankRecord, ranks: list[RankRecord], silent_s: float, limit: str) -> str:
+    """Say where a silent rank was, and who waited for it."""
+    text = f"rank {record.rank} sent no sign of life for {silent_s:.0f} s ({limit}){record.where()}"
+    text += _inside(record)
+    frames = main_stack(record.stacks or "")
+    if frames and is_waiting(frames):
+        text += "; it waited for other ranks or for its device"
+    waiting = [
+        other.rank
+        for other in ranks
+        if other is not record and other.alive and other.stacks and is_waiting(main_stack(other.stacks))
+    ]
+    if waiting:
+        text += f"; {_names(waiting)} waited in torch" + ("" if frames and is_waiting(frames) else " for it")
+    gone = [other.rank for other in ranks if other.returncode == 0]
+    if gone:
+        text += f"; {_names(gone)} had already ended (exit code 0)"
+    return text
+
+
+def late_text(record: RankRecord, limit_s: float) -> str:
+    """Say where a rank stood that was not at work in time."""
+    text = f"rank {record.rank} was not at work {limit_s:.0f} s after the launch (start-up limit); it stood{record.where()}"
+    return text + _inside(record)
+
+
+def _inside(record: RankRecord) -> str:
+    frames = main_stack(record.stacks or "")
+    if record.stacks == "":
+        return "; it did not answer the request for its Python stack (stopped, or stuck in the system)"
+    if not frames:
+        return ""
+    own = own_frame(frames)
+    return f"; its Python stack was inside {frames[0]}" + (f", called from {own}" if own and own != frames[0] else "")
+
+
+def _names(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+# Python stacks of ranks: asked for by a signal, read back from the text that ``faulthandler`` writes.
+
+
+COLLECT_S = 1.0  # that the ranks get to write their stacks
+_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_WAITING_FILES = re.compile(
+    r"torch[/\\](distributed[/\\]|autograd[/\\]graph\.py|futures[/\\]|cuda[/\\]__init__\.py|xpu[/\\]__init__\.py)"
+    r"|benchlib[/\\](process_group|mpi_work)\.py"
+)
+# The innermost Python line of a rank that waits for its device or for its peers in C++ code.
+_WAITING_LINE = re.compile(
+    r"\.(wait|item|synchronize|cpu|tolist|result)\(|barrier\(|all_reduce\(|all_gather|broadcast\("
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a Python stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}:{self.line})"
+
+
+def main_stack(text: str) -> list[Frame]:
+    """Return the main thread's frames, innermost first, of a ``faulthandler`` dump of all threads.
+
+    The main thread was created first and is printed last.
+    """
+    blocks: list[list[Frame]] = []
+    for line in text.splitlines():
+        if "(most recent call first)" in line:
+            blocks.append([])
+        elif blocks and (match := _FRAME.match(line)):
+            number = int(match["line"]) if match["line"].isdigit() else 0
+            blocks[-1].append(Frame(match["file"], number, match["function"]))
+    return blocks[-1] if blocks else []
+
+
+def is_waiting(frames: list[Frame]) -> bool:
+    """Whether a stack ends in torch's collectives, its backward pass (where gradients are awaited) or a device wait."""
+    if not frames:
+        return False
+    inner = frames[0]
+    return bool(_WAITING_FILES.search(inner.file)) or bool(
+        _WAITING_LINE.search(linecache.getline(inner.file, inner.line))
+    )
+
+
+def own_frame(frames: list[Frame]) -> Frame | None:
+    """Return the innermost frame that is not Python's or a package's own: the line that a reader can act on."""
+    return next(
+        (
+            frame
+            for frame in frames
+            if "site-packages" not in frame.file and "/lib/python" not in frame.file and "<frozen" not in frame.file
+        ),
+        frames[0] if frames else None,
+    )
+
+
+def collect(asked: Sequence[tuple[int, Path]]) -> list[str]:
+    """Ask processes (id, file of their stacks) for their Python stacks and return the new text of each.
+
+    The text is empty for a process that does not answer: it has no handler yet, or is stopped. The worker makes the
+    file after it has installed the handler; without one the signal would end the process, so it is not sent then.
+    """
+    sizes = [path.stat().st_size if path.exists() else None for _, path in asked]
+    for (pid, _), size in zip(asked, sizes, strict=True):
+        if size is not None:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGUSR1)
+    awaited = [(path, size) for (_, path), size in zip(asked, sizes, strict=True) if size is not None]
+    end, now = time.monotonic() + COLLECT_S, [-1]
+    while awaited and time.monotonic() < end:
+        time.sleep(0.05)
+        before, now = now, [path.stat().st_size for path, _ in awaited]
+        if now == before and all(size > old for size, (_, old) in zip(now, awaited, strict=True)):
+            break  # all have answered, and nothing is being added
+    return [
+        "" if size is None else path.read_bytes()[size:].decode(errors="replace")
+        for (_, path), size in zip(asked, sizes, strict=True)
+    ]
+
+
+# How the ranks of a run ended that did not end well, in plain words, from ``status.json``.
+
+
+STACKS_LIMIT = 20_000  # characters of one stack or traceback; a report stays small with a thousand ranks
+STACKS_SHOWN = 8
+
+
+def ranks(status: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return what each rank did, in words, where the run did not end well."""
+    if not status or status.get("outcome") == "complete":
+        return []
+    rows = []
+    for rank in status.get("ranks") or []:
+        error = rank.get("error") or {}
+        rows.append(
+            {
+                "rank": rank.get("rank"),
+                "pid": rank.get("pid"),
+                "culprit": rank.get("rank") == status.get("culprit"),
+                "phase": _phase(rank),
+                "end": _ending(rank, error),
+                "traceback": str(error.get("traceback") or "")[-STACKS_LIMIT:],
+            }
+        )
+    return sorted(rows, key=lambda row: not row["culprit"])
+
+
+def _phase(rank: dict[str, Any]) -> str:
+    step = f", step {rank['last_step']:,}" if isinstance(rank.get("last_step"), int) else ""
+    return f"{rank.get('last_phase') or 'not started'}{step}"
+
+
+def _ending(rank: dict[str, Any], error: dict[str, Any]) -> str:
+    if error:
+        return f"raised {error.get('type', 'an error')}: {error.get('message', '')}"
+    if rank.get("ended_by_supervisor"):
+        return f"was ended with the run ({rank.get('signal') or 'no signal needed'})"
+    if rank.get("signal"):
+        return f"was killed by {rank['signal']}"
+    code = rank.get("returncode")
+    return "had not ended" if code is None else "ended normally" if code == 0 else f"ended with exit code {code}"
+
+
+def stacks(status: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the Python stacks with the ranks that had them; ranks in the same place are told once."""
+    groups: dict[str, list[str]] = {}
+    culprit = (status or {}).get("culprit")
+    for rank in sorted((status or {}).get("ranks") or [], key=lambda rank: rank.get("rank") != culprit):
+        if rank.get("stacks"):
+            groups.setdefault(str(rank["stacks"])[:STACKS_LIMIT], []).append(str(rank.get("rank")))
+    rows = [(f"rank{'s' if len(members) > 1 else ''} {', '.join(members)}", stack) for stack, members in groups.items()]
+    return rows[:STACKS_SHOWN]

@@ -1,0 +1,322 @@
+"""The nodes of a run as each of them knows the others, and whether they are still there.
+
+Each node's supervisor holds a listening socket. Nobody speaks on it: whether a connection is taken, refused or unanswered
+is the kernel's word, and it holds for a supervisor that is busy, killed or cut off. The supervisor hangs up on whoever
+called, since the kernel answers no more of them than fit its queue.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import read_object, write_json
+
+# In the environment of the ranks: the id of the launch and, where there are other nodes, its supervisor's address and port.
+NODE = "BENCHLIB_NODE"
+NAME = "peers.json"
+PROBE_S = 3.0
+_BACKLOG = 128
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a run: ``launch`` is the id of its supervisor's launch, ``port`` 0 where no supervisor listens."""
+
+    launch: str
+    host: str
+    address: str
+    port: int
+    ranks: tuple[int, ...]
+
+    def label(self) -> str:
+        """Return what a person calls it: ``vm (10.0.0.2)``."""
+        return f"{self.host} ({self.address})" if self.address else self.host
+
+    def words(self) -> str:
+        """Return ``node vm (10.0.0.2) with ranks 2, 3``."""
+        return f"node {self.label()} with rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A node that is not there any more: ``how`` is gone (its processes ended) or unreachable (no answer at all)."""
+
+    node: Node
+    how: str
+
+    def words(self) -> str:
+        """Say which node it is and what is known of it."""
+        known = {
+            "gone": "its processes are gone",
+            "unreachable": "it does not answer on the network",
+        }
+        return f"{self.node.words()} was lost ({known[self.how]})"
+
+    def as_json(self) -> dict[str, object]:
+        """Return the row of this node in ``status.json``."""
+        return {"host": self.node.host, "address": self.node.address, "ranks": list(self.node.ranks), "how": self.how}
+
+
+def listen(address: str) -> socket.socket:
+    """Open the socket that tells the others that this node is there."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
+    listening.setblocking(False)
+    return listening
+
+
+def hang_up(listening: socket.socket) -> None:
+    """Close the connections that wait on a socket of ``listen``: at most as many as its queue holds, and never wait."""
+    for _ in range(_BACKLOG):
+        try:
+            listening.accept()[0].close()
+        except OSError:  # nobody waits, or the caller is gone again
+            return
+
+
+def state(node: Node, timeout_s: float = PROBE_S) -> str:
+    """Return ``there``, ``gone``, ``unreachable`` or, where nobody listens for it, ``unknown``."""
+    if not node.port:
+        return "unknown"
+    try:
+        socket.create_connection((node.address, node.port), timeout_s).close()
+        return "there"
+    except ConnectionRefusedError:
+        return "gone"
+    except OSError as error:
+        return "unknown" if error.errno in (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL) else "unreachable"
+
+
+def lost(nodes: Iterable[Node]) -> list[Lost]:
+    """Return those of the nodes that are not there any more, by rank. Takes ``PROBE_S`` at most for 64 nodes."""
+    asked = sorted(nodes, key=lambda node: node.ranks)
+    if not asked:
+        return []
+    with ThreadPoolExecutor(min(_AT_ONCE, len(asked))) as pool:
+        states = list(pool.map(state, asked))
+    return [Lost(node, how) for node, how in zip(asked, states, strict=True) if how in ("gone", "unreachable")]
+
+
+def launch_id() -> str:
+    """Return the id of the launch that this process belongs to; '' without a supervisor of ours."""
+    return (os.environ.get(NODE, "").split() or [""])[0]
+
+
+def group(rows: Iterable[tuple[int, str, str]]) -> list[Node]:
+    """Return the nodes of ranks: rows of (rank, host name, the rank's ``NODE`` variable), by their lowest rank."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for rank, host, text in rows:
+        launch, *place = text.split() or [""]
+        address, port = place if len(place) == 2 else ("", "0")
+        found.setdefault((launch, host, address, port), []).append(rank)
+    nodes = [
+        Node(launch, host, address, int(port), tuple(sorted(ranks)))
+        for (launch, host, address, port), ranks in found.items()
+    ]
+    return sorted(nodes, key=lambda node: node.ranks)
+
+
+def names(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Return what the node of each rank is called, by rank: its host name, or its address where two share the name."""
+    nodes = list(nodes)
+    hosts = [node.host for node in nodes]
+    called = {
+        rank: node.address if hosts.count(node.host) > 1 and node.address else node.host
+        for node in nodes
+        for rank in node.ranks
+    }
+    return tuple(called[rank] for rank in sorted(called))
+
+
+def write(run_dir: Path, nodes: Iterable[Node]) -> None:
+    """Write down the nodes of the run as it is now."""
+    write_json(run_dir / NAME, {"nodes": [dataclasses.asdict(node) for node in nodes]})
+
+
+def read(run_dir: Path) -> list[Node]:
+    """Return the nodes of a run; none before its ranks met."""
+    with contextlib.suppress(UserError, KeyError, TypeError):
+        rows = read_object(run_dir / NAME, {"nodes": list})["nodes"]
+        return [Node(**{**row, "ranks": tuple(row["ranks"])}) for row in rows]
+    return []
+
+
+# This machine's addresses: which of them reaches another machine, on which interface, and whether one is ours.
+
+
+DEFAULT_PORT = 29400  # torchrun's, where an endpoint names none
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``, ``[IPv6]:PORT`` or ``HOST``."""
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or not port.isdigit() or (":" in host and not host.startswith("[")):
+        return endpoint.strip("[]"), DEFAULT_PORT
+    return host.strip("[]"), int(port)
+
+
+def own_addresses() -> dict[str, str]:
+    """Return the interface of each IPv4 and IPv6 address of this machine (of this network namespace)."""
+    import psutil
+
+    return {
+        address.address.partition("%")[0]: name
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6)
+    }
+
+
+def resolve(host: str) -> list[str]:
+    """Return the addresses of a host; none where its name is not known."""
+    try:
+        return [str(found[4][0]) for found in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)]
+    except (OSError, UnicodeError):
+        return []
+
+
+def local_address(host: str, port: int = DEFAULT_PORT) -> str:
+    """Return the address of ours by which ``host`` is reached; '' where no way leads there. Sends nothing."""
+    for address in resolve(host):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((address, port))  # of a datagram socket: the kernel looks up the way and that is all
+                return str(probe.getsockname()[0])
+            except OSError:
+                continue
+    return ""
+
+
+def interface(address: str) -> str:
+    """Return the interface that has an address of ours, or ''."""
+    return own_addresses().get(address, "")
+
+
+def carrier_lost(address: str) -> str:
+    """Return the interface of an address of ours where its cable is out or it was taken down, else ''."""
+    import psutil
+
+    name = interface(address)
+    stats = psutil.net_if_stats().get(name)
+    return name if stats is not None and not stats.isup else ""
+
+
+def hosts_store(host: str) -> bool | None:
+    """Whether torchrun's rendezvous store is to be opened here. None where torchrun finds that out by itself.
+
+    It compares with the addresses of this machine's name, so it does not know a second network card or a namespace. Where
+    it knows, it also copes with a second agent on the same machine, which a plain yes would not.
+    """
+    addresses = resolve(host)
+    if not addresses:
+        return None
+    named = {host, *addresses} & {"localhost", socket.gethostname(), *resolve(socket.gethostname())}
+    if named or any(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
+        return None
+    return bool(set(addresses) & set(own_addresses()))
+
+
+# A rank's place among the others, read from the environment that its launcher gave it. No torch.
+
+
+# Per launcher: rank, world size, local rank, local world size. Ours and torchrun's names are the same. SLURM's names
+# of the step come before those of the job: a step may have fewer tasks than its job.
+_NAMES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    # Open MPI's and MPICH's mpirun, before SLURM: in a job of SLURM they start ranks that inherit one task's names.
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+)
+_NODE = "SLURM_NODEID"  # which of the nodes this one is, where sizes are listed by node
+
+
+@dataclass(frozen=True)
+class Place:
+    """``rank`` of ``size`` over all nodes, ``local_rank`` of ``local_size`` on this one."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def one_node(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self.local_size == self.size
+
+    def threads(self, wanted: int = 0) -> int:
+        """Return the CPU threads of this rank: ``wanted``, or its share of the usable cores where that is 0."""
+        from benchlib.core.machine import usable_cores
+
+        return wanted or max(1, usable_cores() // self.local_size)
+
+
+def place() -> Place:
+    """Return this process's place; without a launcher it is the only rank.
+
+    Raises ``UserError`` where the environment names a rank that cannot be.
+    """
+    known = [names for names in _NAMES if names[0] in os.environ and names[1] in os.environ]
+    if known:
+        # Of one launcher's rows the first that also tells how many ranks this node has.
+        whole = [names for names in known if names[0] == known[0][0] and os.environ.get(names[3])]
+        return _place((whole or known)[0])
+    if int(os.environ.get("JOB_COMPLETION_INDEX", "0")):
+        raise UserError(
+            f"JOB_COMPLETION_INDEX={os.environ['JOB_COMPLETION_INDEX']} without RANK: a pod of an Indexed Job does not know "
+            "its world; start the ranks by torchrun in each pod, as launcher=kubernetes does"
+        )
+    return Place()
+
+
+def _place(names: tuple[str, str, str, str]) -> Place:
+    values = [os.environ.get(name, "") for name in names]
+    told = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+    try:
+        rank, size = int(values[0]), int(values[1])
+        local_rank = int(values[2] or rank)
+        sizes = local_sizes(values[3])
+        # A list holds one size for each node. Without any, all ranks are taken to be here.
+        local_size = (sizes[int(os.environ.get(_NODE, "0"))] if len(sizes) > 1 else sizes[0]) if sizes else size
+    except (ValueError, IndexError):
+        raise UserError(f"{told}: not the place of a rank: start the ranks with one launcher only") from None
+    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
+        raise UserError(f"{told}: a rank must be below its size: start the ranks with one launcher only")
+    return Place(rank, size, local_rank, local_size)
+
+
+def local_sizes(text: str) -> list[int]:
+    """Return the ranks of each node from SLURM's short form: ``"2(x3),1"`` is [2, 2, 2, 1].
+
+    Raises ``ValueError`` for another form.
+    """
+    sizes: list[int] = []
+    for part in filter(None, text.split(",")):
+        count, _, repeated = part.partition("(x")
+        sizes += [int(count)] * int(repeated.removesuffix(")") or 1)
+    return sizes
+
+
+def attempt() -> str:
+    """Return what tells this start of the ranks by torchrun from the others; '' under another launcher.
+
+    torchrun's own count does not go up when ranks are started again because a node came or went, so the place where they
+    meet, a new port each time, is a part of it.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ""
+    names = ("TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    return " ".join(os.environ.get(name, "") for name in names)

@@ -1,0 +1,167 @@
+"""Processes of a run: who dies with whom, who belongs to it, and how all of them are ended.
+
+On Linux the kernel does the first part (parent death signal, child subreaper). Elsewhere a thread watches the parent.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
+
+MARK = "BENCHLIB_RUN_DIR"  # in the environment of every process of a run: how they are found when all else is lost
+SUPERVISOR_PID = "BENCHLIB_SUPERVISOR_PID"
+CONFIG = "BENCHLIB_CONFIG"  # what a rank reads instead of config.json: kinds of nodes may share one run folder
+WATCH_EVERY_S = 0.5
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Arrange that this process gets a signal when its parent dies; end it at once where ``parent`` is already gone.
+
+    The check of the parent's id after the request closes the race between the two. On Linux the signal follows the
+    *thread* that started this process, so a launcher must start its children from its main thread.
+    """
+    if sys.platform.startswith("linux"):
+        _prctl(_PR_SET_PDEATHSIG, number)
+    else:
+        threading.Thread(target=_watch_parent, args=(parent, number), daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def leave_with_parent() -> None:
+    """Leave by ``SystemExit`` on a polite signal and when the parent dies, so that what has to be taken back is.
+
+    Signals that come while the process is leaving do not disturb it: a parent's death is told more than once.
+    """
+
+    def leave(number: int, _: object) -> None:
+        for one in polite:
+            signal.signal(one, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    polite = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for one in polite:
+        signal.signal(one, leave)
+    die_with_parent(os.getppid(), signal.SIGTERM)
+
+
+def _watch_parent(parent: int, number: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(WATCH_EVERY_S)
+    os.kill(os.getpid(), number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of grandchildren whose parent dies, so that no process of a run gets out of sight (Linux)."""
+    if sys.platform.startswith("linux"):
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGKILL`` for 9; ``signal 99`` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def descendants(pid: int | None = None) -> list["psutil.Process"]:
+    """Return all living children of a process (default: this one) and theirs, zombies excluded."""
+    import psutil
+
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    living = []
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that ends meanwhile must not hide the others
+            if child.status() != psutil.STATUS_ZOMBIE:
+                living.append(child)
+    return living
+
+
+def marked(run_dir: Path | str) -> list["psutil.Process"]:
+    """Return the living processes on this machine that carry the mark of a run, except the caller."""
+    import psutil
+
+    path, found = str(Path(run_dir).resolve()), []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if (
+                process.pid != os.getpid()
+                and process.status() != psutil.STATUS_ZOMBIE
+                and process.environ().get(MARK) == path
+            ):
+                found.append(process)
+    return found
+
+
+def kill(processes: Iterable["psutil.Process"], number: int = signal.SIGKILL) -> None:
+    """Send a signal to processes and to the groups they lead; those that are gone are passed over."""
+    import psutil
+
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getpgid(process.pid) == process.pid:
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
+
+
+def kill_marked(run_dir: Path | str, timeout_s: float = 5.0) -> list[int]:
+    """Kill every process that carries the mark of a run; return the ids of those still there after ``timeout_s``."""
+    end = time.monotonic() + timeout_s
+    while (left := marked(run_dir)) and time.monotonic() < end:
+        kill(left)
+        time.sleep(0.05)
+    return [process.pid for process in left]
+
+
+# Shared memory in files: what the ranks of a run have mapped, so that it can be freed when they were killed.
+#
+# MPI, NCCL and others exchange data on one machine through files under /dev/shm, which they remove at their end. A rank
+# that is killed together with its launcher cannot, and the memory would stay taken until the machine restarts. Linux only.
+
+
+FOLDER = "/dev/shm"
+
+
+def mapped() -> list[str]:
+    """Return the files under /dev/shm that this process has mapped and that still have a name."""
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in lines if f" {FOLDER}/" in line}
+    return sorted(path for path in paths if not path.endswith(" (deleted)"))
+
+
+def note(run_dir: Path, rank: int) -> None:
+    """Write down what this rank has mapped, in ``logs/rankN.shm``; nothing where it has none."""
+    if paths := mapped():
+        with contextlib.suppress(OSError):  # on a full disk the run has other things to say
+            (run_dir / "logs" / f"rank{rank}.shm").write_text("\n".join(paths))
+
+
+def free(run_dir: Path) -> None:
+    """Remove what the ranks of a run noted; for a run of which no process lives any more."""
+    for listed in (run_dir / "logs").glob("rank*.shm"):
+        for path in listed.read_text(errors="replace").splitlines():
+            if os.path.dirname(os.path.normpath(path)) == FOLDER:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)

@@ -1,0 +1,1 @@
+"""What a run left: metrics, run folders, the store."""

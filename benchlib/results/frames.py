@@ -1,0 +1,214 @@
+"""The series behind the pictures: what a run recorded, as small frames, apart from how it is drawn.
+
+All functions take a :class:`benchlib.results.run.Run` (or anything with its ``events`` and ``samples``) and read only what is
+there: a cut run gives shorter series, a skipped one empty frames, never an error.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import pandas as pd
+
+from benchlib.core.errors import UserError
+from benchlib.core.stats import smoothed
+
+PARTS = ("data", "forward", "backward", "exchange", "optimizer")
+STEP_COLUMNS = (
+    "step",
+    "t",
+    "loss",
+    "lr",
+    "samples",
+    "tokens",
+    "step_s",
+    *(f"{part}_s" for part in PARTS),
+    "exchange_exposed_s",
+)
+
+
+class Records(Protocol):
+    """The part of a :class:`benchlib.results.run.Run` that the curves need."""
+
+    @property
+    def events(self) -> Any:
+        """All events in the order of time."""
+
+    @property
+    def samples(self) -> Any:
+        """Raw samples: lists by metric."""
+
+    @property
+    def result(self) -> Any:
+        """The result, or None."""
+
+
+def _events(run: Records, kind: str) -> list[dict[str, Any]]:
+    return [event for event in run.events or [] if event.get("kind") == kind]
+
+
+def readable(run: Records, part: str) -> Any:
+    """Return a part of a run, None where it is damaged: what the other parts show must not depend on it."""
+    try:
+        return getattr(run, part)
+    except UserError:
+        return None
+
+
+def _samples(run: Records, prefix: str) -> list[float]:
+    """Samples of the metric ``prefix``, with or without a scope suffix (``step_s`` finds ``step_s_minisquad_tiny``)."""
+    samples: Mapping[str, list[float]] = readable(run, "samples") or {}
+    return next(
+        (list(values) for name, values in samples.items() if name == prefix or name.startswith(prefix + "_")), []
+    )
+
+
+def table(run: Records, name: str) -> pd.DataFrame:
+    """Table ``name`` of the result as it was written, one row a row; empty where it is absent or damaged."""
+    result = readable(run, "result")
+    return pd.DataFrame(result.tables.get(name, []) if result else [])
+
+
+def typed(run: Records, name: str, columns: Mapping[str, Any]) -> pd.DataFrame:
+    """Table ``name`` with these columns and no others: texts ('' where there is none), numbers (NaN) or truth values.
+
+    ``columns`` gives of each an example of its kind: ``""``, ``0.0`` or ``False``.
+    """
+    found = table(run, name)
+    frame = pd.DataFrame(index=found.index)
+    for column, kind in columns.items():
+        values = found[column] if column in found else pd.Series(None, index=found.index, dtype=object)
+        if isinstance(kind, float):
+            frame[column] = pd.to_numeric(values, errors="coerce").astype(float)
+        else:
+            frame[column] = values.where(values.notna(), "").astype(str) if kind == "" else values.eq(True)
+    return frame.reset_index(drop=True)
+
+
+def steps(run: Records) -> pd.DataFrame:
+    """Training steps in order, one row a step (numbers; NaN where a value is missing or was not finite)."""
+    rows = [event for event in _events(run, "step") if event.get("step") is not None]
+    frame = pd.DataFrame(rows, columns=pd.Index(STEP_COLUMNS))
+    frame = frame.apply(pd.to_numeric, errors="coerce").dropna(subset=["step"])
+    # A resumed or repeated step is written again: the later line is the one that counts.
+    return frame.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
+
+
+def plan(run: Records) -> Mapping[str, Any]:
+    """The last plan event: total_steps, planned_steps, epoch_share, reason; empty when there was none."""
+    plans = _events(run, "plan")
+    return plans[-1] if plans else {}
+
+
+def smooth(values: pd.Series) -> pd.Series:
+    """Smooth as the checks do (``benchlib.core.stats.smoothed``), so that picture and verdict show the same number."""
+    return pd.Series(smoothed(values.tolist()), index=values.index)
+
+
+def steady(run: Records) -> tuple[float, float] | None:
+    """First and last step that count for the speed, or None where the run does not say.
+
+    The fact ``steady_from_step`` names the first; without it the samples of the step time are the last steps.
+    """
+    index = steps(run)["step"]
+    if index.empty:
+        return None
+    result = readable(run, "result")
+    first = (result.facts if result else {}).get("steady_from_step")
+    if first is None:
+        counted = len(_samples(run, "step_s"))
+        first = float(index.iloc[-counted]) if 0 < counted <= len(index) else None
+    return (float(first), float(index.iloc[-1])) if first is not None and first <= index.iloc[-1] else None
+
+
+def step_times(run: Records) -> pd.Series:
+    """Seconds of each counted step, of its slowest rank: the samples, or the events where there are none."""
+    samples = _samples(run, "step_s")
+    if not samples:
+        samples = _in_window(steps(run), steady(run))["step_s"].dropna().tolist()
+    return pd.Series(samples, dtype=float).dropna()
+
+
+def ranks(run: Records) -> pd.DataFrame:
+    """Seconds of a step on each rank, the one with most work first: columns ``rank``, ``own_s``, ``step_s``.
+
+    ``own_s`` is the rank's own work, without waiting for other ranks; NaN where the run did not tell it. From the
+    result's table ``ranks``.
+    """
+    result = readable(run, "result")
+    rows = result.tables.get("ranks", []) if result else []
+    frame = pd.DataFrame(rows, columns=pd.Index(["rank", "own_work_s_median", "step_s_median"])).apply(
+        pd.to_numeric, errors="coerce"
+    )
+    frame.columns = pd.Index(["rank", "own_s", "step_s"])
+    frame = frame.dropna(subset=["rank", "step_s"])
+    return frame.sort_values(["own_s", "step_s"], ascending=False, ignore_index=True)
+
+
+def _in_window(frame: pd.DataFrame, window: tuple[float, float] | None) -> pd.DataFrame:
+    return frame if window is None else frame[frame["step"].between(*window)]
+
+
+def throughput(run: Records) -> pd.DataFrame:
+    """Samples per second of each step: columns ``step``, ``samples_per_s``, ``steady`` (inside the counted window)."""
+    frame = steps(run)[["step", "samples", "step_s"]].dropna()
+    frame = frame[frame["step_s"] > 0]
+    window = steady(run)
+    counted = frame["step"].between(*window) if window else pd.Series(True, index=frame.index)
+    rate = frame["samples"] / frame["step_s"]
+    return pd.DataFrame({"step": frame["step"], "samples_per_s": rate, "steady": counted})
+
+
+def split(run: Records) -> dict[str, float]:
+    """Median seconds of each part of a steady step, in the order of execution; ``other`` is what no part covers.
+
+    Gradient exchange counts only as far as it is exposed, that is not hidden behind the backward pass, where the run
+    recorded that; so the parts of one step add up to it.
+    """
+    frame = _in_window(steps(run), steady(run))
+
+    def median(name: str) -> float | None:
+        # The samples of the metrics are means over the ranks: the picture and the table then say the same.
+        values = (
+            pd.Series(_samples(run, name), dtype=float)
+            if _samples(run, name)
+            else frame.get(name, pd.Series(dtype=float))
+        )
+        return float(values.median()) if values.notna().any() else None
+
+    exposed = median("exchange_exposed_s")
+    found = {part: median(f"time_{part}_s") or median(f"{part}_s") for part in PARTS}
+    found["exchange"] = found["exchange"] if exposed is None else exposed
+    parts = {part: value for part, value in found.items() if value is not None}
+    whole = median("step_s") or 0.0
+    rest = whole - sum(parts.values())
+    if parts and rest > 0.005 * whole:
+        parts["other"] = rest
+    return parts
+
+
+def _per_rank(value: Any, pids: list[Any]) -> Iterable[tuple[int, float]]:
+    """Yield (rank, number) from a sensor value: a mapping by pid, a list by rank, or one number."""
+    if isinstance(value, Mapping):
+        order = {str(pid): rank for rank, pid in enumerate(pids)}
+        pairs = [(order.get(str(pid), position), item) for position, (pid, item) in enumerate(value.items())]
+    elif isinstance(value, (list, tuple)):
+        pairs = list(enumerate(value))
+    else:
+        pairs = [(0, value)]
+    for rank, item in pairs:
+        if isinstance(item, (int, float)) and not isinstance(item, bool):
+            yield rank, float(item)
+
+
+def memory(run: Records, key: str = "rss_bytes_per_pid") -> pd.DataFrame:
+    """Memory by the supervisor's sensor ``key``: columns ``seconds`` (since launch), ``rank``, ``gb`` (1e9 bytes)."""
+    launched = _events(run, "launched")
+    pids = list(launched[-1].get("ranks") or []) if launched else []
+    readings = _events(run, "sensor")
+    start = launched[-1]["t"] if launched else (readings[0]["t"] if readings else 0.0)
+    rows = [
+        (event["t"] - start, rank, value / 1e9)
+        for event in readings
+        for rank, value in _per_rank(event.get(key, (event.get("values") or {}).get(key)), pids)
+    ]
+    return pd.DataFrame(rows, columns=pd.Index(["seconds", "rank", "gb"]))

@@ -1,0 +1,121 @@
+"""Metrics: named values that say where they come from."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from benchlib.core.stats import summary
+
+Direction = Literal["higher", "lower", "none"]
+Provenance = Literal["measured", "derived", "claimed", "not_available"]
+
+
+class Metric(BaseModel):
+    """A named value with unit, direction (which way is better) and provenance.
+
+    ``value`` is the median of ``n`` samples, or the one sample. It is None where the provenance is ``not_available``,
+    and where a measured value was not a finite number; ``reason`` then says why. The raw samples go to
+    ``samples.parquet``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str
+    value: float | None
+    unit: str
+    direction: Direction
+    provenance: Provenance
+    n: int = 1
+    ci_low: float | None = None
+    ci_high: float | None = None
+    reason: str = ""
+    samples: list[float] = Field(default_factory=list, exclude=True, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The value for a reader: three digits and the unit, or ``not available``."""
+        if self.value is None:
+            return "not available" if self.provenance == "not_available" else "not a number"
+        return quantity(self.value, self.unit)
+
+
+def quantity(value: float, unit: str = "") -> str:
+    """Format a value with about three significant digits: ``0.0512 s``, ``1,234 samples/s``, ``88.4``, ``220.1 GFLOP/s``."""
+    if unit == "FLOP/s":
+        for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
+            if abs(value) >= scale:
+                return f"{quantity(value / scale)} {prefix}{unit}"
+    size = abs(value)
+    if size != 0 and (size >= 1e7 or size < 1e-3):
+        text = f"{value:.3g}"
+    elif size >= 100:
+        text = f"{value:,.0f}" if size >= 1000 else f"{value:.1f}"
+    else:
+        text = f"{value:.3g}" if size < 10 else f"{value:.2f}"
+    return f"{text} {unit}".strip()
+
+
+def band_text(band: float, kind: str, unit: str = "") -> str:
+    """Write an A/A band: ``-25.6% to +34.5%`` for the ratios from 1/1.345 to 1.345, ``±0.4`` for a difference."""
+    if kind == "difference":
+        return f"±{quantity(band, unit)}"
+    low = 1 / (1 + band) - 1
+    return f"±{band:.1%}" if f"{abs(low):.1%}" == f"{band:.1%}" else f"{low:.1%} to +{band:.1%}"
+
+
+def measured(
+    name: str,
+    samples: float | Sequence[float],
+    unit: str,
+    direction: Direction = "none",
+    *,
+    derived: bool = False,
+    reason: str = "",
+) -> Metric:
+    """Make a metric of one or more samples; the value is their median, with its interval from two samples on.
+
+    A sample that is not finite makes the value None: such a metric fails its checks. ``derived`` marks a value that
+    was computed from measured ones.
+    """
+    values = [float(samples)] if isinstance(samples, (int, float)) else [float(value) for value in samples]
+    provenance: Provenance = "derived" if derived else "measured"
+    if not values:
+        return not_available(name, unit, direction, reason or "no samples were taken")
+    wrong = [value for value in values if not math.isfinite(value)]
+    if wrong:
+        why = f"{len(wrong)} of {len(values)} samples are not finite ({wrong[0]})"
+        return Metric(
+            name=name, value=None, unit=unit, direction=direction, provenance=provenance, n=len(values), reason=why
+        )
+    stats = summary(values)
+    return Metric(
+        name=name,
+        value=stats.median,
+        unit=unit,
+        direction=direction,
+        provenance=provenance,
+        n=stats.n,
+        ci_low=stats.ci_low,
+        ci_high=stats.ci_high,
+        reason=reason,
+        samples=values,
+    )
+
+
+def derived(
+    name: str, samples: float | Sequence[float], unit: str, direction: Direction = "none", reason: str = ""
+) -> Metric:
+    """Make a metric of values that were computed from measured ones; ``reason`` gives the formula."""
+    return measured(name, samples, unit, direction, derived=True, reason=reason)
+
+
+def not_available(name: str, unit: str, direction: Direction, reason: str) -> Metric:
+    """Make a metric that this machine cannot give, with the reason in plain words."""
+    return Metric(name=name, value=None, unit=unit, direction=direction, provenance="not_available", n=0, reason=reason)
+
+
+def claimed(name: str, value: float, unit: str, direction: Direction, source: str) -> Metric:
+    """Make a metric that a document or a vendor states; ``source`` names it."""
+    return Metric(name=name, value=value, unit=unit, direction=direction, provenance="claimed", reason=source)

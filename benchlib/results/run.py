@@ -1,0 +1,267 @@
+"""Results and run folders: what a run left, read and written as a whole."""
+
+import contextlib
+import errno
+import functools
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from benchlib.config.schema import BaseConfig, load_config
+from benchlib.core.errors import UserError
+from benchlib.core.events import Event, read_events
+from benchlib.core.files import atomic_path, check_schema, not_written, read_bytes, read_json, read_object, write_json
+from benchlib.results.metrics import Metric
+
+SCHEMA = 1
+VERDICTS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED")
+# A folder that holds two of these is a run's, whatever is damaged in it; one that does not is left alone.
+_OWN_FILES = ("config.json", "machine.json", "job.json", "status.json", "result.json", "verdict.json", "logs")
+
+# Any of them makes a folder a run: a damaged run may have lost the others.
+PARTS = ("config.json", "result.json", "verdict.json", "status.json", "machine.json", "report.html", "notebook.ipynb")
+
+
+class Result(BaseModel):
+    """What a benchmark measured.
+
+    ``facts`` are plain JSON values that are no metrics (versions, counts, flags), ``tables`` lists of rows for the
+    report, ``notes`` sentences for the reader.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    schema_version: int = SCHEMA
+    status: Literal["running", "complete", "partial", "skipped", "broken"] = "running"
+    reason: str = ""
+    benchmark: str
+    tier: str
+    backend: str
+    world_size: int
+    started_at: float = Field(default_factory=time.time)
+    ended_at: float | None = None
+    metrics: list[Metric] = Field(default_factory=list)
+    facts: dict[str, Any] = Field(default_factory=dict)
+    tables: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
+    notes: list[str] = Field(default_factory=list)
+
+    @classmethod
+    def of(cls, config: BaseConfig, **fields: Any) -> "Result":
+        """Start the result of a run with this config."""
+        return cls(
+            benchmark=config.benchmark, tier=config.tier, backend=config.backend, world_size=config.world_size, **fields
+        )
+
+    def metric(self, name: str) -> Metric | None:
+        """Return the metric of this name, or None."""
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+    def value(self, name: str) -> float | None:
+        """Return the value of the metric of this name, or None where it is absent or has none."""
+        metric = self.metric(name)
+        return metric.value if metric else None
+
+
+def save_result(run_dir: Path | str, result: Result) -> None:
+    """Write ``result.json``, and ``samples.parquet`` where metrics carry samples (columns metric, index, value)."""
+    if any(metric.samples for metric in result.metrics):
+        import pandas as pd
+
+        rows = [(metric.name, index, value) for metric in result.metrics for index, value in enumerate(metric.samples)]
+        frame = pd.DataFrame(rows, columns=["metric", "index", "value"])
+        with atomic_path(Path(run_dir) / "samples.parquet") as temporary:
+            frame.to_parquet(temporary, index=False)
+    write_json(Path(run_dir) / "result.json", result.model_dump(mode="json"))
+
+
+def load_result(run_dir: Path | str) -> Result:
+    """Read ``result.json``; ``UserError`` where it is missing, cut or of another schema."""
+    path = Path(run_dir) / "result.json"
+    values = read_json(path)
+    check_schema(path, values, SCHEMA)
+    try:
+        return Result.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(
+            f"{path}: not a result of this version ({'.'.join(map(str, first['loc']))}: {first['msg']})"
+        ) from None
+
+
+def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
+    """Read ``samples.parquet`` into lists by metric, in the order they were taken; empty where there is none."""
+    path = Path(run_dir) / "samples.parquet"
+    if not path.exists():
+        return {}
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    data = read_bytes(path)  # read_table() would also take a folder, and wait for a pipe
+    try:
+        table = parquet.read_table(pyarrow.BufferReader(data), columns=["metric", "value"])
+        names, values = table["metric"].to_pylist(), table["value"].to_pylist()
+    except (pyarrow.ArrowException, KeyError, OSError, ValueError, OverflowError) as error:
+        raise UserError(f"{path}: not readable samples ({error}); the file may be cut") from None
+    samples: dict[str, list[float]] = {}
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(name, str) or type(value) not in (float, int):
+            raise UserError(f"{path}: not samples of benchlib ({str(name)[:40]}: {str(value)[:40]} is no number)")
+        samples.setdefault(name, []).append(float(value))
+    return samples
+
+
+class Run:
+    """A run folder. Each part is read at first use and is None (or empty) where it is absent.
+
+    A part that is damaged raises ``UserError``.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise UserError(f"{path}: no such run folder; `benchlib list --runs` shows the stored ones")
+
+    @property
+    def recognised(self) -> bool:
+        """Whether the folder is a run's at all, whole or damaged: nothing may be written into another one."""
+        return sum((self.path / name).exists() for name in _OWN_FILES) > 1
+
+    def _object(self, name: str, **required: type) -> dict[str, Any] | None:
+        return read_object(self.path / name, required) if (self.path / name).exists() else None
+
+    @functools.cached_property
+    def config(self) -> BaseConfig:
+        """The config that ran."""
+        return load_config(self.path)
+
+    @functools.cached_property
+    def machine(self) -> dict[str, Any]:
+        """What machine it was, see ``benchlib.core.machine.describe``."""
+        found = self._object("machine.json") or {}
+        kinds = {"cpu": dict, "versions": dict, "devices": dict, "memory_bytes": (int, float)}
+        wrong = [name for name, kind in kinds.items() if name in found and not isinstance(found[name], kind)]  # type: ignore[arg-type]
+        if wrong or not all(isinstance(version, str) for version in found.get("versions", {}).values()):
+            raise UserError(
+                f"{self.path / 'machine.json'}: not a machine of benchlib ({', '.join(wrong) or 'versions'})"
+            )
+        return found
+
+    @functools.cached_property
+    def result(self) -> Result | None:
+        """What was measured."""
+        return load_result(self.path) if (self.path / "result.json").exists() else None
+
+    @functools.cached_property
+    def samples(self) -> dict[str, list[float]]:
+        """Raw samples by metric."""
+        return load_samples(self.path)
+
+    @functools.cached_property
+    def status(self) -> dict[str, Any] | None:
+        """How the ranks ended, written by the supervisor."""
+        return self._object("status.json", outcome=str, reason=str, ranks=list)
+
+    @functools.cached_property
+    def verdict(self) -> dict[str, Any] | None:
+        """What the checks said: the fields of ``benchlib.judge.checks.Verdict``."""
+        path = self.path / "verdict.json"
+        verdict = self._object(path.name, verdict=str, broken=bool, sentence=str, checks=list)
+        if verdict is None:
+            return None
+        if verdict["verdict"] not in VERDICTS:
+            raise UserError(f"{path}: not a verdict of benchlib: {verdict['verdict'][:40]!r}")
+        for row in verdict["checks"]:
+            kinds = {"name": str, "status": str, "reason": str, "kind": str, "gates": bool}
+            if not isinstance(row, dict) or any(not isinstance(row.get(name), kind) for name, kind in kinds.items()):
+                raise UserError(f"{path}: not a verdict of benchlib: {str(row)[:80]} is no check")
+        return verdict
+
+    @functools.cached_property
+    def events(self) -> list[Event]:
+        """All events in the order of time."""
+        return read_events(self.path)
+
+    def refresh(self) -> "Run":
+        """Return the same run with nothing read yet."""
+        return Run(self.path)
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether a folder holds a run, whole or damaged."""
+    return any((folder / name).is_file() for name in PARTS) or any(folder.glob("events-*.jsonl"))
+
+
+def run_path(config: BaseConfig, out: Path, now: float | None = None) -> Path:
+    """Return ``OUT/<tier>-<YYYYMMDD>/<benchmark>-<backend>-<HHMMSS>-<id>/``, which does not exist yet."""
+    moment = time.localtime(time.time() if now is None else now)
+    day = out / f"{config.tier}-{time.strftime('%Y%m%d', moment)}"
+    begin = f"{config.benchmark}-{config.backend}-{time.strftime('%H%M%S', moment)}"
+    while (path := day / f"{begin}-{uuid.uuid4().hex[:6]}").exists():
+        pass  # the same second and the same six digits
+    return path
+
+
+def new_run_dir(config: BaseConfig, out: Path, now: float | None = None) -> Path:
+    """Create and return the folder of a run, see ``run_path``."""
+    path = run_path(config, out, now)
+    try:
+        path.mkdir(parents=True)
+        (path / "logs").mkdir()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        raise not_written(path, error) from error
+    return path
+
+
+def check_place(out: Path) -> None:
+    """Raise ``StorageError`` where no run can be stored below ``out``; makes nothing."""
+    place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not place.is_dir():
+        raise not_written(out, NotADirectoryError(errno.ENOTDIR, ""))
+    if not os.access(place, os.W_OK | os.X_OK):
+        read_only = bool(os.statvfs(place).f_flag & os.ST_RDONLY)
+        number = errno.EROFS if read_only else errno.EACCES
+        raise not_written(out, OSError(number, os.strerror(number)))
+
+
+def find_runs(outputs: Path) -> Iterable[Path]:
+    """Return the run folders below ``outputs``, the newest first by name of day and time."""
+    runs = [path.parent for path in outputs.glob("*-*/*/config.json")]
+    return sorted(runs, key=lambda path: (path.parent.name[-8:], path.name.rsplit("-", 2)[-2:]), reverse=True)
+
+
+def fingerprint(config: BaseConfig, machine: dict[str, Any], facts: dict[str, Any]) -> dict[str, str]:
+    """Return the factors that have to be equal for two runs to be comparable, as texts by name.
+
+    Hardware, backend, world size, the config fields that change the work and the versions: benchlib's and torch's
+    major.minor, transformers' major. ``facts["identity"]`` replaces what a config names by path with what it is.
+    """
+    cpu, found = machine.get("cpu", {}), machine.get("versions", {})
+    device = machine.get("devices", {}).get("backends", {}).get(config.backend, {})
+    factors = {
+        "backend": config.backend,
+        "world_size": str(config.world_size),
+        "nodes": str(config.nnodes),
+        "cpu": f"{cpu.get('model')} x {cpu.get('usable_cores')}",
+        "memory_gib": str(round(machine.get("memory_bytes", 0) / 2**30)),
+        "devices": ", ".join(device.get("names", [])) if config.backend != "cpu" else "",
+        "benchlib": ".".join(found.get("benchlib", "?").split(".")[:2]),
+        "torch": ".".join(found.get("torch", "?").split(".")[:2]),
+        "transformers": found.get("transformers", "?").split(".")[0],
+    }
+    identity = facts.get("identity", {})
+    work = {name: identity.get(name, value) for name, value in config.work().items()}
+    return factors | {f"config.{name}": json.dumps(value, sort_keys=True) for name, value in sorted(work.items())}
+
+
+def fingerprint_key(factors: dict[str, str]) -> str:
+    """Return twelve hex digits that stand for a fingerprint."""
+    return hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,1 @@
+"""What stands under a rank: worker, process group, devices, timing, checkpoints, exchanges."""

@@ -1,0 +1,344 @@
+"""Checkpoints that unpickle nothing: tensors as safetensors, the rest as JSON, a manifest with SHA-256 of every file.
+
+A checkpoint is a folder ``step-000120``. It is written under another name and renamed when it is whole, and it is
+verified before it is read: a cut or altered one is passed over for the one before it.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from benchlib.core.errors import RunBroken, UserError
+from benchlib.core.files import is_storage_error, not_written, read_json, read_object, sha256, write_json
+from benchlib.runtime.group import all_gather_objects, barrier
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+KEEP = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint. ``state`` is what was given to ``save`` as plain JSON."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """Read one group of tensors onto the CPU."""
+        return load_file(self.path / f"{folder_name}.safetensors")
+
+
+def save(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    state: Mapping[str, Any],
+    extra: Callable[[Path], None] | None = None,
+    keep: int = KEEP,
+) -> Path:
+    """Write checkpoint ``step`` below ``folder`` and remove all but the newest ``keep``; return its path.
+
+    ``tensors`` are groups by file name, ``extra`` may add files of its own to the given folder. One process writes.
+    Raises ``StorageError`` where the disk is full; older checkpoints then stay as they are.
+    """
+    target, temporary = folder / folder_name(step), folder / f".{folder_name(step)}.{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        if extra:
+            extra(temporary)
+        for kind, group in tensors.items():
+            # clone(): tensors that share memory, or are parts of larger ones, cannot be stored as they are.
+            save_file(
+                {key: value.detach().cpu().contiguous().clone() for key, value in group.items()},
+                temporary / f"{kind}.safetensors",
+                {"format": "pt"},
+            )
+        write_json(temporary / STATE, dict(state))
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(temporary.iterdir())
+        }
+        write_json(temporary / MANIFEST, {"step": step, "files": files})
+        publish(temporary, target)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if cause := storage_error(error):
+            raise not_written(target, cause) from error
+        raise
+    for old in _folders(folder)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def folder_name(step: int) -> str:
+    """Return the name of a checkpoint's folder."""
+    return f"step-{step:08d}"
+
+
+def publish(temporary: Path, target: Path) -> None:
+    """Give a whole checkpoint its name, by one rename after its bytes are on the disk."""
+    for path in temporary.iterdir():
+        _sync(path)
+    former = target.with_name(f".{target.name}.{os.getpid()}.old")
+    shutil.rmtree(former, ignore_errors=True)
+    try:
+        for last in (False, False, True):
+            try:
+                os.rename(temporary, target)
+                break
+            except OSError as error:
+                if last or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+            # The same step again, after a resume. A folder with files in it cannot be replaced by one call: the former one
+            # is set aside, and is given its name again where this ends in between.
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(target, former)
+    except OSError:
+        _put_back(target.parent)
+        raise
+    _sync(target.parent)
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def _put_back(folder: Path) -> None:
+    """Give checkpoints that were set aside for a new one of the same step their name again, where that never came."""
+    for former in folder.glob(".step-*.old"):
+        target = folder / former.name.split(".")[1]
+        if target.exists():
+            shutil.rmtree(former, ignore_errors=True)
+            continue
+        with contextlib.suppress(OSError):  # another rank was faster, or the disk is read-only
+            os.rename(former, target)
+
+
+@contextlib.contextmanager
+def told(target: Path) -> Iterator[None]:
+    """Raise ``StorageError`` that names ``target`` where what the block writes, tensors too, finds no space or no permission."""
+    try:
+        yield
+    except Exception as error:
+        if cause := storage_error(error):
+            raise not_written(target, cause) from error
+        raise
+
+
+def storage_error(error: BaseException) -> OSError | None:
+    """Return the system's error where a writer failed for want of space or permission."""
+    if isinstance(error, SafetensorError):  # it keeps the number in its text only
+        found = re.search(r"os error (\d+)", str(error))
+        error = OSError(int(found[1]), os.strerror(int(found[1]))) if found else error
+    if isinstance(error, OSError) and (is_storage_error(error) or error.errno == errno.EACCES):
+        return OSError(error.errno, "")  # a plain one: what it says of the temporary folder is of no use
+    return None
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the checkpoints below ``folder``, the newest first."""
+    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True)
+
+
+def damage(path: Path) -> str:
+    """Return what is wrong with a checkpoint, or an empty text when every file is as it was written."""
+    try:
+        told = read_object(path / MANIFEST, {"step": int, "files": dict})
+        files = told["files"]
+        wanted_files = {
+            str(folder_name): (int(wanted["bytes"]), str(wanted["sha256"])) for folder_name, wanted in files.items()
+        }
+    except (UserError, KeyError, TypeError, ValueError):
+        return f"{MANIFEST} is missing or cut"
+    if STATE not in wanted_files or any(Path(folder_name).name != folder_name for folder_name in wanted_files):
+        return f"{MANIFEST} is not one of benchlib"
+    named = re.search(r"step-(\d+)", path.name)  # also in the name that it has while it is written
+    if named and int(named[1]) != told["step"]:
+        return f"{MANIFEST} is of step {told['step']}, its folder's name of step {int(named[1])}"
+    for folder_name, (size, digest) in wanted_files.items():
+        file = path / folder_name
+        if not file.is_file():
+            return f"{folder_name} is missing"
+        if file.stat().st_size != size:
+            return f"{folder_name} has {file.stat().st_size:,} bytes, not {size:,}"
+        if sha256(file) != digest:
+            return f"{folder_name} was altered (its SHA-256 is not the one in {MANIFEST})"
+    return ""
+
+
+def read(path: Path) -> Checkpoint:
+    """Open a checkpoint that was verified before."""
+    return Checkpoint(path, int(path.name.partition("-")[2]), read_json(path / STATE))
+
+
+def search(folder: Path, usable: Callable[[Checkpoint], bool] = lambda _: True) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest checkpoint below ``folder`` that is whole and ``usable``, and what is wrong with newer ones."""
+    faults = []
+    _put_back(folder)
+    for path in _folders(folder):
+        fault = damage(path)
+        if fault:
+            faults.append(f"{path.name}: {fault}")
+            log.warning("checkpoint %s is passed over: %s", path, fault)
+        elif usable(found := read(path)):
+            return found, faults
+    return None, faults
+
+
+def newest(folder: Path) -> Checkpoint:
+    """Return the newest checkpoint below ``folder`` that is whole; ``UserError`` where there is none."""
+    found, faults = search(folder)
+    if found is None:
+        told = f" ({'; '.join(faults)})" if faults else ": the folder has none"
+        raise UserError(f"{folder}: no whole checkpoint to resume from{told}")
+    return found
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return the optimizer's state as tensors named ``<number of the parameter>.<name of the state>``."""
+    return {
+        f"{index}.{folder_name}": torch.as_tensor(value)
+        for index, values in optimizer.state_dict()["state"].items()
+        for folder_name, value in values.items()
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Put back what ``optimizer_tensors`` returned; parameter groups stay as they are."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, value in tensors.items():
+        index, _, folder_name = key.partition(".")
+        state.setdefault(int(index), {})[folder_name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def rng_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the states of torch's random generators of this process, uint8."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type in ("cuda", "xpu", "mps"):
+        states["device"] = torch.get_device_module(device).get_rng_state()
+    return states
+
+
+def set_rng_state(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Put back what ``rng_state`` returned."""
+    torch.set_rng_state(states["cpu"])
+    if "device" in states:
+        torch.get_device_module(device).set_rng_state(states["device"])
+
+
+# The newest checkpoint that any node of a run has, for all of its nodes: they need not share a file system.
+#
+# After a failure ranks may be on other nodes than before, and a node that replaces a lost one has nothing. So the nodes tell
+# each other what they have, verified by SHA-256; who has the newest sends its files to those that lack it, and they verify
+# what they got before it counts.
+
+
+CHUNK_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a rank knows of the checkpoints on its node: only one rank of each node looks (``leads``)."""
+
+    leads: bool
+    step: int = -1
+    digest: str = ""
+    files: tuple[tuple[str, int], ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+def newest_shared(
+    folder: Path,
+    leads: bool,
+    device: torch.device,
+    usable: Callable[[Checkpoint], bool],
+    tell: Callable[[], None] = lambda: None,
+) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest whole checkpoint of any node that is ``usable``, and what is wrong with those passed over.
+
+    Collective: all ranks call it and get the same step, or None. ``folder`` is that of this node; ``leads`` is true for
+    one rank of each node. Messages are made on ``device``, and ``tell`` is called while files travel. Raises
+    ``RunBroken`` where a file arrives other than it was sent.
+    """
+    held = _look(folder, usable) if leads else _Held(False)
+    known: list[_Held] = all_gather_objects(held)
+    faults = [fault for one in known for fault in one.faults]
+    source = max(range(len(known)), key=lambda rank: (known[rank].step, -rank))
+    best = known[source]
+    if best.step < 0:
+        return None, faults
+    path = folder / folder_name(best.step)
+    if any(one.leads and one.digest != best.digest for one in known):
+        _share(path, best.files, source, leads and held.digest != best.digest, device, tell)
+    barrier()  # the other ranks of a node read what its leader received
+    return read(path), faults
+
+
+def _look(folder: Path, usable: Callable[[Checkpoint], bool]) -> _Held:
+    for left in folder.glob(".step-*.tmp"):  # by a process that was killed while it wrote
+        shutil.rmtree(left, ignore_errors=True)
+    found, faults = search(folder, usable)
+    if found is None:
+        return _Held(True, faults=tuple(faults))
+    files = tuple((file.name, file.stat().st_size) for file in sorted(found.path.iterdir()))
+    return _Held(True, found.step, sha256(found.path / MANIFEST), files, tuple(faults))
+
+
+def _share(
+    path: Path,
+    files: Iterable[tuple[str, int]],
+    source: int,
+    wanted: bool,
+    device: torch.device,
+    tell: Callable[[], None],
+) -> None:
+    """Send a checkpoint's files from rank ``source`` to all; those that ``wanted`` them keep and verify them."""
+    sends, fault = dist.get_rank() == source, ""
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        if wanted:
+            temporary.mkdir(parents=True)
+        for name, size in files:
+            with contextlib.ExitStack() as stack:
+                own = stack.enter_context((path / name).open("rb")) if sends else None
+                copy = stack.enter_context((temporary / name).open("wb")) if wanted else None
+                for begin in range(0, size, CHUNK_BYTES):
+                    count = min(CHUNK_BYTES, size - begin)
+                    data = torch.empty(count, dtype=torch.uint8)
+                    if own:
+                        own.readinto(data.numpy().data)
+                    moved = data.to(device)
+                    dist.broadcast(moved, src=source)
+                    if copy:
+                        copy.write(moved.cpu().numpy().data)
+                    tell()
+        if wanted and not (fault := damage(temporary)):
+            publish(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    found = [text for text in all_gather_objects(fault) if text]
+    if found:
+        raise RunBroken(f"checkpoint {path.name} was damaged on its way between the nodes: {found[0]}")

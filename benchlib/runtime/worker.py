@@ -1,0 +1,268 @@
+"""What a rank executes.
+
+    python -m benchlib.runtime.worker RUN_DIR [--benchmark module:function]
+    python -m benchlib.runtime.worker --probe
+
+Started by the supervisor, by torchrun, mpirun or SLURM; it reads its place from their environment. ``--benchmark`` runs a
+function of one's own in the frame (events, process group, supervision): ``function(config, run_dir, events)``, where
+the config is ``config.json`` as a plain namespace, or validated by the module's ``Config`` class if it has one.
+``--probe`` prints one JSON line of what torch reports about the backends, and which collective libraries are there.
+
+Exit codes: 0 done, 77 the backend is not there, 74 nothing can be written (a full disk), 1 another error. What it was
+is in ``logs/rankK.error.json``.
+"""
+
+import argparse
+import atexit
+import contextlib
+import errno
+import faulthandler
+import importlib
+import itertools
+import json
+import math
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from benchlib.config.cluster import ELSEWHERE
+from benchlib.core.errors import BackendUnavailable, StorageError
+from benchlib.core.events import EventWriter
+from benchlib.core.files import is_full, is_storage_error, not_written, read_json, write_json
+from benchlib.launch.diagnosis import EXIT_STORAGE, is_echo
+from benchlib.launch.nodes import Place, attempt, launch_id, place
+from benchlib.launch.processes import CONFIG, MARK, SUPERVISOR_PID, die_with_parent
+
+EXIT_SKIPPED = 77
+KEPT = ("out", "err", "error.json", "stacks")  # what a rank leaves in logs/
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def _tie_to_parent() -> None:
+    """Die with the supervisor, torchrun's agent or mpirun. Other parents (srun, a shell) look after their children."""
+    if SUPERVISOR_PID in os.environ:
+        die_with_parent(int(os.environ[SUPERVISOR_PID]))
+    elif "TORCHELASTIC_RUN_ID" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ or "MPI_LOCALRANKID" in os.environ:
+        die_with_parent(os.getppid())
+
+
+def _keep_earlier(logs: Path, rank: int) -> None:
+    """Move what an earlier attempt of this rank wrote to ``logs/attempt-N/``, N from 1: torchrun starts ranks again."""
+    if not attempt():
+        return
+    earlier = [path for kind in KEPT if (path := logs / f"rank{rank}.{kind}").exists()]
+    number = next(
+        number for number in itertools.count(1) if not any((logs / f"attempt-{number}").glob(f"rank{rank}.*"))
+    )
+    for path in earlier:
+        path.parent.joinpath(f"attempt-{number}").mkdir(exist_ok=True)
+        path.rename(logs / f"attempt-{number}" / path.name)
+
+
+def _redirect(logs: Path, rank: int) -> None:
+    """Send the output of a rank under torchrun or mpirun to files of its own, where a supervisor is there to read them."""
+    if MARK in os.environ and SUPERVISOR_PID not in os.environ:
+        for descriptor, name in ((1, "out"), (2, "err")):
+            target = os.open(logs / f"rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            os.dup2(target, descriptor)
+            os.close(target)
+
+
+def _install_stacks(path: Path) -> None:
+    """Write the Python stacks of all threads to ``path`` at every SIGUSR1.
+
+    The file appears after the handler is there: without a handler the signal would end the process.
+    """
+    faulthandler.enable(all_threads=True)
+    temporary = path.with_suffix(".stacks.tmp")
+    handle = temporary.open("a")  # stays open as long as the process lives
+    faulthandler.register(signal.SIGUSR1, file=handle, all_threads=True)
+    signal.siginterrupt(signal.SIGUSR1, False)  # blocking calls of other libraries go on after it
+    temporary.rename(path)
+
+
+def _set_threads(threads: int) -> None:
+    """Tell the numeric libraries their thread count; they read it once, when they are loaded.
+
+    torchrun sets 1 for everybody, so a value that is already there does not say what the user wants.
+    """
+    for name in THREAD_VARIABLES:
+        os.environ[name] = str(threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if threads > 1 else "false")
+
+
+def _named(reference: str) -> tuple[Callable[..., None], Callable[[dict[str, Any]], Any]]:
+    module_name, _, name = reference.partition(":")
+    module = importlib.import_module(module_name)
+    config = module.Config.model_validate if hasattr(module, "Config") else lambda values: SimpleNamespace(**values)
+    return getattr(module, name), config
+
+
+def _describe_machine(run_dir: Path) -> None:
+    """Write the facts of rank 0's machine: those of whoever submitted the run say nothing about its numbers."""
+    from benchlib.core import machine
+    from benchlib.runtime import devices
+
+    write_json(run_dir / "machine.json", machine.describe(devices.probe()))
+
+
+def _registered() -> Callable[[Any], Callable[..., None]]:
+    from benchlib.benchmarks import BENCHMARKS
+
+    return lambda config: BENCHMARKS[config.benchmark].load_run()
+
+
+def _config_file() -> str:
+    """Return the file in the run folder that this rank reads: pods of several kinds may share the folder."""
+    return os.environ.get(CONFIG) or "config.json"
+
+
+def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> None:
+    values = read_json(run_dir / _config_file())
+    _set_threads(where.threads(int(values.get("threads", 0))))
+    if where.rank == 0 and values.get("launcher") in ELSEWHERE:
+        _describe_machine(run_dir)
+    if benchmark:
+        function, read = _named(benchmark)
+        config = read(values)
+    else:
+        from benchlib.config.schema import load_config
+
+        config = load_config(run_dir, _config_file())
+        function = _registered()(config)
+    function(config, run_dir, events)
+
+
+def _report(error: BaseException, run_dir: Path, where: Place, events: EventWriter, exit_code: int) -> None:
+    """Write the error for the supervisor, and for torchrun's agent in its own form."""
+    text = "".join(traceback.format_exception(error))
+    record: dict[str, Any] = {
+        "rank": where.rank,
+        "pid": os.getpid(),
+        "t": time.time(),
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": text,
+        "exit_code": exit_code,
+    }
+    with contextlib.suppress(OSError):  # on a full disk the exit code is what is left to tell
+        write_json(run_dir / "logs" / f"rank{where.rank}.error.json", record)
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # torchrun takes the smallest whole second for the cause: an echo of another rank's failure is rounded up.
+        whole = math.ceil(record["t"]) if is_echo(record) else math.floor(record["t"])
+        extra = {"py_callstack": text, "timestamp": str(whole)}
+        with contextlib.suppress(OSError):
+            write_json(path, {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        events.emit("error", type=record["type"], message=record["message"], traceback=text, exit_code=exit_code)
+
+
+def _not_stored(error: OSError) -> bool:
+    return isinstance(error, StorageError) or is_storage_error(error)
+
+
+def _worded(error: BaseException, run_dir: Path) -> BaseException:
+    """Return the bare error of a full or read-only disk as the sentence that says what to do; others as they are."""
+    if not isinstance(error, OSError) or isinstance(error, StorageError):
+        return error
+    if not is_full(error) and error.errno != errno.EROFS:
+        return error
+    worded = not_written(error.filename or f"a file of the run {run_dir}", error)
+    worded.__cause__ = error
+    return worded
+
+
+def _mark_skipped(run_dir: Path, reason: str) -> None:
+    from benchlib.config.schema import load_config
+    from benchlib.results.run import Result, save_result
+
+    save_result(
+        run_dir, Result.of(load_config(run_dir, _config_file()), status="skipped", reason=reason, ended_at=time.time())
+    )
+
+
+def work(run_dir: Path, benchmark: str = "") -> int:
+    """Run this rank's part of a run and return the exit code."""
+    _tie_to_parent()
+    where = place()
+    logs = run_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    _keep_earlier(logs, where.rank)
+    _redirect(logs, where.rank)
+    _install_stacks(logs / f"rank{where.rank}.stacks")
+    events = EventWriter(run_dir, f"rank{where.rank}")
+    events.emit(
+        "start",
+        pid=os.getpid(),
+        host=platform.node(),
+        rank=where.rank,
+        local_rank=where.local_rank,
+        launch=launch_id(),
+        attempt=attempt(),
+    )
+    events.emit("phase", name="import")
+    try:
+        _run(run_dir, benchmark, where, events)
+    except BackendUnavailable as error:
+        if where.rank == 0 and not benchmark:
+            _mark_skipped(run_dir, str(error))
+        _report(error, run_dir, where, events, EXIT_SKIPPED)
+        return EXIT_SKIPPED
+    except BaseException as error:  # not only Exception: torch's CheckpointException and SystemExit are none
+        if isinstance(error, SystemExit) and not error.code:
+            return 0
+        code = EXIT_STORAGE if isinstance(error, OSError) and _not_stored(error) else 1
+        _report(_worded(error, run_dir), run_dir, where, events, code)
+        return code
+    events.emit("phase", name="done")
+    return 0
+
+
+def _probe() -> int:
+    from benchlib.runtime import devices, libraries
+
+    print(json.dumps({**devices.probe(), "collectives": libraries.probe()}))
+    return 0
+
+
+def main() -> int:
+    """Run the command line of the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m benchlib.runtime.worker", description="What a rank executes.")
+    parser.add_argument("run_dir", type=Path, nargs="?")
+    parser.add_argument(
+        "--benchmark", default="", metavar="MODULE:FUNCTION", help="run this function instead of the config's benchmark"
+    )
+    parser.add_argument("--probe", action="store_true", help="print what torch reports about the backends")
+    options = parser.parse_args()
+    if options.probe:
+        return _probe()
+    if options.run_dir is None:
+        parser.error("RUN_DIR is missing")
+    try:
+        return work(options.run_dir.resolve(), options.benchmark)
+    except OSError as error:  # before there was a place to report to
+        if not _not_stored(error):
+            raise
+        with contextlib.suppress(OSError):
+            print(not_written(options.run_dir, error), file=sys.stderr, flush=True)
+        return EXIT_STORAGE
+
+
+if __name__ == "__main__":
+    code = main()
+    # Leave without the interpreter's teardown: a reducer that drops the last reference to a gloo group deadlocks there
+    # now and then. What others registered for the exit (data loaders' children) still runs.
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # they may lie on a full disk
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,308 @@
+"""What a report says of a run, as plain values: the judgement, the key numbers, who did what, how to run it again.
+
+No HTML here and no reading twice: every part of the run folder may be absent or damaged, and what is damaged is named in
+``problems`` instead of costing the rest of the report.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from benchlib.benchmarks.collectives import tables as collective_tables
+from benchlib.benchmarks.parity import tables as parity_tables
+from benchlib.config.schema import BaseConfig, changes, command
+from benchlib.core.errors import UserError
+from benchlib.core.text import GROUPS, HEADLINES, KINDS, LABELS, MARKS, SCOPES, UNJUDGED, duration, moment, text
+from benchlib.judge.published import section
+from benchlib.launch.diagnosis import ranks, stacks
+from benchlib.results.metrics import Metric, quantity
+from benchlib.results.run import Result, Run
+from benchlib.results.store import DAY, RUN
+
+T = TypeVar("T")
+# What stands in place of a benchmark's raw tables, where they are too long to be read.
+VIEWS: dict[str, Callable[[Run], dict[str, list[dict[str, Any]]]]] = {
+    "collectives": collective_tables.report,
+    "parity": parity_tables.report,
+}
+
+
+@dataclass
+class Digest:
+    """The parts of a report; see the functions of the same names."""
+
+    name: str
+    benchmark: str
+    tier: str
+    backend: str
+    word: str
+    sentence: str
+    world_size: int | None = None
+    started: str = ""
+    duration: str = ""
+    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    gate: dict[str, Any] = field(default_factory=dict)
+    cards: list[dict[str, str]] = field(default_factory=list)
+    checks: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
+    unjudged: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    stacks: list[tuple[str, str]] = field(default_factory=list)
+    metrics: list[tuple[str, str, list[dict[str, str]]]] = field(default_factory=list)
+    published: dict[str, Any] | None = None
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    machine: list[tuple[str, str]] = field(default_factory=list)
+    config: list[tuple[str, str, str]] = field(default_factory=list)
+    command: str = ""
+
+    @property
+    def mark(self) -> str:
+        """A sign beside the word, for readers who do not see the colour."""
+        return MARKS.get(self.word, "?")
+
+
+class Reader(Protocol):
+    """Reads a part of a run, None where it is damaged."""
+
+    def __call__(self, part: Callable[[], T]) -> T | None:
+        """Return ``part()`` or None."""
+
+
+def tolerant(run: Run, problems: list[str]) -> Reader:
+    """Return a reader of a run's parts that notes what is damaged in ``problems``, without the folder's path."""
+
+    def read(part: Callable[[], T]) -> T | None:
+        try:
+            return part()
+        except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problems.append(str(error).strip().replace(f"{run.path}/", "") or type(error).__name__)
+            return None
+
+    return read
+
+
+def digest(run: Run) -> Digest:
+    """Read a run folder, whole or damaged, into what a report says."""
+    problems: list[str] = []
+
+    read = tolerant(run, problems)
+    config, result = read(lambda: run.config), read(lambda: run.result)
+    verdict, status = read(lambda: run.verdict), read(lambda: run.status)
+    verdict, status = (part if isinstance(part, dict) else None for part in (verdict, status))
+    word, sentence = judgement(verdict, status, result)
+    out = Digest(run.path.name, *identity(run, config, result), word, sentence, problems=problems)
+    out.world_size = config.world_size if config else (result.world_size if result else None)
+    started, ended = span(result, status)
+    out.started = moment(started) if started else ""
+    out.duration = duration(ended - started) if started and ended else ""
+    if result:
+        out.cards, out.metrics = cards(result), metrics(result)
+        out.tables, out.facts = (
+            read(lambda: VIEWS[result.benchmark](run) if result.benchmark in VIEWS else dict(result.tables)) or {},
+            [(name.replace("_", " "), shown) for name, value in result.facts.items() if (shown := text(value))],
+        )
+        out.notes = list(result.notes)
+        out.published = read(lambda: section(run)) if config else None
+    everything = read(lambda: checks(verdict or {})) or []
+    out.checks = [
+        (kind, kept) for kind, rows in everything if (kept := [row for row in rows if row["word"] not in UNJUDGED])
+    ]
+    out.unjudged = [
+        (kind, left) for kind, rows in everything if (left := [row for row in rows if row["word"] in UNJUDGED])
+    ]
+    out.ranks, out.stacks = read(lambda: (ranks(status), stacks(status))) or ([], [])
+    read(lambda: run.samples)  # only the pictures use them; here a damaged file gets its name
+    out.gate = found if isinstance(found := (verdict or {}).get("gate"), dict) else {}
+    out.machine = read(lambda: machine_rows(run.machine)) or []
+    if config:
+        out.warnings = read(lambda: warnings(config, result)) or []
+        out.config, out.command = changes(config), command(config)
+    return out
+
+
+def judgement(verdict: dict[str, Any] | None, status: dict[str, Any] | None, result: Result | None) -> tuple[str, str]:
+    """Return the word of the banner and its sentence: from the verdict, else from how the ranks ended."""
+    outcome, reason = (str((status or {}).get(name) or "") for name in ("outcome", "reason"))
+    said = str((verdict or {}).get("sentence") or "")
+    if verdict and not verdict.get("broken"):
+        return str(verdict.get("verdict", "UNFINISHED")), said
+    if outcome == "skipped" or (result and result.status == "skipped"):
+        return "SKIPPED", _sentence(reason or (result.reason if result else ""))
+    if outcome not in ("", "complete"):
+        # The supervisor's own words: it saw which rank did what.
+        return ("STOPPED" if outcome == "stopped" else "BROKEN"), _sentence(
+            reason
+        ) or said or f"The run ended: {outcome}."
+    if verdict:
+        return "BROKEN", said
+    if status:
+        return (
+            "UNFINISHED",
+            "The ranks ended, but nothing judged the run yet. `benchlib report` judges and renders stored results.",
+        )
+    return "UNFINISHED", "Nothing says how this run ended: it is still going on, or it was killed with its supervisor."
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def identity(run: Run, config: BaseConfig | None, result: Result | None) -> tuple[str, str, str]:
+    """Return benchmark, tier and backend of a run: from its records, else from the name of its folder."""
+    source = config or result
+    if source:
+        return source.benchmark, source.tier, source.backend
+    # The folder's own name is what is left: OUT/<tier>-<day>/<benchmark>-<backend>-<time>-<id>. Another one tells nothing.
+    day, name = DAY.match(run.path.parent.name), RUN.match(run.path.name)
+    return name["benchmark"] if name else "?", day["tier"] if day else "?", name["backend"] if name else "?"
+
+
+def span(result: Result | None, status: dict[str, Any] | None) -> tuple[float | None, float | None]:
+    """Return when a run started and ended, in unix seconds, as far as its records say."""
+    times = [(status or {}).get(name) for name in ("started_at", "ended_at")]
+    started = result.started_at if result else times[0]
+    ended = (result.ended_at if result else None) or times[1]
+    return tuple(float(value) if isinstance(value, (int, float)) else None for value in (started, ended))  # type: ignore[return-value]
+
+
+def _interval(metric: Metric) -> str:
+    if metric.ci_low is None or metric.ci_high is None:
+        return ""
+    value, low, high = (
+        quantity(end, metric.unit).partition(" ") for end in (metric.value or 0.0, metric.ci_low, metric.ci_high)
+    )
+    # The unit stands beside the value already; it is said again only where its prefix is another one (GFLOP/s, TFLOP/s).
+    return f"{low[0]} to {high[0]}" if low[2] == high[2] == value[2] else f"{''.join(low)} to {''.join(high)}"
+
+
+def cards(result: Result) -> list[dict[str, str]]:
+    """Return the key numbers: label, value, unit, note."""
+    present = [metric for metric in result.metrics if metric.value is not None]
+    wanted = HEADLINES.get(result.benchmark)
+    found = [
+        (prefix, metric)
+        for prefix in wanted or ()
+        for metric in present
+        if metric.name == prefix or metric.name.startswith(prefix + "_")
+    ]
+    if not wanted:
+        found = [(metric.name, metric) for metric in present[:6]]
+    rows = []
+    for prefix, metric in dict(found).items():
+        value, _, unit = metric.text.partition(" ")
+        note = (
+            f"95 %: {_interval(metric)}, n = {metric.n}"
+            if _interval(metric)
+            else ("one value" if metric.n == 1 else metric.provenance)
+        )
+        rows.append(
+            {
+                "label": LABELS.get(prefix, prefix.replace("_", " ")),
+                "value": value,
+                "unit": unit,
+                "note": note,
+                "name": metric.name,
+            }
+        )
+    return rows
+
+
+def metrics(result: Result) -> list[tuple[str, str, list[dict[str, str]]]]:
+    """Return the metrics by provenance: title, meaning, rows."""
+    out = []
+    for provenance, title, meaning in GROUPS:
+        rows = [
+            {
+                "name": metric.name,
+                "value": metric.text,
+                "interval": _interval(metric),
+                "n": str(metric.n) if metric.n else "",
+                "reason": metric.reason,
+            }
+            for metric in result.metrics
+            if metric.provenance == provenance
+        ]
+        if rows:
+            out.append((title, meaning, rows))
+    return out
+
+
+def checks(verdict: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return the checks by kind, what failed first within each."""
+    order = ["FAIL", "AMBIGUOUS", "DIFFERS", "PASS", "NOT_COMPARABLE", "NO_BASELINE", "SKIPPED"]
+    rows = [row for row in verdict.get("checks") or [] if isinstance(row, dict)]
+    groups = []
+    for kind in dict.fromkeys([*KINDS, *(str(row.get("kind", "")) for row in rows)]):
+        members = [_check_row(row) for row in rows if str(row.get("kind", "")) == kind]
+        members.sort(key=lambda row: order.index(row["word"]) if row["word"] in order else 0)
+        if members:
+            groups.append((KINDS.get(kind, kind), members))
+    return groups
+
+
+def _check_row(row: dict[str, Any]) -> dict[str, Any]:
+    value, status = row.get("value"), str(row.get("status", ""))
+    # A check that gates nothing cannot fail the run: it says that a value differs from a reference.
+    word = "DIFFERS" if status == "FAIL" and row.get("gates") is False else status
+    shown = quantity(float(value), str(row.get("unit") or "")) if isinstance(value, (int, float)) else ""
+    if isinstance(value, (int, float)) and float(value).is_integer() and abs(value) < 1e7:
+        shown = f"{value:,.0f} {row.get('unit') or ''}".strip()  # counts have no decimals
+    return row | {"word": word, "mark": MARKS.get(word, "?"), "value": shown}
+
+
+def warnings(config: BaseConfig, result: Result | None) -> list[str]:
+    """Return what limits the meaning of the result: stand-ins for data and model, and a training that was cut."""
+    share = result.facts.get("epoch_share") if result else None
+    share = float(share) if isinstance(share, (int, float)) else 1.0
+    scope = getattr(config, "quality_scope", lambda _: "")(share)
+    model = result.facts.get("model") if result else None
+    named = [*scope.split("_"), *(_stand_ins(model) if isinstance(model, dict) else ())]
+    parts = [SCOPES.get(part, part) for part in dict.fromkeys(named) if part]
+    out = []
+    if parts:
+        listed = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+        out.append(
+            f"These results come from {listed}. They count only for their own baseline, never for the target of the real benchmark."
+        )
+    if config.planted_slowdown:
+        out.append(
+            f"Timed work was made {config.planted_slowdown:.0%} longer on purpose (planted_slowdown), to see whether the gate finds it."
+        )
+    planted = getattr(config, "planted_layer", -1)
+    if planted >= 0:
+        out.append(
+            f"The output of encoder layer {planted} was changed on purpose in every member (planted_layer), to see whether the comparison finds it."
+        )
+    if share < 1:
+        facts = result.facts if result else {}
+        counts = [facts.get(name) for name in ("planned_steps", "total_steps")]
+        steps = f", {counts[0]:,} of {counts[1]:,} steps" if all(isinstance(count, int) for count in counts) else ""
+        reason = f": {facts['plan_reason']}" if facts.get("plan_reason") else ""
+        out.append(f"The run covered {share:.1%} of the whole training{steps}{reason}.")
+    return out
+
+
+def _stand_ins(model: dict[str, Any]) -> list[str]:
+    """Return what of a model, as its facts tell it, is not the real thing."""
+    return ["tiny"] * (model.get("name") == "tiny") + ["random"] * (model.get("init") == "random")
+
+
+def machine_rows(machine: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the machine as rows; sizes in GiB, nested parts joined."""
+    rows = []
+    for name, value in machine.items():
+        label, shown = name.replace("_", " "), text(value)
+        if name.endswith("_bytes") and isinstance(value, (int, float)):
+            label, shown = label.removesuffix(" bytes"), f"{value / 2**30:.1f} GiB"
+        if name == "devices" and isinstance(value, dict):
+            found = [
+                f"{kind}: {text(item.get('names') or item.get('count') or '')}"
+                for kind, item in (value.get("backends") or {}).items()
+                if item.get("available")
+            ]
+            shown = "; ".join(found)
+        if shown:
+            rows.append((label, shown))
+    return rows

@@ -1,0 +1,113 @@
+"""JUnit XML for CI systems: a run is a test suite, a check is a test.
+
+How a status is told (the attributes and their order are those of Jenkins' schema):
+
+- PASS is a test that passed, FAIL a failure; where the run broke, its first check is an error
+- AMBIGUOUS is skipped, as it does not fail ``benchlib run`` either: repeat the run, or gate with ``--strict``
+- SKIPPED, NO_BASELINE and NOT_COMPARABLE are skipped with their reason, and so is an informative check that differs
+- a damaged or unfinished run is a suite with an error, so that it cannot pass unseen
+"""
+
+import datetime
+import re
+from collections.abc import Sequence
+from xml.etree import ElementTree
+
+from benchlib.judge.checks import Check
+from benchlib.judge.snapshot import Snapshot
+from benchlib.show.exports import counted, put
+
+# What XML 1.0 has no way to write, not even escaped (https://www.w3.org/TR/xml/#charsets).
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+    """Write one XML document with a suite for each run."""
+    return put(text(runs), output, f"JUnit XML of {counted(len(runs), 'run')}")
+
+
+def text(runs: Sequence[Snapshot]) -> str:
+    """Return the document."""
+    suites = [_suite(run) for run in runs]
+    root = ElementTree.Element("testsuites", {"name": "benchlib"} | _sums(suites))
+    root.extend(suites)
+    ElementTree.indent(root)
+    body = ElementTree.tostring(root, encoding="unicode", short_empty_elements=True)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
+
+
+def _clean(words: object) -> str:
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", str(words))
+
+
+def _sums(suites: Sequence[ElementTree.Element]) -> dict[str, str]:
+    sums = {name: str(sum(int(suite.get(name, "0")) for suite in suites)) for name in ("tests", "failures", "errors")}
+    return sums | {"time": f"{sum(float(suite.get('time', '0')) for suite in suites):.3f}"}
+
+
+def _suite(run: Snapshot) -> ElementTree.Element:
+    class_name = _clean(".".join(("benchlib", run.benchmark, run.tier, run.backend)))
+    cases = [_case(class_name, *told) for told in _tests(run)]
+    counts = {
+        f"{kind}s" if kind != "skipped" else kind: str(sum(case.find(kind) is not None for case in cases))
+        for kind in ("failure", "error", "skipped")
+    }
+    seconds = run.ended_at - run.started_at if run.started_at and run.ended_at else 0.0
+    named = {"name": _clean(run.run), "tests": str(len(cases))}
+    suite = ElementTree.Element("testsuite", named | counts | {"time": f"{max(0.0, seconds):.3f}"})
+    if run.started_at:
+        moment = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC)
+        suite.set("timestamp", moment.strftime("%Y-%m-%dT%H:%M:%S"))
+    suite.set("hostname", _clean(run.machine.get("host") or "unknown"))
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in _properties(run).items():
+        ElementTree.SubElement(properties, "property", name=_clean(name), value=_clean(value))
+    suite.extend(cases)
+    return suite
+
+
+def _properties(run: Snapshot) -> dict[str, str]:
+    found = {"verdict": run.word, "sentence": run.sentence, "benchmark": run.benchmark, "tier": run.tier}
+    found["backend"] = run.backend
+    metrics = run.result.metrics if run.result else []
+    return found | {f"metric.{metric.name}": metric.text for metric in metrics if metric.value is not None}
+
+
+def _tests(run: Snapshot) -> list[tuple[str, str, str, str]]:
+    """Return name, element ('' for a passed test), message and text of each test of a run."""
+    found = [_of_check(check, broken=bool(run.verdict and run.verdict.broken)) for check in _checks(run)]
+    if run.problems:
+        found.append(("run readable", "error", "DAMAGED: parts of the run cannot be read", "\n".join(run.problems)))
+    if not found:
+        kind = "skipped" if run.word == "SKIPPED" else "error"
+        found.append(("run completed", kind, f"{run.word}: {run.sentence}", run.sentence))
+    return found
+
+
+def _checks(run: Snapshot) -> list[Check]:
+    return run.verdict.checks if run.verdict else []
+
+
+def _of_check(check: Check, broken: bool) -> tuple[str, str, str, str]:
+    numbers = f"value {check.value:g} {check.unit}".strip() if check.value is not None else ""
+    limit = f"limit {check.limit}" + (f" ({check.source})" if check.source else "") if check.limit else ""
+    body = "\n".join(line for line in (check.question, check.reason, numbers, limit) if line)
+    if check.status == "PASS":
+        return check.name, "", "", body
+    if check.status == "FAIL" and check.gates:
+        kind = "error" if broken and check.kind == "outcome" else "failure"
+        return check.name, kind, check.reason, body
+    word = "DIFFERS (informative)" if check.status == "FAIL" else check.status
+    return check.name, "skipped", f"{word}: {check.reason}", body
+
+
+def _case(class_name: str, name: str, kind: str, message: str, body: str) -> ElementTree.Element:
+    case = ElementTree.Element("testcase", classname=class_name, name=_clean(name), time="0.000")
+    if kind:
+        found = ElementTree.SubElement(case, kind, message=_clean(message))
+        if kind != "skipped":
+            found.set("type", "benchlib")
+            found.text = _clean(body)
+    if kind in ("", "skipped"):
+        ElementTree.SubElement(case, "system-out").text = _clean(body)
+    return case

@@ -1,0 +1,152 @@
+"""Runs in an MLflow store: parameters, metrics with their samples as steps, tags, and the report as an artifact.
+
+A run that the store has already keeps its numbers; its verdict and its report are brought up to date.
+"""
+
+import errno
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import not_written
+from benchlib.judge.snapshot import Snapshot
+from benchlib.show.exports import counted
+
+LEAST_BYTES = 2 << 20  # free where the file is: a new store takes 0.7 MB
+BATCH = 1000  # metrics in one request, MLflow's limit; of parameters it takes 100
+VALUE_CHARACTERS = 6000
+# How MLflow calls a run's end; a gate that failed belongs to a run that finished.
+STATES = {"PASS": "FINISHED", "FAIL": "FINISHED", "AMBIGUOUS": "FINISHED", "SKIPPED": "FINISHED", "STOPPED": "KILLED"}
+_TAG = "benchlib.run"
+
+
+def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+    """Write to the store at ``output``: a tracking URI, or the path of an SQLite file; else ``$MLFLOW_TRACKING_URI``."""
+    uri = _uri(output)
+    _check_file(uri)
+    # MLflow reports its use to its makers; a report of numbers is no reason to call anyone.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        client = MlflowClient(tracking_uri=uri)
+        known = sum(_store(client, uri, run) for run in runs)
+    except (MlflowException, SQLAlchemyError) as error:
+        raise UserError(f"MLflow at {uri}: {str(error).splitlines()[0]}") from None
+    there = f", {known} of them were there already" if known else ""
+    return f"{counted(len(runs), 'run')} in MLflow at {uri}{there}"
+
+
+def _uri(output: str) -> str:
+    if output in ("", "-"):
+        named = os.environ.get("MLFLOW_TRACKING_URI", "")
+        if not named:
+            raise UserError(
+                "mlflow needs its store: --output mlflow.db, --output http://HOST:5000, or MLFLOW_TRACKING_URI"
+            )
+        return named
+    return output if "://" in output else f"sqlite:///{Path(output).expanduser().resolve()}"
+
+
+def _file(uri: str) -> Path | None:
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def _check_file(uri: str) -> None:
+    """Refuse a store in a file that cannot be written: MLflow itself would try again for more than a minute."""
+    file = _file(uri)
+    if file is None:
+        return
+    if not file.parent.is_dir():
+        raise UserError(f"{file}: there is no folder {file.parent}; make it first, or name one that exists")
+    if file.exists() and not file.is_file():
+        raise UserError(f"{file} is no file: name the file of the store, as mlflow.db")
+    place = file if file.exists() else file.parent
+    try:
+        with tempfile.TemporaryFile(dir=file.parent) as probe:  # beside it SQLite keeps its journal
+            probe.write(bytes(LEAST_BYTES))
+            probe.flush()
+        if not os.access(place, os.W_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise not_written(file, error) from None
+
+
+def _experiment(client: Any, uri: str, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    if found:
+        return str(found.experiment_id)
+    # A store in a file keeps its artifacts beside it, not in whatever folder the command was given.
+    file = _file(uri)
+    place = (file.parent / "mlartifacts" / name).resolve().as_uri() if file else None
+    return str(client.create_experiment(name, artifact_location=place))
+
+
+def _store(client: Any, uri: str, run: Snapshot) -> bool:
+    """Write one run; return whether the store had it."""
+    experiment = _experiment(client, uri, f"benchlib-{run.benchmark}-{run.tier}")
+    quoted = run.run.replace("'", "")
+    found = client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{quoted}'", max_results=1)
+    started = int(1000 * run.started_at) if run.started_at else None
+    tags = _tags(run, quoted)
+    entry = found[0] if found else client.create_run(experiment, start_time=started, tags=tags, run_name=run.run)
+    key = entry.info.run_id
+    if found:
+        for name, value in tags.items():
+            client.set_tag(key, name, value)
+    else:
+        _numbers(client, key, run)
+    if run.report and Path(run.report).is_file():
+        client.log_artifact(key, run.report)
+    ended = int(1000 * run.ended_at) if run.ended_at else None
+    client.set_terminated(key, status=STATES.get(run.word, "FAILED"), end_time=ended)
+    return bool(found)
+
+
+def _tags(run: Snapshot, name: str) -> dict[str, str]:
+    tags = {
+        _TAG: name, "benchlib.verdict": run.word, "mlflow.note.content": run.sentence, "benchlib.backend": run.backend,
+        "benchlib.host": str(run.machine.get("host") or ""),
+    }  # fmt: skip
+    checks = {
+        f"benchlib.check.{_key(check.name)}": check.status for check in (run.verdict.checks if run.verdict else [])
+    }
+    versions = {f"benchlib.version.{_key(k)}": str(v) for k, v in (run.machine.get("versions") or {}).items()}
+    problems = {"benchlib.problems": "; ".join(run.problems)[:VALUE_CHARACTERS]} if run.problems else {}
+    return tags | checks | versions | problems
+
+
+def _numbers(client: Any, key: str, run: Snapshot) -> None:
+    from mlflow.entities import Metric, Param
+
+    params = [Param(_key(name), str(value)[:VALUE_CHARACTERS]) for name, value in run.config.items()]
+    moment = int(1000 * (run.ended_at or run.started_at or 0))
+    metrics = [
+        Metric(_key(metric.name), metric.value, moment, 0)
+        for metric in (run.result.metrics if run.result else [])
+        if metric.value is not None
+    ]
+    metrics += [
+        Metric(f"samples/{_key(name)}", float(value), moment, step)
+        for name, values in run.samples.items()
+        for step, value in enumerate(values)
+    ]
+    for part in _batches(params, 100):
+        client.log_batch(key, params=part)
+    for part in _batches(metrics, BATCH):
+        client.log_batch(key, metrics=part)
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterable[list[Any]]:
+    return (list(items[start : start + size]) for start in range(0, len(items), size))
+
+
+def _key(name: str) -> str:
+    """Return a name that MLflow takes: letters, digits, ``_ - . : /`` and spaces."""
+    return re.sub(r"[^\w\-.: /]", "_", name)[:250]

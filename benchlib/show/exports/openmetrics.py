@@ -1,0 +1,130 @@
+"""Metrics for Prometheus: OpenMetrics text, and the older text format that node exporter's textfile collector reads.
+
+Of each benchmark, tier, backend and host the newest run is told: a scrape is a present state and may hold a series only
+once. No timestamps, which the textfile collector refuses; when the run was is a value of its own. The file appears whole
+or not at all, so the collector never reads half of it. Units stand in a label where Prometheus has no base unit for them.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import generate_latest
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, StateSetMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from benchlib.judge.snapshot import Snapshot
+from benchlib.results.run import fingerprint_key
+from benchlib.show.exports import counted, put
+
+LABELS = ("benchmark", "tier", "backend", "host")
+WORDS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "BROKEN", "STOPPED", "UNFINISHED", "DAMAGED")
+STATUSES = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE")
+
+
+def write_openmetrics(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+    """Write OpenMetrics text, with ``# EOF``."""
+    return put(openmetrics(runs), output, f"OpenMetrics of {counted(len(newest(runs)), 'run')}")
+
+
+def write_prometheus(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+    """Write the Prometheus text format; the textfile collector wants the name to end in ``.prom``."""
+    return put(prometheus(runs), output, f"Metrics of {counted(len(newest(runs)), 'run')}")
+
+
+def openmetrics(runs: Sequence[Snapshot]) -> str:
+    """Return the runs as OpenMetrics text."""
+    return exposition.generate_latest(_registry(runs)).decode()
+
+
+def prometheus(runs: Sequence[Snapshot]) -> str:
+    """Return the runs in the Prometheus text format."""
+    return generate_latest(_registry(runs)).decode()
+
+
+def newest(runs: Sequence[Snapshot]) -> list[Snapshot]:
+    """Return the newest run of each benchmark, tier, backend and host."""
+    found: dict[tuple[str, ...], Snapshot] = {}
+    for run in sorted(runs, key=lambda run: run.started_at or 0.0):
+        found[_labels(run)] = run
+    return list(found.values())
+
+
+def _labels(run: Snapshot) -> tuple[str, ...]:
+    return run.benchmark, run.tier, run.backend, str(run.machine.get("host") or "unknown")
+
+
+class _Runs(Collector):
+    def __init__(self, runs: Sequence[Snapshot]) -> None:
+        self.runs = newest(runs)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_runs()
+        yield from self._of_checks()
+        yield from self._of_metrics()
+
+    def _of_runs(self) -> Iterator[Metric]:
+        info = InfoMetricFamily("benchlib_run", "The newest run.", labels=LABELS)
+        verdict = StateSetMetricFamily("benchlib_verdict", "What all checks of the run say together.", labels=LABELS)
+        readable = GaugeMetricFamily("benchlib_run_readable", "0 where a part of the run is damaged.", labels=LABELS)
+        started = GaugeMetricFamily(
+            "benchlib_run_start_time_seconds", "Unix time of the run's start.", labels=LABELS, unit="seconds"
+        )
+        took = GaugeMetricFamily("benchlib_run_duration_seconds", "Wall time.", labels=LABELS, unit="seconds")
+        for run in self.runs:
+            labels = _labels(run)
+            versions = run.machine.get("versions") or {}
+            told = {
+                "run": run.run,
+                "benchlib": str(versions.get("benchlib", "")),
+                "torch": str(versions.get("torch", "")),
+            }
+            told["fingerprint"] = fingerprint_key(run.fingerprint) if run.fingerprint else ""
+            info.add_metric(labels, told)
+            verdict.add_metric(labels, {word: word == run.word for word in WORDS})
+            readable.add_metric(labels, float(not run.problems))
+            if run.started_at is not None:
+                started.add_metric(labels, run.started_at)
+            if run.started_at is not None and run.ended_at is not None:
+                took.add_metric(labels, run.ended_at - run.started_at)
+        yield from (info, verdict, readable, started, took)
+
+    def _of_checks(self) -> Iterator[Metric]:
+        status = StateSetMetricFamily(
+            "benchlib_check_status",
+            "The status of each check; gates says whether its failure fails the run.",
+            labels=(*LABELS, "check", "kind", "gates"),
+        )
+        for run in self.runs:
+            # A check is told once, whatever a foreign verdict repeats.
+            for check in {check.name: check for check in (run.verdict.checks if run.verdict else [])}.values():
+                gates = "true" if check.gates else "false"
+                labels = (*_labels(run), check.name, check.kind, gates)
+                status.add_metric(labels, {word: word == check.status for word in STATUSES})
+        yield status
+
+    def _of_metrics(self) -> Iterator[Metric]:
+        names = (*LABELS, "metric", "unit")
+        value = GaugeMetricFamily(
+            "benchlib_metric_value", "A metric: its median, in the unit of the label.", labels=names
+        )
+        low = GaugeMetricFamily("benchlib_metric_low", "Lower end of the 95 % interval of the median.", labels=names)
+        high = GaugeMetricFamily("benchlib_metric_high", "Upper end of the 95 % interval of the median.", labels=names)
+        count = GaugeMetricFamily("benchlib_metric_samples", "Samples that the metric rests on.", labels=names)
+        for run in self.runs:
+            for metric in {m.name: m for m in (run.result.metrics if run.result else [])}.values():
+                if metric.value is None:
+                    continue
+                labels = (*_labels(run), metric.name, metric.unit)
+                value.add_metric(labels, metric.value)
+                count.add_metric(labels, metric.n)
+                if metric.ci_low is not None and metric.ci_high is not None:
+                    low.add_metric(labels, metric.ci_low)
+                    high.add_metric(labels, metric.ci_high)
+        yield from (value, low, high, count)
+
+
+def _registry(runs: Sequence[Snapshot]) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(_Runs(runs))
+    return registry

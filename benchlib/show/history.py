@@ -1,0 +1,226 @@
+"""Pictures of the past: a metric over its runs with band and changes, machines as lanes, curves of runs laid over another."""
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from benchlib.core.text import MARKS, seconds
+from benchlib.judge.trends import Trend, spanned
+from benchlib.results import frames
+from benchlib.results.metrics import quantity
+from benchlib.results.run import Run
+from benchlib.results.store import StoredRun
+from benchlib.show import lines
+from benchlib.show.figures import LIGHT, WIDTH_IN, Picture, Theme, blank, finish, leave_empty
+from benchlib.show.lines import told
+
+MOST_DAYS = 6  # days written along the axis of a trend
+OVERLAID = 6  # runs with a colour of their own
+MARKERS = {"worse": "v", "better": "^", "other": "D"}
+
+
+def trend(found: Trend, theme: Theme = LIGHT, runs: Sequence[StoredRun] = ()) -> Picture:
+    """A metric over the runs of its series: band, level, changes and the runs outside. ``runs`` get a ring."""
+    figure, axes = blank("trend", theme)
+    places = range(len(found.values))
+    for level in found.levels.levels:
+        ends = (level.start - 0.5, level.end - 0.5)
+        axes.fill_between(ends, level.low, level.high, color=theme.series[0], alpha=0.14, linewidth=0)
+        axes.plot(ends, (level.median, level.median), color=theme.series[0], linewidth=1.2, alpha=0.8)
+    many = len(found.values) > 120
+    axes.plot(places, found.values, ".", color=theme.series[0], markersize=3 if many else 6, alpha=0.5 if many else 1)
+    _cross_outside(axes, found, theme, many)
+    _mark_changes(axes, found, theme)
+    picked = {run.path for run in runs}
+    rings = [index for index, run in enumerate(found.runs) if run.path in picked]
+    axes.plot(rings, [found.values[i] for i in rings], "o", mfc="none", mec=theme.text, markersize=10, linestyle="none")
+    _days_below(axes, found.runs)
+    unit = found.unit
+    if unit == "FLOP/s":  # as the values are written elsewhere: with the prefix that fits
+        unit = quantity(found.levels.levels[-1].median, unit).split()[-1]
+        scale = {"G": 1e9, "T": 1e12, "P": 1e15}.get(unit[0], 1e6)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:.4g}"))
+    axes.margins(y=0.14)
+    place = f"{found.last.benchmark}, {found.last.tier}, {found.last.hardware}"
+    axis = f"run of {place[:60]}, n = {len(found.values):,}"
+    return finish(
+        figure, axes, theme, _finding(found), axis, f"{found.label} ({unit})" if unit else found.label, _words(found)
+    )
+
+
+def _cross_outside(axes: Axes, found: Trend, theme: Theme, many: bool) -> None:
+    values = [found.values[index] for index in found.outside]
+    axes.plot(found.outside, values, "x", color=theme.series[4], markersize=5 if many else 8, markeredgewidth=1.6)
+
+
+def _mark_changes(axes: Axes, found: Trend, theme: Theme) -> None:
+    colours = {"worse": theme.series[1], "better": theme.series[2], "other": theme.muted}
+    for number, change in enumerate(found.changes[-6:]):
+        at, colour = change.index - 0.5, colours[change.word]
+        axes.axvline(at, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.plot(
+            [at], [1.0], marker=MARKERS[change.word], color=colour, transform=axes.get_xaxis_transform(), clip_on=False
+        )
+        ratio = f"× {change.ratio:.3g}" if change.ratio is not None else "changed"
+        cause = f"{change.factors[0][0]} {change.factors[0][2]}" if change.factors else "nothing recorded"
+        right = change.index > 0.7 * len(found.values)
+        axes.annotate(
+            f"{ratio}, {change.run.moment:%Y-%m-%d}\n{cause[:22]}",
+            (at, 0.97 - 0.14 * (number % 3)),
+            (-4 if right else 4, 0),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            va="top",
+            color=colour,
+            fontsize=8.5,
+            bbox={"facecolor": theme.card, "alpha": 0.8, "linewidth": 0, "pad": 1},
+        )  # fmt: skip
+
+
+def _days_below(axes: Axes, runs: Sequence[StoredRun]) -> None:
+    """Write the day at the first run of a day, as many as fit; runs of one day get their time."""
+    moments = [run.moment for run in runs]
+    pattern = "%Y-%m-%d" if len({moment.date() for moment in moments}) > 1 else "%H:%M"
+    texts = [moment.strftime(pattern) for moment in moments]
+    apart, shown = len(runs) / MOST_DAYS, list[int]()
+    for index, text in enumerate(texts):
+        if (index == 0 or text != texts[index - 1]) and (not shown or index - shown[-1] >= apart):
+            shown.append(index)
+    axes.set_xticks(shown, [texts[i] for i in shown])
+    axes.set_xlim(-0.8, len(runs) - 0.2)
+
+
+def _finding(found: Trend) -> str:
+    level = found.levels.levels[-1]
+    if found.changes:
+        change = found.changes[-1]
+        size = f" × {change.ratio:.3g}" if change.ratio is not None else ""
+        return f"{found.label}: {'changed' if change.word == 'other' else change.word},{size}"
+    if level.low == level.high:
+        return f"{found.label}: too few runs for a band"
+    return f"{found.label}: no change in {len(found.values):,} runs"
+
+
+def _words(found: Trend) -> str:
+    level = found.levels.levels[-1]
+    band = f"Band of 95 %: {spanned(level.low, level.high, found.unit)}. " if level.low < level.high else ""
+    changes = "".join(f"{told(change, found.unit)}. " for change in found.changes)
+    return f"{len(found.values)} runs. {band}{changes}{len(found.outside)} outside the band."
+
+
+def machines(runs: Sequence[StoredRun], theme: Theme = LIGHT) -> Picture:
+    """Machines as lanes: stretches of equal versions as bars, the verdict of each run as its sign."""
+    figure, axes = blank("machines", theme)
+    shown, others = lines.lanes(runs)
+    if not shown:
+        return leave_empty(figure, axes, theme, "No run says on which machine it ran.")
+    # matplotlib counts days; a minute keeps an axis where all runs began at once.
+    start, end = (float(date2num(run.moment.replace(tzinfo=None))) for run in (runs[0], runs[-1]))  # type: ignore[no-untyped-call]
+    span = max(end - start, 1 / 1440)
+    figure.set_size_inches(WIDTH_IN, 0.9 + 0.6 * len(shown))
+    colours = {"PASS": theme.series[2], "FAIL": theme.series[1], "BROKEN": theme.series[1], "DAMAGED": theme.series[1]}
+    for row, lane in enumerate(shown):
+        for number, item in enumerate(lane.stretches):
+            left, width = start + item.left * span, max(item.width, 0.006) * span
+            axes.barh(row + 0.16, width, left=left, height=0.3, color=theme.series[0], alpha=(0.35, 0.16)[number % 2])
+            if item.width > 0.16:
+                axes.text(
+                    left,
+                    row + 0.16,
+                    " " + item.versions[: int(90 * item.width)],
+                    va="center",
+                    fontsize=7.5,
+                    color=theme.text,
+                )
+        for place, word, _ in lane.marks:
+            axes.text(start + place * span, row - 0.2, MARKS.get(word, "?"), ha="center", va="center", fontsize=9,
+                      color=colours.get(word, theme.series[4]), family="DejaVu Sans")  # fmt: skip
+        axes.text(
+            start,
+            row + 0.36,
+            f"{lane.label[:70]} ({len(lane.runs):,} runs)",
+            fontsize=8.5,
+            color=theme.text,
+            va="bottom",
+        )
+    axes.set_yticks([])
+    axes.set_ylim(-0.5, len(shown) - 0.5 + 0.25)
+    axes.set_xlim(start - 0.02 * span, start + 1.04 * span)
+    axes.grid(False)
+    axes.xaxis_date()
+    locator = AutoDateLocator(maxticks=6)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, show_offset=False))
+    count = len(shown) + others
+    title = f"{len(runs):,} runs on {count} machine{'s' * (count > 1)}"
+    days = " to ".join(dict.fromkeys(run.moment.strftime("%Y-%m-%d") for run in (runs[0], runs[-1])))
+    return finish(
+        figure,
+        axes,
+        theme,
+        title,
+        f"{days}; ✓ PASS, ✗ FAIL, ! DAMAGED: the worst at each place",
+        "",
+        "; ".join(lane.said for lane in shown),
+    )
+
+
+def _loss(run: Run) -> tuple[pd.Series, pd.Series]:
+    frame = frames.steps(run)[["step", "loss"]].dropna()
+    return frame["step"], frames.smooth(frame["loss"]) if len(frame) else frame["loss"]
+
+
+def _throughput(run: Run) -> tuple[pd.Series, pd.Series]:
+    frame = frames.throughput(run)
+    return frame["step"], frames.smooth(frame["samples_per_s"]) if len(frame) else frame["samples_per_s"]
+
+
+def _step_times(run: Run) -> tuple[pd.Series, pd.Series]:
+    values = frames.step_times(run).sort_values(ignore_index=True)
+    return values, (values.index.to_series() + 1) / max(1, len(values))
+
+
+# Curves of a run: words, axes, and the pair of series that is drawn.
+CURVES: dict[str, tuple[str, str, str, Callable[[Run], tuple[pd.Series, pd.Series]]]] = {
+    "loss": ("Loss", "step", "loss (moving average)", _loss),
+    "throughput": ("Throughput", "step", "samples per second (moving average)", _throughput),
+    "step times": (
+        "Step times",
+        "step time of the slowest rank (s)",
+        "share of steps that took no longer",
+        _step_times,
+    ),
+}
+
+
+def overlay(curve: str, runs: Sequence[tuple[str, Run]], theme: Theme = LIGHT) -> Picture:
+    """One curve of several runs, each with its name, laid over another; more than six share the muted colour."""
+    title, x, y, series = CURVES[curve]
+    figure, axes = blank("overlay", theme)
+    drawn: list[str] = []
+    for name, run in runs:
+        across, up = series(run)
+        if len(up) == 0:
+            continue
+        colour = theme.series[len(drawn)] if len(drawn) < OVERLAID else theme.muted
+        style = ("-", "--", ":", "-.")[len(drawn) % 4]
+        axes.plot(
+            across, up, color=colour, linestyle=style, linewidth=1.8, marker="." if len(up) < 40 else "", label=name
+        )
+        drawn.append(
+            f"{name} ends at {quantity(float(up.iloc[-1]))}"
+            if curve != "step times"
+            else f"{name}: median {seconds(float(across.median()))}"
+        )
+    if not drawn:
+        words = "No run is picked." if not runs else f"None of the picked runs recorded its {title.lower()}."
+        return leave_empty(figure, axes, theme, words)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.legend(fontsize=8, frameon=False, labelcolor=theme.text)
+    return finish(
+        figure, axes, theme, f"{title} of {len(drawn)} run{'s' * (len(drawn) > 1)}", x, y, "; ".join(drawn[:OVERLAID])
+    )

@@ -1,0 +1,200 @@
+"""``report.html`` of a run: the verdict and the records first, the executed notebook after them.
+
+One file that needs nothing else: no script, no request, a content security policy that keeps it so. The pictures are
+drawn from the records, so the report of a run that broke before its notebook could draw anything has them as well.
+"""
+
+import base64
+import functools
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import nbformat
+from markupsafe import Markup
+from nbconvert.exporters import TemplateExporter
+from traitlets import default
+
+from benchlib.core.files import read_bytes, write_text
+from benchlib.core.text import cell, heading
+from benchlib.judge.snapshot import Link, link, snapshot
+from benchlib.results.run import Run
+from benchlib.show import markup, training
+from benchlib.show.digest import Digest, digest
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+# No page needs control characters; names of folders and data may hold them.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+NAME = "report.html"
+TEXT_LIMIT = 20_000  # characters of one output of a cell
+PICTURES_LIMIT = 120_000  # base64 characters of all pictures of the notebook together
+ALL_PICTURES_LIMIT = 340_000  # of these and the ones drawn from the records, which come first
+
+
+class Exporter(TemplateExporter):
+    """nbconvert with our template, with everything escaped that is not marked as safe."""
+
+    output_mimetype = "text/html"
+    pictures_limit = PICTURES_LIMIT
+
+    @default("file_extension")
+    def _file_extension_default(self) -> str:
+        return ".html"
+
+    @default("template_name")
+    def _template_name_default(self) -> str:
+        return "report"
+
+    @default("extra_template_basedirs")
+    def _extra_template_basedirs_default(self) -> list[str]:
+        return [str(TEMPLATES)]
+
+    def _create_environment(self) -> jinja2.Environment:
+        environment: jinja2.Environment = super()._create_environment()
+        environment.autoescape = True
+        environment.trim_blocks = environment.lstrip_blocks = True
+        environment.filters |= {
+            "safe_html": markup.clean,
+            "markdown": markup.markdown,
+            "code": markup.code,
+            "terminal": markup.plain,
+        }
+        environment.filters |= {
+            "shown": _Outputs(self.pictures_limit).shown,
+            "cell": cell,
+            "heading": heading,
+            "signs": markup.signs,
+        }
+        return environment
+
+
+class _Outputs:
+    """Chooses the form in which a cell's output is shown, within what one report may hold."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.pictures = limit, 0
+
+    def shown(self, output: Any, seen: dict[str, str]) -> dict[str, str]:
+        """Return ``kind`` (html, picture, above, markdown, text, none) and what to show.
+
+        ``seen`` maps the digest of a picture of the first half to its name: it is not shown twice.
+        """
+        if output.output_type == "stream":
+            return {"kind": "text", "text": _cut(markup.plain(output.text))}
+        if output.output_type == "error":
+            return {
+                "kind": "text",
+                "text": _cut(markup.plain("\n".join(output.traceback) or f"{output.ename}: {output.evalue}")),
+            }
+        data = output.get("data", {})
+        if "image/png" in data:
+            return self._picture(str(data["image/png"]), data, output.get("metadata", {}), seen)
+        if "text/html" in data and len(data["text/html"]) <= 3 * TEXT_LIMIT:
+            return {"kind": "html", "text": data["text/html"]}
+        if "text/markdown" in data:
+            return {"kind": "markdown", "text": _cut(data["text/markdown"])}
+        if "text/plain" in data:
+            return {"kind": "text", "text": _cut(markup.plain(data["text/plain"]))}
+        return {"kind": "none", "text": ""}
+
+    def _picture(self, encoded: str, data: Any, metadata: Any, seen: dict[str, str]) -> dict[str, str]:
+        encoded = "".join(encoded.split())
+        alt = str(metadata.get("image/png", {}).get("alt") or data.get("text/plain") or "picture without a description")
+        try:
+            key = hashlib.sha256(base64.b64decode(encoded, validate=True)).hexdigest()
+        except ValueError:
+            return {"kind": "text", "text": f"[damaged picture: {alt}]"}
+        if key in seen:
+            return {"kind": "above", "name": seen[key], "text": alt}
+        if self.pictures + len(encoded) > self.limit:
+            return {
+                "kind": "text",
+                "text": f"[picture left out to keep this report small; it is in notebook.ipynb: {alt}]",
+            }
+        self.pictures += len(encoded)
+        return {"kind": "picture", "src": f"data:image/png;base64,{encoded}", "text": alt}
+
+
+def _cut(words: str) -> str:
+    if len(words) <= TEXT_LIMIT:
+        return words
+    half = TEXT_LIMIT // 2
+    return f"{words[:half]}\n… {len(words) - TEXT_LIMIT:,} characters left out; all of it is in notebook.ipynb …\n{words[-half:]}"
+
+
+def _pictures(run: Run, problems: list[str]) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Draw each picture in both appearances; return them and the digests of the light ones by name."""
+    out, seen = [], {}
+    for name, draw in training.FIGURES.items():
+        try:
+            light = draw(run, training.LIGHT)
+            if light.empty:
+                continue
+            first, second = training.png(light), training.png(draw(run, training.DARK))
+        except Exception as error:  # foreign numbers break a picture in many ways, and must never cost the report
+            problems.append(f"the picture {name} could not be drawn: {error}".replace(f"{run.path}/", ""))
+            continue
+        seen[hashlib.sha256(first).hexdigest()] = name
+        sources = {"light": first, "dark": second}
+        out.append(
+            {"name": name, "alt": light.alt}
+            | {key: f"data:image/png;base64,{base64.b64encode(value).decode()}" for key, value in sources.items()}
+        )
+    return out, seen
+
+
+def _notebook(path: Path, problems: list[str]) -> nbformat.NotebookNode:
+    if path.exists():
+        try:
+            notebook = nbformat.reads(read_bytes(path).decode(), as_version=4)
+            nbformat.validate(notebook)
+            return notebook
+        except Exception as error:  # what is no notebook is refused in many ways
+            reason = (str(error).replace(f"{path}: ", "") or type(error).__name__).splitlines()[0][:200]
+            problems.append(f"{path.name}: not a readable notebook ({reason})")
+    return nbformat.v4.new_notebook()
+
+
+def _data(run: Run, problems: list[str]) -> Link | None:
+    """Pack the run for programs that read the report; what cannot be written as JSON costs only this link."""
+    try:
+        return link(snapshot(run))
+    except ValueError as error:
+        problems.append(f"the data of the run cannot be carried by this report: {str(error).splitlines()[0]}")
+        return None
+
+
+@functools.cache
+def style() -> Markup:
+    """Return the style sheet of all pages."""
+    # The only text besides the templates that goes in unescaped: a file of this package.
+    return Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
+
+
+def html(run: Run) -> str:
+    """Return the report of a run folder, whole, partial or damaged, as one HTML document under 500 kB."""
+    told: Digest = digest(run)
+    pictures, seen = _pictures(run, told.problems)
+    notebook = _notebook(run.path / "notebook.ipynb", told.problems)
+    data = _data(run, told.problems)
+    # Damaged parts are named once, whichever reader met them.
+    told.problems = list(dict.fromkeys(told.problems))
+    resources = {"run": told, "pictures": pictures, "seen": seen, "style": style(), "data": data}
+    exporter = Exporter()
+    drawn = sum(len(picture["light"]) + len(picture["dark"]) for picture in pictures)
+    exporter.pictures_limit = max(0, min(PICTURES_LIMIT, ALL_PICTURES_LIMIT - drawn))
+    body, _ = exporter.from_notebook_node(notebook, resources)
+    return _CONTROL.sub("", str(body))
+
+
+def render(run_dir: Path | str) -> Path:
+    """Write ``report.html`` into a run folder and return its path.
+
+    The folder may lack any part; only a folder that does not exist is a ``UserError``.
+    """
+    run = Run(run_dir)
+    path = run.path / NAME
+    write_text(path, html(run))
+    return path

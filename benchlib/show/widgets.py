@@ -1,0 +1,210 @@
+"""Live progress of a run in a notebook, with a Stop button; plain lines where nobody looks on.
+
+In JupyterLab the progress is a widget. It is published together with an HTML form that takes its place at the end, so
+that the stored notebook and the report show how the run went without any widget. Headless runs (``BENCHLIB_HEADLESS=1``,
+no kernel or no ipywidgets) print lines.
+
+The Stop button works while the cell runs because JupyterLab sends widget messages to a subshell of the kernel (a thread
+of its own; JupyterLab >= 4.4 with ipykernel >= 7). A front end without subshells delivers the click only after the cell;
+there, as everywhere, interrupting the kernel stops the ranks as well.
+"""
+
+import dataclasses
+import html
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from benchlib.core.events import PHASES, Event, Progress
+
+LINE_EVERY_S = 10.0
+REFRESH_S = 0.25
+CURVE_POINTS = 120
+ENDS = {
+    "complete": "finished",
+    "stopped": "stopped",
+    "skipped": "skipped",
+    "failed": "failed",
+    "timeout": "ended at its time limit",
+    "stalled": "ended: a rank hung",
+}
+
+
+class Watched(Protocol):
+    """The part of a launch that is watched; see ``benchlib.launch.launch.Launch``."""
+
+    def events(self) -> Iterator[Event]:
+        """Yield new events until the run has ended."""
+
+    def stop(self) -> Any:
+        """End all ranks; may be called twice and from another thread."""
+
+    def wait(self) -> dict[str, Any]:
+        """Wait for the end and return the status."""
+
+
+class View(Protocol):
+    """What shows a progress."""
+
+    def show(self, progress: Progress) -> None:
+        """Show the present state; called often, draws as often as it likes."""
+
+    def close(self, progress: Progress, said: str) -> None:
+        """Show the last state and how the run ended."""
+
+
+def watch(launch: Watched) -> dict[str, Any]:
+    """Follow a started launch to its end, show its progress and return its status.
+
+    An interrupt (Ctrl-C, the kernel's stop button, a cell's time-out) ends all ranks and is raised again.
+    """
+    progress = Progress()
+    view: View = Panel(launch) if interactive() else Lines()
+    said = "interrupted"
+    try:
+        view.show(progress)
+        for event in launch.events():
+            progress.update(event)
+            view.show(progress)
+        status = launch.wait()
+        said = ENDS.get(str(status.get("outcome")), str(status.get("outcome")))
+        return status
+    except BaseException:
+        launch.stop()
+        raise
+    finally:
+        view.close(progress, said)
+
+
+def interactive() -> bool:
+    """Tell whether a widget can be shown: in a kernel, with ipywidgets, and not declared headless."""
+    if os.environ.get("BENCHLIB_HEADLESS", "") not in ("", "0") or "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    if getattr(get_ipython(), "kernel", None) is None:  # type: ignore[no-untyped-call]
+        return False
+    try:
+        import ipywidgets  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+class Lines:
+    """Progress as lines: one at each new phase, and one every ten seconds within a phase."""
+
+    def __init__(self, every_s: float = LINE_EVERY_S) -> None:
+        self.every_s, self.printed, self.last, self.phase = every_s, 0.0, "", ""
+
+    def show(self, progress: Progress) -> None:
+        line, now = progress.line(), time.monotonic()
+        if line != self.last and (progress.phase != self.phase or now - self.printed >= self.every_s):
+            self._print(line, progress.phase, now)
+
+    def close(self, progress: Progress, said: str) -> None:
+        line = progress.line()
+        self._print(
+            f"{said}: {line}" if said != "finished" else f"{said} after {time.monotonic() - progress.started:.0f} s",
+            progress.phase,
+            0.0,
+        )
+
+    def _print(self, line: str, phase: str, now: float) -> None:
+        print(line, flush=True)
+        self.last, self.phase, self.printed = line, phase, now
+
+
+class Panel:
+    """Progress as a widget with a bar, the numbers, a small loss curve and a Stop button."""
+
+    def __init__(self, launch: Watched) -> None:
+        import ipywidgets
+        from IPython.display import display
+
+        self.launch, self.refreshed, self.losses = launch, 0.0, list[float]()
+        self.bar = ipywidgets.FloatProgress(min=0, max=1, layout={"flex": "1 1 auto"})
+        self.stop = ipywidgets.Button(
+            description="Stop",
+            icon="stop",
+            button_style="warning",
+            tooltip="End all ranks; what was measured so far is kept",
+            layout={"width": "8em"},
+        )
+        self.stop.on_click(self._stop)
+        _answer_at_once(self.stop)
+        self.text, self.curve = ipywidgets.HTML(), ipywidgets.HTML()
+        top = ipywidgets.HBox([self.bar, self.stop], layout={"align_items": "center"})
+        self.box = ipywidgets.VBox([top, self.text, self.curve], layout={"max_width": "46em"})
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
+        bundle = {"application/vnd.jupyter.widget-view+json": view, **_forms(Progress(), "running")}
+        self.handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+    def _stop(self, _button: Any) -> None:
+        self.stop.disabled, self.stop.description = True, "Stopping"
+        # Ending the ranks takes seconds; this thread has to stay free for the front end's other messages.
+        threading.Thread(target=self.launch.stop, name="stop-button", daemon=True).start()
+
+    def show(self, progress: Progress) -> None:
+        if progress.loss is not None and (not self.losses or progress.loss != self.losses[-1]):
+            self.losses.append(progress.loss)
+        now = time.monotonic()
+        if now - self.refreshed < REFRESH_S:
+            return
+        self.refreshed = now
+        self.bar.value = progress.done / progress.total if progress.total else 0.0
+        self.text.value = _sentence(progress)
+        self.curve.value = _curve(self.losses)
+
+    def close(self, progress: Progress, said: str) -> None:
+        if self.handle is not None:
+            self.handle.update(_forms(progress, said), raw=True)
+        for widget in (self.bar, self.stop, self.text, self.curve, *self.box.children[:1], self.box):
+            widget.close()
+
+
+def _answer_at_once(widget: Any) -> None:
+    """Let the clicks on a widget reach the kernel while a cell runs.
+
+    ipykernel 7.4 sends a front end's message to the shell that last published on the widget's comm. For a widget made
+    in a cell that is the main shell, which is busy until the cell ends. Here the message has to go where the front end
+    addressed it: to a subshell. Earlier versions do so and have no such hook.
+    """
+    if hasattr(widget.comm, "_reply_subshell_for"):
+        widget.comm._reply_subshell_for = lambda _data, addressed: addressed
+
+
+def _sentence(progress: Progress) -> str:
+    head, *rest = progress.line().split("  ")
+    return f"<b>{html.escape(head)}</b>" + "".join(f" &nbsp;·&nbsp; {html.escape(part)}" for part in rest)
+
+
+def _curve(losses: list[float]) -> str:
+    finite = [float(value) for value in losses if isinstance(value, (int, float)) and value == value]
+    if len(finite) < 2:
+        return ""
+    every = max(1, len(finite) // CURVE_POINTS)
+    shown = finite[::every]
+    top = max(shown) or 1.0
+    points = " ".join(
+        f"{300 * i / max(1, len(shown) - 1):.1f},{58 - 54 * max(0.0, value) / top:.1f}" for i, value in enumerate(shown)
+    )
+    return (
+        '<svg viewBox="0 0 300 60" width="300" height="60" role="img" aria-label="loss so far">'
+        f'<polyline points="{points}" fill="none" stroke="#3d8fc4" stroke-width="1.6"/></svg>'
+    )
+
+
+def _forms(progress: Progress, said: str) -> dict[str, str]:
+    """Return the forms of a state that need no widget: HTML and plain text."""
+    took = time.monotonic() - progress.started
+    if said != "running":
+        progress = dataclasses.replace(progress, left_s=None)  # nothing is left of a run that has ended
+    line = progress.line() if progress.phase != "done" else PHASES["done"]
+    text = f"{said} after {took:.0f} s: {line}" if said != "running" else line
+    share = progress.done / progress.total if progress.total else (1.0 if said == "finished" else 0.0)
+    page = f'<p><progress max="1" value="{share:.3f}">{100 * share:.0f} %</progress> {html.escape(text)}</p>'
+    return {"text/html": page, "text/plain": text}

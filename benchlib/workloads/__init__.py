@@ -1,0 +1,1 @@
+"""Models, data and operations that benchmarks measure, by plain arguments."""

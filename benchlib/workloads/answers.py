@@ -1,0 +1,149 @@
+"""From logits to answers: the best span over all windows of a question.
+
+Letters: F windows, L longest window, T tokens of all windows, k = ``n_best``.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchlib.core.errors import UserError
+from benchlib.workloads.features import Features
+from benchlib.workloads.squad_text import Example
+
+# What the usual recipe predicts where no span is possible; kept, so that predictions compare equal.
+NO_SPAN = "empty"
+
+_CHUNK = 512
+
+
+def best_answers(
+    examples: Sequence[Example],
+    features: Features,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    n_best: int = 20,
+    max_answer_tokens: int = 30,
+) -> dict[str, str]:
+    """Return the answer to each question, by id, in the order of ``examples``.
+
+    ``features`` are those of ``examples`` with ``training=False``. The logits are flat, float (T,), one after the other
+    like ``features.input_ids``, or padded, float (F, L or more), where padding is never looked at.
+
+    The rule is the usual one: in each window the ``n_best`` highest starts and ends make pairs; a pair counts when both
+    lie in the context, the end not before the start and at most ``max_answer_tokens`` tokens with it; the highest sum
+    over all windows wins. Equal logits are taken in the order of their tokens and equal sums in the order of windows,
+    then of ranks, so the same logits always give the same answer. NaN is never chosen.
+    """
+    if features.char_start is None or features.char_end is None:
+        raise UserError("these features were built with training=True: answers need those built with training=False")
+    if len(examples) != features.questions:
+        raise UserError(
+            f"{len(examples)} examples for features of {features.questions} questions: give the same examples"
+        )
+    score = np.full(len(features), -np.inf, np.result_type(start_logits, end_logits, np.float32))
+    span = np.zeros((len(features), 2), np.int64)
+    for low in range(0, len(features), _CHUNK):
+        rows = np.arange(low, min(low + _CHUNK, len(features)))
+        score[rows], span[rows] = _best_pairs(features, rows, start_logits, end_logits, n_best, max_answer_tokens)
+
+    answers = {example.id: NO_SPAN for example in examples}
+    leading = [-np.inf] * len(examples)
+    # Windows come in order, and only a higher score replaces an earlier one: the first of equal scores stays.
+    for window in np.flatnonzero(score > -np.inf).tolist():
+        index = int(features.example_index[window])
+        if score[window] > leading[index]:
+            leading[index] = score[window]
+            at = features.starts[window] + span[window]
+            example = examples[index]
+            answers[example.id] = example.context[features.char_start[at[0]] : features.char_end[at[1]]]
+    return answers
+
+
+def _padded(features: Features, rows: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """Return the logits of ``rows`` as (rows, L), -inf behind each window's end and in the place of NaN."""
+    lengths = features.lengths[rows]
+    columns = np.arange(int(lengths.max(initial=1)))
+    real = columns < lengths[:, None]
+    if logits.ndim == 1:
+        if len(logits) != len(features.input_ids):
+            raise UserError(f"{len(logits)} flat logits for {len(features.input_ids)} tokens: give one for each token")
+        values = logits[np.where(real, features.starts[rows][:, None] + columns, 0)]
+    else:
+        if len(logits) != len(features) or logits.shape[1] < len(columns):
+            raise UserError(
+                f"logits of shape {logits.shape} for {len(features)} windows of up to {len(columns)} tokens"
+            )
+        values = logits[rows[0] : rows[-1] + 1, : len(columns)]
+    return np.where(real & ~np.isnan(values), values, -np.inf)
+
+
+def _best_pairs(
+    features: Features,
+    rows: np.ndarray,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    n_best: int,
+    max_answer_tokens: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return score (rows,) and first and last token (rows, 2) of each window's best pair; score -inf for none."""
+    starts, ends = (_padded(features, rows, logits) for logits in (start_logits, end_logits))
+    # Stable sorts of the negated values: the highest first, equal ones in the order of their tokens.
+    s = np.argsort(-starts, axis=1, kind="stable")[:, :n_best]
+    e = np.argsort(-ends, axis=1, kind="stable")[:, :n_best]
+    low = features.context_start[rows][:, None]
+    high = features.lengths[rows][:, None] - features.suffix
+    pairs = ((s >= low) & (s < high))[:, :, None] & ((e >= low) & (e < high))[:, None, :]
+    size = e[:, None, :] - s[:, :, None] + 1
+    pairs &= (size >= 1) & (size <= max_answer_tokens)
+    total = np.take_along_axis(starts, s, axis=1)[:, :, None] + np.take_along_axis(ends, e, axis=1)[:, None, :]
+    total = np.where(pairs, total, -np.inf).reshape(len(rows), -1)
+    best = total.argmax(axis=1)  # the first of equal ones: the highest start, then the highest end
+    each = np.arange(len(rows))
+    return total[each, best], np.stack([s[each, best // e.shape[1]], e[each, best % e.shape[1]]], axis=1)
+
+
+# F1 and exact match of predictions, and which questions went wrong.
+
+
+METRIC = Path(__file__).resolve().parent / "squad_metric"
+
+
+def score(predictions: Mapping[str, str], examples: Sequence[Example]) -> dict[str, Any]:
+    """Score ``predictions`` (question id to text) by the rules of SQuAD v1.1.
+
+    Returns {"f1", "exact_match"} in percent over all ``examples`` and "per_question": for each, in their order, {"id",
+    "f1", "exact_match"} in percent. An example without a prediction counts 0. Predictions for other questions are a
+    ``UserError``: they belong to other data.
+    """
+    known = {example.id for example in examples}
+    foreign = [name for name in predictions if name not in known]
+    if foreign:
+        raise UserError(
+            f"{len(foreign)} predictions are for questions that are not in the data, such as {foreign[0]!r}: give the data they were made for"
+        )
+    import evaluate  # seconds of import that a training does not need
+
+    metric = evaluate.load(str(METRIC), keep_in_memory=True)
+    result = metric.compute(
+        predictions=[{"id": example.id, "prediction_text": predictions.get(example.id)} for example in examples],
+        references=[
+            {
+                "id": example.id,
+                "answers": {
+                    "text": [text for text, _ in example.answers],
+                    "answer_start": [start for _, start in example.answers],
+                },
+            }
+            for example in examples
+        ],
+        per_question=True,
+    )
+    rows = zip(result["ids"], result["f1_per_question"], result["exact_match_per_question"], strict=True)
+    return {
+        "f1": result["f1"],
+        "exact_match": result["exact_match"],
+        "per_question": [{"id": name, "f1": f1, "exact_match": exact} for name, f1, exact in rows],
+    }

@@ -1,0 +1,131 @@
+"""Question answering data for the benchmark: one loader with three sources.
+
+``minisquad`` is generated, ``squad`` comes from the Hugging Face hub through ``datasets`` (which caches it), ``files``
+are two files in the official SQuAD v1.1 format.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.core.errors import DataError, UserError
+from benchlib.workloads import minisquad
+from benchlib.workloads.squad_text import Example, check_examples, content_sha256, read_squad, write_squad
+
+__all__ = ["Example", "Split", "content_sha256", "load", "load_hub", "read_squad", "take", "write_squad"]
+
+HUB_NAME = "rajpurkar/squad"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Questions to train on and to evaluate on, after the caps of the config.
+
+    ``sha256`` is of the content of both lists: equal means equal questions in equal order.
+    """
+
+    train: list[Example]
+    eval: list[Example]
+    description: str
+    source: str
+    sha256: str
+
+
+def load(config: SquadConfig) -> Split:
+    """Load the data that ``config`` names, capped at ``train_questions`` and ``eval_questions`` (0: all).
+
+    Raises ``UserError`` where a source cannot be reached and ``DataError`` where its content breaks the format.
+    """
+    whole = SOURCES[config.data](config)
+    train = take(whole[0], config.train_questions, config.seed)
+    evaluation = take(whole[1], config.eval_questions, config.seed)
+    source = f"{config.train_file}, {config.eval_file}" if config.data == "files" else _SOURCE_NAMES[config.data]
+    description = (
+        f"{source}: {_counts(train, len(whole[0]))} to train on, {_counts(evaluation, len(whole[1]))} to evaluate on"
+    )
+    shared = len({example.id for example in train} & {example.id for example in evaluation})
+    if shared:
+        description += f"; {shared} questions are in both, so the scores do not measure generalisation"
+    return Split(train, evaluation, description, source, content_sha256([*train, *evaluation]))
+
+
+def load_hub(name: str = HUB_NAME, cache_dir: Path | str | None = None) -> tuple[list[Example], list[Example]]:
+    """Load (training, validation) questions of a ``datasets`` repository with SQuAD's columns.
+
+    ``name`` is a repository of the hub or a local folder laid out like one. ``datasets`` keeps what it loaded under
+    ``cache_dir`` (its own default when None); what is there is used without a connection.
+    """
+    import datasets  # a second of import that the other sources need not pay
+
+    try:
+        tables = datasets.load_dataset(name, cache_dir=None if cache_dir is None else str(cache_dir))
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        # datasets reports an unreachable hub as ConnectionError, a missing folder as FileNotFoundError and an offline
+        # cache without this set as ValueError; all of them are for the user to mend.
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{name} cannot be loaded: {reason}. It is neither in the cache of datasets nor reachable: connect once "
+            "(without HF_HUB_OFFLINE and HF_DATASETS_OFFLINE), or give train_file=F and eval_file=G in the SQuAD v1.1 "
+            "JSON format, or use data=minisquad"
+        ) from error
+    missing = {"train", "validation"} - set(tables)
+    if missing:
+        raise DataError(f"{name}: no split {sorted(missing)[0]!r}; it has {sorted(map(str, tables))}")
+    return _from_table(tables["train"], f"{name} (train)"), _from_table(tables["validation"], f"{name} (validation)")
+
+
+def take(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
+    """Return ``count`` of ``examples`` in their order; all of them for 0 or when there are no more.
+
+    The choice depends on ids and seed only, not on the order of the data or a library's generator: those with the
+    smallest SHA-256 of "seed:id". A smaller count is therefore always a part of a larger one.
+    """
+    if count == 0 or count >= len(examples):
+        return list(examples)
+
+    def rank(index: int) -> bytes:
+        return hashlib.sha256(f"{seed}:{examples[index].id}".encode()).digest()
+
+    return [examples[index] for index in sorted(heapq.nsmallest(count, range(len(examples)), key=rank))]
+
+
+def _from_table(table: Any, source: str) -> list[Example]:
+    missing = {"id", "title", "context", "question", "answers"} - set(table.column_names)
+    if missing:
+        raise DataError(f"{source}: no column {sorted(missing)[0]!r}; it has {sorted(table.column_names)}")
+    examples = []
+    for row in table:
+        answers = row["answers"]
+        if not isinstance(answers, dict) or len(answers["text"]) != len(answers["answer_start"]):
+            raise DataError(
+                f"{source}: question {row['id']!r}: answers must be equally long lists of text and answer_start"
+            )
+        pairs = tuple(zip(answers["text"], answers["answer_start"], strict=True))
+        examples.append(Example(row["id"], row["question"], row["context"], pairs, row["title"]))
+    return check_examples(examples, source)
+
+
+def _generated(config: SquadConfig) -> tuple[list[Example], list[Example]]:
+    return (
+        minisquad.generate(config.train_questions, config.seed, "train"),
+        minisquad.generate(config.eval_questions, config.seed, "eval"),
+    )
+
+
+def _counts(examples: list[Example], available: int) -> str:
+    return f"{len(examples)} questions" if len(examples) == available else f"{len(examples)} of {available} questions"
+
+
+Source = Callable[[SquadConfig], tuple[list[Example], list[Example]]]
+
+SOURCES: dict[str, Source] = {
+    "minisquad": _generated,
+    "squad": lambda config: load_hub(),
+    "files": lambda config: (read_squad(config.train_file), read_squad(config.eval_file)),
+}
+
+_SOURCE_NAMES = {"minisquad": "minisquad, the embedded generator", "squad": HUB_NAME}

@@ -1,0 +1,249 @@
+"""What the checks and sentences of the collectives say of results that are wrong, impossible, short or cut."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from benchlib.benchmarks.collectives import metrics as outcome
+from benchlib.benchmarks.collectives.bench import Taken
+from benchlib.benchmarks.collectives.judge import checks, limits, reading
+from benchlib.benchmarks.collectives.judge import measured as published
+from benchlib.benchmarks.collectives.limits import ALL_RANKS, COPY, ONE_WAY, paired_shares, rate_gbps
+from benchlib.config.schema import build, save_config
+from benchlib.judge.baselines import find
+from benchlib.results.metrics import derived, measured
+from benchlib.results.run import Result, Run, save_result
+from benchlib.workloads.collective_timing import Case, Series
+
+MIB = 2**20
+SIZES = [2**power for power in range(10, 27, 2)]
+
+
+def taken(size, variant="library", alpha=1e-4, beta=5e-10, wrong=0):
+    times = np.repeat(alpha + beta * size, 20).reshape(10, 2)
+    times[:, 1] *= 0.9  # rank 0 is always the last
+    case = Case("all_reduce", variant, "fp32", "sum", True, size)
+    return Taken(case, Series(size, times, wrong, 10 * size // 4), size // 4)
+
+
+def honest(config):
+    everything = [taken(size) for size in SIZES] + [taken(size, "tree", 5e-5, 1e-9) for size in SIZES]
+    lines = outcome.curves(everything, "fp32")
+    fits = outcome.fit_rows(lines, "fp32")
+    metrics = outcome.metrics(lines, fits, 2)
+    metrics += [
+        derived("gradient_allreduce_gbps", [31.0, 32.0, 31.5], "Gbps", "higher", "bus bandwidth"),
+        measured("total_s", 10.0, "s", "lower"),
+    ]
+    share = {
+        "operation": "all_reduce", "variant": "library", "bytes": 64 * MIB, "busbw_gbps": 16.0, "bound": ALL_RANKS,
+        "bound_gbps": 18.0, "share": 0.88, "rounds": 9, "target": config.target_share_all_reduce,
+    }  # fmt: skip
+    tables = {
+        "series": [outcome.series_row(one) for one in everything],
+        "ranks": [row for one in everything for row in outcome.rank_rows(one)],
+        "fits": fits,
+        "crossover": outcome.crossover_rows(lines),
+        "bounds": [{"bound": COPY, "bytes": 64 * MIB, "gbps": 160.0, "latency_us": 8e-3 * 4 * 64 * MIB / 160, "provenance": "measured", "source": "copies"}],
+        "shares": [share],
+        "wrong": [],
+        "unsupported": [],
+        "gradients": [
+            {"collective": "gloo", "max_difference": 1e-16, "gloo_difference": None, "tolerance": 1e-12, "status": "compared", "reason": ""},
+            {"collective": "ucc", "max_difference": None, "gloo_difference": None, "tolerance": 1e-12, "status": "skipped", "reason": "no UCC here"},
+        ],
+    }  # fmt: skip
+    facts = {"wrong_elements": 0, "checked_elements": 500_000_000, "collective": "gloo", "cut": []}
+    return Result.of(
+        config, status="complete", started_at=100.0, ended_at=110.0, metrics=metrics, tables=tables, facts=facts
+    )
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Return what judges an honest result that ``change`` made another."""
+
+    def judge(change=lambda result: None, **values):
+        config = build("collectives", {"nproc": 2, "sizes": "1KiB:64MiB:4"} | values)
+        result = honest(config)
+        samples = [metric.samples for metric in result.metrics]
+        result = copy.deepcopy(result)
+        for metric, kept in zip(result.metrics, samples, strict=True):
+            metric.samples.extend(kept if not metric.samples else [])
+        change(result)
+        save_config(config, tmp_path)
+        save_result(tmp_path, result)
+        run = Run(tmp_path)
+        return run, {check.name: check for check in checks(run, find(run))}
+
+    return judge
+
+
+def test_an_honest_result_passes(judged):
+    run, found = judged(target_allreduce_gbps=30, target_share_all_reduce=0.8)
+    assert {name: check.reason for name, check in found.items() if check.status == "FAIL"} == {}
+    assert found["gradient all-reduce"].status == "PASS"
+    assert found["all-reduce share at 64 MiB"].status == "PASS"
+    assert found["same gradients"].reason == "largest difference in fp64: gloo 1e-16; ucc skipped: no UCC here"
+    said = " ".join(reading(run))
+    # alpha / beta by hand: 1e-4 / 5e-10 bytes.
+    assert "takes 100.0 us to start; below 195.3 KiB (n1/2)" in said
+    assert (
+        "reaches 0.88 of what raw TCP sockets of all ranks carry at once at 64 MiB: 16.00 of 18.00 Gbps; 0.8 is to be expected, and it is met"
+        in said
+    )
+    # 64 MiB in 1e-4 + 5e-10 * 2^26 s are 15.95 Gbps, a tenth of the 160 of the copies.
+    assert "Copies of 64 MiB within the memory move 160.0 Gbps" in said
+    assert "the all-reduce has 0.100 of it" in said
+    # 5e-5 + 1e-9 S = 1e-4 + 5e-10 S at S = 1e5 bytes; between the sizes the times are taken as straight lines.
+    row = next(row for row in run.result.tables["crossover"] if row["algorithm"] == "tree")
+    assert row["bytes"] == pytest.approx(1e5, rel=0.1)
+    assert "recursive doubling is faster up to 9" in said
+    assert {limit.metric for limit in limits(run)} >= {
+        "allreduce_busbw_gbps",
+        "gradient_allreduce_gbps",
+        "allreduce_latency_us",
+    }
+    (rate,) = published(run)
+    assert (rate.quantity, rate.conditions["message_bytes"], rate.conditions["devices"]) == (
+        "allreduce_gbps",
+        64 * MIB,
+        2,
+    )
+
+
+def test_wrong_elements_fail_with_the_case_and_the_rank(judged):
+    def wrong(result):
+        result.facts["wrong_elements"] = 3
+        result.tables["wrong"] = [
+            {"case": "all-reduce sum fp32, 1,024 bytes", "wrong_elements": 3, "checked_elements": 9, "first": "element 7 of 256 on rank 1 is 2.0"}
+        ]  # fmt: skip
+
+    run, found = judged(wrong)
+    assert found["right results"].status == "FAIL"
+    assert "all-reduce sum fp32, 1,024 bytes: 3 wrong, element 7 of 256 on rank 1" in found["right results"].reason
+    assert "no speed of this run counts" in reading(run)[0]
+
+
+def test_a_total_cannot_hide_wrong_series(judged):
+    def wrong(result):
+        result.tables["series"][0]["wrong_elements"] = 5
+
+    _, found = judged(wrong)
+    assert found["right results"].status == "FAIL"
+
+
+def test_a_series_without_a_comparison_fails(judged):
+    def unchecked(result):
+        result.tables["series"][2]["checked_elements"] = 0
+
+    _, found = judged(unchecked)
+    assert found["all verified"].status == "FAIL"
+    assert "17 of 18 series" in found["all verified"].reason
+
+
+def test_a_bandwidth_above_the_memory_fails(judged):
+    def impossible(result):
+        row = result.tables["series"][8]
+        row |= {
+            "median_us": row["median_us"] / 50,
+            "algbw_gbps": row["algbw_gbps"] * 50,
+            "busbw_gbps": row["busbw_gbps"] * 50,
+        }
+
+    _, found = judged(impossible)
+    assert found["possible bandwidth"].status == "FAIL"
+    assert "the operation was timed before it had ended" in found["possible bandwidth"].reason
+    assert "all_reduce library fp32 sum in place" in found["possible bandwidth"].reason
+    assert "(1 of 19 series)" in found["possible bandwidth"].reason
+
+
+@pytest.mark.parametrize(
+    ("column", "factor", "rule"),
+    [("algbw_gbps", 2, "2·S/t"), ("busbw_gbps", 2, "their ratio is 2"), ("median_us", 3, "times of S/t")],
+)
+def test_numbers_that_do_not_follow_from_each_other_fail(judged, column, factor, rule):
+    def changed(result):
+        result.tables["series"][4][column] *= factor
+
+    _, found = judged(changed)
+    assert found["numbers agree"].status == "FAIL"
+    assert rule in found["numbers agree"].reason
+
+
+def test_targets_fail_where_they_are_missed_and_where_nothing_was_measured(judged):
+    _, found = judged(target_allreduce_gbps=31.5, target_share_all_reduce=0.9, target_share_broadcast=0.9)
+    assert found["gradient all-reduce"].status == "FAIL"  # 31.5 is not above 31.5
+    assert found["all-reduce share at 64 MiB"].status == "FAIL"
+    assert "0.88 misses >= 0.9: 16 of 18 Gbps over 9 rounds" in found["all-reduce share at 64 MiB"].reason
+    assert (found["broadcast share"].status, found["broadcast share"].gates) == ("SKIPPED", True)
+
+
+def test_gradients_that_differ_fail(judged):
+    def differ(result):
+        result.tables["gradients"][0]["gloo_difference"] = 1e-9
+
+    _, found = judged(differ)
+    assert found["same gradients"].status == "FAIL"
+
+
+def test_what_was_cut_is_told(judged):
+    def cut(result):
+        result.facts.update(cut=["5 of 9 curves: no time"], shortened={"curves": 0.4})
+
+    run, found = judged(cut)
+    assert (found["whole plan"].status, found["whole plan"].gates) == ("SKIPPED", True)
+    assert "5 of 9 curves: no time" in found["whole plan"].reason
+    assert "curves in 40% of their time" in found["whole plan"].reason
+    assert any("did not hold all that was planned: 5 of 9 curves" in sentence for sentence in reading(run))
+    for share, status in ((0.26, "SKIPPED"), (0.49, "SKIPPED"), (0.5, "PASS"), (0.9, "PASS")):
+        given = {"curves": 0.95, "curves of other ways": share}
+        _, found = judged(lambda result, given=given: result.facts.update(shortened=given))
+        assert (found["whole plan"].status, found["whole plan"].gates) == (status, True)
+        assert f"curves of other ways in {share:.0%} of their time" in found["whole plan"].reason
+
+
+def test_sockets_that_are_slower_than_the_library_are_no_limit(judged):
+    def faster(result):
+        result.tables["shares"][0] |= {"busbw_gbps": 112.0, "share": 6.2}
+
+    run, found = judged(faster, target_share_all_reduce=0.8)
+    said = next(sentence for sentence in reading(run) if "raw TCP sockets" in sentence)
+    assert "6.20 of what raw TCP sockets" in said
+    assert "slower than what the library drives, so they are no limit in this run" in said
+    assert "expected" not in said
+    assert "no limit here" in found["all-reduce share at 64 MiB"].reason
+
+
+def test_what_crosses_several_times_and_what_lies_on_no_line_is_not_told(judged):
+    def noisy(result):
+        result.tables["crossover"][0] |= {"bytes": None, "reason": "now faster, now slower: the curves cross 3 times"}
+        line = next(row for row in result.tables["fits"] if row["variant"] == "library")
+        line |= {"alpha_us": None, "bandwidth_gbps": None, "reason": "the times of 9 sizes are on no line"}
+
+    said = " ".join(reading(judged(noisy)[0]))
+    assert "recursive doubling is now faster, now slower: the curves cross 3 times (9 sizes were timed)." in said
+    assert "cannot be told apart: the times of 9 sizes are on no line." in said
+
+
+def test_series_by_hand():
+    times = np.array([[1.0, 3.0], [2.0, 2.5], [9.0, 4.0], [1.0, 2.0]])
+    series = Series(10**9, times, 0, 1)
+    assert series.seconds.tolist() == [3.0, 2.5, 9.0, 2.0]
+    assert series.skew_s == 1.5  # of 2, 0.5, 5 and 1
+    assert series.slowest_shares.tolist() == [0.25, 0.75]
+    assert outcome.bus("all_gather", series) == pytest.approx([4 / 3, 1.6, 4 / 9, 2.0])
+    limit = Series(10**9, times / 2, 0, 1)
+    assert paired_shares("all_gather", series, limit) == pytest.approx([0.25] * 4)
+    assert rate_gbps(ONE_WAY, 10**9, 2.0, 2) == pytest.approx(4.0)
+    assert rate_gbps(COPY, 10**9, 2.0, 2) == pytest.approx(16.0)  # read and written, on two ranks
+
+
+def test_a_barrier_has_no_bandwidth_and_one_rank_no_bus():
+    barrier = Taken(Case("barrier", "library", "fp32", "", False, 0), Series(0, np.ones((5, 2)), 0, 0), 0)
+    row = outcome.series_row(barrier)
+    assert (row["algbw_gbps"], row["busbw_gbps"], row["dtype"]) == (None, None, "")
+    alone = Taken(taken(1024).case, Series(1024, np.ones((5, 1)), 0, 1), 256)
+    assert outcome.series_row(alone)["busbw_gbps"] is None
+    assert outcome.series_row(alone)["algbw_gbps"] > 0

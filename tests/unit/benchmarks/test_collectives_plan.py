@@ -1,0 +1,187 @@
+import math
+import re
+
+import numpy as np
+import pytest
+
+from benchlib.benchmarks.collectives.config import CollectivesConfig
+from benchlib.benchmarks.collectives.metrics import crossover, fit
+from benchlib.config.schema import build, resolve
+from benchlib.core.definitions import parse_sizes, size_text
+from benchlib.core.errors import UserError
+from benchlib.workloads.collective_timing import Case, Schedule, plan
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("1KiB:8KiB", (1024, 2048, 4096, 8192)),
+        ("1KiB:256MiB:8", (2**10, 2**13, 2**16, 2**19, 2**22, 2**25, 2**28)),
+        ("1:100:10", (1, 10, 100)),
+        ("3:10", (3, 6, 10)),  # the stated end is measured although the factor misses it
+        ("1MiB,1KiB,1KiB", (1024, 2**20)),
+        ("8B, 1K, 2kb,1.5MiB", (8, 1024, 2000, 3 * 2**19)),
+        ("17", (17,)),
+        ("8:8", (8,)),
+        ("100,1KiB:2KiB", (100, 1024, 2048)),
+    ],
+)
+def test_sizes_are_read(text, sizes):
+    assert parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "'' is no size: write sizes as 1KiB:256MiB"),
+        ("1KiX", "'1KiX': KiX is no unit of a size; there are B, KiB, MiB, GiB, TiB (of 1024), KB"),
+        ("-5", "'-5' is no size"),
+        ("0", "'0' is 0 bytes: a size is a whole number of bytes from 1"),
+        ("1.5", "'1.5' is 1.5 bytes"),
+        ("2000GiB", "from 1 to 1 TiB"),
+        ("8:4", "the range ends below its beginning; write it as 4:8"),
+        ("1:8:1", "the factor must be a number above 1, as in 1:8:8"),
+        ("1:8:x", "the factor must be a number above 1"),
+        ("1:2:3:4", "no range of sizes"),
+        ("1KiB:1GiB:1.01", "at most 64 can be measured: use a larger factor"),
+    ],
+)
+def test_sizes_that_cannot_be_are_told(text, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        parse_sizes(text)
+
+
+def test_a_wrong_size_is_an_error_of_the_user_before_anything_starts():
+    with pytest.raises(UserError, match=r"^sizes: 'x' is no size: write sizes as 1KiB:256MiB"):
+        build("collectives", {"sizes": "1KiB:x"})
+    assert build("collectives", {"sizes": 1024}).size_list == (1024,)
+    with pytest.raises(
+        UserError, match=r"^pair_size: '1KiB:1MiB' are 11 sizes: pairs are measured at one, such as 1MiB"
+    ):
+        build("collectives", {"pair_size": "1KiB:1MiB"})
+    assert build("collectives", {"pair_size": "2MiB"}).pair_bytes == 2**21
+
+
+def test_sizes_are_written_for_a_reader():
+    assert [size_text(size) for size in (5, 1024, 1536, 2**24, 2**30, 2**40)] == [
+        "5 B", "1 KiB", "1.5 KiB", "16 MiB", "1 GiB", "1 TiB",
+    ]  # fmt: skip
+
+
+def test_targets_and_planted_faults_do_not_change_the_work():
+    plain = CollectivesConfig()
+    asked = CollectivesConfig(target_share_all_reduce=0.8, target_allreduce_gbps=30, planted_fault_rank=1)
+    assert asked.work() == plain.work()
+    assert CollectivesConfig(sizes="1KiB").work() != plain.work()
+
+
+def test_tiers_measure_more_and_more_and_a_cpu_has_no_target_of_accelerators():
+    tiers = [resolve("collectives", tier, "cpu").config for tier in ("smoke", "quick", "nightly", "weekend")]
+    assert [len(plan(config)) for config in tiers] == sorted(len(plan(config)) for config in tiers)
+    assert tiers[2].size_list[-1] == tiers[3].size_list[-1] == 256 * 2**20
+    assert {config.target_allreduce_gbps for config in tiers} == {None}
+    on_gpu = resolve("collectives", "nightly", "cuda").config
+    assert on_gpu.target_allreduce_gbps == 30
+    # The gradients of BERT-base with its head for questions, 108,893,186 parameters of four bytes.
+    assert sum(on_gpu.bucket_bytes) == 4 * 108_893_186
+
+
+def test_the_plan_holds_every_operation_type_and_reduction_once():
+    config = CollectivesConfig(nproc=2)
+    cases = plan(config)
+    assert len(set(cases)) == len(cases)
+    library = {(case.operation, case.dtype, case.reduction) for case in cases if case.variant == "library"}
+    for dtype in config.dtypes:
+        for operation in config.operations:
+            for reduction in config.reductions if operation in ("all_reduce", "reduce", "reduce_scatter") else [""]:
+                if operation != "barrier":
+                    assert (operation, dtype, reduction) in library
+    assert [case.operation for case in cases if case.operation == "barrier"] == ["barrier"]
+    both = {case.operation for case in cases if case.in_place} & {case.operation for case in cases if not case.in_place}
+    assert both == set(config.operations) - {"all_to_all", "send_recv", "barrier"}
+    assert {case.variant for case in cases} == {"library", "async", "direct", "ring", "tree", "rs_ag"}
+
+
+def test_cases_are_cut_from_the_end_and_rounds_before_cases():
+    def case(size):
+        return Case("all_reduce", "library", "fp32", "sum", True, size)
+
+    schedule = Schedule(seconds=1.0, runs=7, wall=3.0)
+    assert schedule.pace([case(1024)], 100.0) == 1.0  # nothing is known yet
+    schedule.learn(2**20, 0.1)
+    assert schedule.least_s(2**20) == pytest.approx(0.7)
+    assert schedule.least_s(2**22) == pytest.approx(2.8)  # four times the bytes
+    assert schedule.least_s(1024) == 0.0
+    assert schedule.pace([case(2**20)] * 2, 7.4) == pytest.approx(1.0)  # 2 * (0.7 + 3 * 1)
+    assert schedule.pace([case(2**20)] * 2, 4.4) == pytest.approx(0.5)  # half of the timed work fits
+    assert schedule.pace([case(2**20)] * 2, 1.0) == 0.0  # the fewest runs
+    assert schedule.pace([case(2**20)] * 2, 0.6) is None
+
+
+def test_a_fit_finds_exact_parameters():
+    sizes = [2.0**power for power in range(10, 28)]
+    for alpha, beta in ((150e-6, 5e-10), (5e-6, 2e-12), (0.0, 1e-9)):
+        found = fit(sizes, [alpha + beta * size for size in sizes])
+        assert found.alpha_s == pytest.approx(alpha, rel=1e-4, abs=1e-9)
+        assert found.beta_s_per_byte == pytest.approx(beta, rel=1e-4)
+        assert found.residual < 1e-3
+        assert found.points == len(sizes)
+    assert found.half_bytes == pytest.approx(0.0, abs=10)
+
+
+def test_a_fit_agrees_with_weighted_least_squares_and_outliers_move_it_little():
+    sizes = np.array([2.0**power for power in range(10, 27)])
+    noise = np.random.default_rng(1).normal(1, 0.02, len(sizes))
+    seconds = (1e-4 + 4e-10 * sizes) * noise
+    found = fit(sizes, seconds)
+    beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / seconds)  # numpy minimises the squares of w * deviation
+    assert (found.alpha_s, found.beta_s_per_byte) == (pytest.approx(alpha, rel=0.01), pytest.approx(beta, rel=0.01))
+    assert found.residual == pytest.approx(0.02, rel=0.5)
+    seconds[3] *= 20  # a neighbour on the machine
+    disturbed = fit(sizes, seconds)
+    _, moved = np.polyfit(sizes, seconds, 1, w=1 / seconds)
+    assert abs(disturbed.alpha_s / 1e-4 - 1) < 0.05
+    assert abs(disturbed.alpha_s - 1e-4) <= abs(moved - 1e-4)
+
+
+def test_times_on_no_line_are_not_fitted():
+    sizes = [2**10, 2**13, 2**16, 2**20]
+    found = fit(sizes, [1e-4, 1e-2, 1e-4, 1e-2])
+    assert math.isnan(found.alpha_s) and math.isnan(found.beta_s_per_byte)
+    assert found.points == 4 and found.residual > 0.5
+    assert (
+        found.reason
+        == f"the times of 4 sizes are on no line: the best one misses them by {found.residual:.0%}, more than 50%"
+    )
+
+
+def test_too_few_sizes_are_not_fitted():
+    assert fit([1, 1000, 10**6], [1, 1, 2]).reason == "3 sizes: a line by size needs 4"
+    assert "the largest must be 64 times the smallest" in fit([10, 20, 30, 40], [1, 2, 3, 4]).reason
+    assert fit([10, 100, 1000, 10**4], [1, float("nan"), 3, 4]).reason == "3 sizes: a line by size needs 4"
+
+
+def test_crossovers_by_hand():
+    sizes = [1024, 4096, 16384]
+    # Ratios 1/2, 2 and 4: on the logarithms the sign changes half way between the first two sizes.
+    at, said = crossover(sizes, [1, 4, 16], [2, 2, 4])
+    assert at == pytest.approx(2048)
+    assert said == "faster up to there"
+    at, said = crossover(sizes, [4, 4, 2], [2, 2, 4])
+    assert (at, said) == (pytest.approx(8192), "faster from there on")
+    assert crossover(sizes, [1, 1, 1], [2, 2, 2]) == (None, "faster at every size")
+    assert crossover(sizes, [2, 2, 2], [2, 1, 1]) == (None, "slower at every size")
+    assert crossover(sizes, [1, 3, 1], [2, 2, 2]) == (None, "now faster, now slower: the curves cross 2 times")
+    assert crossover([1], [1], [2]) == (None, "fewer than two sizes")
+
+
+def test_nothing_is_measured_twice_where_the_sizes_of_curves_and_types_meet():
+    config = CollectivesConfig(nproc=2, sizes="1,3,1KiB,4KiB", type_sizes="2,4KiB", dtypes=["fp32", "bf16"])
+    cases = plan(config)
+    # 1, 2 and 3 bytes all come to one element of fp32 on each rank.
+    real = [(case.kind, case.bytes if case.bytes > 8 else 0) for case in cases]
+    assert len(set(real)) == len(real)
+    (curve,) = [
+        case for case in cases if case.kind == ("all_reduce", "library", "fp32", "sum", True) and case.bytes == 4096
+    ]
+    assert curve.share == 1.0

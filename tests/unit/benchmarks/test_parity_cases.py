@@ -1,0 +1,240 @@
+"""The inputs, weights and dev set of a golden folder: what they are, that they repeat, and what is refused."""
+
+import dataclasses
+import functools
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from benchlib.benchmarks.parity import inputs as cases
+from benchlib.benchmarks.parity import inputs as prepare
+from benchlib.benchmarks.parity import inputs as room
+from benchlib.benchmarks.parity import weights
+from benchlib.benchmarks.parity.config import ParityConfig
+from benchlib.benchmarks.parity.weights import sha256
+from benchlib.core.errors import UserError
+from benchlib.workloads import answers, encoders, features, minisquad
+
+CONFIG = ParityConfig(
+    lengths=[8, 24, 48], batch_sizes=[1, 2, 4], dev_questions=6, train_steps=3, train_batch=2, train_length=32
+)
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("golden")
+    return folder, prepare.prepare(CONFIG, folder)
+
+
+def test_every_length_and_batch_is_there_with_text_and_padding(golden):
+    folder, fields = golden
+    inputs = cases.Inputs(folder)
+    data = inputs.of("data")
+    assert {(case.length, case.batch) for case in data} == {(s, b) for s in (8, 24, 48) for b in (1, 2, 4)}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoders.source("tiny"))
+    for case in data:
+        tensors = inputs.tensors(case.id)
+        assert set(tensors) == {"input_ids", "attention_mask", "token_type_ids"}
+        assert {tuple(tensor.shape) for tensor in tensors.values()} == {(case.batch, case.length)}
+        lengths = tensors["attention_mask"].sum(1)
+        assert lengths.max() == case.length and (case.batch == 1 or lengths.min() < case.length)
+        for ids, mask in zip(tensors["input_ids"], tensors["attention_mask"], strict=True):
+            real = int(mask.sum())
+            assert mask[:real].all() and (ids[real:] == tokenizer.pad_token_id).all()
+            assert ids[0] == tokenizer.cls_token_id and ids[real - 1] == tokenizer.sep_token_id
+    assert fields["cases"] == [dataclasses.asdict(case) for case in inputs.cases]
+    assert fields["inputs_sha256"] == inputs.sha256
+
+
+def test_edge_cases_are_what_they_are_called(golden):
+    inputs = cases.Inputs(golden[0])
+    one, longest, masked = (inputs.tensors(f"edge-{name}") for name in ("one-token", "longest", "masked-row"))
+    assert one["attention_mask"].tolist() == [[1] + [0] * 23]
+    assert longest["attention_mask"].sum() == longest["input_ids"].numel() == 512  # the embedded model's positions
+    assert masked["attention_mask"].sum(1).tolist() == [24, 0]
+
+
+def test_labels_mark_answers(golden):
+    """The labelled tokens, decoded, are the gold answer of a question whose words stand before them."""
+    inputs = cases.Inputs(golden[0])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoders.source("tiny"))
+    train = inputs.of("train")
+    assert [case.id for case in train] == ["train-00", "train-01", "train-02"]
+    examples = minisquad.generate(6, CONFIG.seed, "eval", (4, 8))
+    golds = {example.question.lower(): example.answers[0][0].lower() for example in examples}
+    seen = 0
+    for case in train:
+        tensors, (first, last) = inputs.tensors(case.id), inputs.labels(case.id)
+        for row in range(case.batch):
+            ids = tensors["input_ids"][row].tolist()
+            answer = tokenizer.decode(ids[first[row] : last[row] + 1])
+            question = tokenizer.decode(ids[1 : ids.index(tokenizer.sep_token_id)])
+            gold = next(gold for asked, gold in golds.items() if squeeze(asked).startswith(squeeze(question)))
+            assert squeeze(answer) == squeeze(gold)
+            seen += 1
+    assert seen == 6
+
+
+def squeeze(text):
+    return "".join(text.split())
+
+
+def test_the_same_config_gives_the_same_inputs_and_another_seed_others(golden, tmp_path):
+    again = prepare.prepare(CONFIG, tmp_path / "again")
+    assert again == golden[1]
+    other = prepare.prepare(CONFIG.model_copy(update={"seed": 1}), tmp_path / "other")
+    assert other["inputs_sha256"] != again["inputs_sha256"] and other["model"] == again["model"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("lengths", [8, 600], "lengths = 600: tiny has positions for 512 tokens: set it to 512 or less"),
+        ("train_length", 513, "train_length = 513"),
+        ("latency_length", 513, "latency_length = 513"),
+        ("lengths", [7], "lengths = 7: a question and its context need 8 tokens"),
+        ("planted_layer", 900, "planted_layer = 900: the model has 4 layers: set it to 3 or less"),
+    ],
+)
+def test_lengths_that_the_model_cannot_take_are_refused(tmp_path, field, value, text):
+    with pytest.raises(UserError, match=text):
+        prepare.prepare(CONFIG.model_copy(update={field: value}), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_input_beyond_the_memory_is_refused_with_its_size():
+    """Two heads, two layers: 4 x 2 x 48 x 48 numbers of 8 bytes, as scores and as weights; a step of training needs less."""
+    settings = transformers.BertConfig(num_attention_heads=2, num_hidden_layers=2)
+    room.require(CONFIG, settings, available=4 * 2 * 48**2 * 8 * 2)
+    with pytest.raises(UserError, match=r"batch_sizes = 4 with lengths = 48: .* lower batch_sizes or lengths"):
+        room.require(CONFIG, settings, available=4 * 2 * 48**2 * 8 * 2 - 1)
+    with pytest.raises(UserError, match=r"train_batch = 1024 with train_length = 32: .* take 0\.03 GiB"):
+        room.require(CONFIG.model_copy(update={"train_batch": 1024}), settings, available=2**25 - 1)
+
+
+def test_an_encoder_with_one_segment_gets_none_whatever_its_tokenizer_gives(tmp_path):
+    settings = transformers.RobertaConfig(
+        vocab_size=4000, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=130, type_vocab_size=1, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.AutoModelForQuestionAnswering.from_config(settings).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoders.source("tiny"))
+    assert "token_type_ids" in tokenizer.model_input_names and len(tokenizer) <= 4000
+    inputs = cases.write(CONFIG, tokenizer, settings, tmp_path)
+    kinds = {case.kind: case.id for case in inputs.cases}
+    assert {"data", "edge", "layer", "train", "dev"} == set(kinds)
+    for name in kinds.values():
+        assert set(inputs.tensors(name)) == {"input_ids", "attention_mask"}
+        assert model(**inputs.tensors(name)).start_logits.shape == inputs.tensors(name)["input_ids"].shape
+
+
+def test_dev_scores_are_those_of_the_questions_themselves(golden):
+    """Random logits for the recorded windows score as they do through the tokenised questions, built apart."""
+    folder, _ = golden
+    inputs = cases.Inputs(folder)
+    real = sum(int(inputs.tensors(case.id)["attention_mask"].sum()) for case in inputs.of("dev"))
+    start, end = np.random.default_rng(0).normal(size=(2, real))
+    examples = minisquad.generate(6, CONFIG.seed, "eval", (5, 10))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoders.source("tiny"))
+    found = features.build(examples, tokenizer, 384, 128, False, None)
+    windows = [inputs.tensors(case.id) for case in inputs.of("dev")]
+    ids = np.concatenate([tensors["input_ids"][tensors["attention_mask"] == 1] for tensors in windows])
+    np.testing.assert_array_equal(ids, found.input_ids)
+    # A perfect start and end for one question, so that the score is not 0.
+    gold, first = examples[0].answers[0]
+    at = np.flatnonzero(found.char_start[: found.starts[1]] == first)[0]
+    last = np.flatnonzero(found.char_end[: found.starts[1]] == first + len(gold))[0]
+    start[at], end[last] = 50, 50
+    expected = answers.score(answers.best_answers(examples, found, start, end), examples)
+    scores = cases.dev_scores(folder, {"dev/start": start, "dev/end": end})
+    assert scores == {"f1": expected["f1"], "exact_match": expected["exact_match"]}
+    assert scores["f1"] >= 100 / 6
+    assert cases.dev_scores(folder, {"len8-batch1/start": start}) is None
+
+
+def test_weights_come_back_and_altered_ones_are_refused(golden, tmp_path):
+    folder, fields = golden
+    model = weights.load(CONFIG, folder, "eager")
+    original = load_file(encoders.TINY / "model.safetensors")
+    state = model.state_dict()
+    assert state.keys() == original.keys() and all(torch.equal(state[name], original[name]) for name in state)
+    assert not model.training and fields["model"]["sha256"] == sha256(original)
+    assert fields["model"]["parameters"] == sum(tensor.numel() for tensor in original.values())
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "model").symlink_to(folder / "model")
+    state["qa_outputs.bias"][0] += 1e-6
+    save_file(state, copy / "weights.safetensors")
+    with pytest.raises(UserError, match="the file was changed, copy the golden folder again"):
+        weights.load(CONFIG, copy, "eager")
+    del state["qa_outputs.bias"]
+    save_file(state, copy / "weights.safetensors")
+    with pytest.raises(UserError, match=r"do not fit.*qa_outputs\.bias"):
+        weights.load(CONFIG, copy, "eager")
+
+
+def test_left_out_weights_are_loaded_by_name_and_must_be_the_same(golden, tmp_path):
+    folder, _ = golden
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "facts.json"):
+        (tmp_path / "model" / name).write_bytes((folder / "model" / name).read_bytes())
+    assert weights.load(CONFIG, tmp_path, "sdpa").qa_outputs.bias.shape == (2,)
+    weights.require_left_out(CONFIG, tmp_path)
+    with pytest.raises(UserError, match=r"^model = bert-base: these weights do not fit"):
+        weights.require_left_out(CONFIG.model_copy(update={"model": "bert-base"}), tmp_path)
+    facts = json.loads((folder / "model" / "facts.json").read_text())
+    (tmp_path / "model" / "facts.json").write_text(json.dumps(facts | {"sha256": "0" * 64}))
+    with pytest.raises(UserError, match=r"recorded without weights.*give the same version of the model"):
+        weights.load(CONFIG, tmp_path, "eager")
+
+
+def test_a_bert_base_that_cannot_be_reached_gets_random_weights_and_says_so(monkeypatch):
+    small = functools.partial(
+        transformers.BertConfig, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    monkeypatch.setattr(weights.transformers, "BertConfig", small)
+    name = "google-bert/bert-base-uncased"
+    made = weights.prepare(ParityConfig(model=name, seed=3))
+    assert made.init == "random" and made.description.startswith(f"{name} cannot be reached: BERT-base's config")
+    same, other = (weights.prepare(ParityConfig(model="bert-base", seed=seed)).model.state_dict() for seed in (3, 4))
+    assert sha256(same) == sha256(made.model.state_dict()) != sha256(other)
+    with pytest.raises(UserError, match="not in the cache of the hub nor reachable"):
+        weights.prepare(ParityConfig(model=name, init="pretrained"))
+    with pytest.raises(UserError, match="not in the cache of the hub nor reachable"):
+        weights.prepare(ParityConfig(model="someone/else"))
+    with pytest.raises(UserError, match="a config without weights"):
+        weights.prepare(ParityConfig(model="bert-base", init="pretrained"))
+
+
+def test_a_folder_without_weights_gets_random_ones_and_pickled_ones_are_refused(tmp_path):
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((encoders.TINY / name).read_bytes())
+    made = weights.prepare(ParityConfig(model=str(tmp_path)))
+    assert made.init == "random" and "no weights at hand" in made.description
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(UserError, match="is a pickle"):
+        weights.prepare(ParityConfig(model=str(tmp_path)))
+
+
+def test_the_fingerprint_sees_names_types_shapes_and_bytes():
+    base = {"a": torch.zeros(2, 3), "b": torch.ones(4, dtype=torch.int64)}
+    others = [
+        {"c": base["a"], "b": base["b"]},
+        {"a": base["a"].reshape(3, 2), "b": base["b"]},
+        {"a": base["a"].double(), "b": base["b"]},
+        {"a": -base["a"], "b": base["b"]},  # -0.0 compares equal to 0.0 and has other bytes
+        {"a": base["a"]},
+    ]
+    assert sha256(base) == sha256(dict(reversed(base.items())))
+    assert len({sha256(base), *map(sha256, others)}) == 6
+
+
+def test_a_cut_file_of_inputs_is_refused(golden, tmp_path):
+    data = (golden[0] / "inputs.safetensors").read_bytes()
+    (tmp_path / "inputs.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(UserError, match="no inputs of benchlib, or cut"):
+        cases.Inputs(tmp_path)

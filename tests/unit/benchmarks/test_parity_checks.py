@@ -1,0 +1,324 @@
+"""What the checks and sentences of a parity run say of members that differ, crash, are missing or computed other work."""
+
+import copy
+from pathlib import Path
+
+import pytest
+from make_parity import LARGEST, facts, tables
+
+from benchlib.benchmarks.parity import tolerances
+from benchlib.benchmarks.parity.judge import checks, limits, reading
+from benchlib.config.schema import build, save_config
+from benchlib.core.files import write_json
+from benchlib.judge.baselines import accept, find
+from benchlib.judge.checks import save_verdict, verdict_of
+from benchlib.results.metrics import derived, measured
+from benchlib.results.run import Result, Run, save_result
+
+MEMBERS = ("eager", "sdpa_flash", "fp64", "bf16", "native")
+SHA = {"model_sha256": "ab" * 32, "inputs_sha256": "cd" * 32}
+SAMPLES = [9.5, 10.0, 11.0]
+
+
+def metrics(found):
+    """Return the metrics that belong to the tables."""
+    suffix, made = "_minisquad_tiny", [measured("total_s", 20.0, "s", "lower")]
+    for row in found["quantities"]:
+        if row["quantity"] == tolerances.LOGITS:
+            made.append(derived(f"{row['member']}_logits_max_difference{suffix}", row["value"], "", "lower"))
+    for row in found["latency"]:
+        samples = [value * row["p50_ms"] / 10 for value in SAMPLES]
+        row["n"], row["mean_ms"], row["qps"] = 3, sum(samples) / 3, 3e3 / sum(samples)
+        made.append(measured(f"{row['member']}_latency_ms{suffix}", samples, "ms", "lower"))
+    return made
+
+
+def run_of(folder: Path, change=lambda found, about: None, then=lambda found, result: None, members=MEMBERS, **values):
+    """Store the run of made-up tables after a change to them, and one to the result whose metrics say something else."""
+    found, about = copy.deepcopy(tables(members)), facts()
+    found["members"] = [row | SHA for row in found["members"]]
+    change(found, about)
+    config = build("parity", {"benchmark": "parity", **values})
+    result = Result.of(
+        config,
+        status="complete",
+        started_at=1.79e9,
+        ended_at=1.79e9 + 20,
+        metrics=metrics(found),
+        facts=about,
+        tables=found,
+    )
+    then(result.tables, result)
+    folder.mkdir(exist_ok=True)
+    save_config(config, folder)
+    write_json(folder / "machine.json", {})
+    save_result(folder, result)
+    return Run(folder)
+
+
+def judged(run, root):
+    return {check.name: check for check in checks(run, find(run, root))}
+
+
+def quantity(found, member, name):
+    return next(row for row in found["quantities"] if (row["member"], row["quantity"]) == (member, name))
+
+
+def test_a_good_run_passes_every_check(tmp_path):
+    run = run_of(tmp_path / "run")
+    found = judged(run, tmp_path)
+    assert {name for name, check in found.items() if check.status == "FAIL"} == set()
+    for name in (
+        "parity eager",
+        "parity sdpa_flash",
+        "parity bf16",
+        "same weights and inputs",
+        "the tolerance can fail",
+        "the reference is one",
+        "no worse than the reference",
+        "finite",
+        "numbers agree",
+        "time budget",
+    ):
+        assert found[name].status == "PASS", (name, found[name].reason)
+    assert not found["parity native"].gates
+    assert verdict_of(list(found.values())).verdict == "PASS"
+    told = " ".join(reading(run))
+    assert "tiny, a small stand-in model of 897,794 parameters" in told
+    assert "eager, sdpa_flash, fp64, bf16 compute the same as the reference within the limits; eager bit by bit" in told
+    assert "In fp32 the largest difference of a logit is 1.8e-07 (sdpa_flash)" in told
+    assert "bf16 moves a logit by up to 0.008" in told and "they are different, not worse" in told
+
+
+def value(name, new):
+    def change(found, about):
+        quantity(found, "sdpa_flash", name)["value"] = new
+
+    return change
+
+
+def crashed(found, about):
+    row = next(row for row in found["members"] if row["member"] == "sdpa_flash")
+    row |= {"outcome": "FAIL", "reason": "ended by SIGSEGV", "model_sha256": "", "inputs_sha256": ""}
+    for name in ("quantities", "logits", "latency", "truth", "layers"):
+        found[name] = [row for row in found[name] if row["member"] != "sdpa_flash"]
+
+
+def other_weights(found, about):
+    found["members"][1]["model_sha256"] = "ef" * 32
+
+
+def exact_bf16(found, about):
+    quantity(found, "bf16", tolerances.LOGITS)["value"] = quantity(found, "bf16", tolerances.COSINE)["value"] = 0.0
+    found["logits"] = [row for row in found["logits"] if row["member"] != "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "words"),
+    [
+        # The status in the table says PASS each time: the numbers count.
+        (value(tolerances.LOGITS, 2e-5), "parity sdpa_flash", "logits max difference 2e-05 (<= 1e-05) at len128-batch8"),
+        (value(tolerances.COSINE, 1e-9), "parity sdpa_flash", "1 - cosine of the logits 1e-09 (<= 1e-10)"),
+        (value(tolerances.SPANS, 0.99), "parity sdpa_flash", "span agreement 0.99 (>= 1)"),
+        (value(tolerances.GRADIENTS, None), "parity sdpa_flash", "gradients: not finite at bert.encoder.layer.0.attention.self.key.bias"),
+        (crashed, "parity sdpa_flash", "ended by SIGSEGV"),
+        (other_weights, "same weights and inputs", "others have sdpa_flash"),
+        (exact_bf16, "the tolerance can fail", "bf16 computed in full precision, or the comparison sees nothing"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_fails_with_its_reason(change, name, words, tmp_path):
+    check = judged(run_of(tmp_path / "run", change), tmp_path)[name]
+    assert (check.status, check.gates) == ("FAIL", True)
+    assert words in check.reason
+
+
+def test_a_planted_layer_is_named(tmp_path):
+    def change(found, about):
+        value(tolerances.LOGITS, 0.3)(found, about)
+        found["layers"] = tables(MEMBERS, planted={"sdpa_flash": 2})["layers"]
+        row = quantity(found, "sdpa_flash", tolerances.LAYERS)
+        row |= {"value": 0.1, "status": "FAIL", "worst": "bert.encoder.layer.2.intermediate"}
+        found["members"][1] |= {"outcome": "FAIL", "reason": "logits max difference 0.3"}
+
+    run = run_of(tmp_path / "run", change, planted_layer=2)
+    assert (
+        "the first layer beyond its limit is bert.encoder.layer.2.intermediate"
+        in judged(run, tmp_path)["parity sdpa_flash"].reason
+    )
+    told = " ".join(reading(run))
+    assert "It first diverges in bert.encoder.layer.2.intermediate, at 62% of the depth" in told
+    assert "planted in encoder layer 2" in told
+
+
+def test_only_the_reference_is_not_compared_and_never_passes(tmp_path):
+    def nothing(found, about):
+        for name in found:
+            found[name] = []
+
+    def skipped(found, about):
+        rows = found["members"]
+        nothing(found, about)
+        found["members"] = [row | {"outcome": "SKIPPED", "reason": "torch_xla is not installed"} for row in rows]
+
+    recorded = run_of(tmp_path / "recorded", nothing)
+    (only,) = checks(recorded, find(recorded, tmp_path))
+    lonely = run_of(tmp_path / "skipped", skipped)
+    first, *rest = checks(lonely, find(lonely, tmp_path))
+    for check, words in ((only, "no member was asked for"), (first, "torch_xla is not installed")):
+        assert (check.name, check.status, check.gates) == ("parity", "SKIPPED", True)
+        assert check.reason == f"not compared: there is nothing but the reference on cpu ({words})"
+    assert [check.name for check in rest] == [
+        check.name for check in judged(run_of(tmp_path / "good"), tmp_path).values()
+    ][1 : len(rest) + 1], "whatever is skipped, the checks are the same"
+    assert {check.name for check in rest if check.status == "PASS"} == {"time budget"}
+    for found in ([only], [first, *rest]):
+        assert verdict_of(found).verdict == "SKIPPED" and "not compared" in verdict_of(found).sentence
+
+
+def test_members_that_do_not_gate_are_no_comparison(tmp_path):
+    found = judged(run_of(tmp_path / "run", members=("native",)), tmp_path)
+    assert (found["parity"].status, found["parity native"].status) == ("SKIPPED", "SKIPPED")
+    assert "native only inform" in found["parity"].reason and "1.5e-07 (<= 1e-05)" in found["parity native"].reason
+    assert verdict_of(list(found.values())).verdict == "SKIPPED"
+
+
+def test_a_reference_far_from_double_precision_is_named(tmp_path):
+    """No limit is eased beyond ten times the table's, 1e-4 on CPUs: a reference that is itself farther off is none."""
+
+    def off(size):
+        def change(found, about):
+            found["logits"][0]["reference_truth_max_abs"] = size
+
+        return change
+
+    for size, status in ((1e-4, "PASS"), (1.1e-4, "FAIL"), (1.0, "FAIL")):
+        check = judged(run_of(tmp_path / f"run{size}", off(size)), tmp_path)["the reference is one"]
+        assert check.status == status and check.gates, check.reason
+
+    def without(truth, nonfinite):
+        def change(found, about):
+            about |= {"truth": truth, "truth_nonfinite": nonfinite}
+            found["truth"] = []
+            for row in found["logits"]:
+                row["reference_truth_max_abs"] = row["truth_max_abs"] = None
+
+        return change
+
+    for truth, nonfinite, told in (
+        (False, 0, "there is no recording in double"),
+        (True, 7, "7 numbers of the recording"),
+    ):
+        found = judged(run_of(tmp_path / f"without{nonfinite}", without(truth, nonfinite)), tmp_path)
+        for name in ("the reference is one", "no worse than the reference"):
+            assert found[name].status == "SKIPPED" and told in found[name].reason
+
+
+def test_a_difference_that_does_not_gate_is_told_and_does_not_fail(tmp_path):
+    def change(found, about):
+        quantity(found, "native", tolerances.LOGITS)["value"] = 0.5
+        found["logits"] = []
+        found["truth"] = [
+            row | {"verdict": "farther"} if row["member"] == "sdpa_flash" else row for row in found["truth"]
+        ]
+
+    run = run_of(tmp_path / "run", change)
+    found = judged(run, tmp_path)
+    assert found["parity native"].status == "FAIL"
+    assert found["no worse than the reference"].status == "FAIL"
+    assert verdict_of(list(found.values())).verdict == "PASS"
+    assert any(
+        sentence.startswith("Worse than the reference, and not merely different: sdpa_flash")
+        for sentence in reading(run)
+    )
+
+
+def test_a_broken_attention_kernel_is_told(tmp_path):
+    def change(found, about):
+        row = next(row for row in found["attention"] if row["kernel"] == "flash")
+        row |= {"status": "FAIL", "reason": "numbers in the output are NaN or infinite", "max_abs_truth": None}
+
+    check = judged(run_of(tmp_path / "run", change), tmp_path)["attention kernels"]
+    assert (check.status, check.gates) == ("FAIL", False)
+    assert check.reason == "flash in fp32 at 64: numbers in the output are NaN or infinite"
+    told = " ".join(reading(run_of(tmp_path / "good")))
+    # 1e-6 at length 128 and the root of the length: flash is 0.8 of it from math, as make_parity has it.
+    assert (
+        "Attention in fp32: flash is up to 2.3e-06 from the math kernel (length 1024), which is itself up to 2.8e-06"
+        in told
+    )
+
+
+def test_without_bf16_nothing_shows_that_the_tolerance_can_fail(tmp_path):
+    check = judged(run_of(tmp_path / "run", members=("eager", "sdpa_flash")), tmp_path)["the tolerance can fail"]
+    assert (check.status, check.gates) == ("SKIPPED", False)
+
+
+def stated(which, **new):
+    def then(found, result):
+        index = next(index for index, metric in enumerate(result.metrics) if metric.name == which)
+        result.metrics[index] = result.metrics[index].model_copy(update=new)
+
+    return then
+
+
+def column(table, member, **new):
+    def then(found, result):
+        for row in found[table]:
+            if row["member"] == member:
+                row |= new
+
+    return then
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        (stated("sdpa_flash_logits_max_difference_minisquad_tiny", value=1e-9), "the table of quantities"),
+        (column("logits", "sdpa_flash", max_abs=1e-3), "the largest of the table of logits"),
+        (stated("bf16_latency_ms_minisquad_tiny", name="bf16_latency_ms"), "model and data"),
+        (column("latency", "bf16", p50_ms=1.0), "the table of latencies"),
+        (column("latency", "bf16", mean_ms=1.0), "the raw samples"),
+        (column("latency", "bf16", qps=1e6), "the mean latency"),
+        (column("latency", "bf16", p95_ms=90.0, p99_ms=80.0), "p95 0.09 s above p99 0.08 s"),
+    ],
+)
+def test_numbers_that_contradict_each_other_fail(then, words, tmp_path):
+    check = judged(run_of(tmp_path / "run", then=then), tmp_path)["numbers agree"]
+    assert check.status == "FAIL" and words in check.reason
+
+
+def test_a_driver_that_changes_numerics_is_noticed(tmp_path):
+    accepted = run_of(tmp_path / "accepted")
+    save_verdict(accepted.path, verdict_of(list(judged(accepted, tmp_path).values())))
+    accept(Run(accepted.path), "test", limits(accepted), root=tmp_path)
+
+    def grown(factor):
+        def change(found, about):
+            for row in [*found["quantities"], *found["logits"]]:
+                key = "value" if "value" in row else "max_abs"
+                if row["member"] == "sdpa_flash" and row.get("quantity", tolerances.LOGITS) == tolerances.LOGITS:
+                    row[key] *= factor
+
+        return change
+
+    name, same = "sdpa_flash_logits_max_difference_minisquad_tiny vs baseline", "same numerics as accepted"
+    for factor, status, word in ((1.0, "PASS", "PASS"), (1.9, "PASS", "FAIL"), (2.1, "FAIL", "FAIL")):
+        found = judged(
+            run_of(
+                tmp_path / f"again{factor}",
+                grown(factor),
+                then=lambda _, result: setattr(result, "started_at", 1.79e9 + 1),
+            ),
+            tmp_path,
+        )
+        assert (found[name].status, found[same].status) == (status, word), factor
+    assert LARGEST["eager"] == 0.0
+
+    def apart(found, about):
+        quantity(found, "eager", tolerances.LOGITS)["value"] = 1e-9
+        column("logits", "eager", max_abs=1e-9)(found, None)
+
+    later = run_of(tmp_path / "later", apart, then=lambda _, result: setattr(result, "started_at", 1.79e9 + 2))
+    assert judged(later, tmp_path)["eager_logits_max_difference_minisquad_tiny vs baseline"].status == "FAIL", (
+        "0 may not grow"
+    )

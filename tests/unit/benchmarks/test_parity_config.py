@@ -1,0 +1,117 @@
+"""Parameters of the parity benchmark, and the members that they choose."""
+
+import pytest
+
+from benchlib.benchmarks.parity.config import MEMBERS, ParityConfig, chosen
+from benchlib.config.schema import build
+from benchlib.core.errors import UserError
+from benchlib.core.machine import BACKENDS
+from benchlib.launch import plan
+
+
+def names(**values):
+    return [member.name for member in chosen(ParityConfig(**values))]
+
+
+def test_members_of_a_backend():
+    assert names() == ["eager", "sdpa_math", "sdpa_flash", "one_thread", "fp64", "bf16", "native"]
+    assert set(names(slow=True)) - set(names()) == {
+        "compile",
+        "aotinductor",
+        "onnxruntime",
+        "openvino",
+        "openvino_default",
+    }
+    assert names(backend="mps") == ["bf16", "exact", "native"]
+    assert names(members=["compile", "bf16", "bf16"]) == ["bf16", "compile"]  # named: also a slow one; each once
+    for backend in BACKENDS:
+        assert any(member.gates and member.precision == "fp32" for member in chosen(ParityConfig(backend=backend)))
+
+
+def test_members_that_do_not_gate_are_those_with_torchs_own_defaults_or_a_kernel_of_their_own():
+    open_ones = {name for name, member in MEMBERS.items() if not member.gates}
+    assert open_ones == {"native", "flash", "efficient", "cudnn", "openvino_default"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"members": ["sdpa_mth"]}, "did you mean sdpa_math"),
+        ({"data": "files"}, "needs dev_file=FILE"),
+        ({"record": True, "members": ["bf16"]}, "leave members out"),
+        ({"record": True, "golden": "folder"}, "leave golden out"),
+        ({"record": True, "planted_layer": 0}, "leave planted_layer out"),
+        ({"lengths": []}, "lengths"),
+        ({"batch_sizes": [0]}, "batch_sizes"),
+        ({"batch_sizes": [1025]}, "batch_sizes"),
+        ({"lengths": [8193]}, "lengths"),
+        ({"repeats": 1}, "repeats"),
+        ({"nproc": 2}, "one process"),
+    ],
+)
+def test_wrong_values_say_what_to_do(values, words):
+    with pytest.raises(ValueError, match=words):
+        ParityConfig(**values)
+
+
+@pytest.mark.parametrize(("name", "most"), [("batch_sizes", 1024), ("lengths", 8192)])
+def test_a_size_beyond_all_reason_is_told_its_bound(name, most):
+    with pytest.raises(
+        UserError, match=rf"{name} = .*{most + 1}.*expected a list of numbers from 1 to {most}, separated"
+    ):
+        build("parity", {name: str(most + 1)})
+    assert getattr(build("parity", {name: str(most)}), name) == [most]
+
+
+def test_a_member_of_another_backend_is_refused_before_anything_starts():
+    config = ParityConfig(members=["efficient"])
+    with pytest.raises(UserError, match="'efficient' is not of cpu but of cuda, rocm"):
+        config.check_whole()
+    ParityConfig(members=["efficient"], backend="cuda").check_whole()
+
+
+def test_a_file_is_the_data_and_a_golden_folder_has_its_own():
+    assert ParityConfig(dev_file="dev.json").data == "files"
+    assert ParityConfig(data="files", golden="folder").golden == "folder"
+
+
+def test_sizes_are_taken_once_and_rising():
+    config = ParityConfig(lengths=[32, 8, 32], batch_sizes=[2, 1])
+    assert config.sizes == ((8, 1), (8, 2), (32, 1), (32, 2))
+
+
+def test_the_work_is_said_and_is_what_the_members_compute():
+    config = ParityConfig(lengths=[8, 64], batch_sizes=[1, 4], reference="cuda", backend="rocm", latency_runs=7)
+    for part in (
+        "exact",
+        "of rocm",
+        "fp32 on cuda",
+        "4 inputs",
+        "8 to 64 tokens",
+        "20 training steps",
+        "7 timed passes",
+    ):
+        assert part in config.expected_work()
+    recording = ParityConfig(record=True, train_steps=0).expected_work()
+    assert recording.startswith("records") and "timed" not in recording and "training" not in recording
+    assert "the recording in h100" in ParityConfig(golden="/data/h100").expected_work()
+    same = ParityConfig(members=["bf16"], slow=True, keep=True, planted_layer=1, golden="", member_timeout_s=9)
+    assert same.work() == ParityConfig().work()
+    assert ParityConfig(golden="/a/h100").work() == ParityConfig(golden="/b/h100").work() != ParityConfig().work()
+    assert ParityConfig(lengths=[8]).work() != ParityConfig().work()
+
+
+def test_a_golden_folder_fixes_fields_that_there_are():
+    assert set(ParityConfig.RECORDED) <= set(ParityConfig.model_fields)
+
+
+def test_a_tier_over_many_ranks_gives_parity_one_process_and_none_over_nodes(capsys):
+    eight = plan.plans("nightly", None, "cpu", ["nproc=8"], None)
+    assert {one.config.benchmark: one.config.nproc for one in eight} == {
+        "machine": 8, "squad": 8, "collectives": 8, "parity": 1,
+    }  # fmt: skip
+    nodes = plan.plans("nightly", None, "cuda", ["nproc=8", "nnodes=2", "launcher=slurm", "cluster=slurm"], None)
+    assert "parity" not in [one.config.benchmark for one in nodes]
+    assert "parity is the work of one process: left out" in capsys.readouterr().err
+    with pytest.raises(UserError, match="parity is the work of one process"):
+        plan.plans("parity", "nightly", "cpu", ["nproc=8"], None)

@@ -1,0 +1,116 @@
+"""What a SQuAD run is judged by, on results made by hand: each check can fail, and a cut run cannot pass unseen."""
+
+import pytest
+
+from benchlib.benchmarks.squad.judge import checks
+from benchlib.config.schema import build, save_config
+from benchlib.judge.baselines import Comparison
+from benchlib.judge.checks import verdict_of
+from benchlib.results.metrics import derived, measured, not_available
+from benchlib.results.run import Result, Run, save_result
+
+NONE = Comparison(status="NO_BASELINE")
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Judge a made-up quick run after ``changes``: config, facts and metric values by name."""
+
+    def judge(config=None, facts=None, losses=(2.0, 1.0, 0.5, 0.2), **values):
+        settings = {"benchmark": "squad", "target_f1_embedded": 88.0, "nproc": 2, **(config or {})}
+        resolved = build("squad", settings)
+        known = {
+            "samples_seen": [80, 80], "samples_expected": 160, "checksums_equal": True, "checksums": [["a", "a"]], "epoch_share": 1.0,
+            "total_steps": len(losses), "planned_steps": len(losses), "plan_reason": "cut to fit", "learning_rates": {"min": 1e-6, "max": 1e-3, "last": 1e-6},
+        }  # fmt: skip
+        known |= facts or {}
+        scope, quality = resolved.scope(), resolved.quality_scope(known["epoch_share"])
+        found = {
+            "f1": 92.0,
+            "exact_match": 90.0,
+            "flops": 50.0,
+            "peak": 100.0,
+            "total": 30.0,
+            "padding_share": 0.1,
+        } | values
+        metrics = [
+            measured("loss", list(losses), ""),
+            derived(f"loss_final{quality}", losses[-1], "", "lower"),
+            measured(f"f1{quality}", found["f1"], "", "higher"),
+            measured(f"exact_match{quality}", found["exact_match"], "", "higher"),
+            measured("padding_share", found["padding_share"], "ratio"),
+            derived(f"flops_per_s{scope}", found["flops"], "FLOP/s", "higher"),
+            measured("matmul_peak_flops", found["peak"], "FLOP/s", "higher"),
+            measured(f"train_samples_per_s{scope}", 100.0, "samples/s", "higher"),
+            measured("allreduce_gbps", 7.0, "Gbps", "higher"),
+            not_available("device_memory_gb", "GB", "lower", "a CPU"),
+            measured("total_s", found["total"], "s", "lower"),
+        ]
+        save_config(resolved, tmp_path)
+        save_result(tmp_path, Result.of(resolved, status="complete", metrics=metrics, facts=known))
+        return {check.name: check for check in checks(Run(tmp_path), NONE)}
+
+    return judge
+
+
+def test_a_good_run_passes(judged):
+    found = judged()
+    assert {check.status for check in found.values() if check.gates and check.kind != "regression"} == {"PASS"}
+    assert found["F1 target"].status == "SKIPPED"  # generated data never count for the target of SQuAD
+    assert not found["F1 target"].gates
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("loss decreases", {"losses": (1.0, 1.0, 1.0, 1.0)}),
+        ("loss decreases", {"losses": (1.0,)}),
+        ("ranks equal", {"facts": {"checksums_equal": False}}),
+        ("sample count", {"facts": {"samples_seen": [80, 79]}}),
+        ("learning rate", {"facts": {"learning_rates": {"min": 0.0, "max": 1e-3, "last": 0.0}}}),
+        ("finite", {"f1": float("nan")}),
+        ("possible quality", {"f1": 250.0}),
+        ("possible quality", {"exact_match": 92.1}),
+        ("possible quality", {"padding_share": 1.2}),
+        ("possible speed", {"flops": 106.0}),
+        ("time budget", {"total": 60.1}),
+        ("F1 on embedded data", {"f1": 87.99, "exact_match": 80.0}),
+    ],
+)
+def test_each_check_can_fail(judged, name, changes):
+    found = judged(**changes)
+    assert found[name].status == "FAIL"
+    assert verdict_of(list(found.values())).verdict == "FAIL"
+
+
+def test_a_training_that_the_speed_cut_does_not_pass_its_target_unseen(judged):
+    found = judged(facts={"epoch_share": 0.12, "total_steps": 33}, f1=73.0, exact_match=70.0)
+    for name in ("F1 on embedded data", "whole training"):
+        assert (found[name].status, found[name].gates) == ("SKIPPED", True)
+    assert "12%" in found["F1 on embedded data"].reason
+    verdict = verdict_of(list(found.values()))
+    assert verdict.exit_code(strict=True) == 3
+    assert "whole training" in verdict.sentence
+
+
+def test_a_training_that_the_user_cut_is_what_was_asked_for(judged):
+    found = judged(config={"max_steps": 2}, facts={"epoch_share": 0.2})
+    assert not found["whole training"].gates
+    assert not found["F1 on embedded data"].gates
+
+
+def test_the_targets_hold_for_a_whole_training_on_squad(judged):
+    real = {
+        "data": "squad",
+        "model": "bert-base-uncased",
+        "train_questions": 0,
+        "eval_questions": 0,
+        "target_f1": 88.0,
+        "reference_f1": 88.5,
+        "target_loss": 0.5,
+    }
+    found = judged(config=real, f1=87.9, exact_match=80.0)
+    assert found["F1 target"].status == "FAIL"
+    assert (found["F1 reference"].status, found["F1 reference"].gates) == ("FAIL", False)
+    assert judged(config=real, f1=88.0, exact_match=80.0)["F1 target"].status == "PASS"
+    assert judged(config=real, losses=(2.0, 0.5))["final loss"].status == "FAIL"  # the loss has to be under its limit

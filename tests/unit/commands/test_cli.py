@@ -1,0 +1,123 @@
+"""The command line: wrong input ends before anything starts, and the way to the help is short."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from benchlib import session
+from benchlib.cli import main
+from benchlib.commands import run as runner
+from benchlib.launch import plan
+
+PROBE = {
+    "backends": {
+        "cpu": {"available": True, "count": 1, "names": ["cpu"], "reason": ""},
+        "cuda": {"available": False, "count": 0, "reason": "no driver"},
+    },
+    "versions": {},
+}
+
+
+@pytest.fixture
+def call(monkeypatch):
+    """Call the command line in this process, with torch's answer given."""
+    monkeypatch.setattr(plan, "probe_devices", lambda: PROBE)
+    monkeypatch.setattr(session, "probe_devices", lambda: PROBE)
+    monkeypatch.setattr(plan.console, "width", 200)
+
+    def run(*arguments):
+        return CliRunner().invoke(main, arguments)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "sqad"], "did you mean squad"),
+        (["run", "squad", "--tier", "quik"], "did you mean quick"),
+        (["run", "squad", "--backend", "cudda"], "did you mean cuda"),
+        (["run", "squad", "--set", "epoch=2"], "did you mean epochs"),
+        (["run", "squad", "--set", "epochs"], "NAME=VALUE"),
+        (["run", "squad", "--set", "epochs=-1"], "expected a number > 0"),
+        (["run", "squad", "--set", "x=1;print('INJECTED')#=2"], "has no parameter"),
+        (["run", "quick", "--set", "nonsense=1"], "has no parameter"),
+        (["run", "quick", "--tier", "nightly"], "is a tier already"),
+    ],
+)
+def test_wrong_input_is_told_before_any_process_starts(call, monkeypatch, tmp_path, arguments, words):
+    monkeypatch.setattr(plan, "probe_devices", lambda: pytest.fail("asked torch although the input is wrong"))
+    result = call(*arguments, "--out", str(tmp_path))
+    assert result.exit_code == 2
+    assert words in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_shows_everything_and_starts_nothing(call, tmp_path):
+    result = call("run", "squad", "--tier", "quick", "--set", "epochs=2", "--dry-run", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "benchlib.runtime.worker" in result.output
+    assert "set by hand" in result.output
+    assert "expected work" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_max_restarts_takes_torchrun_unless_a_launcher_is_set(call):
+    result = call("run", "squad", "--max-restarts", "2", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "torch.distributed.run" in result.output
+    assert "--max-restarts 2" in result.output
+    assert "from the last whole checkpoint" in result.output
+    result = call("run", "squad", "--max-restarts", "2", "--set", "launcher=local", "--dry-run")
+    assert result.exit_code == 2
+    assert "max_restarts = 2 with launcher=local" in result.output
+
+
+def test_a_tier_has_all_its_benchmarks(call):
+    result = call("run", "quick", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert result.output.index("machine, tier quick") < result.output.index("squad, tier quick")
+
+
+def test_a_missing_backend_is_skipped_with_its_reason_and_a_report(call, tmp_path):
+    result = call("run", "squad", "--backend", "cuda", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "SKIPPED" in result.output
+    assert "no driver" in result.output
+    run_dir = next(tmp_path.glob("smoke-*/squad-cuda-*"))
+    assert json.loads((run_dir / "result.json").read_text())["status"] == "skipped"
+    assert "no driver" in (run_dir / "report.html").read_text()
+    assert (tmp_path / "index.html").exists()
+    assert call("run", "squad", "--backend", "cuda", "--strict", "--out", str(tmp_path)).exit_code == 3
+
+
+def test_list_names_everything(call):
+    output = call("list").output
+    for name in ("squad", "machine", "quick", "weekend", "cuda", "rocm", "xpu", "tpu", "mps"):
+        assert name in output
+
+
+@pytest.mark.alone
+def test_help_is_quick():
+    best = min(_seconds() for _ in range(3))
+    assert best < 0.5
+
+
+def _seconds():
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "benchlib.cli", "--help"], capture_output=True, check=True)
+    return time.perf_counter() - start
+
+
+def test_a_relative_folder_of_runs_is_relative_to_where_the_user_stands(monkeypatch, tmp_path):
+    """The notebook is executed elsewhere: a relative path would lead to another place there."""
+    seen = []
+    monkeypatch.setattr(plan, "plans", lambda *arguments: [])
+    monkeypatch.setattr(runner, "run_all", lambda plans, out, *more: seen.append(out) or 0)
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(main, ["run", "squad", "--out", "here"])
+    assert seen == [tmp_path / "here"]

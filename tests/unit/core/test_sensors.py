@@ -1,0 +1,172 @@
+"""Sensors against libraries and counters made for the test: units, sums, wraps, and reasons for what is absent."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchlib.core import sensors
+from benchlib.core.sensors import DEVICE_NAMES, Processor, Sensors
+
+
+class FakeNvml:
+    """Two devices; the second has no energy counter (as before Volta)."""
+
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index > 1:
+            raise RuntimeError("Invalid Argument")
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> int:
+        return {"GPU-b": 1}[name]
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return (100_000, 50_500)[handle]  # mW
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        if handle == 1:
+            raise RuntimeError("Not Supported")
+        return 7_000_500  # mJ
+
+    def nvmlDeviceGetTemperature(self, handle: int, kind: int) -> int:
+        return (40, 61)[handle]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=(80, 90)[handle])
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(used=(1 << 30, 1 << 29)[handle])
+
+
+@pytest.fixture(autouse=True)
+def _all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_nvml_two_devices() -> None:
+    library = FakeNvml()
+    reader = Sensors([os.getpid()], "cuda", 2, library)
+    values = reader.read()
+    assert values["power_w"] == 150.5
+    assert (values["temperature_c"], values["utilization_percent"]) == (61, 85)
+    assert values["device_memory_bytes"] == 1.5 * 2**30
+    assert values["energy_j"] is None, "a sum with a part missing is not the sum"
+    assert reader.availability()["energy_j"] == "Not Supported"
+    reader.close()
+    assert library.open == 0
+
+
+def test_nvml_reads_only_the_devices_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Sensors([], "cuda", 1, FakeNvml()).read()["energy_j"] == 7000.5
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert Sensors([], "cuda", 1, FakeNvml()).read()["power_w"] == 50.5
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+    assert Sensors([], "cuda", 2, FakeNvml()).read()["power_w"] == 50.5
+
+
+def test_integrated_energy_is_power_times_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(sensors, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    library = FakeNvml()
+    reader = Sensors([], "cuda", 1, library)
+    now[0] += 2.0
+    library.nvmlDeviceGetPowerUsage = lambda handle: 300_000  # type: ignore[method-assign]
+    assert reader.read()["energy_integrated_j"] == pytest.approx(2.0 * (100 + 300) / 2)
+    now[0] += 0.5
+    assert reader.read()["energy_integrated_j"] == pytest.approx(400 + 0.5 * 300)
+
+
+def test_missing_driver_and_library_are_reasons_and_not_values() -> None:
+    def no_driver() -> None:
+        raise RuntimeError("Driver Not Loaded")
+
+    library = FakeNvml()
+    library.nvmlInit = no_driver  # type: ignore[method-assign]
+    for reader, reason in (
+        (Sensors([], "cuda", 1, library), "RuntimeError: Driver Not Loaded"),
+        (Sensors([], "mps"), "no sensor library for the backend mps"),
+    ):
+        values, reasons = reader.read(), reader.availability()
+        assert all(values[name] is None and reason in reasons[name] for name in DEVICE_NAMES)
+        assert values["energy_integrated_j"] is None
+        reader.close()
+
+
+def test_amdsmi_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(
+        amdsmi_init=lambda: None,
+        amdsmi_shut_down=lambda: None,
+        amdsmi_get_processor_handles=lambda: ["a", "b"],
+        amdsmi_get_power_info=lambda handle: {"current_socket_power": "N/A", "average_socket_power": 250},
+        amdsmi_get_energy_count=lambda handle: {"energy_accumulator": 2_000_000, "counter_resolution": 15.3},
+        amdsmi_get_temp_metric=lambda handle, kind, which: 55,
+        amdsmi_get_gpu_activity=lambda handle: {"gfx_activity": 30},
+        amdsmi_get_gpu_memory_usage=lambda handle, kind: 1000,
+        AmdSmiTemperatureType=SimpleNamespace(HOTSPOT=1),
+        AmdSmiTemperatureMetric=SimpleNamespace(CURRENT=0),
+        AmdSmiMemoryType=SimpleNamespace(VRAM=0),
+    )
+    values = Sensors([], "rocm", 2, library).read()
+    assert (values["power_w"], values["energy_j"]) == (500, pytest.approx(2 * 30.6))
+    assert (values["temperature_c"], values["utilization_percent"], values["device_memory_bytes"]) == (55, 30, 2000)
+
+
+def _zone(folder: Path, name: str, energy_uj: int) -> Path:
+    zone = folder / name
+    zone.mkdir()
+    (zone / "energy_uj").write_text(str(energy_uj))
+    (zone / "max_energy_range_uj").write_text("10000000")
+    return zone
+
+
+def test_processor_energy_adds_packages_and_survives_a_wrap(tmp_path: Path) -> None:
+    zones = [_zone(tmp_path, f"intel-rapl:{number}", 9_000_000) for number in range(2)]
+    _zone(tmp_path, "intel-rapl:0:0", 5)  # a part of package 0: counting it would count it twice
+    processor = Processor(tmp_path)
+    assert processor.read()["energy_j"] == 0
+    (zones[0] / "energy_uj").write_text("9500000")
+    (zones[1] / "energy_uj").write_text("500000")
+    time.sleep(0.02)
+    values = processor.read()
+    assert values["energy_j"] == pytest.approx(0.5 + 1.5)
+    assert isinstance(values["power_w"], float)
+    assert 0 < values["power_w"] <= 2.0 / 0.02
+
+
+def test_processor_without_counters_says_so(tmp_path: Path) -> None:
+    assert "no processor energy counter" in str(Processor(tmp_path / "none").read()["power_w"])
+
+
+def _busy(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def _idle(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@pytest.mark.parametrize(("work", "low", "high"), [(_busy, 20, 115), (_idle, 0, 20)])
+def test_processor_time_of_a_rank(work: Callable[[float], None], low: float, high: float) -> None:
+    reader = Sensors([os.getpid()])
+    work(0.3)
+    values = reader.read()
+    assert low <= values["cpu_percent"] <= high
+    assert values["rss_bytes_per_pid"][str(os.getpid())] > 1e6

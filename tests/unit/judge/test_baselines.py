@@ -1,0 +1,255 @@
+"""Baselines: what may be accepted, what is comparable, what is told when it is not."""
+
+import shutil
+
+import pytest
+
+from benchlib.commands import list
+from benchlib.config.schema import build, save_config
+from benchlib.core.errors import UserError
+from benchlib.core.files import write_json
+from benchlib.judge import baselines
+from benchlib.judge.checks import Verdict, save_verdict, verdict_of
+from benchlib.judge.regression import RegressionLimit, RunRecord, save_repeats, thinned
+from benchlib.judge.verdict import judge
+from benchlib.results.metrics import measured
+from benchlib.results.run import Result, Run, save_result
+
+LIMITS = [RegressionLimit(metric="rate", share=0.2), RegressionLimit(metric="f1", amount=1.0)]
+MACHINE = {
+    "cpu": {"model": "Z80", "usable_cores": 2},
+    "memory_bytes": 2**34,
+    "versions": {"torch": "2.13.0", "transformers": "5.1.0", "benchlib": "0.1.0"},
+}
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    def make(name, rate=100.0, f1=88.0, status="complete", verdict="PASS", machine=MACHINE, **config):
+        path = tmp_path / name
+        path.mkdir()
+        resolved = build("squad", {"benchmark": "squad", **config})
+        save_config(resolved, path)
+        write_json(path / "machine.json", machine)
+        metrics = [measured("rate", [rate, rate * 1.01], "samples/s", "higher"), measured("f1", f1, "", "higher")]
+        save_result(path, Result.of(resolved, status=status, metrics=metrics))
+        save_verdict(
+            path, verdict_of([], broken="" if verdict == "PASS" else "stopped").model_copy(update={"verdict": verdict})
+        )
+        return Run(path)
+
+    return make
+
+
+def statuses(run, root):
+    return {check.name: check.status for check in baselines.regression_checks(run, LIMITS, baselines.find(run, root))}
+
+
+def test_accept_find_and_compare(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    first = make_run("first")
+    assert set(statuses(first, root).values()) == {"NO_BASELINE"}
+    path = baselines.accept(first, "first run", LIMITS, root=root)
+    assert path.parent == root / "squad" / "smoke"
+    assert set(statuses(make_run("same"), root).values()) == {"PASS"}
+    worse = statuses(make_run("worse", rate=70.0, f1=86.9), root)
+    assert worse == {"rate vs baseline": "FAIL", "f1 vs baseline": "FAIL"}
+
+
+def test_another_fingerprint_is_not_comparable_and_says_why(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    baselines.accept(make_run("first"), "first run", LIMITS, root=root)
+    other = make_run("other", machine=MACHINE | {"versions": {**MACHINE["versions"], "torch": "2.14.0"}}, batch_size=16)
+    comparison = baselines.find(other, root)
+    assert comparison.status == "NOT_COMPARABLE"
+    assert {name for name, *_ in comparison.factors} == {"torch", "config.batch_size"}
+    assert "torch is 2.14 here, 2.13 there" in comparison.reason
+    patch = make_run(
+        "patch", machine=MACHINE | {"versions": {**MACHINE["versions"], "torch": "2.13.1"}}, target_f1=1.0, budget_s=9
+    )
+    assert baselines.find(patch, root).status == "found"  # patch versions, targets and limits do not change the work
+
+
+@pytest.mark.parametrize(
+    "case", [{"status": "partial"}, {"status": "skipped", "verdict": "SKIPPED"}, {"verdict": "FAIL"}]
+)
+def test_a_failed_partial_or_skipped_run_is_not_accepted(make_run, tmp_path, case):
+    with pytest.raises(UserError):
+        baselines.accept(make_run("run", **case), "because", LIMITS, root=tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_reason_is_needed(make_run, tmp_path):
+    with pytest.raises(UserError, match="--reason"):
+        baselines.accept(make_run("run"), "  ", LIMITS, root=tmp_path / "b")
+
+
+def test_if_improved_never_loosens(make_run, tmp_path):
+    root = tmp_path / "b"
+    baselines.accept(make_run("first"), "first", LIMITS, root=root)
+    with pytest.raises(UserError, match="worse than the baseline in f1"):
+        baselines.accept(make_run("mixed", rate=200.0, f1=87.9), "faster", LIMITS, if_improved=True, root=root)
+    baselines.accept(make_run("better", rate=200.0), "faster", LIMITS, if_improved=True, root=root)
+    assert baselines.stored(root)[0][1].latest.metric("rate").value == pytest.approx(201.0)
+
+
+def test_a_metric_that_only_the_baseline_has_is_listed(make_run, tmp_path):
+    root = tmp_path / "b"
+    baselines.accept(make_run("first"), "first", LIMITS, root=root)
+    run = make_run("second")
+    save_result(
+        run.path, Result.of(run.config, status="complete", metrics=[measured("rate", 100.0, "samples/s", "higher")])
+    )
+    assert statuses(run.refresh(), root)["f1 vs baseline"] == "NOT_COMPARABLE"
+
+
+@pytest.mark.parametrize("text", ["{", '{"schema_version": 1}', '"x"'])
+def test_a_damaged_baseline_is_named(make_run, tmp_path, text):
+    root = tmp_path / "b"
+    path = baselines.accept(make_run("first"), "first", LIMITS, root=root)
+    path.write_text(text)
+    with pytest.raises(UserError, match=path.name):
+        baselines.find(make_run("second"), root)
+
+
+def test_a_run_that_was_cut_off_gets_a_verdict_that_says_so(make_run, tmp_path):
+    run = make_run("cut")
+    (run.path / "verdict.json").unlink()
+    verdict = judge(run.path, tmp_path / "b")
+    assert verdict.exit_code() == 2
+    assert "cut off" in verdict.sentence
+    (run.path / "result.json").write_text('{"half')
+    assert "result.json" in judge(run.path, tmp_path / "b").sentence
+
+
+def test_add_keeps_the_runs_and_their_spread_counts(make_run, tmp_path):
+    """rate: medians 100.5, 103.515, 97.485 and two more; 87 would pass a single run's limit of -20 %, and does here."""
+    root = tmp_path / "baselines"
+    baselines.accept(make_run("a"), "first", LIMITS, root=root)
+    for name, rate in (("b", 103.0), ("c", 97.0)):
+        baselines.accept(make_run(name, rate=rate), "again", LIMITS, add=True, root=root)
+    ((_, stored),) = baselines.stored(root)
+    assert [item.run for item in stored.runs] == ["a", "b", "c"]
+    run = make_run("new", rate=79.0)
+    (check,) = [c for c in baselines.regression_checks(run, LIMITS, baselines.find(run, root)) if "rate" in c.name]
+    # 79 is 21 % below, but three runs that differ by 6 % cannot say so surely: t(0.99, 2) = 6.96.
+    assert check.status == "AMBIGUOUS"
+    assert "3 runs" in check.limit
+    assert "A/A band" in check.source
+
+
+def test_a_band_wider_than_the_limit_becomes_the_threshold(make_run, tmp_path):
+    """Medians 60, 100, 160: ln's deviation is 0.491; 1.96 x sqrt(2) x 0.491 gives a band of 290 % above, 74 % below."""
+    root = tmp_path / "baselines"
+    baselines.accept(make_run("a", rate=60.0), "first", LIMITS, root=root)
+    for name, rate in (("b", 100.0), ("c", 160.0)):
+        baselines.accept(make_run(name, rate=rate), "again", LIMITS, add=True, root=root)
+    run = make_run("new", rate=70.0)
+    (check,) = [c for c in baselines.regression_checks(run, LIMITS, baselines.find(run, root)) if "rate" in c.name]
+    assert check.limit.startswith("-74.")
+    assert "wider than -20%" in check.limit
+
+
+def test_add_needs_a_baseline_and_a_new_run(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    run = make_run("a")
+    with pytest.raises(UserError, match="no baseline to add a to, no run was accepted yet"):
+        baselines.accept(run, "first", LIMITS, add=True, root=root)
+    baselines.accept(run, "first", LIMITS, root=root)
+    with pytest.raises(UserError, match="in the baseline already"):
+        baselines.accept(run, "again", LIMITS, add=True, root=root)
+    with pytest.raises(UserError, match="one of both"):
+        baselines.accept(run, "again", LIMITS, add=True, if_improved=True, root=root)
+
+
+def test_a_run_that_was_slowed_on_purpose_is_compared_but_never_accepted(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    baselines.accept(make_run("a"), "first", LIMITS, root=root)
+    slowed = make_run("slowed", rate=60.0, planted_slowdown=0.6)
+    assert statuses(slowed, root)["rate vs baseline"] == "FAIL"
+    with pytest.raises(UserError, match="on purpose"):
+        baselines.accept(slowed, "oops", LIMITS, root=root)
+
+
+def test_earlier_repetitions_count_unless_the_latest_has_no_number(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    baselines.accept(make_run("a"), "first", LIMITS, root=root)
+    run = make_run("second", rate=95.0)
+    save_repeats(
+        run.path, [RunRecord.of(make_run(name, rate=rate), LIMITS) for name, rate in (("x", 96.0), ("y", 97.0))]
+    )
+    (check, _) = baselines.regression_checks(run, LIMITS, baselines.find(run, root))
+    assert check.value == pytest.approx((95.475 * 96.48 * 97.485) ** (1 / 3))
+    save_result(
+        run.path,
+        Result.of(run.config, status="complete", metrics=[measured("rate", float("nan"), "samples/s", "higher")]),
+    )
+    check = baselines.regression_checks(run.refresh(), LIMITS, baselines.find(run, root))[0]
+    assert check.status == "FAIL"
+    (run.path / "repeats.json").write_text("[{}]")
+    with pytest.raises(UserError, match=r"repeats\.json"):
+        baselines.regression_checks(run.refresh(), LIMITS, baselines.find(run, root))
+
+
+def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, tmp_path, monkeypatch, capsys):
+    root = tmp_path / "baselines"
+    monkeypatch.setattr(baselines, "folder", lambda: root)
+    monkeypatch.setattr(list.judging, "judged", lambda run: Verdict.model_validate(run.verdict))
+    runs = [make_run(name).path for name in ("a", "b", "c")]
+    odd, slowed = make_run("odd", batch_size=3).path, make_run("slowed", planted_slowdown=0.1).path
+    for wrong, said in ((odd, "config.batch_size"), (slowed, "on purpose")):
+        with pytest.raises(UserError, match=said):
+            list.accept_baseline([*runs, wrong], "night", add=False, if_improved=False)
+    assert not root.exists()
+    list.accept_baseline(runs, "night", add=False, if_improved=False)
+    ((_, stored),) = baselines.stored(root)
+    assert [item.run for item in stored.runs] == ["a", "b", "c"]
+    monkeypatch.setattr(list.judging, "judged", lambda run: verdict_of([], broken="a file was cut since"))
+    with pytest.raises(UserError, match="cut since"):  # whatever the stored verdict said
+        list.accept_baseline(runs[:1], "night", add=False, if_improved=False)
+    assert "accepted:" in capsys.readouterr().out
+
+
+def test_thinned_samples_keep_median_and_spread():
+    """An all-reduce that alternates between two speeds: every second sample would have one of them only."""
+    alternating = [10.0, 20.0] * 200 + [15.0]
+    kept = thinned(alternating)
+    assert len(kept) == 200
+    assert (min(kept), max(kept)) == (10.0, 20.0)
+    assert sum(value < 15 for value in kept) == sum(value > 15 for value in kept)
+    assert thinned([3.0, 1.0]) == [3.0, 1.0]
+
+
+def test_a_copy_under_another_name_is_no_second_run(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    first = make_run("a")
+    shutil.copytree(first.path, tmp_path / "copy")
+    copy = Run(tmp_path / "copy")
+    with pytest.raises(UserError, match="copy is a copy of a"):
+        baselines.accept([first, copy], "both", LIMITS, root=root)
+    assert not root.exists()
+    baselines.accept(first, "first", LIMITS, root=root)
+    with pytest.raises(UserError, match="copy is a copy of a"):
+        baselines.accept(copy, "again", LIMITS, add=True, root=root)
+
+
+def test_an_accepted_run_is_compared_with_the_others_only(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    first, second = make_run("a", rate=100.0), make_run("b", rate=200.0)
+    baselines.accept(first, "first", LIMITS, root=root)
+    checks = baselines.regression_checks(first, LIMITS, baselines.find(first, root))
+    assert {check.status for check in checks} == {"NO_BASELINE"}
+    assert "this run is the baseline itself" in checks[0].reason
+    baselines.accept(second, "second", LIMITS, add=True, root=root)
+    check = baselines.regression_checks(first, LIMITS, baselines.find(first, root))[0]
+    assert "201.0 samples/s: ratio 0.500" in check.reason
+
+
+def test_a_better_value_passes_however_wide_its_interval(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    baselines.accept(
+        [make_run(name, rate=rate) for name, rate in (("a", 60.0), ("b", 100.0), ("c", 160.0))], "x", LIMITS, root=root
+    )
+    for name, rate, status in (("better", 110.0, "PASS"), ("worse", 90.0, "AMBIGUOUS")):
+        run = make_run(name, rate=rate)
+        assert baselines.regression_checks(run, LIMITS, baselines.find(run, root))[0].status == status

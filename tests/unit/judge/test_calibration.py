@@ -1,0 +1,88 @@
+"""What a calibration says of made-up runs whose numbers are worked out by hand, and that reports and gates use it."""
+
+import math
+
+import pytest
+
+from benchlib.core.errors import UserError
+from benchlib.judge import baselines
+from benchlib.judge.calibration import Calibration, calibrate_metric, load_calibration, save_calibration
+from benchlib.judge.regression import RegressionLimit, RunRecord
+from benchlib.results.metrics import measured
+from benchlib.results.run import fingerprint_key
+
+LIMIT = RegressionLimit(metric="rate", share=0.10)
+
+
+def record(value, name="rate", unit="samples/s", direction="higher"):
+    return RunRecord(
+        run="r", started_at=0.0, recorded_at=0.0, metrics=[measured(name, value, unit, direction)], samples={}
+    )
+
+
+def test_the_counts_are_those_of_the_gate():
+    """98, 100, 102: each run against each other differs by 2 or 4 %, within the limit of 10 %."""
+    found = calibrate_metric(LIMIT, [record(v) for v in (98.0, 100.0, 102.0)], {0.25: [record(80.0), record(79.0)]})
+    logs = [math.log(v) for v in (98.0, 100.0, 102.0)]
+    mean = sum(logs) / 3
+    assert found.spread == pytest.approx(math.sqrt(sum((v - mean) ** 2 for v in logs) / 2))
+    assert (found.single.comparisons, found.single.fail) == (6, 0)
+    assert (found.left_out.comparisons, found.left_out.fail) == (3, 0)
+    (planted,) = found.planted
+    assert planted.expected == 0.8
+    assert planted.measured == pytest.approx(math.sqrt(80 * 79) / math.exp(mean))
+    assert planted.verdicts.comparisons == 2
+    assert found.effect > 0.10  # no loss within the limit is a regression
+
+
+def test_an_alarm_among_unchanged_runs_is_counted():
+    found = calibrate_metric(LIMIT, [record(v) for v in (100.0, 100.0, 100.0, 80.0)], {})
+    assert found.single.fail == 3  # 80 against each 100; the other way round it is better
+    assert found.left_out.fail == 1
+    assert found.left_out.upper == pytest.approx(0.751, abs=0.01)  # where (1-p)^4 + 4p(1-p)^3 = 0.05
+
+
+def test_what_a_slow_down_cannot_change_has_no_planted_row():
+    limit = RegressionLimit(metric="f1", amount=1.0)
+    runs = [record(v, "f1", "") for v in (88.0, 88.2, 87.9)]
+    found = calibrate_metric(limit, runs, {0.25: [record(88.0, "f1", "")]})
+    assert found.planted == []
+    assert found.kind == "difference"
+    assert found.effect > 1.0
+
+
+def test_too_few_runs_or_no_metric_give_nothing():
+    assert calibrate_metric(LIMIT, [record(1.0), record(1.1)], {}) is None
+    assert calibrate_metric(RegressionLimit(metric="other", share=0.1), [record(1.0)] * 3, {}) is None
+
+
+@pytest.fixture
+def stored(tmp_path):
+    metric = calibrate_metric(LIMIT, [record(v) for v in (98.0, 100.0, 102.0)], {})
+    factors = {"cpu": "Z80"}
+    made = Calibration(
+        benchmark="squad", tier="smoke", fingerprint=factors, made_at=0.0, runs=3, planted_runs=0, metrics=[metric]
+    )
+    return made, save_calibration(tmp_path, made, fingerprint_key(factors))
+
+
+def test_a_calibration_is_found_by_fingerprint_and_is_no_baseline(stored, tmp_path):
+    made, _ = stored
+    assert load_calibration(tmp_path, "squad", "smoke", made_key(made)) == made
+    assert load_calibration(tmp_path, "squad", "smoke", "0" * 12) is None
+    assert baselines.stored(tmp_path) == []
+    assert made.spread("rate").dof == 2
+    assert made.spread("other") is None
+    assert "0 false alarms in 3 A/A comparisons" in made.sentence()
+
+
+def made_key(made):
+    return fingerprint_key(made.fingerprint)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 9}'])
+def test_a_damaged_calibration_is_named(stored, tmp_path, text):
+    made, path = stored
+    path.write_text(text)
+    with pytest.raises(UserError, match=path.name):
+        load_calibration(tmp_path, "squad", "smoke", made_key(made))

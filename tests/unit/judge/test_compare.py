@@ -1,0 +1,433 @@
+"""Comparing: a table by hand, the words that may be said, and none of them between what cannot be compared."""
+
+import json
+import math
+import re
+import shutil
+
+import pandas
+import pytest
+from click.testing import CliRunner
+from make_run import make_run as write_run
+from scipy.stats import t
+from test_report import Page, assert_self_contained_and_accessible
+
+from benchlib.cli import main
+from benchlib.commands import compare as comparing
+from benchlib.commands.compare import compare
+from benchlib.config.schema import build, save_config
+from benchlib.core.errors import UserError
+from benchlib.core.files import write_json
+from benchlib.core.machine import drivers
+from benchlib.judge import baselines
+from benchlib.judge.compare import read_argument
+from benchlib.judge.regression import RegressionLimit
+from benchlib.results.metrics import not_available
+from benchlib.results.run import Result, Run, save_result
+from benchlib.show import report, training
+
+EVIL = "<script>alert(1)</script>"
+REFUSED = ("regression", "worse", "better")
+
+
+def metric(name, value, unit="", direction="higher", n=1, **more):
+    return {"name": name, "value": value, "unit": unit, "direction": direction, "provenance": "measured", "n": n} | more
+
+
+def speed(value):
+    return metric("train_samples_per_s_minisquad_tiny", value, "samples/s")
+
+
+@pytest.fixture(autouse=True)
+def own_baselines(tmp_path, monkeypatch):
+    """No baseline and no calibration of this checkout plays a part."""
+    monkeypatch.setattr(baselines, "folder", lambda: tmp_path / "baselines")
+    monkeypatch.setattr(training, "FIGURES", {})
+    monkeypatch.setattr(comparing, "_WIDTH", 250)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Write runs of the metrics given, one a run, below a folder of their day; return the folder or the one run."""
+
+    def make(day, *runs, machine=None, **options):
+        for index, metrics in enumerate(runs):
+            folder = write_run(
+                tmp_path / f"quick-{day}" / f"squad-cpu-10000{index}-run{day[-2:]}{index}",
+                metrics=metrics if isinstance(metrics, list) else [speed(metrics)],
+                with_samples=False,
+                **options,
+            )
+            result = json.loads((folder / "result.json").read_text())
+            begun = result["started_at"] + 60 * index  # no two runs begin at once: only copies do
+            (folder / "result.json").write_text(json.dumps(result | {"started_at": begun}))
+            facts = json.loads((folder / "machine.json").read_text())
+            (folder / "machine.json").write_text(json.dumps(facts | (machine or {})))
+        return folder if len(runs) == 1 else folder.parent
+
+    return make
+
+
+def only(reference, other):
+    contrasts, notes = compare([str(reference), str(other)])
+    assert len(contrasts) == 1
+    assert notes == []
+    return contrasts[0]
+
+
+def row(contrast, name="train_samples_per_s_minisquad_tiny"):
+    return next(row for row in contrast.rows if row.metric == name)
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["compare", *(str(argument) for argument in arguments)])
+
+
+def test_a_table_by_hand(make):
+    old, new = (100.0, 104.0, 102.0), (70.0, 72.8, 71.4)
+    found = only(make("20261120", *old), make("20261121", *new))
+    logs = [[math.log(value) for value in side] for side in (old, new)]
+    means = [sum(side) / 3 for side in logs]
+    s = math.sqrt(sum((x - m) ** 2 for side, m in zip(logs, means, strict=True) for x in side) / 4)
+    half = t.ppf(0.99, 4) * s * math.sqrt(2 / 3)
+    told = row(found)
+    assert told.change == pytest.approx(0.7)  # 70/100, 72.8/104 and 71.4/102
+    assert (told.low, told.high) == pytest.approx((0.7 * math.exp(-half), 0.7 * math.exp(half)))
+    assert told.band == pytest.approx(math.exp(1.959964 * math.sqrt(2) * s) - 1, rel=1e-6)
+    assert (told.reference, told.other, told.limit) == ("102.0 samples/s", "71.39 samples/s", "-20%")
+    assert told.word == "regression"
+    assert found.comparable
+    assert found.sentence == "1 regression: train_samples_per_s_minisquad_tiny."
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word", "gate"),
+    [
+        ((100, 101, 99), (70, 71, 69), "regression", "FAIL"),
+        ((100, 101, 99), (90, 91, 89), "worse", "PASS"),
+        ((100, 101, 99), (100, 99, 101), "no difference found", "PASS"),
+        ((100, 101, 99), (120, 121, 119), "better", "PASS"),
+        ((100, 110, 90), (85, 75, 80), "undecided", "AMBIGUOUS"),
+        ((100,), (99,), "within the limit", "PASS"),
+        ((100,), (100,), "no difference found", "PASS"),
+        ((100,), (70,), "regression", "FAIL"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_rate(make, old, new, word, gate):
+    told = row(only(make("20261120", *old), make("20261121", *new)))
+    assert (told.word, told.gate) == (word, gate)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "word"),
+    [
+        (metric("startup_s", 4.0, "s", "lower"), metric("startup_s", 5.0, "s", "lower"), "ratio", "worse"),
+        (metric("startup_s", 5.0, "s", "lower"), metric("startup_s", 4.0, "s", "lower"), "ratio", "better"),
+        (metric("parameters", 5.0, "", "none"), metric("parameters", 4.0, "", "none"), "ratio", "differs"),
+        (metric("padding", 0.0, "", "lower"), metric("padding", 0.5, "", "lower"), "difference", "worse"),
+        (metric("f1_minisquad_tiny", 90.0), metric("f1_minisquad_tiny", 88.5), "ratio", "worse"),
+    ],
+)
+def test_the_direction_decides(make, old, new, kind, word):
+    # Three equal runs a side: the spread is known to be nothing, so the smallest change is one.
+    told = row(only(make("20261120", [old], [old], [old]), make("20261121", [new], [new], [new])), old["name"])
+    assert (told.kind, told.word) == (kind, word)
+
+
+def test_points_are_compared_by_their_difference(make):
+    name = "f1_minisquad_tiny_cut"  # the made-up run is cut, so this is the name that has a limit
+    found = only(make("20261120", [metric(name, 90.0)]), make("20261121", [metric(name, 88.5)]))
+    told = row(found, name)
+    assert (told.kind, told.change, told.limit, told.word) == ("difference", -1.5, "-1", "regression")
+    assert comparing.change_text(told) == "-1.5"
+
+
+def test_a_report_carried_elsewhere_compares_as_its_folder(make, tmp_path):
+    first = write_run(tmp_path / "quick-20261120" / "squad-cpu-100000-aaa", steps=700)
+    second = write_run(tmp_path / "quick-20261121" / "squad-cpu-100000-bbb", steps=900)
+    by_folder = only(first, second)
+    assert row(by_folder, "step_s_minisquad_tiny").basis == "samples"
+    for folder, name in ((first, "mail.html"), (second, "other.html")):
+        shutil.move(report.render(folder), tmp_path / name)
+        shutil.rmtree(folder)
+    by_report = only(tmp_path / "mail.html", tmp_path / "other.html")
+    assert by_report.rows == by_folder.rows
+    assert by_report.factors == by_folder.factors
+    assert by_report.sentence == by_folder.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({"config": {"batch_size": 16}}, ("config.batch_size", "8", "16")),
+        ({"ranks": 4}, ("world_size", "2", "4")),
+        ({"machine": {"versions": {"torch": "2.14.0", "transformers": "5.0.0", "benchlib": "0.1.0"}}}, ("torch", "2.13", "2.14")),
+        ({"machine": {"cpu": {"model": "Z80", "usable_cores": 2}}}, ("cpu", "Imaginary 3000 CPU x 2", "Z80 x 2")),
+        ({"config": {"tier": "nightly"}}, ("tier", "quick", "nightly")),
+    ],
+    ids=["work", "ranks", "version", "hardware", "tier"],
+)  # fmt: skip
+def test_between_what_is_not_comparable_no_difference_is_called_a_regression(make, changes, factor):
+    folders = make("20261120", 100, 101, 99), make("20261121", 10, 10.1, 9.9, **changes)
+    found = only(*folders)
+    assert not found.comparable
+    assert [(f.name, f.reference, f.other) for f in found.factors if f.decides and f.name == factor[0]] == [factor]
+    told = row(found)
+    assert told.change == pytest.approx(0.1, rel=1e-3)
+    assert told.word == ""
+    done = run(*folders)
+    assert done.exit_code == 0
+    table = done.output[: done.output.index("What makes them incomparable")]
+    assert not any(word in table for word in REFUSED)
+    assert "ratios are shown, no verdict" in done.output
+    assert run(*folders, "--strict").exit_code == 3
+
+
+def test_what_does_not_decide_is_worth_knowing(make):
+    machine = {"host": "node-7", "load_average": [9.5, 1, 1], "drivers": {"nvidia": "580.65.06"}}
+    before = make("20261120", 100, machine={"drivers": {"nvidia": "570.1"}})
+    after = make("20261121", 100, machine=machine, config={"budget_s": 9.0})
+    found = only(before, after)
+    assert found.comparable
+    told = {factor.name: (factor.reference, factor.other) for factor in found.factors}
+    assert told == {
+        "host": ("made-up-host", "node-7"), "load average of 1 min": ("0.2", "9.5"), "driver nvidia": ("570.1", "580.65.06"),
+        "config.budget_s": ("300.0", "9.0"),
+    }  # fmt: skip
+
+
+def test_metrics_of_one_side_are_listed(make):
+    found = only(make("20261120", [speed(100), metric("old", 1.0)]), make("20261121", [speed(100), metric("new", 2.0)]))
+    assert {r.metric: (r.reference, r.other, r.word) for r in found.rows} == {
+        "train_samples_per_s_minisquad_tiny": ("100.0 samples/s", "100.0 samples/s", "no difference found"),
+        "old": ("1", "absent", "only one side"),
+        "new": ("absent", "2", "only one side"),
+    }
+
+
+def test_a_run_with_itself_is_said(make):
+    folder = make("20261120", 100)
+    found = only(folder, folder / "result.json")
+    assert (found.sentence, found.notes) == (
+        "squad-cpu-100000-run200 is the same run on both sides: nothing to compare.",
+        [],
+    )
+    assert {r.word for r in found.rows} == {"no difference found"}
+    assert found.tone == "calm"
+    several = make("20261121", 100, 101)
+    note = only(folder, several).notes  # another day's runs: nothing in common
+    assert note == []
+    assert only(several, several).sentence == "The same 2 runs are on both sides: nothing to compare."
+    assert "squad-cpu-100000-run210 is on both sides" in only(several, several / "squad-cpu-100000-run210").notes[0]
+
+
+def test_a_noisy_run_with_itself_is_not_undecided(tmp_path):
+    run_of = write_run(tmp_path / "quick-20261120" / "squad-cpu-100000-aaa", steps=700)
+    told = run(run_of, run_of)
+    assert told.output.count("the same run") == 1
+    assert not re.search("undecided|repeat|no interval", told.output)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "tone"),
+    [
+        ((100, 101, 99), (100, 99, 101), "good"),
+        ((100, 110, 90), (85, 75, 80), "warn"),  # noise leaves the limit undecided
+        ((100, 101, 99), (70, 71, 69), "bad"),
+    ],
+)
+def test_the_banner_has_the_tone_of_what_is_said(make, tmp_path, old, new, tone):
+    contrasts, notes = compare([str(make("20261120", *old)), str(make("20261121", *new))])
+    assert contrasts[0].tone == tone
+    assert f'<p class="note {tone}">' in comparing.html(contrasts, notes)
+
+
+def test_one_number_a_side_without_a_limit_has_no_interval_to_judge_by(make):
+    sides = [
+        make(day, [metric("total_s", value, "s", "lower")]) for day, value in (("20261120", 10.0), ("20261121", 12.0))
+    ]
+    found = only(*sides)
+    assert (row(found, "total_s").word, row(found, "total_s").basis) == ("no interval", "none")
+    assert found.tone == "calm"
+
+
+def test_the_star_is_explained_where_it_stands_only(tmp_path):
+    sides = []
+    for name, factor in (("aaa", 1.0), ("bbb", 1.5)):
+        folder = write_run(
+            tmp_path / f"quick-{name}" / f"squad-cpu-100000-{name}",
+            metrics=[speed(60.0), metric("odd_s", factor, "s", "lower", n=3)],
+        )
+        frame = pandas.DataFrame(
+            {"metric": "odd_s", "index": range(3), "value": [factor, factor + 0.01, factor - 0.01]}
+        )
+        frame.to_parquet(folder / "samples.parquet")
+        sides.append(folder)
+    assert row(only(*sides), "odd_s").word == "worse"
+    assert "worse*" not in run(*sides).output
+    assert "* from the samples" not in run(*sides).output
+    assert "worse*" in run(*sides, "--all-metrics").output
+    assert run(*sides, "--all-metrics").output.count("* from the samples") == 1
+    page = comparing.html(*compare([str(side) for side in sides]))
+    assert page.index("<summary>") < page.index("worse*") < page.index("* from the samples")
+    assert page.count("* from the samples") == 1
+
+
+def test_a_page_is_not_written_into_a_folder_that_is_not_there(make, tmp_path):
+    done = run(make("20261120", 100), make("20261121", 100), "--html", tmp_path / "nowhere" / "x.html")
+    assert done.exit_code == 2
+    assert "there is no folder" in done.output
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_baseline_is_a_side_by_file_or_key(make, tmp_path):
+    folder = make("20261120", 100, 101, 99)
+    limits = [RegressionLimit(metric="train_samples_per_s_minisquad_tiny", share=0.2)]
+    for index, path in enumerate(sorted(folder.iterdir())):
+        file = baselines.accept(Run(path), "first", limits, add=index > 0)
+    new = make("20261121", 70, 71, 69)
+    by_folder = row(only(folder, new))
+    for name in (file, file.stem[:6]):
+        found = only(name, new)
+        assert row(found) == by_folder
+        assert found.comparable
+        assert row(found).word == "regression"
+
+
+def test_a_folder_of_several_fingerprints_is_refused_with_what_differs(make, tmp_path):
+    folder = make("20261120", 100, 101)
+    write_run(folder / "squad-cpu-090000-other", config={"batch_size": 16})
+    words = r"holds squad runs of 2 kinds .*\n  .*run200, .*run201\n  squad-cpu-090000-other \(config.batch_size 16\)"
+    with pytest.raises(UserError, match=words):
+        read_argument(str(folder))
+
+
+def test_a_copied_run_counts_once(make):
+    folder = make("20261120", 150, 151)
+    shutil.copytree(next(folder.iterdir()), folder / "squad-cpu-235959-c0c0c0")
+    found = read_argument(str(folder))
+    assert [len(side.runs) for side in found.sides.values()] == [2]
+    assert [text for text in found.left_out if "a copy of" in text]
+
+
+def test_broken_runs_of_a_folder_are_left_out_and_named(make, tmp_path):
+    folder = make("20261120", 100, 101)
+    write_run(folder / "squad-cpu-110000-broken", outcome="failed", culprit=0, reason="rank 0 raised ValueError")
+    cut = write_run(folder / "squad-cpu-120000-cut") / "result.json"
+    cut.write_text(cut.read_text()[:90])
+    contrasts, notes = compare([str(folder), str(make("20261121", 100))])
+    assert contrasts[0].reference.runs == ["squad-cpu-100000-run200", "squad-cpu-100001-run201"]
+    assert [note.split("left out: ")[1][:24] for note in notes] == [
+        "squad-cpu-110000-broken:",
+        "squad-cpu-120000-cut: re",
+    ]
+    for name, words in (("broken", "Rank 0 raised ValueError"), ("cut", "result.json: not valid JSON")):
+        path = next(folder.glob(f"*-{name}"))
+        with pytest.raises(UserError, match=rf"{name} is no complete run: .*{words}"):
+            compare([str(path), str(folder)])
+
+
+def save_machine_run(folder, rate):
+    folder.mkdir(parents=True)
+    config = build("machine", {"benchmark": "machine", "tier": "quick"})
+    save_config(config, folder)
+    write_json(folder / "machine.json", {"host": "x", "cpu": {"model": "Z80", "usable_cores": 2}, "versions": {}})
+    power = not_available("power_w", "W", "lower", "no sensor")
+    result = Result.of(config, status="complete", facts={"allreduce_wrong_elements": 0}, metrics=[power])
+    result.metrics += [m.model_copy(update={"value": rate}) for m in (power.model_copy(update={"name": "copy_host_gbytes_per_s", "unit": "GB/s", "direction": "higher", "provenance": "measured", "n": 1}),)]  # fmt: skip
+    save_result(folder, result)
+
+
+def test_benchmarks_are_compared_each_with_its_own(make, tmp_path):
+    first, second = make("20261120", 100, 101), make("20261121", 100, 101)
+    save_machine_run(first / "machine-cpu-090000-aaa", 20.0)
+    with pytest.raises(UserError, match=r"of machine and .* of squad: different benchmarks"):
+        compare([str(first / "machine-cpu-090000-aaa"), str(second)])
+    assert compare([str(first), str(second)])[1] == [f"machine: only {first} has runs of it"]
+    save_machine_run(second / "machine-cpu-090000-bbb", 10.0)
+    contrasts, _ = compare([str(first), str(second)])
+    assert {item.benchmark: [r.metric for r in item.regressions] for item in contrasts} == {
+        "machine": ["copy_host_gbytes_per_s"],
+        "squad": [],
+    }
+    assert "power_w" not in [r.metric for r in contrasts[0].rows], "what no side could measure is no row"
+
+
+def test_exit_codes_and_output(make, tmp_path):
+    old, new, same = make("20261120", 100, 101, 99), make("20261121", 70, 71, 69), make("20261122", 100, 99, 101)
+    done = run(old, same, new)
+    assert done.exit_code == 1, done.output
+    assert done.output.count("98 % interval") == 2, "each side stands against the first"
+    assert "regression" in done.output
+    assert run(old, same).exit_code == 0
+    told = json.loads(run(old, new, "--json").stdout)
+    assert told["contrasts"][0]["rows"][0]["word"] == "regression"
+    for arguments, words in (
+        ((old,), "two or more"),
+        ((old, tmp_path / "no"), "no such run"),
+        ((old, "12345"), "0 baselines"),
+    ):
+        done = run(*arguments)
+        assert done.exit_code == 2
+        assert words in done.output
+
+
+def test_names_of_foreign_runs_move_no_cursor(make):
+    other = make("20261121", [speed(10), metric("bad\x1b[2Jname", 1.0)], machine={"host": "a\x1b]0;title\x07b[red]"})
+    done = run(make("20261120", [speed(100), metric("bad\x1b[2Jname", 1.0)]), other, "--all-metrics")
+    assert "\x1b" not in done.output
+    assert "badname" in done.output
+    assert "[red]" in done.output, "what looks like a colour of ours is text"
+
+
+def test_the_page_needs_nothing_else_and_escapes_what_it_shows(make, tmp_path):
+    machine = {"host": EVIL, "versions": {"torch": "2.14.0", EVIL: EVIL}}
+    other = make("20261121", [speed(10), metric(EVIL, 1.0, EVIL)], machine=machine)
+    path = tmp_path / "page.html"
+    assert run(make("20261120", 100, 101, 99), other, "--html", path).exit_code == 0
+    page = Page(path)
+    assert_self_contained_and_accessible(page)
+    assert page.text.count(EVIL) >= 3
+    assert "Not comparable" in page.text
+    assert run(make("20261122", 100), other, "--html", "/proc/x/y.html").exit_code == 2
+
+
+def test_the_spread_that_a_calibration_measured_counts(make, monkeypatch):
+    from benchlib.judge import compare as comparison
+    from benchlib.judge.change import Spread
+
+    class Known:
+        def spread(self, name):
+            return Spread(0.1, 9)
+
+    folders = make("20261120", 100), make("20261121", 70)
+    assert row(only(*folders)).word == "regression"
+    asked = []
+    monkeypatch.setattr(comparison, "load_calibration", lambda *place: asked.append(place) or Known())
+    told = row(only(*folders))
+    assert told.band == pytest.approx(math.expm1(1.959964 * math.sqrt(2) * 0.1), rel=1e-6)
+    assert told.word == "undecided"
+    assert asked[0][1:3] == ("squad", "quick")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC version:  gcc version 12.2.0\n", "550.54.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U22)\n", "580.65.06"),
+    ],
+)  # fmt: skip
+def test_the_driver_is_read_from_the_kernel_module(tmp_path, text, version):
+    (tmp_path / "nvidia").write_text(text)
+    (tmp_path / "amd").write_text("6.12.12\n")
+    assert drivers(tmp_path / "nvidia", tmp_path / "amd") == {"nvidia": version, "amdgpu": "6.12.12"}
+
+
+def test_the_driver_is_asked_of_nvml_where_there_is_no_file(tmp_path):
+    class Library:
+        nvmlInit = nvmlShutdown = staticmethod(lambda: None)
+        nvmlSystemGetDriverVersion = staticmethod(lambda: b"581.0")
+
+    assert drivers(tmp_path / "no", tmp_path / "no", Library()) == {"nvidia": "581.0"}
+    Library.nvmlInit = staticmethod(lambda: 1 / 0)
+    assert drivers(tmp_path / "no", tmp_path / "no", Library()) == {}

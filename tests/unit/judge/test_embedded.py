@@ -1,0 +1,167 @@
+"""The data that a report carries: the same run comes out again, and nothing that was cut, altered or made up."""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+
+import numpy as np
+import pytest
+from make_run import make_run
+
+from benchlib.core.errors import UserError
+from benchlib.judge import snapshot as embedded
+from benchlib.judge.snapshot import Snapshot, link, load, read_html, read_report, snapshot
+from benchlib.results.run import Run
+from benchlib.show import report, training
+
+EVIL = '"><script>alert(1)</script>'
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(training, "FIGURES", {})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = make_run(tmp_path / "quick-20261121" / "squad-cpu-101010-abcdef", notebook="x", steps=500)
+    report.render(folder)
+    return folder
+
+
+def page(href: str = "", sha256: str = "", version: str = "1", end: str = "</body></html>") -> str:
+    """A document with one link, as a stranger would write it."""
+    return f'<html><body><a download="x" data-benchlib-run="{version}" data-sha256="{sha256}" href="{href}">x</a>{end}'
+
+
+def packed(content: bytes) -> str:
+    """A document that carries ``content`` with the right checksum."""
+    data = gzip.compress(content)
+    return page(embedded.PREFIX + base64.b64encode(data).decode(), hashlib.sha256(data).hexdigest())
+
+
+def test_the_report_carries_the_run(folder, tmp_path):
+    whole, carried = snapshot(Run(folder)), read_report(folder / "report.html")
+    assert carried.model_dump() == whole.thinned().model_dump()
+    assert carried.complete
+    assert carried.result.metrics == whole.result.metrics
+    assert carried.verdict == whole.verdict
+    assert len(carried.samples["loss"]) <= 200 < len(whole.samples["loss"]) == 500
+    assert np.median(carried.samples["loss"]) == pytest.approx(np.median(whole.samples["loss"]), rel=0.01)
+    assert load(folder / "report.html")[0].run == folder.name
+
+
+def test_the_link_is_a_file_that_a_person_can_save_and_read(folder):
+    told = link(snapshot(Run(folder)))
+    data = base64.b64decode(told.href.partition(",")[2])
+    assert hashlib.sha256(data).hexdigest() == told.sha256
+    assert told.file_name == "squad-cpu-101010-abcdef.json.gz"
+    content = json.loads(gzip.decompress(data))
+    assert content["result"]["metrics"][2]["value"] == 91.4
+    assert told == link(snapshot(Run(folder))), "the same run gives the same bytes"
+
+
+def test_a_report_that_a_browser_saved_again_still_carries_its_run(folder):
+    source = (folder / "report.html").read_text()
+    again = re.sub(r'<a download="(.*?)" (data-benchlib-run="1") (data-sha256=".*?") (href=".*?")>', r"<A \4 \3 \2 download=\1 >", source)  # fmt: skip
+    assert again != source
+    assert read_html(again.replace("\n", "\r\n")) == read_html(source)
+
+
+def test_a_cut_report_is_refused_wherever_it_ends(folder):
+    source = (folder / "report.html").read_text()
+    for share in (0.0, 0.3, 0.6, 0.9, 0.99):
+        (folder / "report.html").write_text(source[: int(share * len(source))])
+        with pytest.raises(UserError, match=r"report\.html: the file is cut"):
+            read_report(folder / "report.html")
+
+
+@pytest.mark.parametrize("place", ["href", "sha256"])
+def test_an_altered_report_is_refused(folder, place):
+    source = (folder / "report.html").read_text()
+    data = re.search(r'data-sha256="(\w+)" href="data:application/gzip;base64,([^"]+)"', source)
+    at = data.start(1 if place == "sha256" else 2) + 30
+    altered = source[:at] + ("0" if source[at] != "0" else "1") + source[at + 1 :]
+    with pytest.raises(UserError, match="do not match their SHA-256"):
+        read_html(altered)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("<html><body>hello</body></html>", "carries no data"),
+        (page("x") + page("x"), "the data of 2 runs"),
+        (page("x", version="7"), "have the form '7'"),
+        (page("https://example.invalid/run.json"), "altered"),
+        (page(embedded.PREFIX + "&&&"), "not base64"),
+        (page(embedded.PREFIX + "A" * embedded.LINK_CHARACTERS), "altered"),
+        (packed(b"0" * (embedded.JSON_BYTES + 1)), "unpack to more than 16,000,000 bytes"),
+        (packed(b"{}"), "no run of this version"),
+        (packed(b"[" * 100_000), "no run of this version"),
+        (packed(b'{"schema_version": 2}'), "no run of this version"),
+        (packed(b"\xff\xfe"), "no run of this version"),
+    ],
+    ids=["foreign", "two", "version", "elsewhere", "base64", "long", "bomb", "empty", "nested", "schema", "bytes"],
+)
+def test_what_benchlib_did_not_write_is_refused(source, words):
+    with pytest.raises(UserError, match=words):
+        read_html(source)
+
+
+def test_data_that_are_no_gzip_are_refused():
+    for content in (b"plain", gzip.compress(b"{}")[:-4]):
+        href = embedded.PREFIX + base64.b64encode(content).decode()
+        with pytest.raises(UserError, match=r"cannot be unpacked|are cut"):
+            read_html(page(href, hashlib.sha256(content).hexdigest()))
+
+
+def test_a_huge_file_is_not_read(tmp_path):
+    path = tmp_path / "report.html"
+    with path.open("wb") as handle:
+        handle.truncate(embedded.REPORT_BYTES + 1)
+    with pytest.raises(UserError, match="no report of benchlib"):
+        read_report(path)
+
+
+def test_a_cell_cannot_smuggle_a_second_run_in(tmp_path):
+    smuggled = link(Snapshot(run="x", benchmark="squad", tier="quick", backend="cpu", word="PASS", sentence=""))
+    html = page(smuggled.href, smuggled.sha256).replace("'", "")
+    folder = make_run(tmp_path / "run", notebook=html, notes=[html])
+    notebook = json.loads((folder / "notebook.ipynb").read_text())
+    notebook["cells"][-1]["outputs"][0]["data"]["text/html"] = html
+    (folder / "notebook.ipynb").write_text(json.dumps(notebook))
+    assert read_report(report.render(folder)).run == "run"
+
+
+@pytest.mark.parametrize("name", ["config.json", "machine.json", "result.json", "verdict.json", "samples.parquet"])
+def test_the_report_of_a_damaged_run_carries_what_is_left(tmp_path, name):
+    folder = make_run(tmp_path / "run")
+    (folder / name).write_bytes((folder / name).read_bytes()[:50])
+    carried = read_report(report.render(folder))
+    assert name in " ".join(carried.problems)
+    assert (carried.word == "DAMAGED") == (name in ("config.json", "result.json", "verdict.json"))
+    assert carried.complete == (name in ("verdict.json", "samples.parquet"))
+
+
+def test_strange_names_and_numbers_do_not_break_the_report(tmp_path):
+    folder = make_run(tmp_path / f"run {EVIL.replace('/', '-')}\n", facts={EVIL: EVIL, "long": "x" * 50_000})
+    run = snapshot(Run(folder))
+    run.result.facts["far"] = float("inf")
+    run.samples["bad"] = [1.0, float("nan")]
+    told = link(run)
+    assert re.fullmatch(r"[\w.-]+\.json\.gz", told.file_name)
+    source = page(told.href, told.sha256)
+    carried = read_html(source)
+    assert carried.left_out == ["facts.long", "samples.bad"]
+    assert carried.result.facts[EVIL] == EVIL
+    assert carried.result.facts["far"] is None, "JSON has no infinity"
+    assert report.render(folder).stat().st_size < 500_000
+
+
+def test_the_data_stay_small_whatever_a_run_measured(tmp_path):
+    run = snapshot(Run(make_run(tmp_path / "run")))
+    run.samples = {f"m{i}": [hash((i, j)) / 7e18 for j in range(5000)] for i in range(200)}
+    assert link(run).size_bytes <= embedded.WRITTEN_BYTES
+    assert read_html(page(link(run).href, link(run).sha256)).result == run.thinned().result

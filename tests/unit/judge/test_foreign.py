@@ -1,0 +1,290 @@
+"""Readers of foreign results against hand-written expectations, and what they say of cut, odd and edited files."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchlib.cli import main
+from benchlib.core.errors import UserError
+from benchlib.judge.foreign import nccl_text
+from benchlib.judge.foreign.readers import MOST_BYTES, read_claims
+from benchlib.judge.impossible.rules import judge_claims
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+HONEST = FIXTURES / "honest"
+
+# From nccl-tests before version 2.13: no root, no program, errors as floats; collected by mpirun.
+OLD = """\
+[1,0]<stdout>:# nThread 1 nGpus 2 minBytes 1048576 maxBytes 2097152 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
+[1,0]<stdout>:#
+[1,0]<stdout>:# Using devices
+[1,0]<stdout>:#   Rank  0 Pid  30183 on     node-a device  0 [0x07] Tesla V100-SXM2-32GB
+[1,0]<stdout>:#   Rank  1 Pid  30183 on     node-a device  1 [0x0a] Tesla V100-SXM2-32GB
+[1,0]<stdout>:#
+[1,0]<stdout>:#                                                     out-of-place                       in-place
+[1,0]<stdout>:#       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+[1,0]<stdout>:#        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+[1,0]<stdout>:     1048576        262144   float     sum    100.0   10.49   10.49  5e-07     80.0   13.11   13.11  5e-07
+[1,0]<stdout>:     2097152        524288   float     sum    150.0   13.98   13.98  5e-07    140.0   14.98   14.98    N/A
+[1,0]<stdout>:# Out of bounds values : 0 OK
+[1,0]<stdout>:# Avg bus bandwidth    : 13.1400
+"""
+
+
+def failures(path):
+    return {
+        judgement.rule.name: judgement.failures
+        for judgement in judge_claims(read_claims(path)[1])
+        if judgement.failures
+    }
+
+
+def changed(tmp_path, name, old, new, count=1):
+    """Return a copy of an honest file with ``old`` replaced."""
+    text = (HONEST / name).read_text()
+    assert text.count(old) >= 1
+    path = tmp_path / name
+    path.write_text(text.replace(old, new, count))
+    return path
+
+
+def test_nccl_text_is_read_by_its_columns():
+    name, claims = read_claims(HONEST / "all_reduce-8xh100-nvls.txt")
+    row = claims[-2].collective
+    assert (name, len(claims), claims[-2].subject) == ("nccl-tests", 63, "all_reduce 8 GiB, in place")
+    assert (row.operation, row.ranks, row.size_bytes) == ("all_reduce", 8, 8589934592)
+    assert (row.seconds, row.algbw_gbytes_per_s, row.busbw_gbytes_per_s) == (pytest.approx(0.0313445), 274.05, 479.59)
+    assert (row.wrong_elements, row.bound_gbytes_per_s) == (0, 450)
+    footer = claims[-1].collective
+    assert (footer.average_busbw_gbytes_per_s, len(footer.all_busbw_gbytes_per_s)) == (165.243, 62)
+
+
+def test_old_nccl_text_has_neither_root_nor_program(tmp_path):
+    path = tmp_path / "old.txt"
+    path.write_text(OLD)
+    name, claims = read_claims(path)
+    row = claims[3].collective
+    assert (name, len(claims)) == ("nccl-tests", 5)
+    assert (row.operation, row.ranks, row.size_bytes, row.busbw_gbytes_per_s) == ("", 2, 2097152, 14.98)
+    assert (row.wrong_elements, row.bound_gbytes_per_s) == (None, 150)  # that column holds differences, no counts
+    assert failures(path) == {}
+
+
+def test_several_tests_in_a_log_keep_their_ranks_apart(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text((HONEST / "all_reduce-2xh100.txt").read_text() + (HONEST / "all_gather-8xh100.txt").read_text())
+    found = {(claim.collective.operation, claim.collective.ranks) for claim in read_claims(path)[1]}
+    assert found == {("all_reduce", 2), ("all_gather", 8), ("", None)}  # and the two footers
+    assert failures(path) == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "algorithm"),
+    [
+        ("node-a:4000:4100 [0] NCCL INFO Connected NVLS tree", "NVLS"),
+        ("node-a:4000:4100 [0] NCCL INFO NVLS multicast support is not available on dev 0", ""),
+        ("node-a:4000:4100 [0] NCCL INFO AllReduce: 1073741824 Bytes -> Algo 4 proto 2 time 3905.0", "NVLS"),
+        ("node-a:4000:4100 [0] NCCL INFO AllReduce: 1073741824 Bytes -> Algo RING proto SIMPLE", "RING"),
+        ("NCCL_ALGO=^NVLS,NVLSTree", "ring or tree"),
+        ("NCCL_ALGO=^Tree", ""),
+        ("node-a:4000:4100 [0] NCCL INFO NCCL_ALGO set by environment to Ring", "Ring"),
+    ],
+)
+def test_the_algorithm_is_what_the_log_of_nccl_tells(tmp_path, line, algorithm):
+    path = tmp_path / "log.txt"
+    path.write_text(line + "\n" + (HONEST / "all_reduce-8xh100-unnamed.txt").read_text())
+    assert read_claims(path)[1][0].collective.algorithm == algorithm
+
+
+def test_nccl_json_is_read_by_its_fields():
+    name, claims = read_claims(HONEST / "all_reduce-8xh100.json")
+    row = claims[0].collective
+    assert (name, len(claims), claims[0].subject) == ("nccl-tests JSON", 11, "all_reduce 64 MiB, out of place")
+    assert (row.operation, row.ranks, row.size_bytes, row.algorithm) == ("all_reduce", 8, 67108864, "")
+    assert claims[-1].collective.average_busbw_gbytes_per_s == pytest.approx(460.8, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "rule"),
+    [
+        ("all_reduce-8xh100-nvls.txt", "272.39  476.68       0", "272.39  476.68      17", "right results"),
+        ("all_reduce-8xh100-nvls.txt", "values : 0 OK", "values : 3 FAILED", "right results"),
+        ("all_reduce-8xh100-nvls.txt", "272.39  476.68", "299.39  523.93", "algbw is S/t"),
+        ("all_reduce-8xh100-nvls.txt", "274.05  479.58", "274.05  274.05", "busbw factor"),
+        ("all_reduce-8xh100-nvls.txt", ": 165.243", ": 479.58", "average busbw"),
+        ("all_reduce-8xh100.json", '"count": 0', '"count": 4', "right results"),
+        ("all_reduce-8xh100.json", '"env": [', '"env": ["NCCL_ALGO=Ring", ', "busbw below the links"),
+        ("all_gather-8xh100.txt", "all_gather_perf", "all_reduce_perf", "busbw factor"),
+        ("loadgen-server.txt", "Performance constraints satisfied : Yes", "Performance constraints satisfied : NO", "LoadGen verdict"),
+        ("loadgen-server.txt", "Result is : VALID", "Result is : INVALID", "LoadGen verdict"),
+        ("loadgen-server.txt", "target_latency (ns): 130000000", "target_latency (ns): 120000000", "LoadGen latency"),
+        ("loadgen-server.txt", "99.00 percentile latency (ns)   : 121004871", "99.00 percentile latency (ns)   : 21004871", "percentiles in order"),
+        ("loadgen-offline.txt", "min_duration (ms): 600000", "min_duration (ms): 700000", "LoadGen duration"),
+        ("loadgen-offline.txt", "samples_per_query : 2640000", "samples_per_query : 1320000", "LoadGen samples"),
+        ("loadgen-single-stream.txt", "at least 64 queries", "at least 62 queries", "early stopping"),
+        ("loadgen-single-stream.txt", "queries (389604)", "queries (63)", "early stopping"),
+        ("loadgen-single-stream.txt", "discard 38", "discard 48", "early stopping"),
+        ("loadgen-single-stream.txt", "Min latency (ns)                : 1401220", "Min latency (ns)                : -140", "no time below zero"),
+        ("loadgen-server-tokens.txt", "Min First Token latency (ns)                : 21004112", "Min First Token latency (ns)                : -1", "no time below zero"),
+        ("lambda-one-gpu.csv", "2x RTX 4090,2,900,541", "2x RTX 4090,2,900,641", "scaling"),
+        ("counted.tsv", "7,362", "19,667", "rate from counts"),
+        ("published.json", '"failed": 360', '"failed": 100', "requests add up"),
+    ],
+)  # fmt: skip
+def test_what_a_file_states_wrongly_in_itself_is_found(tmp_path, name, old, new, rule):
+    count = 2 if rule == "busbw factor" and "gather" in name else 1
+    assert rule in failures(changed(tmp_path, name, old, new, count))
+
+
+def test_loadgen_summary_is_read_by_its_lines():
+    _, [claim] = read_claims(HONEST / "loadgen-server.txt")
+    run = claim.loadgen
+    assert (run.scenario, run.valid, run.satisfied["Min queries satisfied"]) == ("Server", True, "Yes")
+    assert (run.min_duration_s, run.target_latency_s, run.target_percentile_s) == (
+        600,
+        0.13,
+        pytest.approx(0.121004871),
+    )
+    assert claim.latencies[0].percentiles_s[99.9] == pytest.approx(0.149211004)
+    _, [single] = read_claims(HONEST / "loadgen-single-stream.txt")
+    assert (single.loadgen.at_least, single.loadgen.processed, single.loadgen.target_percentile) == (64, 389604, 90)
+    _, [tokens] = read_claims(HONEST / "loadgen-server-tokens.txt")
+    first, each = tokens.latencies[1:]
+    assert (first.name, first.max_s, each.name) == ("first token", pytest.approx(2.41004412), "time per output token")
+    assert (each.mean_s, each.percentiles_s[99.0]) == (pytest.approx(0.041004112), pytest.approx(0.091004112))
+    _, [offline] = read_claims(HONEST / "loadgen-offline.txt")
+    assert (offline.loadgen.samples, offline.loadgen.samples_per_s) == (2640000, 4028.57)
+
+
+def test_a_table_finds_the_row_of_one_device(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(
+        "name_gpu,num_gpu,watt,price,model_a,model_b\n"
+        "H100 80GB SXM5,1.0,700.0,36718.75,812.0,0.0\n"
+        "Dell H100 80GB SXM5,1.0,700.0,36718.75,867.0,100.0\n"
+        "Dell 2x H100 80GB SXM5,2.0,1400.0,73437.5,1654.0,0.0\n"
+        "LambdaCloud 8x H100 80GB SXM5,8.0,5600.0,293750.0,6000.0,800.0\n"
+        "8x RTX 4090,8.0,3600.0,17000.0,2000.0,0.0\n"
+    )
+    _, claims = read_claims(path)
+    found = {
+        claim.subject: (claim.speed.ranks, claim.speed.one_device_samples_per_s, claim.speed.one_device)
+        for claim in claims
+    }
+    assert found["Dell 2x H100 80GB SXM5, model_a"] == (2, 867, "Dell H100 80GB SXM5")
+    assert found["LambdaCloud 8x H100 80GB SXM5, model_a"] == (8, 867, "Dell H100 80GB SXM5")  # of all makers
+    assert found["LambdaCloud 8x H100 80GB SXM5, model_b"] == (8, 100, "Dell H100 80GB SXM5")
+    assert found["8x RTX 4090, model_a"] == (8, None, "")
+    assert len(claims) == 7  # a throughput of 0 is a benchmark that was not run
+
+
+SMALL = ["all_reduce-2xh100.txt", "loadgen-server.txt", "lambda-one-gpu.csv", "dle-bert-large.md", "all_reduce-8xh100.json", "published.json"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_cut_file_gives_findings_or_a_sentence(tmp_path, name):
+    lines = (HONEST / name).read_text().splitlines(keepends=True)
+    path = tmp_path / name
+    whole = len(read_claims(HONEST / name)[1])
+    refused = 0
+    for count in range(len(lines)):
+        for part in ("", lines[count][: len(lines[count]) // 2]):
+            path.write_text("".join(lines[:count]) + part)
+            try:
+                _, claims = read_claims(path)
+            except UserError:
+                refused += 1
+            else:
+                assert 0 < len(claims) <= whole
+                assert not any(judgement.failures for judgement in judge_claims(claims)) or part
+    assert refused > 2
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"\n \n", "is empty"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "not text"),
+        (b"text with a \x00 byte", "zero bytes"),
+        (b"Dear diary, nothing to measure today.\n", "not a format that can be judged"),
+        (b'{"some": "json"}', "not a format that can be judged"),
+        (b'{"claim_version": 1, "claims": [{"speed": {"samples_per_s": "fast"}}]}', "samples_per_s"),
+        (b'{"claim_version": 1, "claims": [{"speed": {"sample_per_s": 3}}]}', "sample_per_s"),
+        (b'{"claim_version": 1, "claims": [{"speed": {"samples_per_s": NaN}}]}', "finite"),
+        (b'{"claim_version": 1, "claims": []}', "at least 1"),
+        (b'{"claim_version": 2, "claims": [{}]}', "claim_version"),
+        (b'{"claim_version": 1' + b"[" * 100_000, "not valid JSON"),
+        (b'{"nccl_version": 22807, "results": [{"size": "big"}]}', "expected bytes"),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_a_sentence(tmp_path, content, says):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=says):
+        read_claims(path)
+
+
+def test_a_huge_file_is_not_read(tmp_path):
+    path = tmp_path / "huge.txt"
+    with path.open("wb") as handle:
+        handle.truncate(MOST_BYTES + 1)
+    with pytest.raises(UserError, match="limit is 64 MiB"):
+        read_claims(path)
+    with pytest.raises(UserError, match="no such file"):
+        read_claims(tmp_path / "absent")
+
+
+def test_the_number_of_rows_that_a_header_announces():
+    line = "# nThread 1 nGpus 1 minBytes {} maxBytes {} step: {} warmup iters: 1"
+    assert nccl_text._expected_rows([line.format(8, 1024, "2(factor)")]) == 8
+    assert nccl_text._expected_rows([line.format(100, 1000, "100(bytes)")]) == 10
+    assert nccl_text._expected_rows(["nothing"]) == -1
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["judge", *map(str, arguments)])
+
+
+def test_the_command_says_what_it_found_by_text_and_exit_code(tmp_path):
+    silent = tmp_path / "silent.json"
+    silent.write_text(json.dumps({"claim_version": 1, "claims": [{"speed": {"samples_per_s": 5}}]}))
+    wrong, right = FIXTURES / "impossible" / "16-speed-up.json", HONEST / "loadgen-offline.txt"
+    for files, code in (([right], 0), ([wrong], 1), ([tmp_path / "absent"], 2), ([silent], 3), ([right, silent], 3), ([silent, wrong], 1)):  # fmt: skip
+        assert run(*files).exit_code == code
+    shown = run(wrong).output
+    assert "Impossible: speed-up." in shown and "4.3 ×" in shown
+    assert "states" not in run(right).output and "Nothing impossible" in run(right).output
+    assert "does not state enough" in run(silent).output
+
+
+def test_the_command_names_the_formats_once_for_all_files(tmp_path):
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).write_text("Dear diary, nothing to measure today.\n")
+    cut = tmp_path / "cut.json"
+    cut.write_text('{"claim_version": 1, "source": "a te')
+    shown = run(tmp_path / "one.txt", tmp_path / "two.txt", cut).output
+    assert shown.count("MLPerf's mlperf_log_summary.txt") == 1
+    assert (
+        "Unterminated string starting at line 1;" not in shown and "(Unterminated string starting at line 1)" in shown
+    )
+
+
+def test_one_other_statement_is_possible_and_several_are(tmp_path):
+    good = {"speed": {"samples_per_s": 10.0, "samples_counted": 100, "wall_s": 10.0}}
+    bad = {"speed": {"samples_per_s": 20.0, "samples_counted": 100, "wall_s": 10.0}}
+    path = tmp_path / "claim.json"
+    for count, says in ((1, "1 other is possible"), (2, "2 others are possible")):
+        path.write_text(json.dumps({"claim_version": 1, "claims": [bad, *count * [good]]}))
+        assert says in run(path).output
+
+
+def test_the_command_speaks_to_machines(tmp_path):
+    result = run("--json", FIXTURES / "impossible" / "16-speed-up.json", tmp_path / "absent")
+    [found, absent] = json.loads(result.stdout)
+    assert (found["format"], found["exit_code"], found["findings"][0]["rule"]) == ("claim", 1, "speed-up")
+    assert "0.36 samples/s" in found["findings"][0]["failures"][0]
+    assert absent["exit_code"] == 2 and "no such file" in absent["error"]
+    assert result.exit_code == 2

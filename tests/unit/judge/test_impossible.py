@@ -1,0 +1,211 @@
+"""The twenty published figures that cannot be are refused, each with its reason; honest ones pass untouched."""
+
+from pathlib import Path
+
+import pytest
+
+from benchlib.core.definitions import encoder_train_flops
+from benchlib.judge.foreign.readers import read_claims
+from benchlib.judge.impossible.claim import Claim, Collective, Compute, Latency, Learning, LoadGen, Speed
+from benchlib.judge.impossible.findings import half_unit
+from benchlib.judge.impossible.rules import RULES, judge_claims
+from benchlib.judge.impossible.serving import discarded, queries_needed, wire_rate
+from benchlib.judge.references import LINKS_GBYTES_PER_S, registry, vendor_peak
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+HONEST = sorted(path for path in (FIXTURES / "honest").iterdir() if path.is_file())
+
+TWENTY = [
+    ("01-bert-base-8xh200.json", "rate from counts", "7,362"),
+    ("01-bert-base-8xh200.json", "scaling", "21.1 times"),
+    ("02-bert-base-8xh100.json", "rate from counts", "6,372"),
+    ("02-bert-base-8xh100.json", "scaling", "10.9 times"),
+    ("03-bert-base-8xb200.csv", "scaling", "21.5 times the 1,405 samples/s of one (B200), an efficiency of 2.69"),
+    ("04-bert-base-8xa100.md", "scaling", "9.65 times the 443 seq/s of one (A100 80GB SXM4), an efficiency of 1.21"),
+    ("05-planned-steps.json", "steps that ran", "70 of 100 planned steps ran, which gives 6,441"),
+    ("05-planned-steps.json", "rate from counts", "counts the 100 planned steps, of which 70 ran"),
+    ("06-learning-rate-zero.json", "learning rate", "nothing was trained"),
+    ("06-learning-rate-zero.json", "loss falls", "loss from 5.900 to 5.900"),
+    ("07-rate-times-steps.json", "rate from raw steps", "80 samples/s by the raw times of 100 steps"),
+    ("07-rate-times-steps.json", "rate from counts", "multiplied by the 100 steps"),
+    ("08-rate-of-one-rank.json", "rate from counts", "320 samples/s by 3,200 samples counted in 10 s: it is the rate of one"),
+    ("09-unknown-device.json", "share of the peak", "MFU 563.0% cannot be"),
+    ("10-wrong-peak.json", "share of the peak", "is that of tf32, while the work ran in bf16"),
+    ("10-wrong-peak.json", "below the peak", "157.3% of the measured peak (mamf-finder) of 794.5 TFLOP/s"),
+    ("11-negative-first-token.json", "no time below zero", "time to first token: mean -1.7e+09 s"),
+    ("12-failed-requests.json", "requests add up", "1,000 are in the latency, 640 completed"),
+    ("13-doubled-algbw.json", "algbw is S/t", "2·S/t under the name of algbw"),
+    ("13-doubled-algbw.json", "busbw factor", "their ratio is 0.875"),
+    ("14-not-waited.txt", "busbw below the links", "timed before it had ended"),
+    ("15-laptop.json", "below the peak", "2.5 PFLOP/s"),
+    ("16-speed-up.json", "speed-up", "= 2 × (1.24 × against the better of the others"),
+    ("17-announced.json", "announced and measured", "15 to 25 samples/s announced, 0.18 to 0.29 samples/s measured"),
+    ("18-tokens-and-samples.json", "tokens and samples", "156.2 samples/s × 2,048 tokens = 319,898"),
+    ("19-two-limits.json", "limits have a source", "42.99 of inference_rules.adoc"),
+    ("20-schedule-too-short.json", "learning rate", "zero from step 4 of 10"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "rule", "reason"), TWENTY)
+def test_published_figures_that_cannot_be_are_refused(file, rule, reason):
+    _, claims = read_claims(FIXTURES / "impossible" / file)
+    judged = {judgement.rule.name: judgement for judgement in judge_claims(claims)}
+    assert judged[rule].status == "FAIL"
+    assert any(reason in failure for failure in judged[rule].failures), judged[rule].failures
+
+
+def test_each_of_the_twenty_has_a_fixture_and_nothing_else_is_wrong_with_it():
+    files = sorted(path.name for path in (FIXTURES / "impossible").iterdir())
+    assert [name[:2] for name in files] == [f"{number:02}" for number in range(1, 21)]
+    expected = {name: {rule for file, rule, _ in TWENTY if file == name} for name in files}
+    for name in files:
+        _, claims = read_claims(FIXTURES / "impossible" / name)
+        assert {judgement.rule.name for judgement in judge_claims(claims) if judgement.failures} == expected[name], name
+
+
+@pytest.mark.parametrize("path", HONEST, ids=lambda path: path.name)
+def test_honest_results_pass_untouched(path):
+    _, claims = read_claims(path)
+    judged = judge_claims(claims)
+    assert [judgement.failures for judgement in judged if judgement.failures] == []
+    assert any(judgement.passed for judgement in judged)
+
+
+def one(rule, **parts):
+    """Return the status of the one finding of a rule on a claim of these parts, '' for none."""
+    findings = RULES[rule].judge(Claim(**parts))
+    assert len(findings) <= 1
+    return findings[0].status if findings else ""
+
+
+def test_no_rule_says_anything_of_an_empty_claim():
+    assert judge_claims([Claim()]) == []
+
+
+@pytest.mark.parametrize(("rate", "status"), [(840.0, "PASS"), (841.0, "FAIL"), (105.0, "PASS"), (2000.0, "FAIL")])
+def test_scaling_may_exceed_one_by_five_percent(rate, status):
+    assert one("scaling", speed=Speed(samples_per_s=rate, ranks=8, one_device_samples_per_s=100.01)) == status
+
+
+def test_the_rate_of_one_rank_is_right_when_it_is_called_so():
+    counted = {"samples_per_s": 80.0, "ranks": 4, "samples_counted": 3200, "wall_s": 10.0}
+    assert one("rate from counts", speed=Speed(**counted)) == "FAIL"
+    assert one("rate from counts", speed=Speed(**counted, stands_for="one rank")) == "PASS"
+
+
+def test_an_unknown_peak_is_not_available_and_never_a_guess():
+    unknown = Compute(flops_per_s=1e15, device="Imaginary 3000", mfu=0.4)
+    assert one("below the peak", compute=unknown) == "SKIPPED"
+    assert one("share of the peak", compute=unknown) == "SKIPPED"
+    known = Compute(flops_per_s=1.2e15, device="NVIDIA H100 80GB HBM3", precision="bf16")
+    assert one("below the peak", compute=known) == "FAIL"
+    assert one("below the peak", compute=known.model_copy(update={"ranks": 2})) == "PASS"
+
+
+def test_bert_on_eight_h200_would_fit_the_peak_and_is_caught_by_its_counts():
+    each = encoder_train_flops(12, 768, 3072, [(1, 384)])
+    assert each == pytest.approx(212.0e9, rel=1e-3)
+    published = Compute(flops_per_s=19667 * each, device="NVIDIA H200", precision="bf16", ranks=8)
+    assert one("below the peak", compute=published) == "PASS"  # 53 %: no peak shows that these samples never were
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "busbw", "status"),
+    [
+        ("NVLS", 480.0, "PASS"),
+        ("Ring", 480.0, "FAIL"),
+        ("", 480.0, "PASS"),
+        ("", 740.0, "FAIL"),
+        ("Ring", 470.0, "PASS"),
+    ],
+)
+def test_bus_bandwidth_above_the_link_is_possible_with_nvls_only(algorithm, busbw, status):
+    stated = Collective(
+        operation="all_reduce", ranks=8, busbw_gbytes_per_s=busbw, algbw_gbytes_per_s=busbw / 1.75,
+        bound_gbytes_per_s=450, algorithm=algorithm,
+    )  # fmt: skip
+    assert one("busbw below the links", collective=stated) == status
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "algbw", "busbw", "status"),
+    [
+        ("", 8, 274.97, 481.19, "PASS"),  # 1.75 = 2(n-1)/n: an all-reduce, by NVLS 309 GB/s on the wire
+        ("", 8, 430.0, 752.5, "FAIL"),  # the same, and no algorithm moves as little as that
+        ("", 8, 600.0, 525.0, "SKIPPED"),  # 7/8: one of five operations
+        ("", None, 600.0, 1050.0, "SKIPPED"),
+        ("all_gather", 8, 600.0, 525.0, "FAIL"),
+        ("", 8, 400.0, 350.0, "PASS"),
+    ],
+)
+def test_an_operation_that_is_not_named_is_told_by_its_factor_or_not_accused(operation, ranks, algbw, busbw, status):
+    stated = Collective(
+        operation=operation, ranks=ranks, algbw_gbytes_per_s=algbw, busbw_gbytes_per_s=busbw, bound_gbytes_per_s=450
+    )
+    assert one("busbw below the links", collective=stated) == status
+
+
+def test_the_wire_rate_of_nvls_is_that_of_nccl_tests_pull_request_239():
+    stated = Collective(
+        operation="all_reduce", ranks=8, algbw_gbytes_per_s=275, busbw_gbytes_per_s=481, algorithm="NVLS"
+    )
+    assert wire_rate(stated)[0] == pytest.approx(309, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("rates", "status"),
+    [([0.0], "FAIL"), ([1e-5, 0.0], "PASS"), ([1e-5, 0.0, 0.0], "FAIL"), ([1e-5, 1e-6], "PASS"), ([0.0, 0.0], "FAIL")],
+)
+def test_only_the_last_step_may_have_a_rate_of_zero(rates, status):
+    assert one("learning rate", learning=Learning(learning_rates=rates)) == status
+
+
+def test_percentiles_fall_nowhere():
+    good = {"min_s": 0.1, "max_s": 2.0, "mean_s": 0.5, "percentiles_s": {99.0: 1.9, 50.0: 0.4, 90.0: 0.4}}
+    assert one("percentiles in order", latencies=[Latency(**good)]) == "PASS"
+    wrong = ({"percentiles_s": {50.0: 0.4, 90.0: 0.3}}, {"min_s": 0.5}, {"max_s": 1.0}, {"mean_s": 2.1})
+    for change in wrong:
+        assert one("percentiles in order", latencies=[Latency(**good | change)]) == "FAIL"
+
+
+@pytest.mark.parametrize(("value", "half"), [(156.2, 0.05), (8000, 500), (19667, 0.5), (0.18, 0.005), (0.0, 0.0)])
+def test_a_number_stands_for_what_rounds_to_it(value, half):
+    assert half_unit(value) == pytest.approx(half)
+
+
+@pytest.mark.parametrize(
+    ("percentile", "needed"),
+    [(0.9, {0: 44, 1: 64, 5: 127}), (0.99, {0: 459, 1: 662, 2: 838, 5: 1307, 10: 2010, 50: 6898})],
+)
+def test_early_stopping_needs_the_queries_of_loadgen(percentile, needed):
+    assert {over: queries_needed(percentile, over) for over in needed} == needed
+    assert discarded(percentile, needed[1] - 1) is None
+    assert discarded(percentile, needed[1]) == 0
+    assert discarded(percentile, needed[5] - 1) == 3
+    assert discarded(percentile, needed[5]) == 4
+
+
+def test_the_queries_needed_are_the_binomial_distribution_s():
+    from scipy.stats import binom
+
+    for over in (0, 3, 20):
+        queries = queries_needed(0.97, over)
+        assert binom.cdf(over, queries, 0.03) <= 0.01 < binom.cdf(over, queries - 1, 0.03)
+
+
+def test_a_server_run_over_its_latency_is_not_valid():
+    run = LoadGen(scenario="Server", valid=True, target_latency_s=0.13, target_percentile=99, target_percentile_s=0.14)
+    assert one("LoadGen latency", loadgen=run) == "FAIL"
+    admitted = run.model_copy(update={"satisfied": {"Performance constraints satisfied": "NO"}, "valid": False})
+    assert one("LoadGen latency", loadgen=admitted) == "PASS"  # it says so itself
+    assert one("LoadGen verdict", loadgen=admitted) == "FAIL"
+
+
+def test_what_makers_state_is_known_for_known_devices_only():
+    h100, v100, other = (
+        vendor_peak(name) for name in ("NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-16GB", "Imaginary 3000")
+    )
+    assert (h100.dense_flops["bf16"], h100.dense_flops["tf32"], h100.link_gbytes_per_s) == (989e12, 494.5e12, 450)
+    assert (v100.dense_flops, v100.link_gbytes_per_s) == ({"fp16": 125e12}, 150)
+    assert other is None
+    assert set(LINKS_GBYTES_PER_S) <= set(registry().devices)

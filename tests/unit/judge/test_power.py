@@ -1,0 +1,86 @@
+"""How often the gate is wrong, on noise like that of real machines.
+
+Run-to-run standard deviations that reproduce reference-figures, section 7, of pairs of single runs on public hosts: 1.5 %
+(one GPU, same host: 32 % of the pairs differ by more than 2 %, 1 to 3 % by more than 5 %), 2.1 % (other hosts), 4.6 % (eight
+GPUs, whole run with start-up: 74 %, 50 %, 27 % beyond 2, 5, 7 %) and 0.25 % (eight GPUs, steady state: none beyond 2 %).
+"""
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from benchlib.judge.calibration import Setup, simulate
+from benchlib.judge.regression import RegressionLimit
+
+SAME_HOST, OTHER_HOST, WHOLE_RUN, STEADY = 0.015, 0.021, 0.046, 0.0025
+NOISES = [SAME_HOST, OTHER_HOST, WHOLE_RUN, STEADY]
+
+
+def test_the_noise_is_that_of_the_public_logs():
+    def beyond(s, share):
+        return 2 * norm.sf(share / (s * 2**0.5))
+
+    assert [beyond(SAME_HOST, share) for share in (0.02, 0.05, 0.07)] == pytest.approx([0.32, 0.03, 0.0], abs=0.04)
+    assert [beyond(OTHER_HOST, share) for share in (0.02, 0.05, 0.07)] == pytest.approx([0.46, 0.09, 0.05], abs=0.05)
+    assert [beyond(WHOLE_RUN, share) for share in (0.02, 0.05, 0.07)] == pytest.approx([0.74, 0.50, 0.27], abs=0.07)
+    assert beyond(STEADY, 0.02) < 1e-6
+
+
+def setup(share, old_runs, known_dof=0, new_runs=1):
+    return Setup(RegressionLimit(metric="rate", share=share), "higher", old_runs, new_runs, known_dof)
+
+
+@pytest.mark.parametrize("s", NOISES)
+def test_false_alarms_stay_below_one_percent_of_10_000_comparisons(s):
+    """Even where the limit is far below the noise: the spread that was measured keeps the gate quiet."""
+    assert simulate(setup(0.05, old_runs=5), s, 10_000).false_alarms <= 0.01
+    assert simulate(setup(0.15, old_runs=1), s, 10_000).false_alarms <= 0.01  # the kit's tightest limit, one run
+
+
+@pytest.mark.parametrize("s", NOISES)
+def test_a_calibration_keeps_single_runs_quiet_too(s):
+    assert simulate(setup(0.05, old_runs=1, known_dof=7), s, 5_000).false_alarms <= 0.01
+
+
+def test_a_fixed_threshold_on_single_runs_is_what_raises_false_alarms():
+    """Without repeated runs a 5 % limit fails where the public logs say so: half of the 50 % two-sided."""
+    assert simulate(setup(0.05, old_runs=1), WHOLE_RUN, 5_000).false_alarms == pytest.approx(0.22, abs=0.03)
+
+
+def heavy_tailed(generator, shape):
+    return generator.standard_t(4, shape) / 2**0.5  # unit variance
+
+
+@pytest.mark.parametrize("s", [SAME_HOST, WHOLE_RUN])
+def test_outliers_do_not_raise_false_alarms(s):
+    assert simulate(setup(0.05, old_runs=5), s, 5_000, noise=heavy_tailed).false_alarms <= 0.01
+
+
+@pytest.mark.parametrize("s", NOISES)
+@pytest.mark.parametrize("direction", ["higher", "lower"])
+def test_the_stated_effect_is_found_with_99_percent_power(s, direction):
+    """Fresh noise, the loss really applied to the new runs, judged by the gate: at least 99 % fail."""
+    limit = RegressionLimit(metric="m", share=0.05)
+    stated = simulate(Setup(limit, direction, 5), s, 10_000).effect
+    factor = 1 - stated if direction == "higher" else 1 + stated
+
+    def shifted(generator, shape):
+        noise = generator.standard_normal(shape)
+        noise[:, -1] += np.log(factor) / s
+        return noise
+
+    found = simulate(Setup(limit, direction, 5), s, 4_000, noise=shifted, seed=99).false_alarms
+    assert found >= 0.985  # 0.99 less three standard errors of 4,000 comparisons
+
+
+def test_repetition_decides_what_noise_left_open():
+    once, thrice = (simulate(setup(0.15, 5, new_runs=runs), WHOLE_RUN, 2_000).ambiguous for runs in (1, 3))
+    assert once > 0.3
+    assert thrice < 0.05
+
+
+def test_points_are_judged_as_amounts():
+    limit = Setup(RegressionLimit(metric="f1", amount=1.0), "higher", old_runs=5)
+    found = simulate(limit, 0.2, 4_000)
+    assert found.false_alarms <= 0.01
+    assert 1.0 < found.effect < 3.0

@@ -1,0 +1,361 @@
+"""Published figures: the registry is sound, and a run stands beside those that are comparable and no others."""
+
+import copy
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from make_run import make_run
+
+from benchlib.cli import main
+from benchlib.config.schema import build, resolve, save_config
+from benchlib.core.definitions import encoder_train_flops
+from benchlib.core.errors import UserError
+from benchlib.core.files import write_json
+from benchlib.judge.published import Measured, comparable, conditions_text, device_name, placements, section, summary
+from benchlib.judge.references import PATH, parse, registry
+from benchlib.results.metrics import derived
+from benchlib.results.run import Result, Run, save_result
+from benchlib.show import report
+
+CONTENT = yaml.safe_load(PATH.read_text())
+H100 = "NVIDIA H100 80GB HBM3"
+BERT_BASE = 84_934_656  # parameters of the matrix products of 12 layers, 768 wide
+RATE = {
+    "model": "BERT-base uncased", "data": "SQuAD v1.1", "sequence_length": 384, "padding": "to the full length", "precision": "fp16",
+    "devices": 1, "nodes": 1, "window": "whole training", "batch": 320,
+}  # fmt: skip
+
+
+def value(name):
+    return registry().figure(name).value
+
+
+def rate(device, value=800.0, **changes):
+    return comparable(Measured("end_to_end_samples_per_s", "throughput", value, device, RATE | changes))
+
+
+def ids(placement):
+    return [row.figure.id for row in placement.rows]
+
+
+# --- the registry --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "new", "said"),
+    [
+        (("groups", 0, "figures", 0, "colour"), "red", "bert-base-f1-paper: colour: Extra inputs"),
+        (("groups", 0, "conditions", "weather"), "fine", "conditions.weather: Extra inputs"),
+        (("remark",), "x", "remark: Extra inputs"),
+        (("groups", 0, "figures", 1, "id"), "bert-base-f1-paper", "given twice"),
+        (("groups", 0, "figures", 0, "source"), "hearsay", "source 'hearsay' is not in `sources`"),
+        (("groups", 0, "figures", 0, "source"), "collection", "cannot be trusted"),
+        (("groups", 0, "figures", 0, "place"), "", "bert-base-f1-paper: place"),
+        (("groups", 0, "figures", 0, "value"), None, "give a value, or low and high"),
+        (("groups", 0, "figures", 0, "value"), float("nan"), "bert-base-f1-paper: value"),
+        (("groups", 0, "figures", 0, "high"), 90, "give a value, or low and high"),
+        (("groups", 0, "figures", 0, "validity"), "unconfirmed", "needs its reason"),
+        (("groups", 0, "figures", 0, "unit"), "GB/s", "unit 'GB/s' cannot be turned"),
+        (("groups", 0, "metric"), "beauty", "metric 'beauty' is not one of"),
+        (("groups", 0, "conditions", "device"), "h900", "device 'h900' is not in `devices`"),
+        (("devices", "b200", "torch"), "(", "no regular expression"),
+        (("groups",), None, "expected collected, sources, devices and groups"),
+    ],
+)
+def test_a_wrong_registry_is_refused_by_name(path, new, said):
+    content = copy.deepcopy(CONTENT)
+    inner = content
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = new
+    with pytest.raises(UserError, match=r"^references\.yaml") as caught:
+        parse(content)
+    assert said in str(caught.value)
+
+
+def test_every_figure_says_what_it_holds_for_and_where_it_stands():
+    figures = registry().figures
+    assert len(figures) > 100
+    for item in figures:
+        assert conditions_text(item), item.id
+        assert len(registry().cite(item)) > 15, item.id
+        low, middle, high = item.in_kit_unit()
+        assert 0 < low <= middle <= high, item.id
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "within"),
+    [
+        # Speed-ups that the sources state themselves.
+        (lambda: value("bert-large-8xa100-fp16") / value("bert-large-1xa100-fp16"), 7.66, 0.005),
+        (lambda: value("bert-large-8xv100-fp16") / value("bert-large-1xv100-fp16"), 7.34, 0.01),
+        # Shares of the vendor's peak that follow from the FLOPs of a sequence, from two sources each.
+        (lambda: share("bert-base-1xa100-sxm", "peak-a100"), 0.30, 0.005),
+        (lambda: share("bert-base-1xh100-sxm", "peak-h100-sxm"), 0.18, 0.005),
+        (lambda: share("bert-base-1xh200", "peak-h200"), 0.20, 0.005),
+        (lambda: share("bert-base-1xb200", "peak-b200"), 0.13, 0.005),
+        (lambda: share("bert-base-1xv100", "peak-v100-fp16"), 0.32, 0.005),
+        # Efficiencies as in the table of achievable rates.
+        (lambda: value("mamf-a100-sxm") / value("peak-a100"), 0.869, 0.0005),
+        (lambda: value("mamf-h100-sxm") / value("peak-h100-sxm"), 0.803, 0.0005),
+        (lambda: value("mamf-b200") / value("peak-b200"), 0.776, 0.0005),
+        (lambda: value("mamf-mi300x") / value("peak-mi300x"), 0.514, 0.0005),
+        (lambda: value("bert-large-f1-mlperf-99") / value("bert-large-f1-mlperf"), 0.99, 1e-5),
+        (lambda: value("bert-large-f1-mlperf-99.9") / value("bert-large-f1-mlperf"), 0.999, 1e-5),
+        # 24 minutes for two epochs; 0.0574 h against the rate of the same page; algbw 275 GB/s against busbw of 8 ranks.
+        (lambda: 2 * value("squad-train-features") / (24 * 60), value("bert-base-1xv100-huggingface"), 0.2),
+        (lambda: 2 * value("squad-train-features") / (3600 * value("bert-large-8xa100-hours")), value("bert-large-8xa100-fp16"), 15),
+        (lambda: 275 * 2 * 7 / 8, value("allreduce-8xh100-nvls"), 2),
+    ],
+)  # fmt: skip
+def test_figures_agree_with_what_can_be_recomputed(found, expected, within):
+    assert found() == pytest.approx(expected, abs=within)
+
+
+def share(rate_id, peak_id):
+    per_sequence = encoder_train_flops(12, 768, 3072, [(1, 384)])
+    assert per_sequence == pytest.approx(212.0e9, rel=1e-3)
+    return value(rate_id) * per_sequence / (value(peak_id) * 1e12)
+
+
+def test_published_speed_ups_above_the_number_of_devices_are_marked_invalid():
+    single = {item.conditions.device: item for item in registry().figures if item.id.startswith("bert-base-1x")}
+    eight = [item for item in registry().figures if item.id.startswith("bert-base-8x") and item.conditions.devices == 8]
+    impossible = {item.id for item in eight if item.value / single[item.conditions.device].value > 8 * 1.05}
+    assert impossible == {item.id for item in registry().figures if item.validity == "invalid"}
+    assert len(impossible) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ("NVIDIA H100 80GB HBM3", {"h100-sxm"}),
+        ("NVIDIA H100 PCIe", {"h100-pcie"}),
+        ("NVIDIA H100 NVL", {"h100-nvl"}),
+        ("NVIDIA H200", {"h200-sxm"}),
+        ("NVIDIA A100-SXM4-80GB", {"a100", "a100-sxm", "a100-sxm-80gb"}),
+        ("NVIDIA A100-PCIE-40GB", {"a100", "a100-pcie", "a100-40gb", "a100-pcie-40gb"}),
+        ("Tesla V100-SXM2-16GB", {"v100", "v100-16gb"}),
+        ("AMD Instinct MI300X", {"mi300x"}),
+        # What only looks like a known one: a slice, a successor, another form, two kinds in one machine, a processor.
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", set()),
+        ("NVIDIA H200 NVL", set()),
+        ("NVIDIA A1000", set()),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", set()),
+        ("NVIDIA H100 80GB HBM3 and NVIDIA A100-SXM4-80GB", set()),
+        ("AMD EPYC 9R14 96-Core Processor", set()),
+        ("", set()),
+    ],
+)
+def test_a_device_is_known_by_its_whole_name_only(name, devices):
+    assert registry().devices_of(name) == devices
+
+
+@pytest.mark.parametrize(
+    ("name", "data_sheet"),
+    [
+        # The data sheets state these with structured sparsity, which doubles them.
+        (H100, 1979 / 2), ("NVIDIA H100 PCIe", 1513 / 2), ("NVIDIA H100 NVL", 1671 / 2), ("NVIDIA H200", 1979 / 2),
+        ("NVIDIA A100-SXM4-80GB", 624 / 2), ("NVIDIA B200", 4500 / 2), ("NVIDIA GB200", 5000 / 2),
+        # And these without; an MI250X has two dies, each a device.
+        ("AMD Instinct MI300X", 1307.4), ("AMD Instinct MI325X", 1307.4), ("AMD Instinct MI250X", 383 / 2),
+    ],
+)  # fmt: skip
+def test_specified_peaks_are_dense(name, data_sheet):
+    devices = registry().devices_of(name)
+    own = [item for item in registry().figures if item.kind == "specified" and item.conditions.device in devices]
+    dense = [item.in_kit_unit()[1] for item in own if item.conditions.precision == "bf16"]
+    assert dense == [pytest.approx(data_sheet * 1e12, rel=0.01)]
+
+
+def test_the_reference_of_a_tier_is_cited_from_the_registry():
+    reference = resolve("squad", "weekend", "cuda").config.reference_f1
+    assert registry().cite_value("f1", reference).startswith("Devlin et al.")
+    assert registry().cite_value("f1", 91.23) == ""
+    assert registry().cite_value("end_to_end_samples_per_s", 19667) == "", "invalid figures are not cited"
+
+
+# --- placing -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_h100_stands_beside_the_figures_of_the_h100_only():
+    placed = rate(H100)
+    assert ids(placed) == ["bert-base-1xh100-sxm"]
+    assert placed.rows[0].compared == "0.946"  # 800 / 846
+    assert placed.rows[0].claim.provenance == "claimed"
+    assert "lambdal/deeplearning-benchmark" in placed.rows[0].claim.reason
+    assert placed.rows[0].remarks == ("batch: not stated there, 320 here",)
+    assert ids(rate("NVIDIA H100 PCIe")) == ["bert-base-1xh100-pcie"]
+    assert rate("NVIDIA H100 PCIe").rows[0].compared == "1.41 to 1.43"  # 800 / 567 to 800 / 558
+
+
+def test_an_invalid_figure_is_never_used():
+    placed = rate("NVIDIA H200", 7000.0, devices=8)
+    assert ids(placed) == ["bert-base-8xh200-recomputed"]
+    assert placed.rows[0].figure.validity == "unconfirmed"
+    used = {row.figure.id for row in placed.rows} | {miss.figure.id for miss in placed.near}
+    assert "bert-base-8xh200-published" not in used
+    assert ids(rate("NVIDIA B200", 9000.0, devices=8)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        ({"precision": "bf16"}, ("precision: fp16 there, bf16 here",)),
+        ({"padding": "to the longest of a batch"}, ("padding: to the full length there, to the longest of a batch here",)),
+        ({"sequence_length": 512}, ("tokens of a sequence: 384 there, 512 here",)),
+        ({"batch": 16}, ("batch: 320 there, 16 here",)),
+        ({"devices": 4}, ("number of devices: 1 there, 4 here",)),
+        ({"data": "generated questions"}, ("data: SQuAD v1.1 there, generated questions here",)),
+        ({"window": None}, ("window: whole training there, not stated here",)),
+    ],
+)  # fmt: skip
+def test_a_near_miss_says_what_differs(changes, differs):
+    placed = rate("NVIDIA H100 PCIe", **changes)
+    assert placed.rows == ()
+    assert [(miss.figure.id, miss.differs) for miss in placed.near] == [("bert-base-1xh100-pcie", differs)]
+    assert placed.reason == f"the nearest published figure differs in {differs[0]}"
+
+
+def test_an_unknown_device_has_no_figure_and_no_near_miss():
+    placed = rate("NVIDIA GeForce RTX 5090")
+    assert (placed.rows, placed.near) == ((), ())
+    assert placed.reason == "no published figure is for this device (NVIDIA GeForce RTX 5090)"
+
+
+def test_the_bandwidth_of_a_small_message_is_another_measurement():
+    conditions = {"definition": "bus bandwidth", "devices": 8, "nodes": 1}
+
+    def placed(message_bytes, **changes):
+        return comparable(
+            Measured("allreduce_gbps", "all-reduce", 3600.0, H100, conditions | {"message_bytes": message_bytes} | changes)
+        )  # fmt: skip
+
+    large = placed(2**30)
+    assert ids(large) == ["allreduce-8xh100-nvls", "allreduce-8xh100-ring"]
+    assert [row.compared for row in large.rows] == ["0.938", "1.22"]  # 3600 / (8 x 480) and / (8 x 370)
+    assert placed(2**28).near[0].differs == ("message: 512 MiB and more there, 256 MiB here",)
+    assert ids(placed(2**30, definition="algorithm bandwidth")) == []
+    assert ids(placed(2**30, devices=4)) == []
+
+
+def write_machine(folder, *names):
+    write_json(folder / "machine.json", {"devices": {"backends": {"cuda": {"available": True, "names": names * 8}}}})
+
+
+def squad_run(folder, *, device=H100, facts=None, **config):
+    """Write a whole run of BERT-base on SQuAD v1.1 with made-up values."""
+    given = {"data": "squad", "model": "bert-base-uncased", "train_questions": 0, "eval_questions": 0, "epochs": 2, "precision": "fp16",
+             "engine": "trainer", "trainer_padding": "max_length", "batch_size": 32, "learning_rate": 5e-5, "backend": "cuda"} | config  # fmt: skip
+    resolved = build("squad", {"benchmark": "squad", **given})
+    known = {"epoch_share": 1.0, "matmul_parameters": BERT_BASE + 2 * 768, "bucket_bytes": [25 * 2**20],
+             "features": {"train": 88641, "eval": 10833}, "questions": {"train": 87599, "eval": 10570}} | (facts or {})  # fmt: skip
+    quality, speed = resolved.quality_scope(known["epoch_share"]), resolved.scope()
+    metrics = [
+        derived(f"f1{quality}", 88.31, "", "higher"),
+        derived(f"exact_match{quality}", 81.0, "", "higher"),
+        derived(f"train_samples_per_s{speed}", 900.0, "samples/s", "higher"),
+        derived(f"end_to_end_samples_per_s{speed}", 800.0, "samples/s", "higher"),
+    ]
+    folder.mkdir()
+    save_config(resolved, folder)
+    save_result(folder, Result.of(resolved, status="complete", metrics=metrics, facts=known))
+    write_machine(folder, device)
+    return Run(folder)
+
+
+def placed_ids(run):
+    return {item.measured.quantity: ids(item) for item in placements(run)}
+
+
+def test_a_whole_training_of_bert_stands_beside_the_published_ones(tmp_path):
+    run = squad_run(tmp_path / "run")
+    found = placed_ids(run)
+    assert found["f1"] == ["bert-base-f1-paper", "bert-base-f1-google", "bert-base-f1-huggingface"]
+    assert found["exact_match"] == ["bert-base-em-google", "bert-base-em-huggingface"]
+    assert found["end_to_end_samples_per_s"] == ["bert-base-1xh100-sxm"]
+    assert found["train_features"] == ["squad-train-features"]
+    said = summary(placements(run))
+    assert "F1: 88.31, published 88.50 in Devlin et al." in said
+    assert "-0.19 points; a seed alone moves F1 by about 0.16" in said
+    assert (
+        "published 846.0 samples/s (818.0 to 915.0) in lambdal/deeplearning-benchmark, logs of 39 hosts: 0.946 of it"
+        in said
+    )
+    rows = section(run)["rows"]
+    assert [row["remarks"] for row in rows][1] == "batch: 12 there, 32 here; learning rate: 3e-05 there, 5e-05 here"
+    page = report.render(run.path).read_text()
+    assert "<h2>Beside published figures</h2>" in page
+    assert 'href="https://arxiv.org/abs/1810.04805"' in page
+    assert "19,667" not in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "left"),
+    [
+        ({"facts": {"epoch_share": 0.5}}, {"end_to_end_samples_per_s"}),
+        ({"train_questions": 1000, "epochs": 2}, {"end_to_end_samples_per_s"}),
+        ({"init": "random"}, set()),
+        ({"facts": {"matmul_parameters": 10_000_000}}, set()),  # a folder that is only named like BERT
+        ({"model": "roberta-base"}, set()),
+        ({"data": "minisquad", "train_questions": 160, "eval_questions": 64}, set()),
+        ({"model": "tiny"}, set()),
+        ({"epochs": 0.5}, {"end_to_end_samples_per_s"}),
+        ({"engine": "native"}, {"f1", "exact_match"}),
+        ({"precision": "bf16"}, {"f1", "exact_match"}),
+        ({"device": "NVIDIA GeForce RTX 5090"}, {"f1", "exact_match"}),
+    ],
+)
+def test_what_is_not_the_same_stands_beside_nothing(tmp_path, changes, left):
+    found = placed_ids(squad_run(tmp_path / "run", **changes))
+    compared = {name for name in ("f1", "exact_match", "end_to_end_samples_per_s") if found.get(name)}
+    assert compared == left
+
+
+def test_a_stand_in_on_a_processor_is_told_that_nothing_is_comparable(tmp_path):
+    run = Run(make_run(tmp_path / "run", steps=300))
+    told = section(run)
+    assert told["rows"] == []
+    assert told["sentence"].startswith("No published figure is comparable with this run: ")
+    assert "the embedded stand-in" in told["sentence"]
+    assert told["sentence"].endswith("for all-reduce, none is for this device (Imaginary 3000 CPU).")
+    page = report.render(run.path).read_text()
+    assert "No published figure is comparable with this run" in page
+
+
+def test_a_machine_stands_beside_what_is_achieved_and_what_is_specified(tmp_path):
+    config = build("machine", {"benchmark": "machine", "backend": "cuda", "nproc": 8, "precisions": ["bf16", "fp32"], "allreduce_mib": [1, 1024]})  # fmt: skip
+    folder = tmp_path / "run"
+    folder.mkdir()
+    save_config(config, folder)
+    write_machine(folder, H100)
+    metrics = [
+        derived("matmul_bf16_flops", 6.0e15, "FLOP/s", "higher"),
+        derived("matmul_bf16_alone_flops", 7.0e14, "FLOP/s", "higher"),
+        derived("matmul_fp32_alone_flops", 5.0e13, "FLOP/s", "higher"),
+        derived("allreduce_gbps", 3600.0, "Gbps", "higher"),
+    ]
+    save_result(folder, Result.of(config, status="complete", metrics=metrics))
+    placed = placements(Run(folder))
+    assert [(item.measured.label, ids(item)) for item in placed] == [
+        ("matrix products in bf16", ["mamf-h100-sxm", "peak-h100-sxm"]),
+        ("matrix products in fp32", []),
+        ("all-reduce", ["allreduce-8xh100-nvls", "allreduce-8xh100-ring"]),
+    ]
+    assert [row.compared for row in placed[0].rows] == ["0.881", "0.708"]  # 700 / 794.5 and / 989
+    mixed = {"devices": {"backends": {"cuda": {"names": [H100, "NVIDIA A100-SXM4-80GB"]}}}}
+    assert registry().devices_of(device_name(mixed, "cuda", 2)) == set()
+    assert registry().devices_of(device_name(mixed, "cuda", 1)) == {"h100-sxm"}
+
+
+def test_the_command_line_lists_the_registry():
+    runner = CliRunner(env={"COLUMNS": "160"})
+    listed = runner.invoke(main, ["references", "--metric", "end_to_end", "--device", "h200"])
+    assert listed.exit_code == 0
+    assert "19,667 seq/s" in listed.output
+    assert "21.1 times one device" in listed.output
+    assert "3 figures, claimed by their sources" in listed.output
+    wrong = runner.invoke(main, ["references", "--metric", "f2"])
+    assert wrong.exit_code == 2
+    assert "did you mean f1?" in wrong.output

@@ -1,0 +1,180 @@
+"""Cut and foreign files: each case ends in one clear sentence, and lists of runs stay readable with the damaged one marked."""
+
+import os
+import re
+import shutil
+
+import pytest
+from stores import command, files_of, leftovers, no_pictures, place  # noqa: F401
+
+from benchlib.core import files
+from benchlib.core.errors import UserError
+from benchlib.core.files import write_json
+from benchlib.judge import baselines
+from benchlib.judge import verdict as judge
+from benchlib.results.run import Run
+from benchlib.show import index, report
+from benchlib.workloads.features import DamagedFile, read_arrays, write_arrays
+
+CUT = {
+    "empty": b"", "list": b"[]", "number": b"3", "null": b"null", "text": b'"x"', "empty object": b"{}",
+    "NaN": b'{"a": NaN}', "too large": b'{"a": 1e999}', "digits": b'{"a": ' + b"9" * 5000 + b"}", "deep": b"[" * 200_000,
+    "not UTF-8": b"\xff\xfe\x00", "half a character": b'{"sentence": "\\ud800"}', "later": b'{"schema_version": 99}',
+    "of another program": b'{"name": "x", "benchmark": "squad", "verdict": "BANANA", "broken": 0, "outcome": 7, "checks": [1]}',
+}  # fmt: skip
+READERS = {
+    "result.json": lambda run: run.result,
+    "verdict.json": lambda run: run.verdict,
+    "config.json": lambda run: run.config,
+    "status.json": lambda run: run.status,
+    "machine.json": lambda run: run.machine,
+    "samples.parquet": lambda run: run.samples,
+    "files.json": lambda run: files.faults(run.path),
+}
+
+
+def damage(path, kind):
+    """Put something else in the place of a file."""
+    whole = path.read_bytes() if path.is_file() else b""
+    path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "dangling link":
+        path.symlink_to("nowhere")
+    elif isinstance(kind, float):
+        path.write_bytes(whole[: int(kind * len(whole))])
+    else:
+        path.write_bytes(CUT[kind])
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_part_is_a_user_error_with_its_path(tmp_path, name):
+    run = place(tmp_path)
+    files.write(run)
+    whole = (run / name).read_bytes()
+    for kind in [*CUT, "folder", "pipe", 0.0, 0.3, 0.99]:
+        damage(run / name, kind)
+        if name == "machine.json" and kind in ("empty object", "of another program"):
+            assert "cpu" not in Run(run).machine  # a machine of which nothing is known
+        else:
+            with pytest.raises(UserError, match=re.escape(str(run / name))) as caught:
+                READERS[name](Run(run))
+            assert "\n" not in str(caught.value)
+        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
+        (run / name).write_bytes(whole)
+    assert Run(run).result is not None
+
+
+def test_a_later_schema_is_called_so(tmp_path):
+    run = place(tmp_path)
+    write_json(run / "result.json", {"schema_version": 2, "anything": "new"})
+    with pytest.raises(UserError, match=r"later benchlib \(schema 2, this one reads up to 1\): update"):
+        Run(run).result  # noqa: B018
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_commands_go_on_past_damaged_runs(tmp_path):
+    out = tmp_path / "out"
+    whole = place(out, "squad-cpu-100000-whole0")
+    kinds = ["list", "deep", "later", "pipe", "folder", 0.5]
+    damaged = [
+        place(out, f"squad-cpu-1100{number:02d}-bad000", with_samples=False, steps=5)
+        for number in range(2 * len(kinds))
+    ]
+    for number, run in enumerate(damaged):
+        damage(run / ("result.json", "verdict.json")[number % 2], kinds[number // 2])
+    before = files_of(whole)
+    code, listed = command("list", "--runs", out=out)
+    assert code == 0
+    assert listed.count("DAMAGED") == len(damaged)
+    assert listed.count("PASS") == 1
+    assert files_of(whole) == before
+    page = index.render(out).read_text()
+    assert page.count("bad000") >= len(damaged)
+    code, told = command("report", *damaged)
+    assert code == 2  # for the one whose verdict.json is a folder
+    assert "cannot be written: a folder has its name" in told
+    said = [Run(run).verdict for run in damaged[::2]]
+    assert all(verdict["broken"] and "result.json" in verdict["sentence"] for verdict in said)
+    assert "whole0" in (out / "index.html").read_text()
+    assert leftovers(out) == []
+    for run in damaged[::2]:
+        with pytest.raises(UserError, match="bad000"):
+            baselines.accept(Run(run), "x", [], root=tmp_path / "baselines")
+    assert not (tmp_path / "baselines").exists()
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    "name", ["config.json", "events-rank0.jsonl", "samples.parquet", "notebook.ipynb", "logs/notebook.error.json"]
+)
+def test_a_report_survives_what_is_no_file(tmp_path, name):
+    run = place(tmp_path, notebook="made up", steps=5)
+    for kind in ("pipe", "folder", "dangling link", "of another program"):
+        damage(run / name, kind)
+        assert "made up for a test" in report.html(Run(run))
+        judge.judged(Run(run), tmp_path / "baselines")
+        shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
+
+
+def test_files_that_are_cut_later_are_noticed(tmp_path):
+    run = place(tmp_path)
+    (run / "predictions.json").write_text('{"a": "one", "b": "two"}')
+    assert files.faults(run) is None  # older runs have no list
+    files.write(run)
+    assert files.faults(run) == []
+    with (run / "events-supervisor.jsonl").open("a") as handle:
+        handle.write('{"t": 1, "source": "supervisor", "kind": "late"}\n')
+    assert files.faults(run) == []
+    events = (run / "events-rank0.jsonl").read_bytes()
+    (run / "events-rank0.jsonl").write_bytes(events[: events.rfind(b"\n", 0, 5000) + 1])  # whole lines, fewer
+    (run / "predictions.json").write_text('{"a": "one", "b": "2nd"}')
+    (run / "machine.json").unlink()
+    first, missing, altered = files.faults(run)
+    assert re.fullmatch(r"events-rank0\.jsonl was cut: [\d,]+ of [\d,]+ bytes are left", first)
+    assert (missing, altered) == ("machine.json is missing", "predictions.json was altered after the run")
+    write_json(run / "files.json", {"files": {"../../etc/passwd": {"bytes": 1, "sha256": ""}}})
+    with pytest.raises(UserError, match=r"not a list of a run's files: '\.\./\.\./etc/passwd'"):
+        files.faults(run)
+
+
+def test_a_damaged_baseline_fails_the_gate_and_names_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchlib.benchmarks.squad.judge.checks", lambda run, comparison: [])
+    run = place(tmp_path / "out")
+    root = tmp_path / "baselines"
+    for kind in ("deep", "later", "pipe", "list", 0.0):
+        shutil.rmtree(root, ignore_errors=True)
+        (root / "squad" / "quick").mkdir(parents=True)
+        damage(root / "squad" / "quick" / "0123456789ab.json", kind)
+        verdict = judge.judged(Run(run), root)
+        assert (verdict.verdict, verdict.broken, verdict.exit_code()) == ("FAIL", False, 1)
+        assert "0123456789ab.json" in verdict.checks[-1].reason
+    monkeypatch.setattr(baselines, "folder", lambda: root)
+    code, said = command("baseline", "list")
+    assert code == 2
+    assert "0123456789ab.json" in said.replace("\n", "")
+
+
+def test_a_feature_cache_is_whole_or_refused(tmp_path):
+    import numpy as np
+
+    path = tmp_path / "cache.bin"
+    write_arrays(path, {"a": np.arange(100), "b": np.zeros((2, 3), np.float32)}, {"note": "x"})
+    whole = path.read_bytes()
+    arrays, meta = read_arrays(path)
+    assert arrays["a"].tolist() == list(range(100))
+    assert meta == {"note": "x"}
+    for place_ in (whole.index(b'"at": 0'), whole.index(b'"note"'), whole.index(b"<i8"), len(whole) - 70):
+        path.write_bytes(whole[: place_ + 2] + bytes([whole[place_ + 2] ^ 1]) + whole[place_ + 3 :])
+        with pytest.raises(DamagedFile, match=r"cache\.bin"):
+            read_arrays(path)
+    for kind in [*CUT, "folder", "pipe", 0.5]:
+        path.unlink(missing_ok=True)
+        path.write_bytes(whole)
+        damage(path, kind)
+        with pytest.raises(DamagedFile, match=r"cache\.bin"):
+            read_arrays(path)
+        if kind == "folder":
+            path.rmdir()

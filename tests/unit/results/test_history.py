@@ -1,0 +1,375 @@
+"""The store of runs: read once, cached, never stale; and the verdict on a past."""
+
+import json
+import shutil
+
+import pytest
+from click.testing import CliRunner
+from make_run import START, _metric, make_run
+from test_index import DAY, on_machine, place, speed
+
+from benchlib.cli import main
+from benchlib.commands import history as history_page
+from benchlib.core import files
+from benchlib.core.errors import UserError
+from benchlib.core.files import write_json
+from benchlib.judge import past, trends
+from benchlib.results import store as history
+from benchlib.results import store as history_cache
+from benchlib.results.store import Reader
+from benchlib.show import index
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """Four runs, and a cache that is worth writing for them."""
+    monkeypatch.setattr(history_cache, "WORTH", 1)
+    for age in range(4):
+        place(tmp_path, START - age * DAY, metrics=speed(60.0 + age))
+    return tmp_path
+
+
+def reads(monkeypatch):
+    """Count the folders that are opened."""
+    opened, original = [], Reader.read
+    monkeypatch.setattr(Reader, "read", lambda self, folder: opened.append(folder) or original(self, folder))
+    return opened
+
+
+def test_what_is_read_is_what_was_written(store):
+    runs = history.read(store)
+    assert [run.started for run in runs] == sorted(run.started for run in runs)
+    newest = runs[-1]
+    assert (newest.benchmark, newest.tier, newest.backend, newest.word, newest.ranks) == (
+        "squad",
+        "quick",
+        "cpu",
+        "PASS",
+        2,
+    )
+    assert newest.hardware == "Imaginary 3000 CPU × 2"
+    assert newest.facts | {"host": "made-up-host", "torch": "2.13.0"} == newest.facts
+    assert newest.metric("train_samples_per_s").value == 60.0
+    frame = history.frame(runs)
+    assert list(frame["value"]) == [63.0, 62.0, 61.0, 60.0]
+    assert set(frame["series"]) == {newest.series} != {""}
+
+
+def test_the_cache_gives_the_same_runs_without_opening_them(store, monkeypatch):
+    first = history.read(store)
+    opened = reads(monkeypatch)
+    assert history.read(store) == first
+    assert opened == []
+
+
+def test_a_run_that_was_judged_again_shows_its_new_verdict(store, monkeypatch):
+    run = history.read(store)[1]
+    path = store / run.path / "verdict.json"
+    verdict = json.loads(path.read_text())
+    write_json(path, verdict | {"verdict": "FAIL"})
+    opened = reads(monkeypatch)
+    assert [item.word for item in history.read(store)] == ["PASS", "FAIL", "PASS", "PASS"]
+    assert len(opened) == 1
+    path.unlink()
+    assert [item.word for item in history.read(store)] == ["PASS", "UNFINISHED", "PASS", "PASS"]
+    shutil.rmtree(path.parent)
+    assert len(history.read(store)) == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "forged", "folder", "empty"])
+def test_a_damaged_or_foreign_cache_is_read_past(store, damage):
+    expected = history.read(store)
+    path = store / history_cache.NAME
+    whole = path.read_bytes()
+    if damage == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        wrong = {
+            "cut": whole[: len(whole) // 2],
+            "foreign": b'{"runs": 1}',
+            "forged": whole.replace(b"PASS", b"FAIL"),
+            "empty": b"",
+        }
+        path.write_bytes(wrong[damage])
+    assert history.read(store) == expected
+
+
+def test_a_cache_of_other_code_is_not_used(store, monkeypatch):
+    history.read(store)
+    monkeypatch.setattr(history_cache, "_code", lambda: "other")
+    opened = reads(monkeypatch)
+    assert len(history.read(store)) == 4
+    assert len(opened) == 4
+
+
+def test_a_store_that_takes_no_cache_is_read_all_the_same(store, monkeypatch):
+    def refuse(path, data):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(history_cache, "write_bytes", refuse)
+    assert len(history.read(store)) == 4
+    assert not (store / ".cache").exists()
+
+
+def test_few_runs_leave_no_cache_behind(tmp_path):
+    place(tmp_path, START)
+    assert len(history.read(tmp_path)) == 1
+    assert not (tmp_path / ".cache").exists()
+
+
+def test_a_config_of_another_version_is_listed_without_a_series(tmp_path):
+    folder = place(tmp_path, START)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"a_field_of_the_past": 1}))
+    other = place(tmp_path, START - DAY)
+    (other / "config.json").write_text(json.dumps(config | {"benchmark": "unheard_of"}))
+    runs = history.read(tmp_path)
+    assert [bool(run.series) for run in runs] == [False, True]
+    assert "not recorded" in trends.left_out(runs[0])
+    assert [run.word for run in runs] == ["PASS", "PASS"]
+
+
+def history_of(store, values, **facts):
+    for age, value in enumerate(reversed(values)):
+        folder = place(
+            store, START - age * DAY, metrics=[_metric("train_samples_per_s", value, "samples/s", "higher", 1)]
+        )
+        if age < 4 and facts:
+            on_machine(folder, **facts)
+    verdict = past.judge(past.read(*past.choose(str(store))))
+    return verdict, {check.name.split(" of ")[0]: check for check in verdict.checks}
+
+
+STEADY = [60.0, 60.5, 59.5, 60.2, 59.8, 60.4, 59.9, 60.1, 60.3, 59.7]
+
+
+def test_a_steady_past_passes(tmp_path):
+    verdict, checks = history_of(tmp_path, STEADY)
+    assert verdict.verdict == "PASS"
+    assert {check.status for check in checks.values()} == {"PASS"}
+
+
+def test_a_level_that_got_worse_without_a_cause_fails(tmp_path):
+    verdict, checks = history_of(tmp_path, [*STEADY, *(value * 0.8 for value in STEADY[:4])])
+    assert verdict.verdict == "FAIL"
+    assert checks["level"].reason.startswith("Training throughput from 60.05 to 48.08 samples/s since")
+
+
+def test_a_level_that_got_worse_with_a_new_version_is_open(tmp_path):
+    values = [*STEADY, *(value * 0.8 for value in STEADY[:4])]
+    verdict, checks = history_of(tmp_path, values, versions={"torch": "2.14.0"})
+    assert verdict.verdict == checks["level"].status == "AMBIGUOUS"
+    assert "with torch 2.13.0 → 2.14.0" in checks["level"].reason
+
+
+def test_a_level_that_came_back_or_got_better_passes(tmp_path):
+    slow = [value * 0.8 for value in STEADY[:6]]
+    assert history_of(tmp_path / "back", [*STEADY, *slow, *STEADY])[0].verdict == "PASS"
+    assert history_of(tmp_path / "better", [*slow, *STEADY])[0].verdict == "PASS"
+
+
+def test_a_newest_run_off_its_band_is_open_only_on_the_worse_side(tmp_path):
+    verdict, checks = history_of(tmp_path / "worse", [*STEADY, 50.0])
+    assert verdict.verdict == checks["newest run"].status == "AMBIGUOUS"
+    assert "repeat" in checks["newest run"].reason
+    assert history_of(tmp_path / "better", [*STEADY, 70.0])[0].verdict == "PASS"
+
+
+def test_too_few_runs_decide_nothing(tmp_path):
+    verdict, checks = history_of(tmp_path, STEADY[:3])
+    assert [checks[name].status for name in ("level", "newest run")] == ["SKIPPED", "SKIPPED"]
+    assert verdict.verdict == "PASS"  # of the records, which can be read
+    assert past.judge(past.Past(tmp_path, False, past.Filter(), 0, [])).verdict == "SKIPPED"
+
+
+def test_hosts_that_take_turns_are_no_factor(tmp_path):
+    for age, value in enumerate(reversed([*STEADY, *(value * 0.8 for value in STEADY[:4])])):
+        on_machine(place(tmp_path, START - age * DAY, metrics=speed(value)), host=f"node{age % 3}")
+    change = past.read(*past.choose(str(tmp_path))).trends[0].changes[0]
+    assert change.factors == []
+
+
+def test_filters(tmp_path):
+    for age in range(3):
+        place(tmp_path, START - age * DAY, tier=("quick", "smoke", "smoke")[age])
+    make_run(
+        tmp_path / "smoke-20260101" / "machine-cpu-101500-abcdef", config={"benchmark": "machine", "tier": "smoke"}
+    )
+
+    def count(**asked):
+        return len(past.read(*past.choose(str(tmp_path), **asked)).runs)
+
+    day = history.read(tmp_path)[-1].moment.strftime("%Y-%m-%d")
+    assert [count(), count(tier="smoke"), count(benchmark="machine"), count(machine="imaginary"), count(first_day=day)] == [
+        4, 3, 1, 4, 2,
+    ]  # fmt: skip
+    for wrong, said in (
+        ({"benchmark": "sqad"}, "did you mean squad"),
+        ({"first_day": "yesterday"}, "such as 2026-11-21"),
+        ({"machine": "H100"}, "none of the 4 runs"),
+        ({"metric": "train_sample_per_s"}, "did you mean train_samples_per_s_minisquad_tiny"),
+    ):
+        with pytest.raises(UserError, match=said):
+            count(**wrong)
+
+
+def test_without_runs_the_demo_of_the_kit_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path))
+    store, demo, _ = past.choose("")
+    assert demo
+    found = history.read(store)
+    assert len(found) >= 10
+    assert {run.word for run in found} == {"PASS"}
+    assert all(run.series and not run.host for run in found)
+    assert sum(path.stat().st_size for path in store.rglob("*") if path.is_file()) < 600_000
+    place(tmp_path, START)
+    assert past.choose("")[:2] == (tmp_path, False)
+
+
+HUGE = int("9" * 401)  # JSON may hold it, no float does
+PLACES = [
+    ("result.json", ("metrics", 0, "value")),
+    ("result.json", ("metrics", 0, "ci_low")),
+    ("result.json", ("started_at",)),
+    ("result.json", ("ended_at",)),
+    ("result.json", ("world_size",)),
+    ("config.json", ("planted_slowdown",)),
+]
+
+
+@pytest.mark.parametrize(("name", "where"), PLACES, ids=lambda value: str(value))
+@pytest.mark.parametrize("value", [HUGE, 1e308, "many", True, [1]], ids=["huge", "large", "text", "true", "list"])
+def test_a_number_that_is_none_damages_its_run_alone(store, name, where, value):
+    path = store / history.read(store)[-1].path / name
+    content = json.loads(path.read_text())
+    target = content
+    for step in where[:-1]:
+        target = target[step]
+    target[where[-1]] = value
+    path.write_text(json.dumps(content))
+    runs = history.read(store)
+    assert sorted(run.word for run in runs) == ["DAMAGED", "PASS", "PASS", "PASS"]
+    assert next(run.damaged for run in runs if run.damaged).startswith(f"{name} is not readable: ")
+    assert "not readable" in index.render(store).read_text()
+    assert past.judge(past.read(store, False, past.Filter())).checks[0].value == 1.0
+
+
+def test_a_tiny_number_among_zeros_is_a_zero(tmp_path):
+    found = changes_of(tmp_path, [0.0] * 9 + [5e-324] * 9)
+    assert [len(trend.changes) for trend in found] == [0]
+
+
+def changes_of(store, values):
+    for age, value in enumerate(reversed(values)):
+        place(store, START - age * DAY, metrics=speed(value))
+    return past.read(store, False, past.Filter()).trends
+
+
+def listed(store):
+    done = CliRunner().invoke(main, ["list", "--runs", "--out", str(store)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("result.json", b"\x00garbage", "result.json is not readable"),
+        ("config.json", b"\x00garbage", "config.json is not readable"),
+        ("machine.json", b"{", "machine.json is not readable"),
+        ("verdict.json", b'{"verdict": "FINE"}', "not a verdict of benchlib: 'FINE'"),
+        ("files.json", b"garbage", "files.json is not readable"),
+        ("files.json", b'{"files": 3}', "files.json is not readable"),
+        ("samples.parquet", b"garbage", "samples.parquet is not readable: not a Parquet file, or cut"),
+        ("samples.parquet", b"PAR1 and a beginning that was cut", "samples.parquet is not readable"),
+        ("result.json", None, "result.json is missing"),
+        ("samples.parquet", None, "samples.parquet is missing"),
+    ],
+)
+def test_index_list_and_history_mark_the_same_damage(tmp_path, monkeypatch, name, content, said):
+    monkeypatch.setattr(history_cache, "WORTH", 1)
+    place(tmp_path, START - DAY, metrics=speed(60.0))
+    folder = place(tmp_path, START)
+    save_samples(folder)
+    files.write(folder)
+    assert "DAMAGED" not in listed(tmp_path)  # and this fills the cache, which must notice what comes
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    run = history.read(tmp_path)[-1]
+    assert said in run.damaged
+    assert said in " ".join(listed(tmp_path).split())
+    assert f"{listed(tmp_path).count('DAMAGED')} {listed(tmp_path).count('PASS')}" == "1 1"
+    assert index.render(tmp_path).read_text().count('<span aria-hidden="true">!</span>DAMAGED') == 1
+
+
+def save_samples(folder):
+    from pandas import DataFrame
+
+    DataFrame({"metric": ["step_s"], "index": [0], "value": [0.25]}).to_parquet(folder / "samples.parquet")
+
+
+def test_a_copy_of_a_run_counts_once(store):
+    original = store / history.read(store)[-1].path
+    for name in (f"{original.name}-copy", f"Copy of {original.name}"):
+        shutil.copytree(original, original.parent / name)
+    runs = history.read(store)
+    copies = {run.name: run.copy_of for run in runs if run.copy_of}
+    assert copies == {f"{original.name}-copy": original.name, f"Copy of {original.name}": original.name}
+    (members,) = trends.series(runs).values()
+    assert trends.trend("train_samples_per_s_minisquad_tiny", members).values == [63.0, 62.0, 61.0, 60.0]
+    found = past.read(store, False, past.Filter())
+    assert {why for _, why in found.left_out} == {f"copy of {original.name}"}
+    assert index.render(store).read_text().count(f"Copy of {original.name}: it takes no part") == 2
+    assert " ".join(listed(store).split()).count("copy of squad") == 2
+    assert history.read(store) == runs  # from the cache as well
+    shutil.rmtree(original)  # now the copies are the run, and one of them counts
+    assert [run.copy_of for run in history.read(store)].count("") == 4
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1, "1 of 4 is damaged: {}; restore or delete it"),
+        (4, "4 of 4 are damaged: {}, {}, {} and 1 more; restore or delete them"),
+    ],
+)
+def test_damaged_runs_leave_a_past_open_in_all_its_words(store, capsys, count, said):
+    paths = [run.path for run in history.read(store)][:count]
+    for path in paths:
+        (store / path / "result.json").write_text("{")
+    found = past.read(store, False, past.Filter())
+    verdict = past.judge(found)
+    check = verdict.checks[0]
+    assert (verdict.verdict, check.status, verdict.sentence) == ("AMBIGUOUS", "AMBIGUOUS", "Open: runs readable.")
+    assert check.reason == said.format(*(run.name for run in found.runs if run.damaged))
+    history_page._say(found, verdict, store / "history.html")
+    printed = capsys.readouterr().out
+    assert f"AMBIGUOUS  runs readable: {check.reason}" in printed
+    assert "note" not in printed
+
+
+def test_an_unreadable_baseline_is_no_regression(tmp_path):
+    checks = [
+        {"name": name, "kind": "regression", "question": "?", "status": "FAIL", "reason": reason, "gates": True}
+        for name, reason in (
+            ("baseline readable", "key.json is cut"),
+            ("step_s_minisquad_tiny vs baseline", "ratio 1.9"),
+        )
+    ]
+    place(tmp_path, START, verdict={"verdict": "FAIL", "checks": checks[:1]})
+    place(tmp_path, START - DAY, verdict={"verdict": "FAIL", "checks": checks[1:]})
+    slow, cut = history.read(tmp_path)
+    assert (slow.regressions, slow.unreadable) == ([("step_s_minisquad_tiny", "ratio 1.9")], "")
+    assert (cut.regressions, cut.unreadable) == ([], "key.json is cut")
+    page = index.render(tmp_path).read_text()
+    assert page.count("regression: ") == 1
+    assert "not readable, nothing compared: key.json is cut" in page
+
+
+def test_a_repeat_with_the_same_numbers_is_no_copy(tmp_path):
+    for age in range(3):
+        place(tmp_path, START - age * DAY, metrics=speed(60.0))
+    assert not any(run.copy_of for run in history.read(tmp_path))

@@ -1,0 +1,280 @@
+"""What holds for every input: the readers, the writers and the formats, on inputs that hypothesis makes up."""
+
+import copy
+import json
+import math
+import re
+import shutil
+
+import pytest
+from bounded import bounded
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from make_run import make_run
+
+from benchlib.config.schema import load_config
+from benchlib.core import files
+from benchlib.core.errors import StorageError, UserError
+from benchlib.core.events import EventWriter, read_events
+from benchlib.core.files import atomic_path, read_json, write_json
+from benchlib.core.text import duration, harmless, moment, text
+from benchlib.judge import baselines
+from benchlib.judge import verdict as judge
+from benchlib.results.metrics import measured, quantity
+from benchlib.results.run import Result, Run, load_result, load_samples, save_result
+from benchlib.show import index, report
+from benchlib.show.digest import digest
+from benchlib.workloads.features import DamagedFile, read_arrays
+from benchlib.workloads.squad_text import read_squad
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One folder for all inputs of all tests here."""
+    return tmp_path_factory.mktemp("properties")
+
+
+@pytest.fixture(scope="module")
+def stored(folder):
+    """Return a made-up run folder and the content of its JSON files."""
+    run = make_run(folder / "quick-20261121" / "squad-cpu-101500-aaaaaa", steps=8)
+    files.write(run)
+    names = ("result.json", "verdict.json", "status.json", "machine.json", "config.json", "files.json")
+    return run, {name: json.loads((run / name).read_bytes()) for name in names}
+
+
+plain = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
+anything = st.recursive(
+    plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=6
+)
+
+
+def altered(draw, whole):
+    """Return a JSON value with one part of it replaced, dropped or doubled."""
+    value = copy.deepcopy(whole)
+    parent, key, here = None, None, value
+    while isinstance(here, (dict, list)) and here and (parent is None or draw(st.booleans())):
+        key = draw(st.sampled_from(sorted(here))) if isinstance(here, dict) else draw(st.integers(0, len(here) - 1))
+        parent, here = here, here[key]
+    kind = draw(st.sampled_from(["replace", "drop", "add"]))
+    if kind == "drop":
+        del parent[key]
+    elif kind == "add" and isinstance(parent, dict):
+        parent[draw(st.text())] = draw(anything)
+    else:
+        parent[key] = draw(anything)
+    return value
+
+
+# The readers
+
+
+READERS = {
+    "result.json": load_result,
+    "config.json": load_config,
+    "samples.parquet": load_samples,
+    "status.json": lambda path: Run(path).status,
+    "verdict.json": lambda path: Run(path).verdict,
+    "machine.json": lambda path: Run(path).machine,
+    "files.json": files.faults,
+    "baseline.json": lambda path: baselines.load_baseline(path / "baseline.json"),
+    "squad.json": lambda path: read_squad(path / "squad.json"),
+    "cache.bin": lambda path: read_arrays(path / "cache.bin"),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@bounded(40)
+@given(content=st.binary(max_size=60) | anything.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_refused_by_name_or_read(folder, name, content):
+    place = folder / "bytes"
+    place.mkdir(exist_ok=True)
+    (place / name).write_bytes(content)
+    try:
+        READERS[name](place)
+    except (UserError, DamagedFile) as error:
+        assert str(place / name) in str(error)  # noqa: PT017  most inputs are refused, and some are valid
+    finally:
+        (place / name).unlink()
+
+
+@bounded(60)
+@given(data=st.data())
+def test_a_run_with_one_part_altered_gets_a_verdict_and_a_digest(stored, data):
+    run, whole = stored
+    name = data.draw(st.sampled_from(sorted(whole)))
+    try:
+        (run / name).write_text(json.dumps(altered(data.draw, whole[name])))
+        verdict = judge.judged(Run(run), run / "no-baselines")
+        assert verdict.exit_code() in (0, 1, 2)
+        assert digest(Run(run)).name == run.name
+    finally:
+        (run / name).write_text(json.dumps(whole[name]))
+
+
+@bounded(15)
+@given(data=st.data())
+def test_pages_are_made_of_a_run_with_one_part_altered(stored, data):
+    run, whole = stored
+    name = data.draw(st.sampled_from(sorted(whole)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchlib.show.training.FIGURES", {})  # they take a second each
+        try:
+            (run / name).write_text(json.dumps(altered(data.draw, whole[name])))
+            assert run.name in report.html(Run(run))
+            assert "aaaaaa" in index.render(run.parents[1]).read_text()
+        finally:
+            (run / name).write_text(json.dumps(whole[name]))
+
+
+@bounded(60)
+@given(value=anything)
+def test_json_comes_back_as_it_was_written(folder, value):
+    write_json(folder / "value.json", value)
+    assert read_json(folder / "value.json") == value
+
+
+@bounded(25)
+@given(
+    samples=st.dictionaries(
+        st.text(min_size=1, max_size=9), st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=9), max_size=3
+    ),
+    notes=st.lists(st.text(), max_size=2),
+)
+def test_a_result_comes_back_as_it_was_saved(folder, samples, notes):
+    place = folder / "saved"
+    shutil.rmtree(place, ignore_errors=True)
+    metrics = [measured(name, values, "s") for name, values in samples.items()]
+    result = Result(
+        benchmark="b", tier="t", backend="cpu", world_size=1, metrics=metrics, notes=notes, facts={"x": notes}
+    )
+    save_result(place, result)
+    assert load_result(place).model_dump() == result.model_dump()
+    assert load_samples(place) == samples
+
+
+@bounded(60)
+@given(
+    junk=st.lists(st.binary(max_size=30) | anything.map(lambda value: json.dumps(value).encode()), max_size=4),
+    count=st.integers(0, 5),
+)
+def test_events_survive_any_neighbours(folder, junk, count):
+    place = folder / "events"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    (place / "events-other.jsonl").write_bytes(b"\n".join(junk))
+    writer = EventWriter(place, "rank0")
+    for step in range(count):
+        writer.emit("step", step=step, loss=math.nan)
+        with writer.path.open("ab") as handle:
+            handle.writelines(line.replace(b"\n", b"") + b"\n" for line in junk)
+    writer.close()
+    found = read_events(place)
+    assert [event["step"] for event in found if event["source"] == "rank0" and event["kind"] == "step"] == list(
+        range(count)
+    )
+    assert all(math.isfinite(event["t"]) for event in found)
+
+
+SQUAD = {
+    "version": "1.1",
+    "data": [{"title": "Rivers", "paragraphs": [{"context": "Tarno lies on the Orvane.", "qas": [
+        {"id": "q1", "question": "Where does Tarno lie?", "answers": [{"text": "the Orvane", "answer_start": 14}]},
+        {"id": "q2", "question": "What lies there?", "answers": [{"text": "Tarno", "answer_start": 0}]},
+    ]}]}],
+}  # fmt: skip
+
+
+@bounded(80)
+@given(data=st.data())
+def test_squad_files_are_valid_or_refused(folder, data):
+    path = folder / "squad-altered.json"
+    path.write_text(json.dumps(altered(data.draw, SQUAD)))
+    try:
+        examples = read_squad(path)
+    except UserError as error:
+        assert str(path) in str(error)  # noqa: PT017  some alterations are valid
+        return
+    assert len({example.id for example in examples}) == len(examples) > 0
+    for example in examples:
+        assert example.answers
+        assert all(example.context[start : start + len(answer)] == answer for answer, start in example.answers)
+
+
+# Writing
+
+
+def write_and_fail(path, written, raised):
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(written)
+        raise raised
+
+
+@bounded(40)
+@given(
+    error=st.sampled_from([ValueError, KeyboardInterrupt, SystemExit, MemoryError, RuntimeError, OSError]),
+    number=st.integers(1, 40),
+    written=st.binary(max_size=20),
+)
+def test_whatever_happens_while_writing_the_old_file_stays(folder, error, number, written):
+    place = folder / "atomic"
+    place.mkdir(exist_ok=True)
+    (place / "old").write_bytes(b"old")
+    raised = OSError(number, "made up") if error is OSError else error("made up")
+    with pytest.raises((error, StorageError)):
+        write_and_fail(place / "old", written, raised)
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == {"old": b"old"}
+
+
+# Formats
+
+
+PREFIXES = {"PFLOP/s": 1e15, "TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6, "FLOP/s": 1.0}
+
+
+@bounded(300)
+@given(
+    value=st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**18), 10**18),
+    unit=st.sampled_from(["", "s", "FLOP/s", "samples/s"]),
+)
+def test_a_quantity_shows_the_right_size(value, unit):
+    number, _, shown = quantity(value, unit).partition(" ")
+    scale = PREFIXES[shown] if unit == "FLOP/s" else 1.0
+    assume(abs(value) < 1e307)  # three digits of the largest floats round to infinity
+    assert float(number.replace(",", "")) * scale == pytest.approx(value, rel=6e-3, abs=5e-324)
+    assert shown == unit or unit == "FLOP/s"
+
+
+@bounded(100)
+@given(seconds=st.floats(-1e9, 1e9))
+def test_a_duration_shows_the_right_size(seconds):
+    shown = duration(seconds)
+    units = {"h": 3600.0, "min": 60.0, "s": 1.0}
+    total = sum(float(number) * units[unit] for number, unit in re.findall(r"([\d.e+-]+) (h|min|s)", shown.lstrip("-")))
+    assert total == pytest.approx(abs(seconds), rel=6e-3, abs=0.5 if abs(seconds) >= 59 else 0)
+    assert shown.startswith("-") == (seconds < 0)
+
+
+@bounded(200)
+@given(value=anything | st.floats() | st.integers())
+def test_any_value_can_be_written_for_a_reader(value):
+    assert isinstance(text(value), str)
+    if isinstance(value, (int, float)):
+        assert moment(value)
+        assert duration(value)
+
+
+@bounded(200)
+@given(words=st.text(st.characters(codec=None)))
+def test_what_is_printed_holds_no_control_characters(words):
+    shown = harmless(words)
+    assert not any((ord(sign) < 32 and sign not in "\t\n") or 127 <= ord(sign) < 160 for sign in shown)
+    assert harmless(shown) == shown
+    shown.encode()
+    assert harmless("Plain words, ünï 漢字 [x]\n") == "Plain words, ünï 漢字 [x]\n"

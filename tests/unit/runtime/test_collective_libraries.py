@@ -1,0 +1,142 @@
+"""Which collective libraries there are, what is said where one is missing, and how mpirun starts ranks."""
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchlib.benchmarks.collectives import extras
+from benchlib.config.schema import BaseConfig
+from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.launch import jobs
+from benchlib.launch.diagnosis import agent_failures
+from benchlib.launch.launchers import LAUNCHERS
+from benchlib.launch.nodes import Place, place
+from benchlib.runtime import group, libraries
+from benchlib.runtime.libraries import LIBRARIES
+
+mpirun_module = sys.modules["benchlib.launch.launchers"]
+
+
+def test_every_choice_of_the_config_is_in_the_table():
+    choices = set(BaseConfig.model_fields["collective"].annotation.__args__) - {""}
+    assert choices <= set(LIBRARIES)
+    assert libraries.probe()["gloo"] == ""
+    assert LIBRARIES["gloo"].register() == "gloo"
+
+
+@pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this torch has NCCL")
+def test_what_torch_lacks_is_told():
+    with pytest.raises(
+        BackendUnavailable, match=r"library nccl is not available: it is not part of this torch \(.*gloo"
+    ):
+        LIBRARIES["nccl"].register()
+    with pytest.raises(UserError, match="collective = nccl moves tensors of cuda, not of cpu"):
+        group._collective(BaseConfig(benchmark="x", collective="nccl"))
+
+
+def test_steps_to_get_mpi(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "mpi4py is not installed: pip install -e '.[mpi]'" in LIBRARIES["mpi"].lacking()
+    monkeypatch.undo()
+    if LIBRARIES["mpi"].missing():
+        pytest.skip(LIBRARIES["mpi"].missing())
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert LIBRARIES["mpi"].lacking().endswith("set launcher=mpirun (or launcher=slurm, with an srun that speaks PMIx)")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no mpirun on PATH" in LIBRARIES["mpi"].lacking()
+
+
+def test_steps_to_get_ucc(monkeypatch, tmp_path):
+    monkeypatch.setenv("UCC_HOME", str(tmp_path))
+    reason = LIBRARIES["ucc"].lacking()
+    assert f"(include/ucc/api/ucc.h) are not in UCC_HOME = {tmp_path}: on Debian" in reason
+    header = tmp_path / "include/ucc/api/ucc.h"
+    header.parent.mkdir(parents=True)
+    header.touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "compiled on first use, and c++ and ninja is missing" in LIBRARIES["ucc"].lacking()
+    for name in ("c++", "ninja"):
+        (tmp_path / name).touch(mode=0o755)
+    assert LIBRARIES["ucc"].lacking() == ""
+
+
+def test_mpi_brings_its_launcher():
+    assert BaseConfig(benchmark="x", collective="mpi").launcher == "mpirun"
+    assert BaseConfig(benchmark="x", collective="mpi", launcher="slurm").launcher == "slurm"
+    with pytest.raises(ValueError, match="collective = mpi with launcher = local"):
+        BaseConfig(benchmark="x", collective="mpi", launcher="local")
+
+
+def test_job_of_mpirun(monkeypatch, tmp_path):
+    monkeypatch.setattr(mpirun_module, "program", lambda: "/opt/bin/mpirun")
+    config = SimpleNamespace(nproc=4, nnodes=2, collective="mpi")
+    job = LAUNCHERS["mpirun"](config, tmp_path, "")
+    assert job.commands == [
+        ["/opt/bin/mpirun", "-n", "8", sys.executable, "-m", "benchlib.runtime.worker", str(tmp_path)]
+    ]
+    assert (job.agent, job.ranks) == (True, 4)
+    assert job.env["PRTE_MCA_rmaps_default_mapping_policy"] == "ppr:4:node:oversubscribe"
+    assert job.env["PRTE_MCA_hwloc_default_binding_policy"] == "none"
+
+
+def test_without_mpirun_the_ranks_say_what_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr(mpirun_module, "program", lambda: "")
+    config = SimpleNamespace(nproc=2, nnodes=1, collective="mpi")
+    assert LAUNCHERS["mpirun"](config, tmp_path, "").name == "local"
+    config.collective = "gloo"
+    with pytest.raises(UserError, match="no mpirun on PATH"):
+        LAUNCHERS["mpirun"](config, tmp_path, "")
+
+
+def test_mpirun_of_the_environment_comes_first(monkeypatch, tmp_path):
+    for folder in ("venv", "system"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mpirun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "system"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
+    assert Path(jobs.mpirun()).parent.name == "venv"
+    (tmp_path / "venv" / "mpirun").unlink()
+    assert Path(jobs.mpirun()).parent.name == "system"
+
+
+@pytest.mark.parametrize(
+    ("names", "inherited"),
+    [
+        (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), {}),
+        (("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}),
+    ],
+)  # fmt: skip
+def test_place_of_a_rank_of_mpi(monkeypatch, names, inherited):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**dict(zip(names, ("5", "8", "1", "4"), strict=True)), **inherited}.items():
+        monkeypatch.setenv(name, value)
+    assert place() == Place(5, 8, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "pid"),
+    [
+        ("prterun noticed that process rank 1 with PID 20825 on node vm exited on\nsignal 9 (Killed).", 20825),
+        ("mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).", 0),
+    ],
+)
+def test_whom_mpirun_saw_killed(text, pid):
+    assert agent_failures(f"-----\n{text}\n-----\n") == [(1, -9, pid, True)]
+
+
+def test_gradients_tell_a_contribution_that_is_lost():
+    device = torch.device("cpu")
+    whole, half = extras._train(None, range(2), device), extras._train(None, [0], device)
+    assert extras.difference(whole, extras._train(None, range(2), device)) == 0.0
+    assert extras.difference(whole, half) > 1e-2
+    broken = [*whole[:-1], torch.full_like(whole[-1], torch.nan)]
+    assert extras.difference(broken, whole) == extras.difference(whole, broken) == math.inf

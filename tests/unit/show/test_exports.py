@@ -1,0 +1,403 @@
+"""Exports: each format read back by the tool it is for, from whole, broken, skipped and damaged runs."""
+
+import csv
+import datetime
+import html
+import importlib.util
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import junitparser
+import mistune
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from make_run import CHECKS, START, make_run
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
+
+from benchlib.cli import main
+from benchlib.core.errors import UserError
+from benchlib.judge.snapshot import load, snapshot
+from benchlib.results.run import Run
+from benchlib.show import exports
+from benchlib.show.exports import EXPORTS, export, github, junit, openmetrics
+
+EVIL = 'a|b <script>alert("1")</script>\n# head `code` *x* [l](http://x) \\ _u_ &amp; @me \x1b[31m\x00'
+REGRESSION = CHECKS[0] | {"name": "speed vs baseline", "status": "FAIL", "kind": "regression", "gates": True}
+INFORMATIVE = CHECKS[0] | {"name": "reference", "status": "FAIL", "kind": "reference", "gates": False}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A day of runs: whole, failed, broken, skipped, two damaged ones; nothing else decides their order but the name."""
+    day = tmp_path_factory.mktemp("outputs") / "quick-20261121"
+    make_run(day / "squad-cpu-100000-whole", started_at=START)
+    verdict = {"verdict": "FAIL", "sentence": "1 check failed: speed vs baseline."}
+    make_run(day / "squad-cpu-110000-failed", started_at=START + 60, checks=[*CHECKS, REGRESSION, INFORMATIVE], verdict=verdict)  # fmt: skip
+    make_run(day / "squad-cpu-120000-broken", outcome="failed", culprit=1, reason=f"rank 1 raised {EVIL}")
+    make_run(day / "squad-cuda-130000-skipped", outcome="skipped", reason="no device", config={"backend": "cuda"})
+    cut = make_run(day / "squad-cpu-140000-cut") / "result.json"
+    cut.write_text(cut.read_text()[:200])
+    lost = make_run(day / "squad-cpu-150000-lost", with_result=False, with_verdict=False, with_status=False)
+    (lost / "config.json").unlink()
+    return day.parent
+
+
+@pytest.fixture
+def runs(store):
+    return load(store)
+
+
+def named(runs, name):
+    return next(run for run in runs if run.run.endswith(name))
+
+
+def test_all_stored_runs_are_found_and_named(store, runs):
+    words = {run.run.rpartition("-")[2]: run.word for run in runs}
+    assert words == {
+        "whole": "PASS", "failed": "FAIL", "broken": "BROKEN", "skipped": "SKIPPED", "cut": "DAMAGED", "lost": "DAMAGED",
+    }  # fmt: skip
+    assert load(store / "quick-20261121") == runs
+    assert load(store / "quick-20261121" / "squad-cpu-100000-whole") == runs[:1]
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty"])
+def test_a_place_without_runs_is_told(tmp_path, name):
+    (tmp_path / "empty" / "sub").mkdir(parents=True)
+    with pytest.raises(UserError, match=name):
+        load(tmp_path / name)
+
+
+def test_junit_tells_each_check_as_a_test(runs):
+    told = junitparser.JUnitXml.fromstring(junit.text(runs).encode())
+    suites = {suite.name.rpartition("-")[2]: suite for suite in told}
+    kinds = {
+        name: {case.name: [type(item).__name__ for item in case.result] for case in suite}
+        for name, suite in suites.items()
+    }
+    assert kinds["whole"] == {
+        "loss decreases": [], "F1": [], "time budget": [], "all-reduce": ["Skipped"],
+        "train_samples_per_s_minisquad_tiny vs baseline": ["Skipped"], "step_s_minisquad_tiny vs baseline": ["Skipped"],
+    }  # fmt: skip
+    assert kinds["failed"]["speed vs baseline"] == ["Failure"]
+    assert kinds["failed"]["reference"] == ["Skipped"], "an informative difference fails nothing"
+    assert kinds["broken"] == {"run completed": ["Error"]}
+    assert kinds["skipped"] == {"run completed": ["Skipped"]}
+    assert kinds["cut"]["run readable"] == ["Error"]
+    assert kinds["lost"] == {"run readable": ["Error"]}
+    ambiguous = next(case for case in suites["whole"] if case.name.startswith("step_s"))
+    assert ambiguous.result[0].message.startswith("AMBIGUOUS: ratio 1.080")
+    assert suites["failed"].failures == 1
+    assert suites["whole"].skipped == 3
+    assert (told.tests, told.failures, told.errors) == (6 + 8 + 1 + 1 + 7 + 1, 1, 3)
+
+
+def test_junit_keeps_to_the_schema_of_jenkins(runs):
+    """Elements, attributes and their order as in jenkins-junit.xsd of the xUnit plugin."""
+    children = {
+        "testsuites": ["testsuite"],
+        "testsuite": ["properties", "testcase", "system-out", "system-err"],
+        "properties": ["property"],
+        "testcase": ["skipped", "error", "failure", "system-out", "system-err"],
+    }
+    attributes = {
+        "testsuites": {"name", "time", "tests", "failures", "disabled", "errors"},
+        "testsuite": {"name", "tests", "failures", "errors", "time", "disabled", "skipped", "timestamp", "hostname", "id", "package"},
+        "testcase": {"name", "assertions", "time", "classname", "status"},
+        "property": {"name", "value"}, "skipped": {"message"}, "error": {"message", "type"}, "failure": {"message", "type"},
+    }  # fmt: skip
+    for element in ElementTree.fromstring(junit.text(runs)).iter():
+        allowed = children.get(element.tag, [])
+        tags = [child.tag for child in element]
+        assert set(tags) <= set(allowed), element.tag
+        assert element.tag == "testcase" or tags == sorted(tags, key=allowed.index)
+        assert set(element.attrib) <= attributes.get(element.tag, set()), element.tag
+        if "timestamp" in element.attrib:
+            datetime.datetime.strptime(element.attrib["timestamp"], "%Y-%m-%dT%H:%M:%S")
+
+
+def plain(markdown: str) -> str:
+    """What a reader sees of GitHub's Markdown."""
+    page = mistune.create_markdown(escape=False, plugins=["table", "strikethrough"])(markdown)
+    return html.unescape(re.sub(r"<[^>]*>", "", str(page)))
+
+
+def test_github_shows_foreign_text_as_it_is(runs):
+    text = github.text([named(runs, "broken")])
+    assert "<script" not in text
+    assert text.count("\n| ✗ FAIL |") == 1
+    seen = plain(text)
+    assert 'rank 1 raised a|b <script>alert("1")</script> # head `code` *x* [l](http://x) \\ _u_ &amp; @me' in seen
+    assert re.findall("<(h[1-6]|a|script|em|code)[ >]", str(mistune.html(text))) == ["h3"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "1. no list",
+        "12) no list",
+        "- no list",
+        "+1 %",
+        "9.17 Gbps",
+        "step_s_minisquad_tiny",
+        "https://x.invalid",
+        "a\\|b",
+    ],
+)
+def test_github_takes_no_text_for_a_form_of_its_own(words):
+    page = str(mistune.create_markdown(plugins=["url"])(github.escaped(words)))
+    assert html.unescape(page) == f"<p>{words}</p>\n"
+
+
+def test_github_shows_what_failed_first_and_links_no_word(runs):
+    seen = plain(github.text(runs))
+    assert [
+        seen.index(word) for word in ("DAMAGED", "BROKEN", "FAIL: squad", "SKIPPED: squad", "PASS: squad")
+    ] == sorted(seen.index(word) for word in ("DAMAGED", "BROKEN", "FAIL: squad", "SKIPPED: squad", "PASS: squad"))
+    assert "Training throughput" in seen
+    assert "2 checks not judged" in seen
+
+
+def test_github_keeps_to_what_a_step_may_write(runs, tmp_path, monkeypatch):
+    whole = named(runs, "whole")
+    text = github.text([whole] * 1000)
+    assert 900_000 < len(text.encode()) <= 1024 * 1024
+    assert "more runs left out" in text[-200:]
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert str(summary) in export([whole], "github")
+    assert summary.read_text() == "before\n" + github.text([whole])
+    summary.write_text("x" * 1024 * 1024)
+    with pytest.raises(UserError, match="is full"):
+        export([whole], "github")
+
+
+@pytest.mark.parametrize(
+    ("text", "parse"), [(openmetrics.openmetrics, parse_openmetrics), (openmetrics.prometheus, parse_prometheus)]
+)
+def test_metrics_for_prometheus_are_read_back(store, text, parse):
+    # Of squad on the CPU the newest is the failed run: the damaged and the broken ones started with the first.
+    chosen = [run for run in load(store) if run.run.endswith(("whole", "failed", "skipped"))]
+    written = text(chosen)
+    told = [sample for family in parse(written) for sample in family.samples]
+    found = {(sample.name, sample.labels.get("metric") or sample.labels.get("check"), sample.labels["backend"]): sample for sample in told if sample.value}  # fmt: skip
+    value = found["benchlib_metric_value", "train_samples_per_s_minisquad_tiny", "cpu"]
+    assert value.value == 61.2
+    assert value.labels["unit"] == "samples/s"
+    assert value.labels["host"] == "made-up-host"
+    assert ("benchlib_metric_value", "device_memory_gb", "cpu") not in found, "what is not available has no number"
+    assert found["benchlib_metric_low", "train_samples_per_s_minisquad_tiny", "cpu"].value == pytest.approx(59.364)
+    assert found["benchlib_verdict", None, "cpu"].labels["benchlib_verdict"] == "FAIL"
+    assert found["benchlib_verdict", None, "cuda"].labels["benchlib_verdict"] == "SKIPPED"
+    assert found["benchlib_check_status", "speed vs baseline", "cpu"].labels["benchlib_check_status"] == "FAIL"
+    assert found["benchlib_run_start_time_seconds", None, "cpu"].value == START + 60
+    assert found["benchlib_run_duration_seconds", None, "cpu"].value == 131
+    assert all(sample.timestamp is None for sample in told), "the textfile collector refuses timestamps"
+    assert written.endswith("# EOF\n") == (parse is parse_openmetrics)
+
+
+def test_hostile_names_stay_in_their_label(tmp_path):
+    config = {"data": "files", "train_file": EVIL, "eval_file": "e"}
+    metric = {"name": EVIL, "value": 1.5, "unit": EVIL, "direction": "higher", "provenance": "measured", "n": 1}
+    run = snapshot(
+        Run(make_run(tmp_path / "run", metrics=[metric], checks=[CHECKS[0] | {"name": EVIL}], config=config))
+    )
+    families = {family.name: family for family in parse_openmetrics(openmetrics.openmetrics([run]))}
+    assert families["benchlib_metric_value"].samples[0].labels["metric"] == EVIL
+    suite = next(iter(junitparser.JUnitXml.fromstring(junit.text([run]).encode())))
+    assert next(iter(suite)).name == EVIL.replace("\x1b", "\ufffd").replace("\x00", "\ufffd")
+
+
+def test_a_file_is_replaced_as_a_whole(runs, tmp_path, monkeypatch):
+    path = tmp_path / "benchlib.prom"
+    path.write_text("old\n")
+    seen = []
+    replace = exports.importlib.import_module("os").replace
+    monkeypatch.setattr("os.replace", lambda source, target: (seen.append((Path(source).read_text(), path.read_text())), replace(source, target)))  # fmt: skip
+    export(runs, "prometheus", str(path))
+    assert seen == [(path.read_text(), "old\n")], "until the new file was whole, the collector read the old one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_csv_has_a_row_a_metric_and_one_for_a_run_without(runs, tmp_path):
+    export(runs, "csv", str(tmp_path / "runs.csv"))
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "runs.csv").read_text())))
+    assert len(rows) == 25 + 25 + 4
+    row = next(row for row in rows if row["metric"] == "train_samples_per_s_minisquad_tiny")
+    assert (float(row["value"]), row["unit"], row["n"], row["verdict"]) == (61.2, "samples/s", "96", "PASS")
+    assert row["started_at"] == "2026-09-21 14:13:20+00:00"
+    assert next(row for row in rows if row["metric"] == "device_memory_gb")["value"] == ""
+    reasons = {row["run"].rpartition("-")[2]: row["reason"] for row in rows if not row["metric"]}
+    assert set(reasons) == {"broken", "skipped", "cut", "lost"}
+    assert "result.json" in reasons["cut"]
+
+
+def test_parquet_holds_the_same_and_all_samples(runs, tmp_path):
+    export(runs, "parquet", str(tmp_path / "m.parquet"))
+    export(runs, "parquet", str(tmp_path / "s.parquet"), samples=True)
+    metrics, samples = pd.read_parquet(tmp_path / "m.parquet"), pd.read_parquet(tmp_path / "s.parquet")
+    assert len(metrics) == 54
+    assert metrics["started_at"].iloc[0].timestamp() == START
+    whole = named(runs, "whole")
+    mine = samples[(samples["run"] == whole.run) & (samples["metric"] == "loss")]
+    assert mine["value"].tolist() == whole.samples["loss"]
+    assert mine["index"].tolist() == list(range(120))
+
+
+def test_csv_of_samples_reads_back_exactly(runs, capsys):
+    assert export([named(runs, "whole")], "csv", "-", samples=True) == ""
+    frame = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    assert frame[frame["metric"] == "loss"]["value"].tolist() == named(runs, "whole").samples["loss"]
+
+
+def test_tensorboard_reads_what_was_written(runs, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert "6 runs written" in export(runs, "tensorboard", str(tmp_path / "tb"))
+    whole = named(runs, "whole")
+    events = EventAccumulator(str(tmp_path / "tb" / whole.run))
+    events.Reload()
+    losses = events.Scalars("samples/loss")
+    assert [event.step for event in losses] == list(range(120))
+    assert [event.value for event in losses] == pytest.approx(whole.samples["loss"], rel=1e-6)
+    assert events.Scalars("metrics/f1_minisquad_tiny")[0].value == pytest.approx(91.4)
+    assert b"PASS" in events.Tensors("verdict")[0].tensor_proto.string_val[0]
+    assert "0 runs written" in export(runs, "tensorboard", str(tmp_path / "tb")), (
+        "a second file would double each point"
+    )
+
+
+def test_a_run_name_cannot_leave_the_folder(runs, tmp_path):
+    run = named(runs, "whole").model_copy(update={"run": "../../outside"})
+    export([run], "tensorboard", str(tmp_path / "tb"))
+    assert [path.parent.name for path in tmp_path.rglob("events.*")] == ["-..-outside"]
+
+
+MLFLOW_READER = """
+import sys, mlflow
+from mlflow.tracking import MlflowClient
+from benchlib.show.exports import export
+from benchlib.judge.snapshot import load
+uri, store = sys.argv[1:]
+for _ in range(2):
+    print(export(load(store), "mlflow", uri.removeprefix("sqlite:///")))
+client = MlflowClient(tracking_uri=uri)
+experiment = client.get_experiment_by_name("benchlib-squad-quick")
+runs = {run.data.tags["benchlib.run"].rpartition("-")[2]: run for run in client.search_runs([experiment.experiment_id])}
+whole = runs["whole"]
+print(sorted(runs), whole.info.status, runs["broken"].info.status)
+print(whole.data.params["batch_size"], whole.data.metrics["f1_minisquad_tiny"], whole.data.tags["benchlib.verdict"])
+print(len(client.get_metric_history(whole.info.run_id, "samples/loss")), whole.info.start_time)
+print([item.path for item in client.list_artifacts(whole.info.run_id)])
+"""
+
+
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in EXPORTS["mlflow"].needs),
+    reason="MLflow is not installed: pip install -e '.[export]' (93 MB)",
+)
+def test_mlflow_holds_each_run_once(store, tmp_path):
+    # A process of its own: MLflow's own libraries warn of their own deprecations.
+    whole = store / "quick-20261121" / "squad-cpu-100000-whole"
+    (whole / "report.html").write_text("<html>")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    done = subprocess.run([sys.executable, "-c", MLFLOW_READER, uri, str(store)], capture_output=True, text=True, cwd=tmp_path, check=False)  # fmt: skip
+    (whole / "report.html").unlink()
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"6 runs in MLflow at {uri}"
+    assert lines[1] == f"6 runs in MLflow at {uri}, 6 of them were there already"
+    assert lines[2] == "['broken', 'cut', 'failed', 'lost', 'skipped', 'whole'] FINISHED FAILED"
+    assert lines[3:] == ["8 91.4 PASS", f"120 {int(START * 1000)}", "['report.html']"]
+
+
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in EXPORTS["mlflow"].needs),
+    reason="MLflow is not installed: pip install -e '.[export]' (93 MB)",
+)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("size=8m,ro", "read-only file system; make it writable"),
+        ("size=300k", "no space left on device; free some space"),
+    ],
+)
+def test_mlflow_refuses_a_place_that_cannot_be_written_at_once(tmp_path, runs, options, words):
+    if sys.platform != "linux" or shutil.which("unshare") is None:
+        pytest.skip("mount namespaces are Linux's")
+    run, disk = tmp_path / "quick-20261121" / "squad-cpu-100000-whole", tmp_path / "disk"
+    make_run(run, with_samples=False, steps=5)
+    disk.mkdir()
+    command = (
+        f'mount -t tmpfs -o {options} t "$1" || exit 99; exec "$0" -m benchlib.cli export "$2" --to mlflow -o "$1/x.db"'
+    )
+    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    began = time.monotonic()
+    done = subprocess.run(["unshare", "--mount", *user, "sh", "-c", command, sys.executable, disk, run], capture_output=True, text=True, check=False)  # fmt: skip
+    if done.returncode == 99 or "unshare failed" in done.stderr:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"{disk}/x.db cannot be written: {words}" in done.stderr
+    assert time.monotonic() - began < 15
+    assert list(disk.iterdir()) == []
+
+
+def test_folders_that_are_no_runs_get_no_labels(tmp_path):
+    day = tmp_path / "quick-20261121"
+    make_run(day / "squad-cpu-100000-whole", with_samples=False, steps=5)
+    (day / "squad-dir" / "result.json").mkdir(parents=True)
+    (day / "squad-empty").mkdir()
+    assert [run.run for run in load(tmp_path)] == ["squad-cpu-100000-whole"]
+    (day / "squad-dir" / "config.json").write_text("{")
+    damaged = named(load(tmp_path), "dir")
+    assert (damaged.word, damaged.benchmark, damaged.backend, damaged.tier) == ("DAMAGED", "?", "?", "quick")
+    assert 'backend="dir"' not in openmetrics.prometheus(load(tmp_path))
+
+
+def test_a_missing_package_is_named_with_its_extra(runs, monkeypatch, tmp_path):
+    monkeypatch.setattr(exports.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "tensorboard", raising=False)
+    with pytest.raises(
+        UserError, match=r"tensorboard needs tensorboard: pip install -e '\.\[export\]' in the checkout"
+    ):
+        export(runs, "tensorboard", str(tmp_path / "tb"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--to", "junt"], "did you mean junit"),
+        (["--to", "junit", "--samples"], "--samples is for csv and parquet"),
+        (["--to", "parquet"], "name a file"),
+        (["--to", "tensorboard"], "name it with --output"),
+        (["--to", "mlflow"], "needs its store"),
+        (["--to", "csv", "--output", "."], "is a folder"),
+        (["--to", "csv", "--output", "/proc/nowhere/x.csv"], "/proc/nowhere"),
+    ],
+)
+def test_wrong_wishes_end_with_a_sentence(store, arguments, words, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if "mlflow" in arguments:
+        monkeypatch.setattr(exports, "_installed", lambda name: True)
+    done = CliRunner().invoke(main, ["export", str(store), *arguments])
+    assert done.exit_code == 2
+    assert words in done.output
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize("name", ["junit", "github", "openmetrics", "prometheus", "csv"])
+def test_the_text_formats_go_to_the_standard_output(store, name, monkeypatch):
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    done = CliRunner().invoke(main, ["export", str(store), "--to", name])
+    assert done.exit_code == 0, done.output
+    assert "squad" in done.stdout
+    assert "written to" not in done.stdout

@@ -1,0 +1,157 @@
+"""Pictures: what is drawn is what was recorded, the bytes do not change, and colours can be told apart and read."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+from make_run import make_run
+from PIL import Image
+
+from benchlib.results import frames
+from benchlib.results.run import Run
+from benchlib.show import training
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return Run(make_run(tmp_path_factory.mktemp("runs") / "run", steps=50))
+
+
+def recorded(run, key):
+    return np.array([event[key] for event in run.events if event["kind"] == "step"])
+
+
+def test_loss_curve_draws_every_step_and_the_mean_of_the_window(run):
+    raw, smooth = training.loss_curve(run).axes[0].lines[:2]
+    losses = recorded(run, "loss")
+    assert raw.get_ydata() == pytest.approx(losses)
+    assert smooth.get_ydata()[0] == pytest.approx(losses[:5].mean())
+    assert smooth.get_ydata()[-1] == pytest.approx(losses[-5:].mean())
+    assert smooth.get_xdata()[[0, -1]] == pytest.approx([5, 50])
+
+
+def test_loss_curve_says_how_much_is_missing(run, tmp_path):
+    assert training.loss_curve(run).axes[0].get_xlabel() == "step (50 of 300 in the whole training)"
+    broken = make_run(tmp_path / "broken", outcome="failed", steps=20, planned=90)
+    assert training.loss_curve(Run(broken)).axes[0].get_xlabel() == "step (20 of 90 planned)"
+
+
+def test_throughput_counts_the_steady_steps_only(run):
+    frame = frames.throughput(run)
+    assert frame["samples_per_s"].to_numpy() == pytest.approx(16 / recorded(run, "step_s"))
+    assert frame["steady"].tolist() == [False, False] + [True] * 48
+    median = np.median(16 / recorded(run, "step_s")[2:])
+    assert f"{median:.3g} samples/s" in training.throughput(run).alt
+
+
+def test_time_split_adds_up_to_the_step(run):
+    parts = frames.split(run)
+    assert sum(parts.values()) == pytest.approx(np.median(recorded(run, "step_s")[2:]))
+    assert parts["exchange"] == pytest.approx(np.median(recorded(run, "exchange_exposed_s")[2:]))
+    widths = [bar.get_width() for bar in training.time_split(run).axes[0].patches]
+    assert widths == pytest.approx([1e3 * value for value in parts.values()])
+
+
+def test_step_time_histogram_holds_every_counted_step(run):
+    heights = [bar.get_height() for bar in training.step_times(run).axes[0].patches]
+    assert sum(heights) == 48
+
+
+def test_rank_skew_shows_own_work_within_the_step(run):
+    steps, own = training.rank_skew(run).axes[0].containers
+    assert [bar.get_width() for bar in steps] == pytest.approx([276, 276])
+    assert [bar.get_width() for bar in own] == pytest.approx([244, 240])
+    assert "Rank 1 has the most work: 1.7 % above rank 0" in training.rank_skew(run).alt
+
+
+def test_memory_names_the_rank_with_the_peak(run):
+    frame = frames.memory(run)
+    assert set(frame["rank"]) == {0, 1}
+    assert frame["gb"].max() == pytest.approx(1.14)
+    assert "1.14 GB on rank 1" in training.memory(run).alt
+
+
+def test_memory_of_devices_is_drawn_where_a_sensor_gave_it(tmp_path):
+    folder = make_run(tmp_path / "run")
+    path = folder / "events-supervisor.jsonl"
+    path.write_text(path.read_text().replace('"cpu_percent"', '"device_memory_bytes": 9000000000, "cpu_percent"'))
+    assert "devices at 9 GB" in training.memory(Run(folder)).alt
+
+
+@pytest.mark.parametrize("draw", training.FIGURES.values(), ids=training.FIGURES)
+def test_same_run_gives_the_same_bytes_without_metadata(run, draw):
+    first, second = training.png(draw(run)), training.png(draw(Run(run.path)))
+    assert first == second
+    image = Image.open(io.BytesIO(first))
+    assert image.text == {}
+    assert len(first) < 30_000
+
+
+@pytest.mark.parametrize("draw", training.FIGURES.values(), ids=training.FIGURES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"outcome": "skipped"},
+        {"steps": 0, "with_samples": False},
+        {"steps": 1, "ranks": 1},
+        {"steps": 30, "cut_events": True, "with_result": False},
+        {"steps": 40, "ranks": 40},
+    ],
+    ids=["skipped", "none", "one", "cut", "many"],
+)
+def test_every_run_can_be_drawn(tmp_path, draw, changes):
+    figure = draw(Run(make_run(tmp_path / "run", **changes)), training.DARK)
+    assert figure.alt
+    assert training.png(figure)
+
+
+def test_loss_that_is_not_finite_leaves_a_gap(tmp_path):
+    folder = make_run(tmp_path / "run", steps=9)
+    path = folder / "events-rank0.jsonl"
+    loss = str(recorded(Run(folder), "loss")[4])
+    path.write_text(path.read_text().replace(f'"loss": {loss}', '"loss": "nan"'))
+    raw = training.loss_curve(Run(folder)).axes[0].lines[0]
+    assert 5 not in raw.get_xdata().tolist()
+    assert all(math.isfinite(value) for value in raw.get_ydata())
+
+
+def test_pictures_leave_pyplot_alone(run):
+    import matplotlib
+    from matplotlib import pyplot
+
+    before = dict(matplotlib.rcParams)
+    for draw in training.FIGURES.values():
+        training.png(draw(run))
+    assert pyplot.get_fignums() == []
+    assert dict(matplotlib.rcParams) == before
+
+
+def luminance(colour):
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    """Contrast ratio of WCAG 2, from 1 to 21."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [training.LIGHT, training.DARK], ids=["light", "dark"])
+def test_colours_of_pictures_have_enough_contrast(theme):
+    assert contrast(theme.text, theme.card) >= 7
+    assert contrast(theme.muted, theme.card) >= 4.5
+    assert min(contrast(colour, theme.card) for colour in theme.series) >= 3
+
+
+def test_shown_picture_carries_its_alt_text(run, monkeypatch):
+    import IPython.display
+
+    calls = []
+    monkeypatch.setattr(IPython.display, "display", lambda data, **more: calls.append((data, more)))
+    training.show(training.loss_curve(run))
+    data, more = calls[0]
+    assert data["text/plain"].startswith("Loss fell from")
+    assert more["metadata"]["image/png"]["alt"] == data["text/plain"]

@@ -1,0 +1,308 @@
+"""Reports: self-contained, escaped, readable by everyone, and there for every run, however it ended."""
+
+import base64
+import itertools
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+from pathlib import Path
+
+import nbformat
+import pytest
+from make_run import config_of, make_run
+from test_plots import contrast
+
+from benchlib.config.schema import build, command, parse_overrides, resolve
+from benchlib.results.run import Run
+from benchlib.show import markup, report, training
+
+EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
+FETCHING = ("src", "srcset", "data", "poster", "background", "action", "formaction", "xlink:href", "cite")
+VOID = {"meta", "img", "source", "br", "hr", "col", "link", "input"}
+
+
+class Page(HTMLParser):
+    """What a browser would meet: elements with their attributes, and the visible text."""
+
+    def __init__(self, path):
+        super().__init__(convert_charrefs=True)
+        self.source = Path(path).read_text(encoding="utf-8")
+        self.elements, self.text, self.open = [], "", []
+        self.feed(self.source)
+        assert self.open == [], f"left open: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID and not self.source.startswith("/>", self.rawdata.find(">", 0) - 1):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+    def all(self, *tags):
+        return [attrs for tag, attrs in self.elements if tag in tags]
+
+
+def assert_self_contained_and_accessible(page):
+    assert page.all("script", "link", "iframe", "object", "embed", "base", "form") == []
+    for tag, attrs in page.elements:
+        assert not [name for name in attrs if name.startswith("on")], tag
+        for name in FETCHING:
+            assert attrs.get(name, "data:").startswith("data:"), (tag, name)
+        saves = "download" in attrs and attrs.get("href", "").startswith("data:application/gzip;base64,")
+        assert tag != "a" or saves or attrs.get("href", "#").startswith(("#", "https://", "http://", "mailto:"))
+    assert "url(" not in page.source
+    assert "@import" not in page.source
+    policies = [attrs["content"] for attrs in page.all("meta") if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+    assert page.all("html")[0]["lang"] == "en"
+    assert all(image.get("alt", "").strip() for image in page.all("img"))
+    assert all(header.get("scope") for header in page.all("th"))
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), levels
+    ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    targets = [attrs["href"][1:] for attrs in page.all("a") if attrs.get("href", "").startswith("#")]
+    assert set(targets) <= {*ids, "harmful-link"}
+    assert len(page.source.encode()) < 500_000
+
+
+@pytest.fixture(autouse=True)
+def few_pictures(monkeypatch, request):
+    """Most of a report's time goes into drawing; two pictures do for the tests of everything else."""
+    if request.node.name not in ("test_whole_run", "test_huge_outputs_are_cut"):
+        kept = {name: training.FIGURES[name] for name in ("loss-curve", "memory")}
+        monkeypatch.setattr(training, "FIGURES", kept)
+
+
+def rendered(folder):
+    page = Page(report.render(folder))
+    assert_self_contained_and_accessible(page)
+    return page
+
+
+def test_whole_run(tmp_path):
+    page = rendered(make_run(tmp_path / "run", notebook="Does it learn?"))
+    order = ["PASS", "never for the target of the real benchmark", "Training throughput", "Checks", "What the run shows",
+             "The worst misses", "Measured", "Derived", "Claimed", "Not available", "The machine", "Run it again", "The notebook"]  # fmt: skip
+    places = [page.text.index(words) for words in order]
+    assert places == sorted(places)
+    assert "covered 40.0% of the whole training, 120 of 300 steps: 300 steps would take 410 s" in page.text
+    assert "59.36 to 63.04" in page.text
+    assert "a CPU has no device memory of its own" in page.text
+    assert "≥ 88" in page.text
+    assert len(page.all("img")) == 6, "one of each that a training has; the peaks belong to another benchmark"
+
+
+def test_text_from_data_parameters_and_errors_is_escaped(tmp_path):
+    error = {"type": "ValueError", "message": EVIL, "traceback": f"Traceback\nValueError: {EVIL}"}
+    miss = {"id": EVIL, "question": EVIL, "prediction": EVIL, "answers": [EVIL], "f1": 0.0, "context": EVIL}
+    config = {"data": "files", "train_file": EVIL, "eval_file": "e.json", "model": EVIL}
+    whole = make_run(
+        tmp_path / "<b>run&", config=config, misses=[miss], notes=[EVIL], facts={EVIL: EVIL}, notebook=EVIL
+    )
+    broken = make_run(tmp_path / "broken", outcome="failed", culprit=0, reason=EVIL, error=error, config=config)
+    for folder, least in ((whole, 9), (broken, 5)):
+        page = rendered(folder)
+        assert page.text.count(EVIL) >= least
+        assert "alert" not in "".join(str(attrs) for _, attrs in page.elements)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word", "said"),
+    [
+        ({"outcome": "failed", "culprit": 1, "reason": "rank 1 raised ValueError in the phase train",
+          "error": {"type": "ValueError", "message": "bad batch", "traceback": "File x.py\nValueError: bad batch"}},
+         "BROKEN", ["Rank 1 raised ValueError in the phase train", "raised ValueError: bad batch", "File x.py"]),
+        ({"outcome": "stalled", "culprit": 1, "reason": "rank 1 gave no sign of life for 60 s"},
+         "BROKEN", ["Rank 1 gave no sign of life", "line 41 in exchange", "Python stacks of rank 1"]),
+        ({"outcome": "stopped", "reason": "the user stopped the run"}, "STOPPED", ["The user stopped the run", "was ended with the run (SIGTERM)", "train, step 17"]),
+        ({"outcome": "timeout", "reason": "the run took longer than 900 s"}, "BROKEN", ["The run took longer than 900 s"]),
+        ({"outcome": "skipped", "reason": "torch reports no cuda device"}, "SKIPPED", ["Nothing ran: torch reports no cuda device"]),
+        ({"with_result": False, "with_status": False, "with_verdict": False}, "UNFINISHED", ["Nothing says how this run ended"]),
+    ],
+    ids=["failed", "stalled", "stopped", "timeout", "skipped", "killed"],
+)  # fmt: skip
+def test_run_that_did_not_end_well_says_who_did_what(tmp_path, changes, word, said):
+    page = rendered(make_run(tmp_path / "run", steps=30, **changes))
+    banner = page.text[: page.text.index("These results")]
+    assert word in banner
+    assert said[0] in banner
+    assert all(words in page.text for words in said)
+    assert ("Loss fell from" in page.source) == (changes.get("outcome") != "skipped"), "what was kept is shown"
+
+
+def test_stacks_of_ranks_in_the_same_place_are_told_once(tmp_path):
+    folder = make_run(tmp_path / "run", outcome="stalled", culprit=2, ranks=30)
+    status = json.loads((folder / "status.json").read_text())
+    for rank in status["ranks"]:
+        rank["stacks"] = "stuck here" if rank["rank"] == 2 else "waits in all_reduce"
+    (folder / "status.json").write_text(json.dumps(status))
+    page = rendered(folder)
+    assert page.source.count("waits in all_reduce") == 1
+    assert page.text.index("stuck here") < page.text.index("waits in all_reduce")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "machine.json", "result.json", "verdict.json", "status.json", "samples.parquet", "notebook.ipynb"],
+)
+def test_damaged_part_is_named_and_costs_nothing_else(tmp_path, name):
+    folder = make_run(tmp_path / "run", notebook="x")
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[: len(data) // 2])
+    page = rendered(folder)
+    listed = page.text[page.text.index("Damaged, and left out of this report") :][:400]
+    assert name in listed
+    assert "Resident memory peaks" in page.source
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 1},
+        {"cut_events": True},
+        {"metrics": []},
+        {"checks": []},
+        {"misses": []},
+        {"with_samples": False},
+        {"metrics": [{"name": "loss_final", "value": None, "unit": "", "direction": "lower", "provenance": "measured", "n": 3, "reason": "1 of 3 samples are not finite (nan)"}]},
+    ],
+    ids=["one step", "cut events", "no metrics", "no checks", "no misses", "no samples", "nan"],
+)  # fmt: skip
+def test_partial_run_is_rendered(tmp_path, changes):
+    page = rendered(make_run(tmp_path / "run", **changes))
+    assert "PASS" in page.text
+    assert "not finite (nan)" in page.text or "metrics" not in changes or not changes["metrics"]
+
+
+def test_picture_of_the_records_is_not_shown_twice(tmp_path):
+    figure = training.png(training.loss_curve(Run(make_run(tmp_path / "first"))))
+    other = training.png(training.loss_curve(Run(make_run(tmp_path / "other", steps=20))))
+    folder = make_run(tmp_path / "run", notebook="x", figure=figure)
+    page = rendered(folder)
+    assert page.source.count(base64.b64encode(figure).decode()) == 1
+    assert "#loss-curve" in [attrs.get("href") for attrs in page.all("a")]
+    page = rendered(make_run(tmp_path / "run2", notebook="x", figure=other))
+    assert [image["alt"] for image in page.all("img")][-1] == "a picture from a cell"
+
+
+def test_huge_outputs_are_cut(tmp_path):
+    folder = make_run(tmp_path / "run", notebook="x", steps=1500, ranks=64)
+    notebook = nbformat.read(folder / "notebook.ipynb", as_version=4)
+    noise = nbformat.v4.new_output("stream", text="\n".join(f"line {i}" for i in range(200_000)))
+    table = nbformat.v4.new_output("execute_result", {"text/html": "<p>long</p>" * 100_000, "text/plain": "short form"})
+    broken = nbformat.v4.new_output("display_data", {"image/png": "not base64!", "text/plain": "?"})
+    notebook.cells += [nbformat.v4.new_code_cell("loud()", outputs=[noise, table, broken]) for _ in range(3)]
+    nbformat.write(notebook, folder / "notebook.ipynb")
+    page = rendered(folder)
+    assert "line 199999" in page.text
+    assert "characters left out" in page.text
+    assert "short form" in page.text
+
+
+def test_notebook_without_its_run_is_readable(tmp_path):
+    page = rendered(
+        make_run(tmp_path / "run", notebook="Question", with_result=False, with_status=False, with_verdict=False)
+    )
+    assert page.all("math")
+    assert "example.invalid" not in page.source
+    assert "[1]: default parameters" in page.text
+
+
+def test_command_line_gives_the_same_config_again():
+    config = build("squad", config_of(model="my model's folder", target_f1=80.5, epochs=0.5, target_f1_embedded=None))
+    words = shlex.split(command(config))
+    assert words[:3] == ["benchlib", "run", "squad"]
+    pairs = [after for before, after in itertools.pairwise(words) if before == "--set"]
+    again = resolve(
+        "squad", words[words.index("--tier") + 1], words[words.index("--backend") + 1], parse_overrides(pairs)
+    ).config
+    assert again == config
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        EVIL, "<svg onload=alert(1)><script>alert(1)</script></svg>", "<a href='javascript:alert(1)'>x</a>", "<a href=' JaVaScRiPt:alert(1)'>x</a>",
+        "<img src='http://example.invalid/x.png'>", "<img src='data:image/svg+xml;base64,PHN2Zz4='>", "<div style='background:url(http://x)'>x</div>",
+        "<style>@import url(http://x)</style>", "<iframe srcdoc='<script>alert(1)</script>'></iframe>", "<math><mtext><script>alert(1)</script></mtext></math>",
+        "<noscript><p title='</noscript><img src=x onerror=alert(1)>'></noscript>", "<table><tr><td></table></div></details><p>after", "<!--><script>alert(1)</script>-->",
+        "<object data='x'></object><embed src='x'><base href='http://x'><form action='http://x'><input></form><link rel=stylesheet href='http://x'>",
+    ],
+)  # fmt: skip
+def test_html_of_cells_is_cleaned(source, tmp_path):
+    cleaned = str(markup.clean(source))
+    (tmp_path / "page.html").write_text(f"<div>{cleaned}</div>")
+    page = Page(tmp_path / "page.html")
+    assert page.all("script", "style", "svg", "iframe", "object", "embed", "base", "form", "link", "input") == []
+    assert not any(
+        name.startswith("on") or name == "style" or "javascript" in str(value).lower() or "http://" in str(value)
+        for _, attrs in page.elements
+        for name, value in attrs.items()
+    )
+    assert "".join(page.open) == ""
+
+
+def test_markdown_keeps_formulas_and_shows_raw_html_as_text():
+    page = str(
+        markup.markdown(
+            f"# Title\n\n$a^2$ costs {EVIL}\n\n$$\\frac{{1}}{{n}} \\text{{<script>}}$$\n\n| a |\n|---|\n| 1 |\n"
+        )
+    )
+    assert "<h3>Title</h3>" in page
+    assert "<msup><mi>a</mi><mn>2</mn></msup>" in page
+    assert "<mfrac>" in page
+    assert '<th scope="col">a</th>' in page
+    assert "<script" not in page
+    assert "&lt;script&gt;alert" in page
+
+
+def test_terminal_output_loses_its_control_codes():
+    assert markup.plain("\x1b[31mred\x1b[0m 10 %\r50 %\r100 %\nnext\r\n") == "100 %\nnext\n"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_colours_of_the_page_have_enough_contrast(dark):
+    style = (report.TEMPLATES / "style.css").read_text()
+    roots = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", roots[1 if dark else 0]))
+    pairs = [
+        ("text", "page"),
+        ("text", "card"),
+        ("text", "soft"),
+        ("muted", "page"),
+        ("muted", "card"),
+        ("muted", "soft"),
+        ("link", "card"),
+        ("link", "page"),
+    ]
+    pairs += [(tone, f"{tone}-soft") for tone in ("good", "bad", "warn", "calm")] + [
+        ("card", tone) for tone in ("good", "bad", "warn", "calm")
+    ]
+    pairs += [("text", f"{tone}-soft") for tone in ("good", "bad", "warn", "calm")] + [
+        (word, "soft") for word in ("word", "string", "number")
+    ]
+    low = {pair: round(contrast(colours[pair[0]], colours[pair[1]]), 2) for pair in pairs}
+    assert min(low.values()) >= 4.5, low
+
+
+def test_a_fact_that_says_nothing_has_no_row(tmp_path):
+    facts = {"identity": {}, "nothing": None, "empty_list": [], "data": {"train_rows": 3}, "flag": False}
+    page = Page(report.render(make_run(tmp_path / "run", facts=facts, with_samples=False, steps=5)))
+    table = page.source[page.source.index("<h3>Facts</h3>") :].split("</table>")[0]
+    rows = dict(re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td>', table))
+    assert rows["data"] == "train rows 3"
+    assert rows["flag"] == "no"
+    assert all(rows.values())
+    assert not {"identity", "nothing", "empty list"} & rows.keys()

@@ -1,0 +1,198 @@
+"""Progress in notebooks: the lines of a headless run, the Stop button, and what an interrupt does."""
+
+import queue
+import threading
+import time
+
+import pytest
+
+from benchlib.core.events import Progress
+from benchlib.show import widgets
+
+CELL = """
+import time, threading
+from benchlib.show.widgets import watch
+
+class Slow:
+    flag = threading.Event()
+    def events(self):
+        yield {"t": time.time(), "source": "rank0", "kind": "phase", "name": "train"}
+        yield {"t": time.time(), "source": "rank0", "kind": "plan", "planned_steps": 1200, "total_steps": 1200}
+        for step in range(1200):
+            if self.flag.wait(0.05):
+                return
+            yield {"t": time.time(), "source": "rank0", "kind": "step", "step": step + 1, "loss": 2.0, "samples": 16}
+    def stop(self):
+        self.flag.set()
+    def wait(self):
+        return {"outcome": "stopped" if self.flag.is_set() else "complete"}
+
+status = watch(Slow())
+print(status["outcome"])
+"""
+
+
+class Fake:
+    """A launch that yields given events; an exception among them is raised in its place."""
+
+    def __init__(self, *events, outcome="complete"):
+        self.given, self.outcome, self.stopped = events, outcome, threading.Event()
+
+    def events(self):
+        for event in self.given:
+            if isinstance(event, BaseException):
+                raise event
+            yield event
+
+    def stop(self):
+        self.stopped.set()
+
+    def wait(self):
+        return {"outcome": self.outcome, "reason": ""}
+
+
+def phase(name):
+    return {"t": time.time(), "source": "rank0", "kind": "phase", "name": name}
+
+
+def step(number, loss=1.5):
+    return {"t": 100.0 + number, "source": "rank0", "kind": "step", "step": number, "loss": loss, "samples": 8}
+
+
+PLAN = {"t": 100.0, "source": "rank0", "kind": "plan", "planned_steps": 50, "total_steps": 50}
+
+
+@pytest.fixture(autouse=True)
+def headless(monkeypatch):
+    monkeypatch.setenv("BENCHLIB_HEADLESS", "1")
+
+
+def test_lines_are_few_and_say_phase_loss_and_speed(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(widgets.time, "monotonic", lambda: clock[0])
+
+    def events():
+        yield phase("import")
+        yield PLAN
+        yield phase("train")
+        for number in range(1, 51):
+            clock[0] += 1.0  # a step a second: a line every ten
+            yield step(number)
+
+    launch = Fake()
+    launch.events = events
+    status = widgets.watch(launch)
+    lines = capsys.readouterr().out.splitlines()
+    assert status == {"outcome": "complete", "reason": ""}
+    assert lines[:3] == ["starting", "loading torch", "training  0/50"]
+    assert lines[3:-1] == [line for line in lines if "8.0 samples/s" in line]
+    assert len(lines[3:-1]) == 5
+    assert "training  20/50  loss 1.500  8.0 samples/s  30 s left" in lines
+    assert lines[-1].startswith("finished after")
+    assert not launch.stopped.is_set()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("the follower broke")])
+def test_interrupt_ends_the_ranks_and_is_raised_again(capsys, error):
+    launch = Fake(phase("train"), PLAN, step(1), error)
+    with pytest.raises(type(error)):
+        widgets.watch(launch)
+    assert launch.stopped.is_set()
+    assert "interrupted" in capsys.readouterr().out
+
+
+def test_loss_that_is_not_finite_does_not_break_the_display(capsys):
+    widgets.watch(Fake(phase("train"), PLAN, step(1, "nan"), step(2, None), outcome="failed"))
+    assert "failed" in capsys.readouterr().out
+    assert widgets._curve([float("nan"), 1.0, 0.5]).count(",") == 2
+    assert widgets._curve([float("nan")]) == ""
+
+
+def test_click_on_stop_ends_a_run_that_says_nothing_more(monkeypatch):
+    """The click comes in on another thread, as from a subshell, while the watching thread waits for events."""
+    launch = Fake(outcome="stopped")
+
+    def events():
+        yield phase("train")
+        assert launch.stopped.wait(10), "the button did not stop the launch"
+
+    launch.events = events
+    panels = []
+    make = widgets.Panel
+    monkeypatch.setattr(widgets, "interactive", lambda: True)
+    monkeypatch.setattr(widgets, "Panel", lambda given: panels.append(make(given)) or panels[0])
+
+    def click():
+        while not panels:
+            time.sleep(0.01)
+        panels[0].stop.click()
+
+    clicker = threading.Thread(target=click)
+    clicker.start()
+    assert widgets.watch(launch)["outcome"] == "stopped"
+    clicker.join()
+    assert panels[0].stop.description == "Stopping"
+
+
+def test_what_stays_in_the_notebook_is_escaped_and_needs_no_widget():
+    progress = Progress(phase="<script>")
+    forms = widgets._forms(progress, "stopped")
+    assert "<script>" not in forms["text/html"]
+    assert "&lt;script&gt;" in forms["text/html"]
+    assert forms["text/plain"].startswith("stopped after")
+    assert "left" not in widgets._forms(Progress(phase="train", done=3, total=9, left_s=4.0), "stopped")["text/plain"]
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A real kernel that takes itself for one with an onlooker, and a client of it."""
+    from jupyter_client.manager import KernelManager
+
+    monkeypatch.delenv("BENCHLIB_HEADLESS")
+    manager = KernelManager(kernel_name="python3", transport="ipc")
+    manager.start_kernel()
+    client = manager.blocking_client()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    yield client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+    manager.cleanup_resources()
+
+
+def find(client, wanted, timeout=60.0):
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        try:
+            message = client.get_iopub_msg(timeout=1)
+        except queue.Empty:
+            continue
+        if wanted(message["msg_type"], message["content"]):
+            return message["content"]
+    raise AssertionError("the kernel did not send the message")
+
+
+def is_button(kind, content):
+    return kind == "comm_open" and content["data"]["state"].get("_model_name") == "ButtonModel"
+
+
+def test_stop_button_works_in_a_kernel_that_is_busy_with_the_cell(kernel):
+    """The messages are those of JupyterLab: the click goes to a subshell while the cell runs for a minute."""
+    kernel.execute(CELL)
+    button = find(kernel, is_button)
+    shown = find(kernel, lambda kind, content: kind == "display_data")
+    assert {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"} == set(shown["data"])
+    find(kernel, lambda kind, content: kind == "comm_msg")
+    kernel.control_channel.send(kernel.session.msg("create_subshell_request", {}))
+    reply = kernel.get_control_msg(timeout=30)
+    message = kernel.session.msg(
+        "comm_msg", {"comm_id": button["comm_id"], "data": {"method": "custom", "content": {"event": "click"}}}
+    )
+    message["header"]["subshell_id"] = reply["content"]["subshell_id"]
+    clicked = time.monotonic()
+    kernel.shell_channel.send(message)
+    last = find(kernel, lambda kind, content: kind == "update_display_data")
+    assert time.monotonic() - clicked < 15
+    assert set(last["data"]) == {"text/html", "text/plain"}
+    assert "stopped" in last["data"]["text/plain"]
+    find(kernel, lambda kind, content: kind == "stream" and content["text"] == "stopped\n")

@@ -1,0 +1,97 @@
+"""Batches: each sample once, the same for any number of ranks, little padding, right arrays."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchlib.workloads.batches import collate, epoch_batches, prefetched, samples_of, share, steps_per_epoch
+from benchlib.workloads.features import Features
+
+LENGTHS = np.random.Generator(np.random.PCG64(1)).integers(40, 385, 1003)
+
+
+def _features(lengths: list[int], training: bool = True) -> Features:
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    count = len(lengths)
+    return Features(
+        input_ids=np.arange(1, starts[-1] + 1, dtype=np.int32), starts=starts, context_start=np.full(count, 3, np.int32),
+        example_index=np.arange(count, dtype=np.int32), start_positions=np.arange(count, dtype=np.int32) if training else None,
+        end_positions=np.arange(count, dtype=np.int32) + 1 if training else None, char_start=None, char_end=None, max_length=20, suffix=1,
+        cls_index=0, token_types=True, questions=count, questions_cut=0, from_cache=False, seconds=0.0,
+    )  # fmt: skip
+
+
+def test_an_epoch_has_each_sample_once_and_the_incomplete_batch_last() -> None:
+    batches = epoch_batches(LENGTHS, 16, seed=3, epoch=0)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(LENGTHS)))
+    assert [len(batch) for batch in batches] == [16] * 62 + [11]
+
+
+def test_epochs_and_seeds_differ_and_repeat() -> None:
+    first, again = (np.concatenate(epoch_batches(LENGTHS, 16, 3, 0)) for _ in range(2))
+    assert (first == again).all()
+    for seed, epoch in ((3, 1), (4, 0)):
+        assert (first != np.concatenate(epoch_batches(LENGTHS, 16, seed, epoch))).any()
+
+
+def test_grouping_leaves_little_padding_and_no_order_by_length() -> None:
+    batches = epoch_batches(LENGTHS, 16, 0, 0)[:-1]
+    padded = sum(len(batch) * LENGTHS[batch].max() for batch in batches)
+    assert padded / sum(LENGTHS[batch].sum() for batch in batches) < 1.03
+    means = np.array([LENGTHS[batch].mean() for batch in batches])
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.4
+
+
+@pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (2, 1), (3, 2), (4, 4), (16, 3)])
+def test_ranks_share_a_batch_without_gap_or_overlap(world_size: int, accumulation: int) -> None:
+    for batch in (epoch_batches(LENGTHS, 16, 0, 0)[0], np.array([5, 9, 2])):
+        parts = [share(batch, LENGTHS, rank, world_size, accumulation) for rank in range(world_size)]
+        assert sorted(index for rank in parts for part in rank for index in part.tolist()) == sorted(batch.tolist())
+        assert all(len(rank) <= accumulation and all(len(part) for part in rank) for rank in parts)
+        sizes = [sum(len(part) for part in rank) for rank in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_ranks_get_samples_of_like_length() -> None:
+    batch = np.arange(64)
+    tokens = [sum(LENGTHS[part].sum() for part in share(batch, LENGTHS, rank, 2, 1)) for rank in range(2)]
+    assert max(tokens) / min(tokens) < 1.05
+
+
+@pytest.mark.parametrize(("steps", "samples"), [(0, 0), (1, 16), (6, 96), (7, 100), (8, 116), (14, 200)])
+def test_samples_of_steps(steps: int, samples: int) -> None:
+    assert steps_per_epoch(100, 16) == 7
+    assert samples_of(steps, 100, 16) == samples
+
+
+def test_collate_pads_to_the_longest_and_keeps_every_token() -> None:
+    features = _features([5, 11, 7])
+    batch = collate(features, np.array([1, 2]), pad_id=0, multiple=8)
+    assert batch.shape == (2, 16)
+    assert (batch.tokens, batch.padded_tokens) == (18, 32)
+    for row, window in enumerate((1, 2)):
+        length = int(features.lengths[window])
+        assert batch.inputs["input_ids"][row].tolist() == features.ids(window).tolist() + [0] * (16 - length)
+        assert batch.inputs["attention_mask"][row].tolist() == [1] * length + [0] * (16 - length)
+        assert batch.inputs["token_type_ids"][row].tolist() == features.types(window).tolist() + [0] * (16 - length)
+    assert batch.start is not None
+    assert batch.end is not None
+    assert batch.start.tolist() == [1, 2]
+    assert batch.end.tolist() == [2, 3]
+
+
+def test_padding_never_exceeds_the_longest_window_allowed() -> None:
+    assert collate(_features([18]), np.array([0]), 0, multiple=8).shape == (1, 20)
+    assert collate(_features([18], training=False), np.array([0]), 0).start is None
+
+
+def test_prefetch_keeps_the_order_and_passes_errors_on() -> None:
+    assert list(prefetched(lambda part: part * part, range(5))) == [0, 1, 4, 9, 16]
+    assert list(prefetched(lambda part: part, [])) == []
+    with pytest.raises(ZeroDivisionError):
+        list(prefetched(lambda part: 1 / part, [1, 0]))
+
+
+def test_positions_are_tensors_of_the_index_type() -> None:
+    batch = collate(_features([5]), np.array([0]), 0)
+    assert {tensor.dtype for tensor in batch.inputs.values()} == {torch.int64}

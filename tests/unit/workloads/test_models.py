@@ -1,0 +1,133 @@
+"""Which models are taken, and what is said of the others."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.core.errors import UserError
+from benchlib.workloads import encoders
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder without a QA head."""
+    path = tmp_path_factory.mktemp("encoder")
+    words = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"])}
+    transformers.BertTokenizerFast(vocab=words).save_pretrained(path)
+    settings = transformers.BertConfig(
+        vocab_size=7,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+    )
+    transformers.BertModel(settings).save_pretrained(path)
+    return path
+
+
+def _config(model: Any, **changes: Any) -> SquadConfig:
+    return SquadConfig(model=str(model), max_length=64, doc_stride=8, **changes)
+
+
+def test_an_encoder_gets_a_head_that_depends_on_the_seed_only(folder: Path) -> None:
+    loaded = [encoders.load(_config(folder, seed=seed)) for seed in (1, 1, 2)]
+    heads = [found.model.qa_outputs.weight for found in loaded]
+    assert loaded[0].fresh == ["qa_outputs.bias", "qa_outputs.weight"]
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+    assert (loaded[0].layers, loaded[0].hidden, loaded[0].intermediate) == (2, 8, 16)
+    assert loaded[0].matmul_parameters == 2 * (4 * 8 * 8 + 2 * 8 * 16) + 8 * 2
+
+
+def test_random_weights_are_not_those_of_the_folder(folder: Path) -> None:
+    pretrained, random = (encoders.load(_config(folder, init=init)).model for init in ("pretrained", "random"))
+    assert not torch.equal(
+        pretrained.bert.embeddings.word_embeddings.weight, random.bert.embeddings.word_embeddings.weight
+    )
+
+
+def test_dropout_of_the_config(folder: Path) -> None:
+    settings = encoders.load(_config(folder, attention_dropout=0.0, hidden_dropout=0.3)).model.config
+    assert (settings.attention_probs_dropout_prob, settings.hidden_dropout_prob) == (0.0, 0.3)
+
+
+def test_positions_must_suffice(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"max_length = 65: .* positions for 64 tokens: set max_length=64"):
+        encoders.load(SquadConfig(model=str(folder), max_length=65, doc_stride=8))
+
+
+def test_a_pickled_checkpoint_is_never_opened(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        if path.suffix != ".safetensors":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not a pickle at all")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin is a pickle"):
+        encoders.load(_config(tmp_path))
+    (tmp_path / "pytorch_model.bin").unlink()
+    with pytest.raises(UserError, match=r"no model\.safetensors .* init=random"):
+        encoders.load(_config(tmp_path))
+    assert encoders.load(_config(tmp_path, init="random")).parameters > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (transformers.GPT2Config(), "gpt2 is a decoder"),
+        (transformers.LlamaConfig(), "llama is a decoder"),
+        (transformers.BartConfig(), "bart is an encoder-decoder"),
+        (transformers.ViTConfig(), "vit has no extractive question answering head"),
+        (transformers.BertConfig(is_decoder=True), "bert is a decoder"),
+    ],
+)
+def test_only_encoders_of_text(settings: Any, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        encoders.check_kind("some/model", settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        transformers.BertConfig(),
+        transformers.RobertaConfig(),
+        transformers.DistilBertConfig(),
+        transformers.ElectraConfig(),
+    ],
+)
+def test_encoders_are_taken(settings: Any) -> None:
+    encoders.check_kind("some/model", settings)
+
+
+class _Tokenizer(SimpleNamespace):
+    def __len__(self) -> int:
+        return self.size
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "reason"),
+    [
+        ({"is_fast": False}, transformers.BertConfig(), "no character offsets"),
+        ({"size": 30523}, transformers.BertConfig(), "30,523 tokens but the model has 30,522"),
+        ({"pad_token_id": None}, transformers.BertConfig(), "no padding token"),
+        (
+            {},
+            transformers.RobertaConfig(vocab_size=50265, max_position_embeddings=514, pad_token_id=1),
+            "positions for 512 tokens",
+        ),
+    ],
+)
+def test_tokenizer_and_model_must_fit(changes: dict[str, Any], settings: Any, reason: str) -> None:
+    tokenizer = _Tokenizer(**({"is_fast": True, "size": 30522, "pad_token_id": 0} | changes))
+    with pytest.raises(UserError, match=reason):
+        encoders.check_fit("some/model", settings, tokenizer, 513)
+
+
+def test_an_unknown_name_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"not in the cache of the hub nor reachable.*hf download no/such-model"):
+        encoders.load(_config("no/such-model"))

@@ -1,0 +1,74 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import qa_reference
+from test_features import TOKENIZERS, _examples
+
+from benchlib.core.errors import UserError
+from benchlib.workloads import answers, features
+
+TOKENIZER = TOKENIZERS["bert"]
+
+
+def _case(max_length=64, doc_stride=16, seed=0, kind="normal"):
+    examples = _examples(40, seed=seed)
+    built = features.build(examples, TOKENIZER, max_length, doc_stride, False, None)
+    rows = qa_reference.recipe(examples, TOKENIZER, max_length, doc_stride)
+    random = np.random.default_rng(seed)
+    shape = (2, len(built.input_ids))
+    # Rounded logits are full of ties.
+    flat = {"normal": random.normal(size=shape), "ties": random.integers(0, 3, shape)}[kind].astype(np.float32)
+    return examples, built, rows, flat
+
+
+def _ragged(built, flat):
+    return [flat[built.starts[i] : built.starts[i + 1]] for i in range(len(built))]
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties"])
+@pytest.mark.parametrize(("n_best", "longest"), [(20, 30), (5, 3), (1, 30), (1000, 512)])
+def test_answers_equal_the_usual_recipe(kind, n_best, longest):
+    examples, built, rows, (start, end) = _case(kind=kind)
+    expected = qa_reference.best_answers(examples, rows, _ragged(built, start), _ragged(built, end), n_best, longest)
+    assert answers.best_answers(examples, built, start, end, n_best, longest) == expected
+    assert n_best > 1 or "empty" in expected.values()
+
+
+def test_padded_logits_give_the_same_and_padding_is_not_looked_at(monkeypatch):
+    monkeypatch.setattr(answers, "_CHUNK", 7)
+    examples, built, _, (start, end) = _case()
+    padded = np.full((2, len(built), 80), 1e9, np.float32)
+    for i in range(len(built)):
+        part = slice(built.starts[i], built.starts[i + 1])
+        padded[0, i, : built.lengths[i]], padded[1, i, : built.lengths[i]] = start[part], end[part]
+    assert answers.best_answers(examples, built, *padded) == answers.best_answers(examples, built, start, end)
+
+
+def test_a_known_span_wins_over_all_windows_and_over_a_higher_one_in_the_question():
+    examples, built, _, _ = _case()
+    start, end = np.zeros((2, len(built.input_ids)), np.float32)
+    expected = {}
+    for index, example in enumerate(examples):
+        window = np.flatnonzero(built.example_index == index)[-1]
+        at = built.starts[window] + built.context_start[window]
+        start[at], end[at + 1] = 5, 5
+        start[built.starts[window] + 1] = end[built.starts[window] + 1] = 9
+        expected[example.id] = example.context[built.char_start[at] : built.char_end[at + 1]]
+    assert answers.best_answers(examples, built, start, end) == expected
+
+
+def test_nan_is_never_chosen():
+    examples, built, _, (start, end) = _case()
+    all_nan = np.full_like(start, np.nan)
+    assert set(answers.best_answers(examples, built, all_nan, end).values()) == {"empty"}
+
+
+def test_what_does_not_fit_together_is_refused():
+    examples, built, _, (start, end) = _case()
+    with pytest.raises(UserError, match="39 examples for features of 40"):
+        answers.best_answers(examples[1:], built, start, end)
+    with pytest.raises(UserError, match="one for each token"):
+        answers.best_answers(examples, built, start[1:], end[1:])
+    with pytest.raises(UserError, match="training=False"):
+        answers.best_answers(examples, dataclasses.replace(built, char_start=None), start, end)

@@ -1,0 +1,247 @@
+import copy
+import json
+from types import SimpleNamespace
+
+import datasets
+import pytest
+
+from benchlib.core.errors import DataError, UserError
+from benchlib.workloads import squad_data
+from benchlib.workloads.squad_text import Example, check_examples
+
+CONTEXT = "  Ada Löve 😀 wrote the first program in 1843."
+GOOD = {
+    "version": "1.1",
+    "data": [
+        {
+            "title": "Ada",
+            "paragraphs": [
+                {
+                    "context": CONTEXT,
+                    "qas": [
+                        {
+                            "id": "q1",
+                            "question": " Who wrote it?",
+                            "answers": [{"text": "Ada Löve 😀", "answer_start": 2}],
+                        },
+                        {
+                            "id": "q2",
+                            "question": "When?",
+                            "is_impossible": False,
+                            "answers": [{"text": "1843", "answer_start": 40}, {"text": "1843.", "answer_start": 40}],
+                        },
+                    ],
+                }
+            ],
+        }
+    ],
+}
+
+
+def _write(path, content):
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_reads_a_good_file_and_writes_it_back(tmp_path):
+    examples = squad_data.read_squad(_write(tmp_path / "a.json", GOOD))
+    assert examples == [
+        Example("q1", " Who wrote it?", CONTEXT, (("Ada Löve 😀", 2),), "Ada"),
+        Example("q2", "When?", CONTEXT, (("1843", 40), ("1843.", 40)), "Ada"),
+    ]
+    squad_data.write_squad(examples, tmp_path / "b.json")
+    assert squad_data.read_squad(tmp_path / "b.json") == examples
+
+
+def _edited(edit):
+    content = copy.deepcopy(GOOD)
+    article = content["data"][0]
+    edit(content, article, article["paragraphs"][0], article["paragraphs"][0]["qas"])
+    return content
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda c, a, p, q: c.update(version="v2.0"), ["'v2.0'", 'expected "1.1"', "unanswerable"]),
+        (lambda c, a, p, q: c.update(version=1.1), ["version is 1.1", "1.1"]),
+        (lambda c, a, p, q: c.pop("version"), ["version is missing"]),
+        (lambda c, a, p, q: c.pop("data"), ["data is missing"]),
+        (lambda c, a, p, q: c.update(data={}), ["data must be a list, found an object"]),
+        (lambda c, a, p, q: c.update(data=[]), ["no questions"]),
+        (lambda c, a, p, q: c["data"].append("Ada"), ["article 2", "expected an object", "found text"]),
+        (lambda c, a, p, q: a.pop("title"), ["article 1", "title is missing"]),
+        (lambda c, a, p, q: a.pop("paragraphs"), ["'Ada'", "paragraphs is missing"]),
+        (lambda c, a, p, q: p.pop("context"), ["'Ada'", "paragraph 1", "context is missing"]),
+        (lambda c, a, p, q: p.update(context=" \n"), ["'Ada'", "'q1'", "context is empty"]),
+        (lambda c, a, p, q: p.update(context="\ud800" + CONTEXT), ["'Ada'", "'q1'", "surrogate", "character 0"]),
+        (lambda c, a, p, q: p.pop("qas"), ["'Ada'", "paragraph 1", "qas is missing"]),
+        (lambda c, a, p, q: q[1].pop("id"), ["'Ada'", "question 2", "id is missing"]),
+        (lambda c, a, p, q: q[1].update(id=7), ["'Ada'", "question 2", "id must be text, found the number 7"]),
+        (lambda c, a, p, q: q[1].update(id="q1"), ["'Ada'", "'q1'", "duplicate id"]),
+        (lambda c, a, p, q: q[1].update(id=""), ["'Ada'", "id is empty"]),
+        (lambda c, a, p, q: q[1].pop("question"), ["'Ada'", "'q2'", "question is missing"]),
+        (lambda c, a, p, q: q[1].update(question=""), ["'Ada'", "'q2'", "question is empty"]),
+        (lambda c, a, p, q: q[1].update(question=None), ["'Ada'", "'q2'", "question must be text, found null"]),
+        (lambda c, a, p, q: q[1].pop("answers"), ["'Ada'", "'q2'", "answers is missing"]),
+        (lambda c, a, p, q: q[1].update(answers=[]), ["'Ada'", "'q2'", "no answers"]),
+        (lambda c, a, p, q: q[1].update(answers=[], is_impossible=True), ["'Ada'", "'q2'", "is_impossible", "2.0"]),
+        (lambda c, a, p, q: q[1]["answers"].append("1843"), ["'Ada'", "'q2'", "expected an object"]),
+        (lambda c, a, p, q: q[1]["answers"][0].pop("text"), ["'Ada'", "'q2'", "text is missing"]),
+        (lambda c, a, p, q: q[1]["answers"][0].update(text=" "), ["'Ada'", "'q2'", "empty"]),
+        (lambda c, a, p, q: q[1]["answers"][0].pop("answer_start"), ["'Ada'", "'q2'", "answer_start is missing"]),
+        (
+            lambda c, a, p, q: q[1]["answers"][0].update(answer_start="41"),
+            ["'Ada'", "'q2'", "whole number, found text"],
+        ),
+        (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=True), ["'Ada'", "'q2'", "found true or false"]),
+        (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=39), ["'Ada'", "'q2'", "' 184'", "occurs at 40"]),
+        # The last four characters: a start counted from the end must not be taken for one.
+        (lambda c, a, p, q: q[1]["answers"][0].update(answer_start=-5), ["'Ada'", "'q2'", "answer_start -5"]),
+        (lambda c, a, p, q: q[1]["answers"][1].update(text="1844"), ["'Ada'", "'q2'", "does not occur"]),
+    ],
+)
+def test_a_broken_rule_is_named_with_article_and_question(tmp_path, edit, words):
+    path = _write(tmp_path / "bad.json", _edited(edit))
+    with pytest.raises(DataError) as caught:
+        squad_data.read_squad(path)
+    for word in [str(path), *words]:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "not JSON"),
+        (b"id,question\n1,Who?", "not JSON"),
+        (b"[]", "expected an object with version and data, found a list"),
+        (json.dumps(GOOD).encode()[:-9], "may be cut"),
+        (json.dumps(GOOD, ensure_ascii=False).encode()[:80], "may be cut"),
+        (json.dumps(GOOD, ensure_ascii=False).encode("utf-8-sig"), "byte order mark"),
+        (json.dumps(GOOD, ensure_ascii=False).encode("utf-16"), "UTF-16"),
+        ("ö".encode("latin-1"), "not UTF-8 at byte 0"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_bytes_that_are_no_squad_file(tmp_path, raw, words):
+    path = tmp_path / "bad.json"
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match=words):
+        squad_data.read_squad(path)
+
+
+def test_a_missing_file_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        squad_data.read_squad(tmp_path / "nowhere.json")
+
+
+def _config(**values):
+    return SimpleNamespace(**({"data": "files", "seed": 0, "train_questions": 0, "eval_questions": 0} | values))
+
+
+def _examples(prefix, count):
+    return [Example(f"{prefix}{i}", f"Who is {i}?", f"{i} is here.", ((str(i), 0),), "t") for i in range(count)]
+
+
+def test_caps_take_a_nested_choice_that_ignores_the_order(tmp_path):
+    examples = _examples("q", 50)
+    ten, twenty = squad_data.take(examples, 10, seed=3), squad_data.take(examples, 20, seed=3)
+    assert len(ten) == 10
+    assert set(map(id, ten)) <= set(map(id, twenty))
+    assert ten == [example for example in examples if example in ten]
+    assert {e.id for e in squad_data.take(examples[::-1], 10, seed=3)} == {e.id for e in ten}
+    assert {e.id for e in squad_data.take(examples, 10, seed=4)} != {e.id for e in ten}
+    assert squad_data.take(examples, 0, seed=3) == squad_data.take(examples, 99, seed=3) == examples
+
+
+def test_files_are_loaded_with_caps_and_a_hash_of_their_content(tmp_path):
+    squad_data.write_squad(_examples("t", 20), tmp_path / "t.json")
+    squad_data.write_squad(_examples("e", 10), tmp_path / "e.json")
+    files = {"train_file": str(tmp_path / "t.json"), "eval_file": str(tmp_path / "e.json")}
+    whole = squad_data.load(_config(**files))
+    cut = squad_data.load(_config(**files, train_questions=5))
+    assert whole.train == _examples("t", 20)
+    assert whole.eval == _examples("e", 10)
+    assert (len(cut.train), len(cut.eval)) == (5, 10)
+    assert "5 of 20 questions to train on, 10 questions to evaluate on" in cut.description
+    assert whole.sha256 != cut.sha256 == squad_data.load(_config(**files, train_questions=5)).sha256
+    same = squad_data.load(_config(train_file=files["train_file"], eval_file=files["train_file"]))
+    assert "20 questions are in both" in same.description
+
+
+def test_the_hash_sees_every_field_that_counts():
+    base = Example("a", "bc", "cd", (("c", 0),))
+    variants = [
+        Example("ab", "c", "cd", (("c", 0),)),
+        Example("a", "bc", "cd", (("d", 1),)),
+        Example("a", "bc", "cd", (("c", 0), ("c", 0))),
+    ]
+    assert len({squad_data.content_sha256([example]) for example in [base, *variants]}) == 4
+
+
+def _hub_folder(tmp_path, train, validation):
+    """A folder laid out like the repository rajpurkar/squad on the hub."""
+    folder = tmp_path / "squad" / "plain_text"
+    folder.mkdir(parents=True)
+    features = datasets.Features(
+        {
+            "id": datasets.Value("string"),
+            "title": datasets.Value("string"),
+            "context": datasets.Value("string"),
+            "question": datasets.Value("string"),
+            "answers": {
+                "text": datasets.List(datasets.Value("string")),
+                "answer_start": datasets.List(datasets.Value("int32")),
+            },
+        }
+    )
+    for name, examples in (("train", train), ("validation", validation)):
+        rows = [
+            {
+                "id": example.id,
+                "title": example.title,
+                "context": example.context,
+                "question": example.question,
+                "answers": {"text": [a for a, _ in example.answers], "answer_start": [s for _, s in example.answers]},
+            }
+            for example in examples
+        ]
+        table = datasets.Dataset.from_list(rows, features=features)
+        table.to_parquet(folder / f"{name}-00000-of-00001.parquet")
+    (folder.parent / "README.md").write_text(
+        "---\nconfigs:\n- config_name: plain_text\n  default: true\n  data_files:\n"
+        "  - split: train\n    path: plain_text/train-*\n  - split: validation\n    path: plain_text/validation-*\n---\n"
+    )
+    return str(folder.parent)
+
+
+def test_the_hub_loader_on_a_local_copy_without_a_connection(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    train, validation = _examples("t", 7), squad_data.read_squad(_write(tmp_path / "a.json", GOOD))
+    folder = _hub_folder(tmp_path, train, validation)
+    assert squad_data.load_hub(folder, cache_dir=tmp_path / "cache") == (train, validation)
+
+    monkeypatch.setattr(squad_data, "load_hub", lambda: (train, validation))
+    split = squad_data.load(_config(data="squad", train_questions=3))
+    assert (len(split.train), split.eval, split.source) == (3, validation, "rajpurkar/squad")
+
+
+def test_the_hub_loader_checks_what_it_gets(tmp_path):
+    misplaced = [Example("x9", "Who?", "Ada was.", (("Ada", 1),), "Ada")]
+    folder = _hub_folder(tmp_path, misplaced, _examples("e", 1))
+    with pytest.raises(DataError, match=r"'Ada', question 'x9'.*not at its offset"):
+        squad_data.load_hub(folder, cache_dir=tmp_path / "cache")
+
+
+def test_an_unreachable_hub_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"connect once .* train_file=F and eval_file=G"):
+        squad_data.load_hub("nobody/not-a-set", cache_dir=tmp_path / "cache")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        squad_data.load_hub(str(tmp_path / "no-such-folder"), cache_dir=tmp_path / "cache")
+
+
+def test_generated_data_keeps_the_rules_of_the_format():
+    split = squad_data.load(_config(data="minisquad", train_questions=40, eval_questions=20))
+    assert len(check_examples(split.train, "train")) == 40
+    assert len(check_examples(split.eval, "eval")) == 20

@@ -1,0 +1,141 @@
+"""The embedded tiny BERT: small, complete, really pretrained, and on text that shares nothing with the benchmark."""
+
+import importlib.util
+import re
+import string
+import sys
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+from benchlib.workloads import minisquad
+
+ROOT = Path(__file__).resolve().parents[3]
+TINY = ROOT / "benchlib" / "assets" / "tiny"
+# the only words that sentences and questions of the benchmark share with the pretraining text
+FUNCTION_WORDS = {
+    "a", "as", "by", "does", "has", "in", "is", "it", "its", "of", "that", "the", "to", "was", "what", "when", "where",
+    "which", "who", "whom",
+}  # fmt: skip
+
+
+def script(name: str) -> ModuleType:
+    """A module of scripts/, which is not a package."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def text() -> ModuleType:
+    return script("pretrain_text")
+
+
+@pytest.fixture(scope="module")
+def pretraining(text: ModuleType) -> ModuleType:
+    return script("pretrain_tiny")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(TINY, local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def benchmark_texts() -> list[tuple[str, str]]:
+    examples = minisquad.generate(400, 1, "train") + minisquad.generate(400, 1, "eval")
+    return [(e.question, e.context) for e in examples]
+
+
+@pytest.fixture(scope="module")
+def pretraining_words(text: ModuleType) -> set[str]:
+    random = Random(11)
+    made = [text.sample(random, 2 + i % 7) for i in range(4000)]
+    return {word for sample in made for word in (*sample.question, *sample.context)}
+
+
+def test_folder_holds_a_small_complete_model(tokenizer: Any) -> None:
+    files = {path.name: path.stat().st_size for path in TINY.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"} <= set(files)
+    assert sum(files.values()) <= 4_000_000
+    model = AutoModelForQuestionAnswering.from_pretrained(TINY, local_files_only=True)
+    assert model.config.model_type == "bert"
+    assert model.config.max_position_embeddings >= 384
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert tokenizer.is_fast
+    assert len(tokenizer) == model.config.vocab_size
+    assert (TINY / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1] == [
+        piece for piece, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    ]
+
+
+def test_shipped_tokenizer_is_the_one_the_script_builds(tokenizer: Any, pretraining: ModuleType) -> None:
+    assert tokenizer.get_vocab() == {piece: i for i, piece in enumerate(pretraining.vocabulary())}
+    assert tokenizer.backend_tokenizer.to_str() == pretraining.build_tokenizer().backend_tokenizer.to_str()
+
+
+def test_every_character_of_benchmark_and_ascii_text_is_covered(
+    tokenizer: Any, benchmark_texts: list[tuple[str, str]]
+) -> None:
+    for line in [part for pair in benchmark_texts for part in pair] + [string.printable]:
+        encoded = tokenizer(line, return_offsets_mapping=True, add_special_tokens=False)
+        assert tokenizer.unk_token_id not in encoded["input_ids"]
+        pieces = "".join(line[a:b] for a, b in encoded["offset_mapping"])
+        assert pieces == "".join(line.split()).replace("\x0b", "").replace("\x0c", "")
+        spelled = "".join(t.removeprefix("##") for t in tokenizer.convert_ids_to_tokens(encoded["input_ids"]))
+        assert spelled == pieces.lower()
+
+
+def test_pair_starts_with_the_question_and_marks_the_context(tokenizer: Any) -> None:
+    encoded = tokenizer("who?", "a wolf.")
+    assert " ".join(tokenizer.convert_ids_to_tokens(encoded["input_ids"])) == "[CLS] who ? [SEP] a wolf . [SEP]"
+    assert encoded["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_pretraining_cuts_words_as_the_tokenizer_does(
+    tokenizer: Any, pretraining: ModuleType, pretraining_words: set[str]
+) -> None:
+    cut = pretraining.Pieces()
+    for word in sorted(pretraining_words - {"[MASK]"})[:3000]:
+        assert cut(word) == tokenizer(word, add_special_tokens=False)["input_ids"], word
+
+
+def test_no_entity_of_the_benchmark_occurs_in_the_pretraining_text(
+    pretraining_words: set[str], benchmark_texts: list[tuple[str, str]]
+) -> None:
+    syllables = "|".join(minisquad.SYLLABLES)
+    made_of_syllables = re.compile(rf"(?:{syllables}){{2,}}")
+    benchmark = {word for pair in benchmark_texts for word in re.findall(r"\w+", " ".join(pair).lower())}
+    entities = {word for word in benchmark if made_of_syllables.fullmatch(word) or re.fullmatch(r"\d{4}", word)}
+    assert len(entities) > 500
+    assert len(pretraining_words) > 10_000
+    assert not entities & pretraining_words
+    assert not any(made_of_syllables.search(word) for word in pretraining_words)
+    assert not any(re.fullmatch(r"\d{4}", word) for word in pretraining_words)
+
+
+def test_no_relation_of_the_benchmark_occurs_in_the_pretraining_text(pretraining_words: set[str]) -> None:
+    """Not only relations as a whole: no word of the benchmark's sentences and questions does, function words apart."""
+    phrasings = [p for kind in minisquad.KINDS.values() for r in kind for p in (*r.sentences, *r.questions)]
+    words = {w for p in (*phrasings, *minisquad.OPENINGS) for w in re.findall(r"[a-z]+", p.lower())} - {"s", "x"}
+    assert {"born", "river", "mayor", "founded"} <= words
+    assert words & pretraining_words <= FUNCTION_WORDS
+
+
+def test_weights_are_those_of_the_pretraining(pretraining: ModuleType) -> None:
+    """On unseen pretraining text (new names, new invented relations) most spans are exactly right; from random weights none is."""
+    data = pretraining.batch(Random(987), pretraining.Pieces(), 128, 6, 0.0, 512)
+    model = AutoModelForQuestionAnswering.from_pretrained(TINY, local_files_only=True).eval()
+    with torch.no_grad():
+        out = model(**{k: data[k] for k in ("input_ids", "token_type_ids", "attention_mask", "position_ids")})
+    right = (out.start_logits.argmax(-1) == data["start"]) & (out.end_logits.argmax(-1) == data["end"])
+    assert right.float().mean() > 0.75
