@@ -1,6 +1,6 @@
 """How fast are the features made, and how fast are they read again?
 
-Question: what does benchlib's feature builder (every distinct context tokenised once, windows cut with numpy, one
+Question: what does benchlib's feature builder (every context tokenised once, windows joined by the tokenizer, one
 mapped cache file) gain over the usual recipe (``tokenizer(..., return_overflowing_tokens=True)`` and a loop for the
 answer positions, through ``datasets.map``, whose cache is Arrow)?
 

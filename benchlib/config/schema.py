@@ -22,6 +22,8 @@ from benchlib.core.errors import UserError, nearest
 from benchlib.core.files import home, read_json, write_json
 from benchlib.core.machine import BACKENDS, MOVES
 
+EMBEDDED_MODEL = "tiny"  # the value of ``model`` that stands for the kit's own small encoder
+
 
 class BaseConfig(BaseModel):
     """What every benchmark's config has: where the work runs and within which limits."""

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
 )
 
-from benchlib.benchmarks.squad.config import EMBEDDED_MODEL, SquadConfig
+from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core.errors import UserError
 
 TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny"
@@ -67,32 +67,43 @@ def source(name: str) -> str:
     return str(TINY)
 
 
-def load(config: SquadConfig) -> Loaded:
-    """Load, check and return the model and tokenizer of ``config``, on the CPU in fp32.
+def load(
+    name: str,
+    *,
+    seed: int,
+    init: str = "pretrained",
+    attention: str = "sdpa",
+    max_length: int = 0,
+    attention_dropout: float | None = None,
+    hidden_dropout: float | None = None,
+) -> Loaded:
+    """Load, check and return the encoder ``name`` with its tokenizer, on the CPU in fp32.
 
-    Weights that are drawn (the head, or all with init=random) depend on ``config.seed`` only. Raises ``UserError``
-    where the model is not an encoder that can take a QA head, or does not fit ``max_length``.
+    ``name`` is a folder, a name of the hub or ``EMBEDDED_MODEL``. Weights that are drawn (the head, or all with
+    ``init="random"``) depend on ``seed`` only. A dropout of None is left as the model's config says. Raises
+    ``UserError`` where the model is not an encoder that can take a QA head, or has fewer than ``max_length`` positions.
     """
     quiet()
-    where = source(config.model)
-    settings = _read(config.model, lambda: transformers.AutoConfig.from_pretrained(where))
-    check_kind(config.model, settings)
-    tokenizer = _read(config.model, lambda: transformers.AutoTokenizer.from_pretrained(where, use_fast=True))
-    check_fit(config.model, settings, tokenizer, config.max_length)
-    _set_dropout(config, settings)
-    torch.manual_seed(config.seed)
+    where = source(name)
+    settings = _read(name, lambda: transformers.AutoConfig.from_pretrained(where))
+    check_kind(name, settings)
+    tokenizer = _read(name, lambda: transformers.AutoTokenizer.from_pretrained(where, use_fast=True))
+    check_fit(name, settings, tokenizer, max_length)
+    _set_dropout(name, settings, attention_dropout, _ATTENTION_DROPOUT)
+    _set_dropout(name, settings, hidden_dropout, _HIDDEN_DROPOUT)
+    torch.manual_seed(seed)
     auto = transformers.AutoModelForQuestionAnswering
-    if config.init == "random":
-        model = auto.from_config(settings, attn_implementation=config.attention)
+    if init == "random":
+        model = auto.from_config(settings, attn_implementation=attention)
         fresh = ["all"]
     else:
-        _only_safetensors(config.model, where)
+        _only_safetensors(name, where)
         model, info = _read(
-            config.model,
+            name,
             lambda: auto.from_pretrained(
                 where,
                 config=settings,
-                attn_implementation=config.attention,
+                attn_implementation=attention,
                 use_safetensors=True,
                 dtype=torch.float32,
                 output_loading_info=True,
@@ -169,11 +180,11 @@ def check_fit(name: str, settings: Any, tokenizer: Any, max_length: int) -> None
 
 def positions(settings: Any) -> int | None:
     """Return for how many tokens a model's config has positions; None where it sets no limit."""
-    found = getattr(settings, "max_position_embeddings", None)
-    if not isinstance(found, int) or found <= 0:
+    rows = getattr(settings, "max_position_embeddings", None)
+    if not isinstance(rows, int) or rows <= 0:
         return None
     offset = any(part in settings.model_type for part in _OFFSET_POSITIONS)
-    return found - ((settings.pad_token_id or 0) + 1 if offset else 0)
+    return rows - ((settings.pad_token_id or 0) + 1 if offset else 0)
 
 
 def _only_safetensors(name: str, where: str) -> None:
@@ -191,16 +202,15 @@ def _only_safetensors(name: str, where: str) -> None:
     )
 
 
-def _set_dropout(config: SquadConfig, settings: Any) -> None:
-    for value, names in ((config.attention_dropout, _ATTENTION_DROPOUT), (config.hidden_dropout, _HIDDEN_DROPOUT)):
-        if value < 0:
-            continue
-        known = [name for name in names if hasattr(settings, name)]
-        if not known:
-            raise UserError(
-                f"model = {config.model}: {settings.model_type} has none of {', '.join(names)}: leave the dropout at -1"
-            )
-        setattr(settings, known[0], value)
+def _set_dropout(name: str, settings: Any, rate: float | None, fields: tuple[str, ...]) -> None:
+    if rate is None:
+        return
+    present = [field for field in fields if hasattr(settings, field)]
+    if not present:
+        raise UserError(
+            f"model = {name}: {settings.model_type} has none of {', '.join(fields)}: leave the dropout at -1"
+        )
+    setattr(settings, present[0], rate)
 
 
 # Dropout for CPUs that draws its masks four times as fast as torch does, in attention too.

@@ -6,12 +6,11 @@ are two files in the official SQuAD v1.1 format.
 
 import hashlib
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.core.errors import DataError, UserError
 from benchlib.workloads import minisquad
 from benchlib.workloads.squad_text import Example, check_examples, content_sha256, read_squad, write_squad
@@ -23,7 +22,7 @@ HUB_NAME = "rajpurkar/squad"
 
 @dataclass(frozen=True)
 class Split:
-    """Questions to train on and to evaluate on, after the caps of the config.
+    """Questions to train on and to evaluate on, after the caps.
 
     ``sha256`` is of the content of both lists: equal means equal questions in equal order.
     """
@@ -35,15 +34,27 @@ class Split:
     sha256: str
 
 
-def load(config: SquadConfig) -> Split:
-    """Load the data that ``config`` names, capped at ``train_questions`` and ``eval_questions`` (0: all).
+def load(
+    data: str, train_questions: int, eval_questions: int, seed: int, train_file: str = "", eval_file: str = ""
+) -> Split:
+    """Load the questions of a source, at most ``train_questions`` and ``eval_questions`` of them (0: all).
 
-    Raises ``UserError`` where a source cannot be reached and ``DataError`` where its content breaks the format.
+    ``data`` is "minisquad" (generated from ``seed``, needs both counts), "squad" (the hub's) or "files" (the two given
+    ones). Raises ``UserError`` where a source cannot be reached and ``DataError`` where its content breaks the format.
     """
-    whole = SOURCES[config.data](config)
-    train = take(whole[0], config.train_questions, config.seed)
-    evaluation = take(whole[1], config.eval_questions, config.seed)
-    source = f"{config.train_file}, {config.eval_file}" if config.data == "files" else _SOURCE_NAMES[config.data]
+    if data == "minisquad":
+        source = "minisquad, the embedded generator"
+        whole = (
+            minisquad.generate(train_questions, seed, "train"),
+            minisquad.generate(eval_questions, seed, "eval"),
+        )
+    elif data == "squad":
+        source, whole = HUB_NAME, load_hub()
+    elif data == "files":
+        source, whole = f"{train_file}, {eval_file}", (read_squad(train_file), read_squad(eval_file))
+    else:
+        raise UserError(f"data = {data!r}: choose minisquad, squad or files")
+    train, evaluation = take(whole[0], train_questions, seed), take(whole[1], eval_questions, seed)
     description = (
         f"{source}: {_counts(train, len(whole[0]))} to train on, {_counts(evaluation, len(whole[1]))} to evaluate on"
     )
@@ -109,23 +120,5 @@ def _from_table(table: Any, source: str) -> list[Example]:
     return check_examples(examples, source)
 
 
-def _generated(config: SquadConfig) -> tuple[list[Example], list[Example]]:
-    return (
-        minisquad.generate(config.train_questions, config.seed, "train"),
-        minisquad.generate(config.eval_questions, config.seed, "eval"),
-    )
-
-
 def _counts(examples: list[Example], available: int) -> str:
     return f"{len(examples)} questions" if len(examples) == available else f"{len(examples)} of {available} questions"
-
-
-Source = Callable[[SquadConfig], tuple[list[Example], list[Example]]]
-
-SOURCES: dict[str, Source] = {
-    "minisquad": _generated,
-    "squad": lambda config: load_hub(),
-    "files": lambda config: (read_squad(config.train_file), read_squad(config.eval_file)),
-}
-
-_SOURCE_NAMES = {"minisquad": "minisquad, the embedded generator", "squad": HUB_NAME}

@@ -10,8 +10,6 @@ import torch
 import transformers
 
 from benchlib.workloads import features
-from benchlib.workloads import encoders
-from benchlib.workloads import squad_data
 from benchlib.core.events import EventWriter
 from benchlib.core.files import write_json
 from benchlib.runtime.group import World
@@ -27,7 +25,7 @@ Config = SquadConfig
 
 def make_model(folder: Path) -> str:
     """Write a random BERT of 2 layers with a word vocabulary of the generated data; return its path."""
-    split = squad_data.load(SquadConfig(train_questions=40, eval_questions=4))
+    split = steps.load_data(SquadConfig(train_questions=40, eval_questions=4))
     texts = " ".join(f"{example.question} {example.context}" for example in [*split.train, *split.eval])
     words = sorted(set("".join(c if c.isalnum() else f" {c} " for c in texts.lower()).split()))
     letters = sorted({letter for word in words for letter in word})
@@ -55,8 +53,8 @@ def without_dropout(**changes: Any) -> dict[str, Any]:
 
 def task_of(config: SquadConfig, here: World, run_dir: Path, events: EventWriter) -> steps.Task:
     """Return a task on generated data, and the model that belongs to it."""
-    split = squad_data.load(config)
-    loaded = encoders.load(config)
+    split = steps.load_data(config)
+    loaded = steps.load_model(config)
     made = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
     return steps.Task(config, here, loaded, split.train, made, events, run_dir, time.time() + config.budget_s, 100)
 
@@ -142,8 +140,8 @@ def alone(config: SquadConfig, run_dir: Path) -> dict[str, Any]:
 
 def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
     """Return the gradients of the mean loss of all samples by transformers alone: one sample at a time, no padding."""
-    split = squad_data.load(config)
-    loaded = encoders.load(config)
+    split = steps.load_data(config)
+    loaded = steps.load_model(config)
     made = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
     model = loaded.model.train()
     for index in range(len(made)):

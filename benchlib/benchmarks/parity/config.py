@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, field_validator, model_validator
 
-from benchlib.benchmarks.squad.config import EMBEDDED_MODEL
-from benchlib.config.schema import BaseConfig
+from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core.errors import UserError, nearest
 
 DEVICES = ("cuda", "rocm", "mps", "xpu", "tpu")

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchlib.benchmarks.parity import tolerances
 from benchlib.benchmarks.parity.config import ParityConfig
-from benchlib.benchmarks.squad.config import EMBEDDED_MODEL
+from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, Status, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.impossible import numbers as names

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from benchlib.benchmarks.parity import tolerances
 from benchlib.benchmarks.parity.compare import Comparison
 from benchlib.benchmarks.parity.config import Member, ParityConfig
-from benchlib.benchmarks.squad.config import EMBEDDED_MODEL
+from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core.stats import summary
 from benchlib.results.metrics import Metric, derived, measured, not_available
 

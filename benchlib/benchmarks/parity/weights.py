@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenize
 
 from benchlib.benchmarks.parity import layers
 from benchlib.benchmarks.parity.config import ParityConfig
-from benchlib.benchmarks.squad.config import EMBEDDED_MODEL, SquadConfig
+from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, read_object, write_json
 from benchlib.runtime import checkpoint
@@ -97,19 +97,14 @@ def _has_weights(name: str) -> bool:
     return Path(name).is_dir() and any(path.suffix in suffixes for path in Path(name).iterdir())
 
 
-def _squad(config: ParityConfig, init: str) -> SquadConfig:
-    # What models.load reads of it: the length is checked by cases.py, where each field of it is named.
-    return SquadConfig(model=config.model, init=init, seed=config.seed, attention="eager", max_length=16, doc_stride=0)  # type: ignore[arg-type]
-
-
 def _loaded(config: ParityConfig) -> Prepared:
-    found = encoders.load(_squad(config, "pretrained"))
+    found = encoders.load(config.model, seed=config.seed, attention="eager")
     fresh = f"; drawn (seed {config.seed}): {', '.join(found.fresh)}" if found.fresh else ""
     return Prepared(found.model, found.tokenizer, config.model, "pretrained", f"{_called(config.model)}{fresh}")
 
 
 def _drawn(config: ParityConfig) -> Prepared:
-    found = encoders.load(_squad(config, "random"))
+    found = encoders.load(config.model, seed=config.seed, init="random", attention="eager")
     chosen = "the config of" if config.init == "random" else "no weights at hand, the config of"
     description = f"{chosen} {_called(config.model)} with random weights (seed {config.seed})"
     return Prepared(found.model, found.tokenizer, config.model, "random", description)

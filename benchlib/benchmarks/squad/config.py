@@ -4,9 +4,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from benchlib.config.schema import BaseConfig
+from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 
-EMBEDDED_MODEL = "tiny"
 EMBEDDED_LEARNING_RATE, BERT_LEARNING_RATE = 1e-3, 3e-5  # a tiny encoder needs larger steps than BERT
 
 

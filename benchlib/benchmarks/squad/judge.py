@@ -3,7 +3,8 @@
 from pathlib import PurePath
 from typing import Any
 
-from benchlib.benchmarks.squad.config import EMBEDDED_MODEL, SquadConfig
+from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core.stats import smoothing_window
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (

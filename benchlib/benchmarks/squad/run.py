@@ -14,9 +14,9 @@ import torch.distributed as dist
 import transformers
 
 from benchlib.benchmarks.squad import metrics
-from benchlib.benchmarks.squad.config import EMBEDDED_MODEL, SquadConfig
-from benchlib.benchmarks.squad.steps import Task, Trained, comm_device
-from benchlib.config.schema import BaseConfig
+from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.benchmarks.squad.steps import Task, Trained, comm_device, load_data, load_model
+from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core import files
 from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.events import EventWriter, Moment, read_events, restarts
@@ -58,17 +58,17 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
 
     events.emit("phase", name="data")
     # What may come from the hub is fetched by one rank; the others then find it in the cache.
-    split = _main_first(here, config.data == "squad", lambda: squad_data.load(config))
+    split = _main_first(here, config.data == "squad", lambda: load_data(config))
     events.emit("phase", name="model")
     loaded = _main_first(
-        here, config.model != EMBEDDED_MODEL and not Path(config.model).exists(), lambda: encoders.load(config)
+        here, config.model != EMBEDDED_MODEL and not Path(config.model).exists(), lambda: load_model(config)
     )
     events.emit("phase", name="features")
     began = Moment.now()
 
     def build(training: bool) -> features.Features:
         def told(done: int, total: int) -> None:
-            events.emit("progress", phase="features", done=done, total=total, unit="contexts")
+            events.emit("progress", phase="features", done=done, total=total, unit="questions")
 
         examples = split.train if training else split.eval
         return features.build(

@@ -19,8 +19,8 @@ from benchlib.core.events import EventWriter, Moment
 from benchlib.runtime import devices
 from benchlib.runtime.checkpoint import rng_state, set_rng_state
 from benchlib.runtime.group import World, barrier, checksums_equal
+from benchlib.workloads import encoders, squad_data
 from benchlib.workloads.batches import MicroBatch, samples_of, steps_per_epoch
-from benchlib.workloads.encoders import Loaded
 from benchlib.workloads.features import Features
 from benchlib.workloads.squad_text import Example
 
@@ -96,7 +96,7 @@ class Task:
 
     config: SquadConfig
     world: World
-    loaded: Loaded
+    loaded: encoders.Loaded
     examples: Sequence[Example]
     features: Features
     events: EventWriter
@@ -124,6 +124,31 @@ class Trained:
     notes: list[str] = field(default_factory=list)
 
 
+def load_data(config: SquadConfig) -> squad_data.Split:
+    """Return the questions that ``config`` names."""
+    return squad_data.load(
+        config.data,
+        config.train_questions,
+        config.eval_questions,
+        config.seed,
+        train_file=config.train_file,
+        eval_file=config.eval_file,
+    )
+
+
+def load_model(config: SquadConfig) -> encoders.Loaded:
+    """Return the model that ``config`` names, on the CPU in fp32, with its tokenizer."""
+    return encoders.load(
+        config.model,
+        seed=config.seed,
+        init=config.init,
+        attention=config.attention,
+        max_length=config.max_length,
+        attention_dropout=None if config.attention_dropout < 0 else config.attention_dropout,
+        hidden_dropout=None if config.hidden_dropout < 0 else config.hidden_dropout,
+    )
+
+
 def qa_loss(model: Any, batch: MicroBatch, precision: str) -> torch.Tensor:
     """Return the sum over the micro-batch of (start loss + end loss) / 2, a scalar in fp32."""
     with devices.autocast(precision, batch.inputs["input_ids"].device):
@@ -141,7 +166,7 @@ def qa_loss(model: Any, batch: MicroBatch, precision: str) -> torch.Tensor:
     return (losses[0] + losses[1]) / 2
 
 
-def flops_of(loaded: Loaded) -> Callable[[int, int], float]:
+def flops_of(loaded: encoders.Loaded) -> Callable[[int, int], float]:
     """Return the function of (samples, padded length) that gives the FLOPs of training on them; NaN where unknown."""
     layers, hidden, intermediate = loaded.layers, loaded.hidden, loaded.intermediate
     if layers is None or hidden is None or intermediate is None:

@@ -163,7 +163,7 @@ def _same(left, right):
 def test_the_cache_gives_the_same_arrays_without_building(tmp_path, monkeypatch, training):
     examples, tokenizer = _examples(), TOKENIZERS["bert"]
     first = features.build(examples, tokenizer, 96, 24, training, tmp_path)
-    monkeypatch.setattr(features.windows, "cut", None)  # a second build would fail
+    monkeypatch.setattr(features, "cut", None)  # a second build would fail
     second = features.build(examples, tokenizer, 96, 24, training, tmp_path)
     assert (first.from_cache, second.from_cache) == (False, True)
     _same(first, second)
@@ -216,13 +216,13 @@ def test_a_damaged_file_is_found_and_built_anew(tmp_path, caplog, damage):
 
 
 def _build_in_a_process(folder, tokenizer, queue, gate):
-    original = features.windows.cut
+    original = features.cut
 
     def slow(*arguments):
         time.sleep(0.5)
         return original(*arguments)
 
-    features.windows.cut = slow
+    features.cut = slow
     gate.wait()
     built = features.build(_examples(), tokenizer, 96, 24, True, folder)
     queue.put((built.from_cache, built.input_ids.sum().item()))

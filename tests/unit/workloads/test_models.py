@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 
-from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.core.errors import UserError
 from benchlib.workloads import encoders
 
@@ -31,12 +30,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _config(model: Any, **changes: Any) -> SquadConfig:
-    return SquadConfig(model=str(model), max_length=64, doc_stride=8, **changes)
+def _load(model: Any, **changes: Any) -> encoders.Loaded:
+    return encoders.load(str(model), **({"max_length": 64, "seed": 0} | changes))
 
 
 def test_an_encoder_gets_a_head_that_depends_on_the_seed_only(folder: Path) -> None:
-    loaded = [encoders.load(_config(folder, seed=seed)) for seed in (1, 1, 2)]
+    loaded = [_load(folder, seed=seed) for seed in (1, 1, 2)]
     heads = [found.model.qa_outputs.weight for found in loaded]
     assert loaded[0].fresh == ["qa_outputs.bias", "qa_outputs.weight"]
     assert torch.equal(heads[0], heads[1])
@@ -46,20 +45,20 @@ def test_an_encoder_gets_a_head_that_depends_on_the_seed_only(folder: Path) -> N
 
 
 def test_random_weights_are_not_those_of_the_folder(folder: Path) -> None:
-    pretrained, random = (encoders.load(_config(folder, init=init)).model for init in ("pretrained", "random"))
+    pretrained, random = (_load(folder, init=init).model for init in ("pretrained", "random"))
     assert not torch.equal(
         pretrained.bert.embeddings.word_embeddings.weight, random.bert.embeddings.word_embeddings.weight
     )
 
 
 def test_dropout_of_the_config(folder: Path) -> None:
-    settings = encoders.load(_config(folder, attention_dropout=0.0, hidden_dropout=0.3)).model.config
+    settings = _load(folder, attention_dropout=0.0, hidden_dropout=0.3).model.config
     assert (settings.attention_probs_dropout_prob, settings.hidden_dropout_prob) == (0.0, 0.3)
 
 
 def test_positions_must_suffice(folder: Path) -> None:
     with pytest.raises(UserError, match=r"max_length = 65: .* positions for 64 tokens: set max_length=64"):
-        encoders.load(SquadConfig(model=str(folder), max_length=65, doc_stride=8))
+        _load(folder, max_length=65)
 
 
 def test_a_pickled_checkpoint_is_never_opened(folder: Path, tmp_path: Path) -> None:
@@ -68,11 +67,11 @@ def test_a_pickled_checkpoint_is_never_opened(folder: Path, tmp_path: Path) -> N
             (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "pytorch_model.bin").write_bytes(b"not a pickle at all")
     with pytest.raises(UserError, match=r"pytorch_model\.bin is a pickle"):
-        encoders.load(_config(tmp_path))
+        _load(tmp_path)
     (tmp_path / "pytorch_model.bin").unlink()
     with pytest.raises(UserError, match=r"no model\.safetensors .* init=random"):
-        encoders.load(_config(tmp_path))
-    assert encoders.load(_config(tmp_path, init="random")).parameters > 0
+        _load(tmp_path)
+    assert _load(tmp_path, init="random").parameters > 0
 
 
 @pytest.mark.parametrize(
@@ -130,4 +129,4 @@ def test_tokenizer_and_model_must_fit(changes: dict[str, Any], settings: Any, re
 def test_an_unknown_name_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match=r"not in the cache of the hub nor reachable.*hf download no/such-model"):
-        encoders.load(_config("no/such-model"))
+        _load("no/such-model")

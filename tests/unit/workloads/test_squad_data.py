@@ -1,6 +1,5 @@
 import copy
 import json
-from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -135,8 +134,8 @@ def test_a_missing_file_is_a_user_error(tmp_path):
         squad_data.read_squad(tmp_path / "nowhere.json")
 
 
-def _config(**values):
-    return SimpleNamespace(**({"data": "files", "seed": 0, "train_questions": 0, "eval_questions": 0} | values))
+def _load(**values):
+    return squad_data.load(**({"data": "files", "seed": 0, "train_questions": 0, "eval_questions": 0} | values))
 
 
 def _examples(prefix, count):
@@ -158,14 +157,14 @@ def test_files_are_loaded_with_caps_and_a_hash_of_their_content(tmp_path):
     squad_data.write_squad(_examples("t", 20), tmp_path / "t.json")
     squad_data.write_squad(_examples("e", 10), tmp_path / "e.json")
     files = {"train_file": str(tmp_path / "t.json"), "eval_file": str(tmp_path / "e.json")}
-    whole = squad_data.load(_config(**files))
-    cut = squad_data.load(_config(**files, train_questions=5))
+    whole = _load(**files)
+    cut = _load(**files, train_questions=5)
     assert whole.train == _examples("t", 20)
     assert whole.eval == _examples("e", 10)
     assert (len(cut.train), len(cut.eval)) == (5, 10)
     assert "5 of 20 questions to train on, 10 questions to evaluate on" in cut.description
-    assert whole.sha256 != cut.sha256 == squad_data.load(_config(**files, train_questions=5)).sha256
-    same = squad_data.load(_config(train_file=files["train_file"], eval_file=files["train_file"]))
+    assert whole.sha256 != cut.sha256 == _load(**files, train_questions=5).sha256
+    same = _load(train_file=files["train_file"], eval_file=files["train_file"])
     assert "20 questions are in both" in same.description
 
 
@@ -222,7 +221,7 @@ def test_the_hub_loader_on_a_local_copy_without_a_connection(tmp_path, monkeypat
     assert squad_data.load_hub(folder, cache_dir=tmp_path / "cache") == (train, validation)
 
     monkeypatch.setattr(squad_data, "load_hub", lambda: (train, validation))
-    split = squad_data.load(_config(data="squad", train_questions=3))
+    split = _load(data="squad", train_questions=3)
     assert (len(split.train), split.eval, split.source) == (3, validation, "rajpurkar/squad")
 
 
@@ -242,6 +241,6 @@ def test_an_unreachable_hub_says_what_to_do(tmp_path, monkeypatch):
 
 
 def test_generated_data_keeps_the_rules_of_the_format():
-    split = squad_data.load(_config(data="minisquad", train_questions=40, eval_questions=20))
+    split = _load(data="minisquad", train_questions=40, eval_questions=20)
     assert len(check_examples(split.train, "train")) == 40
     assert len(check_examples(split.eval, "eval")) == 20
