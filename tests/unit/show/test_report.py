@@ -237,7 +237,7 @@ def test_command_line_gives_the_same_config_again():
         EVIL, "<svg onload=alert(1)><script>alert(1)</script></svg>", "<a href='javascript:alert(1)'>x</a>", "<a href=' JaVaScRiPt:alert(1)'>x</a>",
         "<img src='http://example.invalid/x.png'>", "<img src='data:image/svg+xml;base64,PHN2Zz4='>", "<div style='background:url(http://x)'>x</div>",
         "<style>@import url(http://x)</style>", "<iframe srcdoc='<script>alert(1)</script>'></iframe>", "<math><mtext><script>alert(1)</script></mtext></math>",
-        "<noscript><p title='</noscript><img src=x onerror=alert(1)>'></noscript>", "<table><tr><td></table></div></details><p>after", "<!--><script>alert(1)</script>-->",
+        "<noscript><p title='</noscript><img src=x onerror=alert(1)>'></noscript>", "<table><tr><td></table></div></details><p>after", "<!--><script>alert(1)</script>-->", "<p title='<img src=x onerror=alert(1)><th>'>x", "<table><tbody><tr><th title='> scope='>x",
         "<object data='x'></object><embed src='x'><base href='http://x'><form action='http://x'><input></form><link rel=stylesheet href='http://x'>",
     ],
 )  # fmt: skip
@@ -252,6 +252,14 @@ def test_html_of_cells_is_cleaned(source, tmp_path):
         for name, value in attrs.items()
     )
     assert "".join(page.open) == ""
+
+
+def test_html_of_cells_is_completed_for_screen_readers():
+    table = "<table><thead><tr><th>a<tbody><tr><th>r<th scope=colgroup>c</table>"
+    assert re.findall(r"<th( [^>]*)>", markup.clean(table)) == [' scope="col"', ' scope="row"', ' scope="colgroup"']
+    image = "<img src='data:image/png;base64,AA==' alt='%s'>"
+    alts = [re.findall('alt="([^"]*)"', markup.clean(image % words)) for words in ("a curve", "")]
+    assert alts == [["a curve"], ["picture without a description"]]
 
 
 def test_markdown_keeps_formulas_and_shows_raw_html_as_text():
