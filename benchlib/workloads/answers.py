@@ -1,4 +1,4 @@
-"""From logits to answers: the best span over all windows of a question.
+"""From logits to answers and their scores: the best span over all windows of a question, F1 and exact match.
 
 Letters: F windows, L longest window, T tokens of all windows, k = ``n_best``.
 """
@@ -15,6 +15,8 @@ from benchlib.workloads.squad_text import Example
 
 # What the usual recipe predicts where no span is possible; kept, so that predictions compare equal.
 NO_SPAN = "empty"
+
+METRIC = Path(__file__).resolve().parent / "squad_metric"
 
 _CHUNK = 512
 
@@ -103,12 +105,6 @@ def _best_pairs(
     best = total.argmax(axis=1)  # the first of equal ones: the highest start, then the highest end
     each = np.arange(len(rows))
     return total[each, best], np.stack([s[each, best // e.shape[1]], e[each, best % e.shape[1]]], axis=1)
-
-
-# F1 and exact match of predictions, and which questions went wrong.
-
-
-METRIC = Path(__file__).resolve().parent / "squad_metric"
 
 
 def score(predictions: Mapping[str, str], examples: Sequence[Example]) -> dict[str, Any]:

@@ -221,7 +221,6 @@ def _set_dropout(name: str, settings: Any, rate: float | None, fields: tuple[str
 #
 # Letters: B samples, H heads, S tokens, D values of a head.
 
-
 ATTENTION = "benchlib_cpu"  # the name under which transformers finds ``attention``
 
 

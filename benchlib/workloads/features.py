@@ -1,7 +1,7 @@
-"""Named numpy arrays in one file that is mapped into memory when read, with a checksum that detects damage.
+"""SQuAD features: windows of tokens, made once and then read from a cache file.
 
-The file is a line of JSON (magic, place and type of each array, free metadata, SHA-256 of all of it and of the rest), then
-the arrays, each at a multiple of 64 bytes. Unlike a zip of ``.npy`` files it maps without a copy, and it unpickles nothing.
+A window is a question and a part of its context, with the tokenizer's special tokens; the tokenizer cuts and joins
+them. Letters: F windows, T tokens of all windows.
 """
 
 import contextlib
@@ -18,87 +18,14 @@ from typing import Any
 
 import filelock
 import numpy as np
+import safetensors.numpy
 import tokenizers
+from safetensors import SafetensorError, safe_open
 from tokenizers import Encoding, Tokenizer
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path
 from benchlib.workloads.squad_text import Example, content_sha256
-
-MAGIC = "benchlib arrays 2"
-_ALIGN = 64
-_HEADER_LIMIT = 1 << 20
-
-Arrays = dict[str, np.ndarray]
-
-
-class DamagedFile(ValueError):
-    """The file is cut, altered or not of this format; the text says which."""
-
-
-def write_arrays(path: Path | str, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-    """Write ``arrays`` and the JSON values of ``meta`` atomically."""
-    table, position = [], 0
-    digest = hashlib.sha256()
-    chunks: list[memoryview | bytes] = []
-    for name, array in arrays.items():
-        data = np.ascontiguousarray(array)
-        table.append({"name": name, "dtype": data.dtype.str, "shape": list(np.shape(array)), "at": position})
-        padding = bytes(-data.nbytes % _ALIGN)
-        for chunk in (data.reshape(-1).view(np.uint8).data, padding):
-            digest.update(chunk)
-            chunks.append(chunk)
-        position += data.nbytes + len(padding)
-    described = {"arrays": table, "meta": dict(meta), "bytes": position}
-    digest.update(json.dumps(described).encode())
-    header = {"magic": MAGIC, **described, "sha256": digest.hexdigest()}
-    line = json.dumps(header).encode()
-    line += b" " * (-(len(line) + 1) % _ALIGN) + b"\n"
-    with atomic_path(path) as temporary, temporary.open("wb") as handle:
-        handle.write(line)
-        for chunk in chunks:
-            handle.write(chunk)
-
-
-def read_arrays(path: Path | str) -> tuple[Arrays, dict[str, Any]]:
-    """Map the arrays of ``path``, read-only, and return them with the metadata.
-
-    Raises ``DamagedFile`` when the content is not what was written, ``FileNotFoundError`` when there is none.
-    """
-    source = Path(path)
-    if not stat.S_ISREG(source.stat().st_mode):  # to open a pipe would wait for its other end
-        raise DamagedFile(f"{source}: no regular file")
-    with source.open("rb") as handle:
-        line = handle.readline(_HEADER_LIMIT)
-    try:
-        header = json.loads(line)
-        known = header["magic"] == MAGIC
-        described = {name: header[name] for name in ("arrays", "meta", "bytes")}
-        expected = len(line) + int(header["bytes"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise DamagedFile(f"{source}: not an array file of this version") from None
-    if not known:
-        raise DamagedFile(f"{source}: not an array file of this version")
-    if source.stat().st_size != expected:
-        raise DamagedFile(f"{source}: cut or extended: {source.stat().st_size} bytes, {expected} were written")
-    raw = np.asarray(np.memmap(source, dtype=np.uint8, mode="r"))[len(line) :]
-    digest = hashlib.sha256(raw.data)
-    digest.update(json.dumps(described).encode())
-    if digest.hexdigest() != header.get("sha256"):
-        raise DamagedFile(f"{source}: altered: its checksum does not match")
-    arrays: Arrays = {}
-    for entry in header["arrays"]:
-        dtype = np.dtype(entry["dtype"])
-        size = int(np.prod(entry["shape"], dtype=np.int64)) * dtype.itemsize
-        arrays[entry["name"]] = raw[entry["at"] : entry["at"] + size].view(dtype).reshape(entry["shape"])
-    return arrays, header["meta"]
-
-
-# SQuAD features: windows of tokens, made once and then mapped from a cache file.
-#
-# A window is a question and a part of its context, with the tokenizer's special tokens; the tokenizer cuts and joins
-# them. Letters: F windows, T tokens of all windows.
-
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +37,7 @@ _BATCH = 1024
 _LEAST_STEP = 16
 
 Progress = Callable[[int, int], None]
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -181,16 +109,16 @@ def build(
     if cache_dir is None:
         arrays, meta = cut(examples, tokenizer, max_length, doc_stride, training, progress)
         return _features(arrays, meta, False, began)
-    path = Path(cache_dir) / f"features-{_key(examples, tokenizer, max_length, doc_stride, training)}.bin"
-    found = _read(path)
-    if found is None:
+    path = Path(cache_dir) / f"features-{_key(examples, tokenizer, max_length, doc_stride, training)}.safetensors"
+    cached = _read(path)
+    if cached is None:
         with _locked(path, progress):
-            found = _read(path)  # the process that held the lock has left it here
-            if found is None:
+            cached = _read(path)  # the process that held the lock has left it here
+            if cached is None:
                 arrays, meta = cut(examples, tokenizer, max_length, doc_stride, training, progress)
                 _store(path, arrays, meta)
                 return _features(arrays, meta, False, began)
-    return _features(*found, True, began)
+    return _features(*cached, True, began)
 
 
 def _key(examples: Sequence[Example], tokenizer: Any, max_length: int, doc_stride: int, training: bool) -> str:
@@ -205,7 +133,7 @@ def _key(examples: Sequence[Example], tokenizer: Any, max_length: int, doc_strid
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+def _read(path: Path) -> tuple[Arrays, dict[str, Any]] | None:
     try:
         return read_arrays(path)
     except FileNotFoundError:
@@ -215,7 +143,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         return None
 
 
-def _store(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
+def _store(path: Path, arrays: Arrays, meta: dict[str, Any]) -> None:
     try:
         write_arrays(path, arrays, meta)
     except OSError as error:
@@ -243,7 +171,7 @@ def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
         lock.release()
 
 
-def _features(arrays: dict[str, np.ndarray], meta: dict[str, Any], from_cache: bool, began: float) -> Features:
+def _features(arrays: Arrays, meta: dict[str, Any], from_cache: bool, began: float) -> Features:
     present: dict[str, Any] = (
         dict.fromkeys(("start_positions", "end_positions", "char_start", "char_end")) | arrays | meta
     )
@@ -265,7 +193,7 @@ def cut(
     doc_stride: int,
     training: bool,
     progress: Progress | None = None,
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+) -> tuple[Arrays, dict[str, Any]]:
     """Cut ``examples`` into windows of at most ``max_length`` tokens that share ``doc_stride``.
 
     Returns the arrays and the metadata of ``Features``. Raises ``UserError`` when the windows leave no room for a
@@ -287,7 +215,7 @@ def cut(
 
     columns: dict[str, list[np.ndarray]] = {}
     questions_cut = 0
-    for low in range(0, len(examples), _BATCH):
+    for low in range(0, len(examples) or 1, _BATCH):  # no questions give empty arrays
         part = examples[low : low + _BATCH]
         # White space before a question is no information, and there are questions with thousands of blanks.
         questions = plain.encode_batch_fast([example.question.lstrip() for example in part])
@@ -348,7 +276,7 @@ def _shortened(tokenizer: Tokenizer, question: str, longest: int) -> Encoding:
 
 def _arrays(
     examples: Sequence[Example], windows: list[Encoding], owners: list[int], layout: dict[str, Any], training: bool
-) -> dict[str, np.ndarray]:
+) -> Arrays:
     """Return the arrays of some windows; ``lengths`` (F,) instead of ``starts``."""
     lengths = np.array([len(window) for window in windows], np.int64)
     size = np.array([window.sequence_ids.count(1) for window in windows], np.int64)  # of the context's part
@@ -391,3 +319,44 @@ def _answer(characters: np.ndarray, begin: int, end: int) -> tuple[int, int] | N
         return None
     last = int(np.searchsorted(characters[:, 1], end, side="left"))
     return min(int(np.searchsorted(characters[:, 0], begin, side="right")) - 1, last), last
+
+
+class DamagedFile(ValueError):
+    """The file is cut, altered or not of this format; the text says which."""
+
+
+def write_arrays(path: Path | str, arrays: Arrays, meta: Mapping[str, Any]) -> None:
+    """Write ``arrays`` and the JSON values of ``meta`` atomically as safetensors, with a checksum of both."""
+    about = {"meta": meta, "sha256": _digest(arrays, meta)}
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(safetensors.numpy.save(arrays, {"benchlib": json.dumps(about)}))
+
+
+def read_arrays(path: Path | str) -> tuple[Arrays, dict[str, Any]]:
+    """Return the arrays of ``path``, read-only, and the metadata.
+
+    Raises ``DamagedFile`` when the content is not what was written, ``FileNotFoundError`` when there is none.
+    """
+    source = Path(path)
+    if not stat.S_ISREG(source.stat().st_mode):  # to open a pipe would wait for its other end
+        raise DamagedFile(f"{source}: no regular file")
+    try:
+        with safe_open(source, "np") as handle:
+            about = json.loads(handle.metadata()["benchlib"])
+            arrays = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118  it is no mapping
+        intact = about["sha256"] == _digest(arrays, about["meta"])
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedFile(f"{source}: cut, extended or not an array file: {error}") from None
+    if not intact:
+        raise DamagedFile(f"{source}: altered: its checksum does not match")
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays, about["meta"]
+
+
+def _digest(arrays: Arrays, meta: Mapping[str, Any]) -> str:
+    described = [[name, array.dtype.str, array.shape] for name, array in sorted(arrays.items())]
+    digest = hashlib.sha256(json.dumps([described, meta], sort_keys=True).encode())
+    for _, array in sorted(arrays.items()):
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

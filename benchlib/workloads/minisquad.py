@@ -1,6 +1,6 @@
 """Minisquad: a seeded generator of SQuAD-like questions on invented people, towns, companies, ships and books. It needs no download.
 
-A paragraph tells several facts about several subjects of one kind: four people, say, with a birth year and a teacher each. So every
+A paragraph states several facts about several subjects of one kind: four people, say, with a birth year and a teacher each. So every
 answer stands among others of its own type, and a question is answered by finding the sentence with its subject *and* its relation; to know
 that "when" asks for a year is not enough (a guesser of that kind stays below F1 40, see tests/unit/workloads/test_minisquad.py). Sentences and
 questions are phrased in several ways. Names are disjoint between the splits: a name belongs to "eval" or to "train" by its
@@ -32,7 +32,7 @@ OPENINGS = ("According to the records, ", "As the archive notes, ", "It is certa
 
 @dataclass(frozen=True)
 class Relation:
-    """One thing told of a subject: `answer` is the type of its value; S and X in the phrasings stand for subject and value."""
+    """One thing stated about a subject: `answer` is the type of its value; S and X in the phrasings stand for subject and value."""
 
     name: str
     answer: str
@@ -203,7 +203,7 @@ def _paragraph(random: Random, split: str, facts: int) -> tuple[str, str, list[F
     subjects = [names.new(kind) for _ in range(-(-facts // len(relations)))]
     cells = [(subject, relation) for subject in subjects for relation in relations]
     random.shuffle(cells)
-    told: list[Fact] = []
+    stated: list[Fact] = []
     context = ""
     for subject, relation in cells[:facts]:
         value = names.new(relation.answer)
@@ -213,9 +213,9 @@ def _paragraph(random: Random, split: str, facts: int) -> tuple[str, str, list[F
             keep = sentence[0] if sentence.startswith((subject, value)) else sentence[0].lower()
             sentence, start = opening + keep + sentence[1:], start + len(opening)
         context += " " if context else ""
-        told.append(Fact(relation, subject, value, len(context) + start))
+        stated.append(Fact(relation, subject, value, len(context) + start))
         context += sentence
-    return kind, context, told
+    return kind, context, stated
 
 
 def paragraphs(seed: int, split: str, facts: tuple[int, int] = FACTS) -> Iterator[tuple[str, str, list[Fact]]]:
@@ -242,8 +242,8 @@ def generate(n_questions: int, seed: int, split: str, facts: tuple[int, int] = F
         raise UserError(f"n_questions={n_questions}: the size of a set is 0 or more")
     examples: list[Example] = []
     random = Random(f"minisquad questions {split} {seed}")
-    for number, (kind, context, told) in enumerate(paragraphs(seed, split, facts)):
-        for place, fact in enumerate(random.sample(told, min(QUESTIONS_PER_PARAGRAPH, len(told)))):
+    for number, (kind, context, stated) in enumerate(paragraphs(seed, split, facts)):
+        for place, fact in enumerate(random.sample(stated, min(QUESTIONS_PER_PARAGRAPH, len(stated)))):
             if len(examples) == n_questions:
                 return examples
             question, _ = _fill(random.choice(fact.relation.questions), fact.subject, "")

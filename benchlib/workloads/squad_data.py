@@ -1,4 +1,4 @@
-"""Question answering data for the benchmark: one loader with three sources.
+"""Question answering data: one loader with three sources.
 
 ``minisquad`` is generated, ``squad`` comes from the Hugging Face hub through ``datasets`` (which caches it), ``files``
 are two files in the official SQuAD v1.1 format.
@@ -13,9 +13,7 @@ from typing import Any
 
 from benchlib.core.errors import DataError, UserError
 from benchlib.workloads import minisquad
-from benchlib.workloads.squad_text import Example, check_examples, content_sha256, read_squad, write_squad
-
-__all__ = ["Example", "Split", "content_sha256", "load", "load_hub", "read_squad", "take", "write_squad"]
+from benchlib.workloads.squad_text import Example, check_examples, content_sha256, read_squad
 
 HUB_NAME = "rajpurkar/squad"
 

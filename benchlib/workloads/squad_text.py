@@ -1,4 +1,9 @@
-"""One question of an extractive question answering set, as every source of data delivers it."""
+"""Questions with their paragraphs, and the official SQuAD v1.1 JSON format: read with every rule checked, and written.
+
+A file is ``{"version": "1.1", "data": [article]}``; an article has a ``title`` and ``paragraphs``, a paragraph a
+``context`` and ``qas``, a question an ``id``, a ``question`` and ``answers``, an answer a ``text`` and the
+``answer_start`` of it, counted in characters (code points) of the context. Further keys are passed over.
+"""
 
 import codecs
 import hashlib
@@ -12,13 +17,17 @@ from typing import Any
 from benchlib.core.errors import DataError, UserError
 from benchlib.core.files import write_json
 
+VERSION = "1.1"
+
+_JSON_NAMES = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """A question, the paragraph that holds its answer, and the gold answers.
 
-    `answers` holds (text, start) pairs; `start` counts characters (code points) of `context`, so
-    `context[start:start + len(text)] == text` for each of them.
+    ``answers`` holds (text, start) pairs; ``start`` counts characters (code points) of ``context``, so
+    ``context[start:start + len(text)] == text`` for each of them.
     """
 
     id: str
@@ -39,18 +48,6 @@ def content_sha256(examples: Iterable[Example]) -> str:
         # The lengths go first: without them two ways of cutting the same characters into fields would be one.
         digest.update(repr([len(field) for field in encoded]).encode() + b"".join(encoded))
     return digest.hexdigest()
-
-
-# The official SQuAD v1.1 JSON format: read with every rule of it checked, and written.
-#
-# A file is ``{"version": "1.1", "data": [article]}``; an article has a ``title`` and ``paragraphs``, a paragraph a
-# ``context`` and ``qas``, a question an ``id``, a ``question`` and ``answers``, an answer a ``text`` and the
-# ``answer_start`` of it, counted in characters (code points) of the context. Further keys are passed over.
-
-
-VERSION = "1.1"
-
-_JSON_NAMES = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
 
 
 def read_squad(path: Path | str) -> list[Example]:
@@ -209,13 +206,13 @@ def _check_text(text: str, what: str, where: str) -> None:
 def _check_answer(text: str, start: int, context: str, where: str) -> None:
     if not text.strip():
         raise DataError(f"{where}: the text of an answer is empty")
-    found = context[start : start + len(text)] if start >= 0 else ""
-    if found != text:
+    there = context[start : start + len(text)] if start >= 0 else ""
+    if there != text:
         other = context.find(text)
         remedy = f"it first occurs at {other}" if other >= 0 else "it does not occur in the context"
         raise DataError(
             f"{where}: answer {_short(text)} is not at its offset: answer_start {start} of the context, which has "
-            f"{len(context)} characters, reads {_short(found)}; {remedy}"
+            f"{len(context)} characters, reads {_short(there)}; {remedy}"
         )
 
 

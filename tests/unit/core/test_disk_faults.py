@@ -60,7 +60,7 @@ def test_every_writer_says_that_the_disk_is_full_and_leaves_what_was_there(tmp_p
         tmp_path,
         """
         import json, numpy, torch
-        from benchlib import checkpoint, manifest
+        from benchlib.runtime import checkpoint
         from benchlib.workloads.features import write_arrays
         from benchlib.judge.checks import Verdict, save_verdict
         from benchlib.config.schema import resolve, save_config

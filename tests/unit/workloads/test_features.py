@@ -194,7 +194,7 @@ def test_whatever_changes_the_features_changes_the_key(tmp_path):
 def test_a_damaged_file_is_found_and_built_anew(tmp_path, caplog, damage):
     examples, tokenizer = _examples(), TOKENIZERS["bert"]
     good = features.build(examples, tokenizer, 96, 24, True, tmp_path)
-    (path,) = tmp_path.glob("*.bin")
+    (path,) = tmp_path.glob("*.safetensors")
     raw = bytearray(path.read_bytes())
     if damage == "cut":
         raw = raw[:-64]
@@ -205,7 +205,7 @@ def test_a_damaged_file_is_found_and_built_anew(tmp_path, caplog, damage):
     elif damage == "foreign":
         raw = bytearray(b"PK\x03\x04" * 100)
     else:
-        raw = raw.replace(b'"bytes": ', b'"bytes": 9', 1)
+        raw = raw.replace(b'"shape":[', b'"shape":[9', 1)
     path.write_bytes(raw)
     with caplog.at_level(logging.WARNING):
         rebuilt = features.build(examples, tokenizer, 96, 24, True, tmp_path)
@@ -262,7 +262,7 @@ def test_a_place_that_can_hold_no_cache_costs_only_time(tmp_path, caplog, place)
         folder.write_text("x")
     else:
         features.build(_examples(), TOKENIZERS["bert"], 96, 24, True, folder)
-        (path,) = folder.glob("*.bin")
+        (path,) = folder.glob("*.safetensors")
         path.unlink()
         path.mkdir()
     with caplog.at_level(logging.WARNING):

@@ -5,7 +5,7 @@ import datasets
 import pytest
 
 from benchlib.core.errors import DataError, UserError
-from benchlib.workloads import squad_data
+from benchlib.workloads import squad_data, squad_text
 from benchlib.workloads.squad_text import Example, check_examples
 
 CONTEXT = "  Ada Löve 😀 wrote the first program in 1843."
@@ -43,13 +43,13 @@ def _write(path, content):
 
 
 def test_reads_a_good_file_and_writes_it_back(tmp_path):
-    examples = squad_data.read_squad(_write(tmp_path / "a.json", GOOD))
+    examples = squad_text.read_squad(_write(tmp_path / "a.json", GOOD))
     assert examples == [
         Example("q1", " Who wrote it?", CONTEXT, (("Ada Löve 😀", 2),), "Ada"),
         Example("q2", "When?", CONTEXT, (("1843", 40), ("1843.", 40)), "Ada"),
     ]
-    squad_data.write_squad(examples, tmp_path / "b.json")
-    assert squad_data.read_squad(tmp_path / "b.json") == examples
+    squad_text.write_squad(examples, tmp_path / "b.json")
+    assert squad_text.read_squad(tmp_path / "b.json") == examples
 
 
 def _edited(edit):
@@ -103,7 +103,7 @@ def _edited(edit):
 def test_a_broken_rule_is_named_with_article_and_question(tmp_path, edit, words):
     path = _write(tmp_path / "bad.json", _edited(edit))
     with pytest.raises(DataError) as caught:
-        squad_data.read_squad(path)
+        squad_text.read_squad(path)
     for word in [str(path), *words]:
         assert word in str(caught.value)
 
@@ -126,12 +126,12 @@ def test_bytes_that_are_no_squad_file(tmp_path, raw, words):
     path = tmp_path / "bad.json"
     path.write_bytes(raw)
     with pytest.raises(DataError, match=words):
-        squad_data.read_squad(path)
+        squad_text.read_squad(path)
 
 
 def test_a_missing_file_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match="no such file"):
-        squad_data.read_squad(tmp_path / "nowhere.json")
+        squad_text.read_squad(tmp_path / "nowhere.json")
 
 
 def _load(**values):
@@ -154,8 +154,8 @@ def test_caps_take_a_nested_choice_that_ignores_the_order(tmp_path):
 
 
 def test_files_are_loaded_with_caps_and_a_hash_of_their_content(tmp_path):
-    squad_data.write_squad(_examples("t", 20), tmp_path / "t.json")
-    squad_data.write_squad(_examples("e", 10), tmp_path / "e.json")
+    squad_text.write_squad(_examples("t", 20), tmp_path / "t.json")
+    squad_text.write_squad(_examples("e", 10), tmp_path / "e.json")
     files = {"train_file": str(tmp_path / "t.json"), "eval_file": str(tmp_path / "e.json")}
     whole = _load(**files)
     cut = _load(**files, train_questions=5)
@@ -175,7 +175,7 @@ def test_the_hash_sees_every_field_that_counts():
         Example("a", "bc", "cd", (("d", 1),)),
         Example("a", "bc", "cd", (("c", 0), ("c", 0))),
     ]
-    assert len({squad_data.content_sha256([example]) for example in [base, *variants]}) == 4
+    assert len({squad_text.content_sha256([example]) for example in [base, *variants]}) == 4
 
 
 def _hub_folder(tmp_path, train, validation):
@@ -216,7 +216,7 @@ def _hub_folder(tmp_path, train, validation):
 
 def test_the_hub_loader_on_a_local_copy_without_a_connection(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    train, validation = _examples("t", 7), squad_data.read_squad(_write(tmp_path / "a.json", GOOD))
+    train, validation = _examples("t", 7), squad_text.read_squad(_write(tmp_path / "a.json", GOOD))
     folder = _hub_folder(tmp_path, train, validation)
     assert squad_data.load_hub(folder, cache_dir=tmp_path / "cache") == (train, validation)
 
