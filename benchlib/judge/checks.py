@@ -14,6 +14,7 @@ from benchlib.judge.impossible.own import quantities
 from benchlib.judge.impossible.rules import RULES, judge_claims
 from benchlib.results.metrics import Metric, quantity
 from benchlib.results.run import Result, Run
+from benchlib.results.store import summarize
 
 Status = Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"]
 Kind = Literal["outcome", "sanity", "target", "reference", "budget", "regression"]
@@ -114,8 +115,9 @@ def _count(checks: list[Check]) -> str:
 
 
 def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:
-    """Write ``verdict.json``."""
+    """Write ``verdict.json`` and the summary that lists of runs read."""
     write_json(Path(run_dir) / "verdict.json", verdict.model_dump(mode="json"))
+    summarize(run_dir)
 
 
 def limit_check(

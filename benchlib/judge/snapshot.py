@@ -25,7 +25,8 @@ from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.checks import Verdict
 from benchlib.judge.regression import KEPT_SAMPLES, RegressionLimit, thinned
 from benchlib.results.run import Result, Run, is_run
-from benchlib.show.digest import identity, judgement, span, tolerant
+from benchlib.results.store import judgement
+from benchlib.show.digest import identity, skip_reason, span, tolerant
 
 T = TypeVar("T")
 KEPT_BYTES = 8_000  # of one table or one fact, as JSON
@@ -99,13 +100,11 @@ def snapshot(run: Run) -> Snapshot:
     read = tolerant(run, problems)
     config, result = read(lambda: run.config), read(lambda: run.result)
     verdict, status = read(lambda: _verdict(run)), read(lambda: run.status)
-    word, sentence = judgement(
-        verdict.model_dump() if verdict else None, status if isinstance(status, dict) else None, result
-    )
+    word, sentence = judgement(verdict.model_dump() if verdict else None, status, skip_reason(result))
     if problems:  # without its config, result or verdict a run is not what its other records still say
         word, sentence = "DAMAGED", "Parts of the run cannot be read: " + "; ".join(dict.fromkeys(problems)) + "."
     benchmark, tier, backend = identity(run, config, result)
-    started, ended = span(result, status if isinstance(status, dict) else None)
+    started, ended = span(result, status)
     whole = config is not None and result is not None and result.status == "complete"
     report = run.path / "report.html"
     machine = read(lambda: _object(run.machine, "machine.json")) or {}

@@ -1,17 +1,21 @@
-"""One run of the past: what it was, where it ran, what it measured and what its checks said.
+"""Stored runs: one reader, and one value for each run, which list, index, history and exports share.
 
-``benchlib.results.store`` makes it from a run folder. A folder that cannot be read is a run with a reason in ``damaged``.
+``read`` goes through a folder of runs. Of each run it reads four small files and looks at the sizes of others; of the samples
+it sees the two ends, of the events nothing. A folder that cannot be read is a run with a reason in ``damaged``, never an
+error.
+
+``summary.json`` holds what is needed of a run's files. It is written with the verdict (``summarize``) and used as long as
+these files keep their sizes and times of change. A run without one is read from its files: runs of benchlib 0.1, copies
+that got new times, damaged runs.
 """
 
 import contextlib
-import dataclasses
 import datetime
-import functools
 import gc
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,13 +25,23 @@ from pydantic_core import from_json, to_json
 from benchlib.config.schema import BaseConfig, build, config_class
 from benchlib.core import files
 from benchlib.core.errors import UserError
-from benchlib.core.files import PACKAGE, check_schema, read_bytes, write_bytes
+from benchlib.core.files import check_schema, read_bytes, write_bytes
 from benchlib.results.run import fingerprint, fingerprint_key
 
+if TYPE_CHECKING:
+    import pandas
+
+SUMMARY = "summary.json"
+SUMMARY_SCHEMA = 1  # of its fields and their meaning: a summary of another number is not used
 FILES = ("config.json", "machine.json", "result.json", "verdict.json")
+CHECKED = (*FILES, "files.json", "samples.parquet", "status.json", "job.json", "predictions.json")
 DAY = re.compile(r"(?P<tier>.+)-(?P<day>\d{8})$", re.DOTALL)
-CHECKED = (*FILES, "files.json", "samples.parquet", "status.json", "job.json", "predictions.json")  # read, or looked at
 RUN = re.compile(r"(?P<benchmark>.+?)-(?P<backend>[a-z]+)-(?P<time>\d{6})-\w+$", re.DOTALL)
+GATE = " vs baseline"  # ends the name of a check that compares a metric
+VERSIONS = ("benchlib", "torch", "transformers")  # of the fingerprint: a series runs across them, to show what they do
+LARGEST = 1e100  # no unit comes near it, and its square is still a float
+LATEST = 32_503_680_000  # the year 3000: a later clock is wrong
+WORDS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED")
 
 
 class Measured(NamedTuple):
@@ -45,8 +59,8 @@ class Measured(NamedTuple):
 class StoredRun:
     """What one run folder says.
 
-    ``path`` is relative to the store. ``word`` is the verdict, or BROKEN, UNFINISHED or DAMAGED. ``series`` stands for
-    the fingerprint without versions: runs of the same series measured the same work on the same hardware. ``facts`` are
+    ``path`` is relative to the store. ``word`` is the verdict, or BROKEN, STOPPED, UNFINISHED or DAMAGED. ``series`` stands
+    for the fingerprint without versions: runs of the same series measured the same work on the same hardware. ``facts`` are
     the host, its system and all versions; ``planted`` is a slow-down that was put in on purpose. ``regressions`` are
     (metric, reason), ``unreadable`` says why there was no baseline to read. ``digest`` stands for config and result: runs
     that share it are one run in several folders, and ``copy_of`` names the folder that counts.
@@ -90,28 +104,63 @@ class StoredRun:
 
     def metric(self, name: str) -> Measured | None:
         """Return the metric of this name, or the first one ``name`` with a scope suffix, or None."""
-        whole = next((metric for metric in self.metrics if metric.name == name), None)
-        return whole or next((metric for metric in self.metrics if metric.name.startswith(name + "_")), None)
+        exact = next((metric for metric in self.metrics if metric.name == name), None)
+        return exact or next((metric for metric in self.metrics if metric.name.startswith(name + "_")), None)
 
 
-# Reads run folders into ``StoredRun``, from four small files and the sizes of others.
-#
-# A folder that cannot be read is a run with a reason in ``damaged``, never an error.
+def judgement(
+    verdict: Mapping[str, Any] | None, status: Mapping[str, Any] | None, skipped: str | None = None
+) -> tuple[str, str]:
+    """Return the word of a run and its sentence: from the verdict, else from how the ranks ended.
+
+    ``skipped`` is the reason of a result that was skipped, None for any other result.
+    """
+    outcome, reason = (str((status or {}).get(name) or "") for name in ("outcome", "reason"))
+    sentence = str((verdict or {}).get("sentence") or "")
+    if verdict and not verdict.get("broken"):
+        return str(verdict.get("verdict", "UNFINISHED")), sentence
+    if outcome == "skipped" or skipped is not None:
+        return "SKIPPED", _capitalized(reason or skipped or "")
+    if outcome not in ("", "complete"):
+        # The supervisor's own words: it saw which rank did what.
+        word = "STOPPED" if outcome == "stopped" else "BROKEN"
+        return word, _capitalized(reason) or sentence or f"The run ended: {outcome}."
+    if verdict:
+        return "BROKEN", sentence
+    if status:
+        return "UNFINISHED", "The ranks ended, but the run has no verdict yet: `benchlib report` makes it."
+    return "UNFINISHED", "Nothing says how this run ended: it is still running, or it was killed with its supervisor."
 
 
-GATE = " vs baseline"  # ends the name of a check that compares a metric
-VERSIONS = ("benchlib", "torch", "transformers")  # of the fingerprint: a series runs across them, to show what they do
-LARGEST = 1e100  # no unit comes near it, and its square is still a float
-LATEST = 32_503_680_000  # the year 3000: a clock that says more is none
-WORDS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED")
+def _capitalized(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
-class _Unlike(ValueError):
+def named(folder: Path | str) -> tuple[str, str, str]:
+    """Return benchmark, tier and backend by the names of ``<tier>-<day>/<benchmark>-<backend>-<time>-<id>``, else '?'."""
+    day, run = (pattern.match(name) for pattern, name in zip((DAY, RUN), _names(folder), strict=True))
+    return run["benchmark"] if run else "?", day["tier"] if day else "?", run["backend"] if run else "?"
+
+
+def _names(folder: Path | str) -> list[str]:
+    return f"/{folder}".rsplit("/", 2)[-2:]
+
+
+def _started(folder: str) -> float:
+    """Return the start of a run by the names of its folders, else by the folder's time of change."""
+    day, run = (pattern.match(name) for pattern, name in zip((DAY, RUN), _names(folder), strict=True))
+    try:
+        return datetime.datetime.strptime(f"{day['day']} {run['time']}", "%Y%m%d %H%M%S").timestamp()  # type: ignore[index]
+    except (TypeError, ValueError, OverflowError):
+        return os.stat(folder).st_mtime
+
+
+class _Changed(ValueError):
     """The files of a run are not what they were when it ended."""
 
 
 class Reader:
-    """Reads run folders and remembers what many of them share: equal configs and machines are looked at once."""
+    """Reads run folders and remembers what many of them share: equal configs and machines are examined once."""
 
     def __init__(self) -> None:
         self._configs: dict[bytes, tuple[dict[str, Any], BaseConfig | None]] = {}
@@ -119,74 +168,79 @@ class Reader:
         self._facts: dict[tuple[Any, ...], dict[str, str]] = {}
 
     def read(self, folder: str) -> StoredRun:
-        """Return what a run folder says; what is damaged is said in ``damaged``."""
-        run = _named(folder)
+        """Return what a run folder says; what is damaged is named in ``damaged``."""
+        summary = _summary(folder)
+        run = self.fill(folder, summary) if summary else None
+        return run if run and not run.damaged else self.fill(folder, {})
+
+    def fill(self, folder: str, parts: dict[str, Any]) -> StoredRun:
+        """Return a run from its files, of which those in ``parts`` are not opened; the others are added to it."""
+        run = StoredRun("/".join(_names(folder)), *named(folder), started=0.0)
         run.report = os.path.exists(f"{folder}/report.html")
-        parts: dict[str, Any] = {}
-        steps = (*((name, self._read_part) for name in FILES), ("machine.json", self._place), ("files.json", _whole))
+        check = [] if parts else [("files.json", _intact)]
+        steps: list[tuple[str, Callable[[StoredRun, str, str, dict[str, Any]], None]]]
+        steps = [
+            *((name, self._part) for name in FILES),
+            ("machine.json", self._place),
+            ("status.json", _judge),
+            *check,
+        ]
         for name, step in steps:
             try:
-                step(run, f"{folder}/{name}", name, parts)
+                step(run, folder, name, parts)
             except KeyError as error:
                 run.damaged = run.damaged or f"{name} is not readable: it has no {error}"
-            except _Unlike as error:
+            except _Changed as error:
                 run.damaged = run.damaged or str(error)
             except (OSError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
-                run.damaged = (
-                    run.damaged or f"{name} is not readable: {_first_line(error).replace(f'{folder}/{name}: ', '')}"
-                )
-        if not parts.keys() & {"verdict.json", "config.json"} and not run.damaged:
-            run.damaged = "the folder has no config.json"
+                reason = (str(error) or type(error).__name__).splitlines()[0].replace(f"{folder}/{name}: ", "")
+                run.damaged = run.damaged or f"{name} is not readable: {reason}"
+        if not parts.keys() & {"verdict.json", "config.json"}:
+            run.damaged = run.damaged or "the folder has no config.json"
+        run.started = run.started or _started(folder)
         run.facts = self._facts.setdefault(tuple(run.facts.items()), run.facts)
+        run.digest = parts.get("digest", "")
         if run.damaged:
             run.word = "DAMAGED"
         return run
 
-    def _read_part(self, run: StoredRun, path: str, name: str, parts: dict[str, Any]) -> None:
-        if not os.path.exists(path):
-            return
-        content = read_bytes(path)  # refuses a pipe, which open() would wait for
-        if name == "config.json":
-            if content not in self._configs:
-                self._configs[content] = _config(_object(content))
-            values, parts[name] = self._configs[content]
-            run.benchmark, run.tier, run.backend = (str(values[key]) for key in ("benchmark", "tier", "backend"))
-            run.planted = _number(values.get("planted_slowdown") or 0.0)
-            parts["digest"] = hashlib.blake2b(content, digest_size=12)
-        else:
+    def _part(self, run: StoredRun, folder: str, name: str, parts: dict[str, Any]) -> None:
+        path = f"{folder}/{name}"
+        if name == "config.json" and ("config" in parts or os.path.exists(path)):
+            content = parts.get("config") or read_bytes(path)
+            parts[name], parts["config"] = self._config(content)[0], content
+        elif name not in parts and os.path.exists(path):
+            content = read_bytes(path)  # refuses a pipe, which open() would wait for
             parts[name] = _object(content)
             check_schema(path, parts[name], 1)
+            if name == "result.json" and "config" in parts:
+                parts["digest"] = hashlib.blake2b(parts["config"] + content, digest_size=12).hexdigest()
+        if name in parts:
             FILL[name](run, parts[name])
-        if name == "result.json" and "digest" in parts:
-            parts["digest"].update(content)
-            run.digest = parts["digest"].hexdigest()
 
-    def _place(self, run: StoredRun, _path: str, _name: str, parts: dict[str, Any]) -> None:
+    def _config(self, content: bytes) -> tuple[dict[str, Any], BaseConfig | None]:
+        """Return the values and the config they make; None where no benchmark of this version has such a config."""
+        if content not in self._configs:
+            values, config = _object(content), None
+            with contextlib.suppress(UserError):
+                known = config_class(str(values["benchmark"])).model_fields
+                config = build(values["benchmark"], {name: value for name, value in values.items() if name in known})
+            self._configs[content] = values, config
+        return self._configs[content]
+
+    def _place(self, run: StoredRun, _folder: str, _name: str, parts: dict[str, Any]) -> None:
         """Fill in the series, which stands for config, hardware and data."""
-        config, machine = parts.get("config.json"), parts.get("machine.json")
+        machine = parts.get("machine.json")
+        config = self._config(parts["config"])[1] if "config" in parts else None
         if config is None or machine is None:
             return
-        found = parts.get("result.json", {}).get("facts", {})
-        key = (id(config), run.hardware, machine.get("memory_bytes"), str(found.get("identity")), *run.facts.values())
+        facts = parts.get("result.json", {}).get("facts", {})
+        key = (id(config), run.hardware, machine.get("memory_bytes"), str(facts.get("identity")), *run.facts.values())
         if key not in self._series:
-            factors = fingerprint(config, machine, found)
+            factors = fingerprint(config, machine, facts)
             same = {name: value for name, value in factors.items() if name not in VERSIONS}
             self._series[key] = fingerprint_key(same | {"benchmark": config.benchmark, "tier": config.tier})
         run.series = self._series[key]
-
-
-def _named(folder: str) -> StoredRun:
-    """Return a run as far as its folder's name tells it."""
-    parent, name = folder.rsplit("/", 2)[-2:]
-    day, run = DAY.match(parent), RUN.match(name)
-    try:
-        numbers = (day["day"] + run["time"]) if day and run else ""
-        parts = (int(numbers[a:b]) for a, b in ((0, 4), (4, 6), (6, 8), (8, 10), (10, 12), (12, 14)))
-        started = datetime.datetime(*parts).timestamp()  # type: ignore[arg-type]
-    except (ValueError, OverflowError):
-        started = os.stat(folder).st_mtime
-    names = (run["benchmark"] if run else "?", day["tier"] if day else "?", run["backend"] if run else "?")
-    return StoredRun(f"{parent}/{name}", *names, started)
 
 
 def _object(content: bytes) -> dict[str, Any]:
@@ -197,51 +251,49 @@ def _object(content: bytes) -> dict[str, Any]:
     return value
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
-def _config(values: dict[str, Any]) -> tuple[dict[str, Any], BaseConfig | None]:
-    """Return the values and the config they make; None where no benchmark of this version has such a config."""
-    try:
-        known = config_class(str(values["benchmark"])).model_fields
-        return values, build(values["benchmark"], {name: value for name, value in values.items() if name in known})
-    except UserError:
-        return values, None
+def _configured(run: StoredRun, config: dict[str, Any]) -> None:
+    run.benchmark, run.tier, run.backend = (str(config[name]) for name in ("benchmark", "tier", "backend"))
+    run.planted = _number(config.get("planted_slowdown") or 0.0)
 
 
 def _machine(run: StoredRun, machine: dict[str, Any]) -> None:
-    run.facts = _facts(machine)
-    cpu = machine.get("cpu", {})
-    devices = machine.get("devices", {}).get("backends", {}).get(run.backend, {}).get("names", [])
-    processor = f"{cpu.get('model', 'unknown processor')} × {cpu.get('usable_cores', '?')}"
-    counted = {name: devices.count(name) for name in devices} if run.backend != "cpu" else {}
-    run.hardware = ", ".join(f"{count} × {name}" for name, count in counted.items()) or processor
-
-
-def _facts(machine: dict[str, Any]) -> dict[str, str]:
-    """Return what a machine runs: host, system and versions by name; drivers and CUDA where they were told."""
-    probed = machine.get("devices", {}).get("versions", {})
+    devices = machine.get("devices", {})
     drivers = {f"driver {name}": version for name, version in machine.get("drivers", {}).items()}
     facts = {"host": machine.get("host", ""), "system": machine.get("system", "")} | drivers
-    return {name: str(value) for name, value in (facts | probed | machine.get("versions", {})).items() if value}
+    facts |= devices.get("versions", {}) | machine.get("versions", {})
+    run.facts = {name: str(value) for name, value in facts.items() if value}
+    cpu, names = machine.get("cpu", {}), devices.get("backends", {}).get(run.backend, {}).get("names", [])
+    processor = f"{cpu.get('model', 'unknown processor')} × {cpu.get('usable_cores', '?')}"
+    counted = {name: names.count(name) for name in names} if run.backend != "cpu" else {}
+    run.hardware = ", ".join(f"{count} × {name}" for name, count in counted.items()) or processor
 
 
 def _result(run: StoredRun, result: dict[str, Any]) -> None:
     run.benchmark, run.tier, run.backend = (str(result[name]) for name in ("benchmark", "tier", "backend"))
     run.started, run.ended = _moment(result["started_at"]), _moment(result.get("ended_at") or result["started_at"])
     run.ranks = int(_number(result.get("world_size") or 0))
-    run.metrics = [
-        Measured(m["name"], _number(m["value"]), _bound(m, "ci_low"), _bound(m, "ci_high"), m["unit"], m["direction"])
-        for m in result["metrics"]
+    rows = result["rows"] if "rows" in result else _rows(result["metrics"])
+    run.metrics = [_measured(*row) for row in rows]
+
+
+def _rows(metrics: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return the fields of ``Measured`` for each metric that was measured."""
+    return [
+        (m["name"], m["value"], m.get("ci_low"), m.get("ci_high"), m["unit"], m["direction"])
+        for m in metrics
         if m.get("value") is not None and m.get("provenance") != "claimed"
     ]
-    if any(type(text) is not str for metric in run.metrics for text in (metric.name, metric.unit, metric.direction)):
+
+
+def _measured(name: Any, value: Any, low: Any, high: Any, unit: Any, direction: Any) -> Measured:
+    if not type(name) is type(unit) is type(direction) is str:
         raise ValueError("a metric has numbers where texts belong")
+    bounds = (None if bound is None else _number(bound) for bound in (low, high))
+    return Measured(name, _number(value), *bounds, unit, direction)
 
 
 def _number(value: Any) -> float:
-    """Return a stored number, refusing texts and what no float holds: a whole number may have 400 digits."""
+    """Return a stored number; refuse texts and what no float holds: a JSON number may have 400 digits."""
     if type(value) not in (float, int):
         raise ValueError(f"{str(value)[:40]!r} stands where a number belongs")
     if not -LARGEST < value < LARGEST:
@@ -249,140 +301,108 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _bound(metric: dict[str, Any], name: str) -> float | None:
-    return None if metric.get(name) is None else _number(metric[name])
-
-
 def _moment(value: Any) -> float:
-    found = _number(value)
-    if not 0 <= found <= LATEST:
-        raise ValueError(f"{found} is no time")
-    return found
+    moment = _number(value)
+    if not 0 <= moment <= LATEST:
+        raise ValueError(f"{moment} is no time")
+    return moment
 
 
-def _verdict(run: StoredRun, verdict: dict[str, Any]) -> None:
+def _checks(run: StoredRun, verdict: dict[str, Any]) -> None:
     if verdict["verdict"] not in WORDS:
         raise ValueError(f"not a verdict of benchlib: {str(verdict['verdict'])[:40]!r}")
-    run.word = "BROKEN" if verdict.get("broken") else verdict["verdict"]
-    run.sentence = str(verdict.get("sentence", ""))
-    for check in verdict.get("checks", []):
-        if check.get("kind") == "regression" and check.get("status") == "FAIL":
-            name, reason = str(check["name"]), str(check.get("reason", ""))
-            if name.endswith(GATE):
-                run.regressions.append((name.removesuffix(GATE), reason))
-            else:  # a baseline that cannot be read fails the gate, but nothing got slower
-                run.unreadable = reason or name
+    for check in _failed_regressions(verdict):
+        name, reason = str(check["name"]), str(check.get("reason", ""))
+        if name.endswith(GATE):
+            run.regressions.append((name.removesuffix(GATE), reason))
+        else:  # a baseline that cannot be read fails the gate, but nothing got slower
+            run.unreadable = reason or name
 
 
-def _whole(_run: StoredRun, path: str, _name: str, _parts: dict[str, Any]) -> None:
+def _failed_regressions(verdict: dict[str, Any]) -> list[dict[str, Any]]:
+    checks = verdict.get("checks", [])
+    return [check for check in checks if check.get("kind") == "regression" and check.get("status") == "FAIL"]
+
+
+FILL = {"config.json": _configured, "machine.json": _machine, "result.json": _result, "verdict.json": _checks}
+
+
+def _judge(run: StoredRun, folder: str, name: str, parts: dict[str, Any]) -> None:
+    verdict, status, result = parts.get("verdict.json"), None, parts.get("result.json", {})
+    if (verdict is None or verdict.get("broken")) and os.path.exists(f"{folder}/{name}"):
+        status = _object(read_bytes(f"{folder}/{name}"))
+    skipped = str(result.get("reason", "")) if result.get("status") == "skipped" else None
+    run.word, run.sentence = judgement(verdict, status, skipped)
+
+
+def _intact(_run: StoredRun, folder: str, name: str, _parts: dict[str, Any]) -> None:
     """Raise where files are not as they were when the run ended, as far as sizes and the ends of the samples tell."""
-    folder = path.rsplit("/", 1)[0]
     samples = f"{folder}/samples.parquet"
     if os.path.lexists(samples) and (fault := files.samples_fault(samples)):
-        raise _Unlike(f"samples.parquet is not readable: {fault}")
-    if os.path.exists(path):
+        raise _Changed(f"samples.parquet is not readable: {fault}")
+    if os.path.exists(path := f"{folder}/{name}"):
         fault = files.size_fault(folder, _object(read_bytes(path)))
         if fault:
-            raise _Unlike(fault)
+            raise _Changed(fault)
 
 
-FILL = {"machine.json": _machine, "result.json": _result, "verdict.json": _verdict}
+def summarize(folder: Path | str) -> None:
+    """Write ``summary.json`` from the files of a run, atomically; a damaged run gets none.
+
+    A summary only saves time: where it cannot be written, the run is read from its files.
+    """
+    parts: dict[str, Any] = {}
+    states = _states(str(folder))  # before reading: what changes meanwhile makes the summary outdated
+    run = Reader().fill(str(folder), parts)
+    with contextlib.suppress(OSError, ValueError):
+        if run.damaged or parts.keys() < set(FILES):
+            (Path(folder) / SUMMARY).unlink(missing_ok=True)
+            return
+        kept: dict[str, Any] = {
+            name: {key: parts[name][key] for key in keys if key in parts[name]} for name, keys in PICKED.items()
+        }
+        kept |= {"config": parts["config"].decode(), "digest": run.digest}
+        facts = parts["result.json"].get("facts", {})
+        kept["result.json"] |= {
+            "rows": run.metrics,
+            "facts": {key: facts[key] for key in ("identity",) if key in facts},
+        }
+        kept["verdict.json"]["checks"] = _failed_regressions(parts["verdict.json"])
+        content = {"schema_version": SUMMARY_SCHEMA, "states": states, "parts": kept}
+        write_bytes(Path(folder) / SUMMARY, to_json(content))
 
 
-# What ``benchlib.results.store`` read, kept in ``.cache/history.json`` of the store, so that the next reading is quick.
-#
-# An entry holds as long as its files keep their inode, size and times of change: a run that was judged again has
-# another ``verdict.json``. The file begins with a digest of the rest and with the state of the code that wrote it: one that
-# is cut, foreign or of another version is not used, and one that cannot be written is done without.
+# The fields of a run's files that a summary holds.
+PICKED: dict[str, tuple[str, ...]] = {
+    "machine.json": ("host", "system", "cpu", "memory_bytes", "versions", "drivers", "devices"),
+    "result.json": ("benchmark", "tier", "backend", "world_size", "started_at", "ended_at", "status", "reason"),
+    "verdict.json": ("verdict", "broken", "sentence"),
+}
 
 
-NAME = ".cache/history.json"
-WORTH = 100  # runs read anew before the cache is written: fewer are read in the time that writing takes
-Entries = dict[str, tuple[list[int], StoredRun]]
-
-
-def stamp_of(folder: str) -> list[int]:
-    """Return what tells whether a run folder changed: inode, size and times of the files that are read."""
-    found = []
-    for name in (*CHECKED, "report.html"):
+def _states(folder: str) -> list[list[int]]:
+    """Return what tells whether the files of a run changed: their sizes and times of change, [] for an absent one."""
+    states = []
+    for name in CHECKED:
         try:
             state = os.stat(f"{folder}/{name}")
-            # The report's content does not matter, only whether there is one to link to.
-            found += (
-                [state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns] if name != "report.html" else [1]
-            )
+            states.append([state.st_size, state.st_mtime_ns])
         except OSError:
-            found.append(0)
-    return found
+            states.append([])
+    return states
 
 
-@functools.cache
-def _code() -> str:
-    """Return a digest of the state of this package's code: what other code read may mean something else."""
-    states = sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in PACKAGE.rglob("*.py"))
-    return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
-
-
-def load(store: Path) -> Entries:
-    """Return the entries of a store's cache by path; none where it is missing, damaged, foreign or outdated."""
+def _summary(folder: str) -> dict[str, Any] | None:
+    """Return the parts of a run that its summary holds; None where it is absent, damaged or outdated."""
     try:
-        head, _, body = (store / NAME).read_bytes().partition(b"\n")
-        if head.decode() != _head(body):
-            return {}
-        content = from_json(body)
-        facts = content["facts"]
-        names, units, directions = zip(*content["labels"], strict=True) if content["labels"] else ((), (), ())
-        entries = {}
-        for path, (state, values, place, metrics) in content["runs"].items():
-            run = StoredRun(path, **values, facts=facts[place])
-            run.regressions = [(name, reason) for name, reason in run.regressions]
-            run.metrics = [
-                Measured(names[kind], value, low, high, units[kind], directions[kind])
-                for kind, value, low, high in metrics
-            ]
-            entries[path] = (state, run)
-        return entries
-    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
-        return {}
-
-
-def _head(body: bytes) -> str:
-    return f"{_code()} {hashlib.sha256(body).hexdigest()}"
-
-
-def save(store: Path, entries: Entries, fresh: int, known: int) -> None:
-    """Write the cache where enough changed to be worth it; a store that cannot be written to stays without."""
-    if fresh + abs(known + fresh - len(entries)) < WORTH:
-        return
-    facts: dict[int, int] = {}  # runs share the mappings that are equal
-    shared: list[dict[str, str]] = []
-    labels: dict[tuple[str, str, str], int] = {}
-    runs = {}
-    for path, (state, run) in entries.items():
-        values = {item.name: getattr(run, item.name) for item in dataclasses.fields(run)}
-        for name in ("path", "facts", "metrics"):
-            del values[name]
-        if id(run.facts) not in facts:
-            facts[id(run.facts)] = len(shared)
-            shared.append(run.facts)
-        metrics = [
-            (labels.setdefault((m.name, m.unit, m.direction), len(labels)), m.value, m.low, m.high) for m in run.metrics
-        ]
-        runs[path] = (state, values, facts[id(run.facts)], metrics)
-    content: dict[str, Any] = {"facts": shared, "labels": list(labels), "runs": runs}
-    with contextlib.suppress(OSError, ValueError, UserError):  # ValueError: a folder's name that is no text
-        body = to_json(content)
-        write_bytes(store / NAME, _head(body).encode() + b"\n" + body)
-
-
-# The past of a folder of runs, in the order of time.
-#
-# Of each run only a few small files are read (``benchlib.results.store``); of samples only the two ends, of events nothing.
-# What was read is kept in a cache that may be deleted at any time (``benchlib.results.store``).
-
-
-if TYPE_CHECKING:
-    import pandas
+        content = _object(read_bytes(f"{folder}/{SUMMARY}"))
+        if content["schema_version"] != SUMMARY_SCHEMA or content["states"] != _states(folder):
+            return None
+        parts: dict[str, Any] = content["parts"]
+        parts["config"] = parts["config"].encode()
+        return parts
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 def run_folders(store: Path) -> Iterable[str]:
@@ -398,21 +418,10 @@ def run_folders(store: Path) -> Iterable[str]:
 
 def read(store: Path | str) -> list[StoredRun]:
     """Return all runs of a folder of runs, the oldest first; none where there is no such folder."""
-    store = Path(store)
+    reader = Reader()
     with _no_collection():
-        known = load(store)
-        reader, found = Reader(), dict[str, tuple[list[int], StoredRun]]()
-        fresh = 0
-        for folder in run_folders(store):
-            path = "/".join(folder.rsplit("/", 2)[-2:])
-            stamp = stamp_of(folder)
-            if path in known and known[path][0] == stamp:
-                found[path] = known[path]
-            else:
-                found[path] = (stamp, reader.read(folder))
-                fresh += 1
-        save(store, found, fresh, len(known))
-    runs = sorted((run for _, run in found.values()), key=lambda run: (run.started, run.path))
+        runs = [reader.read(folder) for folder in run_folders(Path(store))]
+    runs.sort(key=lambda run: (run.started, run.path))
     _mark_copies(runs)
     return runs
 

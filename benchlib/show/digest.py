@@ -17,7 +17,7 @@ from benchlib.judge.published import section
 from benchlib.launch.diagnosis import ranks, stacks
 from benchlib.results.metrics import Metric, quantity
 from benchlib.results.run import Result, Run
-from benchlib.results.store import DAY, RUN
+from benchlib.results.store import judgement, named
 
 T = TypeVar("T")
 # What stands in place of a benchmark's raw tables, where they are too long to be read.
@@ -91,7 +91,7 @@ def digest(run: Run) -> Digest:
     config, result = read(lambda: run.config), read(lambda: run.result)
     verdict, status = read(lambda: run.verdict), read(lambda: run.status)
     verdict, status = (part if isinstance(part, dict) else None for part in (verdict, status))
-    word, sentence = judgement(verdict, status, result)
+    word, sentence = judgement(verdict, status, skip_reason(result))
     out = Digest(run.path.name, *identity(run, config, result), word, sentence, problems=problems)
     out.world_size = config.world_size if config else (result.world_size if result else None)
     started, ended = span(result, status)
@@ -122,31 +122,9 @@ def digest(run: Run) -> Digest:
     return out
 
 
-def judgement(verdict: dict[str, Any] | None, status: dict[str, Any] | None, result: Result | None) -> tuple[str, str]:
-    """Return the word of the banner and its sentence: from the verdict, else from how the ranks ended."""
-    outcome, reason = (str((status or {}).get(name) or "") for name in ("outcome", "reason"))
-    said = str((verdict or {}).get("sentence") or "")
-    if verdict and not verdict.get("broken"):
-        return str(verdict.get("verdict", "UNFINISHED")), said
-    if outcome == "skipped" or (result and result.status == "skipped"):
-        return "SKIPPED", _sentence(reason or (result.reason if result else ""))
-    if outcome not in ("", "complete"):
-        # The supervisor's own words: it saw which rank did what.
-        return ("STOPPED" if outcome == "stopped" else "BROKEN"), _sentence(
-            reason
-        ) or said or f"The run ended: {outcome}."
-    if verdict:
-        return "BROKEN", said
-    if status:
-        return (
-            "UNFINISHED",
-            "The ranks ended, but nothing judged the run yet. `benchlib report` judges and renders stored results.",
-        )
-    return "UNFINISHED", "Nothing says how this run ended: it is still going on, or it was killed with its supervisor."
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]
+def skip_reason(result: Result | None) -> str | None:
+    """Return why a result was skipped, None for any other result."""
+    return result.reason if result and result.status == "skipped" else None
 
 
 def identity(run: Run, config: BaseConfig | None, result: Result | None) -> tuple[str, str, str]:
@@ -154,9 +132,7 @@ def identity(run: Run, config: BaseConfig | None, result: Result | None) -> tupl
     source = config or result
     if source:
         return source.benchmark, source.tier, source.backend
-    # The folder's own name is what is left: OUT/<tier>-<day>/<benchmark>-<backend>-<time>-<id>. Another one tells nothing.
-    day, name = DAY.match(run.path.parent.name), RUN.match(run.path.name)
-    return name["benchmark"] if name else "?", day["tier"] if day else "?", name["backend"] if name else "?"
+    return named(run.path)
 
 
 def span(result: Result | None, status: dict[str, Any] | None) -> tuple[float | None, float | None]:

@@ -85,6 +85,7 @@ def test_a_smoke_run_passes_and_leaves_everything(tmp_path):
         "samples.parquet",
         "result.json",
         "verdict.json",
+        "summary.json",
         "notebook.ipynb",
         "predictions.json",
         "status.json",

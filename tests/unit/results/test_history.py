@@ -1,6 +1,7 @@
 """The store of runs: read once, cached, never stale; and the verdict on a past."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -14,26 +15,25 @@ from benchlib.core import files
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge import past, trends
+from benchlib.judge.checks import Verdict, save_verdict
 from benchlib.results import store as history
-from benchlib.results import store as history_cache
-from benchlib.results.store import Reader
 from benchlib.show import index
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    """Four runs, and a cache that is worth writing for them."""
-    monkeypatch.setattr(history_cache, "WORTH", 1)
+def store(tmp_path):
+    """Four runs with their summaries."""
     for age in range(4):
-        place(tmp_path, START - age * DAY, metrics=speed(60.0 + age))
+        history.summarize(place(tmp_path, START - age * DAY, metrics=speed(60.0 + age)))
     return tmp_path
 
 
-def reads(monkeypatch):
-    """Count the folders that are opened."""
-    opened, original = [], Reader.read
-    monkeypatch.setattr(Reader, "read", lambda self, folder: opened.append(folder) or original(self, folder))
-    return opened
+@pytest.fixture
+def opened(monkeypatch):
+    """The names of the files that are opened."""
+    names, original = [], history.read_bytes
+    monkeypatch.setattr(history, "read_bytes", lambda path: names.append(path.rsplit("/", 1)[-1]) or original(path))
+    return names
 
 
 def test_what_is_read_is_what_was_written(store):
@@ -55,67 +55,78 @@ def test_what_is_read_is_what_was_written(store):
     assert set(frame["series"]) == {newest.series} != {""}
 
 
-def test_the_cache_gives_the_same_runs_without_opening_them(store, monkeypatch):
-    first = history.read(store)
-    opened = reads(monkeypatch)
-    assert history.read(store) == first
-    assert opened == []
+def test_a_summary_stands_for_the_files_of_its_run(store, opened):
+    summarized = history.read(store)
+    assert opened == [history.SUMMARY] * 4
+    for path in store.glob(f"*/*/{history.SUMMARY}"):
+        path.unlink()
+    assert history.read(store) == summarized
+    assert {run.word for run in summarized} == {"PASS"}
+    assert all(run.metrics and run.series and run.digest and run.facts for run in summarized)
 
 
-def test_a_run_that_was_judged_again_shows_its_new_verdict(store, monkeypatch):
+def test_the_summary_of_every_verdict_is_written_with_it(tmp_path):
+    for age, verdict in enumerate(("PASS", "FAIL", "AMBIGUOUS", "SKIPPED")):
+        folder = place(tmp_path, START - age * DAY)
+        save_verdict(folder, Verdict(verdict=verdict, sentence="said", checks=[]))
+        assert (folder / history.SUMMARY).exists()
+    assert [run.word for run in history.read(tmp_path)] == ["SKIPPED", "AMBIGUOUS", "FAIL", "PASS"]
+
+
+def test_a_run_whose_files_changed_is_read_from_them(store, opened):
     run = history.read(store)[1]
     path = store / run.path / "verdict.json"
     verdict = json.loads(path.read_text())
     write_json(path, verdict | {"verdict": "FAIL"})
-    opened = reads(monkeypatch)
+    opened.clear()
     assert [item.word for item in history.read(store)] == ["PASS", "FAIL", "PASS", "PASS"]
-    assert len(opened) == 1
+    assert opened.count("verdict.json") == 1
     path.unlink()
     assert [item.word for item in history.read(store)] == ["PASS", "UNFINISHED", "PASS", "PASS"]
     shutil.rmtree(path.parent)
     assert len(history.read(store)) == 3
 
 
-@pytest.mark.parametrize("damage", ["cut", "foreign", "forged", "folder", "empty"])
-def test_a_damaged_or_foreign_cache_is_read_past(store, damage):
+@pytest.mark.parametrize(
+    "damage", ["cut", "foreign", "shape", "numbers", "folder", "pipe", "empty", "of another version"]
+)
+def test_a_summary_that_cannot_be_used_is_passed_over(store, opened, damage):
     expected = history.read(store)
-    path = store / history_cache.NAME
+    path = store / expected[0].path / history.SUMMARY
     whole = path.read_bytes()
-    if damage == "folder":
+    content = json.loads(whole)
+    if damage in ("folder", "pipe"):
         path.unlink()
-        path.mkdir()
+        path.mkdir() if damage == "folder" else os.mkfifo(path)
     else:
+        rows = [["train", "fast", None, None, "samples/s", "higher"]]
         wrong = {
             "cut": whole[: len(whole) // 2],
             "foreign": b'{"runs": 1}',
-            "forged": whole.replace(b"PASS", b"FAIL"),
+            "shape": json.dumps(content | {"parts": {"config": content["parts"]["config"]}}).encode(),
+            "numbers": json.dumps(content | {"parts": content["parts"] | {"result.json": {"rows": rows}}}).encode(),
             "empty": b"",
+            "of another version": json.dumps(content | {"schema_version": history.SUMMARY_SCHEMA + 1}).encode(),
         }
         path.write_bytes(wrong[damage])
+    opened.clear()
     assert history.read(store) == expected
+    assert opened.count("result.json") == 1
 
 
-def test_a_cache_of_other_code_is_not_used(store, monkeypatch):
-    history.read(store)
-    monkeypatch.setattr(history_cache, "_code", lambda: "other")
-    opened = reads(monkeypatch)
-    assert len(history.read(store)) == 4
-    assert len(opened) == 4
+def test_damaged_runs_get_no_summary_and_a_disk_that_takes_none_costs_nothing(store, monkeypatch):
+    first, second, *_ = (store / run.path for run in history.read(store))
+    (first / "result.json").write_text("{")
+    history.summarize(first)
+    assert not (first / history.SUMMARY).exists()
+    (second / history.SUMMARY).unlink()
 
-
-def test_a_store_that_takes_no_cache_is_read_all_the_same(store, monkeypatch):
     def refuse(path, data):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(history_cache, "write_bytes", refuse)
-    assert len(history.read(store)) == 4
-    assert not (store / ".cache").exists()
-
-
-def test_few_runs_leave_no_cache_behind(tmp_path):
-    place(tmp_path, START)
-    assert len(history.read(tmp_path)) == 1
-    assert not (tmp_path / ".cache").exists()
+    monkeypatch.setattr(history, "write_bytes", refuse)
+    history.summarize(second)
+    assert [run.word for run in history.read(store)] == ["DAMAGED", "PASS", "PASS", "PASS"]
 
 
 def test_a_config_of_another_version_is_listed_without_a_series(tmp_path):
@@ -287,13 +298,13 @@ def listed(store):
         ("samples.parquet", None, "samples.parquet is missing"),
     ],
 )
-def test_index_list_and_history_mark_the_same_damage(tmp_path, monkeypatch, name, content, said):
-    monkeypatch.setattr(history_cache, "WORTH", 1)
+def test_index_list_and_history_mark_the_same_damage(tmp_path, name, content, said):
     place(tmp_path, START - DAY, metrics=speed(60.0))
     folder = place(tmp_path, START)
     save_samples(folder)
     files.write(folder)
-    assert "DAMAGED" not in listed(tmp_path)  # and this fills the cache, which must notice what comes
+    history.summarize(folder)
+    assert "DAMAGED" not in listed(tmp_path)
     if content is None:
         (folder / name).unlink()
     else:
@@ -324,7 +335,7 @@ def test_a_copy_of_a_run_counts_once(store):
     assert {why for _, why in found.left_out} == {f"copy of {original.name}"}
     assert index.render(store).read_text().count(f"Copy of {original.name}: it takes no part") == 2
     assert " ".join(listed(store).split()).count("copy of squad") == 2
-    assert history.read(store) == runs  # from the cache as well
+    assert history.read(store) == runs
     shutil.rmtree(original)  # now the copies are the run, and one of them counts
     assert [run.copy_of for run in history.read(store)].count("") == 4
 

@@ -104,7 +104,7 @@ def test_planted_and_broken_runs_are_listed_but_take_no_part(tmp_path):
     runs = store.read(tmp_path)
     assert [len(members) for members in trends.series(runs).values()] == [1]
     assert [trends.left_out(run) for run in runs] == [
-        "The run broke: rank 1 raised ValueError", "a slow-down of 30% was planted in it", "",
+        "Rank 1 raised ValueError", "a slow-down of 30% was planted in it", "",
     ]  # fmt: skip
     page = Page(index.render(tmp_path))
     assert len(rows_of(page)) == 3
@@ -192,12 +192,9 @@ def test_the_page_of_many_runs_is_quick_and_small_and_says_what_it_leaves_out(tm
             (folder / name).write_text(text)
         result["started_at"] = START - number * DAY / 4
         (folder / "result.json").write_text(json.dumps(result) if number != 900 else '{"cut')
-    taken = []
-    for _ in range(2):
-        began = time.process_time()
-        path = index.render(tmp_path)
-        taken.append(time.process_time() - began)
-    assert min(taken) < 2  # ten times as many take 3 s (scripts/bench_index.py); a busy machine gets its share
+    began = time.process_time()
+    path = index.render(tmp_path)
+    assert time.process_time() - began < 2  # without summaries; scripts/bench_index.py measures ten times as many
     page = Page(path)
     assert_self_contained_and_accessible(page)
     assert "1,000 runs" in page.text
