@@ -24,9 +24,8 @@ from benchlib.core.errors import UserError
 from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.checks import Verdict
 from benchlib.judge.regression import KEPT_SAMPLES, RegressionLimit, thinned
-from benchlib.results.run import Result, Run, is_run
-from benchlib.results.store import judgement
-from benchlib.show.digest import identity, skip_reason, span, tolerant
+from benchlib.results.run import Result, Run, is_run, tolerant
+from benchlib.results.store import identity, judgement, skip_reason, span
 
 T = TypeVar("T")
 KEPT_BYTES = 8_000  # of one table or one fact, as JSON

@@ -8,9 +8,9 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,6 +27,9 @@ _OWN_FILES = ("config.json", "machine.json", "job.json", "status.json", "result.
 
 # Any of them makes a folder a run: a damaged run may have lost the others.
 PARTS = ("config.json", "result.json", "verdict.json", "status.json", "machine.json", "report.html", "notebook.ipynb")
+
+
+T = TypeVar("T")
 
 
 class Result(BaseModel):
@@ -191,6 +194,26 @@ class Run:
     def refresh(self) -> "Run":
         """Return the same run with nothing read yet."""
         return Run(self.path)
+
+
+class Reader(Protocol):
+    """Reads a part of a run, None where it is damaged."""
+
+    def __call__(self, part: Callable[[], T]) -> T | None:
+        """Return ``part()`` or None."""
+
+
+def tolerant(run: Run, problems: list[str]) -> Reader:
+    """Return a reader of a run's parts that notes what is damaged in ``problems``, without the folder's path."""
+
+    def read(part: Callable[[], T]) -> T | None:
+        try:
+            return part()
+        except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problems.append(str(error).strip().replace(f"{run.path}/", "") or type(error).__name__)
+            return None
+
+    return read
 
 
 def is_run(folder: Path) -> bool:

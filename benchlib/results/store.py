@@ -26,7 +26,7 @@ from benchlib.config.schema import BaseConfig, build, config_class
 from benchlib.core import files
 from benchlib.core.errors import UserError
 from benchlib.core.files import check_schema, read_bytes, write_bytes
-from benchlib.results.run import fingerprint, fingerprint_key
+from benchlib.results.run import Result, Run, fingerprint, fingerprint_key
 
 if TYPE_CHECKING:
     import pandas
@@ -153,6 +153,27 @@ def _started(folder: str) -> float:
         return datetime.datetime.strptime(f"{day['day']} {run['time']}", "%Y%m%d %H%M%S").timestamp()  # type: ignore[index]
     except (TypeError, ValueError, OverflowError):
         return os.stat(folder).st_mtime
+
+
+def skip_reason(result: Result | None) -> str | None:
+    """Return why a result was skipped, None for any other result."""
+    return result.reason if result and result.status == "skipped" else None
+
+
+def identity(run: Run, config: BaseConfig | None, result: Result | None) -> tuple[str, str, str]:
+    """Return benchmark, tier and backend of a run: from its records, else from the name of its folder."""
+    source = config or result
+    if source:
+        return source.benchmark, source.tier, source.backend
+    return named(run.path)
+
+
+def span(result: Result | None, status: dict[str, Any] | None) -> tuple[float | None, float | None]:
+    """Return when a run started and ended, in unix seconds, as far as its records say."""
+    times = [(status or {}).get(name) for name in ("started_at", "ended_at")]
+    started = result.started_at if result else times[0]
+    ended = (result.ended_at if result else None) or times[1]
+    return tuple(float(value) if isinstance(value, (int, float)) else None for value in (started, ended))  # type: ignore[return-value]
 
 
 class _Changed(ValueError):
@@ -288,8 +309,8 @@ def _rows(metrics: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 def _measured(name: Any, value: Any, low: Any, high: Any, unit: Any, direction: Any) -> Measured:
     if not type(name) is type(unit) is type(direction) is str:
         raise ValueError("a metric has numbers where texts belong")
-    bounds = (None if bound is None else _number(bound) for bound in (low, high))
-    return Measured(name, _number(value), *bounds, unit, direction)
+    ends = [None if end is None else _number(end) for end in (low, high)]
+    return Measured(name, _number(value), ends[0], ends[1], unit, direction)
 
 
 def _number(value: Any) -> float:

@@ -6,20 +6,18 @@ No HTML here and no reading twice: every part of the run folder may be absent or
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from benchlib.benchmarks.collectives import tables as collective_tables
 from benchlib.benchmarks.parity import tables as parity_tables
 from benchlib.config.schema import BaseConfig, changes, command
-from benchlib.core.errors import UserError
 from benchlib.core.text import GROUPS, HEADLINES, KINDS, LABELS, MARKS, SCOPES, UNJUDGED, duration, moment, text
 from benchlib.judge.published import section
 from benchlib.launch.diagnosis import ranks, stacks
 from benchlib.results.metrics import Metric, quantity
-from benchlib.results.run import Result, Run
-from benchlib.results.store import judgement, named
+from benchlib.results.run import Result, Run, tolerant
+from benchlib.results.store import identity, judgement, skip_reason, span
 
-T = TypeVar("T")
 # What stands in place of a benchmark's raw tables, where they are too long to be read.
 VIEWS: dict[str, Callable[[Run], dict[str, list[dict[str, Any]]]]] = {
     "collectives": collective_tables.report,
@@ -63,26 +61,6 @@ class Digest:
         return MARKS.get(self.word, "?")
 
 
-class Reader(Protocol):
-    """Reads a part of a run, None where it is damaged."""
-
-    def __call__(self, part: Callable[[], T]) -> T | None:
-        """Return ``part()`` or None."""
-
-
-def tolerant(run: Run, problems: list[str]) -> Reader:
-    """Return a reader of a run's parts that notes what is damaged in ``problems``, without the folder's path."""
-
-    def read(part: Callable[[], T]) -> T | None:
-        try:
-            return part()
-        except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.append(str(error).strip().replace(f"{run.path}/", "") or type(error).__name__)
-            return None
-
-    return read
-
-
 def digest(run: Run) -> Digest:
     """Read a run folder, whole or damaged, into what a report says."""
     problems: list[str] = []
@@ -120,27 +98,6 @@ def digest(run: Run) -> Digest:
         out.warnings = read(lambda: warnings(config, result)) or []
         out.config, out.command = changes(config), command(config)
     return out
-
-
-def skip_reason(result: Result | None) -> str | None:
-    """Return why a result was skipped, None for any other result."""
-    return result.reason if result and result.status == "skipped" else None
-
-
-def identity(run: Run, config: BaseConfig | None, result: Result | None) -> tuple[str, str, str]:
-    """Return benchmark, tier and backend of a run: from its records, else from the name of its folder."""
-    source = config or result
-    if source:
-        return source.benchmark, source.tier, source.backend
-    return named(run.path)
-
-
-def span(result: Result | None, status: dict[str, Any] | None) -> tuple[float | None, float | None]:
-    """Return when a run started and ended, in unix seconds, as far as its records say."""
-    times = [(status or {}).get(name) for name in ("started_at", "ended_at")]
-    started = result.started_at if result else times[0]
-    ended = (result.ended_at if result else None) or times[1]
-    return tuple(float(value) if isinstance(value, (int, float)) else None for value in (started, ended))  # type: ignore[return-value]
 
 
 def _interval(metric: Metric) -> str:

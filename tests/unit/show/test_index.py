@@ -10,7 +10,7 @@ from test_report import EVIL, Page, assert_self_contained_and_accessible
 
 from benchlib.judge import trends
 from benchlib.results import store
-from benchlib.show import index
+from benchlib.show import index, lines
 
 DAY = 86_400
 
@@ -62,7 +62,7 @@ def test_trends_keep_tiers_configs_and_metric_names_apart(tmp_path):
     found = index.groups(store.read(tmp_path))
     assert sorted((group.last.run.tier, group.runs) for group in found) == [("nightly", 1), ("quick", 1), ("quick", 3)]
     of_three = next(group for group in found if group.runs == 3)
-    assert "last 2 runs: from 90.00 to 91.00" in index.sparkline.sparkline(of_three.trends[0])
+    assert "last 2 runs: from 90.00 to 91.00" in lines.sparkline(of_three.trends[0])
 
 
 def test_a_change_is_drawn_said_and_explained(tmp_path):
