@@ -111,11 +111,11 @@ def run(
         check_place(out or runner.outputs())
     plans = plan.plans(target, tier, backend, pairs, resume)
     if manifest:
-        click.echo("---\n".join(plan.submission(planned, out) for planned in plans), nl=False)
+        click.echo("---\n".join(runner.submission(planned, out) for planned in plans), nl=False)
         return
     if dry_run:
         for planned in plans:
-            plan.show_plan(planned, out)
+            runner.show_plan(planned, out)
         return
     runner.check_launchers(plans)
     sys.exit(runner.run_all(plans, out, strict, repeat))

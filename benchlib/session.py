@@ -1,113 +1,20 @@
 """What a notebook calls: open a run, execute it, judge it, show it. No torch: the device work is in other processes."""
 
-import contextlib
-import dataclasses
 import html
-import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.config import cluster as clusters
-from benchlib.config.schema import (
-    Resolved,
-    absolute_paths,
-    check_names,
-    command,
-    config_class,
-    nearest,
-    resolve,
-    save_config,
-)
-from benchlib.core.errors import BackendUnavailable, RunBroken, UserError
-from benchlib.core.files import outputs, write_json
-from benchlib.core.machine import best_backend, default_nproc, describe, probe_devices
+from benchlib.config.schema import command
+from benchlib.core.errors import BackendUnavailable, RunBroken, UserError, nearest
+from benchlib.core.files import outputs
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import Verdict
-from benchlib.launch.launchers import LAUNCHERS
-from benchlib.results.run import Run, new_run_dir
+from benchlib.launch.plan import plan, prepare
+from benchlib.results.run import Run
 
 if TYPE_CHECKING:
     import pandas
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A resolved config, the layers it came from and what torch reported about the machine."""
-
-    resolved: Resolved
-    probe: dict[str, Any]
-
-    @property
-    def config(self) -> Any:
-        """The config."""
-        return self.resolved.config
-
-    @property
-    def unavailable(self) -> str:
-        """Why the backend cannot run here; '' where it can."""
-        if self.config.launcher in clusters.ELSEWHERE:
-            return ""  # the ranks find out, on their own machines
-        found = self.probe.get("backends", {}).get(self.config.backend, {})
-        return (
-            ""
-            if found.get("available")
-            else str(found.get("reason") or f"torch reports no {self.config.backend} device")
-        )
-
-
-def plan(
-    benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any], probe: dict[str, Any] | None = None
-) -> Plan:
-    """Resolve a benchmark's config; ``backend="auto"`` takes the first accelerator that torch reports, else the CPU.
-
-    Everything that needs no device is checked before torch is asked for its devices. Raises ``UserError``.
-    """
-    config_class(benchmark)
-    check_names(benchmark, overrides, "set by hand")
-    overrides = absolute_paths(benchmark, overrides)
-    first = resolve(benchmark, tier, "cpu" if backend == "auto" else backend, overrides)
-    if BENCHMARKS[benchmark].refuse:
-        BENCHMARKS[benchmark].load("refuse")(first.config)
-    _check_launch(first.config, backend)
-    probe = probe_devices() if probe is None else probe
-    name = best_backend(probe) if backend == "auto" else backend
-    # Other machines may have other devices than this one: there the config says how many ranks.
-    elsewhere = first.config.launcher in clusters.ELSEWHERE
-    detected = {} if elsewhere or first.config.ONE_PROCESS else {"nproc": default_nproc(name, probe)}
-    final = resolve(benchmark, tier, name, overrides, detected)
-    if probe:  # else nobody knows yet what the machine has
-        final.config.check_whole()
-    return Plan(final, probe)
-
-
-def _check_launch(config: Any, backend: str) -> None:
-    """Raise ``UserError`` for a cluster's profile that does not hold, or does not fit the config."""
-    clusters.load(config.cluster)
-    if config.launcher in clusters.ELSEWHERE:
-        if backend == "auto":
-            raise UserError(
-                f"launcher={config.launcher} runs on other machines, whose devices are not known here: say which, as in --backend cuda"
-            )
-        LAUNCHERS[config.launcher](config, outputs() / "run")
-
-
-def prepare(planned: Plan, out: Path) -> Path:
-    """Make the run folder with its ``config.json`` and ``machine.json`` and return it.
-
-    Raises ``StorageError`` where they cannot be written, and leaves no half-made folder.
-    """
-    run_dir = new_run_dir(planned.config, out)
-    try:
-        save_config(planned.config, run_dir)
-        write_json(run_dir / "machine.json", describe(planned.probe))
-    except BaseException:
-        shutil.rmtree(run_dir, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the day's folder, where this was its first run
-            run_dir.parent.rmdir()
-        raise
-    return run_dir
 
 
 def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: Mapping[str, Any], **named: Any) -> Run:
@@ -191,7 +98,7 @@ def whole(frame: "pandas.DataFrame") -> "pandas.DataFrame":
 
 
 def config_table(run: Run) -> "pandas.DataFrame":
-    """Return the config with the meaning of each field, those first that differ from the defaults."""
+    """Return the config with origin and meaning of each field, those first that differ from the defaults."""
     import pandas as pd
 
     config = run.config
@@ -202,6 +109,7 @@ def config_table(run: Run) -> "pandas.DataFrame":
             {
                 "parameter": name,
                 "value": str(value),
+                "from": run.origins.get(name, ""),
                 "default": "" if value == field.default else str(field.default),
                 "meaning": field.description or "",
             }

@@ -23,8 +23,8 @@ from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import Calibration, calibrate_metric, save_calibration
 from benchlib.judge.regression import RunRecord
 from benchlib.launch.launch import execute
+from benchlib.launch.plan import Plan, plan, prepare
 from benchlib.results.run import Run, fingerprint_key
-from benchlib.session import Plan, plan, prepare
 
 console = terminal.console(least_width=140)
 MOST_SHARE = 10.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config import cluster as clusters
@@ -25,10 +25,10 @@ from benchlib.judge import verdict as judging
 from benchlib.judge.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict, save_verdict
 from benchlib.judge.regression import RunRecord, save_repeats
 from benchlib.launch.launchers import LAUNCHERS
+from benchlib.launch.plan import Plan, prepare
 from benchlib.results.metrics import quantity
-from benchlib.results.run import Run, find_runs
-from benchlib.session import Plan, prepare
-from benchlib.show.headless import execute, split_parameters
+from benchlib.results.run import Run, find_runs, run_path
+from benchlib.show.headless import execute
 
 LINE_EVERY_S = 10.0  # between progress lines where the output is no terminal
 YEAR_S = 365 * 86400.0
@@ -116,7 +116,7 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = ()) -> Outc
             interrupted = _execute(planned, run_dir)
         finally:
             settled(run_dir)
-    verdict = judging.judged(Run(run_dir))
+    verdict = judging.final(Run(run_dir))
     try:
         report = keep(run_dir, verdict)
     except StorageError:
@@ -130,10 +130,8 @@ def _execute(planned: Plan, run_dir: Path) -> bool:
     """Execute the notebook of a run; return whether the user interrupted it."""
     config = planned.config
     path = home() / "notebooks" / BENCHMARKS[config.benchmark].notebook
-    values = {name: getattr(config, name) for name in planned.resolved.origins}
-    parameters = split_parameters(
-        path, {**values, "tier": config.tier, "backend": config.backend, "run_dir": str(run_dir)}
-    )
+    # The notebook reads config.json in the run folder; tier and backend are what a reader of its copy wants to see.
+    parameters = {"tier": config.tier, "backend": config.backend, "run_dir": str(run_dir)}
     display = _Display(run_dir)
     display.start()
     try:
@@ -215,6 +213,60 @@ def write_index(store: Path, quiet: bool = False) -> int:
     if not quiet:
         console.print(f"index: {shown(path)}", soft_wrap=True)
     return EXIT_PASS
+
+
+def submission(planned: Plan, out: Path | None) -> str:
+    """Return the manifest or script that the run would hand to its cluster, under the name of a run that begins now.
+
+    Raises ``UserError`` for a launcher that hands over none.
+    """
+    config = planned.config
+    job = LAUNCHERS[config.launcher](config, run_path(config, out or outputs()))
+    if not job.submits:
+        known = "kubernetes, slurm or torchx"
+        raise UserError(
+            f"launcher={config.launcher} hands nothing to a cluster: --manifest needs --set launcher={known}"
+        )
+    return job.files[job.submits]
+
+
+def show_plan(planned: Plan, out: Path | None) -> None:
+    """Print the resolved config, the command lines and the expected work."""
+    config = planned.config
+    folder = (out or outputs()) / "<run>"
+    console.print(
+        f"[bold]{config.benchmark}[/], tier {config.tier}, backend {config.backend}"
+        + (f" [yellow](not available: {escape(planned.unavailable)})[/]" if planned.unavailable else "")
+    )
+    table = Table(
+        Column("parameter", no_wrap=True),
+        "value",
+        Column("from", no_wrap=True),
+        "meaning",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    for name, field in type(config).model_fields.items():
+        asked = "" if name in ("benchmark", "tier", "backend") else "default"
+        origin = planned.resolved.origins.get(name, asked)
+        style = "dim" if origin == "default" else None
+        table.add_row(name, escape(str(getattr(config, name))), origin, escape(field.description or ""), style=style)
+    console.print(table)
+    job = LAUNCHERS[config.launcher](config, folder)
+    console.print("\n[bold]starts[/]")
+    for command in job.commands:
+        console.print("  " + escape(shlex.join(command)), soft_wrap=True)
+    for name, value in sorted(job.env.items()):
+        console.print(f"  with {name}={escape(str(value))}", soft_wrap=True)
+    for note in job.notes:
+        console.print("  " + escape(str(note)), soft_wrap=True)
+    for name, content in job.files.items():
+        console.print(f"\n[bold]{escape(name)}[/] in the run folder")
+        console.print(content, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"\n[bold]expected work[/]\n  {escape(config.expected_work())}")
+    console.print(
+        f"  ends by itself within {config.budget_s:.0f} s; is ended after {config.hard_limit_s:.0f} s at the latest\n"
+    )
 
 
 # What a terminal shows of a run that was judged.

@@ -4,6 +4,7 @@
 state only what differs from the defaults of the benchmark's config class.
 """
 
+import functools
 import shlex
 import types
 import typing
@@ -75,6 +76,8 @@ class BaseConfig(BaseModel):
     PATHS: ClassVar[dict[str, bool]] = {}
     # Whether the benchmark is the work of one rank, however many devices the machine has.
     ONE_PROCESS: ClassVar[bool] = False
+    # Fields that a validator sets where another field asks for it: the origin of their value names that field.
+    FOLLOWS: ClassVar[dict[str, str]] = {"launcher": "collective"}
 
     @model_validator(mode="before")
     @classmethod
@@ -148,9 +151,9 @@ class BaseConfig(BaseModel):
         return self.wall_limit_s or 2 * self.budget_s + self.startup_timeout_s
 
     def check_whole(self) -> None:
-        """Raise ``UserError`` for values that do not fit each other once devices and ranks are known.
+        """Raise ``UserError`` for values that do not fit the machine: its backend, its number of ranks.
 
-        Unlike the validators this is for a final config: before, ranks and backend may be stand-ins for what the machine has.
+        Validators see a config before torch was asked for the devices; this is for the one that is going to run.
         """
         name, kind = self.collective, BACKENDS[self.backend].device_type
         if name and kind not in MOVES[name]:
@@ -168,6 +171,7 @@ class BaseConfig(BaseModel):
         return self.model_dump(exclude=set(_NOT_WORK))
 
 
+BY_HAND = "set by hand"
 _NOT_WORK = (
     "budget_s",
     "startup_timeout_s",
@@ -186,10 +190,15 @@ _NOT_WORK = (
 
 @dataclass(frozen=True)
 class Resolved:
-    """A config and, for each field that is not the class's default, the layer it came from."""
+    """A config and, for each field that is not the class's default, where its value came from."""
 
     config: BaseConfig
     origins: dict[str, str]
+
+    def detected(self, **values: Any) -> "Resolved":
+        """Return the same with what the machine says of fields that nothing else sets."""
+        left = {name: value for name, value in values.items() if name not in self.origins}
+        return Resolved(self.config.model_copy(update=left), self.origins | dict.fromkeys(left, "this machine"))
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -251,7 +260,7 @@ def tier_names() -> list[str]:
 
 
 def read_params(kind: str, name: str) -> dict[str, Any]:
-    """Read ``params/<kind>/<name>.yaml``; kind is ``tiers`` or ``backends``.
+    """Read ``params/<kind>/<name>.yaml``; kind is ``tiers`` or ``backends``. Not to be changed: it is read once.
 
     Unknown files, sections and parameters are ``UserError``.
     """
@@ -260,10 +269,15 @@ def read_params(kind: str, name: str) -> dict[str, Any]:
     known = [item.stem for item in folder.glob("*.yaml")]
     if name not in known:
         raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, known)}")
-    content = check_params(path)
+    content = _read_once(path, path.stat().st_mtime_ns)
     if kind == "tiers" and "budget_s" not in content.get("all", {}):
         raise UserError(f"{path}: a tier needs its budget: `all: {{budget_s: SECONDS}}`")
     return content
+
+
+@functools.cache
+def _read_once(path: Path, _changed_at: int) -> dict[str, Any]:
+    return check_params(path)
 
 
 def check_params(path: Path) -> dict[str, Any]:
@@ -361,29 +375,23 @@ def _explain(cls: type[BaseConfig], item: Mapping[str, Any]) -> str:
 
 
 def resolve(
-    benchmark: str,
-    tier: str = "smoke",
-    backend: str = "cpu",
-    overrides: Mapping[str, Any] | None = None,
-    detected: Mapping[str, Any] | None = None,
+    benchmark: str, tier: str = "smoke", backend: str = "cpu", overrides: Mapping[str, Any] | None = None
 ) -> Resolved:
-    """Merge the class's defaults, what was ``detected`` on the machine, the tier, the backend and the overrides.
+    """Merge the class's defaults, the tier, the backend and the overrides into one config.
 
     Raises ``UserError`` for unknown names and for values out of their type or range.
     """
     if backend not in BACKENDS:
         raise UserError(f"unknown backend {backend!r}: {nearest(backend, BACKENDS)}")
-    config_class(benchmark)
-    by_tier, by_backend = read_params("tiers", tier), read_params("backends", backend)
-    layers = (
-        ("this machine", dict(detected or {})),
-        (f"params/tiers/{tier}.yaml", by_tier.get("all", {}) | by_tier.get(benchmark, {})),
-        (f"params/backends/{backend}.yaml", by_backend.get("all", {}) | by_backend.get(benchmark, {})),
-        ("set by hand", dict(overrides or {})),
-    )
+    cls = config_class(benchmark)
+    layers = {
+        f"params/tiers/{tier}.yaml": _sections(read_params("tiers", tier), benchmark),
+        f"params/backends/{backend}.yaml": _sections(read_params("backends", backend), benchmark),
+        BY_HAND: dict(overrides or {}),
+    }
     values: dict[str, Any] = {"benchmark": benchmark, "tier": tier, "backend": backend}
     origins: dict[str, str] = {}
-    for origin, layer in layers:
+    for origin, layer in layers.items():
         check_names(benchmark, layer, origin)
         for name in ("benchmark", "tier", "backend"):
             if str(layer.get(name, values[name])) != values[name]:
@@ -392,7 +400,18 @@ def resolve(
                 )
         values |= layer
         origins |= dict.fromkeys(layer, origin)
-    return Resolved(build(benchmark, values), origins)
+    config = build(benchmark, values)
+    for name, cause in cls.FOLLOWS.items():
+        value = getattr(config, name)  # texts stay as they are given; numbers may be given as texts
+        if (name not in values and name in config.model_fields_set) or (
+            isinstance(value, str) and value != values.get(name, value)
+        ):
+            origins[name] = f"set by {cause}={Path(str(getattr(config, cause))).name}"
+    return Resolved(config, origins)
+
+
+def _sections(content: Mapping[str, Any], benchmark: str) -> dict[str, Any]:
+    return {**content.get("all", {}), **content.get(benchmark, {})}
 
 
 def save_config(config: BaseConfig, run_dir: Path | str) -> None:
@@ -415,11 +434,15 @@ def load_config(run_dir: Path | str, file: Path | str = "config.json") -> BaseCo
 # How to run the same again: the command line and the fields that differ from the defaults.
 
 
-def changes(config: BaseConfig) -> list[tuple[str, str, str]]:
-    """Return the fields that differ from the benchmark's defaults: name, value, default."""
+def changes(config: BaseConfig, origins: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
+    """Return the fields that differ from the benchmark's defaults: name, value, where it came from, default."""
     fields = type(config).model_fields
     rows = [(name, getattr(config, name), fields[name].default) for name in fields if name != "benchmark"]
-    return [(name, str(value) or "''", str(default) or "''") for name, value, default in rows if value != default]
+    return [
+        (name, str(value) or "''", origins.get(name, ""), str(default) or "''")
+        for name, value, default in rows
+        if value != default
+    ]
 
 
 def command(config: BaseConfig) -> str:

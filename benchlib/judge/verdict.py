@@ -36,6 +36,17 @@ def judged(run: Run, baselines_root: Path | None = None) -> Verdict:
         return _broken([], str(error))
 
 
+def final(run: Run) -> Verdict:
+    """Return the verdict that the notebook stored; judge the run where the notebook did not get that far, or stopped later."""
+    try:
+        stored, stopped = run.verdict, _notebook_error(run)
+    except UserError:
+        return judged(run)
+    if stored is None or stopped is not None:
+        return judged(run)
+    return Verdict.model_validate(stored)
+
+
 def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     benchmark = BENCHMARKS[run.config.benchmark]
     result = run.result

@@ -1,25 +1,114 @@
-"""From a target to the plans of its runs, and what a dry run shows of them."""
+"""From a target to the plans of its runs, and from a plan to its run folder. Starts no rank and loads no torch.
 
-import shlex
+A request is merged, built and checked first: a draft. Only then is torch asked for the machine's devices, which takes
+seconds. The answer settles what a draft leaves to the machine, the backend of ``auto`` and the number of ranks.
+"""
+
+import contextlib
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Column, Table
-
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.commands.run import console
-from benchlib.config.schema import check_names, config_class, nearest, parse_overrides, read_params, tier_names
-from benchlib.core.errors import UserError
-from benchlib.core.files import outputs
-from benchlib.core.machine import probe_devices
-from benchlib.session import Plan, plan
+from benchlib.config import cluster as clusters
+from benchlib.config.schema import (
+    Resolved,
+    absolute_paths,
+    check_names,
+    config_class,
+    parse_overrides,
+    read_params,
+    resolve,
+    save_config,
+    tier_names,
+)
+from benchlib.core.errors import UserError, nearest
+from benchlib.core.files import outputs, write_json
+from benchlib.core.machine import best_backend, default_nproc, describe, probe_devices
+from benchlib.launch.launchers import LAUNCHERS
+from benchlib.results.run import new_run_dir
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run to be: its config, where the values came from and what torch reported about the machine."""
+
+    resolved: Resolved
+    probe: dict[str, Any]
+
+    @property
+    def config(self) -> Any:
+        """The config."""
+        return self.resolved.config
+
+    @property
+    def unavailable(self) -> str:
+        """Why the backend cannot run here; '' where it can."""
+        if self.config.launcher in clusters.ELSEWHERE:
+            return ""  # the ranks find out, on their own machines
+        device = self.probe.get("backends", {}).get(self.config.backend, {})
+        missing = f"torch reports no {self.config.backend} device"
+        return "" if device.get("available") else str(device.get("reason") or missing)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A valid request that lacks what the machine decides. ``auto``: also the backend, the CPU until torch was asked."""
+
+    resolved: Resolved
+    overrides: Mapping[str, Any]
+    auto: bool
+
+    def on(self, probe: dict[str, Any]) -> Plan:
+        """Return the plan for the machine that ``probe`` describes. Raises ``UserError`` for values that do not fit it."""
+        resolved, config = self.resolved, self.resolved.config
+        backend = best_backend(probe) if self.auto else config.backend
+        if backend != config.backend:  # an accelerator has parameters of its own
+            resolved = resolve(config.benchmark, config.tier, backend, self.overrides)
+        # Other machines may have other devices than this one: there the config says how many ranks.
+        if config.launcher not in clusters.ELSEWHERE and not config.ONE_PROCESS:
+            resolved = resolved.detected(nproc=default_nproc(backend, probe))
+        if self.auto:
+            resolved = resolved.detected(backend=backend)
+        resolved.config.check_whole()
+        return Plan(resolved, probe)
+
+
+def draft(benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any]) -> Draft:
+    """Merge and check a request as far as no device is needed. Raises ``UserError``."""
+    check_names(benchmark, overrides, "set by hand")
+    overrides = absolute_paths(benchmark, overrides)
+    auto = backend == "auto"
+    resolved = resolve(benchmark, tier, "cpu" if auto else backend, overrides)
+    config = resolved.config
+    if BENCHMARKS[benchmark].refuse:
+        BENCHMARKS[benchmark].load("refuse")(config)
+    clusters.load(config.cluster)
+    if config.launcher in clusters.ELSEWHERE:
+        if auto:
+            raise UserError(
+                f"launcher={config.launcher} runs on other machines, whose devices are not known here: say which, as in --backend cuda"
+            )
+        LAUNCHERS[config.launcher](config, outputs() / "run")
+    return Draft(resolved, overrides, auto)
+
+
+def plan(
+    benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any], probe: dict[str, Any] | None = None
+) -> Plan:
+    """Plan one run; ``backend="auto"`` takes the first accelerator that torch reports, else the CPU.
+
+    Without ``probe`` torch is asked for it, after all that needs no device was checked. Raises ``UserError``.
+    """
+    wanted = draft(benchmark, tier, backend, overrides)
+    return wanted.on(probe_devices() if probe is None else probe)
 
 
 def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], resume: str | None) -> list[Plan]:
-    """Resolve the configs of a benchmark, or of all benchmarks of a tier. Starts no rank. Raises ``UserError``."""
+    """Plan the run of a benchmark, or of all benchmarks of a tier. Raises ``UserError``."""
     overrides: dict[str, Any] = dict(parse_overrides(pairs))
     if target in BENCHMARKS:
         names, level = [target], tier or "smoke"
@@ -34,12 +123,10 @@ def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], res
         raise UserError(f"unknown benchmark or tier {target!r}: {nearest(target, [*BENCHMARKS, *tier_names()])}")
     if resume:
         overrides["resume"] = str(Path(resume).resolve())
-    # Wrong input is reported before torch is asked for its devices, which takes seconds.
     given = {name: overrides if target in BENCHMARKS else _of_one_process(name, overrides) for name in names}
-    for name in names:
-        plan(name, level, "cpu" if backend == "auto" else backend, given[name], probe={})
+    drafts = [draft(name, level, backend, given[name]) for name in names]
     probe = probe_devices()
-    return [plan(name, level, backend, given[name], probe) for name in names]
+    return [wanted.on(probe) for wanted in drafts]
 
 
 def _that_fit(names: list[str], overrides: Mapping[str, Any]) -> list[str]:
@@ -65,61 +152,19 @@ def _that_know(names: list[str], overrides: dict[str, Any], resume: str | None) 
     return fitting
 
 
-def submission(planned: Plan, out: Path | None) -> str:
-    """Return the manifest or script that the run would hand to its cluster, under the name of a run that begins now.
+def prepare(planned: Plan, out: Path) -> Path:
+    """Make the run folder with ``config.json``, ``origins.json`` (where its values came from) and ``machine.json``; return it.
 
-    Raises ``UserError`` for a launcher that hands over none.
+    Raises ``StorageError`` where they cannot be written, and leaves no half-made folder.
     """
-    from benchlib.launch.launchers import LAUNCHERS
-    from benchlib.results.run import run_path
-
-    config = planned.config
-    job = LAUNCHERS[config.launcher](config, run_path(config, out or outputs()))
-    if not job.submits:
-        known = "kubernetes, slurm or torchx"
-        raise UserError(
-            f"launcher={config.launcher} hands nothing to a cluster: --manifest needs --set launcher={known}"
-        )
-    return job.files[job.submits]
-
-
-def show_plan(planned: Plan, out: Path | None) -> None:
-    """Print the resolved config, the command lines and the expected work."""
-    from benchlib.launch.launch import LAUNCHERS
-
-    config = planned.config
-    folder = (out or outputs()) / "<run>"
-    console.print(
-        f"[bold]{config.benchmark}[/], tier {config.tier}, backend {config.backend}"
-        + (f" [yellow](not available: {escape(planned.unavailable)})[/]" if planned.unavailable else "")
-    )
-    table = Table(
-        Column("parameter", no_wrap=True),
-        "value",
-        Column("from", no_wrap=True),
-        "meaning",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    for name, field in type(config).model_fields.items():
-        asked = "command line" if name in ("benchmark", "tier", "backend") else "default"
-        origin = planned.resolved.origins.get(name, asked)
-        style = None if origin != "default" else "dim"
-        origin = {"params/tiers": "tier", "params/backends": "backend"}.get(str(Path(origin).parent), origin)
-        table.add_row(name, escape(str(getattr(config, name))), origin, escape(field.description or ""), style=style)
-    console.print(table)
-    job = LAUNCHERS[config.launcher](config, folder)
-    console.print("\n[bold]starts[/]")
-    for command in job.commands:
-        console.print("  " + escape(shlex.join(command)), soft_wrap=True)
-    for name, value in sorted(job.env.items()):
-        console.print(f"  with {name}={escape(str(value))}", soft_wrap=True)
-    for note in job.notes:
-        console.print("  " + escape(str(note)), soft_wrap=True)
-    for name, content in job.files.items():
-        console.print(f"\n[bold]{escape(name)}[/] in the run folder")
-        console.print(content, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\n[bold]expected work[/]\n  {escape(config.expected_work())}")
-    console.print(
-        f"  ends by itself within {config.budget_s:.0f} s; is ended after {config.hard_limit_s:.0f} s at the latest\n"
-    )
+    run_dir = new_run_dir(planned.config, out)
+    try:
+        save_config(planned.config, run_dir)
+        write_json(run_dir / "origins.json", planned.resolved.origins)
+        write_json(run_dir / "machine.json", describe(planned.probe))
+    except BaseException:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the day's folder, where this was its first run
+            run_dir.parent.rmdir()
+        raise
+    return run_dir

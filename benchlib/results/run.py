@@ -145,6 +145,11 @@ class Run:
         return load_config(self.path)
 
     @functools.cached_property
+    def origins(self) -> dict[str, str]:
+        """Where the values of the config came from, by field: a file of params, by hand, a validator; none is the default."""
+        return {name: str(origin) for name, origin in (self._object("origins.json") or {}).items()}
+
+    @functools.cached_property
     def machine(self) -> dict[str, Any]:
         """What machine it was, see ``benchlib.core.machine.describe``."""
         found = self._object("machine.json") or {}

@@ -52,7 +52,7 @@ class Digest:
     facts: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     machine: list[tuple[str, str]] = field(default_factory=list)
-    config: list[tuple[str, str, str]] = field(default_factory=list)
+    config: list[tuple[str, str, str, str]] = field(default_factory=list)
     command: str = ""
 
     @property
@@ -96,7 +96,7 @@ def digest(run: Run) -> Digest:
     out.machine = read(lambda: machine_rows(run.machine)) or []
     if config:
         out.warnings = read(lambda: warnings(config, result)) or []
-        out.config, out.command = changes(config), command(config)
+        out.config, out.command = changes(config, read(lambda: run.origins) or {}), command(config)
     return out
 
 

@@ -36,13 +36,6 @@ def parameters_of(path: Path) -> dict[str, Any]:
     return values
 
 
-def split_parameters(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrange config values for a notebook: those that it names on their own, the others in its ``overrides``."""
-    known = parameters_of(path)
-    named = {name: value for name, value in values.items() if name in known}
-    return named | {"overrides": {name: value for name, value in values.items() if name not in known}}
-
-
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
     # papermill dies at once on SIGTERM and leaves kernel and notebook behind; as an interrupt it ends both in order.

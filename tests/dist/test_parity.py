@@ -10,7 +10,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from benchlib.judge import verdict as judge
-from benchlib import session
 from benchlib.judge.baselines import find
 from benchlib.config.schema import build
 from benchlib.config.schema import save_config
@@ -26,6 +25,7 @@ from benchlib.benchmarks.parity.judge import checks
 from benchlib.benchmarks.parity.isolated import Ended
 from benchlib.benchmarks.parity.run import Pace
 from benchlib.benchmarks.parity.judge import reading
+from benchlib.launch.plan import plan
 from benchlib.results.run import Run
 
 SMALL = {
@@ -233,15 +233,15 @@ def test_an_altered_golden_folder_is_refused_before_anything_starts(whole, tmp_p
     values = {name: value for name, value in SMALL.items() if name != "benchmark"} | {
         "golden": str(tmp_path / "golden")
     }
-    assert session.plan("parity", "smoke", "cpu", values, probe={}).config.golden
+    assert plan("parity", "smoke", "cpu", values, probe={}).config.golden
     with pytest.raises(UserError, match="train_steps = 4 contradicts"):
-        session.plan("parity", "smoke", "cpu", values | {"train_steps": 4}, probe={})
+        plan("parity", "smoke", "cpu", values | {"train_steps": 4}, probe={})
     path = tmp_path / "golden" / "reference" / "outputs.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"reference/outputs\.safetensors was altered"):
-        session.plan("parity", "smoke", "cpu", values, probe={})
+        plan("parity", "smoke", "cpu", values, probe={})
 
 
 def test_a_layer_that_is_not_there_and_a_reference_without_logits_are_refused_before_a_member_runs(whole, tmp_path):
@@ -260,7 +260,7 @@ def test_a_layer_that_is_not_there_and_a_reference_without_logits_are_refused_be
 
 def test_it_is_one_process_on_every_machine():
     eight = {"backends": {"cuda": {"available": True, "count": 8, "names": ["gpu"] * 8, "reason": ""}}}
-    assert session.plan("parity", "smoke", "cuda", {}, eight).config.nproc == 1
-    assert session.plan("machine", "smoke", "cuda", {}, eight).config.nproc == 8
+    assert plan("parity", "smoke", "cuda", {}, eight).config.nproc == 1
+    assert plan("machine", "smoke", "cuda", {}, eight).config.nproc == 8
     with pytest.raises(UserError, match="the work of one process"):
-        session.plan("parity", "smoke", "cuda", {"nproc": 2}, eight)
+        plan("parity", "smoke", "cuda", {"nproc": 2}, eight)

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchlib.benchmarks.parity import command
+from benchlib.launch import plan
 from benchlib.commands import run as runner
-from benchlib import session
 from benchlib.cli import main
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
@@ -54,8 +54,7 @@ def made(folder, precision="fp32", **changes):
 @pytest.fixture
 def nothing_starts(monkeypatch):
     """Fail where a command asks for devices or makes a run although its input is wrong."""
-    for module in (command, session):
-        monkeypatch.setattr(module, "probe_devices", lambda: pytest.fail("asked torch although the input is wrong"))
+    monkeypatch.setattr(plan, "probe_devices", lambda: pytest.fail("asked torch although the input is wrong"))
     monkeypatch.setattr(runner, "run_one", lambda *_: pytest.fail("a run was started although the input is wrong"))
 
 
@@ -200,8 +199,7 @@ def test_without_weights_the_folder_is_sealed_again(tmp_path, capsys):
 
 
 def test_a_backend_that_is_not_there_publishes_nothing_and_says_so(tmp_path, monkeypatch):
-    for module in (command, session):
-        monkeypatch.setattr(module, "probe_devices", lambda: PROBE)
+    monkeypatch.setattr(plan, "probe_devices", lambda: PROBE)
     done = call("record", tmp_path / "golden", "--backend", "cuda", "--out", tmp_path / "out")
     assert done.exit_code == 2 and "nothing was published" in done.output, done.output
     assert "SKIPPED" in done.output and not (tmp_path / "golden").exists()
@@ -218,8 +216,7 @@ def in_this_process(_, run_dir):
 
 def test_a_recording_is_verified(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for module in (command, session):
-        monkeypatch.setattr(module, "probe_devices", lambda: PROBE)
+    monkeypatch.setattr(plan, "probe_devices", lambda: PROBE)
     monkeypatch.setattr(runner, "_execute", in_this_process)
     folder, out = tmp_path / "golden", tmp_path / "out"
     pairs = [word for pair in SMALL for word in ("--set", pair)]

@@ -11,7 +11,7 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import config_class
 from benchlib.core.files import home
 from benchlib.judge.past import Filter
-from benchlib.show.headless import parameters_of, split_parameters
+from benchlib.show.headless import parameters_of
 
 sys.path.insert(0, str(home() / "scripts"))
 import record_notebooks
@@ -101,12 +101,6 @@ def test_papermill_understands_every_parameter(path):
         for parameter in _infer_parameters(load_notebook_node(str(path)), name="python3", language="python")
     }
     assert found == set(parameters_of(path))
-
-
-@pytest.mark.parametrize("path", MEASURING, ids=lambda path: path.stem)
-def test_other_fields_go_to_overrides(path):
-    values = split_parameters(path, {"tier": "quick", "threads": 1})
-    assert values == {"tier": "quick", "overrides": {"threads": 1}}
 
 
 def test_committed_notebooks_are_normalised(path, notebook):

@@ -25,10 +25,10 @@ from benchlib.config.schema import parse_overrides
 from benchlib.core import text
 from benchlib.core.errors import UserError
 from benchlib.core.files import not_written, outputs
-from benchlib.core.machine import BACKENDS, best_backend, describe, probe_devices
+from benchlib.core.machine import BACKENDS, describe
 from benchlib.judge.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
+from benchlib.launch.plan import plan
 from benchlib.results.run import Run, check_place
-from benchlib.session import Plan, plan
 from benchlib.show.exports import counted
 
 BENCHMARK = "parity"
@@ -56,8 +56,11 @@ def record(target: Path, tier: str, backend: str, pairs: Iterable[str], weights:
     """
     _check_free(target)
     overrides = _overrides(pairs, also=("members",))
-    asked = {"record": "true", "keep": "true"}
-    planned = _planned(tier, backend, overrides | asked, names_reference=True)
+    reference = "cpu" if backend == "auto" else backend
+    wanted = {**overrides, "record": "true", "keep": "true"}
+    planned = plan(BENCHMARK, tier, backend, wanted | {"reference": reference})
+    if (reference := planned.config.backend) != planned.config.reference:  # auto took an accelerator
+        planned = plan(BENCHMARK, tier, reference, wanted | {"reference": reference}, planned.probe)
     store = out or outputs()
     check_place(store)
     outcome = run.run_one(planned, store)
@@ -89,7 +92,7 @@ def verify(
     check_place(store)
     overrides = _overrides(pairs) | ({"members": members} if members else {})
     overrides = recorded.parameters(manifest) | overrides | {"golden": str(folder.resolve())}
-    planned = _planned(tier or recorded.tier(manifest), backend, overrides)
+    planned = plan(BENCHMARK, tier or recorded.tier(manifest), backend, overrides)
     _tell(folder, manifest, describe(planned.probe))
     outcome = run.run_one(planned, store)
     code = _exit_code(outcome, store)
@@ -121,16 +124,6 @@ def _overrides(pairs: Iterable[str], also: Sequence[str] = ()) -> dict[str, Any]
                 f"`benchlib run parity --set {name}={overrides[name]}`"
             )
     return overrides
-
-
-def _planned(tier: str, backend: str, overrides: Mapping[str, Any], names_reference: bool = False) -> Plan:
-    """Return the plan of a run; wrong input is told before torch is asked for its devices, which takes seconds."""
-    named = {"reference": "cpu" if backend == "auto" else backend} if names_reference else {}
-    plan(BENCHMARK, tier, "cpu" if backend == "auto" else backend, {**overrides, **named}, probe={})
-    probe = probe_devices()
-    if names_reference:
-        named = {"reference": best_backend(probe) if backend == "auto" else backend}
-    return plan(BENCHMARK, tier, backend, {**overrides, **named}, probe)
 
 
 def _check_free(target: Path) -> None:

@@ -106,6 +106,7 @@ class ParityConfig(BaseConfig):
     """The same weights and inputs on a reference and on every member of a backend."""
 
     PATHS: ClassVar[dict[str, bool]] = {"golden": True, "dev_file": True, "model": False}
+    FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "dev_file"}
     ONE_PROCESS: ClassVar[bool] = True
     # The fields that a golden folder fixes: weights and inputs come from it, whatever machine computes.
     RECORDED: ClassVar[tuple[str, ...]] = (

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
+from benchlib.core.errors import UserError
 
 EMBEDDED_LEARNING_RATE, BERT_LEARNING_RATE = 1e-3, 3e-5  # a tiny encoder needs larger steps than BERT
 
@@ -17,6 +18,7 @@ class SquadConfig(BaseConfig):
     """
 
     PATHS: ClassVar[dict[str, bool]] = {"train_file": True, "eval_file": True, "resume": True, "model": False}
+    FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "train_file", "learning_rate": "model"}
 
     benchmark: Literal["squad"] = "squad"
 
@@ -102,13 +104,17 @@ class SquadConfig(BaseConfig):
             raise ValueError("data = files needs train_file=FILE and eval_file=FILE")
         if self.data == "minisquad" and not (self.train_questions and self.eval_questions):
             raise ValueError("data = minisquad is generated: set train_questions and eval_questions to 1 or more")
-        if self.backend == "cpu" and self.precision == "fp16":
-            raise ValueError("precision = 'fp16': a CPU has no fast fp16; use bf16 or fp32")
         if self.doc_stride >= self.max_length - 3:
             raise ValueError(
                 f"doc_stride = {self.doc_stride} must be smaller than max_length - 3 = {self.max_length - 3}, else windows never advance"
             )
         return self
+
+    def check_whole(self) -> None:
+        """Raise ``UserError`` also for a precision that the backend does not have."""
+        super().check_whole()
+        if self.backend == "cpu" and self.precision == "fp16":
+            raise UserError("precision = 'fp16': a CPU has no fast fp16; use bf16 or fp32")
 
     @property
     def global_batch(self) -> int:

@@ -8,7 +8,6 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from benchlib import session
 from benchlib.cli import main
 from benchlib.commands import run as runner
 from benchlib.launch import plan
@@ -26,8 +25,7 @@ PROBE = {
 def call(monkeypatch):
     """Call the command line in this process, with torch's answer given."""
     monkeypatch.setattr(plan, "probe_devices", lambda: PROBE)
-    monkeypatch.setattr(session, "probe_devices", lambda: PROBE)
-    monkeypatch.setattr(plan.console, "width", 200)
+    monkeypatch.setattr(runner.console, "width", 200)
 
     def run(*arguments):
         return CliRunner().invoke(main, arguments)

@@ -26,13 +26,43 @@ def squad(**values):
 
 
 def test_later_layers_win_and_are_named():
-    resolved = resolve("squad", "nightly", "cpu", {"epochs": "3"}, {"nproc": 2})
+    resolved = resolve("squad", "nightly", "cpu", {"epochs": "3"}).detected(nproc=2, epochs=5)
     assert resolved.config.epochs == 3  # over the tier's 2
     assert resolved.config.target_allreduce_gbps is None  # the backend takes the tier's 30 back
-    assert resolved.config.nproc == 2
+    assert (resolved.config.nproc, resolved.origins["nproc"]) == (2, "this machine")
     assert resolved.origins["epochs"] == "set by hand"
     assert resolved.origins["target_allreduce_gbps"] == "params/backends/cpu.yaml"
     assert resolved.origins["model"] == "params/tiers/nightly.yaml"
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "given", "name", "origin"),
+    [
+        ("squad", {}, "learning_rate", "set by model=tiny"),
+        ("squad", {"learning_rate": "1e-3"}, "learning_rate", "set by hand"),
+        ("squad", {"model": "bert-base-uncased"}, "learning_rate", None),
+        (
+            "squad",
+            {"train_file": "/a/t.json", "eval_file": "/a/e.json", "data": "squad"},
+            "data",
+            "set by train_file=t.json",
+        ),
+        ("squad", {"collective": "mpi"}, "launcher", "set by collective=mpi"),
+        ("squad", {"collective": "mpi", "launcher": "slurm"}, "launcher", "set by hand"),
+        ("parity", {"dev_file": "/a/dev.json"}, "data", "set by dev_file=dev.json"),
+    ],
+)
+def test_a_value_that_another_field_sets_says_which(benchmark, given, name, origin):
+    assert resolve(benchmark, "smoke", "cpu", given).origins.get(name) == origin
+
+
+def test_whatever_a_validator_adds_has_its_cause():
+    """A validator that sets a field without a row in FOLLOWS would leave its value to the default."""
+    for benchmark in BENCHMARKS:
+        for given in ({}, {"collective": "mpi"}, {"train_file": "t", "eval_file": "e"}, {"dev_file": "d"}):
+            if given.keys() <= config_class(benchmark).model_fields.keys():
+                resolved = resolve(benchmark, "smoke", "cpu", given)
+                assert resolved.config.model_fields_set - {"benchmark", "tier", "backend"} <= resolved.origins.keys()
 
 
 def test_a_number_written_as_text_is_read_right():

@@ -117,7 +117,7 @@ def test_every_writer_says_that_the_disk_is_full_and_leaves_what_was_there(tmp_p
         except StorageError:
             lines = (disk / "events-rank0.jsonl").read_bytes().split(b"\\n")
             print("events whole", lines[-1] == b"", all(json.loads(line) for line in lines[:-1]))
-        from benchlib.session import Plan, prepare
+        from benchlib.launch.plan import Plan, prepare
         from benchlib.config.schema import Resolved
         try:
             prepare(Plan(Resolved(config, {}), {}), disk / "out")

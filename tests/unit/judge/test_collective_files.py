@@ -19,8 +19,8 @@ from benchlib.judge.impossible.own import own_claims
 from benchlib.judge.impossible.restated_series import restated_series
 from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.snapshot import Snapshot
+from benchlib.launch.plan import plan
 from benchlib.results.metrics import derived, measured
-from benchlib.session import plan
 from benchlib.show.exports import export
 
 HONEST = Path(__file__).parents[2] / "fixtures" / "honest"
