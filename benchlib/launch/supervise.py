@@ -358,46 +358,6 @@ class Supervisor:
         )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line of the module's docstring."""
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["--tied-to"]:  # the death signal outlives exec, so the agent inherits it
-        die_with_parent(int(argv[1]))
-        os.execvp(argv[3], argv[3:])
-    parser = argparse.ArgumentParser(
-        prog="python -m benchlib.launch.supervise", description="Own the ranks of a run and end them all."
-    )
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--claim", type=int, help="descriptor by which the launching process claimed RUN_DIR")
-    parser.add_argument("--nproc", type=int, default=1, help="local ranks, where RUN_DIR has no job.json")
-    options = parser.parse_args(argv)
-    run_dir = options.run_dir.resolve()
-    try:
-        files.take(run_dir) if options.claim is None else os.set_inheritable(options.claim, False)
-        return _supervise(run_dir, options.nproc)
-    except UserError as error:
-        with contextlib.suppress(OSError):
-            print(error, file=sys.stderr, flush=True)
-        return EXIT_STORAGE if isinstance(error, StorageError) else 2
-
-
-def _supervise(run_dir: Path, nproc: int) -> int:
-    if (run_dir / "events-supervisor.jsonl").exists():
-        print(f"{run_dir} was already used for a run: take a new folder", file=sys.stderr)
-        return 2
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    config = read_json(run_dir / "config.json")
-    described = run_dir / "job.json"
-    job = Job(**read_json(described)) if described.exists() else local_ranks(nproc, run_dir)
-    return Supervisor(run_dir, job, config).run()
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # not to wait for a sensor thread that hangs in a driver
-
-
 # What tells a supervisor to stop: its standard input (a pipe whose other end the launching process holds) and signals.
 
 
@@ -500,3 +460,43 @@ class Neighbours:
         if self.address not in addresses and any(one.node.address in addresses for one in lost):
             return f"; it held the rendezvous store ({self.endpoint}), so the nodes cannot meet again without it"
         return ""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line of the module's docstring."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["--tied-to"]:  # the death signal outlives exec, so the agent inherits it
+        die_with_parent(int(argv[1]))
+        os.execvp(argv[3], argv[3:])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchlib.launch.supervise", description="Own the ranks of a run and end them all."
+    )
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--claim", type=int, help="descriptor by which the launching process claimed RUN_DIR")
+    parser.add_argument("--nproc", type=int, default=1, help="local ranks, where RUN_DIR has no job.json")
+    options = parser.parse_args(argv)
+    run_dir = options.run_dir.resolve()
+    try:
+        files.take(run_dir) if options.claim is None else os.set_inheritable(options.claim, False)
+        return _supervise(run_dir, options.nproc)
+    except UserError as error:
+        with contextlib.suppress(OSError):
+            print(error, file=sys.stderr, flush=True)
+        return EXIT_STORAGE if isinstance(error, StorageError) else 2
+
+
+def _supervise(run_dir: Path, nproc: int) -> int:
+    if (run_dir / "events-supervisor.jsonl").exists():
+        print(f"{run_dir} was already used for a run: take a new folder", file=sys.stderr)
+        return 2
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    config = read_json(run_dir / "config.json")
+    described = run_dir / "job.json"
+    job = Job(**read_json(described)) if described.exists() else local_ranks(nproc, run_dir)
+    return Supervisor(run_dir, job, config).run()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # not to wait for a sensor thread that hangs in a driver
