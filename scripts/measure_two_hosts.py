@@ -29,15 +29,15 @@ from hosts import ALL_REDUCE, Host, iperf3_gbps, two_hosts, why_not  # noqa: E40
 
 from benchlib.config.schema import (
     resolve,
-    save_config,  # noqa: E402
+    save_config,
 )
 from benchlib.core.files import (
     read_json,
-    write_json,  # noqa: E402
+    write_json,
 )
 from benchlib.results.run import (
     Result,
-    load_result,  # noqa: E402
+    load_result,
 )
 
 MIB = 2**20

@@ -191,7 +191,6 @@ def _of_all_runs(baseline: baselines.Baseline, metric: Metric, known: Spread | N
 
 def show_doctor() -> int:
     """Print what the machine has and lacks; return 2 where a needed part is missing."""
-    pass
 
     table = Table(box=None, padding=(0, 2), show_header=False)
     findings = examine()

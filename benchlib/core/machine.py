@@ -228,6 +228,6 @@ MOVES: dict[str, tuple[str, ...]] = {
     "nccl": ("cuda",),
     "xccl": ("xpu",),
     "mpi": ("cpu",),
-    "ucc": ("cpu",),
+    "ucc": ("cpu", "cuda"),
     "xla": ("xla",),
 }

@@ -52,7 +52,9 @@ _PORT_TAKEN = re.compile(
 _MPIRUN_KILLED = re.compile(
     r"noticed that process rank (\d+) with PID (\d+) on\s+node\s+\S+\s+exited\s+on\s+signal\s+(\d+)"
 )
-EXIT_STORAGE = 74  # of a process that cannot write, not even why: EX_IOERR of sysexits.h
+# Exit codes of the processes of a run beside 0 and 1.
+EXIT_STORAGE = 74  # cannot write, not even why: EX_IOERR of sysexits.h
+EXIT_SKIPPED = 77  # the backend or library is not available: what automake calls a skipped test
 _SIGNAL_LEAD_S = 0.2  # a death is noticed this much later than a peer may have written about it
 
 

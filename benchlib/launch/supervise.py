@@ -36,14 +36,13 @@ from benchlib.core.files import read_json, write_json
 from benchlib.core.sensors import Sensors
 from benchlib.launch import diagnosis, nodes
 from benchlib.launch import diagnosis as stacks
-from benchlib.launch.diagnosis import EXIT_STORAGE, RankRecord
+from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, RankRecord
 from benchlib.launch.jobs import Limits
 from benchlib.launch.launchers import Job, local_ranks
 from benchlib.launch.nodes import Lost
 from benchlib.launch.processes import descendants, die_with_parent, kill, signal_name
 from benchlib.launch.ranks import AgentReport, Attempts, Children, Ending, RankTable
 
-EXIT_SKIPPED = 77
 GRACE_S = 1.0  # after the first failure, for the peers' error files
 AGENT_S = 10.0  # for torchrun to leave after all its ranks are done
 TICK_S = 0.1

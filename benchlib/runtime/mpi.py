@@ -17,17 +17,17 @@ from datetime import timedelta
 from typing import Any
 
 import mpi4py
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from mpi4py import MPI  # noqa: E402
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
 
-from benchlib.core.errors import BackendUnavailable  # noqa: E402
-from benchlib.runtime import mpi_buffers as buffers  # noqa: E402
-from benchlib.runtime import mpi_collectives as collectives  # noqa: E402
+from benchlib.core.errors import BackendUnavailable
+from benchlib.runtime import mpi_buffers as buffers
+from benchlib.runtime import mpi_collectives as collectives
 from benchlib.runtime.mpi_work import (
     Collective,
     Line,
-    Message,  # noqa: E402
+    Message,
 )
 
 mpi4py.rc.initialize = mpi4py.rc.finalize = False  # by load() and at the exit, below

@@ -1,8 +1,4 @@
-"""Where the time of a training step goes, the gradient exchange included, and how fast the exchange is by itself.
-
-All times are seconds. S bytes of a message, n ranks, t seconds; algbw = S / t, busbw = algbw * 2(n - 1) / n
-(all-reduce, the definition of nccl-tests).
-"""
+"""Where the time of a training step goes, the gradient exchange included. All times are seconds."""
 
 import itertools
 import time
@@ -12,10 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchlib.core.definitions import algbw_gbps, busbw_gbps
 from benchlib.core.errors import RunBroken
 from benchlib.runtime import devices
-from benchlib.workloads import collective_ops
 
 PHASES = ("data", "forward", "backward", "optimizer")
 
@@ -166,82 +160,6 @@ def union(spans: list[tuple[float, float]]) -> float:
         total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return total
-
-
-@dataclass(frozen=True)
-class Bandwidth:
-    """Samples of the all-reduce of one set of buckets, bits per second / 1e9; ``wrong`` counts elements with a wrong sum."""
-
-    algbw_gbps: list[float]
-    busbw_gbps: list[float]
-    bucket_bytes: list[int]
-    wrong: int
-
-
-def all_reduce_bandwidth(
-    bucket_bytes: list[int],
-    device: torch.device,
-    seconds: float = 3.0,
-    most: int = 300,
-    least: int = 10,
-    slowdown: float = 0.0,
-    fault: bool = False,
-) -> Bandwidth:
-    """Time the all-reduce of buckets of these sizes (fp32), one after the other, for about ``seconds`` seconds.
-
-    Sizes are bytes; each is rounded down to whole elements, at least one, and those are what is counted.
-
-    From ``least`` to ``most`` samples: few leave an interval too wide to tell a regression from noise. ``slowdown`` makes
-    each operation longer by this share of its time.
-
-    A sample is the bytes of all buckets over the sum of their times, the slowest rank's each. Every sum is checked
-    against the true one, bit by bit, on the data of the collectives benchmark. ``fault`` alters the last element of every
-    sum of this rank, to test that it is found.
-    """
-    world, rank = dist.get_world_size(), dist.get_rank()
-    clock = Clock(device)
-    sources, sums = [], []
-    for size in bucket_bytes:
-        elements = max(1, size // 4)
-        sources.append(collective_ops.contribution("sum", "fp32", elements, rank, world, device))
-        sums.append(collective_ops.reduced("sum", "fp32", elements, world, device))
-    buffers = [source.clone() for source in sources]
-    times: list[float] = []
-    wrong = 0
-    warmup, repeat, began = 2, 0, time.perf_counter()
-    while repeat < warmup + least or (repeat < warmup + most and _any_rank_has_time(began, seconds, device)):
-        repeat += 1
-        total = torch.zeros(len(buffers), dtype=torch.float32, device=device)
-        for index, (buffer, source) in enumerate(zip(buffers, sources, strict=True)):
-            buffer.copy_(source)
-            devices.synchronize(device)
-            dist.barrier()
-            begin = clock.stamp()
-            dist.all_reduce(buffer)
-            end = clock.stamp()
-            clock.settle()
-            if slowdown:
-                hold(slowdown * clock.seconds(begin, end))
-                end = clock.stamp()
-                clock.settle()
-            total[index] = clock.seconds(begin, end)
-            if fault:
-                buffer[-1] += 1
-            wrong += int((buffer != sums[index]).sum())
-        dist.all_reduce(total, op=dist.ReduceOp.MAX)
-        if repeat > warmup:
-            times.append(float(total.sum()))
-    sizes = [4 * buffer.numel() for buffer in buffers]
-    total_bytes = sum(sizes)
-    algbw = [algbw_gbps(total_bytes, value) for value in times]
-    return Bandwidth(algbw, [busbw_gbps("all_reduce", total_bytes, value, world) for value in times], sizes, wrong)
-
-
-def _any_rank_has_time(began: float, seconds: float, device: torch.device) -> bool:
-    """Return the same answer on all ranks: whether ``seconds`` have not passed on one of them."""
-    flag = torch.tensor(float(time.perf_counter() - began < seconds), device=device)
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag.item())
 
 
 # A slow-down that is planted on purpose: timed work is really made longer, so that a gate can be tested for finding it.

@@ -36,13 +36,11 @@ from benchlib.config.cluster import ELSEWHERE
 from benchlib.core.errors import BackendUnavailable, StorageError
 from benchlib.core.events import EventWriter
 from benchlib.core.files import is_full, is_storage_error, not_written, read_json, write_json
-from benchlib.launch.diagnosis import EXIT_STORAGE, is_echo
+from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, is_echo
 from benchlib.launch.nodes import Place, attempt, launch_id, place
-from benchlib.launch.processes import CONFIG, MARK, SUPERVISOR_PID, die_with_parent
+from benchlib.launch.processes import CONFIG, MARK, SUPERVISOR_PID, THREAD_VARIABLES, die_with_parent
 
-EXIT_SKIPPED = 77
 KEPT = ("out", "err", "error.json", "stacks")  # what a rank leaves in logs/
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def _tie_to_parent() -> None:

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,42 +19,8 @@ from benchlib.runtime.timing import hold
 from benchlib.workloads import collective_ops
 from benchlib.workloads.collective_ops import OPS, REDUCTIONS, Data, Op, Place, require_contiguous
 
-# Which operations can be done in which ways. ``async`` is started and waited for at once.
-VARIANTS: Mapping[str, tuple[str, ...]] = {
-    "library": tuple(OPS),
-    "async": tuple(OPS),
-    "direct": ("all_gather", "reduce_scatter"),
-    "ring": ("all_reduce",),
-    "tree": ("all_reduce",),
-    "rs_ag": ("all_reduce",),
-}
 TYPE_SHARE = 0.2  # of the time of a series that one of the other types gets
-Kind = tuple[str, str, str, str, bool]  # operation, variant, type, reduction, in place
 STARTUP_BYTES = 1 << 16  # up to here the start of an operation takes most of its time
-
-
-@dataclass(frozen=True)
-class Case:
-    """What to measure: an operation, a variant of it, the type, the reduction ('' for none), where, and how many bytes."""
-
-    operation: str
-    variant: str
-    dtype: str
-    reduction: str
-    in_place: bool
-    bytes: int
-    share: float = 1.0  # of the time of a series
-
-    @property
-    def kind(self) -> Kind:
-        """All but the size: what a library either has or has not."""
-        return self.operation, self.variant, self.dtype, self.reduction, self.in_place
-
-    def label(self) -> str:
-        """Name the case in a sentence: ``all-reduce sum fp32 in place``."""
-        words = [self.operation.replace("_", "-"), self.variant if self.variant != "library" else "", self.reduction]
-        words += [self.dtype if self.operation != "barrier" else "", "in place" if self.in_place else ""]
-        return " ".join(word for word in words if word)
 
 
 def plan(config: CollectivesConfig) -> list[Case]:
@@ -176,13 +142,49 @@ class Schedule:
         return self.seconds * case.share * share
 
 
-# One thing that is timed: an operation in one of its variants, with its data, ready to be run and checked again and again.
+# One case: an operation in one of its variants, with its data, ready to be run and checked again and again.
 #
 # Before every run the output is filled with the opposite of every expected bit, so that nothing stale can pass.
 
 
 # An operation by other means than the library's: (give, get, reduction, place).
 Way = Callable[[torch.Tensor, torch.Tensor, str, Place], Any]
+
+
+# Which operations can be done in which ways. ``async`` is started and waited for at once.
+VARIANTS: Mapping[str, tuple[str, ...]] = {
+    "library": tuple(OPS),
+    "async": tuple(OPS),
+    "direct": ("all_gather", "reduce_scatter"),
+    "ring": ("all_reduce",),
+    "tree": ("all_reduce",),
+    "rs_ag": ("all_reduce",),
+}
+Kind = tuple[str, str, str, str, bool]  # operation, variant, type, reduction, in place
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to measure: an operation, a variant of it, the type, the reduction ('' for none), where, and how many bytes."""
+
+    operation: str
+    variant: str
+    dtype: str
+    reduction: str
+    in_place: bool
+    bytes: int
+    share: float = 1.0  # of the time of a series
+
+    @property
+    def kind(self) -> Kind:
+        """All but the size: what a library either has or has not."""
+        return self.operation, self.variant, self.dtype, self.reduction, self.in_place
+
+    def label(self) -> str:
+        """Name the case in a sentence: ``all-reduce sum fp32 in place``."""
+        words = [self.operation.replace("_", "-"), self.variant if self.variant != "library" else "", self.reduction]
+        words += [self.dtype if self.operation != "barrier" else "", "in place" if self.in_place else ""]
+        return " ".join(word for word in words if word)
 
 
 class Timed(Protocol):
@@ -414,41 +416,45 @@ def slowest(values: Sequence[float], device: torch.device) -> list[float]:
     return tensor.tolist()  # type: ignore[no-any-return]
 
 
-# The time of an all-reduce over the process group, with every result verified: one case of the table of collectives.
-
-
-ALLREDUCE_WARMUP = 3
-MIN_ROUNDS = 5
-
-
 @dataclass(frozen=True)
-class Timing:
-    """All-reduces of ``size_bytes`` (per rank) over ``ranks``; the same on every rank."""
+class AllReduce:
+    """All-reduces of messages of ``sizes`` bytes, one after the other, over ``ranks``; the same on every rank.
 
-    size_bytes: int
+    ``seconds`` has one value for each round: the sum over the messages, the slowest rank's time of each. ``wrong`` and
+    ``checked`` count elements over all ranks and rounds.
+    """
+
+    sizes: tuple[int, ...]
     ranks: int
-    seconds: tuple[float, ...]  # of each operation, the maximum over ranks
-    wrong: int  # elements over all ranks and operations
+    seconds: tuple[float, ...]
+    wrong: int
+    checked: int
 
     @property
     def algbw_gbps(self) -> list[float]:
-        """Algorithm bandwidth of each operation in Gbps."""
-        return [algbw_gbps(self.size_bytes, value) for value in self.seconds]
+        """Algorithm bandwidth of each round in Gbps: the bytes of all messages over the time of all."""
+        return [algbw_gbps(sum(self.sizes), value) for value in self.seconds]
 
     @property
     def busbw_gbps(self) -> list[float]:
-        """Bus bandwidth of each operation in Gbps."""
-        return [busbw_gbps("all_reduce", self.size_bytes, value, self.ranks) for value in self.seconds]
+        """Bus bandwidth of each round in Gbps."""
+        return [busbw_gbps("all_reduce", sum(self.sizes), value, self.ranks) for value in self.seconds]
 
 
-def time_all_reduce(size_bytes: int, device: torch.device, seconds: float, slowdown: float = 0.0) -> Timing:
-    """Time fp32 sums of ``size_bytes`` (at least one element) in place on the default process group.
+def time_all_reduce(sizes: Sequence[int], device: torch.device, pace: Pace, fault: bool = False) -> AllReduce:
+    """Time fp32 sums in place over the default process group, for about ``pace.seconds`` of all messages together.
 
-    Collective: every rank calls it with the same arguments, and every rank gets the same answer. Takes about
-    ``seconds`` of exchange, 5 to 200 operations, after 3 that are not counted; with the verification three times that.
-    ``slowdown`` makes each operation longer by this share of its time.
+    ``sizes`` are bytes; each is rounded down to whole elements, at least one. Every sum is compared bit by bit.
+    ``fault`` alters one element of every sum of this rank, to test that it is found.
     """
     place = Place(dist.get_rank(), dist.get_world_size(), device)
-    case = Case("all_reduce", "library", "fp32", "sum", in_place=True, bytes=size_bytes)
-    series = take(Exercise(case, place), device, Pace(seconds, slowdown, MIN_ROUNDS, warmup=ALLREDUCE_WARMUP))
-    return Timing(series.bytes, place.ranks, tuple(series.seconds.tolist()), series.wrong)
+    cases = [Case("all_reduce", "library", "fp32", "sum", in_place=True, bytes=size) for size in sizes]
+    exercises = [Exercise(case, place, fault) for case in cases]
+    messages = take_in_turns(exercises, device, replace(pace, seconds=pace.seconds / len(sizes)))
+    return AllReduce(
+        tuple(series.bytes for series in messages),
+        place.ranks,
+        tuple(np.sum([series.seconds for series in messages], axis=0).tolist()),
+        sum(series.wrong for series in messages),
+        sum(series.checked for series in messages),
+    )

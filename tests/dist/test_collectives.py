@@ -157,9 +157,10 @@ def test_a_fault_is_found_beside_a_computation_and_in_the_buckets_of_gradients(t
     beside, buckets = wrong.values()
     # One element of each run of rank 1 is wrong: 9 to size the computation, 9 alone and 9 together; both ranks compare all.
     assert (beside["wrong_elements"], beside["checked_elements"]) == (27, 27 * 2 * 1024)
-    # Two buckets, of 1 and of 1,000 elements; the two rounds of warm-up are compared, not counted.
-    assert buckets["checked_elements"] % (2 * 1001) == 0
-    assert buckets["wrong_elements"] == 2 * (buckets["checked_elements"] // (2 * 1001) + 2)
+    # Two buckets, of 1 and of 1,000 elements, on both ranks; the rounds of warm-up are compared as well.
+    rounds, rest = divmod(buckets["checked_elements"], 2 * 1001)
+    assert rest == 0
+    assert buckets["wrong_elements"] == 2 * rounds
 
 
 def _alone(folder, monkeypatch, **values):

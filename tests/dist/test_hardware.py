@@ -2,7 +2,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchlib.workloads import collective_timing
+from benchlib.workloads.collective_timing import LEAST_ROUNDS
+from benchlib.workloads.collective_timing import WARMUP
+from benchlib.workloads.collective_timing import AllReduce
+from benchlib.workloads.collective_timing import Pace
+from benchlib.workloads.collective_timing import time_all_reduce
 from benchlib.config.schema import build
 from benchlib.config.schema import save_config
 from benchlib.core.events import read_events
@@ -49,7 +53,7 @@ def test_two_ranks_measure_a_machine(tmp_path):
         (n, rank) for n in (64, 128) for rank in (0, 1)
     }
     assert [row["bytes"] for row in result.tables["allreduce"]] == [1048, 524288]
-    assert len(run.samples["allreduce_gbps"]) >= collective_timing.MIN_ROUNDS
+    assert len(run.samples["allreduce_gbps"]) >= LEAST_ROUNDS
     progress = [event for event in read_events(tmp_path, {"progress"}) if event["source"] == "rank0"]
     assert [event["done"] for event in progress] == list(range(1, progress[-1]["total"] + 1))
     assert not (tmp_path / "disk.tmp").exists()
@@ -66,10 +70,12 @@ def test_one_rank_has_no_exchange_to_measure(tmp_path):
 
 @pytest.mark.usefixtures("group")
 def test_wrong_sums_are_counted(monkeypatch):
-    right = collective_timing.time_all_reduce(400, torch.device("cpu"), 0.0)
-    assert right.wrong == 0
-    assert right.size_bytes == 400
-    assert len(right.seconds) == collective_timing.MIN_ROUNDS
+    sizes, device, brief = (400, 1000), torch.device("cpu"), Pace(0.0)
+    right = time_all_reduce(sizes, device, brief)
+    assert (right.sizes, right.wrong) == (sizes, 0)
+    assert len(right.seconds) == LEAST_ROUNDS
+    assert right.checked == (100 + 250) * (WARMUP + LEAST_ROUNDS)
+    assert time_all_reduce(sizes, device, brief, fault=True).wrong == 2 * (WARMUP + LEAST_ROUNDS)
     real = dist.all_reduce
 
     def swaps_two_elements(tensor, *arguments, **options):
@@ -78,11 +84,10 @@ def test_wrong_sums_are_counted(monkeypatch):
             tensor[[3, 4]] = tensor[[4, 3]]
 
     monkeypatch.setattr(dist, "all_reduce", swaps_two_elements)
-    wrong = collective_timing.time_all_reduce(400, torch.device("cpu"), 0.0)
-    assert wrong.wrong == 2 * (collective_timing.ALLREDUCE_WARMUP + collective_timing.MIN_ROUNDS)
+    assert time_all_reduce(sizes, device, brief).wrong == 2 * (WARMUP + LEAST_ROUNDS)
 
 
 def test_bandwidths_of_a_timing_by_hand():
-    timing = collective_timing.Timing(size_bytes=10**9, ranks=4, seconds=(0.5, 1.0), wrong=0)
+    timing = AllReduce(sizes=(4 * 10**8, 6 * 10**8), ranks=4, seconds=(0.5, 1.0), wrong=0, checked=0)
     assert timing.algbw_gbps == pytest.approx([16, 8])
     assert timing.busbw_gbps == pytest.approx([24, 12])

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from benchlib.benchmarks.collectives.config import CollectivesConfig
+from benchlib.benchmarks.collectives.plan import Schedule
 from benchlib.core.events import EventWriter, Moment
 from benchlib.results.metrics import Metric
 from benchlib.runtime import group
@@ -26,7 +27,6 @@ from benchlib.workloads.collective_timing import (
     Exercise,
     Kind,
     Pace,
-    Schedule,
     Series,
     slowest,
     take,

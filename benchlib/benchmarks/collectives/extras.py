@@ -29,9 +29,8 @@ from benchlib.runtime import devices, group
 from benchlib.runtime import group as process_group
 from benchlib.runtime.group import World
 from benchlib.runtime.libraries import LIBRARIES, Library
-from benchlib.runtime.timing import all_reduce_bandwidth
 from benchlib.workloads.collective_ops import OPS, message
-from benchlib.workloads.collective_timing import Case, Exercise, Kind, Series, take
+from benchlib.workloads.collective_timing import Case, Exercise, Kind, Series, take, time_all_reduce
 
 ROUNDS = 7
 WARMUP = 2
@@ -326,20 +325,16 @@ def overlap_cases(config: CollectivesConfig, lacking: Collection[Kind]) -> list[
 def measure_gradients(bench: Bench) -> None:
     """Time the all-reduce of the gradient buckets one after the other, as a training step has them. A collective."""
     config, total = bench.config, sum(bench.config.bucket_bytes)
-    told = f"{len(config.bucket_bytes)} buckets of {size_text(min(config.bucket_bytes))} to {size_text(max(config.bucket_bytes))}, one after the other"
+    buckets = f"{len(config.bucket_bytes)} buckets of {size_text(min(config.bucket_bytes))} to {size_text(max(config.bucket_bytes))}, one after the other"
     if bench.world.size == 1:
         metric = not_available(GRADIENTS, "Gbps", "higher", "one rank has nobody to exchange with")
     elif not bench.fits("the gradient buckets", total):
         metric = not_available(GRADIENTS, "Gbps", "higher", bench.cut[-1])
     else:
-        found = all_reduce_bandwidth(
-            config.bucket_bytes, bench.world.device, 3 * config.seconds, least=5, slowdown=config.planted_slowdown,
-            fault=bench.fault,
-        )  # fmt: skip
-        runs = len(found.busbw_gbps)
-        bench.count("the gradient buckets", *_over_ranks(found.wrong, runs * sum(found.bucket_bytes) // 4))
+        exchange = time_all_reduce(config.bucket_bytes, bench.world.device, bench.pace(config.seconds), bench.fault)
+        bench.count("the gradient buckets", exchange.wrong, exchange.checked)
         metric = derived(
-            GRADIENTS, found.busbw_gbps, "Gbps", "higher", f"bus bandwidth of {told}: bytes over time of all"
+            GRADIENTS, exchange.busbw_gbps, "Gbps", "higher", f"bus bandwidth of {buckets}: bytes over time of all"
         )
     bench.metrics.append(metric)
     bench.step()

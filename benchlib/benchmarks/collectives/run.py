@@ -17,6 +17,7 @@ from benchlib.benchmarks.collectives import extras, limits, metrics
 from benchlib.benchmarks.collectives import limits as bounds
 from benchlib.benchmarks.collectives.bench import Bench
 from benchlib.benchmarks.collectives.config import CollectivesConfig
+from benchlib.benchmarks.collectives.plan import plan
 from benchlib.config.schema import BaseConfig
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
@@ -26,7 +27,7 @@ from benchlib.launch.nodes import place
 from benchlib.results.metrics import measured
 from benchlib.results.run import Result, save_result
 from benchlib.runtime import group
-from benchlib.workloads.collective_timing import Case, plan
+from benchlib.workloads.collective_timing import Case
 
 WHOLE = 0.99  # of its time: a series that was given less was shortened
 # Of the budget, after which nothing more of a part is begun; the rest is for writing, and for what takes longer.

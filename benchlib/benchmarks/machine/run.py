@@ -23,7 +23,7 @@ from benchlib.results.metrics import Metric, derived, measured, not_available
 from benchlib.results.run import Result, save_result
 from benchlib.runtime import group
 from benchlib.runtime.peaks import MatmulPeak, copy_rates, matmul_peaks
-from benchlib.workloads.collective_timing import Timing, time_all_reduce
+from benchlib.workloads.collective_timing import AllReduce, Pace, time_all_reduce
 
 MIB = 1 << 20
 SPARE = 16 * MIB  # left for the run's own files and for others while the disk is measured
@@ -85,16 +85,16 @@ def run(config: MachineConfig, run_dir: Path, events: EventWriter) -> None:
             metrics += _products(bench, precision, tables["matmul"])
         for kind, meaning in COPIES.items():
             metrics.append(_copies(bench, kind, meaning))
-        timings = [_exchange(bench, mib) for mib in config.allreduce_mib]
-        tables["allreduce"] = [_exchange_row(timing) for timing in timings]
-        metrics += _exchange_metrics(timings)
+        exchanges = [_exchange(bench, mib) for mib in config.allreduce_mib]
+        tables["allreduce"] = [_exchange_row(exchange) for exchange in exchanges]
+        metrics += _exchange_metrics(exchanges)
         metrics.append(_disk(bench, run_dir))
         events.emit("phase", name="write")
         if world.rank == 0:
             metrics.append(measured("startup_s", startup_s, "s", "lower"))
             metrics.append(measured("total_s", began.since(), "s", "lower"))
             facts = {
-                "allreduce_wrong_elements": sum(timing.wrong for timing in timings),
+                "allreduce_wrong_elements": sum(exchange.wrong for exchange in exchanges),
                 "collective": world.collective,
                 "threads": torch.get_num_threads(),
                 "device": _device_name(world.device),
@@ -179,27 +179,28 @@ def _copies(bench: _Bench, kind: str, meaning: str) -> Metric:
     )
 
 
-def _exchange(bench: _Bench, mib: float) -> Timing:
+def _exchange(bench: _Bench, mib: float) -> AllReduce:
     group.barrier()
-    timing = time_all_reduce(int(mib * MIB), bench.world.device, bench.config.seconds, bench.config.planted_slowdown)
+    pace = Pace(bench.config.seconds, bench.config.planted_slowdown, warmup=3)
+    exchange = time_all_reduce([int(mib * MIB)], bench.world.device, pace)
     bench.step()
-    return timing
+    return exchange
 
 
-def _exchange_row(timing: Timing) -> dict[str, Any]:
+def _exchange_row(exchange: AllReduce) -> dict[str, Any]:
     return {
-        "bytes": timing.size_bytes,
-        "operations": len(timing.seconds),
-        "median_us": 1e6 * statistics.median(timing.seconds),
-        "algbw_gbps": statistics.median(timing.algbw_gbps),
-        "busbw_gbps": statistics.median(timing.busbw_gbps) if timing.ranks > 1 else None,
-        "wrong_elements": timing.wrong,
+        "bytes": exchange.sizes[0],
+        "operations": len(exchange.seconds),
+        "median_us": 1e6 * statistics.median(exchange.seconds),
+        "algbw_gbps": statistics.median(exchange.algbw_gbps),
+        "busbw_gbps": statistics.median(exchange.busbw_gbps) if exchange.ranks > 1 else None,
+        "wrong_elements": exchange.wrong,
     }
 
 
-def _exchange_metrics(timings: list[Timing]) -> list[Metric]:
+def _exchange_metrics(exchanges: list[AllReduce]) -> list[Metric]:
     """Return the bus bandwidth at the largest size and the latency at the smallest."""
-    large, small = (pick(timings, key=lambda timing: timing.size_bytes) for pick in (max, min))
+    large, small = (pick(exchanges, key=lambda exchange: exchange.sizes) for pick in (max, min))
     names = ("allreduce_gbps", "allreduce_algbw_gbps", "allreduce_latency_us")
     if large.ranks == 1:
         why = "one rank has nobody to exchange with; set nproc to 2 or more"
@@ -213,21 +214,21 @@ def _exchange_metrics(timings: list[Timing]) -> list[Metric]:
             large.busbw_gbps,
             "Gbps",
             "higher",
-            f"bus bandwidth, 2(n-1)/n x bytes / time, {large.size_bytes:,} bytes over {large.ranks} ranks",
+            f"bus bandwidth, 2(n-1)/n x bytes / time, {large.sizes[0]:,} bytes over {large.ranks} ranks",
         ),
         derived(
             names[1],
             large.algbw_gbps,
             "Gbps",
             "higher",
-            f"algorithm bandwidth, bytes / time, {large.size_bytes:,} bytes over {large.ranks} ranks",
+            f"algorithm bandwidth, bytes / time, {large.sizes[0]:,} bytes over {large.ranks} ranks",
         ),
         measured(
             names[2],
             [1e6 * value for value in small.seconds],
             "us",
             "lower",
-            reason=f"all-reduce of {small.size_bytes:,} bytes over {small.ranks} ranks",
+            reason=f"all-reduce of {small.sizes[0]:,} bytes over {small.ranks} ranks",
         ),
     ]
 

@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from benchlib.benchmarks.parity import golden
 from benchlib.benchmarks.parity.config import MEMBERS
-from benchlib.benchmarks.parity.member import ALLOWED, EXIT_UNAVAILABLE, PARENT, TEMPORARY
+from benchlib.benchmarks.parity.member import ALLOWED, PARENT, TEMPORARY
 from benchlib.benchmarks.parity.warm import Forked, Warm
 from benchlib.core.errors import StorageError
 from benchlib.core.events import EventWriter
 from benchlib.core.files import not_written, read_json
-from benchlib.launch.diagnosis import EXIT_STORAGE
-from benchlib.launch.processes import kill, signal_name
+from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE
+from benchlib.launch.processes import THREAD_VARIABLES, kill, signal_name
 
 TOKEN = "BENCHLIB_PARITY_PROCESS"  # in the environment of a member and of all that it starts: how they are found
 BEAT_S = 3.0  # between signs of life of a silent member
@@ -30,8 +30,6 @@ POLL_S = 0.05
 STACKS_S = 0.5  # for a member that is ended to write where it is
 LAST_LINES = 3
 _STACK = "most recent call first"  # how faulthandler begins the stack of a thread
-# Read by the numeric libraries when they are loaded, so before the process begins.
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 _warm: Warm | None = None
 
@@ -76,7 +74,7 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
     code = process.wait()
     if code == 0:
         return Ended("done", "", seconds)
-    if code == EXIT_UNAVAILABLE:
+    if code == EXIT_SKIPPED:
         return Ended("unavailable", _lines(err)[-1] if _lines(err) else "it did not say why", seconds)
     if code == EXIT_STORAGE:
         lines = _lines(err)

@@ -32,10 +32,9 @@ from benchlib.benchmarks.parity import golden
 from benchlib.benchmarks.parity.config import MEMBERS, Member, ParityConfig
 from benchlib.core.errors import BackendUnavailable, StorageError
 from benchlib.core.files import is_storage_error, not_written, write_json
-from benchlib.launch.diagnosis import EXIT_STORAGE
+from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE
 from benchlib.launch.processes import die_with_parent
 
-EXIT_UNAVAILABLE = 77
 PARENT = "BENCHLIB_PARITY_PARENT"  # the process that this one must not outlive
 ALLOWED = "BENCHLIB_PARITY_SECONDS"  # after which this process is ended
 ATTENTION = "attention"
@@ -179,7 +178,7 @@ def run(run_dir: Path, name: str, executor: str = "") -> int:
             record(config, run_dir, name, executor)
     except BackendUnavailable as error:
         print(" ".join(str(error).split()), file=sys.stderr, flush=True)
-        return EXIT_UNAVAILABLE
+        return EXIT_SKIPPED
     except Exception as error:
         if isinstance(error, OSError) and (isinstance(error, StorageError) or is_storage_error(error)):
             return _not_stored(not_written(error.filename or f"a file of member {name}", error))

@@ -14,7 +14,7 @@ from benchlib.benchmarks.squad.steps import COLUMNS, Trained
 from benchlib.core.events import Event
 from benchlib.core.stats import smoothed, smoothing_window
 from benchlib.results.metrics import Direction, Metric, derived, measured, not_available
-from benchlib.runtime.timing import Bandwidth
+from benchlib.workloads.collective_timing import AllReduce
 
 WARMUP_STEPS = 5  # not counted, at most a quarter of all: caches fill, DDP orders its buckets, kernels are chosen
 
@@ -185,16 +185,16 @@ def _flops(steady: Columns, step_s: np.ndarray, scope: str, peak: float | None, 
     return found
 
 
-def bandwidth_metrics(bandwidth: Bandwidth | None) -> list[Metric]:
+def exchange_metrics(exchange: AllReduce | None) -> list[Metric]:
     """Return the speed of the all-reduce at the sizes of the gradient buckets; none with one rank."""
     names = ("allreduce_gbps", "allreduce_algbw_gbps")
-    if bandwidth is None:
+    if exchange is None:
         return [not_available(name, "Gbps", "higher", _ONE_RANK) for name in names]
-    sizes = ", ".join(f"{size / 1e6:.1f}" for size in bandwidth.bucket_bytes)
+    sizes = ", ".join(f"{size / 1e6:.1f}" for size in exchange.sizes)
     reason = f"at the gradient buckets of {sizes} MB, every sum checked"
     return [
-        derived(names[0], bandwidth.busbw_gbps, "Gbps", "higher", f"bus bandwidth, algbw x 2(n-1)/n, {reason}"),
-        derived(names[1], bandwidth.algbw_gbps, "Gbps", "higher", f"algorithm bandwidth S/t, {reason}"),
+        derived(names[0], exchange.busbw_gbps, "Gbps", "higher", f"bus bandwidth, algbw x 2(n-1)/n, {reason}"),
+        derived(names[1], exchange.algbw_gbps, "Gbps", "higher", f"algorithm bandwidth S/t, {reason}"),
     ]
 
 

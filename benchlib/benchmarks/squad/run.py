@@ -25,15 +25,17 @@ from benchlib.results.metrics import Metric, derived, measured, not_available
 from benchlib.results.run import Result, save_result
 from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects, barrier, world
-from benchlib.runtime.timing import Bandwidth, all_reduce_bandwidth
 from benchlib.workloads import answers, encoders, features, squad_data
 from benchlib.workloads.batches import collate
+from benchlib.workloads.collective_timing import AllReduce, Pace, time_all_reduce
 from benchlib.workloads.encoders import Loaded
 from benchlib.workloads.features import Features
 from benchlib.workloads.squad_text import Example
 
 # ``module:function`` of (Task) -> Trained, imported when used: the Trainer alone takes two seconds to import.
 ENGINES = {"native": "benchlib.benchmarks.squad.train:train", "trainer": "benchlib.benchmarks.squad.trainer:train"}
+
+EXCHANGE_S = 1.5  # of all-reduces of the gradient buckets; with restoring and comparing up to three times that
 
 T = TypeVar("T")
 
@@ -100,7 +102,7 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         scores = answers.score(predictions, split.eval)
     evaluate_s = began.since()
 
-    bandwidth = _bandwidth(trained, here, config.planted_slowdown)
+    exchange = _exchange(trained, here, config.planted_slowdown)
     # Twice, since a busy neighbour lowers a peak and nothing raises it.
     peak, peak_reason = max(before, _matmul_peak(config, here), key=lambda found: found[0] or 0.0)
     resident = all_gather_objects(devices.peak_resident_bytes())
@@ -115,7 +117,7 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         measured(f"f1{quality}", scores["f1"], "", "higher", reason="official rules, percent"),
         measured(f"exact_match{quality}", scores["exact_match"], "", "higher", reason="official rules, percent"),
         *metrics.speed_metrics(trained, scope, here.size, peak, peak_reason),
-        *metrics.bandwidth_metrics(bandwidth),
+        *metrics.exchange_metrics(exchange),
         _device_memory(device_memory, memory_reason),
         measured("resident_memory_gb", max(resident) / 1e9, "GB", "lower", reason="peak of the largest rank"),
         *metrics.sensor_metrics(
@@ -187,14 +189,16 @@ def _main_first(here: World, alone: bool, load: Callable[[], T]) -> T:
     return found if found is not None else load()
 
 
-def _bandwidth(trained: Trained, here: World, slowdown: float) -> Bandwidth | None:
+def _exchange(trained: Trained, here: World, slowdown: float) -> AllReduce | None:
     if here.size == 1:
         return None
-    found = all_reduce_bandwidth(trained.bucket_bytes, here.device, slowdown=slowdown)
-    wrong = sum(all_gather_objects(found.wrong))
-    if wrong:
-        raise RunBroken(f"all-reduce ({here.collective}) gave {wrong:,} wrong sums: the gradients cannot be trusted")
-    return found
+    # At least 10 rounds: few leave an interval too wide to tell a regression from noise.
+    exchange = time_all_reduce(trained.bucket_bytes, here.device, Pace(EXCHANGE_S, slowdown, least=10, most=300))
+    if exchange.wrong:
+        raise RunBroken(
+            f"all-reduce ({here.collective}) gave {exchange.wrong:,} wrong sums: the gradients cannot be trusted"
+        )
+    return exchange
 
 
 def _matmul_peak(config: SquadConfig, here: World) -> tuple[float | None, str]:

@@ -6,10 +6,11 @@ import pytest
 
 from benchlib.benchmarks.collectives.config import CollectivesConfig
 from benchlib.benchmarks.collectives.metrics import crossover, fit
+from benchlib.benchmarks.collectives.plan import Schedule, plan
 from benchlib.config.schema import build, resolve
 from benchlib.core.definitions import parse_sizes, size_text
 from benchlib.core.errors import UserError
-from benchlib.workloads.collective_timing import Case, Schedule, plan
+from benchlib.workloads.collective_timing import Case
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_what_is_unknown_is_not_available() -> None:
     for name in ("time_forward_s", "exchange_overlap", "rank_skew", "flops_per_s", "mfu", "matmul_peak_flops"):
         assert found[name].provenance == "not_available"
         assert found[name].reason
-    assert metrics.bandwidth_metrics(None)[0].provenance == "not_available"
+    assert metrics.exchange_metrics(None)[0].provenance == "not_available"
 
 
 def test_sensors_count_only_during_the_training() -> None:

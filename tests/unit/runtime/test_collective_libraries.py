@@ -32,7 +32,7 @@ def test_every_choice_of_the_config_is_in_the_table():
 @pytest.mark.skipif(torch.distributed.is_nccl_available(), reason="this torch has NCCL")
 def test_what_torch_lacks_is_told():
     with pytest.raises(
-        BackendUnavailable, match=r"library nccl is not available: it is not part of this torch \(.*gloo"
+        BackendUnavailable, match=r"library nccl is not available: this torch \(.* is built without nccl and has gloo"
     ):
         LIBRARIES["nccl"].register()
     with pytest.raises(UserError, match="collective = nccl moves tensors of cuda, not of cpu"):
@@ -53,19 +53,13 @@ def test_steps_to_get_mpi(monkeypatch, tmp_path):
     assert "no mpirun on PATH" in LIBRARIES["mpi"].lacking()
 
 
-def test_steps_to_get_ucc(monkeypatch, tmp_path):
-    monkeypatch.setenv("UCC_HOME", str(tmp_path))
-    reason = LIBRARIES["ucc"].lacking()
-    assert f"(include/ucc/api/ucc.h) are not in UCC_HOME = {tmp_path}: on Debian" in reason
-    header = tmp_path / "include/ucc/api/ucc.h"
-    header.parent.mkdir(parents=True)
-    header.touch()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    assert "compiled on first use, and c++ and ninja is missing" in LIBRARIES["ucc"].lacking()
-    for name in ("c++", "ninja"):
-        (tmp_path / name).touch(mode=0o755)
-    assert LIBRARIES["ucc"].lacking() == ""
+@pytest.mark.skipif(torch.distributed.is_ucc_available(), reason="this torch has UCC")
+def test_ucc_comes_with_a_torch_that_is_built_with_it(monkeypatch):
+    with pytest.raises(BackendUnavailable, match=r"library ucc is not available: .* built without ucc .*USE_UCC=1"):
+        group._collective(BaseConfig(benchmark="x", collective="ucc"))
+    built_in = torch.distributed.is_backend_available
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name == "ucc" or built_in(name))
+    assert group._collective(BaseConfig(benchmark="x", collective="ucc")) == ("ucc", "ucc")
 
 
 def test_mpi_brings_its_launcher():

@@ -1,1 +1,0 @@
-"""UCC (Unified Collective Communication) as a library of torch.distributed, compiled on first use."""
