@@ -254,7 +254,7 @@ COLLECT_S = 1.0  # that the ranks get to write their stacks
 _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _WAITING_FILES = re.compile(
     r"torch[/\\](distributed[/\\]|autograd[/\\]graph\.py|futures[/\\]|cuda[/\\]__init__\.py|xpu[/\\]__init__\.py)"
-    r"|benchlib[/\\](process_group|mpi_work)\.py"
+    r"|benchlib[/\\]runtime[/\\](group|mpi)\.py"
 )
 # The innermost Python line of a rank that waits for its device or for its peers in C++ code.
 _WAITING_LINE = re.compile(
