@@ -33,8 +33,8 @@ MARKS = {
     "within the limit": "✓",
 }
 STAR = (
-    "* from the samples within one run a side: how much unchanged runs differ is not known, so the difference may be "
-    "the run's and not the machine's. Compare several runs a side, or measure the spread with `benchlib calibrate`."
+    "* from the samples within one run per side: the spread between unchanged runs is not known, so the difference may be "
+    "the run's and not the machine's. Compare several runs per side, or measure the spread with `benchlib calibrate`."
 )
 _TERMINAL = {"bad": "bold red", "warn": "bold yellow", "good": "bold green", "calm": "bold"}
 _WIDE = 130  # columns that the whole table takes
@@ -42,7 +42,7 @@ _WIDTH = 150  # where the output is no terminal, which would fold at 80
 
 
 def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
-    """Compare each argument with the first, benchmark by benchmark; return the contrasts and what was left out.
+    """Compare each argument with the first, benchmark by benchmark; return the contrasts and notes on what was excluded.
 
     Raises ``UserError`` for fewer than two arguments, for one that cannot be read, and for two without a benchmark in
     common: different benchmarks measure different things.
@@ -51,24 +51,22 @@ def compare(arguments: Sequence[str]) -> tuple[list[Contrast], list[str]]:
         raise UserError("compare needs two or more of: a run folder, a folder of runs, a report.html, a baseline")
     reference, *others = [read_argument(argument) for argument in arguments]
     contrasts = []
-    notes = [f"{side.text}, left out: {line}" for side in (reference, *others) for line in side.left_out]
+    notes = [f"{argument.text}, excluded: {line}" for argument in (reference, *others) for line in argument.excluded]
     for other in others:
-        common = [name for name in reference.sides if name in other.sides]
+        common = [name for name in reference.sets if name in other.sets]
         if not common:
             raise UserError(
-                f"{reference.text} is of {_named(reference)} and {other.text} of {_named(other)}: different benchmarks "
-                "measure different things; compare runs of one"
+                f"{reference.text} has runs of {_benchmarks(reference)}, {other.text} of {_benchmarks(other)}: different "
+                "benchmarks measure different things; compare runs of one"
             )
-        contrasts += [contrast(reference.sides[name], other.sides[name]) for name in common]
-        alone = sorted(reference.sides.keys() ^ other.sides.keys())
-        notes += [
-            f"{name}: only {(reference if name in reference.sides else other).text} has runs of it" for name in alone
-        ]
+        contrasts += [contrast(reference.sets[name], other.sets[name]) for name in common]
+        for name in sorted(reference.sets.keys() ^ other.sets.keys()):
+            notes.append(f"{name}: only {(reference if name in reference.sets else other).text} has runs of it")
     return contrasts, list(dict.fromkeys(notes))
 
 
-def _named(side: Argument) -> str:
-    return " and ".join(sorted(side.sides))
+def _benchmarks(argument: Argument) -> str:
+    return " and ".join(sorted(argument.sets))
 
 
 def exit_code(contrasts: Sequence[Contrast], strict: bool) -> int:
@@ -79,17 +77,14 @@ def exit_code(contrasts: Sequence[Contrast], strict: bool) -> int:
 
 
 def to_json(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
-    """Return everything that was found, as JSON."""
-    found = {
-        "schema_version": 1,
-        "contrasts": [item.model_dump(mode="json") for item in contrasts],
-        "notes": list(notes),
-    }
-    return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False)
+    """Return the whole comparison as JSON."""
+    rows = [item.model_dump(mode="json") for item in contrasts]
+    content = {"schema_version": 1, "contrasts": rows, "notes": list(notes)}
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def shown(contrast: Contrast, all_metrics: bool) -> list[Row]:
-    """Return the rows that are shown: metrics with a limit and key numbers, and every one of which something is said."""
+    """Return the rows that are shown: metrics with a limit, key numbers and regressions; all where there are none."""
     chosen = [row for row in contrast.rows if all_metrics or row.headline or row.word == "regression"]
     return chosen or contrast.rows
 
@@ -120,7 +115,7 @@ def band_text(row: Row) -> str:
 
 
 def word_text(row: Row, comparable: bool) -> str:
-    """Write what is said of a metric; a star where the spread between runs is not known."""
+    """Write the word for a metric; a star where the spread between runs is not known."""
     if not comparable and row.change is not None:
         return "not comparable"
     return row.word + ("*" if _starred(row) else "")
@@ -163,7 +158,7 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
         hidden = len(item.rows) - len(shown(item, all_metrics))
         if hidden:
             console.print(f"[dim]{hidden} more metric{'s' * (hidden != 1)} with --all-metrics[/]")
-        for title, decides in (("What makes them incomparable", True), ("Worth knowing: what else differs", False)):
+        for title, decides in (("Not comparable because of", True), ("Also different", False)):
             factors = [factor for factor in item.factors if factor.decides == decides]
             if factors:
                 console.print(f"\n[bold]{title}[/]")
@@ -179,26 +174,26 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
 def _metric_table(item: Contrast, all_metrics: bool, width: int) -> Table:
     """Return the table of metrics; a narrow terminal gets the same numbers on two lines a row."""
     look: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0), "header_style": "dim"}
-    name, word = Column("metric", overflow="fold"), Column("what it says", no_wrap=True)
+    name, result = Column("metric", overflow="fold"), Column("result", no_wrap=True)
     rows = [
         (row, f"[{COLOURS.get(row.word, 'dim')}]{escape(word_text(row, item.comparable))}[/]")
         for row in shown(item, all_metrics)
     ]
     if width < _WIDE:
         narrow = Column("change", justify="right", no_wrap=True)
-        table = Table(name, narrow, Column("limit", no_wrap=True), word, **look)
-        for row, said in rows:
+        table = Table(name, narrow, Column("limit", no_wrap=True), result, **look)
+        for row, word in rows:
             values = f"{escape(row.metric)}\n[dim]{escape(row.reference)} → {escape(row.other)}[/]"
             change = f"{escape(change_text(row))}\n[dim]{escape(interval_text(row))}[/]"
-            table.add_row(values, change, f"{escape(row.limit)}\n[dim]{escape(band_text(row))}[/]", said)
+            table.add_row(values, change, f"{escape(row.limit)}\n[dim]{escape(band_text(row))}[/]", word)
         return table
     numbers = [
         Column(head, justify="right", no_wrap=True) for head in ("reference", "compared", "change", "98 % interval")
     ]
-    table = Table(name, *numbers, Column("A/A band", no_wrap=True), Column("limit", no_wrap=True), word, **look)
-    for row, said in rows:
+    table = Table(name, *numbers, Column("A/A band", no_wrap=True), Column("limit", no_wrap=True), result, **look)
+    for row, word in rows:
         cells = (row.metric, row.reference, row.other, change_text(row), interval_text(row), band_text(row), row.limit)
-        table.add_row(*(escape(cell) for cell in cells), said)
+        table.add_row(*(escape(cell) for cell in cells), word)
     return table
 
 

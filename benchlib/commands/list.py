@@ -152,14 +152,7 @@ def show_baselines() -> None:
 
 def show_baseline(key: str) -> None:
     """Print a baseline's metrics and fingerprint."""
-    found = (
-        [baselines.load_baseline(Path(key))]
-        if Path(key).is_file()
-        else [item for _, item in baselines.stored() if item.key.startswith(key)]
-    )
-    if len(found) != 1:
-        raise UserError(f"{len(found)} baselines begin with {key!r}: `benchlib baseline list` shows the keys")
-    item = found[0]
+    item = baselines.load_baseline(Path(key)) if Path(key).is_file() else baselines.by_key(key)
     console.print(f"[bold]{item.benchmark}, {item.tier}[/]  {item.key}")
     for record in item.runs:
         console.print(f"from {escape(record.run)}: {escape(record.reason)}")

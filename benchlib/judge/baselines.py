@@ -91,6 +91,14 @@ def stored(root: Path | None = None, benchmark: str = "*", tier: str = "*") -> l
     return [(path, load_baseline(path)) for path in sorted((root or folder()).glob(f"{benchmark}/{tier}/*.json"))]
 
 
+def by_key(key: str) -> Baseline:
+    """Return the one baseline whose key begins with these digits; ``UserError`` where there are none or several."""
+    matches = [baseline for _, baseline in stored() if baseline.key.startswith(key)]
+    if len(matches) != 1:
+        raise UserError(f"{len(matches)} baselines begin with {key!r}: `benchlib baseline list` shows the keys")
+    return matches[0]
+
+
 def run_fingerprint(run: Run) -> dict[str, str]:
     """Return the factors of a run that make it comparable."""
     return fingerprint(run.config, run.machine, run.result.facts if run.result else {})

@@ -1,7 +1,10 @@
-"""The sides of a comparison: what an argument of ``benchlib compare`` stands for.
+"""What differs between two sets of runs: metrics with ratios and intervals, factors, and whether that is a regression.
 
-A run folder, a folder of runs (all complete runs of one fingerprint are one side), a shared report, a baseline's file or
-the first digits of its key.
+A set is what an argument of ``benchlib compare`` names: a run folder, a folder of runs (all complete runs of one fingerprint
+are one set), a shared report, a baseline's file or the first digits of its key.
+
+A difference is called a regression, worse or better only where the sets are comparable, that is where tier and fingerprint
+are the same. Elsewhere ratios are shown without a verdict.
 """
 
 import re
@@ -25,29 +28,24 @@ from benchlib.results.metrics import Direction, Metric, quantity
 from benchlib.results.run import PARTS, Result, fingerprint_key, is_run
 
 _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
+NEUTRAL = {"ratio": 1.0, "difference": 0.0}
+Word = Literal[
+    "regression", "worse", "better", "differs", "no difference found", "within the limit", "undecided", "no interval",
+    "only one side", "",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One side: runs of one benchmark, tier and fingerprint. ``label`` is the argument that named them."""
+class RunSet:
+    """Runs of one benchmark, tier and fingerprint. ``label`` is the argument that named them."""
 
     label: str
     runs: tuple[Snapshot, ...]
 
     @property
-    def benchmark(self) -> str:
-        """The benchmark of all of its runs."""
-        return self.runs[0].benchmark
-
-    @property
-    def tier(self) -> str:
-        """The tier of all of its runs."""
-        return self.runs[0].tier
-
-    @property
-    def fingerprint(self) -> dict[str, str]:
-        """What makes its runs comparable with each other."""
-        return self.runs[0].fingerprint
+    def first(self) -> Snapshot:
+        """The first run, which has benchmark, tier and fingerprint of all."""
+        return self.runs[0]
 
     def records(self) -> list[RunRecord]:
         """Return its runs as the regression gate reads them: from folder, report or baseline with the same samples."""
@@ -66,52 +64,46 @@ class Compared:
 
 @dataclass
 class Argument:
-    """What one argument stands for: a side for each benchmark, and what was left out with the reason."""
+    """What one argument stands for: a set of runs for each benchmark, and the excluded runs with the reason."""
 
     text: str
-    sides: dict[str, Compared] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
+    sets: dict[str, RunSet] = field(default_factory=dict)
+    excluded: list[str] = field(default_factory=list)
 
 
 def read_argument(text: str) -> Argument:
     """Read what ``text`` names. Raises ``UserError`` where that is nothing, damaged, or of several fingerprints."""
-    runs = _runs(text)
-    found = Argument(text)
-    found.left_out = [f"{run.run}: {_why(run)}" for run in runs if not run.complete]
-    whole: list[Snapshot] = []
-    for run in (run for run in runs if run.complete):
-        twice = next((known.run for known in whole if known.config == run.config and known.result == run.result), "")
-        if twice:  # counted as a second run it would make the spread between runs look smaller than it is
-            found.left_out.append(f"{run.run}: a copy of {twice}")
+    runs, argument, kept = _runs(text), Argument(text), list[Snapshot]()
+    for run in runs:
+        original = next((other.run for other in kept if other.config == run.config and other.result == run.result), "")
+        if not run.complete:
+            argument.excluded.append(f"{run.run}: {_why(run)}")
+        elif original:  # counted as a second run it would make the spread between runs look smaller than it is
+            argument.excluded.append(f"{run.run}: a copy of {original}")
         else:
-            whole.append(run)
-    if not whole:
+            kept.append(run)
+    if not kept:
         raise UserError(
-            f"{text} has no complete run to compare: " + "; ".join(found.left_out[:5])
+            f"{text} has no complete run to compare: " + "; ".join(argument.excluded[:5])
             if len(runs) > 1
-            else f"{text} is no complete run: {_why(runs[0])}"
+            else f"{text} is not a complete run: {_why(runs[0])}"
         )
-    for benchmark in dict.fromkeys(run.benchmark for run in whole):
-        members = tuple(run for run in whole if run.benchmark == benchmark)
-        _one_fingerprint(text, benchmark, members)
-        found.sides[benchmark] = Compared(text, members)
-    return found
+    for benchmark in dict.fromkeys(run.benchmark for run in kept):
+        members = tuple(run for run in kept if run.benchmark == benchmark)
+        _require_one_fingerprint(text, benchmark, members)
+        argument.sets[benchmark] = RunSet(text, members)
+    return argument
 
 
 def _runs(text: str) -> list[Snapshot]:
     path = Path(text)
     if path.is_file() and path.suffix == ".json":
         # A file of a run folder stands for its run; any other JSON has to be a baseline.
-        return (
-            load(path.parent)
-            if path.name in PARTS and is_run(path.parent)
-            else _accepted(baselines.load_baseline(path))
-        )
+        if path.name in PARTS and is_run(path.parent):
+            return load(path.parent)
+        return _accepted(baselines.load_baseline(path))
     if not path.exists() and _KEY.match(text):
-        stored = [item for _, item in baselines.stored() if item.key.startswith(text)]
-        if len(stored) != 1:
-            raise UserError(f"{len(stored)} baselines begin with {text!r}: `benchlib baseline list` shows the keys")
-        return _accepted(stored[0])
+        return _accepted(baselines.by_key(text))
     return load(path)
 
 
@@ -119,20 +111,17 @@ def _accepted(baseline: Baseline) -> list[Snapshot]:
     """Return the runs of a baseline. It keeps no machine and no config, but what of them decides."""
     factors = baseline.fingerprint
     world = factors.get("world_size", "")
+    common = {"benchmark": baseline.benchmark, "tier": baseline.tier, "backend": factors.get("backend", "?")}
     return [
         Snapshot(
+            **common,
             run=record.run,
-            benchmark=baseline.benchmark,
-            tier=baseline.tier,
-            backend=factors.get("backend", "?"),
             word="PASS",
             sentence=f"accepted: {record.reason}",
             started_at=record.started_at,
             result=Result(
+                **common,
                 status="complete",
-                benchmark=baseline.benchmark,
-                tier=baseline.tier,
-                backend=factors.get("backend", "?"),
                 world_size=int(world) if world.isdigit() else 0,
                 started_at=record.started_at,
                 metrics=record.metrics,
@@ -150,92 +139,35 @@ def _why(run: Snapshot) -> str:
     return run.sentence if run.word != "PASS" else "its result is not complete"
 
 
-def _one_fingerprint(text: str, benchmark: str, runs: Sequence[Snapshot]) -> None:
+def _require_one_fingerprint(text: str, benchmark: str, runs: Sequence[Snapshot]) -> None:
     groups: dict[tuple[str, str], list[Snapshot]] = {}
     for run in runs:
         groups.setdefault((run.tier, fingerprint_key(run.fingerprint)), []).append(run)
     if len(groups) == 1:
         return
-    kinds = sorted(groups.values(), key=len, reverse=True)
-    first = kinds[0][0]
+    largest, *_ = kinds = sorted(groups.values(), key=len, reverse=True)
     lines = []
     for members in kinds:
-        names = ", ".join(run.run for run in members[:3]) + (
-            f" and {len(members) - 3} more" if len(members) > 3 else ""
-        )
-        factors = differences(members[0].fingerprint, first.fingerprint)
-        told = [f"{name} {here}" for name, here, _ in factors[:3]]
-        told += [f"tier {members[0].tier}"] if members[0].tier != first.tier else []
-        lines.append(f"  {names}" + (f" ({', '.join(told)})" if told else ""))
+        run, first = members[0], largest[0]
+        factors = [f"{name} {here}" for name, here, _ in differences(run.fingerprint, first.fingerprint)[:3]]
+        factors += [f"tier {run.tier}"] if run.tier != first.tier else []
+        lines.append("  " + _listed([run.run for run in members]) + (f" ({', '.join(factors)})" if factors else ""))
     raise UserError(
         f"{text} holds {benchmark} runs of {len(groups)} kinds that cannot be compared with each other; name the runs of one:\n"
         + "\n".join(lines)
     )
 
 
-# What was around a run and does not decide whether it is comparable: host, kernel, drivers, exact versions, load, time.
-
-
-def circumstances(runs: Sequence[Snapshot]) -> dict[str, str]:
-    """Return what was around the runs, by name; several values are listed."""
-    gathered: dict[str, dict[str, None]] = {}
-    for run in runs:
-        for name, value in _of_run(run).items():
-            gathered.setdefault(name, {})[value] = None
-    return {
-        name: ", ".join(list(values)[:3]) + (f" and {len(values) - 3} more" if len(values) > 3 else "")
-        for name, values in gathered.items()
-    }
-
-
-def _of_run(run: Snapshot) -> dict[str, str]:
-    machine = run.machine
-    found = {"started": moment(run.started_at) if run.started_at else "unknown"}
-    if machine:
-        found |= {name: str(machine.get(name) or "unknown") for name in ("host", "system")}
-        load = machine.get("load_average")
-        found["load average of 1 min"] = quantity(float(load[0])) if isinstance(load, list) and load else "unknown"
-        found |= {f"driver {name}": str(value) for name, value in _dict(machine.get("drivers")).items()}
-        versions = _dict(machine.get("versions")) | _dict(_dict(machine.get("devices")).get("versions"))
-        found |= {f"version of {name}": str(value) for name, value in versions.items()}
-    return found | {
-        f"config.{name}": str(value)
-        for name, value in run.config.items()
-        if f"config.{name}" not in run.fingerprint and name not in ("benchmark", "tier", "backend")
-    }
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-# What differs between two sides: metrics with ratios and intervals, factors, and whether that is a regression.
-#
-# A difference is called a regression, worse or better only where the sides are comparable, that is where tier and fingerprint
-# are the same. Elsewhere the ratios are shown and no word is said.
-
-
-Word = Literal[
-    "regression",
-    "worse",
-    "better",
-    "differs",
-    "no difference found",
-    "within the limit",
-    "undecided",
-    "no interval",
-    "only one side",
-    "",
-]
-NEUTRAL = {"ratio": 1.0, "difference": 0.0}
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 class Row(BaseModel):
-    """One metric on both sides. ``change`` is other / reference, or other - reference for the kind ``difference``.
+    """One metric in both sets. ``change`` is other / reference, or other - reference for the kind ``difference``.
 
     ``low`` to ``high`` is its 98 % interval, ``band`` the A/A band, None where no spread between runs is known; ``basis`` what
-    the interval rests on (see ``benchlib.judge.change.Change``); ``gate`` what the benchmark's regression check says. ``word`` is ''
-    where nothing may be said.
+    the interval rests on (see ``benchlib.judge.change.Change``); ``gate`` what the benchmark's regression check says. ``word``
+    is '' where nothing may be said.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -259,7 +191,7 @@ class Row(BaseModel):
 
 
 class Factor(BaseModel):
-    """Something that differs. ``decides`` says whether it makes the sides incomparable."""
+    """Something that differs. ``decides`` says whether it makes the sets incomparable."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -269,8 +201,8 @@ class Factor(BaseModel):
     decides: bool
 
 
-class Told(BaseModel):
-    """A side for the reader."""
+class Named(BaseModel):
+    """A set of runs by its label, its runs' names and their verdicts."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -278,14 +210,19 @@ class Told(BaseModel):
     runs: list[str]
     verdicts: list[str]
 
+    @classmethod
+    def of(cls, runs: RunSet) -> "Named":
+        """Return the names of a set."""
+        return cls(label=runs.label, runs=[run.run for run in runs.runs], verdicts=[run.word for run in runs.runs])
+
 
 class Contrast(BaseModel):
-    """One side against the reference, in one benchmark. ``same``: both sides are the same runs."""
+    """A set of runs against the reference, in one benchmark. ``same``: both are the same runs."""
 
     benchmark: str
     tier: str
-    reference: Told
-    other: Told
+    reference: Named
+    other: Named
     comparable: bool
     same: bool = False
     sentence: str
@@ -308,33 +245,34 @@ class Contrast(BaseModel):
         return "calm" if self.same or not any(row.limit for row in self.rows) else "good"
 
 
-def contrast(reference: Compared, other: Compared) -> Contrast:
-    """Compare two sides of one benchmark."""
+def contrast(reference: RunSet, other: RunSet) -> Contrast:
+    """Compare two sets of runs of one benchmark."""
     factors = [*_deciding(reference, other), *_worth_knowing(reference, other)]
     decisive = [factor.name for factor in factors if factor.decides]
-    same = _same_runs(reference, other)
-    rows = [_unmoved(row) if same else row for row in _rows(reference, other, comparable=not decisive)]
+    rows = list(_rows(reference, other, comparable=not decisive))
+    old, new = ({run.run for run in side.runs} for side in (reference, other))
+    same, shared, notes = old == new, sorted(old & new), list[str]()
+    if same:
+        rows = [_unmoved(row) for row in rows]
+        what = f"{other.first.run} is the same run" if len(new) == 1 else f"The same {len(new)} runs are"
+        sentence = f"{what} on both sides: nothing to compare."
+    else:
+        sentence = _sentence(rows, decisive)
+        if shared:
+            are = "is" if len(shared) == 1 else "are"
+            notes = [f"{', '.join(shared)} {are} on both sides: a run does not differ from itself."]
     return Contrast(
-        benchmark=other.benchmark,
-        tier=other.tier,
-        reference=_told(reference),
-        other=_told(other),
+        benchmark=other.first.benchmark,
+        tier=other.first.tier,
+        reference=Named.of(reference),
+        other=Named.of(other),
         comparable=not decisive,
         same=same,
-        sentence=_same_sentence(other) if same else _sentence(rows, decisive),
+        sentence=sentence,
         rows=rows,
         factors=factors,
-        notes=[] if same else _notes(reference, other),
+        notes=notes,
     )
-
-
-def _same_runs(reference: Compared, other: Compared) -> bool:
-    return {run.run for run in reference.runs} == {run.run for run in other.runs}
-
-
-def _same_sentence(side: Compared) -> str:
-    what = f"{side.runs[0].run} is the same run" if len(side.runs) == 1 else f"The same {len(side.runs)} runs are"
-    return f"{what} on both sides: nothing to compare."
 
 
 def _unmoved(row: Row) -> Row:
@@ -345,14 +283,10 @@ def _unmoved(row: Row) -> Row:
     return row.model_copy(update=none | {"word": "no difference found"})
 
 
-def _told(side: Compared) -> Told:
-    return Told(label=side.label, runs=[run.run for run in side.runs], verdicts=[run.word for run in side.runs])
-
-
 def _sentence(rows: Sequence[Row], decisive: Sequence[str]) -> str:
     if decisive:
-        named = ", ".join(decisive[:4]) + (f" and {len(decisive) - 4} more" if len(decisive) > 4 else "")
-        return f"Not comparable: {named} {'differs' if len(decisive) == 1 else 'differ'}; ratios are shown, no verdict."
+        differ = "differs" if len(decisive) == 1 else "differ"
+        return f"Not comparable: {_listed(decisive, 4)} {differ}; ratios are shown, no verdict."
     regressions = [row.metric for row in rows if row.word == "regression"]
     limited = [row for row in rows if row.limit]
     if regressions:
@@ -364,50 +298,40 @@ def _sentence(rows: Sequence[Row], decisive: Sequence[str]) -> str:
     return f"No regression found in {len(limited)} metric{'s' * (len(limited) > 1)} with a limit.{rest}"
 
 
-def _notes(reference: Compared, other: Compared) -> list[str]:
-    same = sorted({run.run for run in reference.runs} & {run.run for run in other.runs})
-    are = "is" if len(same) == 1 else "are"
-    return [f"{', '.join(same)} {are} on both sides: a run does not differ from itself."] if same else []
-
-
-def _rows(reference: Compared, other: Compared, comparable: bool) -> Iterator[Row]:
-    limits = {limit.metric: limit for limit in reference.runs[-1].limits}
-    limits |= {limit.metric: limit for limit in other.runs[-1].limits}
+def _rows(reference: RunSet, other: RunSet, comparable: bool) -> Iterator[Row]:
+    limits = {limit.metric: limit for side in (reference, other) for limit in side.runs[-1].limits}
     old, new = reference.records(), other.records()
-    names = dict.fromkeys(metric.name for record in (*old, *new) for metric in record.metrics)
-    calibration = _calibration(other) if comparable else None
-    for name in names:
-        row = _row(name, limits.get(name), old, new, comparable, calibration)
+    calibration = _calibration(other.first) if comparable else None
+    for name in dict.fromkeys(metric.name for record in (*old, *new) for metric in record.metrics):
+        sides = side_of(old, name), side_of(new, name)
+        row = _row(name, limits.get(name), *sides, comparable, calibration)
         if row is not None:
             yield row
 
 
-def _calibration(side: Compared) -> Calibration | None:
-    return load_calibration(baselines.folder(), side.benchmark, side.tier, fingerprint_key(side.fingerprint))
+def _calibration(run: Snapshot) -> Calibration | None:
+    return load_calibration(baselines.folder(), run.benchmark, run.tier, fingerprint_key(run.fingerprint))
 
 
 def _row(
     name: str,
     limit: RegressionLimit | None,
-    old_runs: list[RunRecord],
-    new_runs: list[RunRecord],
+    old: Side | None,
+    new: Side | None,
     comparable: bool,
     calibration: Calibration | None,
 ) -> Row | None:
-    old, new = side_of(old_runs, name), side_of(new_runs, name)
-    if not any(side and (side.runs or side.metric.provenance != "not_available") for side in (old, new)):
+    measured = [side for side in (new, old) if side is not None]
+    if not any(side.runs or side.metric.provenance != "not_available" for side in measured):
         return None  # neither side could measure it
-    one = new or old
-    assert one is not None
     headline = limit is not None or _is_headline(name)
     if old is None or new is None or not old.runs or not new.runs:
-        return _one_sided(one.metric, old, new, headline)
-    kind = kind_of(
-        limit or RegressionLimit(metric=name, share=0), *(min(run) for side in (old, new) for run in side.runs)
-    )
-    known = calibration.spread(name) if calibration else None
-    found = change(new.runs, old.runs, kind=kind, known=known)
-    check = regression_check(limit, new, old, known) if limit and comparable else None
+        return _one_sided(measured[0].metric, old, new, headline)
+    values = (min(run) for side in (old, new) for run in side.runs)
+    kind = kind_of(limit or RegressionLimit(metric=name, share=0), *values)
+    spread = calibration.spread(name) if calibration else None
+    result = change(new.runs, old.runs, kind=kind, known=spread)
+    check = regression_check(limit, new, old, spread) if limit and comparable else None
     return Row(
         metric=name,
         unit=new.metric.unit,
@@ -415,14 +339,14 @@ def _row(
         reference=quantity(old.value(kind), old.metric.unit),
         other=quantity(new.value(kind), new.metric.unit),
         kind=kind,
-        change=found.value,
-        low=found.low,
-        high=found.high,
-        band=found.band if found.spread else None,
-        basis=found.basis,
+        change=result.value,
+        low=result.low,
+        high=result.high,
+        band=result.band if result.spread else None,
+        basis=result.basis,
         limit=limit.text(new.metric.direction) if limit else "",
         gate=check.status if check else None,
-        word=_word(found, new.metric.direction, check) if comparable else "",
+        word=_word(result, new.metric.direction, check) if comparable else "",
         reason=check.reason if check else "",
         headline=headline,
     )
@@ -434,53 +358,81 @@ def _is_headline(name: str) -> bool:
 
 
 def _one_sided(metric: Metric, old: Side | None, new: Side | None, headline: bool) -> Row:
-    def text(side: Side | None) -> str:
-        return side.metric.text if side else "absent"
-
-    lacking = new if new is not None and not new.runs else old if old is not None and not old.runs else None
+    lacking = next((side for side in (new, old) if side is not None and not side.runs), None)
     return Row(
         metric=metric.name,
         unit=metric.unit,
         direction=metric.direction,
-        reference=text(old),
-        other=text(new),
+        reference=old.metric.text if old else "absent",
+        other=new.metric.text if new else "absent",
         word="only one side" if any(side and side.runs for side in (old, new)) else "",
         reason=lacking.metric.reason if lacking else "",
         headline=headline,
     )
 
 
-def _word(found: Change, direction: Direction, check: Check | None) -> Word:
-    """Return what may be said of a change between comparable sides."""
+def _word(result: Change, direction: Direction, check: Check | None) -> Word:
+    """Return what may be said of a change between comparable sets."""
     if check is not None and check.status in ("FAIL", "AMBIGUOUS"):
         return "regression" if check.status == "FAIL" else "undecided"
-    neutral = NEUTRAL[found.kind]
-    if found.basis == "none" and found.value != neutral:
+    neutral = NEUTRAL[result.kind]
+    if result.basis == "none" and result.value != neutral:
         # One number on each side: nothing tells noise from change, but a limit was kept or not.
         return "within the limit" if check is not None else "no interval"
     within = (
-        1 / (1 + found.band) <= found.value <= 1 + found.band
-        if found.kind == "ratio"
-        else abs(found.value) <= found.band
+        1 / (1 + result.band) <= result.value <= 1 + result.band
+        if result.kind == "ratio"
+        else abs(result.value) <= result.band
     )
-    if found.low <= neutral <= found.high or within:
+    if result.low <= neutral <= result.high or within:
         return "no difference found"
     if direction == "none":
         return "differs"
-    return "better" if (found.value > neutral) == (direction == "higher") else "worse"
+    return "better" if (result.value > neutral) == (direction == "higher") else "worse"
 
 
-def _deciding(reference: Compared, other: Compared) -> list[Factor]:
-    pairs = [("tier", reference.tier, other.tier)] if reference.tier != other.tier else []
-    pairs += differences(reference.fingerprint, other.fingerprint)
-    return [Factor(name=name, reference=here, other=there, decides=True) for name, here, there in pairs]
+def _deciding(reference: RunSet, other: RunSet) -> list[Factor]:
+    here, there = reference.first, other.first
+    pairs = [("tier", here.tier, there.tier)] if here.tier != there.tier else []
+    pairs += differences(here.fingerprint, there.fingerprint)
+    return [Factor(name=name, reference=old, other=new, decides=True) for name, old, new in pairs]
 
 
-def _worth_knowing(reference: Compared, other: Compared) -> list[Factor]:
-    """Return what differs without making the sides incomparable; what one side never recorded is not a difference."""
-    here, there = (circumstances(side.runs) for side in (reference, other))
+def _worth_knowing(reference: RunSet, other: RunSet) -> list[Factor]:
+    """Return what differs without making the sets incomparable; what only one of them recorded is not a difference."""
+    here, there = (environment(side.runs) for side in (reference, other))
     return [
-        Factor(name=name, reference=here[name], other=there[name], decides=False)
-        for name in dict.fromkeys([*here, *there])
-        if name in here and name in there and here[name] != there[name]
+        Factor(name=name, reference=value, other=there[name], decides=False)
+        for name, value in here.items()
+        if name in there and value != there[name]
     ]
+
+
+def environment(runs: Sequence[Snapshot]) -> dict[str, str]:
+    """Return the environment of runs by name: recorded, not part of the fingerprint. Several values are listed."""
+    values: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for name, value in _environment(run).items():
+            values.setdefault(name, {})[value] = None
+    return {name: _listed(list(several)) for name, several in values.items()}
+
+
+def _environment(run: Snapshot) -> dict[str, str]:
+    machine = run.machine
+    facts = {"started": moment(run.started_at) if run.started_at else "unknown"}
+    if machine:
+        facts |= {name: str(machine.get(name) or "unknown") for name in ("host", "system")}
+        loads = machine.get("load_average")
+        facts["load average of 1 min"] = quantity(float(loads[0])) if isinstance(loads, list) and loads else "unknown"
+        facts |= {f"driver {name}": str(value) for name, value in _dict(machine.get("drivers")).items()}
+        versions = _dict(machine.get("versions")) | _dict(_dict(machine.get("devices")).get("versions"))
+        facts |= {f"version of {name}": str(value) for name, value in versions.items()}
+    return facts | {
+        f"config.{name}": str(value)
+        for name, value in run.config.items()
+        if f"config.{name}" not in run.fingerprint and name not in ("benchmark", "tier", "backend")
+    }
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

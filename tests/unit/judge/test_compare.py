@@ -177,7 +177,7 @@ def test_between_what_is_not_comparable_no_difference_is_called_a_regression(mak
     assert told.word == ""
     done = run(*folders)
     assert done.exit_code == 0
-    table = done.output[: done.output.index("What makes them incomparable")]
+    table = done.output[: done.output.index("Not comparable because of")]
     assert not any(word in table for word in REFUSED)
     assert "ratios are shown, no verdict" in done.output
     assert run(*folders, "--strict").exit_code == 3
@@ -306,7 +306,7 @@ def test_a_copied_run_counts_once(make):
     folder = make("20261120", 150, 151)
     shutil.copytree(next(folder.iterdir()), folder / "squad-cpu-235959-c0c0c0")
     found = read_argument(str(folder))
-    assert [len(side.runs) for side in found.sides.values()] == [2]
+    assert [len(side.runs) for side in found.sets.values()] == [2]
     assert [text for text in found.left_out if "a copy of" in text]
 
 
@@ -317,13 +317,13 @@ def test_broken_runs_of_a_folder_are_left_out_and_named(make, tmp_path):
     cut.write_text(cut.read_text()[:90])
     contrasts, notes = compare([str(folder), str(make("20261121", 100))])
     assert contrasts[0].reference.runs == ["squad-cpu-100000-run200", "squad-cpu-100001-run201"]
-    assert [note.split("left out: ")[1][:24] for note in notes] == [
+    assert [note.split("excluded: ")[1][:24] for note in notes] == [
         "squad-cpu-110000-broken:",
         "squad-cpu-120000-cut: re",
     ]
     for name, words in (("broken", "Rank 0 raised ValueError"), ("cut", "result.json: not valid JSON")):
         path = next(folder.glob(f"*-{name}"))
-        with pytest.raises(UserError, match=rf"{name} is no complete run: .*{words}"):
+        with pytest.raises(UserError, match=rf"{name} is not a complete run: .*{words}"):
             compare([str(path), str(folder)])
 
 
@@ -341,7 +341,7 @@ def save_machine_run(folder, rate):
 def test_benchmarks_are_compared_each_with_its_own(make, tmp_path):
     first, second = make("20261120", 100, 101), make("20261121", 100, 101)
     save_machine_run(first / "machine-cpu-090000-aaa", 20.0)
-    with pytest.raises(UserError, match=r"of machine and .* of squad: different benchmarks"):
+    with pytest.raises(UserError, match=r"of machine, .* of squad: different benchmarks"):
         compare([str(first / "machine-cpu-090000-aaa"), str(second)])
     assert compare([str(first), str(second)])[1] == [f"machine: only {first} has runs of it"]
     save_machine_run(second / "machine-cpu-090000-bbb", 10.0)
