@@ -110,15 +110,7 @@ def _container(
     hold = [] if shared(cluster, run_dir) else ["--hold", str(COLLECT_S)]
     index = ["--host"] if first else []
     meet = ["--meet", endpoint, "--meet-s", str(int(meet_s))] if config.nnodes > 1 else []
-    wrapper = [
-        k8s.python,
-        "-m",
-        "benchlib.launch.agents.pod",
-        "run",
-        folder,
-        "--config",
-        f"{CONFIG_DIR}/{pods.group}.json",
-    ]
+    wrapper = [k8s.python, "-m", "benchlib.launch.agents.pod", folder, "--config", f"{CONFIG_DIR}/{pods.group}.json"]
     torchrun = agent_command(config, k8s.python, endpoint, name, "{is_host}", folder, benchmark, meet_s)
     env = {**ENV, "PYTHONUNBUFFERED": "1", **pods.node.env}
     if k8s.data_claim:  # not read only: the libraries of HF_HOME write locks and caches beside what they read
@@ -183,13 +175,13 @@ def kubernetes(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Jo
     k8s, name = profile.kubernetes, job_name(run_dir)
     text = manifest(config, profile, str(run_dir), benchmark)
     command = [
-        sys.executable, "-m", "benchlib.launch.agents.kubernetes", str(run_dir), "--manifest", MANIFEST, "--run", name,
-        "--namespace", k8s.namespace, "--context", k8s.context, "--pods", str(config.nnodes), "--python", k8s.python,
+        sys.executable, "-m", "benchlib.launch.agents.kubernetes", str(run_dir), "--run", name, "--pods", str(config.nnodes),
         *(["--shared"] if shared(profile, str(run_dir)) else []),
+        "--", "kubectl", "--namespace", k8s.namespace, *(["--context", k8s.context] if k8s.context else []),
     ]  # fmt: skip
     notes = [
         *unused_devices(groups(config, profile)),
-        f"the agent applies {MANIFEST}, follows the {config.nnodes} pods, brings the run folder back and removes the job, also when the run is stopped",
+        f"the agent creates what {MANIFEST} describes, follows the {config.nnodes} pods, fetches their results and removes the job, also when the run is stopped",
         f"should this machine crash: kubectl delete -f {Path(run_dir) / MANIFEST}",
     ]
     named = {field: str(getattr(config, field)) for field in getattr(config, "PATHS", {})}

@@ -2,12 +2,13 @@
 
 It keeps its cluster in ``$STANDIN``: ``calls.jsonl``, the mounted config maps, and for each pod a folder with its
 volume, its output, and its exit code. ``$STANDIN_MODE``: ``image`` (pods wait for an image that is not there),
-``refused`` (create is forbidden), ``cut`` (the first exec connection breaks after a few lines). With ``$STANDIN_DIRECT`` a
+``refused`` (create is forbidden), ``cut`` (the first connection to a log breaks after two seconds), ``lost`` (a pod is gone after two seconds). With ``$STANDIN_DIRECT`` a
 pod's only rank is started without torchrun, whose start takes seconds.
 """
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import yaml
 ROOT = Path(os.environ["STANDIN"])
 MODE = os.environ.get("STANDIN_MODE", "")
 DIRECT = "STANDIN_DIRECT" in os.environ
+LIMIT_S = 2.0  # of what breaks
 
 
 def templates(item: dict[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
@@ -110,6 +112,22 @@ def state(pod: Path) -> dict[str, Any]:
     return {"metadata": {"name": pod.name}, "spec": made["spec"], "status": status}
 
 
+def follow(pod: Path) -> None:
+    """Print a pod's log until the pod ends."""
+    begun = time.monotonic()
+    with (pod / "log").open() as log:
+        while True:
+            ended = (pod / "code").exists()
+            sys.stdout.write(log.read())
+            sys.stdout.flush()
+            if ended:
+                return
+            if MODE == "cut" and time.monotonic() - begun > LIMIT_S and not (pod / "was-cut").exists():
+                (pod / "was-cut").touch()
+                sys.exit("error: lost connection to pod")
+            time.sleep(0.05)
+
+
 def main() -> None:
     """Do what the command line says."""
     words = sys.argv[1:]
@@ -121,19 +139,12 @@ def main() -> None:
     if verb == "create":
         create(words[2])
     elif verb == "get":
-        print(json.dumps({"items": [state(pod) for pod in sorted(pods.glob("*"))]}))
+        there = [] if MODE == "lost" and time.time() - pods.stat().st_ctime > LIMIT_S else sorted(pods.glob("*"))
+        print(json.dumps({"items": [state(pod) for pod in there]}))
     elif verb == "logs":
-        print((pods / words[1] / "log").read_text(errors="replace"), end="")
-    elif verb == "exec":
-        pod = pods / words[2]
-        command = local(pod, words[words.index("--") + 1 :])
-        if MODE == "cut" and not (pod / "was-cut").exists():
-            (pod / "was-cut").touch()
-            done = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-            time.sleep(2)
-            done.kill()
-            sys.exit("error: lost connection to pod")
-        os.execv(command[0], command)
+        follow(pods / words[2])
+    elif verb == "cp":
+        shutil.copy(words[2].partition(":")[2], words[3])  # a pod knows its volume by the path of this machine
     elif verb == "delete":
         for pod in pods.glob("*"):
             if (pod / "pid").exists() and not (pod / "code").exists():

@@ -45,7 +45,7 @@ def program(path: Path, text: str) -> None:
 def calls(root: Path) -> list[str]:
     """Return the commands that kubectl was given, without those that only look."""
     lines = [json.loads(line) for line in (root / "calls.jsonl").read_text().splitlines()]
-    verbs = [next(word for word in line if word in ("create", "get", "exec", "logs", "delete")) for line in lines]
+    verbs = [next(word for word in line if word in ("create", "get", "cp", "logs", "delete")) for line in lines]
     return [verb for verb in verbs if verb != "get"]
 
 
@@ -86,12 +86,12 @@ def test_two_pods_meet_and_their_results_come_home(cluster: Path, tmp_path: Path
     assert [one["place"][:2] for one in seen] == [[0, 2], [1, 2]], "one world over two pods"
     assert json.loads((run_dir / "machine.json").read_text())["host"], "written by rank 0 in its pod"
     assert json.loads((run_dir / "config.json").read_text())["cluster"] == str(profile), "the own config is kept"
-    assert calls(cluster)[0] == "create" and calls(cluster)[-1] == "delete" and calls(cluster).count("exec") == 2
+    assert calls(cluster)[0] == "create" and calls(cluster)[-1] == "delete" and calls(cluster).count("cp") == 2
     assert (cluster / "deleted").read_text() == (cluster / "created.yaml").read_text(), "removed is what was created"
-    assert not list(run_dir.rglob(".*.part"))
+    assert not list(run_dir.rglob(".results*"))
     assert not read_events(run_dir, {"sensor"}), "this machine's sensors say nothing about the pods"
-    (told,) = read_events(run_dir, {"sensors"})
-    assert set(told["availability"].values()) == {"the ranks are on other machines: their sensors are not read"}
+    (sensors,) = read_events(run_dir, {"sensors"})
+    assert set(sensors["availability"].values()) == {"the ranks are on other machines: their sensors are not read"}
     assert pods_left(cluster) == []
 
 
@@ -128,7 +128,7 @@ def test_a_connection_that_breaks_is_opened_again(
     run_dir = prepare(tmp_path / "run", launcher="kubernetes", nproc=1, steps=60)
     status = execute(run_dir, benchmark="faulty:run")
     assert status["outcome"] == "complete", status["reason"]
-    assert calls(direct).count("exec") == 2
+    assert calls(direct).count("logs") == 2
     steps = [event["step"] for event in read_events(run_dir, {"heartbeat"}) if "step" in event]
     assert steps == sorted(set(steps)) and steps[-1] >= 59, "no event twice, none lost"
 
@@ -138,6 +138,7 @@ def test_a_connection_that_breaks_is_opened_again(
     [
         ("image", 'cannot start: ImagePullBackOff: Back-off pulling image "benchlib:cpu"'),
         ("refused", "jobs.batch is forbidden"),
+        ("lost", "-node-0 is gone: evicted, or the job was removed by somebody"),
     ],
 )
 def test_a_cluster_that_cannot_run_it_says_why(
