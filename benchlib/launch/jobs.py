@@ -1,16 +1,36 @@
-"""A description of a job: what a launcher makes of a config, what the supervisor starts and a dry run shows."""
+"""Jobs: what a launcher makes of a config, what the supervisor starts and a dry run shows; torchrun's command, limits."""
 
 import dataclasses
 import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from shutil import which
 from typing import Any, Protocol
 
 # A node that is silent for HEARTBEAT_S x HEARTBEATS is out of the rendezvous, and only then can another take its place.
 # Heartbeats carry the clock of their node: the clocks of the nodes must agree to a few seconds.
 HEARTBEAT_S, HEARTBEATS = 2, 5
+# For every torchrun: with a store shared with the ranks, a new attempt reads the addresses of the dead one
+# (https://github.com/pytorch/pytorch/issues/135712).
+TORCHRUN_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The time limits after which the supervisor ends a run, in seconds; 0 is no limit."""
+
+    startup_s: float = 120.0
+    stall_s: float = 60.0
+    wall_s: float = 0.0
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> "Limits":
+        """Read the limits of a raw config: its own wall limit, else twice the budget and the start-up."""
+        startup = float(config.get("startup_timeout_s", cls.startup_s))
+        wall = float(config.get("wall_limit_s", 0.0)) or (
+            2 * float(config["budget_s"]) + startup if "budget_s" in config else 0.0
+        )
+        return cls(startup, float(config.get("stall_timeout_s", cls.stall_s)), wall)
 
 
 class HasRanks(Protocol):
@@ -74,7 +94,9 @@ class Job:
     def lacks(self) -> str:
         """Return what this machine lacks to start the job, with the remedy; '' where nothing."""
         missing = [
-            f"{program} is not on the PATH: {remedy}" for program, remedy in self.needs.items() if not which(program)
+            f"{program} is not on the PATH: {remedy}"
+            for program, remedy in self.needs.items()
+            if not shutil.which(program)
         ]
         return "; ".join(missing)
 
@@ -89,20 +111,38 @@ def worker_command(run_dir: Path | str, benchmark: str = "") -> list[str]:
     return ["-m", "benchlib.runtime.worker", str(run_dir), *extra]
 
 
-def log_dir(run_dir: Path | str) -> str:
-    """Return where torchrun keeps its ranks' error files: left alone it leaves a folder in /tmp for each run."""
-    return f"{str(run_dir).rstrip('/')}/logs/torchrun"
+def torchrun_command(
+    config: HasRanks, python: str, rendezvous: list[str], run_dir: Path | str, benchmark: str = ""
+) -> list[str]:
+    """Return torchrun's command for one node; ``run_dir`` is the run's folder there."""
+    # Without a log folder torchrun leaves one in /tmp for each run.
+    logs = f"{str(run_dir).rstrip('/')}/logs/torchrun"
+    return [
+        python, "-m", "torch.distributed.run", "--nnodes", str(config.nnodes), "--nproc-per-node", str(config.nproc),
+        *rendezvous, "--max-restarts", str(config.max_restarts), "--monitor-interval", "0.2", "--log-dir", logs,
+        *worker_command(run_dir, benchmark),
+    ]  # fmt: skip
 
 
-# The torchrun command that every node of a cluster runs, whoever starts it there.
+def rendezvous(endpoint: str, identity: str, timeout_s: float, **more: Any) -> list[str]:
+    """Return torchrun's options for nodes that meet at an endpoint (HOST:PORT) and wait ``timeout_s`` for each other.
+
+    ``identity`` is the run's alone; ``more`` are further settings of the c10d rendezvous.
+    """
+    settings = {
+        **more,
+        "join_timeout": max(1, int(timeout_s)),
+        "last_call_timeout": 1,
+        "keep_alive_interval": HEARTBEAT_S,
+        "keep_alive_max_attempt": HEARTBEATS,
+    }
+    return [
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", identity,
+        "--rdzv-conf", ",".join(f"{name}={value}" for name, value in settings.items()),
+    ]  # fmt: skip
 
 
-# What every agent has in its environment: with a store shared with the ranks, a new attempt reads the addresses of the
-# dead one (https://github.com/pytorch/pytorch/issues/135712).
-ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
-
-def agent_command(
+def node_command(
     config: HasRanks,
     python: str,
     endpoint: str,
@@ -112,56 +152,17 @@ def agent_command(
     benchmark: str,
     meet_s: float = 0.0,
 ) -> list[str]:
-    """Return torchrun's command for a node of a run; ``run_dir`` is the run's folder there.
+    """Return the torchrun command that every node of a cluster runs, whoever starts it there.
 
-    ``endpoint`` is HOST:PORT of the first node and ``identity`` is the run's alone. ``host`` is what the node replaces
-    by 1 on the first node and by 0 elsewhere: a node does not always know its own name. ``meet_s`` is how long the nodes
-    wait for each other (0: the start-up limit). One node needs no meeting.
+    ``endpoint`` is at the first node. ``host`` is what the node replaces by 1 on the first node and by 0 elsewhere: a
+    node does not always know its own name. ``meet_s`` is how long the nodes wait for each other (0: the start-up limit).
+    One node needs no meeting.
     """
-    settings = {
-        "is_host": host,
-        "join_timeout": max(1, int(meet_s or config.startup_timeout_s)),
-        "last_call_timeout": 1,
-        "keep_alive_interval": HEARTBEAT_S,
-        "keep_alive_max_attempt": HEARTBEATS,
-    }
-    meet = [
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", identity,
-        "--rdzv-conf", ",".join(f"{name}={value}" for name, value in settings.items()),
-    ]  # fmt: skip
-    return [
-        python, "-m", "torch.distributed.run", "--nnodes", str(config.nnodes), "--nproc-per-node", str(config.nproc),
-        *(meet if config.nnodes > 1 else ["--standalone"]),
-        "--max-restarts", str(config.max_restarts), "--monitor-interval", "0.2", "--log-dir", log_dir(run_dir),
-        *worker_command(run_dir, benchmark),
-    ]  # fmt: skip
+    several = rendezvous(endpoint, identity, meet_s or config.startup_timeout_s, is_host=host)
+    return torchrun_command(config, python, several if config.nnodes > 1 else ["--standalone"], run_dir, benchmark)
 
 
-# Where MPI's launcher is. No torch, no MPI.
-
-
-def mpirun() -> str:
+def mpirun_path() -> str:
     """Return the mpirun of this Python's environment, where the wheels of MPI put it, else the one on PATH, else ''."""
     beside = Path(sys.executable).parent / "mpirun"
     return str(beside) if beside.exists() else shutil.which("mpirun") or ""
-
-
-# The time limits of a run, after which the supervisor ends it.
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds; 0 is no limit."""
-
-    startup_s: float = 120.0
-    stall_s: float = 60.0
-    wall_s: float = 0.0
-
-    @classmethod
-    def of(cls, config: dict[str, Any]) -> "Limits":
-        """Read the limits of a raw config: its own wall limit, else twice the budget and the start-up."""
-        startup = float(config.get("startup_timeout_s", cls.startup_s))
-        wall = float(config.get("wall_limit_s", 0.0)) or (
-            2 * float(config["budget_s"]) + startup if "budget_s" in config else 0.0
-        )
-        return cls(startup, float(config.get("stall_timeout_s", cls.stall_s)), wall)

@@ -12,7 +12,7 @@ import yaml
 from benchlib.config import cluster as clusters
 from benchlib.config.cluster import Cluster, Node
 from benchlib.core.errors import UserError
-from benchlib.launch.jobs import ENV, HasRanks, Job, agent_command
+from benchlib.launch.jobs import TORCHRUN_ENV, HasRanks, Job, node_command
 
 CONFIG_DIR = "/etc/benchlib"
 COLLECT_S = 120  # that a pod waits after its ranks for the results to be fetched
@@ -111,8 +111,8 @@ def _container(
     index = ["--host"] if first else []
     meet = ["--meet", endpoint, "--meet-s", str(int(meet_s))] if config.nnodes > 1 else []
     wrapper = [k8s.python, "-m", "benchlib.launch.agents.pod", folder, "--config", f"{CONFIG_DIR}/{pods.group}.json"]
-    torchrun = agent_command(config, k8s.python, endpoint, name, "{is_host}", folder, benchmark, meet_s)
-    env = {**ENV, "PYTHONUNBUFFERED": "1", **pods.node.env}
+    torchrun = node_command(config, k8s.python, endpoint, name, "{is_host}", folder, benchmark, meet_s)
+    env = {**TORCHRUN_ENV, "PYTHONUNBUFFERED": "1", **pods.node.env}
     if k8s.data_claim:  # not read only: the libraries of HF_HOME write locks and caches beside what they read
         env |= {"HF_HOME": k8s.data_path, "HF_HUB_OFFLINE": "1"}
     mounts = [

@@ -23,11 +23,9 @@ from benchlib.core.errors import RunBroken, StorageError, UserError
 from benchlib.core.events import Event, EventFollower, read_events
 from benchlib.launch import processes
 from benchlib.launch.diagnosis import EXIT_STORAGE, RankRecord
-from benchlib.launch.jobs import Limits
-from benchlib.launch.launchers import LAUNCHERS, Job
+from benchlib.launch.jobs import Job, Limits
+from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.processes import MARK, kill_marked, signal_name
-
-__all__ = ["LAUNCHERS", "Job", "Launch", "RankFailed", "execute", "settle"]
 
 Status = dict[str, Any]
 

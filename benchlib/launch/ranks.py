@@ -18,7 +18,7 @@ from benchlib.core.events import Event
 from benchlib.core.files import read_json
 from benchlib.launch import diagnosis
 from benchlib.launch.diagnosis import RankRecord
-from benchlib.launch.launchers import Job
+from benchlib.launch.jobs import Job
 from benchlib.launch.nodes import NODE
 from benchlib.launch.processes import MARK, SUPERVISOR_PID, adopt_orphans, descendants, kill, signal_name
 

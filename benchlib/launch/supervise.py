@@ -37,8 +37,8 @@ from benchlib.core.sensors import Sensors
 from benchlib.launch import diagnosis, nodes
 from benchlib.launch import diagnosis as stacks
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, RankRecord
-from benchlib.launch.jobs import Limits
-from benchlib.launch.launchers import Job, local_ranks
+from benchlib.launch.jobs import Job, Limits
+from benchlib.launch.launchers import local_ranks
 from benchlib.launch.nodes import Lost
 from benchlib.launch.processes import descendants, die_with_parent, kill, signal_name
 from benchlib.launch.ranks import AgentReport, Attempts, Children, Ending, RankTable
@@ -47,6 +47,110 @@ GRACE_S = 1.0  # after the first failure, for the peers' error files
 AGENT_S = 10.0  # for torchrun to leave after all its ranks are done
 TICK_S = 0.1
 SENSOR_S = 1.0
+
+
+class Lifeline:
+    """What tells a supervisor to stop: its standard input, whose other end the launching process holds, and signals.
+
+    ``stop_reason`` is empty as long as the run may go on.
+    """
+
+    def __init__(self) -> None:
+        """Install the signal handlers of this process; for its main thread."""
+        self.stop_reason = ""
+        self._sources = [0]
+        # A dead child must end the wait in ``listen`` at once: every signal writes a byte to this pipe.
+        self._wake, write = os.pipe()
+        for descriptor in (self._wake, write):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.stop_reason = self.stop_reason or f"stopped: the supervisor received {signal_name(number)}"
+
+    def listen(self, timeout_s: float) -> None:
+        """Wait until something happens, at most ``timeout_s``."""
+        for source in select.select([self._wake, *self._sources], [], [], timeout_s)[0]:
+            data = b""
+            with contextlib.suppress(BlockingIOError):
+                data = os.read(source, 4096)
+            if source == 0 and not data:
+                self._sources = []
+                self.stop_reason = self.stop_reason or "stopped: the launching process is gone"
+            elif source == 0 and b"q" in data:
+                self.stop_reason = self.stop_reason or "stopped by the user"
+
+
+class Neighbours:
+    """The other nodes: they can ask whether this one is there, and are asked when ranks here fail.
+
+    ``introduction`` is what the ranks here are to tell the others about this node (``nodes.NODE``).
+    """
+
+    def __init__(self, run_dir: Path, launch: str, endpoint: str) -> None:
+        """``endpoint`` is where the nodes meet; '' for a run of one node."""
+        self.run_dir, self.launch, self.endpoint = run_dir, launch, endpoint
+        self.introduction, self.address = launch, ""
+        self._seen: list[Lost] | None = None
+        self._listening: socket.socket | None = None
+        if endpoint and (address := nodes.local_address(*nodes.split_endpoint(endpoint))):
+            with contextlib.suppress(OSError):  # then the others cannot tell whether this node is there
+                self._listening = nodes.listen(address)
+                self.address = address
+                self.introduction = f"{launch} {address} {self._listening.getsockname()[1]}"
+
+    def answer(self) -> None:
+        """Make room for the next who ask whether this node is there."""
+        if self._listening:
+            nodes.hang_up(self._listening)
+
+    def close(self) -> None:
+        """Stop telling the others that this node is there."""
+        if self._listening:
+            self._listening.close()
+
+    def forget(self) -> None:
+        """Forget who was lost: another attempt began."""
+        self._seen = None
+
+    def look(self, afresh: bool = False) -> list[Lost]:
+        """Return the nodes of the present attempt that are not there any more.
+
+        Who was lost at the first look stays lost; with ``afresh``, or where all were there, it is asked again.
+        """
+        if afresh or not self._seen:
+            others = [node for node in nodes.read(self.run_dir) if node.launch != self.launch] if self.endpoint else []
+            self._seen = nodes.lost(others)
+        return self._seen
+
+    def blame(self, ending: Ending, afresh: bool = False) -> Ending:
+        """Return the ending with the nodes that were lost as its cause, where some were."""
+        lost = self.look(afresh)
+        if lost:
+            words = "; ".join(one.words() for one in lost) + self._held_store(lost) + self._own_cable()
+            rows = [one.as_json() for one in lost]
+            reason = f"{words}; {ending.reason}" if ending.reason else words
+            return dataclasses.replace(ending, reason=reason, culprit=min(lost[0].node.ranks), lost=rows)
+        others = [node for node in nodes.read(self.run_dir) if node.launch != self.launch] if self.endpoint else []
+        if not others:
+            return ending
+        there = ", ".join(node.words() for node in others[:4]) + (", ..." if len(others) > 4 else "")
+        return dataclasses.replace(
+            ending, reason=f"{ending.reason}; the cause may lie on another node, see the status of {there}"
+        )
+
+    def _own_cable(self) -> str:
+        name = nodes.carrier_lost(self.address) if self.address else ""
+        return f"; the cable of {name} here is out, or that of its other end" if name else ""
+
+    def _held_store(self, lost: list[Lost]) -> str:
+        addresses = nodes.resolve(nodes.split_endpoint(self.endpoint)[0])
+        if self.address not in addresses and any(one.node.address in addresses for one in lost):
+            return f"; it held the rendezvous store ({self.endpoint}), so the nodes cannot meet again without it"
+        return ""
 
 
 class Supervisor:
@@ -355,110 +459,6 @@ class Supervisor:
             self.run_dir / "status.json",
             {**dataclasses.asdict(ending), "ranks": self.ranks.as_json(), **times, **again},
         )
-
-
-# What tells a supervisor to stop: its standard input (a pipe whose other end the launching process holds) and signals.
-
-
-class Lifeline:
-    """``stop_reason`` is empty as long as the run may go on."""
-
-    def __init__(self) -> None:
-        """Install the signal handlers of this process; for its main thread."""
-        self.stop_reason = ""
-        self._sources = [0]
-        # A dead child must end the wait in ``listen`` at once: every signal writes a byte to this pipe.
-        self._wake, write = os.pipe()
-        for descriptor in (self._wake, write):
-            os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self.stop_reason = self.stop_reason or f"stopped: the supervisor received {signal_name(number)}"
-
-    def listen(self, timeout_s: float) -> None:
-        """Wait until something happens, at most ``timeout_s``."""
-        for source in select.select([self._wake, *self._sources], [], [], timeout_s)[0]:
-            data = b""
-            with contextlib.suppress(BlockingIOError):
-                data = os.read(source, 4096)
-            if source == 0 and not data:
-                self._sources = []
-                self.stop_reason = self.stop_reason or "stopped: the launching process is gone"
-            elif source == 0 and b"q" in data:
-                self.stop_reason = self.stop_reason or "stopped by the user"
-
-
-# The other nodes as a supervisor sees them: it tells them that it is there, and asks for them when ranks here fail.
-
-
-class Neighbours:
-    """``introduction`` is what the ranks here are to tell the others about this node (``peers.NODE``)."""
-
-    def __init__(self, run_dir: Path, launch: str, endpoint: str) -> None:
-        """``endpoint`` is where the nodes meet; '' for a run of one node."""
-        self.run_dir, self.launch, self.endpoint = run_dir, launch, endpoint
-        self.introduction, self.address = launch, ""
-        self._seen: list[Lost] | None = None
-        self._listening: socket.socket | None = None
-        if endpoint and (address := nodes.local_address(*nodes.split_endpoint(endpoint))):
-            with contextlib.suppress(OSError):  # then the others cannot tell whether this node is there
-                self._listening = nodes.listen(address)
-                self.address = address
-                self.introduction = f"{launch} {address} {self._listening.getsockname()[1]}"
-
-    def answer(self) -> None:
-        """Make room for the next who ask whether this node is there."""
-        if self._listening:
-            nodes.hang_up(self._listening)
-
-    def close(self) -> None:
-        """Stop telling the others that this node is there."""
-        if self._listening:
-            self._listening.close()
-
-    def forget(self) -> None:
-        """Forget who was lost: another attempt began."""
-        self._seen = None
-
-    def look(self, afresh: bool = False) -> list[Lost]:
-        """Return the nodes of the present attempt that are not there any more.
-
-        Who was lost at the first look stays lost; with ``afresh``, or where all were there, it is asked again.
-        """
-        if afresh or not self._seen:
-            others = [node for node in nodes.read(self.run_dir) if node.launch != self.launch] if self.endpoint else []
-            self._seen = nodes.lost(others)
-        return self._seen
-
-    def blame(self, ending: Ending, afresh: bool = False) -> Ending:
-        """Return the ending with the nodes that were lost as its cause, where some were."""
-        lost = self.look(afresh)
-        if lost:
-            words = "; ".join(one.words() for one in lost) + self._held_store(lost) + self._own_cable()
-            rows = [one.as_json() for one in lost]
-            reason = f"{words}; {ending.reason}" if ending.reason else words
-            return dataclasses.replace(ending, reason=reason, culprit=min(lost[0].node.ranks), lost=rows)
-        others = [node for node in nodes.read(self.run_dir) if node.launch != self.launch] if self.endpoint else []
-        if not others:
-            return ending
-        there = ", ".join(node.words() for node in others[:4]) + (", ..." if len(others) > 4 else "")
-        return dataclasses.replace(
-            ending, reason=f"{ending.reason}; the cause may lie on another node, see the status of {there}"
-        )
-
-    def _own_cable(self) -> str:
-        name = nodes.carrier_lost(self.address) if self.address else ""
-        return f"; the cable of {name} here is out, or that of its other end" if name else ""
-
-    def _held_store(self, lost: list[Lost]) -> str:
-        addresses = nodes.resolve(nodes.split_endpoint(self.endpoint)[0])
-        if self.address not in addresses and any(one.node.address in addresses for one in lost):
-            return f"; it held the rendezvous store ({self.endpoint}), so the nodes cannot meet again without it"
-        return ""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from benchlib.core.errors import BackendUnavailable
-from benchlib.launch.jobs import mpirun
+from benchlib.launch.jobs import mpirun_path
 from benchlib.launch.nodes import place
 
 _MPI_STEPS = (
@@ -85,7 +85,7 @@ def _no_mpi() -> str:
         importlib.import_module("benchlib.runtime.mpi")
     except (ImportError, RuntimeError) as error:  # mpi4py raises either where it finds no libmpi
         return f"mpi4py finds no MPI library ({' '.join(str(error).split())}): {_MPI_STEPS}"
-    if not mpirun():
+    if not mpirun_path():
         return f"no mpirun on PATH to start the ranks: {_MPI_STEPS}"
     if place().size > 1 and not any(name in os.environ for name in _MPI_RANK):
         return (

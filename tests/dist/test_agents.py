@@ -18,9 +18,7 @@ from harness import HERE, free_port, prepare, send, until
 
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
-from benchlib.launch.launch import Launch
-from benchlib.launch.launch import RankFailed
-from benchlib.launch.launch import execute
+from benchlib.launch.launch import Launch, RankFailed, execute
 
 
 @pytest.fixture

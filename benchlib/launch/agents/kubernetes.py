@@ -34,7 +34,21 @@ HOPELESS = (
     "InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff", "CreateContainerConfigError", "CreateContainerError",
 )  # fmt: skip
 EVENTS = re.compile(r"events-rank\d{1,6}\.jsonl")
-DATA = frozenset(".json .jsonl .parquet .csv .txt .log .npy .npz .png .svg .out .err .stacks".split())
+DATA = (
+    ".json",
+    ".jsonl",
+    ".parquet",
+    ".csv",
+    ".txt",
+    ".log",
+    ".npy",
+    ".npz",
+    ".png",
+    ".svg",
+    ".out",
+    ".err",
+    ".stacks",
+)
 # Written here in the course of a run, by the supervisor, the judge and the report.
 RESERVED = frozenset(("status.json", "verdict.json", "files.json", "store.json", "peers.json", "repeats.json"))
 

@@ -159,7 +159,8 @@ def test_the_list_shows_clusters(capsys):
 
 def test_schema_of_a_stored_job(tmp_path):
     """A job travels to the supervisor as JSON and back."""
-    from benchlib.launch.launchers import LAUNCHERS, Job
+    from benchlib.launch.jobs import Job
+    from benchlib.launch.launchers import LAUNCHERS
 
     made = schema.resolve("squad", "smoke", "cpu", {"launcher": "kubernetes", "cluster": "cpu", "nnodes": 2}).config
     job = LAUNCHERS["kubernetes"](made, Path("/outputs/x/y"))

@@ -12,14 +12,12 @@ import torch
 from benchlib.benchmarks.collectives import extras
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import BackendUnavailable, UserError
-from benchlib.launch import jobs
+from benchlib.launch import jobs, launchers
 from benchlib.launch.diagnosis import agent_failures
 from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.nodes import Place, place
 from benchlib.runtime import group, libraries
 from benchlib.runtime.libraries import LIBRARIES
-
-mpirun_module = sys.modules["benchlib.launch.launchers"]
 
 
 def test_every_choice_of_the_config_is_in_the_table():
@@ -70,7 +68,7 @@ def test_mpi_brings_its_launcher():
 
 
 def test_job_of_mpirun(monkeypatch, tmp_path):
-    monkeypatch.setattr(mpirun_module, "program", lambda: "/opt/bin/mpirun")
+    monkeypatch.setattr(launchers, "mpirun_path", lambda: "/opt/bin/mpirun")
     config = SimpleNamespace(nproc=4, nnodes=2, collective="mpi")
     job = LAUNCHERS["mpirun"](config, tmp_path, "")
     assert job.commands == [
@@ -82,7 +80,7 @@ def test_job_of_mpirun(monkeypatch, tmp_path):
 
 
 def test_without_mpirun_the_ranks_say_what_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr(mpirun_module, "program", lambda: "")
+    monkeypatch.setattr(launchers, "mpirun_path", lambda: "")
     config = SimpleNamespace(nproc=2, nnodes=1, collective="mpi")
     assert LAUNCHERS["mpirun"](config, tmp_path, "").name == "local"
     config.collective = "gloo"
@@ -96,9 +94,9 @@ def test_mpirun_of_the_environment_comes_first(monkeypatch, tmp_path):
         (tmp_path / folder / "mpirun").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "system"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
-    assert Path(jobs.mpirun()).parent.name == "venv"
+    assert Path(jobs.mpirun_path()).parent.name == "venv"
     (tmp_path / "venv" / "mpirun").unlink()
-    assert Path(jobs.mpirun()).parent.name == "system"
+    assert Path(jobs.mpirun_path()).parent.name == "system"
 
 
 @pytest.mark.parametrize(
