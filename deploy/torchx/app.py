@@ -6,7 +6,7 @@ ARGUMENTS = 'exec python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 1
 
 
 def app() -> specs.AppDef:
-    """Describe the run: a replica a node."""
+    """Describe the run: one replica per node."""
     first, node = "$${" + specs.macros.rank0_env + ":=localhost}", specs.macros.replica_id
     command = ARGUMENTS.replace("FIRST:", first + ":").replace("is_host=HOST", f"is_host=$$(({node} == 0))")
     role = specs.Role(

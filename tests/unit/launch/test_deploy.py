@@ -12,7 +12,7 @@ import yaml
 
 from benchlib.config.schema import resolve
 from benchlib.core.files import home
-from benchlib.launch.kubernetes import FLAVOURS, RUN_LABEL, USER
+from benchlib.launch.kubernetes import FLAVOURS, RUN_LABEL, USER, Submission
 from benchlib.launch.launchers import LAUNCHERS
 
 ROOT = home()
@@ -156,7 +156,7 @@ def _templates(value):
 def _of(flavour, config):
     from benchlib.config.cluster import Cluster, Kubernetes
 
-    return FLAVOURS[flavour](config, Cluster(kubernetes=Kubernetes(flavour=flavour)), "/outputs/a/b", "")
+    return FLAVOURS[flavour](Submission(config, Cluster(kubernetes=Kubernetes(flavour=flavour)), "/outputs/a/b"))
 
 
 def test_names_agree():
