@@ -1,54 +1,31 @@
 """The command line. Modules are imported where they are used, so that ``benchlib --help`` stays quick."""
 
 import sys
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import click
 
 from benchlib import __version__
-from benchlib.core.errors import UserError
+from benchlib.commands import OUT, SET, user_errors
 
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
-def _user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Show a user's error as one sentence instead of a traceback."""
+class _Verbs(click.Group):
+    """The verbs below, and those that benchmarks bring along; these are imported when they are asked for."""
 
-    @wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except (UserError, OSError) as error:
-            from benchlib.core.files import is_storage_error, not_written
-            from benchlib.core.text import harmless
+    def list_commands(self, context: click.Context) -> list[str]:
+        from benchlib.benchmarks import BENCHMARKS
 
-            if not isinstance(error, UserError):
-                if not is_storage_error(error):
-                    raise
-                error = not_written(error.filename or "a file", error)
-            click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-            click.echo(harmless(str(error)), err=True)
-            sys.exit(EXIT_USAGE)
+        return sorted([*super().list_commands(context), *(b.name for b in BENCHMARKS.values() if b.has("command"))])
 
-    return wrapped
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        from benchlib.benchmarks import BENCHMARKS
+
+        return super().get_command(context, name) or (BENCHMARKS[name].command if name in BENCHMARKS else None)
 
 
-# Resolved at once: the notebooks are executed in another folder.
-_out = click.option(
-    "--out",
-    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    help="Folder of the runs. [default: outputs]",
-)
-_set = click.option(
-    "--set", "-s", "pairs", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the config; may be repeated."
-)
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="benchlib")
 def main() -> None:
     """Tell whether a training and inference stack is right, fast and worth its price.
@@ -65,8 +42,8 @@ def main() -> None:
 @click.option(
     "--backend", "-b", default="auto", show_default=True, help="Where: auto, cpu, cuda, rocm, mps, xpu or tpu."
 )
-@_set
-@_out
+@SET
+@OUT
 @click.option("--resume", metavar="RUN", help="Continue an interrupted run from its last checkpoint.")
 @click.option(
     "--max-restarts",
@@ -86,7 +63,7 @@ def main() -> None:
 @click.option(
     "--manifest", is_flag=True, help="Print only the manifest or script that a cluster would get; start nothing."
 )
-@_user_errors
+@user_errors
 def run(
     target: str,
     tier: str | None,
@@ -123,8 +100,8 @@ def run(
 
 @main.command("list")
 @click.option("--runs", is_flag=True, help="List the stored runs instead.")
-@_out
-@_user_errors
+@OUT
+@user_errors
 def list_(runs: bool, out: Path | None) -> None:
     """List benchmarks, tiers, backends and clusters, or the stored runs."""
     from benchlib.commands import list
@@ -137,8 +114,8 @@ def list_(runs: bool, out: Path | None) -> None:
 
 @main.command()
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
-@_out
-@_user_errors
+@OUT
+@user_errors
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
     """Judge and render stored RUNS again, without running anything. [default: all]"""
     from benchlib.commands import run as rejudge
@@ -160,7 +137,7 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     metavar="NAME=VALUE",
     help="benchmark, tier, machine, metric, first_day or last_day; may be repeated.",
 )
-@_user_errors
+@user_errors
 def history(store: Path | None, pairs: tuple[str, ...]) -> None:
     """Judge and draw what is stored: trends, changes of level, machines; writes history.html."""
     from benchlib.commands import history as history_page
@@ -180,7 +157,7 @@ def baseline() -> None:
     "--add", is_flag=True, help="Keep the runs that are in the baseline: several tell how much unchanged runs differ."
 )
 @click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
-@_user_errors
+@user_errors
 def accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool) -> None:
     """Make RUN the baseline of its benchmark, tier and fingerprint; of several runs of one kind, all of them."""
     from benchlib.commands import list
@@ -189,7 +166,7 @@ def accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool) ->
 
 
 @baseline.command("list")
-@_user_errors
+@user_errors
 def baseline_list() -> None:
     """List the committed baselines."""
     from benchlib.commands import list
@@ -199,7 +176,7 @@ def baseline_list() -> None:
 
 @baseline.command("show")
 @click.argument("key")
-@_user_errors
+@user_errors
 def baseline_show(key: str) -> None:
     """Show a baseline's metrics and fingerprint. KEY is a file or the first digits of its name."""
     from benchlib.commands import list
@@ -211,15 +188,15 @@ def baseline_show(key: str) -> None:
 @click.argument("target", required=False)
 @click.option("--tier", "-t", help="How much work each run is. [default: quick]")
 @click.option("--backend", "-b", help="Where, as for `benchlib run`. [default: auto]")
-@_set
+@SET
 @click.option("--runs", type=click.IntRange(3, 100), help="Unchanged runs. [default: 8]")
 @click.option("--planted", help="Slow-downs to plant, as shares; '' for none. [default: 0.15,0.35,0.8]")
 @click.option("--planted-runs", type=click.IntRange(1, 100), help="Runs of each planted slow-down. [default: 2]")
-@_out
+@OUT
 @click.option(
     "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Go on with a calibration that was cut."
 )
-@_user_errors
+@user_errors
 def calibrate(
     target: str | None,
     tier: str | None,
@@ -258,7 +235,7 @@ def calibrate(
 @main.command()
 @click.option("--metric", "-m", default="", help="Only figures of this metric, as f1 or matmul_flops.")
 @click.option("--device", "-d", default="", help="Only figures of devices with this in their name, as h100.")
-@_user_errors
+@user_errors
 def references(metric: str, device: str) -> None:
     """List the published figures that runs are placed beside, with conditions, source and validity."""
     from benchlib.commands import list
@@ -272,7 +249,7 @@ def references(metric: str, device: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page that can be shared.")
 @click.option("--strict", is_flag=True, help="Exit with 3 where sides are not comparable.")
-@_user_errors
+@user_errors
 def compare(sides: tuple[str, ...], all_metrics: bool, as_json: bool, html: Path | None, strict: bool) -> None:
     """Compare runs with the first one. Each side is a run folder, a folder of runs, a report.html or a baseline.
 
@@ -297,8 +274,8 @@ def compare(sides: tuple[str, ...], all_metrics: bool, as_json: bool, html: Path
 @click.option("--to", "name", required=True, metavar="FORMAT", help="The format, one of those above.")
 @click.option("--output", "-o", default="", help="File, folder or store to write; - is the standard output.")
 @click.option("--samples", is_flag=True, help="csv and parquet: a row a raw sample instead of a row a metric.")
-@_out
-@_user_errors
+@OUT
+@user_errors
 def export(runs: tuple[str, ...], name: str, output: str, samples: bool, out: Path | None) -> None:
     """Write stored runs for other tools. RUN is a run folder, a folder of runs or a report.html. [default: all]
 
@@ -325,7 +302,7 @@ def export(runs: tuple[str, ...], name: str, output: str, samples: bool, out: Pa
 @main.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings for a machine to read.")
-@_user_errors
+@user_errors
 def judge(files: tuple[Path, ...], as_json: bool) -> None:
     """Look for impossible numbers in results of any origin.
 
@@ -340,100 +317,8 @@ def judge(files: tuple[Path, ...], as_json: bool) -> None:
     sys.exit(judging.judge_files(files, as_json))
 
 
-@main.group()
-def parity() -> None:
-    """Compare what machines compute that are never online together: record, verify, merge."""
-
-
-@parity.command("record")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--tier", "-t", default="smoke", show_default=True, help="How much work.")
-@click.option("--backend", "-b", default="cpu", show_default=True, help="What computes the reference.")
-@click.option("--model", help="Model: --set model=NAME.")
-@click.option("--data", help="Text of the inputs: --set data=NAME.")
-@_set
-@click.option("--no-weights", is_flag=True, help="Leave the weights out: the other machine has the same ones.")
-@_out
-@_user_errors
-def parity_record(
-    folder: Path,
-    tier: str,
-    backend: str,
-    model: str | None,
-    data: str | None,
-    pairs: tuple[str, ...],
-    no_weights: bool,
-    out: Path | None,
-) -> None:
-    """Record weights, inputs and results of the reference in FOLDER, which must not exist yet or be empty.
-
-    Copy it to another machine as it is, and compare there with `benchlib parity verify FOLDER`.
-    """
-    from benchlib.benchmarks.parity import command as parity_command
-
-    named = {"model": model, "data": data}
-    pairs = (*(f"{name}={value}" for name, value in named.items() if value is not None), *pairs)
-    sys.exit(parity_command.record(folder, tier, backend, pairs, not no_weights, out))
-
-
-@parity.command("verify")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--tier", "-t", help="How much time it may take. [default: that of the recording]")
-@click.option(
-    "--backend", "-b", default="auto", show_default=True, help="Where: auto, cpu, cuda, rocm, mps, xpu or tpu."
-)
-@click.option("--members", default="", help="Ways to compute, separated by commas. [default: all of the backend]")
-@_set
-@_out
-@click.option("--strict", is_flag=True, help="Exit with 3 where a gated member was not compared.")
-@_user_errors
-def parity_verify(
-    folder: Path,
-    tier: str | None,
-    backend: str,
-    members: str,
-    pairs: tuple[str, ...],
-    out: Path | None,
-    strict: bool,
-) -> None:
-    """Compute on this machine what was recorded in FOLDER elsewhere, and compare.
-
-    Model, inputs and lengths are taken from the folder. One that was cut or altered is refused.
-    """
-    from benchlib.benchmarks.parity import command as parity_command
-
-    sys.exit(parity_command.verify(folder, tier, backend, members, pairs, out, strict))
-
-
-@parity.command("merge")
-@click.argument("sources", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN|FOLDER|FILE]...")
-@click.option(
-    "--to",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the files; what lies in it already stays in them. [default: parity-results]",
-)
-@click.option(
-    "--as", "machine", default="", metavar="NAME", help="Name the runs' machine so, instead of by its host name."
-)
-@click.option("--strict", is_flag=True, help="Exit with 1 where a gated result fails, 3 where nothing was compared.")
-@_user_errors
-def parity_merge(sources: tuple[Path, ...], to: Path | None, machine: str, strict: bool) -> None:
-    """Merge results of all backends and machines into files that can be committed. [default: all parity runs]
-
-    \b
-    <backend>/test_results.json        every result of a backend
-    cross_backend_validation.json      outcome by backend, the matrix, what agrees with what
-    PARITY.md                          the same for readers
-
-    What is damaged is left out and named; the rest is written, and the exit code is 2.
-    """
-    from benchlib.benchmarks.parity import command as parity_command
-
-    sys.exit(parity_command.merge(sources, to, machine, strict))
-
-
 @main.command()
-@_user_errors
+@user_errors
 def doctor() -> None:
     """Tell what this machine can run, what is missing and how to install it."""
     from benchlib.commands import list

@@ -157,11 +157,22 @@ def expectation(run: Run) -> "pandas.DataFrame":
     return whole(pd.DataFrame(rows).set_index("bound"))
 
 
+def figure(run: Run, name: str) -> None:
+    """Display a picture of the run's benchmark by its name. Raises ``UserError`` for one that it does not have."""
+    from benchlib.show.figures import show
+
+    benchmark = BENCHMARKS[run.config.benchmark]
+    figures = {**benchmark.figures, **benchmark.more_figures}
+    if name not in figures:
+        raise UserError(f"{benchmark.name} has no picture {name!r}: {nearest(name, figures)}")
+    show(figures[name](run))
+
+
 def reading(run: Run) -> Any:
     """Return what the numbers say, as Markdown to display."""
     from IPython.display import Markdown
 
-    sentences = BENCHMARKS[run.config.benchmark].load("reading")(run)
+    sentences = BENCHMARKS[run.config.benchmark].reading(run)
     return Markdown("\n".join(f"- {sentence}" for sentence in sentences))
 
 

@@ -27,18 +27,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "dist")]
 
 from hosts import ALL_REDUCE, Host, iperf3_gbps, two_hosts, why_not  # noqa: E402
 
-from benchlib.config.schema import (
-    resolve,
-    save_config,
-)
-from benchlib.core.files import (
-    read_json,
-    write_json,
-)
-from benchlib.results.run import (
-    Result,
-    load_result,
-)
+from benchlib.config.schema import resolve, save_config  # noqa: E402
+from benchlib.core.files import read_json, write_json  # noqa: E402
+from benchlib.results.run import Result, load_result  # noqa: E402
 
 MIB = 2**20
 SMALLEST = 64 * 2**10  # below it the times are those of a message, not of a cable

@@ -1,91 +1,170 @@
-"""The benchmarks of the kit. Adding one is a row here, a notebook and a section in the tiers that run it."""
+"""The benchmarks of the kit. A benchmark is four places: a folder, a name, a section in the tiers, a notebook.
+
+The folder holds, by convention:
+
+    __init__.py   the question, as its docstring
+    config.py     <Name>Config: the parameters, a subclass of BaseConfig
+    run.py        run(config, run_dir, events): what every rank executes
+    judge.py      checks(run, comparison), limits(run), reading(run); where it has them published(run), claims(run), refuse(config)
+    view.py       VIEW: its key numbers and the words for what it shows (optional)
+    figures.py    FIGURES: its pictures by name, in the order of the report (optional)
+    command.py    command: a verb of its own for the command line (optional)
+
+and whatever else it needs. The name stands in ``NAMES``; a benchmark outside this package joins by an entry point of the
+group ``benchlib.benchmarks`` whose name is its own and whose value is its package. The tiers are ``params/tiers/*.yaml``, the
+notebook is ``notebooks/NN_<name>.ipynb``. Parts are imported when they are used: the front never loads torch.
+"""
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import home
+
+NAMES = ("machine", "squad", "collectives", "parity")
+LABELS = {"total_s": "Whole run"}  # of metrics that every benchmark has
+
+
+def _nothing(*_: Any) -> list[Any]:
+    return []
+
+
+@dataclass(frozen=True)
+class View:
+    """What a benchmark shows first, and its words. All of it may be left out.
+
+    ``headlines`` are the key numbers, by the beginnings of metrics' names (none: the first six metrics), ``labels`` the
+    words for them, ``headings`` those for the result's tables. ``tables(run)`` gives the report other tables than the raw
+    ones, as rows by heading. ``warnings(config, result)`` says what limits the meaning of a result; ``result`` is None
+    where the run left none. ``exports`` are formats of the benchmark alone: name, what it is, ``module:function``; see
+    ``benchlib.show.exports.Export``.
+    """
+
+    headlines: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    headings: Mapping[str, str] = field(default_factory=dict)
+    tables: Callable[[Any], dict[str, list[dict[str, Any]]]] | None = None
+    warnings: Callable[[Any, Any], list[str]] = _nothing
+    exports: tuple[tuple[str, str, str], ...] = ()
+
+    def label(self, metric: str) -> str:
+        """Return the words for a metric."""
+        words = {**LABELS, **self.labels}
+        prefix = next((name for name in words if metric == name or metric.startswith(name + "_")), None)
+        return words[prefix] if prefix else metric.replace("_", " ")
+
+    def heading(self, table: str) -> str:
+        """Return the heading of a table."""
+        return self.headings.get(table, table.replace("_", " ").capitalize())
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One subject. The references are ``module:name`` and are imported when used: the front never loads torch.
-
-    ``config`` is the pydantic model of its parameters, ``run`` what each rank executes
-    (``run(config, run_dir, events)``), ``checks`` the judge (``checks(run, comparison) -> list[Check]``), ``limits`` how much
-    worse than the baseline its metrics may get (``limits(run) -> list[RegressionLimit]``), ``reading`` what its numbers
-    say in sentences (``reading(run) -> list[str]``), ``published`` which of its values can be placed beside published
-    figures (``published(run) -> list[Measured]``; '' for none), ``refuse`` what raises ``UserError`` for files that a
-    valid config names and that cannot be used (``refuse(config)``; '' for none).
-    """
+    """One benchmark. Each property imports the part that it returns."""
 
     name: str
-    question: str
-    notebook: str
-    config: str
-    run: str
-    checks: str
-    limits: str
-    reading: str
-    published: str = ""
-    refuse: str = ""
+    package: str
 
-    def load(self, part: str) -> Any:
-        """Import and return what one of the references names."""
-        module, _, name = str(getattr(self, part)).partition(":")
-        return getattr(importlib.import_module(module), name)
+    def has(self, file: str) -> bool:
+        """Whether the benchmark has such a file. Imports its package only."""
+        return importlib.util.find_spec(f"{self.package}.{file}") is not None
 
-    def load_run(self) -> Callable[..., None]:
-        """Import and return the function that a rank executes. Imports torch: for workers only."""
-        return self.load("run")  # type: ignore[no-any-return]
+    def part(self, file: str, name: str, default: Any = None) -> Any:
+        """Return ``name`` of the benchmark's ``file``; ``default``, where one is given, where it has none."""
+        if default is not None and not self.has(file):
+            return default
+        module = importlib.import_module(f"{self.package}.{file}")
+        return getattr(module, name) if default is None else getattr(module, name, default)
+
+    @property
+    def question(self) -> str:
+        """The question that the benchmark answers."""
+        return (importlib.import_module(self.package).__doc__ or self.name).strip().splitlines()[0]
+
+    @property
+    def notebook(self) -> Path:
+        """Its notebook. Raises ``UserError`` where it has none."""
+        folder = home() / "notebooks"
+        path = next(iter(sorted(folder.glob(f"[0-9]*_{self.name}.ipynb"))), None)
+        if path is None:
+            raise UserError(f"{self.name} has no notebook: {folder} needs a file NN_{self.name}.ipynb")
+        return path
+
+    @property
+    def config(self) -> Any:
+        """The pydantic model of its parameters."""
+        return self.part("config", f"{self.name.capitalize()}Config")
+
+    @property
+    def run(self) -> Callable[..., None]:
+        """What every rank executes: ``run(config, run_dir, events)``. Imports torch: for workers only."""
+        return self.part("run", "run")  # type: ignore[no-any-return]
+
+    @property
+    def checks(self) -> Callable[..., list[Any]]:
+        """``checks(run, comparison)``: its own checks."""
+        return self.part("judge", "checks")  # type: ignore[no-any-return]
+
+    @property
+    def limits(self) -> Callable[..., list[Any]]:
+        """``limits(run)``: how much worse than the baseline its metrics may get."""
+        return self.part("judge", "limits")  # type: ignore[no-any-return]
+
+    @property
+    def reading(self) -> Callable[..., list[str]]:
+        """``reading(run)``: what its numbers say, in sentences."""
+        return self.part("judge", "reading")  # type: ignore[no-any-return]
+
+    @property
+    def published(self) -> Callable[..., list[Any]]:
+        """``published(run)``: which of its values can be placed beside published figures."""
+        return self.part("judge", "published", _nothing)  # type: ignore[no-any-return]
+
+    @property
+    def claims(self) -> Callable[..., list[Any]]:
+        """``claims(run)``: what the rules of impossible numbers are asked about."""
+        return self.part("judge", "claims", _nothing)  # type: ignore[no-any-return]
+
+    @property
+    def refuse(self) -> Callable[[Any], Any]:
+        """``refuse(config)``: raises ``UserError`` for files that a valid config names and that cannot be used."""
+        return self.part("judge", "refuse", _nothing)  # type: ignore[no-any-return]
+
+    @property
+    def view(self) -> View:
+        """What it shows first, and its words."""
+        return self.part("view", "VIEW", View())  # type: ignore[no-any-return]
+
+    @property
+    def figures(self) -> Mapping[str, Callable[..., Any]]:
+        """The pictures of its report by name: ``draw(run, theme) -> Picture``."""
+        return self.part("figures", "FIGURES", {})  # type: ignore[no-any-return]
+
+    @property
+    def more_figures(self) -> Mapping[str, Callable[..., Any]]:
+        """Those of its notebook alone."""
+        return self.part("figures", "MORE", {})  # type: ignore[no-any-return]
+
+    @property
+    def command(self) -> Any:
+        """Its own verb of the command line, a click command; None where it has none."""
+        return self.part("command", "command", False) or None
 
 
-BENCHMARKS: dict[str, Benchmark] = {
-    benchmark.name: benchmark
-    for benchmark in (
-        Benchmark(
-            name="machine",
-            question="What is this machine, and what can it reach?",
-            notebook="00_machine.ipynb",
-            config="benchlib.benchmarks.machine.config:MachineConfig",
-            run="benchlib.benchmarks.machine.run:run",
-            checks="benchlib.benchmarks.machine.judge:checks",
-            limits="benchlib.benchmarks.machine.judge:limits",
-            reading="benchlib.benchmarks.machine.judge:reading",
-            published="benchlib.benchmarks.machine.judge:measured",
-        ),
-        Benchmark(
-            name="squad",
-            question="Does BERT fine-tuning on SQuAD learn what it should, as fast as it should?",
-            notebook="10_squad.ipynb",
-            config="benchlib.benchmarks.squad.config:SquadConfig",
-            run="benchlib.benchmarks.squad.run:run",
-            checks="benchlib.benchmarks.squad.judge:checks",
-            limits="benchlib.benchmarks.squad.judge:limits",
-            reading="benchlib.benchmarks.squad.judge:reading",
-            published="benchlib.benchmarks.squad.judge:measured",
-        ),
-        Benchmark(
-            name="collectives",
-            question="Does the fabric deliver what was paid for, and is what it delivers right?",
-            notebook="20_collectives.ipynb",
-            config="benchlib.benchmarks.collectives.config:CollectivesConfig",
-            run="benchlib.benchmarks.collectives.run:run",
-            checks="benchlib.benchmarks.collectives.judge:checks",
-            limits="benchlib.benchmarks.collectives.judge:limits",
-            reading="benchlib.benchmarks.collectives.judge:reading",
-            published="benchlib.benchmarks.collectives.judge:measured",
-            refuse="benchlib.judge.foreign.nccl_series:refuse",
-        ),
-        Benchmark(
-            name="parity",
-            question="Does this backend compute the same, and if not, where, and does it matter?",
-            notebook="40_parity.ipynb",
-            config="benchlib.benchmarks.parity.config:ParityConfig",
-            run="benchlib.benchmarks.parity.run:run",
-            checks="benchlib.benchmarks.parity.judge:checks",
-            limits="benchlib.benchmarks.parity.judge:limits",
-            reading="benchlib.benchmarks.parity.judge:reading",
-            refuse="benchlib.benchmarks.parity.golden:refuse",
-        ),
-    )
-}
+def _all() -> dict[str, Benchmark]:
+    own = {name: f"{__name__}.{name}" for name in NAMES}
+    joined = {entry.name: entry.value for entry in entry_points(group=__name__)}
+    return {name: Benchmark(name, package) for name, package in {**joined, **own}.items()}
+
+
+BENCHMARKS: dict[str, Benchmark] = _all()
+
+
+def view(benchmark: str) -> View:
+    """Return the view of a benchmark by name; of one that this kit does not have an empty one."""
+    return BENCHMARKS[benchmark].view if benchmark in BENCHMARKS else View()

@@ -176,7 +176,7 @@ def _run_all(store: Path, base: Plan, slowed: dict[float, Plan], schedule: list[
 
 def _judge(base: Plan, found: Found) -> Calibration:
     first = found[0.0][0]
-    limits = BENCHMARKS[base.config.benchmark].load("limits")(first)
+    limits = BENCHMARKS[base.config.benchmark].limits(first)
     records = {share: [RunRecord.of(run, limits) for run in runs] for share, runs in found.items()}
     factors = baselines.run_fingerprint(first)
     for run in found[0.0][1:]:

@@ -47,7 +47,7 @@ def show_kit() -> None:
     tiers = {name: read_params("tiers", name) for name in tier_names()}
     for benchmark in BENCHMARKS.values():
         has = ", ".join(name for name, content in tiers.items() if benchmark.name in content)
-        table.add_row(benchmark.name, benchmark.question, has, benchmark.notebook)
+        table.add_row(benchmark.name, benchmark.question, has, benchmark.notebook.name)
     console.print(table)
     table = _table("tier", "what it is")
     for name, content in tiers.items():
@@ -99,7 +99,7 @@ def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improve
         baselines.require_acceptable(run, verdict.model_dump())
         save_verdict(run.path, verdict)
     runs = [run.refresh() for run in runs]
-    limits = BENCHMARKS[runs[0].config.benchmark].load("limits")(runs[0])
+    limits = BENCHMARKS[runs[0].config.benchmark].limits(runs[0])
     path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved)
     count = len(baselines.load_baseline(path).runs)
     console.print(f"accepted: {escape(str(path))}\ncommit this file to share it.", soft_wrap=True)

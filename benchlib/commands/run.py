@@ -19,7 +19,7 @@ from benchlib.core import text
 from benchlib.core import text as terminal
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, Progress
-from benchlib.core.files import home, outputs
+from benchlib.core.files import outputs
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict, save_verdict
@@ -79,7 +79,7 @@ def _not_stored(error: StorageError) -> int:
 
 def _record(run_dir: Path) -> RunRecord:
     run = Run(run_dir)
-    return RunRecord.of(run, BENCHMARKS[run.config.benchmark].load("limits")(run))
+    return RunRecord.of(run, BENCHMARKS[run.config.benchmark].limits(run))
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = ()) -> Outc
 def _execute(planned: Plan, run_dir: Path) -> bool:
     """Execute the notebook of a run; return whether the user interrupted it."""
     config = planned.config
-    path = home() / "notebooks" / BENCHMARKS[config.benchmark].notebook
+    path = BENCHMARKS[config.benchmark].notebook
     # The notebook reads config.json in the run folder; tier and backend are what a reader of its copy wants to see.
     parameters = {"tier": config.tier, "backend": config.backend, "run_dir": str(run_dir)}
     display = _Display(run_dir)

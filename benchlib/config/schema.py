@@ -240,7 +240,7 @@ def config_class(benchmark: str) -> type[BaseConfig]:
     """Return the config class of a benchmark; an unknown name is a ``UserError`` with the nearest one."""
     if benchmark not in BENCHMARKS:
         raise UserError(f"unknown benchmark {benchmark!r}: {nearest(benchmark, BENCHMARKS)}")
-    return BENCHMARKS[benchmark].load("config")  # type: ignore[no-any-return]
+    return BENCHMARKS[benchmark].config  # type: ignore[no-any-return]
 
 
 def check_names(benchmark: str, names: Iterable[str], where: str) -> None:

@@ -68,111 +68,6 @@ def console(*, stderr: bool = False, least_width: int = 0) -> Console:
 # Words for readers: names of metrics, kinds of checks and scopes, signs of verdicts, and how values are written.
 
 
-# Members of parity whose largest difference gets a card, of any backend.
-PARITY_CARDS = ("exact", "native", "sdpa_math", "sdpa_flash", "compile", "onnxruntime", "openvino", "bf16", "fp64")
-# The numbers of the cards, by the beginning of a metric's name; other benchmarks show their first six.
-HEADLINES = {
-    "squad": (
-        "f1",
-        "exact_match",
-        "loss_final",
-        "train_samples_per_s",
-        "step_s",
-        "allreduce_gbps",
-        "resident_memory_gb",
-        "total_s",
-    ),
-    "machine": (
-        "matmul_fp32_flops",
-        "matmul_bf16_flops",
-        "copy_host_gbytes_per_s",
-        "copy_device_gbytes_per_s",
-        "allreduce_gbps",
-        "allreduce_latency_us",
-        "disk_write_gbytes_per_s",
-        "total_s",
-    ),
-    "collectives": (
-        "allreduce_busbw_gbps",
-        "allreduce_latency_us",
-        "all_gather_direct_busbw_gbps",
-        "send_recv_busbw_gbps",
-        "broadcast_busbw_gbps",
-        "reduce_scatter_direct_busbw_gbps",
-        "gradient_allreduce_gbps",
-        "allreduce_socket_share",
-        "barrier_latency_us",
-        "total_s",
-    ),
-    "parity": (
-        *(f"{name}_logits_max_difference" for name in PARITY_CARDS),
-        "reference_latency_ms",
-        "exact_latency_ms",
-        "sdpa_flash_latency_ms",
-        "compile_latency_ms",
-        "total_s",
-    ),
-}
-LABELS = {
-    "f1": "F1",
-    "exact_match": "Exact match",
-    "loss_final": "Final loss",
-    "train_samples_per_s": "Training throughput",
-    "step_s": "Step time",
-    "allreduce_gbps": "All-reduce (bus)",
-    "resident_memory_gb": "Resident memory",
-    "device_memory_gb": "Device memory",
-    "matmul_fp32_flops": "Matrix products, fp32",
-    "matmul_bf16_flops": "Matrix products, bf16",
-    "copy_host_gbytes_per_s": "Memory copy",
-    "copy_device_gbytes_per_s": "Device memory copy",
-    "allreduce_latency_us": "All-reduce latency",
-    "allreduce_busbw_gbps": "All-reduce (bus)",
-    "all_gather_busbw_gbps": "All-gather (bus)",
-    "all_gather_direct_busbw_gbps": "All-gather, direct (bus)",
-    "all_gather_latency_us": "All-gather latency",
-    "reduce_scatter_busbw_gbps": "Reduce-scatter (bus)",
-    "reduce_scatter_direct_busbw_gbps": "Reduce-scatter, direct (bus)",
-    "broadcast_busbw_gbps": "Broadcast (bus)",
-    "send_recv_busbw_gbps": "Send/recv (bus)",
-    "barrier_latency_us": "Barrier",
-    "gradient_allreduce_gbps": "All-reduce of gradients (bus)",
-    "allreduce_socket_share": "All-reduce / raw sockets",
-    "all_gather_direct_socket_share": "All-gather, direct / raw sockets",
-    "reduce_scatter_direct_socket_share": "Reduce-scatter, direct / raw sockets",
-    "broadcast_socket_share": "Broadcast / raw socket",
-    "send_recv_socket_share": "Send/recv / raw socket",
-    "disk_write_gbytes_per_s": "Disk write",
-    "total_s": "Whole run",
-    "mfu": "Model FLOP utilisation",
-    **{f"{name}_logits_max_difference": f"{name}: difference of logits" for name in PARITY_CARDS},
-    "reference_latency_ms": "reference: latency",
-    "exact_latency_ms": "exact: latency",
-    "sdpa_flash_latency_ms": "sdpa_flash: latency",
-    "compile_latency_ms": "compile: latency",
-}
-TABLES = {
-    "matmul": "Matrix products",
-    "allreduce": "All-reduce by size",
-    "series": "Every series, with its verification",
-    "bounds": "Limits measured in the same run",
-    "shares": "Shares of the limits",
-    "fits": "Start-up time and bandwidth",
-    "crossover": "Where our algorithms cross the library's",
-    "pairs": "Pairs of ranks",
-    "overlap": "Exchange beside computation",
-    "gradients": "Gradients over each library",
-    "unsupported": "What the library lacks",
-    "nccl_tests": "Results of nccl-tests beside it",
-}
-SCOPES = {
-    "minisquad": "generated data",
-    "files": "data from the user's files",
-    "subset": "a shortened data set",
-    "tiny": "the embedded stand-in model",
-    "random": "random initial weights",
-    "cut": "a training that was cut short",
-}
 GROUPS = (
     ("measured", "Measured", "taken on this machine in this run"),
     ("derived", "Derived", "computed from measured values"),
@@ -201,6 +96,34 @@ KINDS = {
     "budget": "Budget",
     "regression": "Regression against the baseline",
 }
+
+
+# What a result may come from instead of the real thing, by the parts of a scope (``minisquad_tiny``).
+SCOPES = {
+    "minisquad": "generated data",
+    "files": "data from the user's files",
+    "subset": "a shortened data set",
+    "tiny": "the embedded stand-in model",
+    "random": "random initial weights",
+    "cut": "a training that was cut short",
+}
+
+
+def stand_ins(scope: str, model: Any) -> list[str]:
+    """Return a sentence that names the stand-ins of a ``scope`` and of a model, as facts give it; none where all is real."""
+    found = model if isinstance(model, dict) else {}
+    named = [
+        *scope.split("_"),
+        *["tiny"] * (found.get("name") == "tiny"),
+        *["random"] * (found.get("init") == "random"),
+    ]
+    parts = [SCOPES.get(part, part) for part in dict.fromkeys(named) if part]
+    if not parts:
+        return []
+    listed = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+    return [
+        f"These results come from {listed}. They count only for their own baseline, never for the target of the real benchmark."
+    ]
 
 
 def moment(seconds: float) -> str:
@@ -262,8 +185,3 @@ def cell(value: Any, name: str) -> str:
     return (
         quantity(float(value), "FLOP/s") if name.endswith("_flops") and isinstance(value, (int, float)) else text(value)
     )
-
-
-def heading(name: str) -> str:
-    """Write the name of a result's table as a heading."""
-    return TABLES.get(name, name.replace("_", " ").capitalize())

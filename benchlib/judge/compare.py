@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.errors import UserError
-from benchlib.core.text import HEADLINES, moment
+from benchlib.core.text import moment
 from benchlib.judge import baselines
 from benchlib.judge.baselines import Baseline, differences
 from benchlib.judge.calibration import Calibration, load_calibration
@@ -353,7 +354,7 @@ def _row(
 
 
 def _is_headline(name: str) -> bool:
-    prefixes = {prefix for names in HEADLINES.values() for prefix in names}
+    prefixes = {prefix for benchmark in BENCHMARKS.values() for prefix in benchmark.view.headlines}
     return any(name == prefix or name.startswith(prefix + "_") for prefix in prefixes)
 
 

@@ -120,7 +120,7 @@ def snapshot(run: Run) -> Snapshot:
         machine=machine,
         result=result,
         verdict=verdict,
-        limits=(read(lambda: BENCHMARKS[benchmark].load("limits")(run)) or []) if whole else [],
+        limits=(read(lambda: BENCHMARKS[benchmark].limits(run)) or []) if whole else [],
         fingerprint=(read(lambda: run_fingerprint(run)) or {}) if whole and machine else {},
         samples=read(lambda: run.samples) or {},
         problems=list(dict.fromkeys(problems)),

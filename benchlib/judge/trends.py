@@ -8,7 +8,7 @@ listed with the reason: runs that broke, were skipped or are damaged, copies, an
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from benchlib.core.text import HEADLINES, LABELS
+from benchlib.benchmarks import BENCHMARKS, view
 from benchlib.judge.changepoints import Levels, levels
 from benchlib.results.metrics import quantity
 from benchlib.results.store import StoredRun
@@ -88,15 +88,16 @@ def left_out(run: StoredRun) -> str:
 def key_metrics(runs: Sequence[StoredRun]) -> list[str]:
     """Return the names of the key numbers of a series' newest run, in the order of the report."""
     newest = runs[-1]
-    prefixes = HEADLINES.get(newest.benchmark) or [metric.name for metric in newest.metrics[:SHOWN]]
+    prefixes = view(newest.benchmark).headlines or [metric.name for metric in newest.metrics[:SHOWN]]
     found = [metric.name for metric in map(newest.metric, prefixes) if metric]
     return list(dict.fromkeys(found))
 
 
-def label(metric: str) -> str:
-    """Return a metric's name for a reader, without its scope."""
-    prefix = next((name for name in LABELS if metric == name or metric.startswith(name + "_")), None)
-    return LABELS[prefix] if prefix else metric.replace("_", " ")
+def label(metric: str, benchmark: str = "") -> str:
+    """Return a metric's name for a reader, without its scope; without a benchmark in the words of the first that has any."""
+    views = [view(benchmark)] if benchmark else [item.view for item in BENCHMARKS.values()]
+    words = [own.label(metric) for own in views]
+    return next((word for word in words if word != metric.replace("_", " ")), words[0])
 
 
 def spanned(low: float, high: float, unit: str, between: str = " to ") -> str:

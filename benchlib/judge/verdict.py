@@ -71,7 +71,7 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
         *damaged,
     ]
     try:
-        checks += benchmark.load("checks")(run, comparison)
+        checks += benchmark.checks(run, comparison)
     except UserError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:

@@ -84,8 +84,7 @@ def draft(benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any])
     auto = backend == "auto"
     resolved = resolve(benchmark, tier, "cpu" if auto else backend, overrides)
     config = resolved.config
-    if BENCHMARKS[benchmark].refuse:
-        BENCHMARKS[benchmark].load("refuse")(config)
+    BENCHMARKS[benchmark].refuse(config)
     clusters.load(config.cluster)
     if config.launcher in clusters.ELSEWHERE:
         if auto:

@@ -114,7 +114,7 @@ def _describe_machine(run_dir: Path) -> None:
 def _registered() -> Callable[[Any], Callable[..., None]]:
     from benchlib.benchmarks import BENCHMARKS
 
-    return lambda config: BENCHMARKS[config.benchmark].load_run()
+    return lambda config: BENCHMARKS[config.benchmark].run
 
 
 def _config_file() -> str:

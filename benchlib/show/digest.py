@@ -4,25 +4,17 @@ No HTML here and no reading twice: every part of the run folder may be absent or
 ``problems`` instead of costing the rest of the report.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchlib.benchmarks.collectives import tables as collective_tables
-from benchlib.benchmarks.parity import tables as parity_tables
+from benchlib.benchmarks import view
 from benchlib.config.schema import BaseConfig, changes, command
-from benchlib.core.text import GROUPS, HEADLINES, KINDS, LABELS, MARKS, SCOPES, UNJUDGED, duration, moment, text
+from benchlib.core.text import GROUPS, KINDS, MARKS, UNJUDGED, duration, moment, text
 from benchlib.judge.published import section
 from benchlib.launch.diagnosis import ranks, stacks
 from benchlib.results.metrics import Metric, quantity
 from benchlib.results.run import Result, Run, tolerant
 from benchlib.results.store import identity, judgement, skip_reason, span
-
-# What stands in place of a benchmark's raw tables, where they are too long to be read.
-VIEWS: dict[str, Callable[[Run], dict[str, list[dict[str, Any]]]]] = {
-    "collectives": collective_tables.report,
-    "parity": parity_tables.report,
-}
 
 
 @dataclass
@@ -78,7 +70,7 @@ def digest(run: Run) -> Digest:
     if result:
         out.cards, out.metrics = cards(result), metrics(result)
         out.tables, out.facts = (
-            read(lambda: VIEWS[result.benchmark](run) if result.benchmark in VIEWS else dict(result.tables)) or {},
+            read(lambda: _tables(run, result)) or {},
             [(name.replace("_", " "), shown) for name, value in result.facts.items() if (shown := text(value))],
         )
         out.notes = list(result.notes)
@@ -110,13 +102,19 @@ def _interval(metric: Metric) -> str:
     return f"{low[0]} to {high[0]}" if low[2] == high[2] == value[2] else f"{''.join(low)} to {''.join(high)}"
 
 
+def _tables(run: Run, result: Result) -> dict[str, list[dict[str, Any]]]:
+    own = view(result.benchmark)
+    return own.tables(run) if own.tables else {own.heading(name): rows for name, rows in result.tables.items()}
+
+
 def cards(result: Result) -> list[dict[str, str]]:
     """Return the key numbers: label, value, unit, note."""
     present = [metric for metric in result.metrics if metric.value is not None]
-    wanted = HEADLINES.get(result.benchmark)
+    own = view(result.benchmark)
+    wanted = own.headlines
     found = [
         (prefix, metric)
-        for prefix in wanted or ()
+        for prefix in wanted
         for metric in present
         if metric.name == prefix or metric.name.startswith(prefix + "_")
     ]
@@ -132,7 +130,7 @@ def cards(result: Result) -> list[dict[str, str]]:
         )
         rows.append(
             {
-                "label": LABELS.get(prefix, prefix.replace("_", " ")),
+                "label": own.label(prefix),
                 "value": value,
                 "unit": unit,
                 "note": note,
@@ -186,40 +184,13 @@ def _check_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def warnings(config: BaseConfig, result: Result | None) -> list[str]:
-    """Return what limits the meaning of the result: stand-ins for data and model, and a training that was cut."""
-    share = result.facts.get("epoch_share") if result else None
-    share = float(share) if isinstance(share, (int, float)) else 1.0
-    scope = getattr(config, "quality_scope", lambda _: "")(share)
-    model = result.facts.get("model") if result else None
-    named = [*scope.split("_"), *(_stand_ins(model) if isinstance(model, dict) else ())]
-    parts = [SCOPES.get(part, part) for part in dict.fromkeys(named) if part]
-    out = []
-    if parts:
-        listed = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
-        out.append(
-            f"These results come from {listed}. They count only for their own baseline, never for the target of the real benchmark."
-        )
+    """Return what limits the meaning of the result: what the benchmark says of it, and a planted slow-down."""
+    sentences = view(config.benchmark).warnings(config, result)
     if config.planted_slowdown:
-        out.append(
+        sentences.append(
             f"Timed work was made {config.planted_slowdown:.0%} longer on purpose (planted_slowdown), to see whether the gate finds it."
         )
-    planted = getattr(config, "planted_layer", -1)
-    if planted >= 0:
-        out.append(
-            f"The output of encoder layer {planted} was changed on purpose in every member (planted_layer), to see whether the comparison finds it."
-        )
-    if share < 1:
-        facts = result.facts if result else {}
-        counts = [facts.get(name) for name in ("planned_steps", "total_steps")]
-        steps = f", {counts[0]:,} of {counts[1]:,} steps" if all(isinstance(count, int) for count in counts) else ""
-        reason = f": {facts['plan_reason']}" if facts.get("plan_reason") else ""
-        out.append(f"The run covered {share:.1%} of the whole training{steps}{reason}.")
-    return out
-
-
-def _stand_ins(model: dict[str, Any]) -> list[str]:
-    """Return what of a model, as its facts tell it, is not the real thing."""
-    return ["tiny"] * (model.get("name") == "tiny") + ["random"] * (model.get("init") == "random")
+    return sentences
 
 
 def machine_rows(machine: dict[str, Any]) -> list[tuple[str, str]]:

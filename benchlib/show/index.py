@@ -12,8 +12,9 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
+from benchlib.benchmarks import view
 from benchlib.core.files import write_text
-from benchlib.core.text import HEADLINES, LABELS, MARKS, duration
+from benchlib.core.text import MARKS, duration
 from benchlib.judge import trends
 from benchlib.judge.trends import Trend
 from benchlib.results import store
@@ -86,8 +87,9 @@ def _short(words: str, most: int = 60) -> str:
 def row(run: StoredRun) -> Row:
     """Return a run as the page lists it."""
     link = quote(os.fsencode(f"{run.path}/report.html")) if run.report else ""
-    prefixes = HEADLINES.get(run.benchmark) or [metric.name for metric in run.metrics[:SHOWN]]
-    found = [(LABELS.get(prefix, prefix.replace("_", " ")), run.metric(prefix)) for prefix in prefixes]
+    own = view(run.benchmark)
+    prefixes = own.headlines or [metric.name for metric in run.metrics[:SHOWN]]
+    found = [(own.label(prefix), run.metric(prefix)) for prefix in prefixes]
     numbers = [(label, quantity(metric.value, metric.unit)) for label, metric in found if metric][:SHOWN]
     return Row(run, link, numbers)
 

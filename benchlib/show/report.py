@@ -17,12 +17,14 @@ from markupsafe import Markup
 from nbconvert.exporters import TemplateExporter
 from traitlets import default
 
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.files import read_bytes, write_text
-from benchlib.core.text import cell, heading
+from benchlib.core.text import cell
 from benchlib.judge.snapshot import Link, link, snapshot
 from benchlib.results.run import Run
-from benchlib.show import markup, training
+from benchlib.show import markup
 from benchlib.show.digest import Digest, digest
+from benchlib.show.figures import DARK, LIGHT, png
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 # No page needs control characters; names of folders and data may hold them.
@@ -64,7 +66,6 @@ class Exporter(TemplateExporter):
         environment.filters |= {
             "shown": _Outputs(self.pictures_limit).shown,
             "cell": cell,
-            "heading": heading,
             "signs": markup.signs,
         }
         return environment
@@ -124,15 +125,16 @@ def _cut(words: str) -> str:
     return f"{words[:half]}\n… {len(words) - TEXT_LIMIT:,} characters left out; all of it is in notebook.ipynb …\n{words[-half:]}"
 
 
-def _pictures(run: Run, problems: list[str]) -> tuple[list[dict[str, str]], dict[str, str]]:
+def _pictures(run: Run, benchmark: str, problems: list[str]) -> tuple[list[dict[str, str]], dict[str, str]]:
     """Draw each picture in both appearances; return them and the digests of the light ones by name."""
     out, seen = [], {}
-    for name, draw in training.FIGURES.items():
+    figures = BENCHMARKS[benchmark].figures if benchmark in BENCHMARKS else {}
+    for name, draw in figures.items():
         try:
-            light = draw(run, training.LIGHT)
+            light = draw(run, LIGHT)
             if light.empty:
                 continue
-            first, second = training.png(light), training.png(draw(run, training.DARK))
+            first, second = png(light), png(draw(run, DARK))
         except Exception as error:  # foreign numbers break a picture in many ways, and must never cost the report
             problems.append(f"the picture {name} could not be drawn: {error}".replace(f"{run.path}/", ""))
             continue
@@ -176,7 +178,7 @@ def style() -> Markup:
 def html(run: Run) -> str:
     """Return the report of a run folder, whole, partial or damaged, as one HTML document under 500 kB."""
     told: Digest = digest(run)
-    pictures, seen = _pictures(run, told.problems)
+    pictures, seen = _pictures(run, told.benchmark, told.problems)
     notebook = _notebook(run.path / "notebook.ipynb", told.problems)
     data = _data(run, told.problems)
     # Damaged parts are named once, whichever reader met them.

@@ -1,20 +1,14 @@
 """Pictures that compare the ranks of a run: memory over time, and whose work takes longest."""
 
-from collections.abc import Callable
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from benchlib.benchmarks.collectives import figures, figures_ranks
-from benchlib.benchmarks.machine import view
-from benchlib.benchmarks.parity import divergence
-from benchlib.benchmarks.parity import figures as parity_plots
 from benchlib.core.stats import smoothing_window
 from benchlib.core.text import seconds
 from benchlib.results import frames
 from benchlib.results.frames import Records
-from benchlib.show.figures import DARK, LIGHT, Picture, Theme, blank, finish, leave_empty, png, show
+from benchlib.show.figures import LIGHT, Picture, Theme, blank, finish, leave_empty
 
 MANY_RANKS = 8  # more lines than this cannot be told apart
 
@@ -102,23 +96,6 @@ def rank_skew(run: Records, theme: Theme = LIGHT) -> Picture:
 # Pictures of a run: each function takes a run and returns a figure with its finding as title and an alt text.
 #
 # ``FIGURES`` is the table of them, in the order of the report. ``show`` displays one in a notebook.
-
-
-__all__ = [
-    "DARK",
-    "FIGURES",
-    "LIGHT",
-    "Picture",
-    "Theme",
-    "loss_curve",
-    "memory",
-    "png",
-    "rank_skew",
-    "show",
-    "step_times",
-    "throughput",
-    "time_split",
-]
 
 
 def _step_axis(axes: Axes, steps: pd.Series) -> None:
@@ -327,32 +304,3 @@ def time_split(run: Records, theme: Theme = LIGHT) -> Picture:
     title = f"{100 * parts[top] / whole:.0f} % of a step is {'gradient exchange' if top == 'exchange' else top}"
     alt = ", ".join(f"{part} {seconds(value)}" for part, value in parts.items())
     return finish(figure, axes, theme, title, f"time within a step ({unit}), medians", "", alt)
-
-
-FIGURES: dict[str, Callable[..., Picture]] = {
-    "loss-curve": loss_curve,
-    "throughput": throughput,
-    "step-times": step_times,
-    "time-split": time_split,
-    "memory": memory,
-    "rank-skew": rank_skew,
-    "matmul-peaks": view.peaks,
-    "allreduce": view.allreduce,
-    "collective-bandwidth": figures.bandwidth,
-    "rooted-bandwidth": figures.rooted_bandwidth,
-    "limit-shares": figures.shares,
-    "collective-latency": figures.latency,
-    "pairs": figures_ranks.heat_map,
-    "crossover": figures_ranks.crossover,
-    "overlap": figures_ranks.overlap,
-    "last-rank": figures_ranks.last_rank,
-    "backend-matrix": parity_plots.matrix,
-    "quantities": parity_plots.quantities,
-    "difference-histograms": divergence.histograms,
-    "different-or-worse": divergence.closeness,
-    "divergence-by-depth": divergence.depth,
-    "gradient-differences": divergence.gradients,
-    "loss-curves": divergence.losses,
-    "attention-kernels": divergence.kernels,
-    "latency-by-member": parity_plots.latency,
-}

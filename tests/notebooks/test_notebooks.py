@@ -49,7 +49,9 @@ def code(notebook):
 
 
 def test_every_benchmark_has_its_notebook():
-    assert {benchmark.notebook for benchmark in BENCHMARKS.values()} | ABOUT_RUNS == {path.name for path in NOTEBOOKS}
+    assert {benchmark.notebook.name for benchmark in BENCHMARKS.values()} | ABOUT_RUNS == {
+        path.name for path in NOTEBOOKS
+    }
 
 
 def test_sections_come_in_order(notebook):
@@ -73,7 +75,7 @@ def test_notebooks_are_thin_and_import_no_torch(notebook):
 
 @pytest.mark.parametrize("path", MEASURING, ids=lambda path: path.stem)
 def test_parameters_are_fields_of_the_config(path):
-    benchmark = next(item for item in BENCHMARKS.values() if item.notebook == path.name)
+    benchmark = next(item for item in BENCHMARKS.values() if item.notebook == path)
     fields = set(config_class(benchmark.name).model_fields) | {"overrides", "run_dir"}
     assert set(parameters_of(path)) <= fields
     assert parameters_of(path)["tier"] == "smoke"

@@ -1,4 +1,4 @@
-"""The layers of the package: who may import whom, that nobody is left out, and that there are no cycles."""
+"""Who may import whom: ten rows of packages and one rule of file names. A new file needs no entry here."""
 
 import graphlib
 import subprocess
@@ -7,34 +7,26 @@ import sys
 import grimp
 import pytest
 
-FACTS, RECORDS, PLUMBING, BENCHMARKS, WORKER, FRONT = "facts", "records", "plumbing", "benchmarks", "worker", "front"
-MAY_IMPORT = {
-    FACTS: {FACTS},
-    RECORDS: {FACTS, RECORDS},
-    PLUMBING: {FACTS, PLUMBING},
-    BENCHMARKS: {FACTS, RECORDS, PLUMBING, BENCHMARKS},
-    WORKER: {FACTS, RECORDS, PLUMBING, BENCHMARKS, WORKER},
-    FRONT: {FACTS, RECORDS, FRONT},
+# The rooms in the order of the imports, with those that each may import beside itself. ``benchlib.benchmarks`` itself, the
+# registry, stands under all of them but core: it imports core and loads the rest lazily.
+ROOMS = {
+    "core": "",
+    "config": "core",
+    "results": "core config",
+    "launch": "core config results",
+    "runtime": "core config results launch",
+    "workloads": "core config results launch runtime",
+    "judge": "core config results launch",
+    "show": "core config results launch judge",
+    "commands": "core config results launch judge show session",
+    "benchmarks": "core config results launch runtime workloads judge show",
 }
-MODULES = {
-    FACTS: "agreement backends bandwidth change changepoints clock cluster collectives collectives.config collectives.fits collectives.sizes config diagnosis drivers early_stopping errors events files hardware hardware.config limits machine manifest mpi_program network parity parity.config parity.golden parity.members parity.pace parity.recorded parity.rows parity.tolerances paths peers planted processes progress ranks references registry rerun run_lock sensors shared_memory spelling squad squad.config stacks stats vendor_peaks",
-    RECORDS: "baselines calibration checks circumstances collective_series collective_tables collectives.checks collectives.published collectives.reading comparison curves digest embedded flops foreign foreign.calibration_file foreign.claim_file foreign.json_file foreign.loadgen_summary foreign.nccl foreign.nccl_json foreign.nccl_series foreign.nccl_text foreign.own_files foreign.readers foreign.throughput_table hardware.checks hardware.published hardware.reading history history_cache impossible impossible.claim impossible.collectives impossible.compute impossible.finding impossible.learning impossible.loadgen impossible.names impossible.numbers impossible.own impossible.own_series impossible.restated impossible.restated_parity impossible.restated_series impossible.rules impossible.serving impossible.speed impossible.statements judge labels metrics parity.checks parity.reading parity_matrix parity_results parity_series parity_tables past placing postmortem power published record regression repeats results run_reader sides snapshot squad.checks squad.published squad.reading stored stored_run trends",
-    PLUMBING: "algorithms allreduce array_file batches checkpoint collective_libraries collectives.bounds collectives.cases collectives.exercise collectives.measure collectives.ops collectives.patterns collectives.support devices direct dropout example features fsdp_comm gradients minisquad models mpi_buffers mpi_collectives mpi_group mpi_work overlap p2p parity.aotinductor parity.attention parity.cases parity.compare parity.compiled parity.depth parity.eager parity.executor parity.exercise parity.exporting parity.fingerprint parity.isolated parity.layers parity.logits parity.member parity.numbers parity.masked_rows parity.onnx_file parity.onnx_runtime parity.openvino_runtime parity.prepare parity.recording parity.room parity.scalars parity.sides parity.switches parity.warm parity.weights peaks process_group scoring shared_checkpoint spans squad_data squad_format squad_metric squad_metric.squad_metric timing ucc ucc.library",
-    BENCHMARKS: "collectives.bench collectives.extras collectives.limits collectives.outcome collectives.run hardware.run parity.bench parity.outcome parity.run squad.checkpoints squad.evaluate squad.native squad.outcome squad.plan squad.run squad.steplog squad.trainer squad.training",
-    WORKER: "worker",
-    FRONT: "agent agents agents.intake agents.kubernetes agents.pod agents.submit algorithm_plots attempts attention_plots byte_axis calibrate children cli collective_plots comparing depth_plots difference_plots doctor explorer exports exports.formats exports.github exports.junit exports.mlflow_store exports.nccl_tests exports.openmetrics exports.parity exports.place exports.tabular exports.tensorboard_log history_page history_session index judging lanes latency_plots launch launchers launchers.job launchers.kubernetes launchers.local launchers.mpirun launchers.pods launchers.rendezvous launchers.slurm launchers.torchrun launchers.torchx lifeline listing lost markup neighbours notebook pair_plots parity_axes parity_command parity_plots peak_plots picture planning plots rank_plots rank_table reference_listing rejudge report runner session skew_plots sparkline summary supervise terminal trend_plots widgets",
-}
-LAYER = {"benchlib": FACTS, **{f"benchlib.{name}": layer for layer, names in MODULES.items() for name in names.split()}}
+# Of a benchmark's files these are read where no torch is: by the front, before a run and after it.
+FRONT = {"__init__", "config", "judge", "view", "tables", "figures", "command"}
+WITH_TORCH = {"runtime", "workloads"}
+DOORS = {"cli", "session", "history_session"}
 HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate", "safetensors"}
 JUPYTER = {"IPython", "ipywidgets", "ipykernel", "jupyter_client", "nbclient", "nbconvert", "nbformat", "papermill"}
-FORBIDDEN = {
-    FACTS: HEAVY | JUPYTER | {"pandas"},
-    RECORDS: HEAVY | JUPYTER,
-    PLUMBING: JUPYTER,
-    BENCHMARKS: JUPYTER,
-    WORKER: JUPYTER,
-    FRONT: HEAVY,
-}
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +35,56 @@ def graph():
 
 
 def own(graph):
-    return sorted(name for name in graph.modules if name.split(".")[0] == "benchlib")
+    return sorted(name for name in graph.modules if name.startswith("benchlib."))
 
 
-def test_every_module_has_a_layer(graph):
-    assert set(own(graph)) == set(LAYER)
+def place(name):
+    """Return room, benchmark and file of a module; '' for what it has none of."""
+    _, room, *rest = name.split(".")
+    return room, *((rest[0], rest[1] if rest[1:] else "__init__") if room == "benchmarks" and rest else ("", ""))
 
 
-def test_imports_keep_to_the_layers(graph):
+def in_front(name):
+    room, benchmark, file = place(name)
+    return room not in WITH_TORCH and (not benchmark or file.split("_")[0] in FRONT)
+
+
+def allowed(name, other):
+    (room, benchmark, file), (to, of, _) = place(name), place(other)
+    if to == "benchmarks":
+        # A benchmark knows no other one, and nobody else knows any: they are loaded by name.
+        return of == benchmark if benchmark and of else not of and room != "core"
+    if room == "benchmarks" and not benchmark:
+        return to == "core"
+    if room in DOORS or file == "command":
+        return to not in WITH_TORCH
+    return to == room or to in ROOMS[room].split()
+
+
+def test_every_package_has_its_row(graph):
+    packages = {place(name)[0] for name in own(graph)}
+    assert packages == set(ROOMS) | DOORS
+
+
+def test_imports_go_one_way(graph):
     wrong = [
-        f"{name} ({LAYER[name]}) imports {other}"
+        f"{name} imports {other}"
         for name in own(graph)
-        for other in graph.find_modules_directly_imported_by(name)
-        if (other in LAYER and LAYER[other] not in MAY_IMPORT[LAYER[name]])
-        or other.split(".")[0] in FORBIDDEN[LAYER[name]]
+        for other in sorted(graph.find_modules_directly_imported_by(name))
+        if other.startswith("benchlib.") and not allowed(name, other)
     ]
     assert wrong == []
+
+
+def test_the_front_imports_no_torch_and_what_ranks_execute_no_jupyter(graph):
+    """Of what a rank executes nothing needs Jupyter; of the front nothing needs torch, also not through a third module."""
+    wrong = {
+        name: sorted(others)
+        for name in own(graph)
+        if (others := graph.find_upstream_modules(name) & (HEAVY if in_front(name) else set()))
+        or (not in_front(name) and (others := graph.find_modules_directly_imported_by(name) & JUPYTER))
+    }
+    assert wrong == {}
 
 
 def test_there_are_no_cycles(graph):

@@ -1,11 +1,12 @@
 """Pictures of the bandwidth of collectives: by size beside the measured limits, and the share of each limit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from benchlib.benchmarks.collectives import figures_ranks
 from benchlib.benchmarks.collectives import tables as series
 from benchlib.benchmarks.collectives.tables import ROOTED, TOGETHER, share_text, words
 from benchlib.core.definitions import BUS_FACTORS, NO_LIMIT, size_text
@@ -313,3 +314,16 @@ def fit(run: Records, theme: Theme = LIGHT, operation: str = "all_reduce") -> Pi
     title = f"{_upper(words(chosen['operation']))}: {seconds(1e-6 * alpha)} to start, then {quantity(rate)} Gbps"
     return finish(figure, axes, theme, title, "bytes of the larger side", "median time (µs)",
                   f"{len(points)} measured points, with their distance from the line. {' '.join(told.split(chr(10)))}.")  # fmt: skip
+
+
+FIGURES: dict[str, Callable[..., Picture]] = {
+    "collective-bandwidth": bandwidth,
+    "rooted-bandwidth": rooted_bandwidth,
+    "limit-shares": shares,
+    "collective-latency": latency,
+    "pairs": figures_ranks.heat_map,
+    "crossover": figures_ranks.crossover,
+    "overlap": figures_ranks.overlap,
+    "last-rank": figures_ranks.last_rank,
+}
+MORE = {"small-messages": small_messages, "fit": fit, "rounds": figures_ranks.rounds}  # of the notebook alone

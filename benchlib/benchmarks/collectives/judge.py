@@ -16,6 +16,7 @@ from benchlib.judge.checks import (
     limit_check,
     rule_check,
 )
+from benchlib.judge.foreign import nccl_series
 from benchlib.judge.impossible import own
 from benchlib.judge.impossible.numbers import Numbers
 from benchlib.judge.impossible.own import series_claims
@@ -33,6 +34,11 @@ LATENCY_SHARE = 0.5  # a few microseconds of the scheduler are a large part of i
 LATENCIES = ("allreduce_latency_us", "send_recv_latency_us", "barrier_latency_us")
 LEAST_TIME = 0.5  # of what a series was to get; with less, its p95 and p99 are those of a handful of rounds
 NAMED = 3  # of the wrong cases that are told one by one
+
+
+def refuse(config: CollectivesConfig) -> None:
+    """Raise ``UserError`` for a file of nccl-tests results that cannot be read."""
+    nccl_series.refuse(config)
 
 
 def limits(run: Run) -> list[RegressionLimit]:
@@ -362,7 +368,7 @@ def _cut(result: Result) -> str:
 # The values of a collectives run under the names and conditions of the published figures.
 
 
-def measured(run: Run) -> list[Measured]:
+def published(run: Run) -> list[Measured]:
     """Return the all-reduce of the largest message: what is published of other operations the registry does not hold."""
     config, result = run.config, run.result
     assert isinstance(config, CollectivesConfig) and result is not None

@@ -79,7 +79,7 @@ def reading(run: Run) -> list[str]:
 # The values of a machine run under the names and conditions of the published figures.
 
 
-def measured(run: Run) -> list[Measured]:
+def published(run: Run) -> list[Measured]:
     """Return the matrix products of one device alone, by precision, and the all-reduce of the largest message."""
     config, result = run.config, run.result
     assert isinstance(config, MachineConfig) and result is not None

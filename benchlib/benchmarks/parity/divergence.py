@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from benchlib.benchmarks.parity import tables as series
-from benchlib.benchmarks.parity.figures import (
+from benchlib.benchmarks.parity.pictures import (
     LINES,
     beside,
     label,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from benchlib.benchmarks.parity import tolerances
+from benchlib.benchmarks.parity import golden, tolerances
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.judge.baselines import Comparison, regression_checks
@@ -24,6 +24,11 @@ LATENCY_SHARE = 0.5  # milliseconds on a shared machine
 OUTCOMES = ("PASS", "FAIL", "SKIPPED", "NOT COMPARED")
 NAMED = 3  # of what failed in a member that is told in full
 Row = dict[str, Any]
+
+
+def refuse(config: ParityConfig) -> None:
+    """Raise ``UserError`` for a golden folder that is damaged, and for parameters that contradict it."""
+    golden.refuse(config)
 
 
 def limits(run: Run) -> list[RegressionLimit]:

@@ -339,7 +339,7 @@ DATA = {"squad": "SQuAD v1.1", "minisquad": "generated questions", "files": "the
 PARAMETERS_SLACK = 0.02  # the head and the pooler are counted by some and not by others
 
 
-def measured(run: Run) -> list[Measured]:
+def published(run: Run) -> list[Measured]:
     """Return quality, throughput, the exchange of gradients and the counts of the data, each with its conditions."""
     config, result = run.config, run.result
     assert isinstance(config, SquadConfig) and result is not None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import nearest
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.files import atomic_path, write_text
@@ -53,11 +54,6 @@ EXPORTS: dict[str, Export] = {
         Export("csv", "a row a metric, or with --samples a row a sample", "benchlib.show.exports:write_csv", (), True),
         Export("parquet", "the same as a Parquet file", "benchlib.show.exports:write_parquet", ("pyarrow",), True),
         Export(
-            "nccl-tests",
-            "collectives as nccl-tests prints them, to lie beside all_reduce_perf",
-            "benchlib.benchmarks.collectives.nccl_tests:write",
-        ),
-        Export(
             "mlflow",
             "runs with parameters, metrics and the report in an MLflow store",
             "benchlib.show.exports.mlflow_store:write",
@@ -69,6 +65,7 @@ EXPORTS: dict[str, Export] = {
             "benchlib.show.exports.tensorboard_log:write",
             ("tensorboard",),
         ),
+        *(Export(*row) for benchmark in BENCHMARKS.values() for row in benchmark.view.exports),
     )
 }
 

@@ -12,6 +12,7 @@ from make_run import make_run as write_run
 from scipy.stats import t
 from test_report import Page, assert_self_contained_and_accessible
 
+from benchlib.benchmarks import Benchmark
 from benchlib.cli import main
 from benchlib.commands import compare as comparing
 from benchlib.commands.compare import compare
@@ -24,7 +25,7 @@ from benchlib.judge.compare import read_argument
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import not_available
 from benchlib.results.run import Result, Run, save_result
-from benchlib.show import report, training
+from benchlib.show import report
 
 EVIL = "<script>alert(1)</script>"
 REFUSED = ("regression", "worse", "better")
@@ -42,7 +43,7 @@ def speed(value):
 def own_baselines(tmp_path, monkeypatch):
     """No baseline and no calibration of this checkout plays a part."""
     monkeypatch.setattr(baselines, "folder", lambda: tmp_path / "baselines")
-    monkeypatch.setattr(training, "FIGURES", {})
+    monkeypatch.setattr(Benchmark, "figures", {})
     monkeypatch.setattr(comparing, "_WIDTH", 250)
 
 

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 from make_run import make_run
 
+from benchlib.benchmarks import Benchmark
 from benchlib.core.errors import UserError
 from benchlib.judge import snapshot as embedded
 from benchlib.judge.snapshot import Snapshot, link, load, read_html, read_report, snapshot
 from benchlib.results.run import Run
-from benchlib.show import report, training
+from benchlib.show import report
 
 EVIL = '"><script>alert(1)</script>'
 
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    monkeypatch.setattr(training, "FIGURES", {})
+    monkeypatch.setattr(Benchmark, "figures", {})
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_pages_are_made_of_a_run_with_one_part_altered(stored, data):
     run, whole = stored
     name = data.draw(st.sampled_from(sorted(whole)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchlib.show.training.FIGURES", {})  # they take a second each
+        patch.setattr("benchlib.benchmarks.Benchmark.figures", {})  # they take a second each
         try:
             (run / name).write_text(json.dumps(altered(data.draw, whole[name])))
             assert run.name in report.html(Run(run))

@@ -26,7 +26,7 @@ from make_parity import (
 )
 from matplotlib.text import Text
 
-from benchlib.benchmarks.parity import divergence, figures, matrix
+from benchlib.benchmarks.parity import divergence, matrix, pictures
 from benchlib.benchmarks.parity import tables as parity_series
 from benchlib.benchmarks.parity import tables as parity_tables
 from benchlib.config.schema import build, save_config
@@ -36,9 +36,9 @@ from benchlib.show.figures import DARK, LIGHT
 from benchlib.show.report import html
 
 DRAWN = {
-    "matrix": figures.matrix,
-    "quantities": figures.quantities,
-    "latency": figures.latency,
+    "matrix": pictures.matrix,
+    "quantities": pictures.quantities,
+    "latency": pictures.latency,
     "histograms": divergence.histograms,
     "closeness": divergence.closeness,
     "depth": divergence.depth,
@@ -126,7 +126,7 @@ def test_histograms_stand_at_their_differences_with_the_tolerance_of_the_member(
 
 
 def test_the_matrix_says_each_outcome_by_colour_and_sign():
-    figure = figures.matrix(records(tables(crashed=["compile"])))
+    figure = pictures.matrix(records(tables(crashed=["compile"])))
     axes = figure.axes[0]
     cells = dict(
         zip(
@@ -171,11 +171,11 @@ MACHINES = [("ci-runner-4.eu.example", "cpu"), ("gpu-h100-7", "cuda"), ("mi300-n
 
 
 def test_machines_stand_side_by_side_with_backend_age_and_model():
-    axes = figures.matrix(records(), LIGHT, grid(MACHINES[:2])).axes[0]
+    axes = pictures.matrix(records(), LIGHT, grid(MACHINES[:2])).axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == [
         "ci-runner-4.eu.example\ncpu\nbert-base, random weights", "gpu-h100-7\ncuda, 1 day old\ntiny",
     ]  # fmt: skip
-    figure = figures.matrix(records(), LIGHT, grid(MACHINES))
+    figure = pictures.matrix(records(), LIGHT, grid(MACHINES))
     heads = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert heads[3] == "tpu-v5e-pod-0, tpu, 3 d *"
     assert figure.axes[0].get_yticklabels()[0].get_text() == "whole run"
@@ -185,7 +185,7 @@ def test_machines_stand_side_by_side_with_backend_age_and_model():
 
 def test_nothing_compared_is_no_agreement():
     found = tables(["onnxruntime"])
-    figure = figures.matrix(records(found))
+    figure = pictures.matrix(records(found))
     assert figure.alt.startswith("Nothing was compared")
     assert parity_tables.skipped(records(found)).loc["onnxruntime", "reason"] == SKIPPED["onnxruntime"]
 
@@ -197,7 +197,7 @@ def test_quantities_that_are_not_numbers_are_said():
             row |= {"value": None, "status": "FAIL", "reason": "3 numbers are NaN"}
         if row["quantity"] == "f1 difference":
             row |= {"value": None, "limit": None, "status": "SKIPPED", "reason": "no dev set"}
-    figure = figures.quantities(records(found))
+    figure = pictures.quantities(records(found))
     assert words(figure.axes[0]).count("✗NaN") == 2
     assert words(figure.axes[0]).count("–") == 2
     assert figure.alt.startswith("sdpa_math is beyond tolerance")
@@ -215,7 +215,7 @@ def test_quantities_that_are_not_numbers_are_said():
 
 
 def test_latency_stands_beside_the_reference():
-    figure = figures.latency(records(tables(["eager", "sdpa_math", "bf16"])))
+    figure = pictures.latency(records(tables(["eager", "sdpa_math", "bf16"])))
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["eager", "sdpa_math", "bf16", "reference"]
     assert [line.get_xdata()[0] for line in dots(axes, "o")] == [10, 11, 12, 20]
@@ -225,7 +225,7 @@ def test_latency_stands_beside_the_reference():
     assert (table.loc["eager", "median / reference"], table.loc["eager", "queries/s"]) == ("0.50", f"{1e3 / 10.5:.3g}")
     found = tables(["eager"])
     found["latency"] = [row for row in found["latency"] if row["member"] != "reference"]
-    assert words(figures.latency(records(found)).axes[0]) == ["10 ms"]
+    assert words(pictures.latency(records(found)).axes[0]) == ["10 ms"]
 
 
 def test_closeness_is_the_ratio_of_distances_and_far_ones_are_written_out():
@@ -331,7 +331,7 @@ def test_no_words_lie_on_others_or_are_cut(name, count):
 
 @pytest.mark.parametrize("machines", [2, 5, 8])
 def test_no_words_of_machines_lie_on_others_or_are_cut(machines):
-    assert overlapping(figures.matrix(records(), LIGHT, grid(MACHINES[:machines]))) == ([], [])
+    assert overlapping(pictures.matrix(records(), LIGHT, grid(MACHINES[:machines]))) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -460,5 +460,5 @@ def test_the_report_of_a_run_shows_views_and_pictures_and_stays_small(tmp_path):
 
 def test_quantities_of_the_fixture_are_all_named_in_the_picture():
     known = {row["quantity"] for row in quantities(["eager"])}
-    assert known == set(figures.QUANTITIES)
+    assert known == set(pictures.QUANTITIES)
     assert np.isfinite([row["value"] for row in quantities(["eager"])]).all()

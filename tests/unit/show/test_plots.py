@@ -8,9 +8,12 @@ import pytest
 from make_run import make_run
 from PIL import Image
 
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.results import frames
 from benchlib.results.run import Run
-from benchlib.show import training
+from benchlib.show import figures, training
+
+FIGURES = {name: draw for benchmark in BENCHMARKS.values() for name, draw in benchmark.figures.items()}
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +82,16 @@ def test_memory_of_devices_is_drawn_where_a_sensor_gave_it(tmp_path):
     assert "devices at 9 GB" in training.memory(Run(folder)).alt
 
 
-@pytest.mark.parametrize("draw", training.FIGURES.values(), ids=training.FIGURES)
+@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
 def test_same_run_gives_the_same_bytes_without_metadata(run, draw):
-    first, second = training.png(draw(run)), training.png(draw(Run(run.path)))
+    first, second = figures.png(draw(run)), figures.png(draw(Run(run.path)))
     assert first == second
     image = Image.open(io.BytesIO(first))
     assert image.text == {}
     assert len(first) < 30_000
 
 
-@pytest.mark.parametrize("draw", training.FIGURES.values(), ids=training.FIGURES)
+@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -101,9 +104,9 @@ def test_same_run_gives_the_same_bytes_without_metadata(run, draw):
     ids=["skipped", "none", "one", "cut", "many"],
 )
 def test_every_run_can_be_drawn(tmp_path, draw, changes):
-    figure = draw(Run(make_run(tmp_path / "run", **changes)), training.DARK)
+    figure = draw(Run(make_run(tmp_path / "run", **changes)), figures.DARK)
     assert figure.alt
-    assert training.png(figure)
+    assert figures.png(figure)
 
 
 def test_loss_that_is_not_finite_leaves_a_gap(tmp_path):
@@ -121,8 +124,8 @@ def test_pictures_leave_pyplot_alone(run):
     from matplotlib import pyplot
 
     before = dict(matplotlib.rcParams)
-    for draw in training.FIGURES.values():
-        training.png(draw(run))
+    for draw in FIGURES.values():
+        figures.png(draw(run))
     assert pyplot.get_fignums() == []
     assert dict(matplotlib.rcParams) == before
 
@@ -139,7 +142,7 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("theme", [training.LIGHT, training.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("theme", [figures.LIGHT, figures.DARK], ids=["light", "dark"])
 def test_colours_of_pictures_have_enough_contrast(theme):
     assert contrast(theme.text, theme.card) >= 7
     assert contrast(theme.muted, theme.card) >= 4.5
@@ -151,7 +154,7 @@ def test_shown_picture_carries_its_alt_text(run, monkeypatch):
 
     calls = []
     monkeypatch.setattr(IPython.display, "display", lambda data, **more: calls.append((data, more)))
-    training.show(training.loss_curve(run))
+    figures.show(training.loss_curve(run))
     data, more = calls[0]
     assert data["text/plain"].startswith("Loss fell from")
     assert more["metadata"]["image/png"]["alt"] == data["text/plain"]

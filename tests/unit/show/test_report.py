@@ -13,9 +13,11 @@ import pytest
 from make_run import config_of, make_run
 from test_plots import contrast
 
+from benchlib.benchmarks import BENCHMARKS, Benchmark
 from benchlib.config.schema import build, command, parse_overrides, resolve
 from benchlib.results.run import Run
 from benchlib.show import markup, report, training
+from benchlib.show.figures import png
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 FETCHING = ("src", "srcset", "data", "poster", "background", "action", "formaction", "xlink:href", "cite")
@@ -81,8 +83,8 @@ def assert_self_contained_and_accessible(page):
 def few_pictures(monkeypatch, request):
     """Most of a report's time goes into drawing; two pictures do for the tests of everything else."""
     if request.node.name not in ("test_whole_run", "test_huge_outputs_are_cut"):
-        kept = {name: training.FIGURES[name] for name in ("loss-curve", "memory")}
-        monkeypatch.setattr(training, "FIGURES", kept)
+        kept = {name: BENCHMARKS["squad"].figures[name] for name in ("loss-curve", "memory")}
+        monkeypatch.setattr(Benchmark, "figures", kept)
 
 
 def rendered(folder):
@@ -187,8 +189,8 @@ def test_partial_run_is_rendered(tmp_path, changes):
 
 
 def test_picture_of_the_records_is_not_shown_twice(tmp_path):
-    figure = training.png(training.loss_curve(Run(make_run(tmp_path / "first"))))
-    other = training.png(training.loss_curve(Run(make_run(tmp_path / "other", steps=20))))
+    figure = png(training.loss_curve(Run(make_run(tmp_path / "first"))))
+    other = png(training.loss_curve(Run(make_run(tmp_path / "other", steps=20))))
     folder = make_run(tmp_path / "run", notebook="x", figure=figure)
     page = rendered(folder)
     assert page.source.count(base64.b64encode(figure).decode()) == 1

@@ -1,0 +1,336 @@
+"""Axes of the pictures of parity: powers of ten with a place for zero, a row a member, the looks of a member."""
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import NullLocator
+
+from benchlib.benchmarks.parity import tables as series
+from benchlib.benchmarks.parity.config import MEMBERS
+from benchlib.benchmarks.parity.matrix import WHOLE
+from benchlib.benchmarks.parity.tables import SIGNS, difference
+from benchlib.results.frames import Records
+from benchlib.show.figures import LIGHT, WIDTH_IN, Picture, Theme, blank, head, leave_empty, plain_numbers
+
+MOST_TICKS = 6
+FEW_DPI, FEW_COLOURS = 112, 16
+ROW_IN = 0.235  # height of a row with a name
+LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
+TONES = {"PASS": 2, "FAIL": 1, "DIFFERS": 4, "NOT COMPARED": 4}  # series of the theme; others are muted
+EDGE = 3.0  # factor between the axis's end and its outermost value
+
+
+def looks(theme: Theme, place: int) -> tuple[str, Any]:
+    """Return colour and line style of the member at ``place``: apart from each other for 24 members."""
+    colours = len(theme.series)
+    return theme.series[place % colours], LINES[place // colours % len(LINES)]
+
+
+def tone(theme: Theme, word: str) -> str:
+    """Return the colour of an outcome."""
+    return theme.series[TONES[word]] if word in TONES else theme.muted
+
+
+def powers(axis: Axis, values: Iterable[float], most: int = MOST_TICKS) -> float:
+    """Make the axis logarithmic over the values with powers of ten written out, and return the place of a zero.
+
+    Where a value is 0, the axis has room for it at its lower end, written as 0; values that are no finite numbers do
+    not count.
+    """
+    known = [value for value in values if math.isfinite(value)]
+    axes, across = axis.axes, axis is axis.axes.xaxis
+    (axes.set_xscale if across else axes.set_yscale)("log")
+    above = [value for value in known if value > 0] or [1e-7]
+    low, high = math.floor(math.log10(min(above))), math.ceil(math.log10(max(above)))
+    step = max(1, -(-(high - low) // most))
+    ticks = {10.0**power: f"1e{power}" for power in range(low, high + 1) if (power - high) % step == 0}
+    begin, zero = min(above) / EDGE, 10.0 ** (low - max(1, 0.12 * (high - low)))
+    if any(value == 0 for value in known):
+        ticks = {zero: "0"} | {place: word for place, word in ticks.items() if place > 3 * zero}
+        begin = zero / EDGE
+    (axes.set_xlim if across else axes.set_ylim)(begin, max(above) * EDGE)
+    axis.set_ticks(list(ticks), list(ticks.values()))
+    axis.set_minor_locator(NullLocator())
+    return zero
+
+
+def placed(values: pd.Series, zero: float) -> pd.Series:
+    """Return the values with zeros where the axis has their place."""
+    return values.mask(values <= 0, zero)
+
+
+def tall(figure: Picture, rows: int, row_in: float = ROW_IN, rest_in: float = 1.25, least_in: float = 0.0) -> None:
+    """Make the figure as high as its rows need, curves at least ``least_in``, and its PNG small: a report has nine in two themes."""
+    figure.set_size_inches(WIDTH_IN, max(least_in, rest_in + row_in * rows))
+    figure.set_dpi(FEW_DPI)
+    figure.colours = FEW_COLOURS
+
+
+def name_rows(axes: Axes, theme: Theme, names: Sequence[str]) -> None:
+    """Give each member its row, the first on top, with lines across for the values and none between."""
+    axes.set_yticks(range(len(names)), list(names))
+    axes.tick_params(axis="y", labelsize=8.5, labelcolor=theme.text)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(False)
+    axes.grid(axis="x", color=theme.grid, linewidth=0.8)
+
+
+def beside(axes: Axes, row: float, words: str, colour: str, size: float = 8.5) -> None:
+    """Write words right of the axes, level with a row."""
+    axes.annotate(words, (1.02, row), xycoords=("axes fraction", "data"), va="center", color=colour, fontsize=size,
+                  annotation_clip=False)  # fmt: skip
+
+
+def mark(theme: Theme) -> dict[str, Any]:
+    """Return how a tolerance is drawn within a row."""
+    return {"marker": "|", "markersize": 15, "markeredgewidth": 1.8, "color": theme.text, "linestyle": "none"}
+
+
+def label(axes: Axes, theme: Theme, x: str, y: str = "") -> None:
+    """Write what the axes show."""
+    axes.set_xlabel(x, color=theme.muted, fontsize=9)
+    axes.set_ylabel(y, color=theme.muted, fontsize=9)
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Write names for a sentence: ``a, b and 4 more``."""
+    if len(names) <= most:
+        return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
+    return ", ".join(names[: most - 1]) + f" and {len(names) - most + 1} more"
+
+
+def titled(words: str, scope: str) -> str:
+    """Return a title that says what stands in for real weights."""
+    return f"{words} ({scope})" if scope else words
+
+
+# Pictures of parity: the outcome of every member on every machine, quantity by quantity, and how long members take.
+
+
+MOST_COLUMNS = 10
+UPRIGHT = 3  # columns up to which their names stand upright, in several lines
+ROOM = (40, 40, 22, 13, 8, 6, 0)  # letters beside the sign, by the number of columns
+QUANTITIES = {
+    "finite": "finite", "logits max difference": "logits", "logits cosine": "1 - cosine",
+    "logits scale": "scale", "logits offset": "offset", "span agreement": "spans", "loss": "loss",
+    "gradients": "gradients", "loss curve": "curve", "layers": "layers", "repeats": "repeats", "batch invariance": "batch",
+    "padding invariance": "padding", "f1 difference": "F1",
+}  # fmt: skip
+TINT = 0.3
+
+
+def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None) -> Picture:
+    """Outcome of every member (row) on every machine and backend (column) with its largest difference and its age.
+
+    ``grid`` is a frame of :mod:`benchlib.benchmarks.parity.matrix`; without it the run stands beside the others of its store.
+    """
+    figure, axes = blank("backend-matrix", theme, of_many=True)
+    frame = series.matrix(run, grid)
+    if frame.empty:
+        return leave_empty(figure, axes, theme, "No member was compared.")
+    columns = list(dict.fromkeys(zip(frame["machine"], frame["backend"], strict=True)))
+    shown = columns[:MOST_COLUMNS]
+    frame["row"] = frame["member"].replace(WHOLE, "whole run")
+    names = list(dict.fromkeys(sorted(frame["row"], key=_rank)))
+    tall(figure, len(names), 0.25, 1.7)
+    room = ROOM[min(len(shown), len(ROOM) - 1)]
+    for row in series.row_dicts(frame):
+        if (place := (row["machine"], row["backend"])) in shown:
+            words = f"{SIGNS.get(row['word'], '?')} {_number(row, room)}"
+            _cell(axes, theme, shown.index(place), names.index(row["row"]), words, row["word"], _size(len(shown)))
+    parts = [frame[(frame["machine"] == machine) & (frame["backend"] == backend)] for machine, backend in shown]
+    same = frame["model"].nunique() == 1
+    if len(shown) <= UPRIGHT:
+        heads = [_column(part, "" if same else _model(part)) for part in parts]
+    else:
+        heads = [_line(part, not same) for part in parts]
+        if any(head.endswith("*") for head in heads):
+            label(axes, theme, "* tiny model or random weights")
+    _grid(axes, theme, names, heads, len(shown) > UPRIGHT)
+    told = "; ".join(
+        f"{row['row']} on {row['machine']} ({row['backend']}): {row['word']}, {_number(row, 200)}"
+        for row in series.row_dicts(frame)
+    )
+    more = f" {len(columns) - len(shown)} more machines are not shown." if len(columns) > len(shown) else ""
+    return head(figure, theme, titled(_tally(frame, len(columns)), series.scope(run) if same else ""), f"{told}.{more}")
+
+
+def _rank(name: str) -> int:
+    known = list(MEMBERS)
+    return known.index(name) if name in known else -1 if name == "whole run" else len(known)
+
+
+def _number(row: dict[str, Any], room: int) -> str:
+    """Write what stands beside the sign: the largest difference, else what happened, in as many letters as there is room."""
+    if not math.isnan(row["max_difference"]):
+        return difference(row["max_difference"])
+    said = str(row["reason"] or "failed") if row["word"] == "FAIL" else str(row["word"].lower())
+    if len(said) <= room:
+        return said
+    return (
+        "failed"
+        if row["word"] == "FAIL" and room < 20
+        else textwrap.shorten(said, room, placeholder=" …")
+        if room > 8
+        else ""
+    )
+
+
+def _column(frame: pd.DataFrame, model: str) -> str:
+    """Write machine, backend, age and, where machines ran several models, which."""
+    first = series.row_dicts(frame)[0]
+    days = int(frame["age_days"].max())
+    age = f", {days} day{'s' if days != 1 else ''} old" if days >= 1 else ""
+    machine = first["machine"] if len(first["machine"]) <= 24 else first["machine"][:23] + "…"
+    return "\n".join(line for line in (machine, first["backend"] + age, model) if line)
+
+
+def _line(frame: pd.DataFrame, marked: bool) -> str:
+    """Write machine, backend and age in a line; a star says that something stands in for real weights."""
+    first = series.row_dicts(frame)[0]
+    days = int(frame["age_days"].max())
+    machine = first["machine"] if len(first["machine"]) <= 14 else first["machine"][:13] + "…"
+    return (
+        f"{machine}, {first['backend']}"
+        + (f", {days} d" if days else "")
+        + (" *" if marked and frame["stand_in"].any() else "")
+    )
+
+
+def _model(frame: pd.DataFrame) -> str:
+    return textwrap.shorten(" / ".join(dict.fromkeys(frame["model"])), 26, placeholder="…")
+
+
+def _tally(frame: pd.DataFrame, machines: int) -> str:
+    counted = frame["word"].value_counts()
+    judged = int(sum(counted.get(word, 0) for word in ("PASS", "FAIL")))
+    failed, apart = (list(dict.fromkeys(frame.loc[frame["word"] == word, "row"])) for word in ("FAIL", "DIFFERS"))
+    if not judged and not apart:
+        return "Nothing was compared: no member stands beside the reference"
+    said = [
+        f"{counted.get('PASS', 0)} of {judged} agree with the reference"
+        + (f" on {machines} machines" if machines > 1 else "")
+    ]
+    said += [f"{listed(failed)} fail{'s' if len(failed) == 1 else ''}"] if failed else []
+    said += [f"{listed(apart)} differ{'s' if len(apart) == 1 else ''} (informative)"] if apart else []
+    return "; ".join(said)
+
+
+def _cell(axes: Axes, theme: Theme, x: int, y: int, words: str, word: str, size: float) -> None:
+    colour = tone(theme, word)
+    axes.add_patch(Rectangle((x - 0.48, y - 0.45), 0.96, 0.9, facecolor=colour, alpha=TINT, linewidth=0))
+    axes.text(x, y, words.strip(), ha="center", va="center", color=theme.text, fontsize=size)
+
+
+def _size(columns: int) -> float:
+    return 8.5 if columns < 5 else 7.0 if columns < 8 else 5.8
+
+
+def _grid(axes: Axes, theme: Theme, names: list[str], heads: list[str], slanted: bool) -> None:
+    """Write the names of rows on the left and of columns on top."""
+    name_rows(axes, theme, names)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.set_xlim(-0.55, len(heads) - 0.45)
+    axes.xaxis.tick_top()
+    axes.set_xticks(range(len(heads)), heads, rotation=38 if slanted else 0, ha="left" if slanted else "center")
+    axes.tick_params(axis="x", length=0, pad=2, labelsize=7.5 if slanted else 8.5, labelcolor=theme.text)
+
+
+def quantities(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Every compared quantity (column) of every member (row): its status as colour and sign, and its value."""
+    figure, axes = blank("quantities", theme, of_many=True)
+    frame = series.table(run, "quantities")
+    names = series.ordered(run, frame["member"])
+    if not names:
+        return leave_empty(figure, axes, theme, "No quantity was compared.")
+    tall(figure, len(names), 0.25, 1.45)
+    known = [name for name in QUANTITIES if name in set(frame["quantity"])]
+    known += sorted(set(frame["quantity"]) - set(known))
+    beyond = []
+    for row in series.row_dicts(frame[frame["member"].isin(names)]):
+        word = series.outcome_word(row["status"], row["gates"], not math.isnan(row["value"]))
+        words = SIGNS["SKIPPED"] if row["status"] == "SKIPPED" else _value(row)
+        words = f"{SIGNS[word]}{words}" if word in ("FAIL", "DIFFERS") else words
+        roomy = len(words) < (6 if len(known) <= 12 else 5)
+        size = min(_size(len(known)) + 1.5, 8.5) if roomy else 6.2 if len(words) < 6 or len(known) <= 12 else 5.6
+        _cell(axes, theme, known.index(row["quantity"]), names.index(row["member"]), words, word, size)
+        beyond += [row["member"]] if word == "FAIL" else []
+    _grid(axes, theme, names, [QUANTITIES.get(name, name) for name in known], len(known) > 3)
+    beyond = list(dict.fromkeys(beyond))
+    title = (
+        f"{listed(beyond)} {'are' if len(beyond) > 1 else 'is'} beyond tolerance"
+        if beyond
+        else "Every quantity that gates is within tolerance"
+    )
+    told = "; ".join(
+        f"{row['member']}: {row['quantity']} {_value(row)} ({row['limit_text']})"
+        for row in series.row_dicts(frame[frame["status"] == "FAIL"])
+    )
+    return head(figure, theme, titled(title, series.scope(run)), f"Beyond their limits: {told}." if told else "")
+
+
+def _value(row: dict[str, Any]) -> str:
+    if math.isnan(row["value"]):
+        return "NaN" if row["status"] == "FAIL" else "?"
+    if row["value"] == 0 or row["value"] >= 0.01:
+        return f"{row['value']:.2g}"
+    number, power = f"{row['value']:.0e}".split("e")
+    return f"{number}e{int(power)}"  # one digit fits into a cell; the table has more
+
+
+def latency(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Time of a forward pass by member, median to 99 %, with the ratio to the reference's median."""
+    figure, axes = blank("latency-by-member", theme, of_many=True)
+    frame = series.latencies(run).sort_values("p50_ms", kind="stable", ignore_index=True)
+    if frame.empty:
+        return leave_empty(figure, axes, theme, "No member was timed.")
+    tall(figure, len(frame))
+    reach = frame[["p50_ms", "p95_ms", "p99_ms"]]
+    low, high = float(reach.min().min()), float(reach.max().max())
+    if high > 30 * low:
+        axes.set_xscale("log")
+        plain_numbers(axes.xaxis)
+        axes.set_xlim(low / 1.5, high * 1.5)
+    else:
+        axes.set_xlim(0, 1.06 * high)
+    for row, item in enumerate(series.row_dicts(frame)):
+        colour = theme.muted if item["is_reference"] else theme.series[0]
+        ends = [item[name] for name in ("p50_ms", "p95_ms", "p99_ms") if item[name] > 0]
+        axes.plot([ends[0], max(ends)], [row, row], color=colour, alpha=0.35, linewidth=5, solid_capstyle="butt")
+        axes.plot(ends[:1], [row], "o", color=colour, markersize=6)
+        axes.plot(ends[1:2], [row], "|", color=colour, markersize=9, markeredgewidth=1.6)
+        beside(axes, row, _time(item), theme.text)
+    base = frame[frame["is_reference"]]
+    if len(base):
+        axes.axvline(float(base["p50_ms"].iloc[0]), color=theme.muted, linewidth=1.2, linestyle=(0, (4, 3)))
+    name_rows(axes, theme, list(frame["member"]))
+    first = series.row_dicts(frame)[0]
+    of = (
+        f" at batch {first['batch']:.0f}, {first['length']:.0f} tokens"
+        if first["batch"] > 0 and first["length"] > 0
+        else ""
+    )
+    label(axes, theme, f"ms{of} (dot median, tick 95 %, end 99 %)")
+    fast = next((item for item in series.row_dicts(frame) if not item["is_reference"]), first)
+    title = f"{fast['member']} is fastest: {_ms(fast['p50_ms'])}"
+    title += f", {fast['ratio']:.2f} × the reference" if fast["ratio"] > 0 and not fast["is_reference"] else ""
+    told = "; ".join(
+        f"{item['member']} {_ms(item['p50_ms'])}, 99 % {_ms(item['p99_ms'])}" for item in series.row_dicts(frame)
+    )
+    return head(figure, theme, titled(title, series.scope(run)), f"Medians: {told}.")
+
+
+def _ms(value: float) -> str:
+    return "?" if math.isnan(value) else f"{value:.3g} ms" if value < 1000 else f"{value:,.0f} ms"
+
+
+def _time(item: dict[str, Any]) -> str:
+    told = _ms(item["p50_ms"])
+    return f"{told}, {item['ratio']:.2f} ×" if item["ratio"] > 0 and not item["is_reference"] else told

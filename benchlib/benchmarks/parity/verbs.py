@@ -1,0 +1,312 @@
+"""``benchlib parity``: record on one machine, verify on another, merge what all of them say.
+
+Record and verify are runs of the benchmark like any other, through the same runner, with notebook, report and verdict.
+"""
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Column, Table
+
+from benchlib.benchmarks.parity import golden, matrix
+from benchlib.benchmarks.parity import golden as recorded
+from benchlib.benchmarks.parity import publish as export
+from benchlib.benchmarks.parity.config import MEMBERS
+from benchlib.benchmarks.parity.matrix import read_file
+from benchlib.commands import run
+from benchlib.commands.run import COLOURS, console, shown
+from benchlib.config.schema import parse_overrides
+from benchlib.core import text
+from benchlib.core.errors import UserError
+from benchlib.core.files import not_written, outputs
+from benchlib.core.machine import BACKENDS, describe
+from benchlib.judge.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
+from benchlib.launch.plan import plan
+from benchlib.results.run import Run, check_place
+from benchlib.show.exports import counted
+
+BENCHMARK = "parity"
+EXIT_INTERRUPTED = 130
+OWN = ("record", "keep", "golden", "reference")  # what the commands themselves set
+TOLD = (
+    "processor",
+    "benchlib",
+    "python",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "nvidia",
+    "amdgpu",
+)
+UNMOVED = "nothing was published"
+
+
+def record(target: Path, tier: str, backend: str, pairs: Iterable[str], weights: bool, out: Path | None) -> int:
+    """Compute the reference and the truth, publish them as the golden folder ``target`` and return the exit code.
+
+    Raises ``UserError`` before any work where the target is not free or a parameter is wrong.
+    """
+    _check_free(target)
+    overrides = _overrides(pairs, also=("members",))
+    reference = "cpu" if backend == "auto" else backend
+    wanted = {**overrides, "record": "true", "keep": "true"}
+    planned = plan(BENCHMARK, tier, backend, wanted | {"reference": reference})
+    if (reference := planned.config.backend) != planned.config.reference:  # auto took an accelerator
+        planned = plan(BENCHMARK, tier, reference, wanted | {"reference": reference}, planned.probe)
+    store = out or outputs()
+    check_place(store)
+    outcome = run.run_one(planned, store)
+    made, code = outcome.run_dir / "golden", _exit_code(outcome, store)
+    if outcome.interrupted or outcome.verdict.broken or not (made / golden.NAME).exists():
+        console.print(f"[yellow]{UNMOVED}[/]  the run has no whole recording", soft_wrap=True)
+        return (
+            code or EXIT_BROKEN
+        )  # also where the backend is not there: whoever copies the folder next would find none
+    _publish(made, target, weights)
+    return code
+
+
+def verify(
+    folder: Path,
+    tier: str | None,
+    backend: str,
+    members: str,
+    pairs: Iterable[str],
+    out: Path | None,
+    strict: bool,
+) -> int:
+    """Compute what a golden folder asks for, compare, and return the exit code of the verdict.
+
+    Raises ``UserError`` before any work where the folder is damaged or a parameter contradicts it.
+    """
+    manifest = golden.manifest(folder)
+    store = out or outputs()
+    check_place(store)
+    overrides = _overrides(pairs) | ({"members": members} if members else {})
+    overrides = recorded.parameters(manifest) | overrides | {"golden": str(folder.resolve())}
+    planned = plan(BENCHMARK, tier or recorded.tier(manifest), backend, overrides)
+    _tell(folder, manifest, describe(planned.probe))
+    outcome = run.run_one(planned, store)
+    code = _exit_code(outcome, store)
+    missed = strict and code == EXIT_PASS and not _compared(outcome.run_dir, members.split(","))
+    return EXIT_NOTHING_TO_COMPARE if missed else code
+
+
+def _exit_code(outcome: run.Outcome, store: Path) -> int:
+    index = run.write_index(store, quiet=True)
+    return EXIT_INTERRUPTED if outcome.interrupted else index or outcome.verdict.exit_code(strict=False)
+
+
+def _compared(run_dir: Path, named: Sequence[str]) -> bool:
+    """Whether all gated members were compared; one that compiles or exports needs what is optional, and counts if ``named``.
+
+    Baselines do not count: the golden folder is what there is to compare with.
+    """
+    rows = [row for _, row in matrix.collect([Run(run_dir)]).rows if row.gates]
+    needed = [row for row in rows if row.member in named or row.member not in MEMBERS or not MEMBERS[row.member].slow]
+    return bool(needed) and all(row.outcome in ("PASS", "FAIL") for row in needed)
+
+
+def _overrides(pairs: Iterable[str], also: Sequence[str] = ()) -> dict[str, Any]:
+    overrides: dict[str, Any] = dict(parse_overrides(pairs))
+    for name in (*OWN, *also):
+        if name in overrides:
+            raise UserError(
+                f"--set {name}={overrides[name]}: `benchlib parity` sets {name} itself; for a run with your own, "
+                f"`benchlib run parity --set {name}={overrides[name]}`"
+            )
+    return overrides
+
+
+def _check_free(target: Path) -> None:
+    """Raise ``UserError`` where a golden folder cannot be published: the place is taken or not writable."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise UserError(f"{target} is no folder: name one that does not exist yet, or an empty one")
+    if target.is_dir() and any(target.iterdir()):
+        raise UserError(
+            f"{target} is not empty: a golden folder is never written over; name another one, or remove this one first"
+        )
+    check_place(target.parent)
+
+
+def _publish(made: Path, target: Path, weights: bool) -> None:
+    """Move a recorded folder to its place by one rename: it is there as a whole or not at all."""
+    manifest = golden.manifest(made)
+    if not weights:
+        (made / golden.WEIGHTS).unlink(missing_ok=True)
+        fields = ("model", "inputs_sha256", "cases", "work", "environment")
+        manifest = golden.write(made, **{name: manifest[name] for name in fields})
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _move(made, target)
+    except OSError as error:
+        raise not_written(target, error) from error
+    sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
+    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:3]
+    console.print(
+        f"golden folder: {shown(target)}  {_megabytes(sum(sizes.values()))} in {counted(len(sizes) + 1, 'file')}: "
+        + ", ".join(f"{escape(name)} {_megabytes(sizes[name])}" for name in largest),
+        soft_wrap=True,
+    )
+    if not weights:
+        console.print(
+            f"[dim]without the weights: the verifying machine has to have {escape(str(manifest['model'].get('name')))} itself, "
+            f"with the hash {escape(str(manifest['model'].get('sha256'))[:12])}[/]",
+            soft_wrap=True,
+        )
+    console.print(
+        f"[dim]copy it, then on the other machine: benchlib parity verify {shown(Path(target.name))}[/]",
+        soft_wrap=True,
+    )
+
+
+def _move(made: Path, target: Path) -> None:
+    """Rename a folder; to another file system it is copied beside its place first."""
+    try:
+        os.rename(made, target)
+        return
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    beside = target.parent / f".{target.name}.{uuid.uuid4().hex[:6]}.tmp"
+    try:
+        shutil.copytree(made, beside)
+        os.rename(beside, target)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def _tell(folder: Path, manifest: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Print what was recorded, and what differs between the machine that did and this one."""
+    model = manifest["model"]
+    what = ", ".join(str(model[name]) for name in ("name", "description") if model.get(name))
+    console.print(f"[bold]golden[/]  {shown(folder)}  {escape(what)}", soft_wrap=True)
+    rows = differences(manifest["environment"], here)
+    if not rows:
+        console.print("[dim]recorded with the same versions on a processor of the same name[/]")
+        return
+    table = Table("differs", "recorded with", "here", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what two machines differ in, of what is known of both: name, there, here."""
+    return [
+        (name, other, own)
+        for name, other in _facts(there).items()
+        if (own := _facts(here).get(name)) is not None and own != other
+    ]
+
+
+def _facts(machine: Mapping[str, Any]) -> dict[str, str]:
+    """Return what numerics may depend on, as texts: of a machine.json, or of a recording's environment, which is flat."""
+    cpu = machine.get("cpu") if isinstance(machine.get("cpu"), Mapping) else {}
+    nested = [machine.get(kind) for kind in ("versions", "drivers")]
+    flat = {
+        **machine,
+        **{name: value for values in nested if isinstance(values, Mapping) for name, value in values.items()},
+    }
+    found = {"processor": cpu.get("model"), **{name: flat.get(name) for name in TOLD if flat.get(name)}}  # type: ignore[union-attr]
+    return {name: str(value) for name, value in found.items() if isinstance(value, (str, int)) and value != ""}
+
+
+def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) -> int:
+    """Merge results into the files of ``to``, keeping what is in them, and return the exit code.
+
+    Without sources all parity runs of ``outputs/`` are taken. Raises ``UserError`` where there is nothing at all.
+    """
+    folder = to or matrix.committed()
+    kept, damaged = _read_kept(folder)
+    default = [path for path in (outputs(),) if path.is_dir()]
+    try:
+        fresh = matrix.collect(sources or default, machine)
+    except UserError:
+        if sources or not (kept or damaged):
+            raise
+        fresh = matrix.Merged(())
+    left_out = (*damaged.values(), *fresh.left_out)
+    found = matrix.newest([*fresh.results, *kept], left_out, fresh.uncounted)
+    if not (found.results or found.left_out or found.uncounted):
+        raise UserError("no results of parity yet: `benchlib run parity` makes the first")
+    check_place(folder)
+    written = export.write(found, folder, untouched=damaged)
+    show(found)
+    for backend in damaged:
+        console.print(
+            f"[red]not written[/]  {shown(folder / backend / export.FILE)} is damaged: restore or remove it, then merge again",
+            soft_wrap=True,
+        )
+    console.print("written: " + ", ".join(shown(path) for path in written), soft_wrap=True)
+    return _merge_code(found, strict)
+
+
+def _read_kept(folder: Path) -> tuple[list[Any], dict[str, str]]:
+    """Return the results that lie in the folder already, and for each backend whose file is damaged the reason."""
+    kept, damaged = [], {}
+    for backend in BACKENDS:
+        path = folder / backend / export.FILE
+        if path.exists():
+            try:
+                kept += read_file(path)
+            except UserError as error:
+                damaged[backend] = str(error)
+    return kept, damaged
+
+
+def _merge_code(found: matrix.Merged, strict: bool) -> int:
+    """Return 0 once all is written, 2 where something was left out as damaged.
+
+    With ``strict`` also 1 where a gated result fails, which counts before 2, and 3 where nothing was compared.
+    """
+    words = [row.outcome for _, row in found.rows if row.gates]
+    if strict and "FAIL" in words:
+        return EXIT_FAIL
+    if found.left_out:
+        return EXIT_BROKEN
+    return EXIT_NOTHING_TO_COMPARE if strict and "PASS" not in words else EXIT_PASS
+
+
+def show(found: matrix.Merged) -> None:
+    """Print the outcome of each backend, every result with its age, and what was left out."""
+    for backend in BACKENDS:
+        one = matrix.standing(found, backend)
+        if one.machines:
+            console.print(
+                f"[{COLOURS.get(one.outcome, 'blue')}]{one.outcome}[/]  [bold]{backend}[/]  {escape(one.reason)}"
+            )
+    table = Table(
+        *("backend", Column("machine", overflow="fold"), "member", "outcome", "difference", "limit", "age", "reason"),
+        box=None, padding=(0, 2, 0, 0), header_style="dim",
+    )  # fmt: skip
+    frame = matrix.frame(found)
+    for row in frame.to_dict("records"):
+        colour = "yellow" if row["outcome"] == "FAIL" and not row["gates"] else COLOURS.get(row["outcome"], "blue")
+        word = "DIFFERS" if row["outcome"] == "FAIL" and not row["gates"] else row["outcome"]
+        numbers = ("" if value != value else f"{value:.2g}" for value in (row["max_difference"], row["limit"]))
+        texts = (row["backend"], text.one_line(row["machine"]), text.one_line(row["member"]))
+        table.add_row(
+            *map(escape, texts),
+            f"[{colour}]{word}[/]",
+            *numbers,
+            f"{row['age_days']:.1f} d",
+            "" if row["outcome"] == "PASS" else escape(text.one_line(row["reason"])),
+        )
+    if table.row_count:
+        console.print(table)
+    for sentence in (*found.left_out, *found.uncounted):
+        console.print(f"[yellow]left out[/]  {escape(sentence)}", soft_wrap=True)

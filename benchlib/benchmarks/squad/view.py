@@ -1,0 +1,46 @@
+"""What a report of the SQuAD training shows first, its words, and what limits its results."""
+
+from typing import Any
+
+from benchlib.benchmarks import View
+from benchlib.core.text import stand_ins
+
+
+def warnings(config: Any, result: Any) -> list[str]:
+    """Return what limits the meaning of the result: stand-ins for data and model, and a training that was cut."""
+    facts = result.facts if result else {}
+    share = facts.get("epoch_share", 1.0)
+    share = float(share) if isinstance(share, (int, float)) else 1.0
+    sentences = stand_ins(config.quality_scope(share), facts.get("model"))
+    if share < 1:
+        counts = [facts.get(name) for name in ("planned_steps", "total_steps")]
+        steps = f", {counts[0]:,} of {counts[1]:,} steps" if all(isinstance(count, int) for count in counts) else ""
+        reason = f": {facts['plan_reason']}" if facts.get("plan_reason") else ""
+        sentences.append(f"The run covered {share:.1%} of the whole training{steps}{reason}.")
+    return sentences
+
+
+VIEW = View(
+    headlines=(
+        "f1",
+        "exact_match",
+        "loss_final",
+        "train_samples_per_s",
+        "step_s",
+        "allreduce_gbps",
+        "resident_memory_gb",
+        "total_s",
+    ),
+    labels={
+        "f1": "F1",
+        "exact_match": "Exact match",
+        "loss_final": "Final loss",
+        "train_samples_per_s": "Training throughput",
+        "step_s": "Step time",
+        "allreduce_gbps": "All-reduce (bus)",
+        "resident_memory_gb": "Resident memory",
+        "device_memory_gb": "Device memory",
+        "mfu": "Model FLOP utilisation",
+    },
+    warnings=warnings,
+)
