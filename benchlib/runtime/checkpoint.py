@@ -41,7 +41,7 @@ class Checkpoint:
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """Read one group of tensors onto the CPU."""
-        return load_file(self.path / f"{folder_name}.safetensors")
+        return load_file(self.path / f"{name}.safetensors")
 
 
 def save(
@@ -167,24 +167,22 @@ def damage(path: Path) -> str:
     try:
         told = read_object(path / MANIFEST, {"step": int, "files": dict})
         files = told["files"]
-        wanted_files = {
-            str(folder_name): (int(wanted["bytes"]), str(wanted["sha256"])) for folder_name, wanted in files.items()
-        }
+        wanted_files = {str(name): (int(wanted["bytes"]), str(wanted["sha256"])) for name, wanted in files.items()}
     except (UserError, KeyError, TypeError, ValueError):
         return f"{MANIFEST} is missing or cut"
-    if STATE not in wanted_files or any(Path(folder_name).name != folder_name for folder_name in wanted_files):
+    if STATE not in wanted_files or any(Path(name).name != name for name in wanted_files):
         return f"{MANIFEST} is not one of benchlib"
     named = re.search(r"step-(\d+)", path.name)  # also in the name that it has while it is written
     if named and int(named[1]) != told["step"]:
         return f"{MANIFEST} is of step {told['step']}, its folder's name of step {int(named[1])}"
-    for folder_name, (size, digest) in wanted_files.items():
-        file = path / folder_name
+    for name, (size, digest) in wanted_files.items():
+        file = path / name
         if not file.is_file():
-            return f"{folder_name} is missing"
+            return f"{name} is missing"
         if file.stat().st_size != size:
-            return f"{folder_name} has {file.stat().st_size:,} bytes, not {size:,}"
+            return f"{name} has {file.stat().st_size:,} bytes, not {size:,}"
         if sha256(file) != digest:
-            return f"{folder_name} was altered (its SHA-256 is not the one in {MANIFEST})"
+            return f"{name} was altered (its SHA-256 is not the one in {MANIFEST})"
     return ""
 
 
@@ -219,9 +217,9 @@ def newest(folder: Path) -> Checkpoint:
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Return the optimizer's state as tensors named ``<number of the parameter>.<name of the state>``."""
     return {
-        f"{index}.{folder_name}": torch.as_tensor(value)
+        f"{index}.{name}": torch.as_tensor(value)
         for index, values in optimizer.state_dict()["state"].items()
-        for folder_name, value in values.items()
+        for name, value in values.items()
     }
 
 
@@ -229,8 +227,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch
     """Put back what ``optimizer_tensors`` returned; parameter groups stay as they are."""
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in tensors.items():
-        index, _, folder_name = key.partition(".")
-        state.setdefault(int(index), {})[folder_name] = value
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -150,7 +150,7 @@ def test_the_command_line_on_a_disk_that_is_too_small(tmp_path: Path) -> None:
         from harness import none_left
         sys.path.insert(0, str(Path(sys.path[0]) / "tests" / "fixtures"))
         from make_run import make_run
-        from benchlib import index
+        from benchlib.show import index
         out = disk / "a store"
         old = make_run(out / "quick-20261121" / "squad-cpu-101500-aaaaaa", steps=5)
         index.render(out)
@@ -223,7 +223,7 @@ def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path, jump_s: i
         real, began = time.time, time.monotonic()
         time.time = lambda: real() + ({jump_s} if time.monotonic() - began > 1.0 else 0)
         from benchlib.launch.launchers import local_ranks
-        from benchlib import supervise
+        from benchlib.launch import supervise
         from benchlib.core.files import write_json
         write_json({str(run_dir / "job.json")!r}, local_ranks(2, {str(run_dir)!r}, "faulty:run").as_json())
         sys.exit(supervise.main([{str(run_dir)!r}]))

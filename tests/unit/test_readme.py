@@ -26,8 +26,9 @@ def test_a_command_of_the_text_is_understood(line):
     command = main
     while isinstance(command, click.Group) and words:
         name = words.pop(0)
-        assert name in command.commands, f"no command {name}"
-        command = command.commands[name]
+        found = command.get_command(click.Context(command), name)
+        assert found, f"no command {name}"
+        command = found
     options = {text: option for option in command.params if isinstance(option, click.Option) for text in option.opts}
     for word in (word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)):
         assert word in options, f"benchlib {line}: unknown option {word}"

@@ -26,7 +26,7 @@ def test_runs_of_one_second_get_folders_of_their_own(tmp_path):
 
 def test_a_run_folder_is_claimed_once_and_free_after_a_kill(tmp_path):
     assert files.taken(tmp_path) is None
-    code = f"from benchlib import run_lock; import time; run_lock.take({str(tmp_path)!r}); print('held', flush=True); time.sleep(60)"
+    code = f"from benchlib.core import files; import time; files.take({str(tmp_path)!r}); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as holder:
         assert holder.stdout.readline() == "held\n"
         assert files.taken(tmp_path) is True
