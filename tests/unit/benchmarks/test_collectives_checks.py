@@ -7,8 +7,7 @@ import pytest
 
 from benchlib.benchmarks.collectives import metrics as outcome
 from benchlib.benchmarks.collectives.bench import Taken
-from benchlib.benchmarks.collectives.judge import checks, limits, reading
-from benchlib.benchmarks.collectives.judge import measured as published
+from benchlib.benchmarks.collectives.judge import checks, limits, published, reading
 from benchlib.benchmarks.collectives.limits import ALL_RANKS, COPY, ONE_WAY, paired_shares, rate_gbps
 from benchlib.config.schema import build, save_config
 from benchlib.judge.baselines import find
