@@ -65,7 +65,7 @@ def make_store(store: Path, runs: int, seed: int = 5) -> None:
 
 def _spoil(parts: dict[str, Any], chance: float) -> None:
     if chance < 0.01:
-        parts["verdict.json"] |= {"verdict": "FAIL", "broken": True, "sentence": "The run broke: rank 1 raised OSError"}
+        parts["verdict.json"] |= {"verdict": "FAIL", "broken": True, "sentence": "Rank 1 raised OSError"}
     elif chance < 0.02:
         failed = {"name": "total_s vs baseline", "kind": "regression", "status": "FAIL", "reason": "ratio 1.31"}
         parts["verdict.json"] |= {"verdict": "FAIL", "sentence": "1 check failed.", "checks": [failed]}

@@ -1,4 +1,8 @@
-"""A run from its plan to its exit code: execute the notebook, judge, render, sum up."""
+"""`benchlib run` and `benchlib report`: from plans to exit codes.
+
+A run executes its notebook into the run folder; the notebook starts the ranks and judges what they left. What it could not
+do any more is done here, then the report is rendered and the terminal shows the checks.
+"""
 
 import contextlib
 import re
@@ -16,7 +20,6 @@ from rich.table import Column, Table
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config import cluster as clusters
 from benchlib.core import text
-from benchlib.core import text as terminal
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
@@ -27,192 +30,25 @@ from benchlib.judge.regression import RunRecord, save_repeats
 from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.plan import Plan, prepare
 from benchlib.results.metrics import quantity
-from benchlib.results.run import Run, find_runs, run_path
+from benchlib.results.run import Run, find_runs, run_path, tolerant
+from benchlib.results.store import judgement
 from benchlib.show.headless import execute
 
-LINE_EVERY_S = 10.0  # between progress lines where the output is no terminal
+console = text.console(least_width=120)
+EXIT_INTERRUPTED = 130
+LINE_EVERY_S = 10.0  # between progress lines where the output is not a terminal
 YEAR_S = 365 * 86400.0
-SETTLE_S = 10.0  # that the supervisor gets to write how the ranks ended, after the notebook is gone
-
-
-def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1) -> int:
-    """Run all plans and return the worst exit code.
-
-    What noise leaves undecided is run again, at most ``repeat`` times in all, until it is decided. The benchmarks take turns,
-    so that a disturbance of minutes does not hit all repetitions of one of them.
-    """
-    store = out or outputs()
-    done: dict[int, Outcome] = {}
-    earlier: dict[int, list[RunRecord]] = {number: [] for number in range(len(planned))}
-    for turn in range(1, repeat + 1):
-        due = [n for n in earlier if n not in done or done[n].verdict.verdict == "AMBIGUOUS"]
-        if not due:
-            break
-        for number in due:
-            if turn > 1:
-                console.print(f"[yellow]undecided[/]  repetition {turn} of at most {repeat}")
-                earlier[number].append(_record(done[number].run_dir))
-            try:
-                done[number] = run_one(planned[number], store, earlier[number])
-            except StorageError as error:  # no place for the next run either
-                return max(_not_stored(error), write_index(store, quiet=True))
-            if done[number].interrupted:
-                break
-        if any(outcome.interrupted for outcome in done.values()):
-            break
-    codes = [130 if outcome.interrupted else outcome.verdict.exit_code(strict) for outcome in done.values()]
-    return _worst([*codes, write_index(store, quiet=True)])
-
-
-def check_launchers(planned: Sequence[Plan]) -> None:
-    """Raise ``UserError`` where this machine lacks a program that a plan's launcher calls."""
-    for plan in planned:
-        job = LAUNCHERS[plan.config.launcher](plan.config, outputs() / "run")
-        if lack := job.lacks():
-            raise UserError(f"launcher {job.name}: {lack}")
-
-
-def _not_stored(error: StorageError) -> int:
-    console.print(f"[red]error[/]  {escape(str(error))}", soft_wrap=True)
-    return EXIT_BROKEN
-
-
-def _record(run_dir: Path) -> RunRecord:
-    run = Run(run_dir)
-    return RunRecord.of(run, BENCHMARKS[run.config.benchmark].limits(run))
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A run that ended."""
-
-    run_dir: Path
-    verdict: Verdict
-    interrupted: bool
-
-
-def _worst(codes: list[int]) -> int:
-    order = (EXIT_PASS, EXIT_NOTHING_TO_COMPARE, EXIT_FAIL, EXIT_BROKEN, 130)
-    return max(codes, key=order.index, default=EXIT_PASS)
-
-
-def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = ()) -> Outcome:
-    """Run one plan into a folder of its own; ``earlier`` repetitions are judged with it.
-
-    Raises ``StorageError`` where the run, its verdict or its report cannot be written; the ranks have ended then.
-    """
-    config = planned.config
-    run_dir = prepare(planned, out)
-    if earlier:
-        save_repeats(run_dir, earlier)
-    console.print(
-        f"[bold]{config.benchmark}[/]  tier {config.tier}  backend {config.backend}  {config.world_size} rank{'s' * (config.world_size > 1)}  [dim]{shown(run_dir)}[/]"
-    )
-    interrupted = False
-    if planned.unavailable:
-        judging.mark_skipped(Run(run_dir), planned.unavailable)
-    else:
-        try:
-            interrupted = _execute(planned, run_dir)
-        finally:
-            settled(run_dir)
-    verdict = judging.final(Run(run_dir))
-    try:
-        report = keep(run_dir, verdict)
-    except StorageError:
-        summarise(run_dir, verdict, None)
-        raise
-    summarise(run_dir, verdict, report)
-    return Outcome(run_dir, verdict, interrupted)
-
-
-def _execute(planned: Plan, run_dir: Path) -> bool:
-    """Execute the notebook of a run; return whether the user interrupted it."""
-    config = planned.config
-    path = BENCHMARKS[config.benchmark].notebook
-    # The notebook reads config.json in the run folder; tier and backend are what a reader of its copy wants to see.
-    parameters = {"tier": config.tier, "backend": config.backend, "run_dir": str(run_dir)}
-    display = _Display(run_dir)
-    display.start()
-    try:
-        # A job elsewhere may wait in a queue first; 0 is a queue without a limit.
-        queue_s = clusters.load(config.cluster).queue_s or YEAR_S if config.launcher in clusters.ELSEWHERE else 0.0
-        execute(path, run_dir / "notebook.ipynb", parameters, config.hard_limit_s + 60 + queue_s)
-    except KeyboardInterrupt:
-        return True
-    except Exception as error:  # a failing cell, a dead kernel, a time-out: the verdict says it, the report shows it
-        judging.mark_notebook_error(run_dir, error)
-    finally:
-        display.stop()
-    return False
-
-
-def settled(run_dir: Path) -> None:
-    """Wait until the supervisor has ended the ranks and said how; say it where the supervisor is gone as well."""
-    from benchlib.launch.launch import settle
-
-    end = time.monotonic() + SETTLE_S
-    while time.monotonic() < end and not (run_dir / "status.json").exists() and judging.is_running(run_dir):
-        time.sleep(0.1)
-    with contextlib.suppress(UserError):  # a damaged status.json: the verdict says so
-        settle(run_dir)
-
-
-class _Display(threading.Thread):
-    """Shows the progress of a run: one live line in a terminal, a line every few seconds elsewhere."""
-
-    def __init__(self, run_dir: Path) -> None:
-        super().__init__(daemon=True)
-        self._follower, self._progress, self._end = EventFollower(run_dir), Progress(), threading.Event()
-
-    def run(self) -> None:
-        with console.status("starting") if console.is_terminal else _Quiet() as status:
-            shown, printed = "", -LINE_EVERY_S
-            while not self._end.wait(0.25):
-                for event in self._follower.poll():
-                    self._progress.update(event)
-                line, now = self._progress.line(), time.monotonic()
-                if line == shown:
-                    continue
-                shown = line
-                if console.is_terminal:
-                    status.update(escape(line))  # type: ignore[union-attr]
-                elif now - printed >= LINE_EVERY_S:
-                    printed = now
-                    console.print(f"  {escape(line)}")
-
-    def stop(self) -> None:
-        self._end.set()
-        self.join()
-
-
-class _Quiet:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-def keep(run_dir: Path, verdict: Verdict) -> Path:
-    """Write the verdict and the report of a run; return the report's path. Raises ``StorageError``."""
-    from benchlib.show import report
-
-    save_verdict(run_dir, verdict)
-    return report.render(run_dir)
-
-
-def write_index(store: Path, quiet: bool = False) -> int:
-    """Write the list of the runs of a store; return the exit code, 2 where it cannot be written."""
-    from benchlib.show import index
-
-    try:
-        path = index.render(store)
-    except StorageError as error:
-        return _not_stored(error)
-    if not quiet:
-        console.print(f"index: {shown(path)}", soft_wrap=True)
-    return EXIT_PASS
+SETTLE_S = 10.0  # for the supervisor to write how the ranks ended, after the notebook has gone
+NARROW = 100  # columns; below, a limit stands behind the result instead of in a column of its own
+COLOURS = {
+    "PASS": "green",
+    "FAIL": "red",
+    "AMBIGUOUS": "yellow",
+    "SKIPPED": "yellow",
+    "NO_BASELINE": "blue",
+    "NOT_COMPARABLE": "blue",
+}
+_DAY = re.compile(r".+-\d{8}")  # the folder of a day in a store
 
 
 def submission(planned: Plan, out: Path | None) -> str:
@@ -269,29 +105,188 @@ def show_plan(planned: Plan, out: Path | None) -> None:
     )
 
 
-# What a terminal shows of a run that was judged.
+def check_launchers(planned: Sequence[Plan]) -> None:
+    """Raise ``UserError`` where this machine lacks a program that a plan's launcher calls."""
+    for plan in planned:
+        job = LAUNCHERS[plan.config.launcher](plan.config, outputs() / "run")
+        if lack := job.lacks():
+            raise UserError(f"launcher {job.name}: {lack}")
 
 
-console = text.console(least_width=120)
-NARROW = 100  # columns; below, limits stand behind what was found and not in a column of their own
-COLOURS = {
-    "PASS": "green",
-    "FAIL": "red",
-    "AMBIGUOUS": "yellow",
-    "SKIPPED": "yellow",
-    "NO_BASELINE": "blue",
-    "NOT_COMPARABLE": "blue",
-}
+def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1) -> int:
+    """Run all plans and return the worst exit code.
+
+    A benchmark that noise leaves undecided runs again until it is decided, ``repeat`` times in all at most. The benchmarks
+    take turns, so that a disturbance of minutes does not hit all repetitions of one of them.
+    """
+    store = out or outputs()
+    done: dict[int, Outcome] = {}
+    earlier: dict[int, list[RunRecord]] = {number: [] for number in range(len(planned))}
+    for turn in range(1, repeat + 1):
+        due = [n for n in earlier if n not in done or done[n].verdict.verdict == "AMBIGUOUS"]
+        if not due:
+            break
+        for number in due:
+            if turn > 1:
+                console.print(f"[yellow]undecided[/]  repetition {turn} of at most {repeat}")
+                earlier[number].append(_record(done[number].run_dir))
+            try:
+                done[number] = run_one(planned[number], store, earlier[number])
+            except StorageError as error:  # no place for the next run either
+                return max(_not_stored(error), write_index(store, quiet=True))
+            if done[number].interrupted:
+                break
+        if any(outcome.interrupted for outcome in done.values()):
+            break
+    codes = [
+        EXIT_INTERRUPTED if outcome.interrupted else outcome.verdict.exit_code(strict) for outcome in done.values()
+    ]
+    return _worst([*codes, write_index(store, quiet=True)])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that ended."""
+
+    run_dir: Path
+    verdict: Verdict
+    interrupted: bool
+
+
+def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = ()) -> Outcome:
+    """Run one plan into a folder of its own; ``earlier`` repetitions are judged with it.
+
+    Raises ``StorageError`` where the run, its verdict or its report cannot be written; the ranks have ended then.
+    """
+    config = planned.config
+    run_dir = prepare(planned, out)
+    if earlier:
+        save_repeats(run_dir, earlier)
+    console.print(
+        f"[bold]{config.benchmark}[/]  tier {config.tier}  backend {config.backend}  {config.world_size} rank{'s' * (config.world_size > 1)}  [dim]{shown(run_dir)}[/]"
+    )
+    interrupted = False
+    if planned.unavailable:
+        judging.mark_skipped(Run(run_dir), planned.unavailable)
+    else:
+        try:
+            interrupted = _execute(planned, run_dir)
+        finally:
+            settled(run_dir)
+    verdict = judging.final(Run(run_dir))
+    try:
+        report = keep(run_dir, verdict)
+    except StorageError:
+        summarise(run_dir, verdict, None)
+        raise
+    summarise(run_dir, verdict, report)
+    return Outcome(run_dir, verdict, interrupted)
+
+
+def _record(run_dir: Path) -> RunRecord:
+    run = Run(run_dir)
+    return RunRecord.of(run, BENCHMARKS[run.config.benchmark].limits(run))
+
+
+def _worst(codes: list[int]) -> int:
+    order = (EXIT_PASS, EXIT_NOTHING_TO_COMPARE, EXIT_FAIL, EXIT_BROKEN, EXIT_INTERRUPTED)
+    return max(codes, key=order.index, default=EXIT_PASS)
+
+
+def _execute(planned: Plan, run_dir: Path) -> bool:
+    """Execute the notebook of a run; return whether the user interrupted it."""
+    config = planned.config
+    path = BENCHMARKS[config.benchmark].notebook
+    # The notebook reads config.json in the run folder; tier and backend are what a reader of its copy wants to see.
+    parameters = {"tier": config.tier, "backend": config.backend, "run_dir": str(run_dir)}
+    display = _Display(run_dir)
+    display.start()
+    try:
+        # A job elsewhere may wait in a queue first; 0 is a queue without a limit.
+        queue_s = clusters.load(config.cluster).queue_s or YEAR_S if config.launcher in clusters.ELSEWHERE else 0.0
+        execute(path, run_dir / "notebook.ipynb", parameters, config.hard_limit_s + 60 + queue_s)
+    except KeyboardInterrupt:
+        return True
+    except Exception as error:  # a failing cell, a dead kernel, a timeout: the verdict names it, the report shows it
+        judging.mark_notebook_error(run_dir, error)
+    finally:
+        display.stop()
+    return False
+
+
+def settled(run_dir: Path) -> None:
+    """Wait until the supervisor has ended the ranks and written ``status.json``; write it where the supervisor is gone."""
+    from benchlib.launch.launch import settle
+
+    end = time.monotonic() + SETTLE_S
+    while time.monotonic() < end and not (run_dir / "status.json").exists() and judging.is_running(run_dir):
+        time.sleep(0.1)
+    with contextlib.suppress(UserError):  # a damaged status.json: the verdict says so
+        settle(run_dir)
+
+
+class _Display(threading.Thread):
+    """Shows the progress of a run: one live line in a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(daemon=True)
+        self._follower, self._progress, self._end = EventFollower(run_dir), Progress(), threading.Event()
+
+    def run(self) -> None:
+        with console.status("starting") if console.is_terminal else contextlib.nullcontext() as status:
+            shown, printed = "", -LINE_EVERY_S
+            while not self._end.wait(0.25):
+                for event in self._follower.poll():
+                    self._progress.update(event)
+                line, now = self._progress.line(), time.monotonic()
+                if line == shown:
+                    continue
+                shown = line
+                if console.is_terminal:
+                    status.update(escape(line))  # type: ignore[union-attr]
+                elif now - printed >= LINE_EVERY_S:
+                    printed = now
+                    console.print(f"  {escape(line)}")
+
+    def stop(self) -> None:
+        self._end.set()
+        self.join()
+
+
+def keep(run_dir: Path, verdict: Verdict) -> Path:
+    """Write the verdict and the report of a run; return the report's path. Raises ``StorageError``."""
+    from benchlib.show import report
+
+    save_verdict(run_dir, verdict)
+    return report.render(run_dir)
+
+
+def write_index(store: Path, quiet: bool = False) -> int:
+    """Write the list of the runs of a store; return the exit code, 2 where it cannot be written."""
+    from benchlib.show import index
+
+    try:
+        path = index.render(store)
+    except StorageError as error:
+        return _not_stored(error)
+    if not quiet:
+        console.print(f"index: {shown(path)}", soft_wrap=True)
+    return EXIT_PASS
+
+
+def _not_stored(error: StorageError) -> int:
+    console.print(f"[red]error[/]  {escape(str(error))}", soft_wrap=True)
+    return EXIT_BROKEN
 
 
 def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
-    """Print the checks, what was not judged or compared, and the verdict of a run."""
+    """Print the checks of a run, those that could not be evaluated in a line each, and the verdict."""
     narrow = console.width < NARROW
-    heads = ["check", "status", "what was found"] + ([] if narrow else ["limit"])
+    heads = ["check", "status", "result"] + ([] if narrow else ["limit"])
     table = Table(*heads, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for check in verdict.checks:
         if check.status in ("SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"):
-            continue  # what was not judged stands in a line below, with all reasons in the report
+            continue  # named in a line below; the report has the reasons
         word, colour = check.status.replace("_", " ").lower(), COLOURS.get(check.status, "white")
         if not check.gates and check.status == "FAIL":
             word, colour = "differs", "yellow"
@@ -306,25 +301,30 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
             check.name + (f" ({quantity(check.value, check.unit)})" if check.value is not None else "")
             for check in skipped
         )
-        console.print(f"[yellow]not judged[/]  {escape(names)}", soft_wrap=True)
-    open_ = [check for check in verdict.checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
-    if open_:
-        why = open_[0].reason.partition("; ")[2] or open_[0].reason
-        console.print(f"[blue]no comparison[/]  for {len(open_)} metrics: {escape(why)}", soft_wrap=True)
+        console.print(f"[yellow]not evaluated[/]  {escape(names)}", soft_wrap=True)
+    uncompared = [check for check in verdict.checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
+    if uncompared:
+        why = uncompared[0].reason.partition("; ")[2] or uncompared[0].reason
+        console.print(f"[blue]not compared[/]  {len(uncompared)} metrics: {escape(why)}", soft_wrap=True)
         run = Run(run_dir)
         if verdict.verdict == "PASS" and (count := baselines.restarts(run)):
-            why = f"it was started again {count} time{'s' * (count != 1)}, its speed is that of a part of it"
+            why = f"it was restarted {count} time{'s' * (count != 1)}, and its speed is that of the last part"
             console.print(f"[dim]this run cannot become a baseline: {why}; run it again undisturbed[/]", soft_wrap=True)
         elif verdict.verdict == "PASS" and not run.config.planted_slowdown:
             again = f'benchlib baseline accept {shlex.quote(_short(run_dir))} --reason "..."'
             console.print(f"[dim]to compare later runs with this one: {escape(again)}[/]", soft_wrap=True)
     if verdict.gate:
         console.print(f"[dim]{escape(verdict.gate['sentence'])}[/]", soft_wrap=True)
-    word = "BROKEN" if verdict.broken else verdict.verdict
-    colour = COLOURS.get(verdict.verdict, "white")
-    console.print(f"[bold {colour}]{word}[/]  {escape(verdict.sentence)}", soft_wrap=True)
+    console.print(f"[bold]{_word(run_dir, verdict)}[/]  {escape(verdict.sentence)}", soft_wrap=True)
     if report is not None:
         console.print(f"report: {shown(report)}\n", soft_wrap=True)
+
+
+def _word(run_dir: Path, verdict: Verdict) -> str:
+    """Return the word for a run in its colour: its verdict, or BROKEN or STOPPED."""
+    status = tolerant(Run(run_dir), [])(lambda: Run(run_dir).status)  # a damaged one is in the verdict already
+    word, _ = judgement(verdict.model_dump(), status)
+    return f"[{COLOURS.get(verdict.verdict, 'white')}]{word}[/]"
 
 
 def shown(path: Path) -> str:
@@ -338,20 +338,14 @@ def _short(path: Path) -> str:
     return str(path)
 
 
-# `benchlib report`: judge and render stored runs again, and refresh the lists that they stand in.
-
-
-_DAY = re.compile(r".+-\d{8}")
-
-
 def report_all(runs: Iterable[Path], out: Path | None) -> int:
-    """Judge and render stored runs again; the exit code is 2 where one could not be judged, or nothing be written."""
+    """Judge and render stored runs again and refresh their stores' lists; return 2 where one of these failed, else 0."""
     folder = out or outputs()
     chosen = list(runs) or list(find_runs(folder))
     if not chosen:
         raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
     codes = [_report(run_dir) for run_dir in chosen]
-    # A run lies in STORE/<tier>-<day>/<run>: its own store's list is the one that changes. A copy elsewhere has none.
+    # A run in STORE/<tier>-<day>/<run> changes the list of its own store. A copy elsewhere has no list.
     places = [run_dir.resolve().parent for run_dir in chosen]
     for store in sorted({place.parent for place in places if _DAY.fullmatch(place.name)}):
         codes.append(write_index(store))
@@ -366,21 +360,20 @@ def _report(run_dir: Path) -> int:
         if not run.recognised:
             raise UserError("not a run folder of benchlib: nothing is written there")
         if judging.is_running(run_dir):
-            console.print(f"{shown(run_dir)}: still running, left alone", soft_wrap=True)
+            console.print(f"{shown(run_dir)}: still running, nothing changed", soft_wrap=True)
             return EXIT_PASS
         settled(run_dir)
         verdict = judging.judged(Run(run_dir))
     except (UserError, OSError) as error:
-        text = str(error).removeprefix(f"{run_dir}: ")
-        console.print(f"[red]error[/]  {shown(run_dir)}: {escape(text)}", soft_wrap=True)
+        reason = str(error).removeprefix(f"{run_dir}: ")
+        console.print(f"[red]error[/]  {shown(run_dir)}: {escape(reason)}", soft_wrap=True)
         return EXIT_BROKEN
-    word = "BROKEN" if verdict.broken else verdict.verdict
     try:
         place = shown(keep(run_dir, verdict))
         code = EXIT_PASS
     except StorageError as error:
         place, code = f"{shown(run_dir)}: {escape(verdict.sentence)}\n[red]error[/]  {escape(str(error))}", EXIT_BROKEN
-    console.print(f"[{COLOURS.get(verdict.verdict, 'white')}]{word}[/]  {place}", soft_wrap=True)
+    console.print(f"{_word(run_dir, verdict)}  {place}", soft_wrap=True)
     if verdict.verdict != "PASS" and code == EXIT_PASS:
-        console.print(f"  {escape(terminal.one_line(verdict.sentence))}", soft_wrap=True)
+        console.print(f"  {escape(text.one_line(verdict.sentence))}", soft_wrap=True)
     return code

@@ -1,4 +1,4 @@
-"""Checks and verdicts: named questions with a status, the numbers behind it and a reason in plain words."""
+"""Checks and verdicts: named questions with a status, a reason and the numbers behind it."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -42,8 +42,8 @@ class Check(BaseModel):
 class Verdict(BaseModel):
     """What all checks of a run say together.
 
-    ``gate`` tells what the regression gate can be trusted with here: ``sentence``, ``method`` and ``rows`` of the calibration, or None.
-    ``elsewhere`` names the node that has the result of a run which ended in order here; '' where it is here.
+    ``gate`` states how far the regression gate can be trusted: ``sentence``, ``method`` and ``rows`` of the calibration, or None.
+    ``elsewhere`` names the node that holds the result of a run of several nodes; '' where the result is here.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -62,7 +62,7 @@ class Verdict(BaseModel):
             return EXIT_BROKEN
         if self.verdict == "FAIL":
             return EXIT_FAIL
-        if self.elsewhere:  # what was undecided is said there
+        if self.elsewhere:  # the verdict is on that node
             return EXIT_PASS
         undecided = self.verdict == "SKIPPED" or any(
             check.gates and check.status in ("AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE")
@@ -75,12 +75,12 @@ _NARROWER = "More accepted runs (accept --add), a calibration or a quieter machi
 
 
 def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", runs: int = 1) -> Verdict:
-    """Put the checks together. ``broken`` and ``skipped`` say why the run has no complete result.
+    """Combine the checks of a run. ``broken`` and ``skipped`` are why it has no complete result.
 
-    ``runs`` are the repetitions that are judged together.
+    ``runs`` is the number of repetitions that are judged together.
     """
     if broken:
-        return Verdict(verdict="FAIL", broken=True, sentence=f"The run broke: {broken}", checks=checks)
+        return Verdict(verdict="FAIL", broken=True, sentence=broken[:1].upper() + broken[1:], checks=checks)
     if skipped:
         return Verdict(verdict="SKIPPED", sentence=f"Nothing ran: {skipped}", checks=checks)
     failed = [check for check in checks if check.gates and check.status == "FAIL"]
@@ -98,14 +98,14 @@ def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", runs: i
             + (_NARROWER if runs > 1 else "--repeat 5 runs it again until it is decided."),
             checks=checks,
         )
-    open_ = [check for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
-    rest = f"; {_count(open_)} had no comparable baseline" if open_ else ""
+    compared_with_nothing = [check for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
+    rest = f"; {len(compared_with_nothing)} not evaluated (no comparable baseline)" if compared_with_nothing else ""
     missing = ", ".join(check.name for check in checks if check.gates and check.status == "SKIPPED")
-    rest += f"; not judged although it should be: {missing}" if missing else ""
+    rest += f"; incomplete: {missing}" if missing else ""
     if all(check.kind in ("outcome", "budget") for check in passed):
-        # That a run ended in order and in time says nothing about what it is for.
+        # That a run completed in time says nothing about what it was for.
         why = [f"{check.name}: {check.reason}" for check in checks if check.gates and check.status == "SKIPPED"]
-        sentence = f"No check could be made: {why[0]}." if why else "No check could be made."
+        sentence = f"No check could be evaluated: {why[0]}." if why else "No check could be evaluated."
         return Verdict(verdict="SKIPPED", sentence=sentence, checks=checks)
     return Verdict(verdict="PASS", sentence=f"{_count(passed)} passed{rest}.", checks=checks)
 
@@ -185,7 +185,7 @@ def budget_check(run: Run, total_s: float) -> Check:
     budget = run.config.budget_s
     return fact_check(
         "time budget",
-        "Did the run keep its tier's time?",
+        "Did the run stay within its tier's time budget?",
         total_s <= budget,
         f"{total_s:.0f} s of {budget:.0f} s",
         kind="budget",
@@ -196,13 +196,17 @@ def budget_check(run: Run, total_s: float) -> Check:
 
 
 def rule_check(
-    name: str, question: str, findings: Sequence[Finding], *, missing: str = "the run does not state enough to tell"
+    name: str,
+    question: str,
+    findings: Sequence[Finding],
+    *,
+    missing: str = "the run does not report enough to evaluate it",
 ) -> Check:
-    """Make a gating check of what a rule for impossible numbers found; SKIPPED where it found nothing to judge."""
+    """Make a gating check of the findings of a rule for impossible numbers; SKIPPED where the rule did not apply."""
     for status in ("FAIL", "PASS"):
-        told = [finding for finding in findings if finding.status == status]
-        if told:
-            first, reason = told[0], "; ".join(finding.reason for finding in told)
+        matching = [finding for finding in findings if finding.status == status]
+        if matching:
+            first, reason = matching[0], "; ".join(finding.reason for finding in matching)
             return fact_check(
                 name, question, status == "PASS", reason, limit=first.limit, value=first.value, unit=first.unit
             )
@@ -212,7 +216,7 @@ def rule_check(
 
 def finite_check(result: Result) -> Check:
     """Check that every measured metric is a finite number and no time, rate or size is below zero."""
-    question = "Is every measured value a number that can be?"
+    question = "Are all values finite and non-negative?"
     stated = quantities(Numbers(result.metrics, world_size=result.world_size))
     if not stated:
         return fact_check("finite", question, False, "no value was measured")
@@ -221,10 +225,10 @@ def finite_check(result: Result) -> Check:
 
 def agreement_check(claims: Sequence[Claim], shown: Collection[str]) -> Check:
     """Check that all other numbers of a run follow from each other: every rule but those ``shown`` by checks of their own."""
-    question = "Do rates, counts, times and shares follow from each other and from the raw samples?"
+    question = "Are rates, counts, times and shares consistent with each other and with the raw samples?"
     judged = [judgement for judgement in judge_claims(claims) if judgement.rule.name not in shown]
     failures = [reason for judgement in judged for reason in judgement.failures]
     held = [judgement.rule.name for judgement in judged if judgement.status == "PASS"]
     if failures:
         return fact_check("numbers agree", question, False, "; ".join(failures))
-    return fact_check("numbers agree", question, bool(held), f"these rules hold: {', '.join(held) or 'none'}")
+    return fact_check("numbers agree", question, bool(held), f"consistent: {', '.join(held) or 'nothing to compare'}")

@@ -1,4 +1,4 @@
-"""From a run folder to its verdict: whole runs go to their benchmark's checks, others say why they are not whole."""
+"""From a run folder to its verdict: complete runs go to the checks of their benchmark, for others the reason is stated."""
 
 import time
 from pathlib import Path
@@ -58,16 +58,17 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     if broken:
         return _broken([], broken)
     comparison, damaged = _comparison(run, baselines_root)
+    ranks = run.config.world_size
     checks: list[Check] = [
         Check(
             name="run completed",
             kind="outcome",
             question="Did every rank finish its work?",
             status="PASS",
-            reason=f"{run.config.world_size} of {run.config.world_size} ranks ended in order",
+            reason=f"all {ranks} ranks exited normally" if ranks > 1 else "the rank exited normally",
         ),
-        *_undisturbed(run),
-        *_files_whole(run),
+        *_restart_check(run),
+        *_files_check(run),
         *damaged,
     ]
     try:
@@ -82,7 +83,7 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
         ) from error
     stopped = _notebook_error(run)
     if stopped:
-        return _broken(checks, f"the measurement is whole, but the notebook stopped: {stopped['message']}")
+        return _broken(checks, f"the measurement is complete, but the notebook failed: {stopped['message']}")
     verdict = verdict_of(checks, runs=1 + len(repeats(run)))
     measured = comparison.calibration
     if measured is not None:
@@ -91,54 +92,56 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
 
 
 def _elsewhere(run: Run) -> Verdict:
-    """Return the verdict of a node without rank 0: its ranks ended in order, and what they measured is on another one."""
+    """Return the verdict of a node without rank 0: its ranks exited normally, and rank 0 has the result."""
     first = next((node.label() for node in nodes.read(run.path) if 0 in node.ranks), "")
     where = f"node {first}, which has rank 0" if first else "the node of rank 0"
-    sentence = f"The ranks of this node ended in order; result and verdict of the run are on {where}."
+    sentence = f"All ranks of this node exited normally; the result and the verdict are on {where}."
     return Verdict(verdict="SKIPPED", sentence=sentence, checks=[], elsewhere=first or "the node of rank 0")
 
 
-def _undisturbed(run: Run) -> list[Check]:
-    """Say of a run whose ranks may be started again whether they were: it tells what it learnt, and not how fast it is."""
+def _restart_check(run: Run) -> list[Check]:
+    """Check for restarts: a restarted run may be judged by what it learnt, not by its speed."""
     count = baselines.restarts(run)
     if not run.config.max_restarts and not count:
         return []
     failures = "; ".join(str(row.get("reason")) for row in (run.status or {}).get("earlier_attempts", []))
-    reason = f"started again {count} time{'s' * (count != 1)}" + (f": {failures}" if failures else "")
+    reason = f"restarted {count} time{'s' * (count != 1)}" + (f": {failures}" if failures else "")
     return [
         Check(
             name="no restart",
             kind="outcome",
-            question="Did the ranks go through without being started again?",
+            question="Did the ranks finish without a restart?",
             status="AMBIGUOUS" if count else "PASS",
             gates=False,
-            reason=f"{reason}; times hold the failures, and the run cannot become a baseline" if count else "they did",
+            reason=f"{reason}; the times include the failures, so the run cannot become a baseline"
+            if count
+            else "no restart",
             value=float(count),
             limit="= 0",
         )
     ]
 
 
-def _files_whole(run: Run) -> list[Check]:
-    """Check the files against what was written down when the run ended; nothing where nothing was (older runs)."""
+def _files_check(run: Run) -> list[Check]:
+    """Check the files against ``files.json``, written when the run ended; no check where an older run has none."""
     faults = files.faults(run.path)
     if faults is None:
         return []
-    question = "Are the files of the run as they were when it ended?"
-    told = "; ".join(faults) or "sizes and checksums are those of files.json"
-    return [fact_check("files whole", question, not faults, told, kind="outcome")]
+    question = "Are the files unchanged since the run ended?"
+    reason = "; ".join(faults) or "sizes and checksums match files.json"
+    return [fact_check("files intact", question, not faults, reason, kind="outcome")]
 
 
 def _comparison(run: Run, root: Path | None) -> tuple[baselines.Comparison, list[Check]]:
-    """Find what to compare with. A damaged file of the gate fails the run, and costs it none of its other checks."""
+    """Return what to compare with. A damaged file of the gate fails the run and leaves its other checks."""
     try:
-        found = baselines.find(run, root)
+        comparison = baselines.find(run, root)
     except UserError as error:
-        factors = [("the file", "whole", "damaged")]
-        lost = baselines.Comparison(status="NOT_COMPARABLE", factors=factors)
-        return lost, [_unreadable("baseline readable", "Can the accepted runs be read?", str(error))]
+        unreadable = baselines.Comparison(status="NOT_COMPARABLE", factors=[("the file", "intact", "damaged")])
+        return unreadable, [_unreadable("baseline readable", "Can the accepted runs be read?", str(error))]
     question = "Can the gate's calibration be read?"
-    return found, [_unreadable("calibration readable", question, found.damaged)] if found.damaged else []
+    damaged = comparison.damaged
+    return comparison, [_unreadable("calibration readable", question, damaged)] if damaged else []
 
 
 def _unreadable(name: str, question: str, reason: str) -> Check:
@@ -158,7 +161,7 @@ def _broken(checks: list[Check], reason: str) -> Verdict:
 
 
 def _why_broken(run: Run) -> str:
-    """Return why a run has no complete result, in plain words; '' for a whole run."""
+    """Return why a run has no complete result; '' for a complete one."""
     status, result = run.status, run.result
     if status is not None and status["outcome"] != "complete":
         stopped = _notebook_error(run)
@@ -169,18 +172,18 @@ def _why_broken(run: Run) -> str:
     if status is None:
         last, stopped = run.events[-1] if run.events else None, _notebook_error(run)
         if last is None and stopped is not None:
-            return f"no rank was started; the notebook stopped: {stopped['message']}"
+            return f"no rank was started; the notebook failed: {stopped['message']}"
         what = (
-            f"its last sign of life was {last['kind']} from {last['source']} at {moment(last['t'])}"
+            f"its last event was {last['kind']} from {last['source']} at {moment(last['t'])}"
             if last
             else "no rank was started"
         )
-        return f"the run was cut off and nobody was left to say why; {what}"
-    return "every rank ended, but no complete result was written"
+        return f"the run ended without a status: its supervisor was killed or the machine went down; {what}"
+    return "every rank exited, but no complete result was written"
 
 
 def is_running(run_dir: Path | str) -> bool:
-    """Tell whether a process on this machine still works on the run folder."""
+    """Whether a process on this machine still works on the run folder."""
     running = files.taken(run_dir)
     if running is not None:
         return running
@@ -195,7 +198,7 @@ def is_running(run_dir: Path | str) -> bool:
 
 
 def mark_skipped(run: Run, reason: str) -> None:
-    """Write the result of a run whose backend is not there."""
+    """Write the result of a run whose backend is not available."""
     save_result(run.path, Result.of(run.config, status="skipped", reason=reason, ended_at=time.time()))
 
 

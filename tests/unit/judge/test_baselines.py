@@ -117,7 +117,7 @@ def test_a_run_that_was_cut_off_gets_a_verdict_that_says_so(make_run, tmp_path):
     (run.path / "verdict.json").unlink()
     verdict = judge(run.path, tmp_path / "b")
     assert verdict.exit_code() == 2
-    assert "cut off" in verdict.sentence
+    assert "ended without a status" in verdict.sentence
     (run.path / "result.json").write_text('{"half')
     assert "result.json" in judge(run.path, tmp_path / "b").sentence
 

@@ -124,7 +124,7 @@ def test_a_run_that_only_ended_in_order_has_passed_nothing():
     lonely = Check(name="parity", kind="reference", question="?", status="SKIPPED", reason="only the reference ran")
     verdict = verdict_of([ended, lonely])
     assert (verdict.verdict, verdict.exit_code(), verdict.exit_code(strict=True)) == ("SKIPPED", 0, 3)
-    assert verdict.sentence == "No check could be made: parity: only the reference ran."
+    assert verdict.sentence == "No check could be evaluated: parity: only the reference ran."
     assert verdict_of([ended, lonely, check("PASS")]).verdict == "PASS"
 
 

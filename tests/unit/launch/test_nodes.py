@@ -141,7 +141,7 @@ def test_a_node_without_rank_0_says_where_the_result_is(
         peers.write(run_dir, [Node("a", "gpu1", "10.0.0.1", 7, (0,)), Node("b", "gpu2", "10.0.0.2", 8, (1,))])
     told = judge(run_dir, tmp_path / "baselines")
     assert (told.exit_code(), told.exit_code(strict=True), told.broken) == (0, 0, False)
-    assert told.sentence == f"The ranks of this node ended in order; result and verdict of the run are on {where}."
+    assert told.sentence == f"All ranks of this node exited normally; the result and the verdict are on {where}."
     summarise(run_dir, told, None)
     assert "result and verdict of the run are on" in " ".join(capsys.readouterr().out.split())
     page = report.render(run_dir).read_text(encoding="utf-8")

@@ -34,7 +34,7 @@ def test_the_verdict_tells_of_restarts(tmp_path: Path, restarts: int, status: st
     assert (check.status, check.gates, check.value) == (status, False, restarts)
     assert not verdict.broken
     if restarts:
-        assert check.reason.startswith("started again 1 time: rank 1 was killed by SIGKILL; ")
+        assert check.reason.startswith("restarted 1 time: rank 1 was killed by SIGKILL; ")
 
 
 def test_a_run_that_could_not_be_restarted_says_nothing_of_it(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_terminal_offers_no_baseline_that_would_be_refused(
     summarise(run.path, Verdict(verdict="PASS", sentence="1 check passed.", checks=[open_]), None)
     said = " ".join(capsys.readouterr().out.split())
     assert ("benchlib baseline accept" in said) == (not restarts)
-    assert ("cannot become a baseline: it was started again 1 time" in said) == bool(restarts)
+    assert ("cannot become a baseline: it was restarted 1 time" in said) == bool(restarts)
 
 
 def test_what_a_lost_run_tells_is_of_its_last_attempt(tmp_path: Path) -> None:

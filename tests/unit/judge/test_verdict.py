@@ -1,0 +1,53 @@
+"""One verdict a run: the notebook's where it made one, and the command line's where it did not."""
+
+import json
+
+import pytest
+from make_run import make_run
+
+from benchlib.judge.verdict import final, mark_notebook_error
+from benchlib.results.run import Run
+
+FACTS = {"checksums": [["aa", "aa"]], "checksums_equal": True}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A complete run whose notebook stored a verdict that no judging would give."""
+    path = make_run(tmp_path / "run", facts=FACTS)
+    verdict = json.loads((path / "verdict.json").read_text())
+    (path / "verdict.json").write_text(json.dumps(verdict | {"sentence": "As the notebook said.", "broken": False}))
+    return path
+
+
+def test_the_verdict_of_the_notebook_is_taken_as_it_is(run_dir):
+    assert final(Run(run_dir)).sentence == "As the notebook said."
+
+
+def test_a_run_that_the_notebook_did_not_judge_is_judged(run_dir):
+    (run_dir / "verdict.json").unlink()
+    verdict = final(Run(run_dir))
+    assert verdict.sentence != "As the notebook said." and not verdict.broken
+    assert "run completed" in [check.name for check in verdict.checks]
+
+
+def test_a_notebook_that_fails_after_its_verdict_breaks_the_run(run_dir):
+    mark_notebook_error(run_dir, ValueError("no such column"))
+    verdict = final(Run(run_dir))
+    assert verdict.broken and verdict.exit_code() == 2
+    assert verdict.sentence == "The measurement is complete, but the notebook failed: ValueError: no such column"
+    assert len(verdict.checks) > 1, "what was measured stays judged"
+
+
+def test_a_damaged_verdict_is_made_again(run_dir):
+    (run_dir / "verdict.json").write_text('{"verdict": "PA')
+    verdict = final(Run(run_dir))
+    assert verdict.sentence != "As the notebook said." and not verdict.broken
+
+
+def test_checks_of_benchlib_0_1_have_their_present_names(run_dir):
+    path = run_dir / "verdict.json"
+    verdict = json.loads(path.read_text())
+    verdict["checks"][0]["name"] = "files whole"
+    path.write_text(json.dumps(verdict))
+    assert Run(run_dir).verdict["checks"][0]["name"] == "files intact"
