@@ -376,7 +376,7 @@ def summarize(folder: Path | str) -> None:
     states = _states(str(folder))  # before reading: what changes meanwhile makes the summary outdated
     run = Reader().fill(str(folder), parts)
     with contextlib.suppress(OSError, ValueError):
-        if run.damaged or parts.keys() < set(FILES):
+        if run.damaged or set(FILES) - parts.keys():
             (Path(folder) / SUMMARY).unlink(missing_ok=True)
             return
         kept: dict[str, Any] = {

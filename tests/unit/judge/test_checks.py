@@ -131,7 +131,7 @@ def test_a_run_that_only_ended_in_order_has_passed_nothing():
 def test_a_broken_run_exits_with_2_whatever_passed():
     verdict = verdict_of([check("PASS")], broken="rank 1 was killed by SIGKILL")
     assert (verdict.verdict, verdict.exit_code()) == ("FAIL", 2)
-    assert "rank 1 was killed" in verdict.sentence
+    assert verdict.sentence == "Rank 1 was killed by SIGKILL"
 
 
 def test_an_informative_check_does_not_fail_the_run():

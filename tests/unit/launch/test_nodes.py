@@ -143,7 +143,7 @@ def test_a_node_without_rank_0_says_where_the_result_is(
     assert (told.exit_code(), told.exit_code(strict=True), told.broken) == (0, 0, False)
     assert told.sentence == f"All ranks of this node exited normally; the result and the verdict are on {where}."
     summarise(run_dir, told, None)
-    assert "result and verdict of the run are on" in " ".join(capsys.readouterr().out.split())
+    assert "the result and the verdict are on" in " ".join(capsys.readouterr().out.split())
     page = report.render(run_dir).read_text(encoding="utf-8")
     assert where in page
     assert "Nothing ran" not in page
