@@ -4,7 +4,7 @@
     dist.new_group(backend=LIBRARIES["mpi"].register())
 
 gloo, nccl, xccl and ucc come with torch, each with builds of its own; xla comes with torch_xla. torch's wheels have no
-MPI: that one is a backend of this kit (``mpi_group``), under a name of its own beside torch's.
+MPI: that one is a backend of this kit (``runtime.mpi``), under a name of its own beside torch's.
 """
 
 import importlib

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchlib.core import files
 from benchlib.benchmarks.collectives import extras
-from benchlib.runtime import group as process_group
 from benchlib.config.schema import BaseConfig
+from benchlib.core import files
 from benchlib.core.events import EventWriter
+from benchlib.runtime import group as process_group
 
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8,
@@ -195,6 +195,7 @@ def sharded(rank: int, size: int) -> float:
     """Return the largest difference of FSDP2's gradients from those of one process, in fp64."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     def model() -> torch.nn.Module:
         torch.manual_seed(3)
@@ -208,6 +209,10 @@ def sharded(rank: int, size: int) -> float:
         fully_shard(layer, mesh=mesh)
     fully_shard(split, mesh=mesh)
     split(batch.chunk(size)[rank]).square().mean().backward()
+    partial = DTensor.from_local(number(rank, 4 * size), mesh, [Partial()])  # through torch's functional collectives
+    total = sum(number(other, 4 * size) for other in range(size))
+    same(partial.redistribute(placements=[Replicate()]).to_local(), total)
+    same(partial.redistribute(placements=[Shard(0)]).to_local(), total.chunk(size)[rank])
     pairs = zip(alone.parameters(), split.parameters(), strict=True)
     return max(float((one.grad - other.grad.full_tensor()).abs().max()) for one, other in pairs)
 
@@ -245,10 +250,10 @@ def run(config: Config, run_dir: Path, events: EventWriter) -> None:
         else:
             seen["sharded"] = sharded(rank, size)
         if size == 2 and world.collective == "mpi":
-            from benchlib.runtime import mpi_buffers
+            from benchlib.runtime import mpi
 
             from_anybody()
             seen["late"] = late(rank)
-            mpi_buffers.LIMIT = 700  # bytes or elements in one count: buffers go in pieces, or as one long item
+            mpi.LIMIT = 700  # bytes or elements in one count: buffers go in pieces, or as one long item
             checked += reductions(rank, size) + moves(rank, size)
         files.write_json(run_dir / f"seen{rank}.json", seen | {"checked": checked})
