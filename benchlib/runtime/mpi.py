@@ -52,7 +52,6 @@ _TYPES = {
 _OPS = (
     (dist.ReduceOp.SUM, MPI.SUM), (dist.ReduceOp.AVG, MPI.SUM), (dist.ReduceOp.PRODUCT, MPI.PROD),
     (dist.ReduceOp.MIN, MPI.MIN), (dist.ReduceOp.MAX, MPI.MAX),
-    (dist.ReduceOp.BAND, MPI.BAND), (dist.ReduceOp.BOR, MPI.BOR), (dist.ReduceOp.BXOR, MPI.BXOR),
 )  # fmt: skip
 
 
@@ -124,7 +123,6 @@ class Collective(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
         return self._done.is_set()
 
     def result(self) -> Tensors:
@@ -133,7 +131,6 @@ class Collective(dist.Work):
         return self._tensors
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return the future of ``result()``."""
         return self._future
 
 
@@ -157,7 +154,6 @@ class Message(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the message is through."""
         return self._request.Test(self._status)  # type: ignore[no-any-return]
 
     def source_rank(self) -> int:
@@ -170,23 +166,23 @@ class Message(dist.Work):
 # Tensors as MPI sees them: [memory, count, datatype]
 
 
-def _check(name: str, *tensors: Tensor) -> None:
+def _check(name: str, tensor: Tensor) -> None:
     """Raise ``ValueError`` for a tensor that has no single block of memory on the CPU."""
-    for tensor in tensors:
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            raise ValueError(
-                f"mpi {name}: a dense CPU tensor is needed, got {tensor.layout} on {tensor.device}: use .cpu()"
-            )
-        if not tensor.is_contiguous():
-            raise ValueError(
-                f"mpi {name}: the tensor with shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
-                "contiguous: pass tensor.contiguous()"
-            )
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise ValueError(
+            f"mpi {name}: a dense CPU tensor is needed, got {tensor.layout} on {tensor.device}: use .cpu()"
+        )
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"mpi {name}: the tensor with shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous: "
+            "pass tensor.contiguous()"
+        )
 
 
 def _check_parts(name: str, part: Tensor, whole: Tensor, ranks: int) -> None:
     """Raise ``ValueError`` where ``whole`` is not one ``part`` for each rank."""
-    _check(name, part, whole)
+    _check(name, part)
+    _check(name, whole)
     if part.dtype != whole.dtype or part.numel() * ranks != whole.numel():
         raise ValueError(
             f"mpi {name}: {whole.numel()} elements of {whole.dtype} are not {ranks} ranks x {part.numel()} of {part.dtype}"
@@ -297,16 +293,13 @@ class MPIGroup(_ProcessGroup):  # type: ignore[misc]
         self._thread.start()
 
     def getBackendName(self) -> str:
-        """Return the name that the group is registered under."""
         return BACKEND
 
-    # torch names a group through these two; without them it has no name to unregister.
     def setGroupName(self, name: str) -> None:
-        """Take the name that torch gives the group."""
+        """Keep the name that torch gives the group, and asks for when it unregisters it."""
         self._name = name
 
     def getGroupName(self) -> str:
-        """Return it."""
         return self._name
 
     def shutdown(self) -> None:
@@ -511,20 +504,6 @@ class MPIGroup(_ProcessGroup):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
-        """Send ``inputs[i]`` to rank i and receive ``outputs[i]`` from it; the sizes may differ."""
-        _check("all_to_all", *outputs, *inputs)
-        sent, received = ([one.numel() * one.element_size() for one in tensors] for tensors in (inputs, outputs))
-        source = torch.cat([tensor.reshape(-1) for tensor in inputs])
-        target = source.new_empty(sum(tensor.numel() for tensor in outputs))
-
-        def run() -> None:
-            self.comm.Alltoallv(_blocks(source, sent), _blocks(target, received))
-            for tensor, part in zip(outputs, target.split([one.numel() for one in outputs]), strict=True):
-                tensor.view(-1).copy_(part)
-
-        return self._begin("all_to_all", opts, run, outputs)
-
     def _block_bytes(self, tensor: Tensor, rows: list[int]) -> list[int]:
         """Return the bytes of each rank's block of a tensor; all the same where no rows are given."""
         _check("all_to_all", tensor)
@@ -537,7 +516,6 @@ class MPIGroup(_ProcessGroup):  # type: ignore[misc]
         return [count * total // max(1, length) for count in rows or [length // size] * size]
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        """Wait for all ranks."""
         return self._begin("barrier", opts, self.comm.Barrier, [])
 
     # Messages

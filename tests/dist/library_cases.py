@@ -125,10 +125,7 @@ def moves(rank: int, size: int, group: Any = None) -> int:
             swapped.view(-1, length), outgoing.view(-1, length), [row[rank] for row in rows], rows[rank], group=group
         )
         same(swapped, expected)
-        received = [torch.empty_like(mine) for _ in range(size)]
-        dist.all_to_all(received, [part.clone() for part in parts[rank]], group=group)
-        same(torch.cat(received), torch.cat([parts[other][rank] for other in range(size)]))
-        checked += 9
+        checked += 8
     return checked
 
 

@@ -12,7 +12,7 @@ from benchlib.launch.launch import Launch
 from benchlib.launch.launch import execute
 
 pytestmark = pytest.mark.skipif(bool(LIBRARIES["mpi"].missing()), reason=LIBRARIES["mpi"].missing())
-PER_GROUP = 5 * 7 * 3 * 5 + 7 * 3 * 9  # reductions x types x lengths x forms, and types x lengths x moves
+PER_GROUP = 5 * 7 * 3 * 5 + 7 * 3 * 8  # reductions x types x lengths x forms, and types x lengths x moves
 
 
 @pytest.fixture(autouse=True)
