@@ -18,8 +18,9 @@ from benchlib.workloads.collective_timing import AllReduce
 
 WARMUP_STEPS = 5  # not counted, at most a quarter of all: caches fill, DDP orders its buckets, kernels are chosen
 
-_NOT_TOLD = "transformers' Trainer does not tell how a step's time is divided"
+_NO_SPLIT = "transformers' Trainer does not tell how a step's time is divided"
 _ONE_RANK = "one rank exchanges nothing"
+_NO_SIZES = "the model's config does not name layers, hidden and intermediate size"
 
 
 class Columns:
@@ -43,13 +44,12 @@ def quality_metrics(trained: Trained, quality: str) -> list[Metric]:
     losses = Columns(trained.table)["loss"].sum(axis=1)
     width = smoothing_window(len(losses))
     curve = smoothed(losses, width)
-    reason = f"mean over {width} step{'s' * (width != 1)}"
+    mean = f"mean over {width} step{'s' * (width != 1)}"
+    each = "mean over the global batch, each step; the value is their median"
     return [
-        measured(
-            "loss", losses.tolist(), "", reason="mean over the global batch, each step; the value is their median"
-        ),
-        derived(f"loss_first{quality}", float(curve[width - 1]), "", "none", reason),
-        derived(f"loss_final{quality}", float(curve[-1]), "", "lower", reason),
+        measured("loss", losses.tolist(), "", reason=each),
+        derived(f"loss_first{quality}", float(curve[width - 1]), "", "none", mean),
+        derived(f"loss_final{quality}", float(curve[-1]), "", "lower", mean),
     ]
 
 
@@ -58,75 +58,44 @@ def speed_metrics(trained: Trained, scope: str, world_size: int, peak: float | N
     first = steady_from(trained)
     everything, steady = Columns(trained.table[trained.resumed_step :]), Columns(trained.table[first:])
     step_s = steady["step_s"].max(axis=1)
+    samples, tokens = ((steady[name].sum(axis=1) / step_s).tolist() for name in ("samples", "tokens"))
+    end_to_end = float(everything["samples"].sum()) / trained.train_s
+    padding = float(1 - everything["tokens"].sum() / everything["padded_tokens"].sum())
     window = f"steps {first + 1} to {len(trained.table)}"
-    found = [
-        derived(
-            f"train_samples_per_s{scope}",
-            (steady["samples"].sum(axis=1) / step_s).tolist(),
-            "samples/s",
-            "higher",
-            f"global batch over the time of the slowest rank, median step, {window}",
-        ),
-        derived(
-            f"end_to_end_samples_per_s{scope}",
-            float(everything["samples"].sum()) / trained.train_s,
-            "samples/s",
-            "higher",
-            "all samples over the whole training, with its checkpoints and slow steps",
-        ),
-        derived(
-            f"train_tokens_per_s{scope}",
-            (steady["tokens"].sum(axis=1) / step_s).tolist(),
-            "tokens/s",
-            "higher",
-            f"without padding, {window}",
-        ),
+    slowest = f"global batch over the time of the slowest rank, median step, {window}"
+    whole = "all samples over the whole training, with its checkpoints and slow steps"
+    exposed = "after the last gradient was ready, mean over the ranks; waiting for slower ranks is part of it"
+    return [
+        derived(f"train_samples_per_s{scope}", samples, "samples/s", "higher", slowest),
+        derived(f"end_to_end_samples_per_s{scope}", end_to_end, "samples/s", "higher", whole),
+        derived(f"train_tokens_per_s{scope}", tokens, "tokens/s", "higher", f"without padding, {window}"),
         measured(f"step_s{scope}", step_s.tolist(), "s", "lower", reason=f"slowest rank, {window}"),
-        derived(
-            "padding_share",
-            float(1 - everything["tokens"].sum() / everything["padded_tokens"].sum()),
-            "ratio",
-            "lower",
-            "padding over processed tokens, all steps",
-        ),
+        derived("padding_share", padding, "ratio", "lower", "padding over processed tokens, all steps"),
+        _part("time_data_s", steady["data_s"]),
+        _part("time_forward_s", steady["forward_s"]),
+        _part("time_backward_s", steady["backward_s"], "mean over the ranks, without waiting for other ranks"),
+        _part("time_exchange_s", steady["exchange_s"]),
+        _part("time_optimizer_s", steady["optimizer_s"]),
+        _part("exchange_exposed_s", steady["exchange_exposed_s"], exposed),
+        _overlap(steady, world_size),
+        _skew(steady, world_size),
+        *_flops(steady["flops"].sum(axis=1) / step_s, scope, peak, peak_reason),
     ]
-    for part in ("data", "forward", "backward", "exchange", "optimizer"):
-        found.append(
-            _part(
-                f"time_{part}_s",
-                steady[f"{part}_s"],
-                "mean over the ranks" + (", without waiting for other ranks" if part == "backward" else ""),
-            )
-        )
-    found.append(
-        _part(
-            "exchange_exposed_s",
-            steady["exchange_exposed_s"],
-            "after the last gradient was ready, mean over the ranks; waiting for slower ranks is part of it",
-        )
-    )
-    found += [_overlap(steady, world_size), _skew(steady, world_size)]
-    return [*found, *_flops(steady, step_s, scope, peak, peak_reason)]
 
 
-def _part(name: str, seconds: np.ndarray, reason: str) -> Metric:
+def _part(name: str, seconds: np.ndarray, reason: str = "mean over the ranks") -> Metric:
     if np.isnan(seconds).any():
-        return not_available(name, "s", "lower", _NOT_TOLD)
+        return not_available(name, "s", "lower", _NO_SPLIT)
     return measured(name, seconds.mean(axis=1).tolist(), "s", "lower", reason=reason)
 
 
 def _overlap(steady: Columns, world_size: int) -> Metric:
     busy, exposed = steady["exchange_s"], steady["exchange_exposed_s"]
     if np.isnan(busy).any() or world_size == 1:
-        return not_available("exchange_overlap", "ratio", "higher", _ONE_RANK if world_size == 1 else _NOT_TOLD)
+        return not_available("exchange_overlap", "ratio", "higher", _ONE_RANK if world_size == 1 else _NO_SPLIT)
     share = 1 - np.minimum(exposed, busy).sum(axis=1) / np.maximum(busy.sum(axis=1), 1e-12)
-    return derived(
-        "exchange_overlap",
-        share.tolist(),
-        "ratio",
-        "higher",
-        "1 - exposed / busy: the share of the exchange that the backward pass hides",
-    )
+    reason = "1 - exposed / busy: the share of the exchange that the backward pass hides"
+    return derived("exchange_overlap", share.tolist(), "ratio", "higher", reason)
 
 
 def own_work(columns: Columns) -> np.ndarray:
@@ -137,52 +106,31 @@ def own_work(columns: Columns) -> np.ndarray:
 def _skew(steady: Columns, world_size: int) -> Metric:
     work = own_work(steady)
     if world_size == 1 or np.isnan(work).any():
-        return not_available(
-            "rank_skew", "ratio", "lower", "one rank has nobody to wait for" if world_size == 1 else _NOT_TOLD
-        )
+        why = "one rank has nobody to wait for" if world_size == 1 else _NO_SPLIT
+        return not_available("rank_skew", "ratio", "lower", why)
+    share = (work.max(axis=1) / work.mean(axis=1)).tolist()
     return derived(
-        "rank_skew",
-        (work.max(axis=1) / work.mean(axis=1)).tolist(),
-        "ratio",
-        "lower",
-        "own work of the slowest rank over the mean of all, without waiting",
+        "rank_skew", share, "ratio", "lower", "own work of the slowest rank over the mean of all, without waiting"
     )
 
 
-def _flops(steady: Columns, step_s: np.ndarray, scope: str, peak: float | None, peak_reason: str) -> list[Metric]:
-    rates = steady["flops"].sum(axis=1) / step_s
-    if np.isnan(rates).any():
-        reason = "the model's config does not name layers, hidden and intermediate size"
-        found = [
-            not_available(f"flops_per_s{scope}", "FLOP/s", "higher", reason),
-            not_available(f"mfu{scope}", "ratio", "higher", reason),
-        ]
-    else:
-        found = [
-            derived(
-                f"flops_per_s{scope}",
-                rates.tolist(),
-                "FLOP/s",
-                "higher",
-                "3 L [2S(4h² + 2hf) + 4S²h] on the padded shapes",
-            )
-        ]
-        found.append(
-            derived(
-                f"mfu{scope}",
-                (rates / peak).tolist(),
-                "ratio",
-                "higher",
-                "FLOP/s over the measured peak of matrix products",
-            )
-            if peak
-            else not_available(f"mfu{scope}", "ratio", "higher", peak_reason)
-        )
-    if peak:
-        found.append(measured("matmul_peak_flops", peak, "FLOP/s", "higher", reason=peak_reason))
-    else:
-        found.append(not_available("matmul_peak_flops", "FLOP/s", "higher", peak_reason))
-    return found
+def _flops(rates: np.ndarray, scope: str, peak: float | None, peak_reason: str) -> list[Metric]:
+    achieved, mfu, top = f"flops_per_s{scope}", f"mfu{scope}", "matmul_peak_flops"
+    formula = "3 L [2S(4h² + 2hf) + 4S²h] on the padded shapes"
+    share = "FLOP/s over the measured peak of matrix products"
+    unknown = np.isnan(rates).any()
+    no_share = _NO_SIZES if unknown else "" if peak else peak_reason
+    return [
+        not_available(achieved, "FLOP/s", "higher", _NO_SIZES)
+        if unknown
+        else derived(achieved, rates.tolist(), "FLOP/s", "higher", formula),
+        not_available(mfu, "ratio", "higher", no_share)
+        if no_share or not peak
+        else derived(mfu, (rates / peak).tolist(), "ratio", "higher", share),
+        measured(top, peak, "FLOP/s", "higher", reason=peak_reason)
+        if peak
+        else not_available(top, "FLOP/s", "higher", peak_reason),
+    ]
 
 
 def exchange_metrics(exchange: AllReduce | None) -> list[Metric]:
@@ -213,38 +161,24 @@ def sensor_metrics(events: Sequence[Event], began: float, ended: float, config: 
         return [float(event[key]) for event in readings if isinstance(event.get(key), (int, float))]
 
     def sampled(name: str, key: str, unit: str, direction: Direction) -> Metric:
-        found = values(key)
-        return (
-            measured(name, found, unit, direction, reason="every second of the training")
-            if found
-            else not_available(name, unit, direction, str(reasons.get(key, default)))
-        )
+        if samples := values(key):
+            return measured(name, samples, unit, direction, reason="every second of the training")
+        return not_available(name, unit, direction, str(reasons.get(key, default)))
 
-    counter = values("energy_j")
-    if len(counter) > 1:
-        energy = measured(
-            "energy_j", counter[-1] - counter[0], "J", "lower", reason="the hardware's own counter, over the training"
-        )
-    else:
-        energy = not_available("energy_j", "J", "lower", str(reasons.get("energy_j", default)))
-    found = [
+    energy = not_available("energy_j", "J", "lower", str(reasons.get("energy_j", default)))
+    if len(counter := values("energy_j")) > 1:
+        counted = "the hardware's own counter, over the training"
+        energy = measured("energy_j", counter[-1] - counter[0], "J", "lower", reason=counted)
+    utilization = sampled("utilization", "utilization_percent", "%", "higher")
+    if config.backend == "cpu" and (shares := values("cpu_percent")):
+        of_cores = "processor time of the ranks, 100 % is one core"
+        utilization = measured("utilization", shares, "%", "none", reason=of_cores)
+    return [
         energy,
         sampled("power_w", "power_w", "W", "lower"),
         sampled("temperature_c", "temperature_c", "°C", "lower"),
+        utilization,
     ]
-    if config.backend == "cpu" and values("cpu_percent"):
-        found.append(
-            measured(
-                "utilization",
-                values("cpu_percent"),
-                "%",
-                "none",
-                reason="processor time of the ranks, 100 % is one core",
-            )
-        )
-    else:
-        found.append(sampled("utilization", "utilization_percent", "%", "higher"))
-    return found
 
 
 def rank_rows(trained: Trained, resident_bytes: Sequence[float]) -> list[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""The SQuAD benchmark from the data to the result, as each rank executes it."""
+"""The SQuAD benchmark from the data to the result, as each rank executes it.
+
+Letters: T tokens of all windows.
+"""
 
 import hashlib
 import importlib
@@ -36,8 +39,11 @@ from benchlib.workloads.squad_text import Example
 ENGINES = {"native": "benchlib.benchmarks.squad.train:train", "trainer": "benchlib.benchmarks.squad.trainer:train"}
 
 EXCHANGE_S = 1.5  # of all-reduces of the gradient buckets; with restoring and comparing up to three times that
+TOKENS_PER_BATCH = 8192  # without gradients a batch needs little memory; larger ones are no faster on a CPU
+MISSES = 20
+_AROUND = 120  # characters of context on each side of the gold answer in the table of misses
 
-T = TypeVar("T")
+Part = TypeVar("Part")
 
 _FROM_THE_START = "after a failure the training begins anew, since only engine=native with checkpoint_every=STEPS leaves checkpoints on its way"
 
@@ -69,12 +75,12 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
     began = Moment.now()
 
     def build(training: bool) -> features.Features:
-        def told(done: int, total: int) -> None:
+        def progress(done: int, total: int) -> None:
             events.emit("progress", phase="features", done=done, total=total, unit="questions")
 
         examples = split.train if training else split.eval
         return features.build(
-            examples, loaded.tokenizer, config.max_length, config.doc_stride, training, files.cache(), told
+            examples, loaded.tokenizer, config.max_length, config.doc_stride, training, files.cache(), progress
         )
 
     train_features, eval_features = build(True), build(False)
@@ -104,7 +110,7 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
 
     exchange = _exchange(trained, here, config.planted_slowdown)
     # Twice, since a busy neighbour lowers a peak and nothing raises it.
-    peak, peak_reason = max(before, _matmul_peak(config, here), key=lambda found: found[0] or 0.0)
+    peak, peak_reason = max(before, _matmul_peak(config, here), key=lambda measurement: measurement[0] or 0.0)
     resident = all_gather_objects(devices.peak_resident_bytes())
     device_memory = all_gather_objects(memory)
     if not here.main:
@@ -180,13 +186,13 @@ def _launched(run_dir: Path) -> Moment:
     return Moment(last["t"], last["monotonic"]) if last["host"] == platform.node() else Moment.at(last["t"])
 
 
-def _main_first(here: World, alone: bool, load: Callable[[], T]) -> T:
+def _main_first(here: World, alone: bool, load: Callable[[], Part]) -> Part:
     """Return ``load()``; with ``alone`` rank 0 does it before the others."""
     if not alone:
         return load()
-    found = load() if here.main else None
+    loaded = load() if here.main else None
     barrier()
-    return found if found is not None else load()
+    return loaded if loaded is not None else load()
 
 
 def _exchange(trained: Trained, here: World, slowdown: float) -> AllReduce | None:
@@ -204,19 +210,19 @@ def _exchange(trained: Trained, here: World, slowdown: float) -> AllReduce | Non
 def _matmul_peak(config: SquadConfig, here: World) -> tuple[float | None, str]:
     """Measure all ranks at the same time, with the threads and the precision of the training; return their sum."""
     barrier()
-    found = peaks.matmul_peak(here.device, config.precision, threads=torch.get_num_threads())
-    best = all_gather_objects(found.best)
+    peak = peaks.matmul_peak(here.device, config.precision, threads=torch.get_num_threads())
+    best = all_gather_objects(peak.best)
     if any(value is None for value in best):
-        return None, found.reason or "a rank could not measure it"
+        return None, peak.reason or "a rank could not measure it"
     threads = f", {torch.get_num_threads()} threads each" if here.device.type == "cpu" else ""
     return (
         sum(value for value in best if value is not None),
-        f"{config.precision} products of size {found.size}, {here.size} ranks at the same time{threads}, the better of two measurements",
+        f"{config.precision} products of size {peak.size}, {here.size} ranks at the same time{threads}, the better of two measurements",
     )
 
 
-def _device_memory(found: list[float | None], reason: str) -> Metric:
-    known = [value for value in found if value is not None]
+def _device_memory(peaks_bytes: list[float | None], reason: str) -> Metric:
+    known = [value for value in peaks_bytes if value is not None]
     if not known:
         return not_available("device_memory_gb", "GB", "lower", reason)
     return derived(
@@ -272,9 +278,9 @@ def _identity(config: SquadConfig, split: squad_data.Split, trained: Trained) ->
 
     The same content at another path is the same work; a training that was cut is another work than the whole one.
     """
-    found: dict[str, Any] = {}
+    identity: dict[str, Any] = {}
     if trained.plan.epoch_share < 1:
-        found["max_steps"] = trained.plan.planned_steps
+        identity["max_steps"] = trained.plan.planned_steps
     folder = Path(config.model)
     if config.model != EMBEDDED_MODEL and folder.is_dir():
         digest = hashlib.sha256(
@@ -282,20 +288,10 @@ def _identity(config: SquadConfig, split: squad_data.Split, trained: Trained) ->
                 sha256(path) for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", ".json", ".txt")
             ).encode()
         )
-        found["model"] = f"folder:{digest.hexdigest()[:16]}"
+        identity["model"] = f"folder:{digest.hexdigest()[:16]}"
     if config.data == "files":
-        found |= {"train_file": f"data:{split.sha256[:16]}", "eval_file": f"data:{split.sha256[:16]}"}
-    return found
-
-
-# Answers to the evaluation questions by all ranks together, their score, and the worst misses.
-#
-# Letters: F windows, T tokens of all windows.
-
-
-TOKENS_PER_BATCH = 8192  # without gradients a batch needs little memory; larger ones are no faster on a CPU
-MISSES = 20
-_AROUND = 120  # characters of context on each side of the gold answer in the table of misses
+        identity |= {"train_file": f"data:{split.sha256[:16]}", "eval_file": f"data:{split.sha256[:16]}"}
+    return identity
 
 
 def predict(
@@ -318,8 +314,8 @@ def predict(
                 output = model(**batch.inputs)
             real = np.arange(batch.shape[1]) < features.lengths[part][:, None]
             places = (features.starts[part][:, None] + np.arange(batch.shape[1]))[real]
-            for row, found in enumerate((output.start_logits, output.end_logits)):
-                logits[row, places] = found.float().cpu().numpy()[real]
+            for row, part_logits in enumerate((output.start_logits, output.end_logits)):
+                logits[row, places] = part_logits.float().cpu().numpy()[real]
             done += len(part)
             events.emit("progress", phase="evaluate", done=done, total=len(order), unit="windows")
     # Each rank filled its own places and left the others zero: the sum puts them together.

@@ -1,4 +1,7 @@
-"""How many steps a training takes, and the learning rate of each of them."""
+"""What both engines share: the task, the plan of the steps and their learning rates, the log of what each rank measured.
+
+Letters: K steps, W ranks, C columns.
+"""
 
 import contextlib
 import math
@@ -27,6 +30,15 @@ from benchlib.workloads.squad_text import Example
 # Share of the time that is left which a cut training plans to use: a neighbour on the machine may slow it down.
 CUT_MARGIN = 0.9
 LEAST_STEPS = 2  # of a cut training: one step shows no falling loss
+
+COLUMNS = (
+    "loss", "samples", "tokens", "padded_tokens", "flops",
+    "step_s", "data_s", "forward_s", "backward_s", "exchange_s", "exchange_exposed_s", "optimizer_s",
+)  # fmt: skip
+_TIMES = COLUMNS[5:]
+
+REPORT_EVERY_S = 0.5  # the ranks exchange their rows, and rank 0 tells of them, about this often
+_MOST_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -82,9 +94,6 @@ def learning_rate(step: int, planned_steps: int, peak: float, warmup_ratio: floa
     if step < warmup:
         return peak * (step + 1) / (warmup + 1)
     return peak * max(0, planned_steps - step) / (planned_steps - warmup)
-
-
-# What both engines share: what they are given, what they leave, the proof that all ranks hold the same weights.
 
 
 @dataclass(frozen=True)
@@ -242,21 +251,6 @@ def time_left(task: Task, step_s: float, tokens_per_step: float) -> float:
     evaluation = 1.2 * step_s / 3 * task.eval_tokens / max(tokens_per_step, 1.0)
     after = min(5.0, 0.05 * task.config.budget_s)
     return -agree(-(task.deadline - time.monotonic() - evaluation - after), task.world)
-
-
-# What each rank measured in each step, gathered so that a step's time is the slowest rank's.
-#
-# Letters: K steps, W ranks, C columns.
-
-
-COLUMNS = (
-    "loss", "samples", "tokens", "padded_tokens", "flops",
-    "step_s", "data_s", "forward_s", "backward_s", "exchange_s", "exchange_exposed_s", "optimizer_s",
-)  # fmt: skip
-_TIMES = COLUMNS[5:]
-
-REPORT_EVERY_S = 0.5  # the ranks exchange their rows, and rank 0 tells of them, about this often
-_MOST_STEPS = 50
 
 
 @dataclass(frozen=True)

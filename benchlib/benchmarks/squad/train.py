@@ -72,12 +72,12 @@ def train(task: Task) -> Trained:
     torch.manual_seed(config.seed + 1 + world.rank)
 
     batches = Batches(task)
-    found, notes = to_continue(task)
-    if found:
+    start, notes = to_continue(task)
+    if start:
         # As a new training does: DDP orders its buckets after the first pass, and with their order sums of four and more
         # ranks change their last bits.
         _untouched(task, _trial(task, ddp, batches, batches.typical(_TRIAL_QUANTILES[:1])))
-        plan, first_step, table = put_back(task, found, model, optimizer, scaler)
+        plan, first_step, table = put_back(task, start, model, optimizer, scaler)
     else:
         task.events.emit("phase", name="warmup")
         plan, first_step, table = _plan(task, ddp, batches), 0, None
@@ -247,9 +247,6 @@ def _untouched(task: Task, trial: Callable[[int], None]) -> None:
     checkpoint.set_rng_state(kept, task.world.device)
 
 
-# What a training keeps on its way, and what it goes on from: after a failure, or from an interrupted run.
-
-
 def save(
     task: Task, model: Any, optimizer: torch.optim.Optimizer, scaler: Any, plan: Plan, step: int, table: np.ndarray
 ) -> None:
@@ -294,8 +291,8 @@ def _identity(task: Task) -> dict[str, Any]:
         "seed", "init", "engine", "attention", "attention_dropout", "hidden_dropout", "max_length", "doc_stride", "epochs", "max_steps", "batch_size",
         "accumulation", "learning_rate", "weight_decay", "warmup_ratio", "max_grad_norm", "precision", "compile", "fused_optimizer", "fast_dropout", "bucket_cap_mb",
     )  # fmt: skip
-    found: dict[str, Any] = {name: getattr(config, name) for name in names}
-    return found | {"world_size": config.world_size, "features": len(task.features), "threads": torch.get_num_threads()}
+    work: dict[str, Any] = {name: getattr(config, name) for name in names}
+    return work | {"world_size": config.world_size, "features": len(task.features), "threads": torch.get_num_threads()}
 
 
 def to_continue(task: Task) -> tuple[Checkpoint | None, list[str]]:
@@ -303,47 +300,47 @@ def to_continue(task: Task) -> tuple[Checkpoint | None, list[str]]:
 
     After a failure it is the run's own newest one on any of its nodes, else the newest of the run ``config.resume``.
     """
-    config, world, found = task.config, task.world, None
+    config, world, start = task.config, task.world, None
     notes: list[str] = []
     if config.max_restarts:
-        found, faults = shared_checkpoint.newest_shared(
+        start, faults = shared_checkpoint.newest_shared(
             task.run_dir / "checkpoints", world.local_rank == 0, comm_device(world),
             # One at the end has nothing left to train, and so nothing to measure.
-            lambda known: known.step < known.state["plan"]["planned_steps"],
+            lambda candidate: candidate.step < candidate.state["plan"]["planned_steps"],
             lambda: task.events.emit("heartbeat"),
         )  # fmt: skip
         notes = [f"checkpoint passed over after a failure: {fault}" for fault in faults]
-    if found is None and config.resume:
+    if start is None and config.resume:
         folder = Path(config.resume)
         if not folder.is_dir():
             raise UserError(f"resume = {folder}: no such run folder; give the folder of the interrupted run")
-        found = checkpoint.newest(folder / "checkpoints")
-    return found, notes
+        start = checkpoint.newest(folder / "checkpoints")
+    return start, notes
 
 
 def put_back(
-    task: Task, found: Checkpoint, model: Any, optimizer: torch.optim.Optimizer, scaler: Any
+    task: Task, start: Checkpoint, model: Any, optimizer: torch.optim.Optimizer, scaler: Any
 ) -> tuple[Plan, int, np.ndarray]:
     """Put back what a checkpoint holds; return its plan, step and step table."""
-    now, then = _identity(task), found.state["work"]
+    now, then = _identity(task), start.state["work"]
     differing = [name for name in now if now[name] != then.get(name)]
     if differing:
         name = differing[0]
         raise UserError(
-            f"resume = {found.path.parents[1]}: that run had {name} = {then.get(name)}, this one has {now[name]}: give the same values to continue it"
+            f"resume = {start.path.parents[1]}: that run had {name} = {then.get(name)}, this one has {now[name]}: give the same values to continue it"
         )
-    model.load_state_dict(found.tensors("model"))
-    checkpoint.load_optimizer(optimizer, found.tensors("optimizer"))
-    if scaler and found.state["scaler"]:
-        scaler.load_state_dict(found.state["scaler"])
+    model.load_state_dict(start.tensors("model"))
+    checkpoint.load_optimizer(optimizer, start.tensors("optimizer"))
+    if scaler and start.state["scaler"]:
+        scaler.load_state_dict(start.state["scaler"])
     prefix = f"rank{task.world.rank}."
     states = {
-        name.removeprefix(prefix): value for name, value in found.tensors("rng").items() if name.startswith(prefix)
+        name.removeprefix(prefix): value for name, value in start.tensors("rng").items() if name.startswith(prefix)
     }
     checkpoint.set_rng_state(states, task.world.device)
     if task.world.main:
-        task.events.emit("log", message=f"continued from {found.path} at step {found.step:,}")
-    plan = Plan(**found.state["plan"])
-    if not math.isfinite(plan.epoch_share) or found.step > plan.planned_steps:
-        raise UserError(f"{found.path}: step {found.step} lies behind its plan of {plan.planned_steps} steps")
-    return plan, found.step, found.tensors("steps")["table"].numpy()
+        task.events.emit("log", message=f"continued from {start.path} at step {start.step:,}")
+    plan = Plan(**start.state["plan"])
+    if not math.isfinite(plan.epoch_share) or start.step > plan.planned_steps:
+        raise UserError(f"{start.path}: step {start.step} lies behind its plan of {plan.planned_steps} steps")
+    return plan, start.step, start.tensors("steps")["table"].numpy()
