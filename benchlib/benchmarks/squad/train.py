@@ -35,7 +35,6 @@ from benchlib.benchmarks.squad.steps import (
 from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.runtime import checkpoint, devices
-from benchlib.runtime import checkpoint as shared_checkpoint
 from benchlib.runtime.checkpoint import Checkpoint
 from benchlib.runtime.timing import Clock, Exchange, StepTimer, sum_hook
 from benchlib.workloads import encoders
@@ -303,7 +302,7 @@ def to_continue(task: Task) -> tuple[Checkpoint | None, list[str]]:
     config, world, start = task.config, task.world, None
     notes: list[str] = []
     if config.max_restarts:
-        start, faults = shared_checkpoint.newest_shared(
+        start, faults = checkpoint.newest_shared(
             task.run_dir / "checkpoints", world.local_rank == 0, comm_device(world),
             # One at the end has nothing left to train, and so nothing to measure.
             lambda candidate: candidate.step < candidate.state["plan"]["planned_steps"],
