@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import benchlib
 from benchlib import session
+from benchlib.core.text import quantity
 from benchlib.judge.checks import Verdict
 from benchlib.judge.past import Filter, Past, choose, judge, read
 from benchlib.judge.trends import Trend, label
-from benchlib.results.metrics import quantity
 from benchlib.session import verdict_text, whole
 from benchlib.show import history
 from benchlib.show.figures import show

@@ -22,7 +22,7 @@ def user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*args, **kwargs)
         except (UserError, OSError) as error:
             from benchlib.core.files import is_storage_error, not_written
-            from benchlib.core.text import harmless
+            from benchlib.core.terminal import harmless
 
             if not isinstance(error, UserError):
                 if not is_storage_error(error):

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.core import text as terminal
+from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.core.files import outputs, read_json, write_json
 from benchlib.judge import baselines

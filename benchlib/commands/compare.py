@@ -11,13 +11,13 @@ from markupsafe import Markup
 from rich.markup import escape
 from rich.table import Column, Table
 
+from benchlib.core import text
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
-from benchlib.core.text import console as terminal_console
+from benchlib.core.terminal import console as terminal_console
+from benchlib.core.text import quantity
 from benchlib.judge.checks import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.judge.compare import Argument, Contrast, Factor, Row, contrast, read_argument
-from benchlib.results import metrics
-from benchlib.results.metrics import quantity
 from benchlib.show import markup
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
@@ -111,7 +111,7 @@ def band_text(row: Row) -> str:
         return ""
     if row.band is None:
         return "unknown"
-    return metrics.band_text(row.band, row.kind)
+    return text.band_text(row.band, row.kind)
 
 
 def word_text(row: Row, comparable: bool) -> str:

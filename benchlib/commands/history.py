@@ -11,8 +11,8 @@ from benchlib.commands.run import shown
 from benchlib.config.schema import nearest, parse_overrides
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs, write_text
+from benchlib.core.terminal import console as terminal_console
 from benchlib.core.text import MARKS
-from benchlib.core.text import console as terminal_console
 from benchlib.judge import past as pasts
 from benchlib.judge.checks import Verdict
 from benchlib.judge.past import Past

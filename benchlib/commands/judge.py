@@ -7,7 +7,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
-from benchlib.core import text
+from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.judge.foreign.readers import UnknownFormat, expected, read_claims
 from benchlib.judge.impossible.rules import Judgement, judge_claims
@@ -15,8 +15,8 @@ from benchlib.judge.impossible.rules import Judgement, judge_claims
 EXIT_POSSIBLE, EXIT_IMPOSSIBLE, EXIT_UNREADABLE, EXIT_NO_RULE = 0, 1, 2, 3
 MOST_REASONS = 3
 COLOURS = {"PASS": "green", "FAIL": "red", "SKIPPED": "yellow"}
-console = text.console(least_width=120)
-errors = text.console(stderr=True)
+console = terminal.console(least_width=120)
+errors = terminal.console(stderr=True)
 
 
 def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:

@@ -14,11 +14,11 @@ from rich.table import Column, Table
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config import cluster
 from benchlib.config.schema import nearest, read_params, tier_names
-from benchlib.core import text
+from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE, outputs
 from benchlib.core.machine import BACKENDS, cpu_model, probe_devices, usable_cores, versions
-from benchlib.core.text import day
+from benchlib.core.text import band_text, day, quantity
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
@@ -29,11 +29,11 @@ from benchlib.judge.references import QUANTITIES, registry
 from benchlib.launch.kubernetes import KUBECTL
 from benchlib.launch.launchers import SLURM, TORCHX
 from benchlib.results import store
-from benchlib.results.metrics import Metric, band_text, quantity
+from benchlib.results.metrics import Metric
 from benchlib.results.run import Run
 from benchlib.results.store import StoredRun
 
-console = text.console(least_width=120)
+console = terminal.console(least_width=120)
 ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
 
 
@@ -74,7 +74,7 @@ def show_runs(out: Path | None) -> None:
         raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
     table = _table(Column("run", overflow="fold", min_width=30), Column("verdict", no_wrap=True), "what it says")
     for run in reversed(runs):
-        table.add_row(escape(text.one_line(run.path)), escape(run.word), escape(text.one_line(_said(run))))
+        table.add_row(escape(terminal.one_line(run.path)), escape(run.word), escape(terminal.one_line(_said(run))))
     console.print(table)
 
 
@@ -214,7 +214,7 @@ def show(metric: str = "", device: str = "") -> None:
         names = sorted({item.name for item in known.devices.values() if not device or item.torch})
         where = f" of {metric}" if metric else ""
         raise UserError(f"no published figure{where} for a device like {device!r}: known are {'; '.join(names)}")
-    console = text.console(least_width=120)
+    console = terminal.console(least_width=120)
     table = Table(
         Column("published", justify="right", min_width=12),
         Column("holds for", ratio=3),

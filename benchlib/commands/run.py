@@ -19,22 +19,22 @@ from rich.table import Column, Table
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config import cluster as clusters
-from benchlib.core import text
+from benchlib.core import terminal
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
+from benchlib.core.text import quantity
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict, save_verdict
 from benchlib.judge.regression import RunRecord, save_repeats
 from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.plan import Plan, prepare
-from benchlib.results.metrics import quantity
 from benchlib.results.run import Run, find_runs, run_path, tolerant
 from benchlib.results.store import judgement
 from benchlib.show.headless import execute
 
-console = text.console(least_width=120)
+console = terminal.console(least_width=120)
 EXIT_INTERRUPTED = 130
 LINE_EVERY_S = 10.0  # between progress lines where the output is not a terminal
 YEAR_S = 365 * 86400.0
@@ -329,7 +329,7 @@ def _word(run_dir: Path, verdict: Verdict) -> str:
 
 def shown(path: Path) -> str:
     """Return a path for the console: relative where it lies below the working folder, on one line, its signs escaped."""
-    return escape(text.one_line(_short(path)))
+    return escape(terminal.one_line(_short(path)))
 
 
 def _short(path: Path) -> str:
@@ -375,5 +375,5 @@ def _report(run_dir: Path) -> int:
         place, code = f"{shown(run_dir)}: {escape(verdict.sentence)}\n[red]error[/]  {escape(str(error))}", EXIT_BROKEN
     console.print(f"{_word(run_dir, verdict)}  {place}", soft_wrap=True)
     if verdict.verdict != "PASS" and code == EXIT_PASS:
-        console.print(f"  {escape(text.one_line(verdict.sentence))}", soft_wrap=True)
+        console.print(f"  {escape(terminal.one_line(verdict.sentence))}", soft_wrap=True)
     return code

@@ -1,72 +1,8 @@
-"""What goes to a terminal. Stored files, folder names and messages are foreign text: they may colour nothing, move no
-cursor and change no title, whatever they hold."""
+"""Words and numbers for readers: kinds of checks, signs of verdicts, quantities with units, times."""
 
 import datetime
 import math
-import os
-import re
-from collections.abc import Iterable
 from typing import Any
-
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
-from rich.control import Control
-from rich.measure import Measurement
-from rich.segment import Segment
-
-from benchlib.results.metrics import quantity
-
-# Escape sequences as a whole, then what is left of control characters (C0 but tab and line feed, C1), and the marks that
-# turn the direction of writing or break lines: they make a line read as something else.
-_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-
-
-def harmless(text: str) -> str:
-    """Return text without control characters; bytes of a name that are no UTF-8 become question marks."""
-    return _CONTROL.sub("", _SEQUENCE.sub("", text)).encode(errors="replace").decode()
-
-
-def one_line(text: str) -> str:
-    """Return a name as one harmless line: a line feed or tab in it shows as a space."""
-    return harmless(" ".join(text.split()))
-
-
-class _Harmless(RenderHook):
-    """Cleans the text of all that is printed; rich's own colours travel beside the text and stay."""
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [item if isinstance(item, Control) else _Clean(item) for item in renderables]
-
-
-class _Clean:
-    def __init__(self, inner: ConsoleRenderable) -> None:
-        self.inner = inner
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        return _cleaned(console.render(self.inner, options))
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self.inner)
-
-
-def _cleaned(segments: Iterable[Segment]) -> Iterable[Segment]:
-    return (part if part.control else Segment(harmless(part.text), part.style) for part in segments)
-
-
-def console(*, stderr: bool = False, least_width: int = 0) -> Console:
-    """Return a console that prints harmless text only.
-
-    A pipe has no width: tables are written ``least_width`` wide there, unless COLUMNS says how wide whoever reads them is.
-    """
-    made = Console(highlight=False, stderr=stderr)
-    if not made.is_terminal:  # settled here: rich would look at the variable again for each line
-        made.width = made.width if "COLUMNS" in os.environ else max(made.width, least_width)
-    made.push_render_hook(_Harmless())
-    return made
-
-
-# Words for readers: names of metrics, kinds of checks and scopes, signs of verdicts, and how values are written.
-
 
 GROUPS = (
     ("measured", "Measured", "taken on this machine in this run"),
@@ -124,6 +60,30 @@ def stand_ins(scope: str, model: Any) -> list[str]:
     return [
         f"These results come from {listed}. They count only for their own baseline, never for the target of the real benchmark."
     ]
+
+
+def quantity(value: float, unit: str = "") -> str:
+    """Format a value with about three significant digits: ``0.0512 s``, ``1,234 samples/s``, ``88.4``, ``220.1 GFLOP/s``."""
+    if unit == "FLOP/s":
+        for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
+            if abs(value) >= scale:
+                return f"{quantity(value / scale)} {prefix}{unit}"
+    size = abs(value)
+    if size != 0 and (size >= 1e7 or size < 1e-3):
+        text = f"{value:.3g}"
+    elif size >= 100:
+        text = f"{value:,.0f}" if size >= 1000 else f"{value:.1f}"
+    else:
+        text = f"{value:.3g}" if size < 10 else f"{value:.2f}"
+    return f"{text} {unit}".strip()
+
+
+def band_text(band: float, kind: str, unit: str = "") -> str:
+    """Write an A/A band: ``-25.6% to +34.5%`` for the ratios from 1/1.345 to 1.345, ``±0.4`` for a difference."""
+    if kind == "difference":
+        return f"±{quantity(band, unit)}"
+    low = 1 / (1 + band) - 1
+    return f"±{band:.1%}" if f"{abs(low):.1%}" == f"{band:.1%}" else f"{low:.1%} to +{band:.1%}"
 
 
 def moment(seconds: float) -> str:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import check_schema, read_json, write_json
-from benchlib.core.text import day
+from benchlib.core.text import band_text, day, quantity
 from benchlib.judge.change import Kind, Spread, change, pooled
 from benchlib.judge.regression import (
     RegressionLimit,
@@ -31,7 +31,7 @@ from benchlib.judge.regression import (
     status_of,
     threshold,
 )
-from benchlib.results.metrics import Direction, band_text, quantity
+from benchlib.results.metrics import Direction
 
 POWER = 0.99
 COMPARISONS = 10_000

@@ -7,12 +7,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from benchlib.core.files import write_json
+from benchlib.core.text import quantity
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.findings import Finding
 from benchlib.judge.impossible.numbers import Numbers
 from benchlib.judge.impossible.own import quantities
 from benchlib.judge.impossible.rules import RULES, judge_claims
-from benchlib.results.metrics import Metric, quantity
+from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 from benchlib.results.store import summarize
 

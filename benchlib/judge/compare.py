@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.errors import UserError
-from benchlib.core.text import moment
+from benchlib.core.text import moment, quantity
 from benchlib.judge import baselines
 from benchlib.judge.baselines import Baseline, differences
 from benchlib.judge.calibration import Calibration, load_calibration
@@ -25,7 +25,7 @@ from benchlib.judge.change import Change, Kind, change
 from benchlib.judge.checks import Check, Status
 from benchlib.judge.regression import RegressionLimit, RunRecord, Side, kind_of, regression_check, side_of
 from benchlib.judge.snapshot import Snapshot, load
-from benchlib.results.metrics import Direction, Metric, quantity
+from benchlib.results.metrics import Direction, Metric
 from benchlib.results.run import PARTS, Result, fingerprint_key, is_run
 
 _KEY = re.compile(r"[0-9a-f]{4,12}\Z")

@@ -14,12 +14,12 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs
+from benchlib.core.text import quantity
 from benchlib.judge import trends
 from benchlib.judge.changepoints import COVERAGE, SHORTEST
 from benchlib.judge.checks import Check, Verdict, verdict_of
 from benchlib.judge.trends import Trend, spanned
 from benchlib.results import store as history
-from benchlib.results.metrics import quantity
 from benchlib.results.store import StoredRun
 
 SERIES = 12  # looked at, those with the newest runs

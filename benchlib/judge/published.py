@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchlib.benchmarks import BENCHMARKS
+from benchlib.core.text import quantity
 from benchlib.judge.references import QUANTITIES, UNITS, Figure, Registry, registry
-from benchlib.results.metrics import Metric, claimed, quantity
+from benchlib.results.metrics import Metric, claimed
 from benchlib.results.run import Run
 
 NEAR = 2  # a figure that differs in more conditions than this tells nothing of the run

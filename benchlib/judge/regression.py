@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_json, write_json
+from benchlib.core.text import band_text, quantity
 from benchlib.judge.change import Change, Kind, Spread, change
 from benchlib.judge.checks import Check, Status
-from benchlib.results.metrics import Direction, Metric, band_text, quantity
+from benchlib.results.metrics import Direction, Metric
 from benchlib.results.run import Result, Run
 
 _EDGE = 1e-9  # of what is compared: 0.9 - 0.8 misses 0.1 by rounding, and a boundary value passes

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from benchlib.benchmarks import BENCHMARKS, view
+from benchlib.core.text import quantity
 from benchlib.judge.changepoints import Levels, levels
-from benchlib.results.metrics import quantity
 from benchlib.results.store import StoredRun
 
 LONGEST = 1000  # runs of a series that are looked at, the newest: the search takes time with the square of their number

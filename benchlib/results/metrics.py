@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib.core.stats import summary
+from benchlib.core.text import quantity
 
 Direction = Literal["higher", "lower", "none"]
 Provenance = Literal["measured", "derived", "claimed", "not_available"]
@@ -39,30 +40,6 @@ class Metric(BaseModel):
         if self.value is None:
             return "not available" if self.provenance == "not_available" else "not a number"
         return quantity(self.value, self.unit)
-
-
-def quantity(value: float, unit: str = "") -> str:
-    """Format a value with about three significant digits: ``0.0512 s``, ``1,234 samples/s``, ``88.4``, ``220.1 GFLOP/s``."""
-    if unit == "FLOP/s":
-        for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
-            if abs(value) >= scale:
-                return f"{quantity(value / scale)} {prefix}{unit}"
-    size = abs(value)
-    if size != 0 and (size >= 1e7 or size < 1e-3):
-        text = f"{value:.3g}"
-    elif size >= 100:
-        text = f"{value:,.0f}" if size >= 1000 else f"{value:.1f}"
-    else:
-        text = f"{value:.3g}" if size < 10 else f"{value:.2f}"
-    return f"{text} {unit}".strip()
-
-
-def band_text(band: float, kind: str, unit: str = "") -> str:
-    """Write an A/A band: ``-25.6% to +34.5%`` for the ratios from 1/1.345 to 1.345, ``±0.4`` for a difference."""
-    if kind == "difference":
-        return f"±{quantity(band, unit)}"
-    low = 1 / (1 + band) - 1
-    return f"±{band:.1%}" if f"{abs(low):.1%}" == f"{band:.1%}" else f"{low:.1%} to +{band:.1%}"
 
 
 def measured(

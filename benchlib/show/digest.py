@@ -9,10 +9,10 @@ from typing import Any
 
 from benchlib.benchmarks import view
 from benchlib.config.schema import BaseConfig, changes, command
-from benchlib.core.text import GROUPS, KINDS, MARKS, UNJUDGED, duration, moment, text
+from benchlib.core.text import GROUPS, KINDS, MARKS, UNJUDGED, duration, moment, quantity, text
 from benchlib.judge.published import section
 from benchlib.launch.diagnosis import ranks, stacks
-from benchlib.results.metrics import Metric, quantity
+from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run, tolerant
 from benchlib.results.store import identity, judgement, skip_reason, span
 

@@ -14,9 +14,9 @@ from typing import Any
 import pandas as pd
 
 from benchlib.core.errors import UserError
+from benchlib.core.text import quantity
 from benchlib.judge import trends
 from benchlib.judge.past import Past
-from benchlib.results.metrics import quantity
 from benchlib.results.run import Run
 from benchlib.results.store import StoredRun
 from benchlib.show import history

@@ -7,10 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from benchlib.core.text import MARKS, seconds
+from benchlib.core.text import MARKS, quantity, seconds
 from benchlib.judge.trends import Trend, spanned
 from benchlib.results import frames
-from benchlib.results.metrics import quantity
 from benchlib.results.run import Run
 from benchlib.results.store import StoredRun
 from benchlib.show import lines

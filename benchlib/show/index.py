@@ -14,11 +14,10 @@ from markupsafe import Markup
 
 from benchlib.benchmarks import view
 from benchlib.core.files import write_text
-from benchlib.core.text import MARKS, duration
+from benchlib.core.text import MARKS, duration, quantity
 from benchlib.judge import trends
 from benchlib.judge.trends import Trend
 from benchlib.results import store
-from benchlib.results.metrics import quantity
 from benchlib.results.store import StoredRun
 from benchlib.show import lines, markup
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from benchlib.core.text import MARKS
+from benchlib.core.text import MARKS, quantity
 from benchlib.judge.trends import Change, Trend, spanned
-from benchlib.results.metrics import quantity
 from benchlib.results.store import StoredRun
 
 LANES = 8  # more machines are taken together by hardware, and then the busiest are shown

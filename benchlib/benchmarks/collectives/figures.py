@@ -10,9 +10,8 @@ from benchlib.benchmarks.collectives import figures_ranks
 from benchlib.benchmarks.collectives import tables as series
 from benchlib.benchmarks.collectives.tables import ROOTED, TOGETHER, share_text, words
 from benchlib.core.definitions import BUS_FACTORS, NO_LIMIT, size_text
-from benchlib.core.text import seconds
+from benchlib.core.text import quantity, seconds
 from benchlib.results.frames import Records
-from benchlib.results.metrics import quantity
 from benchlib.show.figures import (
     LIGHT,
     End,

@@ -9,9 +9,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from benchlib.benchmarks.collectives import tables as series
 from benchlib.benchmarks.collectives.tables import ROOTED, TOGETHER, VARIANTS, words
 from benchlib.core.definitions import size_text
-from benchlib.core.text import seconds
+from benchlib.core.text import quantity, seconds
 from benchlib.results.frames import Records
-from benchlib.results.metrics import quantity
 from benchlib.show.figures import (
     LIGHT,
     End,

@@ -5,6 +5,7 @@ from typing import Any
 
 from benchlib.benchmarks.collectives.config import CollectivesConfig
 from benchlib.core.definitions import NO_LIMIT, size_text
+from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (
     Check,
@@ -23,7 +24,7 @@ from benchlib.judge.impossible.own import series_claims
 from benchlib.judge.impossible.rules import RULES
 from benchlib.judge.published import Measured, device_name, placements, summary
 from benchlib.judge.regression import RegressionLimit
-from benchlib.results.metrics import derived, not_available, quantity
+from benchlib.results.metrics import derived, not_available
 from benchlib.results.run import Result, Run
 
 # The rules that a check of its own shows; "numbers agree" stands for all others.

@@ -13,10 +13,9 @@ from typing import Any
 import pandas as pd
 
 from benchlib.core.definitions import NO_LIMIT, size_text
-from benchlib.core.text import seconds
+from benchlib.core.text import quantity, seconds
 from benchlib.results import frames
 from benchlib.results.frames import Records
-from benchlib.results.metrics import quantity
 
 SERIES = {
     "operation": "", "variant": "", "dtype": "", "reduction": "", "in_place": False, "bytes": 0.0, "elements": 0.0, "rounds": 0.0,

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pandas as pd
 
 from benchlib.core.definitions import size_text
+from benchlib.core.text import quantity
 from benchlib.results.frames import Records
-from benchlib.results.metrics import quantity
 from benchlib.show.figures import LIGHT, Picture, Theme, blank, finish, leave_empty
 
 

@@ -7,13 +7,13 @@ from typing import Any
 from benchlib.benchmarks.parity import golden, tolerances
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.config.schema import EMBEDDED_MODEL
+from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, Status, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.impossible import numbers as names
 from benchlib.judge.impossible import own
 from benchlib.judge.impossible.numbers import Numbers
 from benchlib.judge.regression import RegressionLimit
-from benchlib.results.metrics import quantity
 from benchlib.results.run import Result, Run
 
 # The rules that a check of its own shows; "numbers agree" stands for all others.

@@ -22,7 +22,7 @@ from benchlib.benchmarks.parity.matrix import read_file
 from benchlib.commands import run
 from benchlib.commands.run import COLOURS, console, shown
 from benchlib.config.schema import parse_overrides
-from benchlib.core import text
+from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.core.files import not_written, outputs
 from benchlib.core.machine import BACKENDS, describe
@@ -298,13 +298,13 @@ def show(found: matrix.Merged) -> None:
         colour = "yellow" if row["outcome"] == "FAIL" and not row["gates"] else COLOURS.get(row["outcome"], "blue")
         word = "DIFFERS" if row["outcome"] == "FAIL" and not row["gates"] else row["outcome"]
         numbers = ("" if value != value else f"{value:.2g}" for value in (row["max_difference"], row["limit"]))
-        texts = (row["backend"], text.one_line(row["machine"]), text.one_line(row["member"]))
+        texts = (row["backend"], terminal.one_line(row["machine"]), terminal.one_line(row["member"]))
         table.add_row(
             *map(escape, texts),
             f"[{colour}]{word}[/]",
             *numbers,
             f"{row['age_days']:.1f} d",
-            "" if row["outcome"] == "PASS" else escape(text.one_line(row["reason"])),
+            "" if row["outcome"] == "PASS" else escape(terminal.one_line(row["reason"])),
         )
     if table.row_count:
         console.print(table)

@@ -6,6 +6,7 @@ from typing import Any
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core.stats import smoothing_window
+from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (
     Check,
@@ -24,7 +25,7 @@ from benchlib.judge.impossible.rules import RULES
 from benchlib.judge.published import Measured, device_name, placements, summary
 from benchlib.judge.references import registry
 from benchlib.judge.regression import RegressionLimit
-from benchlib.results.metrics import Metric, quantity
+from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
 F1_TOLERANCE = 0.5  # points around the published F1; the spread by seed is 0.16 to 0.24, so less would be noise

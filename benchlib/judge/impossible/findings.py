@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
+from benchlib.core.text import quantity
 from benchlib.judge.impossible.claim import AccuracyLimit, Claim
-from benchlib.results.metrics import quantity
 
 PEAK_SLACK = 1.05  # a peak is itself measured: a value may exceed it by noise, not by more
 SCALING_SLACK = 1.05  # n devices do not do more than n times the work of one, but for noise

@@ -3,6 +3,7 @@
 import statistics
 
 from benchlib.core.definitions import token_flops
+from benchlib.core.text import quantity
 from benchlib.judge.impossible.claim import Claim, Compute, Speed
 from benchlib.judge.impossible.findings import (
     PEAK_SLACK,
@@ -16,7 +17,6 @@ from benchlib.judge.impossible.findings import (
     span,
 )
 from benchlib.judge.references import vendor_peak
-from benchlib.results.metrics import quantity
 
 
 def rate_follows_from_counts(claim: Claim) -> list[Finding]:

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchlib.core.errors import UserError
-from benchlib.core.text import MARKS, UNJUDGED, duration
+from benchlib.core.text import MARKS, UNJUDGED, duration, quantity
 from benchlib.judge.checks import Check
 from benchlib.judge.snapshot import Snapshot
-from benchlib.results.metrics import quantity
 from benchlib.show.digest import cards
 from benchlib.show.exports import counted, put
 

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from benchlib.commands import run
-from benchlib.core import text as terminal
+from benchlib.core import terminal
 from benchlib.judge.checks import Check, Verdict
 
 LONG = (

@@ -10,7 +10,7 @@ from stores import ANSI, EVIL, command, files_of, no_pictures, place  # noqa: F4
 
 from benchlib.commands import list
 from benchlib.core.errors import UserError
-from benchlib.core.text import harmless
+from benchlib.core.terminal import harmless
 from benchlib.judge import baselines, verdict
 from benchlib.results.run import Run
 from benchlib.show import index, report

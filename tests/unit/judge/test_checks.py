@@ -4,11 +4,12 @@ import math
 
 import pytest
 
+from benchlib.core.text import band_text, quantity
 from benchlib.judge.checks import Check, Verdict, finite_check, limit_check, rule_check, verdict_of
 from benchlib.judge.impossible.claim import Claim, Compute
 from benchlib.judge.impossible.rules import RULES
 from benchlib.judge.regression import RegressionLimit, Side, regression_check
-from benchlib.results.metrics import Metric, band_text, measured, not_available, quantity
+from benchlib.results.metrics import Metric, measured, not_available
 from benchlib.results.run import Result
 
 

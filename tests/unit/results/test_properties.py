@@ -17,10 +17,11 @@ from benchlib.core import files
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventWriter, read_events
 from benchlib.core.files import atomic_path, read_json, write_json
-from benchlib.core.text import duration, harmless, moment, text
+from benchlib.core.terminal import harmless
+from benchlib.core.text import duration, moment, quantity, text
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judge
-from benchlib.results.metrics import measured, quantity
+from benchlib.results.metrics import measured
 from benchlib.results.run import Result, Run, load_result, load_samples, save_result
 from benchlib.show import index, report
 from benchlib.show.digest import digest

@@ -1,0 +1,60 @@
+"""What goes to a terminal. Stored files, folder names and messages are foreign text: they may set no colour, move no cursor
+and change no title."""
+
+import os
+import re
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.control import Control
+from rich.measure import Measurement
+from rich.segment import Segment
+
+# Escape sequences as a whole, then what is left of control characters (C0 but tab and line feed, C1), and the marks that
+# turn the direction of writing or break lines: they make a line read as something else.
+_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def harmless(text: str) -> str:
+    """Return text without control characters; bytes of a name that are no UTF-8 become question marks."""
+    return _CONTROL.sub("", _SEQUENCE.sub("", text)).encode(errors="replace").decode()
+
+
+def one_line(text: str) -> str:
+    """Return a name as one harmless line: a line feed or tab in it shows as a space."""
+    return harmless(" ".join(text.split()))
+
+
+class _Harmless(RenderHook):
+    """Cleans the text of all that is printed; rich's own colours travel beside the text and stay."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [item if isinstance(item, Control) else _Clean(item) for item in renderables]
+
+
+class _Clean:
+    def __init__(self, inner: ConsoleRenderable) -> None:
+        self.inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        return _cleaned(console.render(self.inner, options))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self.inner)
+
+
+def _cleaned(segments: Iterable[Segment]) -> Iterable[Segment]:
+    return (part if part.control else Segment(harmless(part.text), part.style) for part in segments)
+
+
+def console(*, stderr: bool = False, least_width: int = 0) -> Console:
+    """Return a console that prints harmless text only.
+
+    A pipe has no width: tables are written ``least_width`` wide there, unless COLUMNS says how wide whoever reads them is.
+    """
+    made = Console(highlight=False, stderr=stderr)
+    if not made.is_terminal:  # settled here: rich would look at the variable again for each line
+        made.width = made.width if "COLUMNS" in os.environ else max(made.width, least_width)
+    made.push_render_hook(_Harmless())
+    return made
