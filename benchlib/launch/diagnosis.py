@@ -18,13 +18,13 @@ from typing import Any
 
 from benchlib.launch.processes import signal_name
 
-# Texts by which a rank reports that another one went away or did not answer.
+# Texts of errors that another rank's failure causes: it went away or did not answer.
 _SECONDARY = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|reset by peer|broken pipe|timed? ?out|timeout"
     r"|DistStoreError|DistNetworkError|DistBackendError|NCCL|RCCL|XCCL|ProcessGroup|socket|recvBytes|sendBytes",
     re.IGNORECASE,
 )
-# What a rank says about its own work is never an echo, whatever words it uses.
+# An error of a rank's own work is never an echo, whatever its text.
 _PRIMARY_TYPES = {
     "UserError",
     "DataError",
@@ -147,10 +147,10 @@ def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
         "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, and nobody can meet without it; start the run again on all nodes",
         "RendezvousClosedError": f"{store} was closed: the run had ended on another node",
     }
-    found = [(text.rfind(name), reason) for name, reason in reasons.items() if name in text]
+    matches = [(text.rfind(name), reason) for name, reason in reasons.items() if name in text]
     for taken in _PORT_TAKEN.finditer(text):
-        found.append((taken.end(), f"port {taken[1]} is in use on this host: choose another rdzv_endpoint"))
-    return max(found)[1] if found else ""
+        matches.append((taken.end(), f"port {taken[1]} is in use on this host: choose another rdzv_endpoint"))
+    return max(matches)[1] if matches else ""
 
 
 def no_restart_helps(error: dict[str, Any] | None) -> bool:
@@ -181,7 +181,7 @@ def first_failure(ranks: list[RankRecord]) -> RankRecord | None:
 
 
 def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
-    """Say what a failed rank did: raised, was killed, or left with a code."""
+    """Return what a failed rank did: raised, was killed, or left with a code."""
     who = f"rank {record.rank}"
     if record.error:
         message = str(record.error.get("message", "")).strip()
@@ -191,7 +191,7 @@ def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
         text = f"{who} raised {record.error.get('type')}{record.where()}" + (f": {first}" if first else "")
         gone = [other.rank for other in ranks if other.returncode == 0]
         if is_echo(record.error) and gone:
-            text += f"; {_names(gone)} had already ended (exit code 0)"
+            text += f"; {_rank_list(gone)} had already ended (exit code 0)"
         return text
     if record.returncode == EXIT_STORAGE:
         return f"{who} could not write its files{record.where()}: the disk is full or read-only"
@@ -208,7 +208,7 @@ def hanging(ranks: list[RankRecord]) -> RankRecord | None:
 
 
 def hang_text(record: RankRecord, ranks: list[RankRecord], silent_s: float, limit: str) -> str:
-    """Say where a silent rank was, and who waited for it."""
+    """Return where a silent rank was, and which ranks waited for it."""
     text = f"rank {record.rank} sent no sign of life for {silent_s:.0f} s ({limit}){record.where()}"
     text += _inside(record)
     frames = main_stack(record.stacks or "")
@@ -220,15 +220,15 @@ def hang_text(record: RankRecord, ranks: list[RankRecord], silent_s: float, limi
         if other is not record and other.alive and other.stacks and is_waiting(main_stack(other.stacks))
     ]
     if waiting:
-        text += f"; {_names(waiting)} waited in torch" + ("" if frames and is_waiting(frames) else " for it")
+        text += f"; {_rank_list(waiting)} waited in torch" + ("" if frames and is_waiting(frames) else " for it")
     gone = [other.rank for other in ranks if other.returncode == 0]
     if gone:
-        text += f"; {_names(gone)} had already ended (exit code 0)"
+        text += f"; {_rank_list(gone)} had already ended (exit code 0)"
     return text
 
 
 def late_text(record: RankRecord, limit_s: float) -> str:
-    """Say where a rank stood that was not at work in time."""
+    """Return where a rank was that was not at work in time."""
     text = f"rank {record.rank} was not at work {limit_s:.0f} s after the launch (start-up limit); it stood{record.where()}"
     return text + _inside(record)
 
@@ -243,14 +243,14 @@ def _inside(record: RankRecord) -> str:
     return f"; its Python stack was inside {frames[0]}" + (f", called from {own}" if own and own != frames[0] else "")
 
 
-def _names(ranks: list[int]) -> str:
+def _rank_list(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-# Python stacks of ranks: asked for by a signal, read back from the text that ``faulthandler`` writes.
+# Python stacks
 
 
-COLLECT_S = 1.0  # that the ranks get to write their stacks
+STACKS_S = 1.0  # that the ranks get to write their stacks
 _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _WAITING_FILES = re.compile(
     r"torch[/\\](distributed[/\\]|autograd[/\\]graph\.py|futures[/\\]|cuda[/\\]__init__\.py|xpu[/\\]__init__\.py)"
@@ -311,7 +311,7 @@ def own_frame(frames: list[Frame]) -> Frame | None:
     )
 
 
-def collect(asked: Sequence[tuple[int, Path]]) -> list[str]:
+def collect_stacks(asked: Sequence[tuple[int, Path]]) -> list[str]:
     """Ask processes (id, file of their stacks) for their Python stacks and return the new text of each.
 
     The text is empty for a process that does not answer: it has no handler yet, or is stopped. The worker makes the
@@ -323,7 +323,7 @@ def collect(asked: Sequence[tuple[int, Path]]) -> list[str]:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGUSR1)
     awaited = [(path, size) for (_, path), size in zip(asked, sizes, strict=True) if size is not None]
-    end, now = time.monotonic() + COLLECT_S, [-1]
+    end, now = time.monotonic() + STACKS_S, [-1]
     while awaited and time.monotonic() < end:
         time.sleep(0.05)
         before, now = now, [path.stat().st_size for path, _ in awaited]
@@ -335,15 +335,15 @@ def collect(asked: Sequence[tuple[int, Path]]) -> list[str]:
     ]
 
 
-# How the ranks of a run ended that did not end well, in plain words, from ``status.json``.
+# What a report shows of a run that did not end well, from ``status.json``
 
 
 STACKS_LIMIT = 20_000  # characters of one stack or traceback; a report stays small with a thousand ranks
 STACKS_SHOWN = 8
 
 
-def ranks(status: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return what each rank did, in words, where the run did not end well."""
+def rank_endings(status: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return how each rank ended, in words, where the run was not complete."""
     if not status or status.get("outcome") == "complete":
         return []
     rows = []
@@ -378,8 +378,8 @@ def _ending(rank: dict[str, Any], error: dict[str, Any]) -> str:
     return "had not ended" if code is None else "ended normally" if code == 0 else f"ended with exit code {code}"
 
 
-def stacks(status: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Return the Python stacks with the ranks that had them; ranks in the same place are told once."""
+def stack_groups(status: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the Python stacks with the ranks that had them, each stack once."""
     groups: dict[str, list[str]] = {}
     culprit = (status or {}).get("culprit")
     for rank in sorted((status or {}).get("ranks") or [], key=lambda rank: rank.get("rank") != culprit):

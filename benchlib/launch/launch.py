@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchlib.core import files
-from benchlib.core import files as run_lock
 from benchlib.core.errors import RunBroken, StorageError, UserError
 from benchlib.core.events import Event, EventFollower, read_events
-from benchlib.launch import processes
 from benchlib.launch.diagnosis import EXIT_STORAGE, RankRecord
 from benchlib.launch.jobs import Job, Limits
 from benchlib.launch.launchers import LAUNCHERS
-from benchlib.launch.processes import MARK, kill_marked, signal_name
+from benchlib.launch.processes import MARK, free_shared_memory, kill_marked, signal_name
 
 Status = dict[str, Any]
 
@@ -84,7 +82,7 @@ class Launch:
         """
         if self._process:
             raise UserError(f"{self.run_dir} was already used for a run (it has a supervisor): take a new folder")
-        held = run_lock.take(self.run_dir)
+        held = files.take(self.run_dir)
         try:
             self._start(held)
         except OSError as error:
@@ -182,7 +180,7 @@ class Launch:
         if process is None:
             return None
         with self._lock:
-            self._say_stop(process.stdin)
+            self._send_stop(process.stdin)
         try:
             process.wait(self._stop_s)
         except subprocess.TimeoutExpired:
@@ -190,7 +188,7 @@ class Launch:
         return self.wait()
 
     @staticmethod
-    def _say_stop(pipe: IO[bytes] | None) -> None:
+    def _send_stop(pipe: IO[bytes] | None) -> None:
         if pipe is not None and not pipe.closed:
             with contextlib.suppress(OSError):
                 pipe.write(b"q")
@@ -204,12 +202,12 @@ class Launch:
             raise UserError("the run was not started: call start() first")
         self._process.wait()
         with self._lock:
-            self._say_stop(self._process.stdin)
+            self._send_stop(self._process.stdin)
             if self._status is None:
-                self._status = self._last_word()
+                self._status = self._final_status()
         return self._status
 
-    def _last_word(self) -> Status:
+    def _final_status(self) -> Status:
         assert self._process is not None
         if (self.run_dir / "status.json").exists():
             return files.read_json(self.run_dir / "status.json")  # type: ignore[no-any-return]
@@ -251,11 +249,9 @@ def execute(run_dir: Path | str, on_event: Callable[[Event], None] | None = None
         return launch.wait()
 
 
-# Runs whose supervisor died without a word: their ranks are ended, and what is known is written for it.
-
-
 def settle(run_dir: Path | str) -> dict[str, Any] | None:
-    """Return the status of a run; for one whose supervisor died without a word, end its ranks and write one first.
+    """Return the status of a run; for one whose supervisor died without writing it, end its ranks and write it from
+    the events.
 
     None while the run is going on, and for a folder in which no run was started, or one on another machine.
     """
@@ -263,14 +259,14 @@ def settle(run_dir: Path | str) -> dict[str, Any] | None:
     if (path / "status.json").exists():
         return files.read_json(path / "status.json")  # type: ignore[no-any-return]
     launched = read_events(path, {"launched"})
-    if not launched or launched[-1].get("host") != platform.node() or _at_work(path, launched[-1]):
+    if not launched or launched[-1].get("host") != platform.node() or _supervisor_lives(path, launched[-1]):
         return None
-    return write_lost(path, "the run was cut off: its supervisor is gone and left no word")
+    return write_lost(path, "the run was cut off: its supervisor is gone and wrote no status")
 
 
-def _at_work(run_dir: Path, launched: Event) -> bool:
+def _supervisor_lives(run_dir: Path, launched: Event) -> bool:
     """Whether the supervisor of a launch lives: by the claim on the folder, else by its process id."""
-    running = run_lock.taken(run_dir)
+    running = files.taken(run_dir)
     pid = launched.get("supervisor")
     if running is not None or not isinstance(pid, int):
         return bool(running)
@@ -289,7 +285,7 @@ def write_lost(run_dir: Path, reason: str) -> dict[str, Any]:
     written."""
     left = kill_marked(run_dir)
     if not left:
-        processes.free(run_dir)
+        free_shared_memory(run_dir)
     events = read_events(run_dir)
     records: dict[int, RankRecord] = {}
     for event in events:
@@ -311,6 +307,6 @@ def write_lost(run_dir: Path, reason: str) -> dict[str, Any]:
         "outcome": "failed", "reason": reason, "culprit": None, "ranks": [records[rank].as_json() for rank in sorted(records)],
         "started_at": times[0], "ended_at": times[-1],
     }  # fmt: skip
-    with contextlib.suppress(StorageError):  # the caller has it, and the next one finds out again
+    with contextlib.suppress(StorageError):  # the caller has it, and the next reader works it out again
         files.write_json(run_dir / "status.json", status)
     return status

@@ -1,8 +1,8 @@
-"""The nodes of a run as each of them knows the others, and whether they are still there.
+"""Where a rank is among the others, this machine's addresses, and the other nodes of a run. No torch.
 
-Each node's supervisor holds a listening socket. Nobody speaks on it: whether a connection is taken, refused or unanswered
-is the kernel's word, and it holds for a supervisor that is busy, killed or cut off. The supervisor hangs up on whoever
-called, since the kernel answers no more of them than fit its queue.
+To show that its node is there, each supervisor holds a listening socket on which nothing is sent: whether a connection is
+accepted, refused or unanswered is up to the kernel, and it holds for a supervisor that is busy, killed or cut off. The
+supervisor closes accepted connections, since the kernel answers no more of them than fit its queue.
 """
 
 import contextlib
@@ -21,139 +21,105 @@ from benchlib.core.files import read_object, write_json
 
 # In the environment of the ranks: the id of the launch and, where there are other nodes, its supervisor's address and port.
 NODE = "BENCHLIB_NODE"
-NAME = "peers.json"
+FILE = "peers.json"
+DEFAULT_PORT = 29400  # torchrun's, where an endpoint names none
 PROBE_S = 3.0
 _BACKLOG = 128
 _AT_ONCE = 64
+# Per launcher: rank, world size, local rank, local world size. Ours and torchrun's names are the same. SLURM's names
+# of the step come before those of the job: a step may have fewer tasks than its job.
+_PLACE_VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    # Open MPI's and MPICH's mpirun, before SLURM: in a job of SLURM they start ranks that inherit one task's names.
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+)
+_SLURM_NODE = "SLURM_NODEID"  # which of the nodes this one is, where sizes are listed by node
 
 
 @dataclass(frozen=True)
-class Node:
-    """One node of a run: ``launch`` is the id of its supervisor's launch, ``port`` 0 where no supervisor listens."""
+class Place:
+    """``rank`` of ``size`` over all nodes, ``local_rank`` of ``local_size`` on this one."""
 
-    launch: str
-    host: str
-    address: str
-    port: int
-    ranks: tuple[int, ...]
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
 
-    def label(self) -> str:
-        """Return what a person calls it: ``vm (10.0.0.2)``."""
-        return f"{self.host} ({self.address})" if self.address else self.host
+    @property
+    def one_node(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self.local_size == self.size
 
-    def words(self) -> str:
-        """Return ``node vm (10.0.0.2) with ranks 2, 3``."""
-        return f"node {self.label()} with rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
+    def threads(self, wanted: int = 0) -> int:
+        """Return the CPU threads of this rank: ``wanted``, or its share of the usable cores where that is 0."""
+        from benchlib.core.machine import usable_cores
 
-
-@dataclass(frozen=True)
-class Lost:
-    """A node that is not there any more: ``how`` is gone (its processes ended) or unreachable (no answer at all)."""
-
-    node: Node
-    how: str
-
-    def words(self) -> str:
-        """Say which node it is and what is known of it."""
-        known = {
-            "gone": "its processes are gone",
-            "unreachable": "it does not answer on the network",
-        }
-        return f"{self.node.words()} was lost ({known[self.how]})"
-
-    def as_json(self) -> dict[str, object]:
-        """Return the row of this node in ``status.json``."""
-        return {"host": self.node.host, "address": self.node.address, "ranks": list(self.node.ranks), "how": self.how}
+        return wanted or max(1, usable_cores() // self.local_size)
 
 
-def listen(address: str) -> socket.socket:
-    """Open the socket that tells the others that this node is there."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listening = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
-    listening.setblocking(False)
-    return listening
+def place() -> Place:
+    """Return this process's place; without a launcher it is the only rank.
+
+    Raises ``UserError`` where the environment names a rank that cannot be.
+    """
+    rows = [names for names in _PLACE_VARIABLES if names[0] in os.environ and names[1] in os.environ]
+    if rows:
+        # Of one launcher's rows the first that also has the number of ranks on this node.
+        complete = [names for names in rows if names[0] == rows[0][0] and os.environ.get(names[3])]
+        return _place((complete or rows)[0])
+    if int(os.environ.get("JOB_COMPLETION_INDEX", "0")):
+        raise UserError(
+            f"JOB_COMPLETION_INDEX={os.environ['JOB_COMPLETION_INDEX']} without RANK: a pod of an Indexed Job does not know "
+            "its world; start the ranks by torchrun in each pod, as launcher=kubernetes does"
+        )
+    return Place()
 
 
-def hang_up(listening: socket.socket) -> None:
-    """Close the connections that wait on a socket of ``listen``: at most as many as its queue holds, and never wait."""
-    for _ in range(_BACKLOG):
-        try:
-            listening.accept()[0].close()
-        except OSError:  # nobody waits, or the caller is gone again
-            return
-
-
-def state(node: Node, timeout_s: float = PROBE_S) -> str:
-    """Return ``there``, ``gone``, ``unreachable`` or, where nobody listens for it, ``unknown``."""
-    if not node.port:
-        return "unknown"
+def _place(names: tuple[str, str, str, str]) -> Place:
+    values = [os.environ.get(name, "") for name in names]
+    variables = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
     try:
-        socket.create_connection((node.address, node.port), timeout_s).close()
-        return "there"
-    except ConnectionRefusedError:
-        return "gone"
-    except OSError as error:
-        return "unknown" if error.errno in (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL) else "unreachable"
+        rank, size = int(values[0]), int(values[1])
+        local_rank = int(values[2] or rank)
+        sizes = local_sizes(values[3])
+        # A list holds one size for each node. Without any, all ranks are taken to be here.
+        local_size = (sizes[int(os.environ.get(_SLURM_NODE, "0"))] if len(sizes) > 1 else sizes[0]) if sizes else size
+    except (ValueError, IndexError):
+        raise UserError(f"{variables}: not the place of a rank: start the ranks with one launcher only") from None
+    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
+        raise UserError(f"{variables}: a rank must be below its size: start the ranks with one launcher only")
+    return Place(rank, size, local_rank, local_size)
 
 
-def lost(nodes: Iterable[Node]) -> list[Lost]:
-    """Return those of the nodes that are not there any more, by rank. Takes ``PROBE_S`` at most for 64 nodes."""
-    asked = sorted(nodes, key=lambda node: node.ranks)
-    if not asked:
-        return []
-    with ThreadPoolExecutor(min(_AT_ONCE, len(asked))) as pool:
-        states = list(pool.map(state, asked))
-    return [Lost(node, how) for node, how in zip(asked, states, strict=True) if how in ("gone", "unreachable")]
+def local_sizes(text: str) -> list[int]:
+    """Return the ranks of each node from SLURM's short form: ``"2(x3),1"`` is [2, 2, 2, 1].
+
+    Raises ``ValueError`` for another form.
+    """
+    sizes: list[int] = []
+    for part in filter(None, text.split(",")):
+        count, _, repeated = part.partition("(x")
+        sizes += [int(count)] * int(repeated.removesuffix(")") or 1)
+    return sizes
 
 
-def launch_id() -> str:
-    """Return the id of the launch that this process belongs to; '' without a supervisor of ours."""
-    return (os.environ.get(NODE, "").split() or [""])[0]
+def attempt() -> str:
+    """Return an id of this start of the ranks by torchrun; '' under another launcher.
+
+    torchrun's own count does not go up when ranks are started again because a node came or went, so the place where they
+    meet, a new port each time, is a part of it.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ""
+    names = ("TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    return " ".join(os.environ.get(name, "") for name in names)
 
 
-def group(rows: Iterable[tuple[int, str, str]]) -> list[Node]:
-    """Return the nodes of ranks: rows of (rank, host name, the rank's ``NODE`` variable), by their lowest rank."""
-    found: dict[tuple[str, ...], list[int]] = {}
-    for rank, host, text in rows:
-        launch, *place = text.split() or [""]
-        address, port = place if len(place) == 2 else ("", "0")
-        found.setdefault((launch, host, address, port), []).append(rank)
-    nodes = [
-        Node(launch, host, address, int(port), tuple(sorted(ranks)))
-        for (launch, host, address, port), ranks in found.items()
-    ]
-    return sorted(nodes, key=lambda node: node.ranks)
-
-
-def names(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """Return what the node of each rank is called, by rank: its host name, or its address where two share the name."""
-    nodes = list(nodes)
-    hosts = [node.host for node in nodes]
-    called = {
-        rank: node.address if hosts.count(node.host) > 1 and node.address else node.host
-        for node in nodes
-        for rank in node.ranks
-    }
-    return tuple(called[rank] for rank in sorted(called))
-
-
-def write(run_dir: Path, nodes: Iterable[Node]) -> None:
-    """Write down the nodes of the run as it is now."""
-    write_json(run_dir / NAME, {"nodes": [dataclasses.asdict(node) for node in nodes]})
-
-
-def read(run_dir: Path) -> list[Node]:
-    """Return the nodes of a run; none before its ranks met."""
-    with contextlib.suppress(UserError, KeyError, TypeError):
-        rows = read_object(run_dir / NAME, {"nodes": list})["nodes"]
-        return [Node(**{**row, "ranks": tuple(row["ranks"])}) for row in rows]
-    return []
-
-
-# This machine's addresses: which of them reaches another machine, on which interface, and whether one is ours.
-
-
-DEFAULT_PORT = 29400  # torchrun's, where an endpoint names none
+# This machine's addresses
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
@@ -179,7 +145,7 @@ def own_addresses() -> dict[str, str]:
 def resolve(host: str) -> list[str]:
     """Return the addresses of a host; none where its name is not known."""
     try:
-        return [str(found[4][0]) for found in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)]
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)]
     except (OSError, UnicodeError):
         return []
 
@@ -226,97 +192,124 @@ def hosts_store(host: str) -> bool | None:
     return bool(set(addresses) & set(own_addresses()))
 
 
-# A rank's place among the others, read from the environment that its launcher gave it. No torch.
-
-
-# Per launcher: rank, world size, local rank, local world size. Ours and torchrun's names are the same. SLURM's names
-# of the step come before those of the job: a step may have fewer tasks than its job.
-_NAMES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    # Open MPI's and MPICH's mpirun, before SLURM: in a job of SLURM they start ranks that inherit one task's names.
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
-)
-_NODE = "SLURM_NODEID"  # which of the nodes this one is, where sizes are listed by node
+# The nodes of a run
 
 
 @dataclass(frozen=True)
-class Place:
-    """``rank`` of ``size`` over all nodes, ``local_rank`` of ``local_size`` on this one."""
+class Node:
+    """One node of a run: ``launch`` is the id of its supervisor's launch, ``port`` 0 where no supervisor listens."""
 
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
+    launch: str
+    host: str
+    address: str
+    port: int
+    ranks: tuple[int, ...]
 
-    @property
-    def one_node(self) -> bool:
-        """Whether all ranks are on this machine."""
-        return self.local_size == self.size
+    def label(self) -> str:
+        """Return its name for people: ``vm (10.0.0.2)``."""
+        return f"{self.host} ({self.address})" if self.address else self.host
 
-    def threads(self, wanted: int = 0) -> int:
-        """Return the CPU threads of this rank: ``wanted``, or its share of the usable cores where that is 0."""
-        from benchlib.core.machine import usable_cores
-
-        return wanted or max(1, usable_cores() // self.local_size)
+    def words(self) -> str:
+        """Return ``node vm (10.0.0.2) with ranks 2, 3``."""
+        return f"node {self.label()} with rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
 
 
-def place() -> Place:
-    """Return this process's place; without a launcher it is the only rank.
+@dataclass(frozen=True)
+class Lost:
+    """A lost node: ``how`` is gone (its processes ended) or unreachable (no answer at all)."""
 
-    Raises ``UserError`` where the environment names a rank that cannot be.
-    """
-    known = [names for names in _NAMES if names[0] in os.environ and names[1] in os.environ]
-    if known:
-        # Of one launcher's rows the first that also tells how many ranks this node has.
-        whole = [names for names in known if names[0] == known[0][0] and os.environ.get(names[3])]
-        return _place((whole or known)[0])
-    if int(os.environ.get("JOB_COMPLETION_INDEX", "0")):
-        raise UserError(
-            f"JOB_COMPLETION_INDEX={os.environ['JOB_COMPLETION_INDEX']} without RANK: a pod of an Indexed Job does not know "
-            "its world; start the ranks by torchrun in each pod, as launcher=kubernetes does"
-        )
-    return Place()
+    node: Node
+    how: str
+
+    def words(self) -> str:
+        """Return which node it is, and how it was lost."""
+        reasons = {"gone": "its processes are gone", "unreachable": "it does not answer on the network"}
+        return f"{self.node.words()} was lost ({reasons[self.how]})"
+
+    def as_json(self) -> dict[str, object]:
+        """Return the row of this node in ``status.json``."""
+        return {"host": self.node.host, "address": self.node.address, "ranks": list(self.node.ranks), "how": self.how}
 
 
-def _place(names: tuple[str, str, str, str]) -> Place:
-    values = [os.environ.get(name, "") for name in names]
-    told = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+def listen(address: str) -> socket.socket:
+    """Open the socket that shows the other nodes that this one is there."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listening = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
+    listening.setblocking(False)
+    return listening
+
+
+def hang_up(listening: socket.socket) -> None:
+    """Close the connections that wait on a socket of ``listen``, at most as many as its queue holds. Never waits."""
+    for _ in range(_BACKLOG):
+        try:
+            listening.accept()[0].close()
+        except OSError:  # none waits, or the caller is gone again
+            return
+
+
+def probe(node: Node, timeout_s: float = PROBE_S) -> str:
+    """Return ``there``, ``gone``, ``unreachable`` or, where it has no listening socket, ``unknown``."""
+    if not node.port:
+        return "unknown"
     try:
-        rank, size = int(values[0]), int(values[1])
-        local_rank = int(values[2] or rank)
-        sizes = local_sizes(values[3])
-        # A list holds one size for each node. Without any, all ranks are taken to be here.
-        local_size = (sizes[int(os.environ.get(_NODE, "0"))] if len(sizes) > 1 else sizes[0]) if sizes else size
-    except (ValueError, IndexError):
-        raise UserError(f"{told}: not the place of a rank: start the ranks with one launcher only") from None
-    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
-        raise UserError(f"{told}: a rank must be below its size: start the ranks with one launcher only")
-    return Place(rank, size, local_rank, local_size)
+        socket.create_connection((node.address, node.port), timeout_s).close()
+        return "there"
+    except ConnectionRefusedError:
+        return "gone"
+    except OSError as error:
+        return "unknown" if error.errno in (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL) else "unreachable"
 
 
-def local_sizes(text: str) -> list[int]:
-    """Return the ranks of each node from SLURM's short form: ``"2(x3),1"`` is [2, 2, 2, 1].
-
-    Raises ``ValueError`` for another form.
-    """
-    sizes: list[int] = []
-    for part in filter(None, text.split(",")):
-        count, _, repeated = part.partition("(x")
-        sizes += [int(count)] * int(repeated.removesuffix(")") or 1)
-    return sizes
+def lost_nodes(nodes: Iterable[Node]) -> list[Lost]:
+    """Return those of the nodes that are lost, by rank. Takes ``PROBE_S`` at most for 64 nodes."""
+    asked = sorted(nodes, key=lambda node: node.ranks)
+    if not asked:
+        return []
+    with ThreadPoolExecutor(min(_AT_ONCE, len(asked))) as pool:
+        states = list(pool.map(probe, asked))
+    return [Lost(node, how) for node, how in zip(asked, states, strict=True) if how in ("gone", "unreachable")]
 
 
-def attempt() -> str:
-    """Return what tells this start of the ranks by torchrun from the others; '' under another launcher.
+def launch_id() -> str:
+    """Return the id of the launch that this process belongs to; '' without a supervisor."""
+    return (os.environ.get(NODE, "").split() or [""])[0]
 
-    torchrun's own count does not go up when ranks are started again because a node came or went, so the place where they
-    meet, a new port each time, is a part of it.
-    """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return ""
-    names = ("TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    return " ".join(os.environ.get(name, "") for name in names)
+
+def group_ranks(rows: Iterable[tuple[int, str, str]]) -> list[Node]:
+    """Return the nodes of ranks: rows of (rank, host name, the rank's ``NODE`` variable), by their lowest rank."""
+    members: dict[tuple[str, ...], list[int]] = {}
+    for rank, host, text in rows:
+        launch, *place = text.split() or [""]
+        address, port = place if len(place) == 2 else ("", "0")
+        members.setdefault((launch, host, address, port), []).append(rank)
+    nodes = [
+        Node(launch, host, address, int(port), tuple(sorted(ranks)))
+        for (launch, host, address, port), ranks in members.items()
+    ]
+    return sorted(nodes, key=lambda node: node.ranks)
+
+
+def rank_hosts(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Return the host name of each rank, by rank, or its node's address where two nodes share the name."""
+    nodes = list(nodes)
+    hosts = [node.host for node in nodes]
+    names = {
+        rank: node.address if hosts.count(node.host) > 1 and node.address else node.host
+        for node in nodes
+        for rank in node.ranks
+    }
+    return tuple(names[rank] for rank in sorted(names))
+
+
+def write(run_dir: Path, nodes: Iterable[Node]) -> None:
+    """Write the nodes of the run as it is now to the run folder."""
+    write_json(run_dir / FILE, {"nodes": [dataclasses.asdict(node) for node in nodes]})
+
+
+def read(run_dir: Path) -> list[Node]:
+    """Return the nodes of a run; none before its ranks met."""
+    with contextlib.suppress(UserError, KeyError, TypeError):
+        rows = read_object(run_dir / FILE, {"nodes": list})["nodes"]
+        return [Node(**{**row, "ranks": tuple(row["ranks"])}) for row in rows]
+    return []

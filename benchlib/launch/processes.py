@@ -1,6 +1,10 @@
-"""Processes of a run: who dies with whom, who belongs to it, and how all of them are ended.
+"""Processes of a run: who dies with whom, who belongs to it, how all of them are ended, and the memory they leave.
 
 On Linux the kernel does the first part (parent death signal, child subreaper). Elsewhere a thread watches the parent.
+
+MPI, NCCL and others exchange data on one machine through files under /dev/shm, which they remove at their end. A rank that
+is killed together with its launcher cannot, and the memory would stay taken until the machine restarts. So ranks note the
+files that they have mapped, and whoever ends the run frees them. Linux only.
 """
 
 import contextlib
@@ -22,6 +26,7 @@ SUPERVISOR_PID = "BENCHLIB_SUPERVISOR_PID"
 CONFIG = "BENCHLIB_CONFIG"  # what a rank reads instead of config.json: kinds of nodes may share one run folder
 # What numeric libraries read for their number of threads, once, when they are loaded.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+SHARED_MEMORY = "/dev/shm"
 WATCH_EVERY_S = 0.5
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -47,17 +52,17 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def leave_with_parent() -> None:
     """Leave by ``SystemExit`` on a polite signal and when the parent dies, so that what has to be taken back is.
 
-    Signals that come while the process is leaving do not disturb it: a parent's death is told more than once.
+    Signals that come while the process is leaving do not disturb it: a parent's death may come as several signals.
     """
 
-    def leave(number: int, _: object) -> None:
-        for one in polite:
-            signal.signal(one, signal.SIG_IGN)
-        raise SystemExit(128 + number)
+    def leave(received: int, _: object) -> None:
+        for number in polite:
+            signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + received)
 
     polite = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    for one in polite:
-        signal.signal(one, leave)
+    for number in polite:
+        signal.signal(number, leave)
     die_with_parent(os.getppid(), signal.SIGTERM)
 
 
@@ -101,7 +106,7 @@ def marked(run_dir: Path | str) -> list["psutil.Process"]:
     """Return the living processes on this machine that carry the mark of a run, except the caller."""
     import psutil
 
-    path, found = str(Path(run_dir).resolve()), []
+    path, processes = str(Path(run_dir).resolve()), []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if (
@@ -109,8 +114,8 @@ def marked(run_dir: Path | str) -> list["psutil.Process"]:
                 and process.status() != psutil.STATUS_ZOMBIE
                 and process.environ().get(MARK) == path
             ):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def kill(processes: Iterable["psutil.Process"], number: int = signal.SIGKILL) -> None:
@@ -134,36 +139,27 @@ def kill_marked(run_dir: Path | str, timeout_s: float = 5.0) -> list[int]:
     return [process.pid for process in left]
 
 
-# Shared memory in files: what the ranks of a run have mapped, so that it can be freed when they were killed.
-#
-# MPI, NCCL and others exchange data on one machine through files under /dev/shm, which they remove at their end. A rank
-# that is killed together with its launcher cannot, and the memory would stay taken until the machine restarts. Linux only.
-
-
-FOLDER = "/dev/shm"
-
-
-def mapped() -> list[str]:
+def mapped_shared_memory() -> list[str]:
     """Return the files under /dev/shm that this process has mapped and that still have a name."""
     try:
         lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:
         return []
-    paths = {line.split(maxsplit=5)[5] for line in lines if f" {FOLDER}/" in line}
+    paths = {line.split(maxsplit=5)[5] for line in lines if f" {SHARED_MEMORY}/" in line}
     return sorted(path for path in paths if not path.endswith(" (deleted)"))
 
 
-def note(run_dir: Path, rank: int) -> None:
+def note_shared_memory(run_dir: Path, rank: int) -> None:
     """Write down what this rank has mapped, in ``logs/rankN.shm``; nothing where it has none."""
-    if paths := mapped():
+    if paths := mapped_shared_memory():
         with contextlib.suppress(OSError):  # on a full disk the run has other things to say
             (run_dir / "logs" / f"rank{rank}.shm").write_text("\n".join(paths))
 
 
-def free(run_dir: Path) -> None:
+def free_shared_memory(run_dir: Path) -> None:
     """Remove what the ranks of a run noted; for a run of which no process lives any more."""
     for listed in (run_dir / "logs").glob("rank*.shm"):
         for path in listed.read_text(errors="replace").splitlines():
-            if os.path.dirname(os.path.normpath(path)) == FOLDER:
+            if os.path.dirname(os.path.normpath(path)) == SHARED_MEMORY:
                 with contextlib.suppress(OSError):
                     os.unlink(path)

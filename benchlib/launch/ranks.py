@@ -1,4 +1,4 @@
-"""What the agent that starts the ranks itself (torchrun, mpirun, a cluster's client) said, and why it left."""
+"""The ranks of a run as their supervisor sees them: its processes, the agent's log, what each rank did, attempts."""
 
 import contextlib
 import dataclasses
@@ -22,221 +22,17 @@ from benchlib.launch.jobs import Job
 from benchlib.launch.nodes import NODE
 from benchlib.launch.processes import MARK, SUPERVISOR_PID, adopt_orphans, descendants, kill, signal_name
 
-NAMES = {"torchrun": "torchrun's agent", "mpirun": "mpirun"}
-
-
-class AgentReport:
-    """Reads ``logs/agent.err`` of a job. ``endpoint`` is where nodes meet, '' for one node."""
-
-    def __init__(self, job: Job, logs: Path, endpoint: str, startup_s: float) -> None:
-        self.job, self.path, self.endpoint, self.startup_s = job, logs / "agent.err", endpoint, startup_s
-        self._read_bytes = 0
-
-    @property
-    def name(self) -> str:
-        """What a person calls the agent."""
-        return NAMES.get(self.job.name, f"the agent of launcher {self.job.name}")
-
-    def text(self) -> str:
-        """Return what it said so far."""
-        return self.path.read_text(errors="replace") if self.job.agent and self.path.exists() else ""
-
-    def news(self) -> dict[int, int]:
-        """Return the exit codes by process id of ranks that it saw fail, where it said something since the last call."""
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size == self._read_bytes:
-            return {}
-        self._read_bytes = size
-        return dict(diagnosis.agent_exits(self.text()))
-
-    def failures(self) -> list[tuple[int, int, int, bool]]:
-        """Return the ranks in its last report, see ``diagnosis.agent_failures``."""
-        return diagnosis.agent_failures(self.text())
-
-    def reason(self) -> str:
-        """Return why the nodes cannot meet; '' where that is not what it left for."""
-        return diagnosis.agent_reason(self.text(), self.endpoint, self.startup_s) if self.endpoint else ""
-
-    def meeting(self) -> str:
-        """Return where the nodes should have met; '' for one node."""
-        return f"; the nodes meet at {self.endpoint}: start this command on every one of them" if self.endpoint else ""
-
-    def left(self, code: int) -> str:
-        """Return why it left with an exit code (negative: a signal), as well as that is known."""
-        if reason := self.reason():
-            return reason
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code} and named no rank"
-        return f"{self.name} {how}; see logs/agent.err{self.last_words()}"
-
-    def last_words(self) -> str:
-        """Return what the agent of a run elsewhere said last: the cluster's reason, where no rank was there to say it."""
-        said = [line.strip() for line in self.text().split("\n") if line.strip()] if self.job.remote else []
-        return f": {said[-1][:500]}" if said else ""
-
-
-# Attempts of a run: torchrun's agent may start the ranks again after a failure, and what each attempt came to is kept.
-
-
+TERM_S = 1.0  # between SIGTERM and SIGKILL
+KILL_S = 6.0  # for killed processes to disappear
+AGENT_NAMES = {"torchrun": "torchrun's agent", "mpirun": "mpirun"}
 REGROUPED = "regrouped"  # an attempt that ended because a node came or went; torchrun does not count it as a failure
 
 
-@dataclass
-class Ending:
-    """How a run or an attempt ended. ``outcome`` is complete, failed, stopped, skipped, timeout or stalled.
-
-    ``lost`` are the nodes that went away, see ``peers.Lost.as_json``.
-    """
-
-    outcome: str
-    reason: str = ""
-    culprit: int | None = None
-    lost: list[dict[str, object]] = field(default_factory=list)
-
-
-class Attempts:
-    """The attempts so far. ``ending`` says how the present one failed while its successor is awaited, else None.
-
-    ``began`` is by the monotonic clock; ``past`` are the rows of earlier attempts in ``status.json``.
-    """
-
-    def __init__(self, restarts: int) -> None:
-        self.restarts = restarts
-        self.past: list[dict[str, Any]] = []
-        self.key = ""
-        self.began, self.began_at = time.monotonic(), time.time()
-        self.ending: Ending | None = None
-        self.failed_at = 0.0
-
-    @property
-    def left(self) -> bool:
-        """Whether the ranks will be started again after a failure."""
-        return self.used < self.restarts
-
-    @property
-    def used(self) -> int:
-        """Restarts after failures so far; a node that came or went costs none."""
-        return sum(row["outcome"] != REGROUPED for row in self.past)
-
-    def used_up(self, ending: Ending) -> str:
-        """Return what to add to the reason of a run that failed although it was started again as often as allowed."""
-        if ending.outcome not in ("failed", "stalled", "timeout") or not self.restarts or self.left:
-            return ""
-        return f"; all {self.restarts} restarts were used" if self.restarts > 1 else "; the 1 restart was used"
-
-    def begins(self, event: Event, record: RankRecord | None) -> bool:
-        """Whether a rank's start belongs to a new attempt; ``record`` is what is known of the rank in the present one."""
-        key = str(event.get("attempt", ""))
-        again = record is not None and record.pid not in (None, event.get("pid"))
-        new = bool(self.key) and (again or key != self.key)
-        self.key = key
-        return new
-
-    def fail(self, ending: Ending) -> None:
-        """Take down how the present attempt failed; from now on its successor is awaited."""
-        self.ending, self.failed_at = ending, time.monotonic()
-
-    def close(self, ranks: Mapping[int, RankRecord]) -> dict[str, Any]:
-        """End the present attempt, begin the next one and return the row of the one that ended."""
-        ending = self.ending or Ending(REGROUPED, "torchrun started the ranks again because a node came or went")
-        for record in ranks.values():
-            record.ended_by_us = record.ended_by_us or (record.returncode is None and record.error is None)
-        row = {
-            "attempt": len(self.past) + 1,
-            **dataclasses.asdict(ending),
-            "ranks": [ranks[rank].as_json() for rank in sorted(ranks)],
-            "started_at": self.began_at,
-            "ended_at": time.time(),
-        }
-        self.past.append(row)
-        self.began, self.began_at, self.ending, self.failed_at = time.monotonic(), time.time(), None, 0.0
-        return row
-
-
-# The ranks of a run as its supervisor knows them: from their events, from what they and the agent left, from stacks.
-
-
-class RankTable:
-    """``records`` are the ranks of the present attempt by number. ``launch`` is the id of the supervisor's launch: host
-    names would not do, since two machines may have the same.
-    """
-
-    def __init__(self, logs: Path, launch: str) -> None:
-        self.logs, self.launch, self.host = logs, launch, platform.node()
-        self.records: dict[int, RankRecord] = {}
-
-    def all(self) -> list[RankRecord]:
-        """Return all ranks that were heard of; safe for other threads."""
-        return list(self.records.values())
-
-    def here(self) -> list[RankRecord]:
-        """Return the ranks of this node: of this launch and, where an agent took its id elsewhere, of this host."""
-        return [one for one in self.all() if one.launch == self.launch and one.host == self.host]
-
-    def failed_here(self) -> bool:
-        """Whether a rank of this node ended with an error."""
-        return any(record.returncode for record in self.here())
-
-    def started(self, pids: list[int]) -> None:
-        """Take in the ranks that the supervisor started itself, by number."""
-        for rank, pid in enumerate(pids):
-            self.records[rank] = RankRecord(rank, pid, self.host, self.launch)
-
-    def hear(self, rank: int, event: Event, agent: bool) -> RankRecord:
-        """Take in an event of a rank; ``agent``: somebody else reaps it, so its own word has to do for its end."""
-        record = self.records.setdefault(rank, RankRecord(rank))
-        record.hear(event)
-        record.heard_at = time.monotonic()  # by our clock: another node's may differ
-        if agent and record.alive:
-            if event["kind"] == "phase" and event.get("name") == "done":
-                record.returncode, record.ended_at = 0, event["t"]
-            elif event["kind"] == "error":
-                record.returncode, record.ended_at = int(event.get("exit_code", 1)), event["t"]
-        return record
-
-    def ended(self, codes: dict[int, int]) -> None:
-        """Take in the exit codes of processes of this node."""
-        for record in self.here():
-            if record.alive and record.pid in codes:
-                record.returncode, record.ended_at = codes[record.pid], time.time()
-
-    def read_errors(self, agent: AgentReport) -> None:
-        """Take in the errors that the ranks left as files, and the ranks that the agent's last report names."""
-        for record in self.all():
-            path = self.logs / f"rank{record.rank}.error.json"
-            if record.error is None and path.exists():
-                with contextlib.suppress(UserError):
-                    found = read_json(path)
-                    if record.pid in (None, found.get("pid")):  # not of an earlier attempt
-                        record.error = found
-        for rank, code, pid, root in agent.failures():
-            record = self.records.setdefault(rank, RankRecord(rank, pid))
-            if pid and record.pid not in (None, pid):
-                continue
-            record.returncode, record.ended_at = code, record.ended_at or time.time()
-            record.ended_by_us = record.ended_by_us or not (root or record.error)  # torchrun ends the others
-
-    def dump_stacks(self) -> None:
-        """Keep the newest Python stacks of all living ranks of this machine."""
-        family = {process.pid for process in descendants()}
-        asked = [record for record in self.here() if record.alive and record.pid in family]
-        texts = diagnosis.collect([(record.pid or 0, self.logs / f"rank{record.rank}.stacks") for record in asked])
-        for record, text in zip(asked, texts, strict=True):
-            record.stacks = text
-
-    def as_json(self) -> list[dict[str, Any]]:
-        """Return the rows of ``status.json``."""
-        return [self.records[rank].as_json() for rank in sorted(self.records)]
-
-
-# The processes that a supervisor started, and whatever they started: begun, collected and ended as one family.
-
-
-TERM_S = 1.0  # between SIGTERM and SIGKILL
-KILL_S = 6.0  # for killed processes to disappear
-
-
 class Children:
-    """``living`` are the started processes by id. All are started by the main thread: see ``die_with_parent``."""
+    """The processes that a supervisor started, and whatever they started: ended as one family.
+
+    ``living`` are the started processes by id. All are started by the main thread: see ``die_with_parent``.
+    """
 
     def __init__(self) -> None:
         adopt_orphans()
@@ -246,7 +42,7 @@ class Children:
     def start(self, job: Job, run_dir: Path, node: str = "") -> list[int]:
         """Start a job's processes, each in a session of its own with its output in ``logs/``; return their ids.
 
-        ``node`` is what they are told about this node (``peers.NODE``).
+        ``node`` is their environment variable ``nodes.NODE``.
         """
         pids = []
         for index, command in enumerate(job.commands):
@@ -261,17 +57,10 @@ class Children:
             env.pop(SUPERVISOR_PID, None)
             name = "agent" if job.agent else f"rank{index}"
             if job.remote:
-                del env[MARK]  # who clears up by the mark kills at once; this agent first has to take its job back
+                del env[MARK]  # marked processes may be killed at once; this agent first has to take its job back
             if job.agent:  # it knows nothing of us: a shim ties its life to ours before it becomes the agent
-                command = [
-                    sys.executable,
-                    "-m",
-                    "benchlib.launch.supervise",
-                    "--tied-to",
-                    str(os.getpid()),
-                    "--",
-                    *command,
-                ]
+                tie = ["-m", "benchlib.launch.supervise", "--tied-to", str(os.getpid()), "--"]
+                command = [sys.executable, *tie, *command]
             else:
                 env[SUPERVISOR_PID] = str(os.getpid())
             base = run_dir / "logs" / name
@@ -308,7 +97,7 @@ class Children:
         Agents that have a job on other machines to take back get ``agent_s`` seconds for it, with their helpers.
         """
         if agent_s is not None:
-            kill((one for one in descendants() if one.pid in self.living), signal.SIGTERM)
+            kill((process for process in descendants() if process.pid in self.living), signal.SIGTERM)
             self._wait(agent_s)
         kill(descendants(), signal.SIGTERM)
         self._wait(TERM_S)
@@ -326,3 +115,203 @@ class Children:
             if not descendants():
                 return
             time.sleep(0.02)
+
+
+class AgentReport:
+    """Reads ``logs/agent.err``: the log of an agent that starts the ranks itself (torchrun, mpirun, a cluster's client).
+
+    ``endpoint`` is where nodes meet, '' for one node.
+    """
+
+    def __init__(self, job: Job, logs: Path, endpoint: str, startup_s: float) -> None:
+        self.job, self.path, self.endpoint, self.startup_s = job, logs / "agent.err", endpoint, startup_s
+        self._read_bytes = 0
+
+    @property
+    def name(self) -> str:
+        """The agent's name for people."""
+        return AGENT_NAMES.get(self.job.name, f"the agent of launcher {self.job.name}")
+
+    def text(self) -> str:
+        """Return the log so far."""
+        return self.path.read_text(errors="replace") if self.job.agent and self.path.exists() else ""
+
+    def new_exits(self) -> dict[int, int]:
+        """Return the exit codes by process id of failed ranks in the log, where it grew since the last call."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size == self._read_bytes:
+            return {}
+        self._read_bytes = size
+        return dict(diagnosis.agent_exits(self.text()))
+
+    def failures(self) -> list[tuple[int, int, int, bool]]:
+        """Return the ranks in its report of failures, see ``diagnosis.agent_failures``."""
+        return diagnosis.agent_failures(self.text())
+
+    def reason(self) -> str:
+        """Return why the nodes cannot meet; '' where the agent left for another reason."""
+        return diagnosis.agent_reason(self.text(), self.endpoint, self.startup_s) if self.endpoint else ""
+
+    def meeting_hint(self) -> str:
+        """Return where the nodes should have met; '' for one node."""
+        return f"; the nodes meet at {self.endpoint}: start this command on every one of them" if self.endpoint else ""
+
+    def exit_reason(self, code: int) -> str:
+        """Return why it left with an exit code (negative: a signal), as far as that is known."""
+        if reason := self.reason():
+            return reason
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"left with exit code {code} and named no rank"
+        return f"{self.name} {how}; see logs/agent.err{self.last_line()}"
+
+    def last_line(self) -> str:
+        """Return the last line of the agent of a run elsewhere: the cluster's reason, where no rank could give one."""
+        lines = [line.strip() for line in self.text().split("\n") if line.strip()] if self.job.remote else []
+        return f": {lines[-1][:500]}" if lines else ""
+
+
+class RankTable:
+    """The ranks of the present attempt: from their events, from what they and the agent left, from stacks.
+
+    ``records`` are by rank. ``launch`` is the id of the supervisor's launch: two machines may have the same host name.
+    """
+
+    def __init__(self, logs: Path, launch: str) -> None:
+        self.logs, self.launch, self.host = logs, launch, platform.node()
+        self.records: dict[int, RankRecord] = {}
+
+    def all(self) -> list[RankRecord]:
+        """Return all ranks that were heard of; safe for other threads."""
+        return list(self.records.values())
+
+    def here(self) -> list[RankRecord]:
+        """Return the ranks of this node: of this launch and, where an agent took its id elsewhere, of this host."""
+        return [record for record in self.all() if record.launch == self.launch and record.host == self.host]
+
+    def failed_here(self) -> bool:
+        """Whether a rank of this node ended with an error."""
+        return any(record.returncode for record in self.here())
+
+    def started(self, pids: list[int]) -> None:
+        """Take in the ranks that the supervisor started itself, by number."""
+        for rank, pid in enumerate(pids):
+            self.records[rank] = RankRecord(rank, pid, self.host, self.launch)
+
+    def hear(self, rank: int, event: Event, agent: bool) -> RankRecord:
+        """Take in an event of a rank; ``agent``: an agent reaps it, so its events have to tell its end."""
+        record = self.records.setdefault(rank, RankRecord(rank))
+        record.hear(event)
+        record.heard_at = time.monotonic()  # by our clock: another node's may differ
+        if agent and record.alive:
+            if event["kind"] == "phase" and event.get("name") == "done":
+                record.returncode, record.ended_at = 0, event["t"]
+            elif event["kind"] == "error":
+                record.returncode, record.ended_at = int(event.get("exit_code", 1)), event["t"]
+        return record
+
+    def ended(self, codes: dict[int, int]) -> None:
+        """Take in the exit codes of processes of this node."""
+        for record in self.here():
+            if record.alive and record.pid in codes:
+                record.returncode, record.ended_at = codes[record.pid], time.time()
+
+    def read_errors(self, agent: AgentReport) -> None:
+        """Take in the errors that the ranks left as files, and the ranks that the agent's last report names."""
+        for record in self.all():
+            path = self.logs / f"rank{record.rank}.error.json"
+            if record.error is None and path.exists():
+                with contextlib.suppress(UserError):
+                    error = read_json(path)
+                    if record.pid in (None, error.get("pid")):  # not of an earlier attempt
+                        record.error = error
+        for rank, code, pid, root in agent.failures():
+            record = self.records.setdefault(rank, RankRecord(rank, pid))
+            if pid and record.pid not in (None, pid):
+                continue
+            record.returncode, record.ended_at = code, record.ended_at or time.time()
+            record.ended_by_us = record.ended_by_us or not (root or record.error)  # torchrun ends the others
+
+    def dump_stacks(self) -> None:
+        """Keep the newest Python stacks of all living ranks of this machine."""
+        family = {process.pid for process in descendants()}
+        asked = [record for record in self.here() if record.alive and record.pid in family]
+        texts = diagnosis.collect_stacks(
+            [(record.pid or 0, self.logs / f"rank{record.rank}.stacks") for record in asked]
+        )
+        for record, text in zip(asked, texts, strict=True):
+            record.stacks = text
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return the rows of ``status.json``."""
+        return [self.records[rank].as_json() for rank in sorted(self.records)]
+
+
+@dataclass
+class Ending:
+    """How a run or an attempt ended. ``outcome`` is complete, failed, stopped, skipped, timeout or stalled.
+
+    ``lost`` are the nodes that went away, see ``nodes.Lost.as_json``.
+    """
+
+    outcome: str
+    reason: str = ""
+    culprit: int | None = None
+    lost: list[dict[str, object]] = field(default_factory=list)
+
+
+class Attempts:
+    """The attempts so far: torchrun's agent may start the ranks again after a failure. ``ending`` says how the present one failed while its successor is awaited, else None.
+
+    ``began`` is by the monotonic clock; ``past`` are the rows of earlier attempts in ``status.json``.
+    """
+
+    def __init__(self, restarts: int) -> None:
+        self.restarts = restarts
+        self.past: list[dict[str, Any]] = []
+        self.key = ""
+        self.began, self.began_at = time.monotonic(), time.time()
+        self.ending: Ending | None = None
+        self.failed_at = 0.0
+
+    @property
+    def left(self) -> bool:
+        """Whether the ranks will be started again after a failure."""
+        return self.used < self.restarts
+
+    @property
+    def used(self) -> int:
+        """Restarts after failures so far; a node that came or went costs none."""
+        return sum(row["outcome"] != REGROUPED for row in self.past)
+
+    def used_up(self, ending: Ending) -> str:
+        """Return what to add to the reason of a run that failed although it was started again as often as allowed."""
+        if ending.outcome not in ("failed", "stalled", "timeout") or not self.restarts or self.left:
+            return ""
+        return f"; all {self.restarts} restarts were used" if self.restarts > 1 else "; the 1 restart was used"
+
+    def begins(self, event: Event, record: RankRecord | None) -> bool:
+        """Whether a rank's start belongs to a new attempt; ``record`` is that of the rank in the present one."""
+        key = str(event.get("attempt", ""))
+        again = record is not None and record.pid not in (None, event.get("pid"))
+        new = bool(self.key) and (again or key != self.key)
+        self.key = key
+        return new
+
+    def fail(self, ending: Ending) -> None:
+        """Note how the present attempt failed; from now on its successor is awaited."""
+        self.ending, self.failed_at = ending, time.monotonic()
+
+    def close(self, ranks: Mapping[int, RankRecord]) -> dict[str, Any]:
+        """End the present attempt, begin the next one and return the row of the one that ended."""
+        ending = self.ending or Ending(REGROUPED, "torchrun started the ranks again because a node came or went")
+        for record in ranks.values():
+            record.ended_by_us = record.ended_by_us or (record.returncode is None and record.error is None)
+        row = {
+            "attempt": len(self.past) + 1,
+            **dataclasses.asdict(ending),
+            "ranks": [ranks[rank].as_json() for rank in sorted(ranks)],
+            "started_at": self.began_at,
+            "ended_at": time.time(),
+        }
+        self.past.append(row)
+        self.began, self.began_at, self.ending, self.failed_at = time.monotonic(), time.time(), None, 0.0
+        return row

@@ -3,7 +3,7 @@
     python -m benchlib.launch.supervise RUN_DIR [--nproc N]
 
 Its standard input is a liveness pipe: end of file means that the launching process is gone, ``q`` means stop. It
-runs ``RUN_DIR/job.json`` (see ``launchers``), or N local ranks. It ends the run at the first failure of a rank, on
+runs ``RUN_DIR/job.json`` (see ``jobs.Job``), or N local ranks. It ends the run at the first failure of a rank, on
 SIGINT, SIGTERM and SIGHUP, and at the limits of ``config.json``: ``startup_timeout_s`` until every rank is at work,
 ``stall_timeout_s`` without a sign of life, ``wall_limit_s`` in all. It leaves ``status.json``. Exit code: 0 complete,
 77 skipped, 74 nothing can be written (a full disk), 1 otherwise. It imports neither torch nor the benchmark. Linux and
@@ -35,11 +35,10 @@ from benchlib.core.events import Event, EventFollower, EventWriter
 from benchlib.core.files import read_json, write_json
 from benchlib.core.sensors import Sensors
 from benchlib.launch import diagnosis, nodes
-from benchlib.launch import diagnosis as stacks
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, RankRecord
 from benchlib.launch.jobs import Job, Limits
 from benchlib.launch.launchers import local_ranks
-from benchlib.launch.nodes import Lost
+from benchlib.launch.nodes import Lost, Node
 from benchlib.launch.processes import descendants, die_with_parent, kill, signal_name
 from benchlib.launch.ranks import AgentReport, Attempts, Children, Ending, RankTable
 
@@ -94,7 +93,7 @@ class Neighbours:
         """``endpoint`` is where the nodes meet; '' for a run of one node."""
         self.run_dir, self.launch, self.endpoint = run_dir, launch, endpoint
         self.introduction, self.address = launch, ""
-        self._seen: list[Lost] | None = None
+        self._lost: list[Lost] | None = None
         self._listening: socket.socket | None = None
         if endpoint and (address := nodes.local_address(*nodes.split_endpoint(endpoint))):
             with contextlib.suppress(OSError):  # then the others cannot tell whether this node is there
@@ -103,38 +102,40 @@ class Neighbours:
                 self.introduction = f"{launch} {address} {self._listening.getsockname()[1]}"
 
     def answer(self) -> None:
-        """Make room for the next who ask whether this node is there."""
+        """Close the connections of nodes that asked whether this one is there."""
         if self._listening:
             nodes.hang_up(self._listening)
 
     def close(self) -> None:
-        """Stop telling the others that this node is there."""
+        """Close the socket that shows that this node is there."""
         if self._listening:
             self._listening.close()
 
     def forget(self) -> None:
         """Forget who was lost: another attempt began."""
-        self._seen = None
+        self._lost = None
 
     def look(self, afresh: bool = False) -> list[Lost]:
         """Return the nodes of the present attempt that are not there any more.
 
         Who was lost at the first look stays lost; with ``afresh``, or where all were there, it is asked again.
         """
-        if afresh or not self._seen:
-            others = [node for node in nodes.read(self.run_dir) if node.launch != self.launch] if self.endpoint else []
-            self._seen = nodes.lost(others)
-        return self._seen
+        if afresh or not self._lost:
+            self._lost = nodes.lost_nodes(self._others())
+        return self._lost
+
+    def _others(self) -> list[Node]:
+        return [node for node in nodes.read(self.run_dir) if node.launch != self.launch] if self.endpoint else []
 
     def blame(self, ending: Ending, afresh: bool = False) -> Ending:
         """Return the ending with the nodes that were lost as its cause, where some were."""
         lost = self.look(afresh)
         if lost:
-            words = "; ".join(one.words() for one in lost) + self._held_store(lost) + self._own_cable()
-            rows = [one.as_json() for one in lost]
+            words = "; ".join(node.words() for node in lost) + self._held_store(lost) + self._own_cable()
+            rows = [node.as_json() for node in lost]
             reason = f"{words}; {ending.reason}" if ending.reason else words
             return dataclasses.replace(ending, reason=reason, culprit=min(lost[0].node.ranks), lost=rows)
-        others = [node for node in nodes.read(self.run_dir) if node.launch != self.launch] if self.endpoint else []
+        others = self._others()
         if not others:
             return ending
         there = ", ".join(node.words() for node in others[:4]) + (", ..." if len(others) > 4 else "")
@@ -148,7 +149,7 @@ class Neighbours:
 
     def _held_store(self, lost: list[Lost]) -> str:
         addresses = nodes.resolve(nodes.split_endpoint(self.endpoint)[0])
-        if self.address not in addresses and any(one.node.address in addresses for one in lost):
+        if self.address not in addresses and any(item.node.address in addresses for item in lost):
             return f"; it held the rendezvous store ({self.endpoint}), so the nodes cannot meet again without it"
         return ""
 
@@ -229,8 +230,8 @@ class Supervisor:
             self._reap()
             self._follow()
             self.neighbours.answer()
-            if self.job.restarts:  # of a rank that was killed nobody else tells as long as the agent lives
-                self.ranks.ended(self.agent.news())
+            if self.job.restarts:  # as long as the agent lives, its log alone reports a killed rank
+                self.ranks.ended(self.agent.new_exits())
             ending = self._stopped() or self.final or self._over() or self._at_limit()
             if ending and not self._again(ending):
                 return ending
@@ -289,8 +290,8 @@ class Supervisor:
         self.ranks.records = {}
         self.agent_due, self.stall_from = None, time.monotonic()
         self.neighbours.forget()
-        told = {name: row[name] for name in ("outcome", "reason", "culprit", "lost")}
-        self.writer.emit("restarted", attempt=len(self.attempts.past) + 1, **told)
+        facts = {name: row[name] for name in ("outcome", "reason", "culprit", "lost")}
+        self.writer.emit("restarted", attempt=len(self.attempts.past) + 1, **facts)
 
     # Judging
 
@@ -332,7 +333,7 @@ class Supervisor:
         records = self.ranks.all()
         culprit = diagnosis.first_failure(records)
         if culprit is None:
-            return self.neighbours.blame(Ending("failed", self.agent.left(self.failed_code)))
+            return self.neighbours.blame(Ending("failed", self.agent.exit_reason(self.failed_code)))
         if culprit.error and culprit.error.get("exit_code") == EXIT_SKIPPED:
             return Ending("skipped", str(culprit.error.get("message", "")), culprit.rank)
         ending = Ending("failed", diagnosis.failure_text(culprit, records), culprit.rank)
@@ -348,8 +349,8 @@ class Supervisor:
         assert ending is not None
         why = f"they were not there after {self.limits.startup_s:.0f} s"
         if self.failed_code:
-            why = self.agent.left(self.failed_code)
-        missing = ", ".join(f"node {one['host']} ({one['address']})" for one in ending.lost)
+            why = self.agent.exit_reason(self.failed_code)
+        missing = ", ".join(f"node {node['host']} ({node['address']})" for node in ending.lost)
         instead = f"; nobody took the place of {missing}" if missing else ""
         reason = f"{ending.reason}; the ranks could not be started again: {why}{instead}"
         return dataclasses.replace(ending, outcome="failed", reason=reason)
@@ -372,8 +373,10 @@ class Supervisor:
             began = max(self._began(), self.attempts.began)
             return self._late(late, records) if now - began > self.limits.startup_s > 0 else None
         limit = self.limits.stall_s
-        quiet = [one for one in records if one.alive and now - max(one.heard_at, self.stall_from) > limit > 0]
-        due = [one for one in quiet if now - one.waited_at > limit]
+        quiet = [
+            record for record in records if record.alive and now - max(record.heard_at, self.stall_from) > limit > 0
+        ]
+        due = [record for record in quiet if now - record.waited_at > limit]
         return self._stalled(due, quiet, now) if due else None
 
     def _began(self) -> float:
@@ -387,12 +390,12 @@ class Supervisor:
         if not 0 < limit < now - self.began:
             return None
         text = f"no rank was started in {limit:.0f} s (queue_s of the cluster's profile); see logs/agent.out"
-        return Ending("timeout", text + self.agent.last_words())
+        return Ending("timeout", text + self.agent.last_line())
 
     def _late(self, late: list[RankRecord], records: list[RankRecord]) -> Ending:
         if not late:
             text = f"only {len(records)} of {self.job.ranks} ranks were started in {self.limits.startup_s:.0f} s (start-up limit); see logs/agent.err"
-            return Ending("timeout", text + self.agent.meeting())
+            return Ending("timeout", text + self.agent.meeting_hint())
         self.ranks.dump_stacks()
         culprit = diagnosis.hanging(late) or late[0]
         return Ending("timeout", diagnosis.late_text(culprit, self.limits.startup_s), culprit.rank)
@@ -405,7 +408,7 @@ class Supervisor:
         records = self.ranks.all()
         self.ranks.dump_stacks()
         lively = [record for record in records if record.alive and record not in quiet]
-        if lively and all(stacks.is_waiting(stacks.main_stack(record.stacks or "")) for record in due):
+        if lively and all(diagnosis.is_waiting(diagnosis.main_stack(record.stacks or "")) for record in due):
             for record in due:
                 record.waited_at = now
             return None
@@ -413,7 +416,7 @@ class Supervisor:
         self.writer.emit("stall", ranks=[record.rank for record in quiet], culprit=culprit.rank)
         silent_s = now - max(culprit.heard_at, self.began)
         ending = Ending("stalled", diagnosis.hang_text(culprit, records, silent_s, "stall limit"), culprit.rank)
-        waits = stacks.is_waiting(stacks.main_stack(culprit.stacks or ""))
+        waits = diagnosis.is_waiting(diagnosis.main_stack(culprit.stacks or ""))
         return self.neighbours.blame(ending, afresh=True) if waits else ending
 
     # Sensors
@@ -427,7 +430,7 @@ class Supervisor:
             return
         self.writer.emit("sensors", availability=sensors.availability())
         while not self.over:
-            sensors.pids = [one.pid for one in self.ranks.here() if one.pid and one.alive]
+            sensors.pids = [record.pid for record in self.ranks.here() if record.pid and record.alive]
             with contextlib.suppress(StorageError):  # the ranks write as well, and say so
                 self.writer.emit("sensor", **sensors.read())
             time.sleep(SENSOR_S)

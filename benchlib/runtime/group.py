@@ -29,9 +29,7 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.files import read_json, sha256, write_json
 from benchlib.core.machine import BACKENDS
-from benchlib.launch import nodes as network
-from benchlib.launch import nodes as peers
-from benchlib.launch import processes
+from benchlib.launch import nodes, processes
 from benchlib.launch.nodes import Place, place
 from benchlib.launch.processes import SUPERVISOR_PID
 from benchlib.runtime import devices
@@ -85,7 +83,7 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     timeout_s = config.stall_timeout_s + COLLECTIVE_MARGIN_S
     with _interface(config, where):
         _join(registered, where, Path(run_dir), device, timeout_s, config.startup_timeout_s)
-        processes.note(Path(run_dir), where.rank)
+        processes.note_shared_memory(Path(run_dir), where.rank)
         try:
             hosts = _hosts(where, Path(run_dir))
             _agree(config, where, hosts)
@@ -111,8 +109,8 @@ def _interface(config: BaseConfig, where: Place) -> Iterator[None]:
         chosen["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     else:
         endpoint = config.rdzv_endpoint or os.environ.get("MASTER_ADDR", "")
-        address = network.local_address(*network.split_endpoint(endpoint)) if endpoint else ""
-        if name := network.interface(address):
+        address = nodes.local_address(*nodes.split_endpoint(endpoint)) if endpoint else ""
+        if name := nodes.interface(address):
             # "=": this interface, and not all whose names begin so
             chosen = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
     ours = {variable: name for variable, name in chosen.items() if variable not in os.environ}
@@ -129,10 +127,10 @@ def _hosts(where: Place, run_dir: Path) -> tuple[str, ...]:
     host = platform.node()
     if where.one_node:
         return (host,) * where.size
-    nodes = peers.group(all_gather_objects((where.rank, host, os.environ.get(peers.NODE, ""))))
+    members = nodes.group_ranks(all_gather_objects((where.rank, host, os.environ.get(nodes.NODE, ""))))
     if where.local_rank == 0:
-        peers.write(run_dir, nodes)
-    return peers.names(nodes)
+        nodes.write(run_dir, members)
+    return nodes.rank_hosts(members)
 
 
 def _agree(config: BaseConfig, where: Place, hosts: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from benchlib.benchmarks import view
 from benchlib.config.schema import BaseConfig, changes, command
 from benchlib.core.text import GROUPS, KINDS, MARKS, UNJUDGED, duration, moment, quantity, text
 from benchlib.judge.published import section
-from benchlib.launch.diagnosis import ranks, stacks
+from benchlib.launch.diagnosis import rank_endings, stack_groups
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run, tolerant
 from benchlib.results.store import identity, judgement, skip_reason, span
@@ -82,7 +82,7 @@ def digest(run: Run) -> Digest:
     out.unjudged = [
         (kind, left) for kind, rows in everything if (left := [row for row in rows if row["word"] in UNJUDGED])
     ]
-    out.ranks, out.stacks = read(lambda: (ranks(status), stacks(status))) or ([], [])
+    out.ranks, out.stacks = read(lambda: (rank_endings(status), stack_groups(status))) or ([], [])
     read(lambda: run.samples)  # only the pictures use them; here a damaged file gets its name
     out.gate = found if isinstance(found := (verdict or {}).get("gate"), dict) else {}
     out.machine = read(lambda: machine_rows(run.machine)) or []

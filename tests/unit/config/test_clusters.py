@@ -121,8 +121,8 @@ def test_slurm_lists_of_tasks(text, sizes):
 )  # fmt: skip
 def test_places(monkeypatch, env, place):
     _only(monkeypatch, env)
-    found = nodes.place()
-    assert (found.rank, found.size, found.local_rank, found.local_size) == place
+    seen = nodes.place()
+    assert (seen.rank, seen.size, seen.local_rank, seen.local_size) == place
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import pytest
 
 from benchlib.launch import diagnosis
-from benchlib.launch import diagnosis as stacks
 from benchlib.launch.diagnosis import RankRecord
 
 CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"
@@ -71,9 +70,9 @@ BUSY = _dump(("/usr/lib/python3.11/socket.py", 700, "readinto"), ("/p/data.py", 
 
 
 def test_main_thread_is_the_last_block() -> None:
-    assert stacks.main_stack(BUSY)[0] == stacks.Frame("/usr/lib/python3.11/socket.py", 700, "readinto")
-    assert stacks.main_stack("") == []
-    assert [stacks.is_waiting(stacks.main_stack(text)) for text in (WAITS, BACKWARD, BUSY, "")] == [
+    assert diagnosis.main_stack(BUSY)[0] == diagnosis.Frame("/usr/lib/python3.11/socket.py", 700, "readinto")
+    assert diagnosis.main_stack("") == []
+    assert [diagnosis.is_waiting(diagnosis.main_stack(text)) for text in (WAITS, BACKWARD, BUSY, "")] == [
         True,
         True,
         False,
@@ -85,9 +84,9 @@ def test_waiting_is_seen_in_the_line_that_waits(tmp_path: object) -> None:
     path = f"{tmp_path}/mine.py"
     with open(path, "w") as handle:
         handle.write("work = group.allreduce(x)\nwork.wait()\nwhile True: pass\n")
-    waits, works = ([stacks.Frame(path, line, "f")] for line in (2, 3))
-    assert stacks.is_waiting(waits)
-    assert not stacks.is_waiting(works)
+    waits, works = ([diagnosis.Frame(path, line, "f")] for line in (2, 3))
+    assert diagnosis.is_waiting(waits)
+    assert not diagnosis.is_waiting(works)
 
 
 def test_the_rank_that_does_not_wait_holds_up_the_others() -> None:

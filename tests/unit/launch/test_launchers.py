@@ -30,10 +30,10 @@ def job(launcher, profile, folder=RUN, tmp_path=None, **values):
 
 def objects(described):
     """Return the objects of a manifest by kind, in lists."""
-    found = {}
+    kinds = {}
     for item in yaml.safe_load_all(described.files["manifest.yaml"]):
-        found.setdefault(item["kind"], []).append(item)
-    return found
+        kinds.setdefault(item["kind"], []).append(item)
+    return kinds
 
 
 def pod_templates(item):
@@ -81,8 +81,8 @@ def test_every_flavour_runs_the_same_command_on_every_node(tmp_path, flavour, ki
 
 
 def test_pods_of_an_indexed_job_have_names():
-    found = objects(job("kubernetes", "cpu", nnodes=2))
-    (service,), (one,) = found["Service"], found["Job"]
+    kinds = objects(job("kubernetes", "cpu", nnodes=2))
+    (service,), (one,) = kinds["Service"], kinds["Job"]
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
     assert one["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     labels = one["spec"]["template"]["metadata"]["labels"]
@@ -91,8 +91,8 @@ def test_pods_of_an_indexed_job_have_names():
 
 def test_vendors_share_one_rendezvous():
     described = job("kubernetes", "mixed", nnodes=2, nproc=4, collective="gloo")
-    found = objects(described)
-    (jobset,) = found["JobSet"]
+    kinds = objects(described)
+    (jobset,) = kinds["JobSet"]
     (_, nvidia), (_, amd) = pod_templates(jobset)
     (one,), (other,) = nvidia["spec"]["containers"], amd["spec"]["containers"]
     assert one["resources"]["limits"] == {"memory": "128Gi", "nvidia.com/gpu": "4"}
@@ -100,7 +100,7 @@ def test_vendors_share_one_rendezvous():
     assert (one["image"], other["image"]) == ("benchlib:cuda", "benchlib:rocm")
     assert torchrun_options(one["command"]) == torchrun_options(other["command"])
     assert ("--host" in one["command"], "--host" in other["command"]) == (True, False), "one of them opens the store"
-    data = found["ConfigMap"][0]["data"]
+    data = kinds["ConfigMap"][0]["data"]
     backends = {name: yaml.safe_load(data[f"{name}.json"])["backend"] for name in ("nvidia", "amd")}
     assert backends == {"nvidia": "cuda", "amd": "rocm"}
 
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_refused(values, words):
 
 
 @pytest.mark.parametrize(("launcher", "profile"), [("kubernetes", "h100"), ("slurm", "slurm")])
-def test_devices_that_no_rank_would_use_are_told(launcher, profile):
+def test_the_notes_name_devices_that_no_rank_would_use(launcher, profile):
     for backend, expected in (("cpu", 1), ("cuda", 0)):
         config = resolve("squad", "smoke", backend, {"launcher": launcher, "cluster": profile}).config
         notes = LAUNCHERS[launcher](config, RUN).notes
@@ -257,7 +257,7 @@ def test_the_dry_run_shows_the_manifest_unbroken(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--manifest"], "launcher=local hands nothing to a cluster"),
         (["--manifest", "--set", "launcher=slurm", "-b", "auto"], "say which, as in --backend cuda"),
@@ -265,13 +265,13 @@ def test_the_dry_run_shows_the_manifest_unbroken(monkeypatch):
         (["--dry-run", "--set", "launcher=kubernetes", "--set", "cluster=mixed"], "set nnodes=2"),
     ],
 )
-def test_wrong_input_is_said_before_anything_starts(words, said):
+def test_wrong_input_is_reported_before_anything_starts(words, message):
     words = words if "-b" in words else [*words, "-b", "cpu"]
     done = CliRunner().invoke(main, ["run", "squad", *words])
-    assert done.exit_code == 2 and said in done.output
+    assert done.exit_code == 2 and message in done.output
 
 
-def test_a_missing_program_is_said_before_a_run_folder_is_made(tmp_path, monkeypatch):
+def test_a_missing_program_is_reported_before_a_run_folder_is_made(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     words = ["run", "squad", "-b", "cpu", "--out", str(tmp_path / "out"), "--set", "launcher=slurm"]
     done = CliRunner().invoke(main, words)

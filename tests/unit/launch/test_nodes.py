@@ -12,9 +12,7 @@ from benchlib.commands.run import summarise
 from benchlib.core import events
 from benchlib.core.events import EventWriter
 from benchlib.judge.verdict import judge
-from benchlib.launch import diagnosis
-from benchlib.launch import nodes as network
-from benchlib.launch import nodes as peers
+from benchlib.launch import diagnosis, nodes
 from benchlib.launch.diagnosis import RankRecord
 from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.nodes import Node
@@ -33,37 +31,37 @@ from benchlib.show import report
     ],
 )
 def test_an_endpoint_in_its_parts(endpoint: str, place: tuple[str, int]) -> None:
-    assert network.split_endpoint(endpoint) == place
+    assert nodes.split_endpoint(endpoint) == place
 
 
 def test_the_way_to_an_address() -> None:
-    assert network.local_address("127.0.0.1") == "127.0.0.1"
-    assert network.interface("127.0.0.1") in ("lo", "lo0")
-    assert network.local_address("no-such-host.invalid") == ""
-    assert network.interface("") == ""
+    assert nodes.local_address("127.0.0.1") == "127.0.0.1"
+    assert nodes.interface("127.0.0.1") in ("lo", "lo0")
+    assert nodes.local_address("no-such-host.invalid") == ""
+    assert nodes.interface("") == ""
 
 
 def test_who_opens_the_rendezvous_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch decides where it can; an address of ours that our host name does not have is ours, all others are not."""
-    monkeypatch.setattr(network, "own_addresses", lambda: {"127.0.0.1": "lo", "10.9.0.1": "eth0", "10.9.8.1": "eth1"})
+    monkeypatch.setattr(nodes, "own_addresses", lambda: {"127.0.0.1": "lo", "10.9.0.1": "eth0", "10.9.8.1": "eth1"})
     monkeypatch.setattr(socket, "gethostname", lambda: "here")
     known = {"here": ["10.9.0.1"], "gone": []}
-    monkeypatch.setattr(network, "resolve", lambda host: known.get(host, [host]))
+    monkeypatch.setattr(nodes, "resolve", lambda host: known.get(host, [host]))
     hosts = ("localhost", "127.0.0.1", "here", "10.9.0.1", "gone", "10.9.8.1", "10.9.8.2")
-    assert [network.hosts_store(host) for host in hosts] == [None, None, None, None, None, True, False]
+    assert [nodes.hosts_store(host) for host in hosts] == [None, None, None, None, None, True, False]
 
 
-def test_torchrun_is_told_addresses_and_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "hosts_store", lambda host: host == "10.9.8.1")
-    monkeypatch.setattr(network, "local_address", lambda host, port: "10.9.8.2")
+def test_torchrun_gets_addresses_and_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "hosts_store", lambda host: host == "10.9.8.1")
+    monkeypatch.setattr(nodes, "local_address", lambda host, port: "10.9.8.2")
     config = SimpleNamespace(nproc=2, nnodes=2, rdzv_endpoint="10.9.8.1:29500", max_restarts=3, startup_timeout_s=90.5, benchmark="squad")  # fmt: skip
     job = LAUNCHERS["torchrun"](config, "/run")  # type: ignore[arg-type]
     words = job.commands[0]
-    told = {
+    options = {
         name: words[words.index(name) + 1] for name in ("--local-addr", "--max-restarts", "--rdzv-conf", "--nnodes")
     }
-    settings = dict(pair.split("=") for pair in told.pop("--rdzv-conf").split(","))
-    assert told == {"--local-addr": "10.9.8.2", "--max-restarts": "3", "--nnodes": "2"}
+    settings = dict(pair.split("=") for pair in options.pop("--rdzv-conf").split(","))
+    assert options == {"--local-addr": "10.9.8.2", "--max-restarts": "3", "--nnodes": "2"}
     assert (settings["is_host"], settings["join_timeout"]) == ("1", "90")
     assert job.restarts == 3
     assert job.env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
@@ -75,49 +73,49 @@ def test_torchrun_is_told_addresses_and_restarts(monkeypatch: pytest.MonkeyPatch
 
 def test_ranks_are_grouped_by_launch_and_not_by_host_name() -> None:
     rows = [(0, "vm", "aa 10.0.0.1 7"), (1, "vm", "aa 10.0.0.1 7"), (2, "vm", "bb 10.0.0.2 8"), (3, "gpu", "cc")]
-    nodes = peers.group(rows)
-    assert [(node.launch, node.address, node.port, node.ranks) for node in nodes] == [
+    members = nodes.group_ranks(rows)
+    assert [(node.launch, node.address, node.port, node.ranks) for node in members] == [
         ("aa", "10.0.0.1", 7, (0, 1)),
         ("bb", "10.0.0.2", 8, (2,)),
         ("cc", "", 0, (3,)),
     ]
-    assert peers.names(nodes) == ("10.0.0.1", "10.0.0.1", "10.0.0.2", "gpu")
-    assert peers.group([(0, "vm", "")])[0] == Node("", "vm", "", 0, (0,))
+    assert nodes.rank_hosts(members) == ("10.0.0.1", "10.0.0.1", "10.0.0.2", "gpu")
+    assert nodes.group_ranks([(0, "vm", "")])[0] == Node("", "vm", "", 0, (0,))
 
 
 def test_a_sign_of_life(tmp_path: Path) -> None:
     """Who listens is there though it says nothing; who stopped is gone; who never listened is unknown."""
-    here, other = peers.listen("127.0.0.1"), peers.listen("127.0.0.1")
-    nodes = [
+    here, other = nodes.listen("127.0.0.1"), nodes.listen("127.0.0.1")
+    members = [
         Node(name, "vm", "127.0.0.1", port, (rank,))
         for rank, (name, port) in enumerate((("a", here.getsockname()[1]), ("b", other.getsockname()[1]), ("c", 0)))
     ]
-    assert [peers.state(node) for node in nodes] == ["there", "there", "unknown"]
+    assert [nodes.probe(node) for node in members] == ["there", "there", "unknown"]
     other.close()
-    assert [(lost.node.launch, lost.how) for lost in peers.lost(nodes)] == [("b", "gone")]
-    peers.write(tmp_path, nodes)
-    assert peers.read(tmp_path) == nodes
-    assert peers.read(tmp_path / "nothing") == []
+    assert [(lost.node.launch, lost.how) for lost in nodes.lost_nodes(members)] == [("b", "gone")]
+    nodes.write(tmp_path, members)
+    assert nodes.read(tmp_path) == members
+    assert nodes.read(tmp_path / "nothing") == []
     here.close()
 
 
 def test_a_node_is_there_however_often_it_is_asked() -> None:
     """Linux answers one call more than the queue holds, and leaves all later ones without an answer."""
-    listening = peers.listen("127.0.0.1")
-    peers.hang_up(listening)  # nobody called: it does not wait
+    listening = nodes.listen("127.0.0.1")
+    nodes.hang_up(listening)  # nobody called: it does not wait
     node = Node("a", "vm", "127.0.0.1", listening.getsockname()[1], (0,))
     try:
         for _ in range(3):
-            assert {peers.state(node, 1.0) for _ in range(100)} == {"there"}
-            peers.hang_up(listening)
+            assert {nodes.probe(node, 1.0) for _ in range(100)} == {"there"}
+            nodes.hang_up(listening)
     finally:
         listening.close()
 
 
 def test_lost_nodes_take_the_blame(tmp_path: Path) -> None:
-    there = peers.listen("127.0.0.1")
+    there = nodes.listen("127.0.0.1")
     port = there.getsockname()[1]
-    peers.write(tmp_path, [Node("me", "vm", "127.0.0.1", 1, (0,)), Node("you", "vm", "127.0.0.1", port, (1, 2))])
+    nodes.write(tmp_path, [Node("me", "vm", "127.0.0.1", 1, (0,)), Node("you", "vm", "127.0.0.1", port, (1, 2))])
     seen = Neighbours(tmp_path, "me", "127.0.0.1:29400")
     echo = Ending("failed", "rank 0 raised RuntimeError: Connection closed by peer", 0)
     assert seen.blame(echo).culprit == 0
@@ -138,11 +136,11 @@ def test_a_node_without_rank_0_says_where_the_result_is(
     torchrun = {"launcher": "torchrun", "nnodes": 2, "rdzv_endpoint": "10.0.0.1:29400"}
     run_dir = make_run(tmp_path / "run", ranks=1, with_result=False, config=torchrun)
     if known:
-        peers.write(run_dir, [Node("a", "gpu1", "10.0.0.1", 7, (0,)), Node("b", "gpu2", "10.0.0.2", 8, (1,))])
-    told = judge(run_dir, tmp_path / "baselines")
-    assert (told.exit_code(), told.exit_code(strict=True), told.broken) == (0, 0, False)
-    assert told.sentence == f"All ranks of this node exited normally; the result and the verdict are on {where}."
-    summarise(run_dir, told, None)
+        nodes.write(run_dir, [Node("a", "gpu1", "10.0.0.1", 7, (0,)), Node("b", "gpu2", "10.0.0.2", 8, (1,))])
+    verdict = judge(run_dir, tmp_path / "baselines")
+    assert (verdict.exit_code(), verdict.exit_code(strict=True), verdict.broken) == (0, 0, False)
+    assert verdict.sentence == f"All ranks of this node exited normally; the result and the verdict are on {where}."
+    summarise(run_dir, verdict, None)
     assert "the result and the verdict are on" in " ".join(capsys.readouterr().out.split())
     page = report.render(run_dir).read_text(encoding="utf-8")
     assert where in page
@@ -193,7 +191,7 @@ torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connecti
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("x\ntorch...api.RendezvousTimeoutError", "did not all meet within 30 s"),
         ("...RendezvousConnectionError: The connection", "store at h:1 does not answer"),
@@ -206,10 +204,10 @@ torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connecti
         ),
     ],
 )
-def test_why_the_agent_gave_up(text: str, said: str) -> None:
+def test_why_the_agent_gave_up(text: str, expected: str) -> None:
     reason = diagnosis.agent_reason(text, "h:1", 30)
-    assert said in reason
-    assert bool(said) == bool(reason)
+    assert expected in reason
+    assert bool(expected) == bool(reason)
 
 
 def test_what_the_agent_saw() -> None:

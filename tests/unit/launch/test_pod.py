@@ -60,21 +60,21 @@ def test_each_kind_of_node_keeps_its_own_config_on_a_shared_folder(tmp_path):
 
 
 def test_a_rank_reads_the_config_of_its_pod(tmp_path):
-    """The second of two pods that share a folder: its rank is told of its own file."""
+    """The second of two pods that share a folder: its rank reads its own file."""
     shared, config = tmp_path / "run", tmp_path / "amd.json"
     shared.mkdir()
     (shared / "config.json").write_text('{"backend": "cuda", "text": "of another kind"}')
     config.write_text('{"backend": "rocm", "text": "of its own"}')
-    (tmp_path / "told.py").write_text(
+    (tmp_path / "own.py").write_text(
         "from pathlib import Path\n\ndef run(config, run_dir, events):\n"
-        "    Path(run_dir, 'told.txt').write_text(f'{config.backend} {config.text}')\n"
+        "    Path(run_dir, 'seen.txt').write_text(f'{config.backend} {config.text}')\n"
     )
-    worker = [sys.executable, "-m", "benchlib.runtime.worker", str(shared), "--benchmark", "told:run"]
+    worker = [sys.executable, "-m", "benchlib.runtime.worker", str(shared), "--benchmark", "own:run"]
     command = [sys.executable, "-m", "benchlib.launch.agents.pod", str(shared), "--config", str(config), "--", *worker]
     path = os.pathsep.join([str(home()), str(tmp_path)])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, timeout=60, check=False)
     assert done.returncode == 0
-    assert (shared / "told.txt").read_text() == "rocm of its own"
+    assert (shared / "seen.txt").read_text() == "rocm of its own"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_rank_reads_the_config_of_its_pod(tmp_path):
     ],
     ids=["while its results are fetched", "while its ranks run", "before they start"],
 )
-def test_a_pod_ends_when_it_is_told_to(tmp_path, options, command, code):
+def test_a_pod_ends_on_sigterm(tmp_path, options, command, code):
     config = tmp_path / "node.json"
     config.write_text("{}")
     head = [sys.executable, "-m", "benchlib.launch.agents.pod", str(tmp_path / "run"), "--config", str(config)]

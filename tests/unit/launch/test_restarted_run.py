@@ -27,7 +27,7 @@ def _restarted(folder: Path, restarts: int) -> Run:
 
 
 @pytest.mark.parametrize(("restarts", "status"), [(0, "PASS"), (1, "AMBIGUOUS")])
-def test_the_verdict_tells_of_restarts(tmp_path: Path, restarts: int, status: str) -> None:
+def test_the_verdict_reports_restarts(tmp_path: Path, restarts: int, status: str) -> None:
     run = _restarted(tmp_path / "run", restarts)
     verdict = judged(run, tmp_path / "baselines")
     (check,) = [check for check in verdict.checks if check.name == "no restart"]
@@ -47,7 +47,7 @@ def test_it_is_not_accepted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"was started again 1 time after failures.*run it again undisturbed"):
         baselines.require_acceptable(_restarted(tmp_path / "again", 1))
     baselines.require_acceptable(_restarted(tmp_path / "once", 0))
-    other = Run(make_run(tmp_path / "other", facts={"restarts": 2}))  # told by the result alone: another node's status
+    other = Run(make_run(tmp_path / "other", facts={"restarts": 2}))  # in the result alone: another node's status
     assert baselines.restarts(other) == 2
 
 
@@ -58,9 +58,9 @@ def test_the_terminal_offers_no_baseline_that_would_be_refused(
     run = _restarted(tmp_path / "run", restarts)
     open_ = Check(name="speed", kind="regression", question="?", status="NO_BASELINE", reason="no run")
     summarise(run.path, Verdict(verdict="PASS", sentence="1 check passed.", checks=[open_]), None)
-    said = " ".join(capsys.readouterr().out.split())
-    assert ("benchlib baseline accept" in said) == (not restarts)
-    assert ("cannot become a baseline: it was restarted 1 time" in said) == bool(restarts)
+    output = " ".join(capsys.readouterr().out.split())
+    assert ("benchlib baseline accept" in output) == (not restarts)
+    assert ("cannot become a baseline: it was restarted 1 time" in output) == bool(restarts)
 
 
 def test_what_a_lost_run_tells_is_of_its_last_attempt(tmp_path: Path) -> None:
