@@ -1,4 +1,4 @@
-"""Which rank broke a run, and how, in plain words: pure functions over what is known about each rank.
+"""Which rank broke a run, and how: from what each rank reported, its Python stack and the log of the agent.
 
 When one rank fails, the others fail too, a moment later and with louder texts ("connection closed by peer"). The
 cause is the earliest failure that is not an echo of another one; without any failure it is the rank that does *not*

@@ -194,7 +194,7 @@ def _srun(own: Slurm, *more: str) -> list[str]:
 
 
 def _direct(config: HasRanks, profile: Cluster, run_dir: str, benchmark: str) -> list[str]:
-    """One task per rank. srun has to be told the CPUs of a task again: it does not take them from sbatch."""
+    """One task per rank. srun needs the CPUs of a task again: it does not take them from sbatch."""
     own = profile.slurm
     cpus = [f"--cpus-per-task={own.cpus_per_rank}"] if own.cpus_per_rank else []
     worker = [own.python or sys.executable, *worker_command(run_dir, benchmark)]

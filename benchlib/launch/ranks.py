@@ -259,9 +259,10 @@ class Ending:
 
 
 class Attempts:
-    """The attempts so far: torchrun's agent may start the ranks again after a failure. ``ending`` says how the present one failed while its successor is awaited, else None.
+    """The attempts so far: torchrun's agent may start the ranks again after a failure.
 
-    ``began`` is by the monotonic clock; ``past`` are the rows of earlier attempts in ``status.json``.
+    ``ending`` is how the present one failed while its successor is awaited, else None. ``began`` is by the monotonic
+    clock; ``past`` are the rows of earlier attempts in ``status.json``.
     """
 
     def __init__(self, restarts: int) -> None:

@@ -215,7 +215,8 @@ class Agent:
 
     def _look(self, pod: Pod, status: dict[str, Any], now: float) -> None:
         """Take in the state of a pod: follow its log, say why it waits, or how it ended."""
-        state = next(iter(status.get("containerStatuses", [])), {}).get("state", {})
+        containers = status.get("containerStatuses") or [{}]
+        state = containers[0].get("state", {})
         ended = state.get("terminated") or (status if status.get("phase") in ("Failed", "Succeeded") else None)
         if not ended:
             if "running" in state:

@@ -3,9 +3,9 @@
     python -m benchlib.launch.agents.submit --id REGEX --cancel "scancel {id}" [--left "squeue -h -j {id}"]
                                      [--state "scontrol --oneliner show job {id}"] [--log FILE] -- COMMAND...
 
-COMMAND prints the job's id, the first group of REGEX. It ends with the job and its exit code, or, where there is
-``--state``, at once: then the job is over when that says so in SLURM's words (``sbatch --wait`` would do the same, but
-notices an end up to half a minute late). When this agent is ended, it cancels the job and waits until nothing is left.
+COMMAND prints the job's id, the first group of REGEX. It ends with the job and its exit code, or, with ``--state``, at once:
+then that prints SLURM's state of the job (``sbatch --wait`` would do the same, but notices an end up to half a minute
+late). When this agent is ended, it cancels the job and waits until nothing is left.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchlib.launch.processes import leave_with_parent
 
-ID_S = 5.0  # for a command that was interrupted to tell the id
+ID_S = 5.0  # for a command that was interrupted to print the id
 CANCEL_S = 10.0
 TERM_S = 5.0
 POLL_S = 0.3
@@ -41,19 +41,19 @@ class Submitted:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.identity = options, ""
-        self._told = threading.Event()
+        self._id_read = threading.Event()
         self.process: subprocess.Popen[str] | None = None
 
     def run(self) -> int:
         """Submit the job and wait for its end."""
-        # In a session of its own: what ends this agent must not end the command before it has told the id.
+        # In a session of its own: what ends this agent must not end the command before it has printed the id.
         self.process = subprocess.Popen(
             self.options.command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True
         )
         threading.Thread(target=self._read, daemon=True).start()
         code = self.process.wait()
         code = 128 - code if code < 0 else code
-        self._told.wait(ID_S)
+        self._id_read.wait(ID_S)
         if self.options.state and not code:
             code = self._watch()
         if code:
@@ -64,32 +64,32 @@ class Submitted:
         """Wait until the job is over and return its exit code."""
         unknown = 0
         while unknown < QUERIES:
-            found = STATE.search(self._call(self.options.state))
-            unknown = 0 if found else unknown + 1
-            if found and found["state"] not in GOING_ON:
-                print(f"job {self.identity}: {found['state']}", file=sys.stderr, flush=True)
-                return 0 if found["state"] == "COMPLETED" else int(found["code"]) or 1
+            match = STATE.search(self._call(self.options.state))
+            unknown = 0 if match else unknown + 1
+            if match and match["state"] not in GOING_ON:
+                print(f"job {self.identity}: {match['state']}", file=sys.stderr, flush=True)
+                return 0 if match["state"] == "COMPLETED" else int(match["code"]) or 1
             time.sleep(STATE_S)
-        print(f"job {self.identity!r} is not known any more: {self.options.state}", file=sys.stderr, flush=True)
+        print(f"job {self.identity!r} is no longer known: {self.options.state}", file=sys.stderr, flush=True)
         return 1
 
     def _read(self) -> None:
         assert self.process and self.process.stdout
         for line in self.process.stdout:
             print(line, end="", flush=True)
-            found = None if self.identity else re.search(self.options.id, line)
-            if found:
-                self.identity = found.group(1)
-                self._told.set()
-        self._told.set()
+            match = None if self.identity else re.search(self.options.id, line)
+            if match:
+                self.identity = match.group(1)
+                self._id_read.set()
+        self._id_read.set()
 
     def cancel(self) -> None:
         """Cancel the job and wait until it is gone."""
         if not self.process or (self.process.poll() is not None and not self.identity):
             return
-        self._told.wait(ID_S)
+        self._id_read.wait(ID_S)
         if self.identity:
-            print(f"cancels {self.identity}", flush=True)
+            print(f"cancelling {self.identity}", flush=True)
             self._call(self.options.cancel)
             end = time.monotonic() + CANCEL_S
             while self.options.left and self._call(self.options.left) and time.monotonic() < end:
