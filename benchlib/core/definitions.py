@@ -1,6 +1,13 @@
-"""Floating point operations by the shapes. L layers, h hidden, f intermediate, S tokens of a sequence, B sequences.
+"""Formulas that the field fixed: floating point operations, bandwidths of collectives, sizes of messages.
 
-Source: PaLM appendix B and the arithmetic of a transformer's matrix products; a multiply-add counts as two.
+FLOPs: L layers, h hidden, f intermediate, S tokens of a sequence, B sequences; a multiply-add counts as two. Source: PaLM
+appendix B and the arithmetic of a transformer's matrix products.
+
+Bandwidths, as nccl-tests defines them: S is the bytes of the larger side of an operation over n ranks that takes t seconds;
+algbw = S / t, and busbw = algbw times a factor that makes it comparable with the speed of a link, whatever n is. Gbps are 1e9
+bits per second.
+
+Sizes, as a user writes them: ``1KiB:256MiB``, ``1KiB:256MiB:8``, ``1KiB,1MiB``, ``100``.
 """
 
 import re
@@ -33,14 +40,8 @@ def token_flops(parameters: float, *, training: bool) -> float:
     return (6 if training else 2) * parameters
 
 
-# Bandwidths of collectives as nccl-tests defines them.
-#
-# S is the bytes of the larger side of an operation over n ranks that takes t seconds: algbw = S / t, and busbw = algbw
-# times a factor that makes it comparable with the speed of a link, whatever n is. Gbps are 1e9 bits per second.
-
-
-# A share of a limit that was measured in turns with the operation exceeds 1 by noise, not by more than this: above it
-# what was taken for the limit is none, since the library drives the same network faster than one stream of a socket.
+# A share of a limit that was measured in turns with the operation exceeds 1 by noise, but not by more than this. Above it the
+# limit was not one: the library drives the network faster than one stream of a socket.
 NO_LIMIT = 1.05
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -67,9 +68,6 @@ def busbw_gbps(operation: str, size_bytes: float, seconds: float, ranks: int) ->
     return BUS_FACTORS[operation](ranks) * algbw_gbps(size_bytes, seconds)
 
 
-# Message sizes as a user writes them: ``1KiB:256MiB``, ``1KiB:256MiB:8``, ``1KiB,1MiB``, ``100``.
-
-
 UNITS = {
     "": 1, "b": 1,
     "k": 2**10, "m": 2**20, "g": 2**30,  # as nccl-tests reads them
@@ -87,9 +85,9 @@ def parse_size(text: str) -> int:
     """Read one size in bytes; ``ValueError`` says what is wrong and which forms there are."""
     match = _SIZE.fullmatch(text)
     if match and match[2].lower() not in UNITS:
-        raise ValueError(f"{text!r}: {match[2]} is no unit of a size; there are {KNOWN}")
+        raise ValueError(f"{text!r}: {match[2]} is not a unit of size; known: {KNOWN}")
     if not match:
-        raise ValueError(f"{text!r} is no size: {FORMS}")
+        raise ValueError(f"{text!r} is not a size: {FORMS}")
     size = float(match[1]) * UNITS[match[2].lower()]
     if size != int(size) or not 1 <= size <= LARGEST:
         raise ValueError(f"{text!r} is {size:g} bytes: a size is a whole number of bytes from 1 to 1 TiB")
@@ -101,18 +99,18 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
     A range holds its first size, each next one by the factor (2), and its last, whether or not the factor leads there.
     """
-    found: set[int] = set()
+    sizes: set[int] = set()
     for part in str(text).split(","):
-        found.update(_range(part) if ":" in part else [parse_size(part)])
-    if len(found) > MOST_SIZES:
-        raise ValueError(f"{text!r} are {len(found)} sizes, at most {MOST_SIZES} can be measured: use a larger factor")
-    return tuple(sorted(found))
+        sizes.update(_range(part) if ":" in part else [parse_size(part)])
+    if len(sizes) > MOST_SIZES:
+        raise ValueError(f"{text!r} are {len(sizes)} sizes, at most {MOST_SIZES} can be measured: use a larger factor")
+    return tuple(sorted(sizes))
 
 
 def _range(text: str) -> list[int]:
     ends = text.split(":")
     if len(ends) not in (2, 3):
-        raise ValueError(f"{text!r} is no range of sizes: {FORMS}")
+        raise ValueError(f"{text!r} is not a range of sizes: {FORMS}")
     first, last = parse_size(ends[0]), parse_size(ends[1])
     factor = float(ends[2]) if len(ends) == 3 and re.fullmatch(r"\s*\d+(\.\d+)?\s*", ends[2]) else 2.0
     if len(ends) == 3 and (factor <= 1 or not re.fullmatch(r"\s*\d+(\.\d+)?\s*", ends[2])):

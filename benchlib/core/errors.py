@@ -1,4 +1,4 @@
-"""Errors that a user can act on: each says what is wrong, which constraint it breaks and what to do."""
+"""Errors that a user can act on: each states the value, the constraint and the remedy."""
 
 import difflib
 from collections.abc import Iterable
@@ -31,14 +31,11 @@ class BackendUnavailable(RuntimeError):
 
 
 class RunBroken(RuntimeError):
-    """A run ended before its result was complete; the text says which rank did what."""
-
-
-# What a misspelt name may have meant.
+    """A run ended before its result was complete; the text says what happened, and on which rank."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return a sentence that names the known name most like ``name``, else all of them."""
+    """Return what a misspelt ``name`` may have meant: the most similar of ``names``, else all of them."""
     known = sorted(names)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else "known: " + ", ".join(known)

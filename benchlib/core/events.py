@@ -1,4 +1,4 @@
-"""What happened in a run, as JSON lines: one file per writer, so that lines are never torn or mixed.
+"""Events of a run as JSON lines, and the progress that they tell. One file per writer, so that lines are never torn or mixed.
 
 An event is ``{"t": unix seconds, "source": writer, "kind": word, ...}``. The notebook, the terminal, the supervisor
 and the report all read the same files.
@@ -19,6 +19,47 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import not_written, parse_json, read_bytes
 
 Event = dict[str, Any]
+RATE_WINDOW = 20  # steps that the shown rate is averaged over
+# Words for the phases that benchmarks share; the event of another phase brings its own as ``text``.
+PHASES = {
+    "import": "loading torch",
+    "init": "ranks meet",
+    "data": "reading the data",
+    "features": "tokenising",
+    "model": "loading the model",
+    "warmup": "measuring the speed",
+    "train": "training",
+    "measure": "measuring",
+    "evaluate": "evaluating",
+    "write": "writing results",
+    "done": "done",
+}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment on both clocks: ``wall``, unix seconds, says when it was, ``monotonic`` how long ago.
+
+    The wall clock of a machine may be set while a run goes on, by hours even: no duration may come from it. The monotonic clock
+    is the same for all processes of a machine since its start.
+    """
+
+    wall: float
+    monotonic: float
+
+    @classmethod
+    def now(cls) -> "Moment":
+        """Return this moment."""
+        return cls(time.time(), time.monotonic())
+
+    @classmethod
+    def at(cls, wall: float) -> "Moment":
+        """Return a moment that only the wall clock knows, as if that had not been set since."""
+        return cls(wall, time.monotonic() - (time.time() - wall))
+
+    def since(self) -> float:
+        """Return the seconds that have passed since."""
+        return time.monotonic() - self.monotonic
 
 
 class EventWriter:
@@ -137,36 +178,16 @@ class EventFollower:
         return _in_order(files)
 
 
-# Progress of a run, folded from its events: which phase, how far, how fast, how long still.
-
-
-RATE_WINDOW = 20  # steps that the shown rate is averaged over
-
-PHASES = {
-    "import": "loading torch",
-    "init": "ranks meet",
-    "data": "reading questions",
-    "features": "tokenising",
-    "model": "loading the model",
-    "warmup": "measuring the speed",
-    "train": "training",
-    "measure": "measuring",
-    "reference": "computing the reference",
-    "members": "computing and comparing members",
-    "evaluate": "evaluating",
-    "write": "writing results",
-    "done": "done",
-}
-
-
 @dataclass
 class Progress:
-    """What an onlooker wants to know. ``rate`` is samples per second over the last steps, ``left_s`` the time left.
+    """The phase of a run, how far it is and how fast, folded from its events.
 
-    ``part`` names who is at work, and at what, in a phase whose parts have a count of their own.
+    ``rate`` is samples per second over the last steps, ``left_s`` the seconds left. ``part`` names what is at work in a phase
+    whose parts have a count of their own. ``text`` are the words for the phase.
     """
 
     phase: str = "starting"
+    text: str = "starting"
     done: int = 0
     total: int = 0
     planned: int = 0
@@ -182,6 +203,7 @@ class Progress:
         kind = event["kind"]
         if kind == "phase" and event["source"] == "rank0":
             self.phase, self.done, self.left_s, self.part = str(event.get("name", "")), 0, None, ""
+            self.text = str(event.get("text") or PHASES.get(self.phase, self.phase))
             self.total = self.planned if self.phase == "train" else 0
             self._recent.clear()
         elif kind == "plan":
@@ -215,7 +237,7 @@ class Progress:
 
     def line(self) -> str:
         """Return one line for a terminal."""
-        parts = [PHASES.get(self.phase, self.phase)]
+        parts = [self.text]
         if self.part:
             parts.append(self.part)
         if self.total:
@@ -227,30 +249,3 @@ class Progress:
         if self.left_s is not None and self.done < self.total:
             parts.append(f"{self.left_s:.0f} s left")
         return "  ".join(parts)
-
-
-# A moment on both clocks: the wall clock says when it was, the monotonic one how long ago.
-#
-# The wall clock of a machine may be set while a run goes on, by hours even; no duration may come from it.
-
-
-@dataclass(frozen=True)
-class Moment:
-    """``wall`` is unix seconds; ``monotonic`` is comparable among the processes of one machine since its start."""
-
-    wall: float
-    monotonic: float
-
-    @classmethod
-    def now(cls) -> "Moment":
-        """Return this moment."""
-        return cls(time.time(), time.monotonic())
-
-    @classmethod
-    def at(cls, wall: float) -> "Moment":
-        """Return a moment that only the wall clock knows, as if that had not been set since."""
-        return cls(wall, time.monotonic() - (time.time() - wall))
-
-    def since(self) -> float:
-        """Return the seconds that have passed since."""
-        return time.monotonic() - self.monotonic

@@ -1,12 +1,12 @@
-"""Files that are whole or absent: written to a temporary neighbour, synced, then renamed; and read without trust.
+"""Atomic writers, readers that trust nothing, and the folders of the kit.
 
-What lies on a disk may be cut, foreign, no file at all, or unwritable. Each of these is one sentence for the user, with
-the path and what to do: a ``UserError`` from the readers, its kind ``StorageError`` from the writers.
+A file is complete or absent: it is written to a temporary file beside its place, synced, then renamed. What is read may be
+cut, foreign, not a file at all, or unreadable: each of these is one sentence for the user, with the path and what to do, a
+``UserError`` from the readers, a ``StorageError`` from the writers.
 """
 
 import contextlib
 import errno
-import fnmatch
 import hashlib
 import json
 import math
@@ -14,13 +14,13 @@ import os
 import re
 import stat
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from benchlib.core.errors import StorageError, UserError
 
+PACKAGE = Path(__file__).resolve().parents[1]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What stands in the way of writing whatever the file's name is; other errors of a writer may be about other files.
 _STORAGE = (*_FULL, errno.EROFS, errno.EIO, errno.EFBIG)
@@ -237,12 +237,6 @@ def sha256(path: Path | str) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-# Where the kit's files are: notebooks, params, baselines and outputs lie beside the package in a checkout.
-
-
-PACKAGE = Path(__file__).resolve().parents[1]
-
-
 def home() -> Path:
     """Return the checkout that holds ``notebooks/`` and ``params/``.
 
@@ -265,143 +259,3 @@ def outputs() -> Path:
 def cache() -> Path:
     """Return the folder of rebuildable files (tokenised features); deleting it costs time only."""
     return outputs() / ".cache"
-
-
-# ``files.json``: size and SHA-256 of what a run measured, written when it ended, so that later damage is seen.
-#
-# A cut ``events-rank0.jsonl`` is still a list of whole lines, and cut predictions may still be JSON: only what was written
-# down before tells. Notebook, verdict and report are left out, since they are made again from the rest.
-
-
-NAME = "files.json"
-_MAGIC = b"PAR1"  # begins and ends a Parquet file
-GROWING = "events-*.jsonl"  # a last event may follow the manifest: what was there before must still be there
-KEPT = ("config.json", "machine.json", "job.json", "status.json", "result.json", "samples.parquet", "predictions.json")
-
-
-def write(run_dir: Path) -> None:
-    """Write down what a run folder holds now."""
-    names = sorted(path.name for path in run_dir.iterdir() if path.is_file() and _kept(path.name))
-    files = {name: {"bytes": (run_dir / name).stat().st_size, "sha256": sha256(run_dir / name)} for name in names}
-    write_json(run_dir / NAME, {"schema_version": 1, "files": files})
-
-
-def _kept(name: str) -> bool:
-    return name in KEPT or fnmatch.fnmatch(name, GROWING)
-
-
-def faults(run_dir: Path) -> list[str] | None:
-    """Return what is wrong with the files of a run, a sentence each; None where nothing was written down.
-
-    Raises ``UserError`` where ``files.json`` itself is damaged.
-    """
-    path = run_dir / NAME
-    if not path.exists():
-        return None
-    files = read_object(path, {"files": dict})["files"]
-    return [fault for name, wanted in files.items() if (fault := _fault(run_dir, name, wanted, path))]
-
-
-def _fault(run_dir: Path, name: str, wanted: Any, manifest: Path) -> str:
-    if not _kept(name) or not isinstance(wanted, dict) or type(wanted.get("bytes")) is not int:
-        raise UserError(f"{manifest}: not a list of a run's files: {name[:40]!r}")
-    if not (run_dir / name).exists():
-        return f"{name} is missing"
-    try:
-        data = read_bytes(run_dir / name)
-    except UserError as error:
-        return str(error).replace(f"{run_dir}/", "")
-    size = wanted["bytes"]
-    if len(data) < size:
-        return f"{name} was cut: {len(data):,} of {size:,} bytes are left"
-    if fnmatch.fnmatch(name, GROWING):
-        data = data[:size]
-    if len(data) > size or hashlib.sha256(data).hexdigest() != wanted.get("sha256"):
-        return f"{name} was altered after the run"
-    return ""
-
-
-def size_fault(folder: str, manifest: dict[str, Any]) -> str:
-    """Return the first file that is missing or has another size than was written down; '' where sizes agree.
-
-    For lists of thousands of runs: it opens none of the files, and leaves the growing ones to :func:`faults`.
-    """
-    for name, wanted in manifest["files"].items():
-        if name not in KEPT:
-            continue
-        try:
-            size = os.stat(f"{folder}/{name}").st_size
-        except FileNotFoundError:
-            return f"{name} is missing"
-        if size != wanted["bytes"]:
-            return f"{name} has {size:,} bytes, {wanted['bytes']:,} when the run ended"
-    return ""
-
-
-def samples_fault(path: str) -> str:
-    """Return what is wrong with a Parquet file as far as its two ends tell; '' where they are in order."""
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait
-        return "expected a file"
-    with open(path, "rb") as handle:
-        begin = handle.read(len(_MAGIC))
-        size = handle.seek(0, os.SEEK_END)
-        handle.seek(max(0, size - len(_MAGIC)))
-        whole = size >= 3 * len(_MAGIC) and begin == _MAGIC == handle.read()
-    return "" if whole else "not a Parquet file, or cut"
-
-
-# Who works in a run folder: one launch at a time, from before its first file until its supervisor has ended.
-#
-# A lock of the operating system on ``RUN_DIR/.lock``. It is free again when the process that holds it dies, however it
-# dies, and it knows neither process ids nor clocks, both of which may lie.
-
-
-LOCK_NAME = ".lock"
-TRY_S = 0.5  # who only looks at the lock holds it for a moment
-
-
-def take(run_dir: Path | str) -> int:
-    """Claim a run folder and return the descriptor that holds it until it is closed, in all who inherited it.
-
-    Raises ``UserError`` where another process works in the folder, ``StorageError`` where nothing can be written.
-    """
-    import fcntl
-
-    path = Path(run_dir) / LOCK_NAME
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise not_written(path, error) from error
-    end = time.monotonic() + TRY_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:
-            if time.monotonic() > end:
-                os.close(descriptor)
-                raise UserError(
-                    f"{run_dir} is in use: another process works on this run; wait for its end or take a new folder"
-                ) from None
-            time.sleep(0.02)
-        except OSError:  # a file system without locks: then the files of an earlier launch are the only sign of it
-            return descriptor
-
-
-def taken(run_dir: Path | str) -> bool | None:
-    """Whether a process works in a run folder; None where that cannot be told (never claimed, or no locks there)."""
-    import fcntl
-
-    try:
-        descriptor = os.open(Path(run_dir) / LOCK_NAME, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.core import files
+from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_object, write_json
 from benchlib.core.text import moment
@@ -124,7 +124,7 @@ def _restart_check(run: Run) -> list[Check]:
 
 def _files_check(run: Run) -> list[Check]:
     """Check the files against ``files.json``, written when the run ended; no check where an older run has none."""
-    faults = files.faults(run.path)
+    faults = run_folder.file_faults(run.path)
     if faults is None:
         return []
     question = "Are the files unchanged since the run ended?"
@@ -184,7 +184,7 @@ def _why_broken(run: Run) -> str:
 
 def is_running(run_dir: Path | str) -> bool:
     """Whether a process on this machine still works on the run folder."""
-    running = files.taken(run_dir)
+    running = run_folder.claimed(run_dir)
     if running is not None:
         return running
     path = str(Path(run_dir).resolve())

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from benchlib.core import files
+from benchlib.core import files, run_folder
 from benchlib.core.errors import RunBroken, StorageError, UserError
 from benchlib.core.events import Event, EventFollower, read_events
 from benchlib.launch.diagnosis import EXIT_STORAGE, RankRecord
@@ -82,7 +82,7 @@ class Launch:
         """
         if self._process:
             raise UserError(f"{self.run_dir} was already used for a run (it has a supervisor): take a new folder")
-        held = files.take(self.run_dir)
+        held = run_folder.claim(self.run_dir)
         try:
             self._start(held)
         except OSError as error:
@@ -266,7 +266,7 @@ def settle(run_dir: Path | str) -> dict[str, Any] | None:
 
 def _supervisor_lives(run_dir: Path, launched: Event) -> bool:
     """Whether the supervisor of a launch lives: by the claim on the folder, else by its process id."""
-    running = files.taken(run_dir)
+    running = run_folder.claimed(run_dir)
     pid = launched.get("supervisor")
     if running is not None or not isinstance(pid, int):
         return bool(running)

@@ -29,7 +29,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from benchlib.core import files
+from benchlib.core import run_folder
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import Event, EventFollower, EventWriter
 from benchlib.core.files import read_json, write_json
@@ -198,7 +198,7 @@ class Supervisor:
         try:
             self._write_status(ending)
             self.writer.emit("ended", outcome=ending.outcome, reason=ending.reason)
-            files.write(self.run_dir)
+            run_folder.record_files(self.run_dir)
             self.neighbours.close()
         except StorageError as error:
             with contextlib.suppress(OSError):  # the log may lie on the same full disk
@@ -479,7 +479,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     run_dir = options.run_dir.resolve()
     try:
-        files.take(run_dir) if options.claim is None else os.set_inheritable(options.claim, False)
+        run_folder.claim(run_dir) if options.claim is None else os.set_inheritable(options.claim, False)
         return _supervise(run_dir, options.nproc)
     except UserError as error:
         with contextlib.suppress(OSError):

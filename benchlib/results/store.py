@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic_core import from_json, to_json
 
 from benchlib.config.schema import BaseConfig, build, config_class
-from benchlib.core import files
+from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import check_schema, read_bytes, write_bytes
 from benchlib.results.run import Result, Run, fingerprint, fingerprint_key
@@ -359,10 +359,10 @@ def _judge(run: StoredRun, folder: str, name: str, parts: dict[str, Any]) -> Non
 def _intact(_run: StoredRun, folder: str, name: str, _parts: dict[str, Any]) -> None:
     """Raise where files are not as they were when the run ended, as far as sizes and the ends of the samples tell."""
     samples = f"{folder}/samples.parquet"
-    if os.path.lexists(samples) and (fault := files.samples_fault(samples)):
+    if os.path.lexists(samples) and (fault := run_folder.samples_fault(samples)):
         raise _Changed(f"samples.parquet is not readable: {fault}")
     if os.path.exists(path := f"{folder}/{name}"):
-        fault = files.size_fault(folder, _object(read_bytes(path)))
+        fault = run_folder.size_fault(folder, _object(read_bytes(path)))
         if fault:
             raise _Changed(fault)
 

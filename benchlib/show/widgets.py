@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from benchlib.core.events import PHASES, Event, Progress
+from benchlib.core.events import Event, Progress
 
 LINE_EVERY_S = 10.0
 REFRESH_S = 0.25
@@ -203,7 +203,7 @@ def _forms(progress: Progress, said: str) -> dict[str, str]:
     took = time.monotonic() - progress.started
     if said != "running":
         progress = dataclasses.replace(progress, left_s=None)  # nothing is left of a run that has ended
-    line = progress.line() if progress.phase != "done" else PHASES["done"]
+    line = progress.line() if progress.phase != "done" else progress.text
     text = f"{said} after {took:.0f} s: {line}" if said != "running" else line
     share = progress.done / progress.total if progress.total else (1.0 if said == "finished" else 0.0)
     page = f'<p><progress max="1" value="{share:.3f}">{100 * share:.0f} %</progress> {html.escape(text)}</p>'

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from harness import END_S, HERE, none_left, pid_at_step, prepare, send, status
 
-from benchlib.core import files
+from benchlib.core import run_folder
 from benchlib.core import files
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
@@ -189,7 +189,7 @@ def test_a_folder_is_for_one_launch_at_a_time(tmp_path: Path) -> None:
         assert before <= {process.pid for process in marked(run_dir)}  # the first one's ranks live on
         assert launch.stop()
     none_left(run_dir, 0.5)
-    assert files.taken(run_dir) is False
+    assert run_folder.claimed(run_dir) is False
     with pytest.raises(UserError, match="already used"):
         Launch(run_dir, "faulty:run").start()
 
@@ -210,7 +210,7 @@ def test_launches_that_race_for_a_folder(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert sorted(outcomes) == ["complete", "in use", "in use", "in use"]
-    assert files.faults(run_dir) == []
+    assert run_folder.file_faults(run_dir) == []
     assert len(read_events(run_dir, {"launched"})) == 1
 
 
@@ -247,9 +247,9 @@ def test_the_claim_of_a_killed_supervisor_is_free(tmp_path: Path) -> None:
     run_dir = prepare(tmp_path / "run")
     launch = Launch(run_dir, "faulty:run").start()
     pid_at_step(run_dir, 1)
-    assert files.taken(run_dir) is True
+    assert run_folder.claimed(run_dir) is True
     assert launch.pid is not None
     send(launch.pid, signal.SIGKILL)
     assert launch.wait()["outcome"] == "failed"
-    assert files.taken(run_dir) is False
+    assert run_folder.claimed(run_dir) is False
     none_left(run_dir, END_S)

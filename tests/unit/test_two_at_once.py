@@ -10,7 +10,7 @@ from make_run import START
 from stores import ROOT
 
 from benchlib.config.schema import resolve
-from benchlib.core import files
+from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_json, write_json
 from benchlib.results.run import new_run_dir
@@ -25,16 +25,16 @@ def test_runs_of_one_second_get_folders_of_their_own(tmp_path):
 
 
 def test_a_run_folder_is_claimed_once_and_free_after_a_kill(tmp_path):
-    assert files.taken(tmp_path) is None
-    code = f"from benchlib.core import files; import time; files.take({str(tmp_path)!r}); print('held', flush=True); time.sleep(60)"
+    assert run_folder.claimed(tmp_path) is None
+    code = f"from benchlib.core import run_folder; import time; run_folder.claim({str(tmp_path)!r}); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as holder:
         assert holder.stdout.readline() == "held\n"
-        assert files.taken(tmp_path) is True
+        assert run_folder.claimed(tmp_path) is True
         with pytest.raises(UserError, match="is in use: another process works on this run"):
-            files.take(tmp_path)
+            run_folder.claim(tmp_path)
         holder.kill()
-    assert files.taken(tmp_path) is False
-    os.close(files.take(tmp_path))
+    assert run_folder.claimed(tmp_path) is False
+    os.close(run_folder.claim(tmp_path))
 
 
 def _write_often(path, text):

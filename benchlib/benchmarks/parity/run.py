@@ -271,7 +271,7 @@ def _prepare(bench: Bench) -> None:
     before_s = bench.began.since()
     bench.fields = prepare.prepare(config, bench.folder)
     bench.seconds["prepare"] = bench.began.since() - before_s
-    bench.events.emit("phase", name="reference")
+    bench.events.emit("phase", name="reference", text="computing the reference")
     # The run is nothing without the reference: it may take the time of all others.
     ended = isolated.run(bench.run_dir, golden.REFERENCE, bench.events, _most_s(config))
     if ended.status == "unavailable":
@@ -322,7 +322,7 @@ def _compare_all(bench: Bench) -> None:
     config = bench.config
     if config.record:
         return
-    bench.events.emit("phase", name="members")
+    bench.events.emit("phase", name="members", text="computing and comparing members")
     inputs = load_file(bench.folder / golden.INPUTS)
     chosen = members.chosen(config)
     for member in (one for one in chosen if not one.slow):

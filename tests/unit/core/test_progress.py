@@ -33,9 +33,7 @@ def test_parts_of_a_phase_are_named_and_promise_no_time():
         {"kind": "progress", "t": t, "member": "bf16", "unit": "gradients", "done": done, "total": 7}
         for t, done in ((0.0, 1), (1.0, 4))
     ]
-    progress = told({"kind": "phase", "name": "members", "t": 0}, *parts)
+    phase = {"kind": "phase", "name": "members", "text": "computing and comparing members", "t": 0}
+    progress = told(phase, *parts)
     assert progress.line() == "computing and comparing members  bf16: gradients  4/7"
-    assert (
-        told({"kind": "phase", "name": "members", "t": 0}, *parts, {"kind": "phase", "name": "write", "t": 2}).line()
-        == "writing results"
-    )
+    assert told(phase, *parts, {"kind": "phase", "name": "write", "t": 2}).line() == "writing results"

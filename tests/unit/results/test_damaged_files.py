@@ -7,7 +7,7 @@ import shutil
 import pytest
 from stores import command, files_of, leftovers, no_pictures, place  # noqa: F401
 
-from benchlib.core import files
+from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge import baselines
@@ -29,7 +29,7 @@ READERS = {
     "status.json": lambda run: run.status,
     "machine.json": lambda run: run.machine,
     "samples.parquet": lambda run: run.samples,
-    "files.json": lambda run: files.faults(run.path),
+    "files.json": lambda run: run_folder.file_faults(run.path),
 }
 
 
@@ -52,7 +52,7 @@ def damage(path, kind):
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_part_is_a_user_error_with_its_path(tmp_path, name):
     run = place(tmp_path)
-    files.write(run)
+    run_folder.record_files(run)
     whole = (run / name).read_bytes()
     for kind in [*CUT, "folder", "pipe", 0.0, 0.3, 0.99]:
         damage(run / name, kind)
@@ -122,22 +122,22 @@ def test_a_report_survives_what_is_no_file(tmp_path, name):
 def test_files_that_are_cut_later_are_noticed(tmp_path):
     run = place(tmp_path)
     (run / "predictions.json").write_text('{"a": "one", "b": "two"}')
-    assert files.faults(run) is None  # older runs have no list
-    files.write(run)
-    assert files.faults(run) == []
+    assert run_folder.file_faults(run) is None  # older runs have no list
+    run_folder.record_files(run)
+    assert run_folder.file_faults(run) == []
     with (run / "events-supervisor.jsonl").open("a") as handle:
         handle.write('{"t": 1, "source": "supervisor", "kind": "late"}\n')
-    assert files.faults(run) == []
+    assert run_folder.file_faults(run) == []
     events = (run / "events-rank0.jsonl").read_bytes()
     (run / "events-rank0.jsonl").write_bytes(events[: events.rfind(b"\n", 0, 5000) + 1])  # whole lines, fewer
     (run / "predictions.json").write_text('{"a": "one", "b": "2nd"}')
     (run / "machine.json").unlink()
-    first, missing, altered = files.faults(run)
+    first, missing, altered = run_folder.file_faults(run)
     assert re.fullmatch(r"events-rank0\.jsonl was cut: [\d,]+ of [\d,]+ bytes are left", first)
     assert (missing, altered) == ("machine.json is missing", "predictions.json was altered after the run")
     write_json(run / "files.json", {"files": {"../../etc/passwd": {"bytes": 1, "sha256": ""}}})
     with pytest.raises(UserError, match=r"not a list of a run's files: '\.\./\.\./etc/passwd'"):
-        files.faults(run)
+        run_folder.file_faults(run)
 
 
 def test_a_damaged_baseline_fails_the_gate_and_names_itself(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from test_index import DAY, on_machine, place, speed
 
 from benchlib.cli import main
 from benchlib.commands import history as history_page
-from benchlib.core import files
+from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge import past, trends
@@ -302,7 +302,7 @@ def test_index_list_and_history_mark_the_same_damage(tmp_path, name, content, sa
     place(tmp_path, START - DAY, metrics=speed(60.0))
     folder = place(tmp_path, START)
     save_samples(folder)
-    files.write(folder)
+    run_folder.record_files(folder)
     history.summarize(folder)
     assert "DAMAGED" not in listed(tmp_path)
     if content is None:

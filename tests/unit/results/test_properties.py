@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from make_run import make_run
 
 from benchlib.config.schema import load_config
-from benchlib.core import files
+from benchlib.core import run_folder
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventWriter, read_events
 from benchlib.core.files import atomic_path, read_json, write_json
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 def stored(folder):
     """Return a made-up run folder and the content of its JSON files."""
     run = make_run(folder / "quick-20261121" / "squad-cpu-101500-aaaaaa", steps=8)
-    files.write(run)
+    run_folder.record_files(run)
     names = ("result.json", "verdict.json", "status.json", "machine.json", "config.json", "files.json")
     return run, {name: json.loads((run / name).read_bytes()) for name in names}
 
@@ -83,7 +83,7 @@ READERS = {
     "status.json": lambda path: Run(path).status,
     "verdict.json": lambda path: Run(path).verdict,
     "machine.json": lambda path: Run(path).machine,
-    "files.json": files.faults,
+    "files.json": run_folder.file_faults,
     "baseline.json": lambda path: baselines.load_baseline(path / "baseline.json"),
     "squad.json": lambda path: read_squad(path / "squad.json"),
     "cache.bin": lambda path: read_arrays(path / "cache.bin"),

@@ -1,0 +1,145 @@
+"""A run folder: who works in it, and what it held when the run ended.
+
+One launch at a time works in a run folder, from before its first file until its supervisor has ended. It holds a lock of the
+operating system on ``RUN_DIR/.lock``, which is free again when its process dies, however it dies, and which depends neither on
+process ids nor on clocks.
+
+``files.json`` has size and SHA-256 of what was measured, so that later damage is seen: a cut ``events-rank0.jsonl`` is still a
+list of complete lines, and cut predictions may still be JSON. Notebook, verdict and report are not in it: they can be made again.
+"""
+
+import fnmatch
+import hashlib
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import not_written, read_bytes, read_object, sha256, write_json
+
+LOCK = ".lock"
+TRY_S = 0.5  # ``claimed`` holds the lock for a moment as well
+FILES = "files.json"
+_MAGIC = b"PAR1"  # begins and ends a Parquet file
+GROWING = "events-*.jsonl"  # an event may follow the list; what stood before it must not change
+KEPT = ("config.json", "machine.json", "job.json", "status.json", "result.json", "samples.parquet", "predictions.json")
+
+
+def claim(run_dir: Path | str) -> int:
+    """Claim a run folder and return the descriptor that holds it until it is closed, in all who inherited it.
+
+    Raises ``UserError`` where another process works in the folder, ``StorageError`` where nothing can be written.
+    """
+    import fcntl
+
+    path = Path(run_dir) / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise not_written(path, error) from error
+    end = time.monotonic() + TRY_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > end:
+                os.close(descriptor)
+                raise UserError(
+                    f"{run_dir} is in use: another process works on this run; wait for its end or take a new folder"
+                ) from None
+            time.sleep(0.02)
+        except OSError:  # a file system without locks: only the files of an earlier launch tell of it
+            return descriptor
+
+
+def claimed(run_dir: Path | str) -> bool | None:
+    """Whether a process works in a run folder; None where that is unknown (never claimed, or a file system without locks)."""
+    import fcntl
+
+    try:
+        descriptor = os.open(Path(run_dir) / LOCK, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def record_files(run_dir: Path) -> None:
+    """Write ``files.json``: size and SHA-256 of what the run folder holds now."""
+    names = sorted(path.name for path in run_dir.iterdir() if path.is_file() and _kept(path.name))
+    files = {name: {"bytes": (run_dir / name).stat().st_size, "sha256": sha256(run_dir / name)} for name in names}
+    write_json(run_dir / FILES, {"schema_version": 1, "files": files})
+
+
+def _kept(name: str) -> bool:
+    return name in KEPT or fnmatch.fnmatch(name, GROWING)
+
+
+def file_faults(run_dir: Path) -> list[str] | None:
+    """Return what is wrong with the files of a run, one sentence each; None where there is no ``files.json``.
+
+    Raises ``UserError`` where ``files.json`` itself is damaged.
+    """
+    path = run_dir / FILES
+    if not path.exists():
+        return None
+    files = read_object(path, {"files": dict})["files"]
+    return [fault for name, wanted in files.items() if (fault := _fault(run_dir, name, wanted, path))]
+
+
+def _fault(run_dir: Path, name: str, wanted: Any, manifest: Path) -> str:
+    if not _kept(name) or not isinstance(wanted, dict) or type(wanted.get("bytes")) is not int:
+        raise UserError(f"{manifest}: not a list of a run's files: {name[:40]!r}")
+    if not (run_dir / name).exists():
+        return f"{name} is missing"
+    try:
+        data = read_bytes(run_dir / name)
+    except UserError as error:
+        return str(error).replace(f"{run_dir}/", "")
+    size = wanted["bytes"]
+    if len(data) < size:
+        return f"{name} was cut: {len(data):,} of {size:,} bytes are left"
+    if fnmatch.fnmatch(name, GROWING):
+        data = data[:size]
+    if len(data) > size or hashlib.sha256(data).hexdigest() != wanted.get("sha256"):
+        return f"{name} was altered after the run"
+    return ""
+
+
+def size_fault(folder: str, manifest: dict[str, Any]) -> str:
+    """Return the first file that is missing or has another size than in ``files.json``; '' where sizes agree.
+
+    For lists of thousands of runs: it opens none of the files, and leaves the growing ones to :func:`file_faults`.
+    """
+    for name, wanted in manifest["files"].items():
+        if name not in KEPT:
+            continue
+        try:
+            size = os.stat(f"{folder}/{name}").st_size
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if size != wanted["bytes"]:
+            return f"{name} has {size:,} bytes, {wanted['bytes']:,} when the run ended"
+    return ""
+
+
+def samples_fault(path: str) -> str:
+    """Return what is wrong with a Parquet file as far as its two ends tell; '' where both are as they should be."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait
+        return "expected a file"
+    with open(path, "rb") as handle:
+        begin = handle.read(len(_MAGIC))
+        size = handle.seek(0, os.SEEK_END)
+        handle.seek(max(0, size - len(_MAGIC)))
+        whole = size >= 3 * len(_MAGIC) and begin == _MAGIC == handle.read()
+    return "" if whole else "not a Parquet file, or cut"
