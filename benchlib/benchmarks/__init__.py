@@ -5,7 +5,7 @@ The folder holds, by convention:
     __init__.py   the question, as its docstring
     config.py     <Name>Config: the parameters, a subclass of BaseConfig
     run.py        run(config, run_dir, events): what every rank executes
-    judge.py      checks(run, comparison), limits(run), reading(run); where it has them published(run), claims(run), refuse(config)
+    judge.py      checks(run, comparison), limits(run), reading(run); where it has them published(run), claims(numbers), refuse(config)
     view.py       VIEW: its key numbers and the words for what it shows (optional)
     figures.py    FIGURES: its pictures by name, in the order of the report (optional)
     command.py    command: a verb of its own for the command line (optional)
@@ -17,7 +17,7 @@ notebook is ``notebooks/NN_<name>.ipynb``. Parts are imported when they are used
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -126,8 +126,8 @@ class Benchmark:
         return self.part("judge", "published", _nothing)  # type: ignore[no-any-return]
 
     @property
-    def claims(self) -> Callable[..., list[Any]]:
-        """``claims(run)``: what the rules of impossible numbers are asked about."""
+    def claims(self) -> Callable[..., Iterable[Any]]:
+        """``claims(numbers)``: its numbers as claims, which the rules of impossible numbers are asked about."""
         return self.part("judge", "claims", _nothing)  # type: ignore[no-any-return]
 
     @property

@@ -10,11 +10,9 @@ from benchlib.core.files import write_json
 from benchlib.core.text import quantity
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.findings import Finding
-from benchlib.judge.impossible.numbers import Numbers
-from benchlib.judge.impossible.own import quantities
-from benchlib.judge.impossible.rules import RULES, judge_claims
+from benchlib.judge.impossible.rules import ask, judge_claims
 from benchlib.results.metrics import Metric
-from benchlib.results.run import Result, Run
+from benchlib.results.run import Run
 from benchlib.results.store import summarize
 
 Status = Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"]
@@ -199,15 +197,21 @@ def budget_check(run: Run, total_s: float) -> Check:
 def rule_check(
     name: str,
     question: str,
-    findings: Sequence[Finding],
+    rule: str,
+    claims: Sequence[Claim],
     *,
     missing: str = "the run does not report enough to evaluate it",
 ) -> Check:
-    """Make a gating check of the findings of a rule for impossible numbers; SKIPPED where the rule did not apply."""
+    """Make a gating check of what a rule for impossible numbers says of claims; SKIPPED where it does not apply."""
+    return findings_check(name, question, [finding for _, finding in ask(rule, claims)], missing)
+
+
+def findings_check(name: str, question: str, findings: Sequence[Finding], missing: str) -> Check:
+    """Make a gating check of the failures among findings, else of those that passed; SKIPPED where there are none."""
     for status in ("FAIL", "PASS"):
-        matching = [finding for finding in findings if finding.status == status]
-        if matching:
-            first, reason = matching[0], "; ".join(finding.reason for finding in matching)
+        chosen = [finding for finding in findings if finding.status == status]
+        if chosen:
+            first, reason = chosen[0], "; ".join(finding.reason for finding in chosen)
             return fact_check(
                 name, question, status == "PASS", reason, limit=first.limit, value=first.value, unit=first.unit
             )
@@ -215,13 +219,12 @@ def rule_check(
     return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
 
 
-def finite_check(result: Result) -> Check:
+def finite_check(claims: Sequence[Claim]) -> Check:
     """Check that every measured metric is a finite number and no time, rate or size is below zero."""
-    question = "Are all values finite and non-negative?"
-    stated = quantities(Numbers(result.metrics, world_size=result.world_size))
-    if not stated:
-        return fact_check("finite", question, False, "no value was measured")
-    return rule_check("finite", question, RULES["possible values"].judge(Claim(quantities=stated)))
+    check = rule_check("finite", "Are all values finite and non-negative?", "possible values", claims)
+    if check.status == "SKIPPED":
+        return fact_check(check.name, check.question, False, "no value was measured")
+    return check
 
 
 def agreement_check(claims: Sequence[Claim], shown: Collection[str]) -> Check:
@@ -230,6 +233,8 @@ def agreement_check(claims: Sequence[Claim], shown: Collection[str]) -> Check:
     judged = [judgement for judgement in judge_claims(claims) if judgement.rule.name not in shown]
     failures = [reason for judgement in judged for reason in judgement.failures]
     held = [judgement.rule.name for judgement in judged if judgement.status == "PASS"]
-    if failures:
-        return fact_check("numbers agree", question, False, "; ".join(failures))
-    return fact_check("numbers agree", question, bool(held), f"consistent: {', '.join(held) or 'nothing to compare'}")
+    if failures or held:
+        reason = "; ".join(failures) or f"consistent: {', '.join(held)}"
+        return fact_check("numbers agree", question, not failures, reason)
+    reason = "no rule applies to these numbers"
+    return Check(name="numbers agree", kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)

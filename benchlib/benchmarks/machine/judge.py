@@ -1,12 +1,13 @@
 """What a machine run is judged by: that its collectives are right, its numbers possible, and its peaks not lower than accepted."""
 
+from collections.abc import Iterator
+
 from benchlib.benchmarks.machine.config import MachineConfig
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, agreement_check, budget_check, finite_check, rule_check
-from benchlib.judge.impossible import own
-from benchlib.judge.impossible.claim import Claim
+from benchlib.judge.impossible.claim import Claim, Collective, Speed
 from benchlib.judge.impossible.numbers import Numbers
-from benchlib.judge.impossible.rules import RULES
+from benchlib.judge.impossible.own import own_claims
 from benchlib.judge.published import Measured, device_name, placements, summary
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Run
@@ -26,32 +27,62 @@ def limits(run: Run) -> list[RegressionLimit]:
     ]
 
 
+def claims(numbers: Numbers) -> Iterator[Claim]:
+    """Yield what the peaks state: the all-reduce beside a copy in memory, all ranks at once beside the best of one."""
+    value, positive = numbers.value, numbers.positive
+    busbw, algbw = value("allreduce_gbps"), value("allreduce_algbw_gbps")
+    kind = "device" if value("copy_device_gbytes_per_s") else "host"
+    library = str(numbers.facts.get("collective", ""))
+    exchange = Collective(
+        operation="all_reduce",
+        algorithm=library if library != "nccl" else "",  # only NCCL lets a switch add
+        ranks=numbers.world_size,
+        algbw_gbytes_per_s=algbw / 8 if algbw is not None else None,
+        busbw_gbytes_per_s=busbw / 8 if busbw is not None else None,
+        bound_gbytes_per_s=positive(f"copy_{kind}_gbytes_per_s"),
+        bound_source=f"measured copy within the {kind}'s memory, all ranks together",
+        wrong_elements=numbers.count("allreduce_wrong_elements"),
+    )
+    yield Claim(subject="all-reduce", collective=exchange)
+    for precision in ("fp32", "tf32", "bf16", "fp16"):
+        together, best = (positive(f"matmul_{precision}{kind}_flops") for kind in ("", "_best"))
+        if together and best:
+            products = Speed(
+                samples_per_s=together,
+                unit="FLOP/s",
+                ranks=numbers.world_size,
+                one_device_samples_per_s=best,
+                one_device="the best sample of a rank",
+            )
+            yield Claim(subject=f"{precision} products", speed=products)
+
+
 def checks(run: Run, comparison: Comparison) -> list[Check]:
     """Judge a run that has a result."""
-    result = run.result
+    result, stated = run.result, own_claims(Numbers.of_run(run))
     assert result is not None
-    numbers = Numbers.of(result, run.samples, run.config)
-    exchange = Claim(subject="all-reduce", collective=own.all_reduce(numbers))
-    together = [Claim(subject=name, speed=speed) for name, speed in own.products(numbers).items()]
     return [
         rule_check(
             "all-reduce right",
-            "Is every element of every timed all-reduce what it has to be?",
-            RULES["right results"].judge(exchange),
+            "Is every element of every timed all-reduce correct?",
+            "right results",
+            stated,
         ),
         rule_check(
             "possible all-reduce",
             "Does the all-reduce move no more than the memory can copy?",
-            RULES["busbw below the links"].judge(exchange),
+            "busbw below the links",
+            stated,
             missing="one rank has nobody to exchange with",
         ),
         rule_check(
             "possible scaling",
-            "Do all ranks at once reach no more than so many times the best of one?",
-            [finding for claim in together for finding in RULES["scaling"].judge(claim)],
+            "Are all ranks together no faster than their number times the best of one?",
+            "scaling",
+            stated,
         ),
-        finite_check(result),
-        agreement_check(own.own_claims(numbers), SHOWN),
+        finite_check(stated),
+        agreement_check(stated, SHOWN),
         budget_check(run, result.value("total_s") or 0.0),
         *regression_checks(run, limits(run), comparison),
     ]

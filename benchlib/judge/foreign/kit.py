@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from benchlib.config.schema import BaseConfig, build
+from benchlib.core import files
 from benchlib.core.errors import UserError
 from benchlib.judge.baselines import Baseline
 from benchlib.judge.impossible.claim import Claim, ClaimFile
@@ -196,6 +197,8 @@ def read_verdict(path: Path, text: str) -> list[Claim]:
 
 
 def _of_result(result: Result, folder: Path) -> list[Claim]:
+    if faults := files.faults(folder):
+        raise UserError(f"{folder}: not as the run left it: {'; '.join(faults)}")
     return own_claims(Numbers.of(result, load_samples(folder), _config(folder)))
 
 
@@ -222,7 +225,8 @@ def read_baseline(path: Path, text: str) -> list[Claim]:
     config = _of_fingerprint(baseline)
     claims = []
     for run in baseline.runs:
-        for claim in own_claims(Numbers(run.metrics, world_size=size, samples=run.samples, config=config)):
+        numbers = Numbers(baseline.benchmark, run.metrics, size, samples=run.samples, config=config)
+        for claim in own_claims(numbers):
             subject = f"{run.run}, {claim.subject}" if claim.subject else run.run
             claims.append(claim.model_copy(update={"subject": subject}))
     return claims

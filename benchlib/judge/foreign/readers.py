@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from benchlib.core.errors import UserError
-from benchlib.judge.foreign import calibration_file, kit, loadgen_summary, nccl_json, nccl_text, throughput_table
+from benchlib.judge.foreign import kit, loadgen_summary, nccl_json, nccl_text, throughput_table
 from benchlib.judge.foreign.kit import keys, looks_like_json, parse
 from benchlib.judge.impossible.claim import Claim
 
@@ -35,7 +35,6 @@ READERS: dict[str, Reader] = {
         Reader("claim", "the neutral claim JSON", kit.sniff, kit.read),
         Reader("result", "the kit's result.json", kit.sniff_result, kit.read_result),
         Reader("verdict", "the kit's verdict.json", kit.sniff_verdict, kit.read_verdict),
-        Reader("calibration", "the kit's calibration file", calibration_file.sniff, calibration_file.read),
         Reader("baseline", "the kit's baseline file", kit.sniff_baseline, kit.read_baseline),
         Reader("report", "the kit's shared report.html", kit.sniff_report, kit.read_report),
         Reader("nccl-tests JSON", "JSON of nccl-tests or rccl-tests", nccl_json.sniff, nccl_json.read),

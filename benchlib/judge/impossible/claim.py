@@ -3,238 +3,211 @@
 GB/s are 1e9 bytes per second. A number is taken as it was written: 156.2 stands for 156.15 to 156.25.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MOST = 10**15  # counts beyond this are no counts, and would not survive as floats
+MOST = 10**15  # larger counts cannot be real, and would not survive as floats
 
 Count = Annotated[int, Field(ge=0, le=MOST)]
+Positive = Annotated[int, Field(ge=1, le=MOST)]
 Ranks = Annotated[int, Field(ge=1, le=10_000_000)]
-Seconds = Annotated[float, Field(gt=0)]
+Above0 = Annotated[float, Field(gt=0)]
 
 
 class Part(BaseModel):
-    """A part of a claim; an unknown field is an error, for it would go unjudged."""
+    """A part of a claim; an unknown field is an error, since no rule would see it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _of(description: str, default: Any = None, **limits: Any) -> Any:
+    """Return a field that may be left out; a list or dict starts empty."""
+    if isinstance(default, (list, dict)):
+        return Field(default_factory=type(default), description=description, **limits)
+    return Field(default, description=description, **limits)
+
+
+def _needed(description: str, **limits: Any) -> Any:
+    return Field(description=description, **limits)
 
 
 class Speed(Part):
     """Rates, with the counts and times that they must follow from. Counts and times are those of the same window."""
 
-    samples_per_s: float | None = Field(None, description="the stated rate")
-    unit: str = Field("samples/s", description="what the rates of samples are counted in")
-    tokens_per_s: float | None = Field(None, description="the stated rate, padding included")
-    stands_for: Literal["all ranks", "one rank"] = Field("all ranks", description="what the stated rates are of")
-    ranks: Ranks | None = Field(None, description="devices that took part")
-    samples_counted: Count | None = Field(None, description="samples over all ranks that were really processed")
-    samples_planned: Count | None = Field(None, description="samples that the planned steps need")
-    features: Count | None = Field(None, description="samples of one epoch")
-    epochs: float | None = Field(None, gt=0, le=1e6, description="passes that were really made")
-    wall_s: Seconds | None = Field(None, description="time of all these samples, in s")
-    steps_run: Count | None = Field(None, description="optimizer steps that were really made")
-    steps_planned: Count | None = Field(None, description="optimizer steps that were configured")
-    batch_per_rank: Annotated[int, Field(ge=1, le=MOST)] | None = Field(None, description="samples of a rank in a step")
-    step_s: list[Seconds] = Field(default_factory=list, description="raw times of the steps in s, all ranks together")
-    step_s_span: list[Seconds] = Field(
-        default_factory=list,
-        max_length=2,
-        description="both ends for the median step in s, where the raw times are not there",
+    samples_per_s: float | None = _of("stated rate")
+    unit: str = _of("unit of the rates of samples", "samples/s")
+    tokens_per_s: float | None = _of("stated rate, padding included")
+    stands_for: Literal["all ranks", "one rank"] = _of("what the stated rates are of", "all ranks")
+    ranks: Ranks | None = _of("devices that took part")
+    samples_counted: Count | None = _of("samples that all ranks together really processed")
+    samples_planned: Count | None = _of("samples that the planned steps need")
+    features: Count | None = _of("samples per epoch")
+    epochs: float | None = _of("epochs that were really run", gt=0, le=1e6)
+    wall_s: Above0 | None = _of("time for all these samples, in s")
+    steps_run: Count | None = _of("optimizer steps that were really run")
+    steps_planned: Count | None = _of("optimizer steps that were configured")
+    batch_per_rank: Positive | None = _of("samples per rank and step")
+    step_s: list[Above0] = _of("raw step times of all ranks together, in s", [])
+    step_s_span: list[Above0] = _of(
+        "lower and upper end of the median step time, in s, without raw times", [], max_length=2
     )
-    batches_full: bool = Field(
-        True, description="every step was of the whole batch; false: some may be of fewer samples"
-    )
-    sequence_length: Annotated[int, Field(ge=1, le=MOST)] | None = Field(
-        None, description="tokens of every sample, padded"
-    )
-    longest_sequence: Annotated[int, Field(ge=1, le=MOST)] | None = Field(
-        None, description="tokens of a sample at most"
-    )
-    one_device_samples_per_s: float | None = Field(None, gt=0, description="rate of the same work on one device")
-    one_device: str = Field("", description="where the rate of one device is from")
+    batches_full: bool = _of("every step had the whole batch; false: some may have had fewer samples", True)
+    sequence_length: Positive | None = _of("tokens of every sample, padded")
+    longest_sequence: Positive | None = _of("tokens of the longest sample")
+    one_device_samples_per_s: Above0 | None = _of("rate of the same work on one device")
+    one_device: str = _of("source of the rate of one device", "")
 
 
 class Compute(Part):
-    """Floating point work and the peak it is held against. Rates and peaks are of all ranks unless said otherwise."""
+    """Floating point work and its peak. Rates and peaks are those of all ranks together."""
 
-    flops_per_s: float | None = Field(None, description="the stated rate, in FLOP/s")
-    mfu: float | None = Field(None, description="share of the peak: 0.4 is 40 %")
-    device: str = Field("", description="name of the device as its driver tells it")
-    ranks: Ranks = Field(1, description="devices that the rate is of")
-    precision: str = Field("", description="of the matrix products: bf16, fp16, tf32, fp32, fp8")
-    peak_flops: float | None = Field(None, gt=0, description="the peak that the share was taken of, in FLOP/s")
-    peak_kind: Literal["measured", "claimed", ""] = Field("", description="whether that peak was measured or a maker's")
-    peak_precision: str = Field("", description="the precision that the peak is of")
-    peak_sparse: bool = Field(False, description="the peak counts the zeros of structured sparsity")
-    peak_source: str = Field("", description="how it was measured, or whose figure it is")
-    parameters: float | None = Field(None, gt=0, description="of the matrix products")
-    work: Literal["training", "inference"] = Field("training", description="6 or 2 operations a parameter and token")
-    tokens_per_s: float | None = Field(None, gt=0, description="processed, padding included")
+    flops_per_s: float | None = _of("stated rate, in FLOP/s")
+    mfu: float | None = _of("share of the peak: 0.4 is 40 %")
+    device: str = _of("name of the device as its driver reports it", "")
+    ranks: Ranks = _of("devices that took part", 1)
+    precision: str = _of("of the matrix products: bf16, fp16, tf32, fp32, fp8", "")
+    peak_flops: Above0 | None = _of("the peak that `mfu` is a share of, in FLOP/s")
+    peak_kind: Literal["measured", "claimed", ""] = _of("measured, or claimed by the vendor", "")
+    peak_precision: str = _of("precision of the peak", "")
+    peak_sparse: bool = _of("the peak counts the zeros of structured sparsity", False)
+    peak_source: str = _of("how the peak was measured, or who claims it", "")
+    parameters: Above0 | None = _of("parameters of the matrix products")
+    work: Literal["training", "inference"] = _of("6 or 2 operations per parameter and token", "training")
+    tokens_per_s: Above0 | None = _of("tokens processed, padding included")
 
 
 class Learning(Part):
     """What shows that something was learnt."""
 
-    learning_rates: list[float] = Field(default_factory=list, description="in the order of the steps")
-    learning_rate_min: float | None = Field(None, description="the smallest of the steps that were made")
-    loss_first: float | None = Field(None, description="smoothed, at the start")
-    loss_last: float | None = Field(None, description="smoothed, at the end")
-    f1: float | None = Field(None, description="from 0 to 100")
-    exact_match: float | None = Field(None, description="from 0 to 100")
-    shares: dict[str, float] = Field(default_factory=dict, description="values that lie between 0 and 1")
+    learning_rates: list[float] = _of("in the order of the steps", [])
+    learning_rate_min: float | None = _of("smallest of all steps that were run")
+    loss_first: float | None = _of("smoothed, at the start")
+    loss_last: float | None = _of("smoothed, at the end")
+    f1: float | None = _of("from 0 to 100")
+    exact_match: float | None = _of("from 0 to 100")
+    shares: dict[str, float] = _of("values that lie between 0 and 1", {})
 
 
 class Collective(Part):
     """One collective operation, or the average over several (then without a size)."""
 
-    operation: str = Field(
-        "",
-        description="all_reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, broadcast, reduce or send_recv",
+    operation: str = _of(
+        "all_reduce, all_gather, reduce_scatter, all_to_all, gather, scatter, broadcast, reduce or send_recv", ""
     )
-    size_bytes: Count | None = Field(None, description="bytes of the larger side")
-    seconds: float | None = Field(None, description="time of one operation, in s")
-    ranks: Ranks | None = Field(None, description="devices that took part")
-    algbw_gbytes_per_s: float | None = Field(None, description="algorithm bandwidth: size over time, in GB/s")
-    busbw_gbytes_per_s: float | None = Field(
-        None, description="bus bandwidth: times the factor of the operation, in GB/s"
-    )
-    bound_gbytes_per_s: float | None = Field(
-        None, gt=0, description="what the links of a rank carry one way at most, in GB/s"
-    )
-    bound_source: str = Field("", description="who states that, or how it was measured")
-    algorithm: str = Field("", description="of NCCL: NVLS, Ring or Tree")
-    wrong_elements: float | None = Field(None, description="elements of the result that were not right")
-    average_busbw_gbytes_per_s: float | None = Field(None, description="stated mean of all_busbw_gbytes_per_s")
-    all_busbw_gbytes_per_s: list[float] = Field(default_factory=list, description="every row that the mean covers")
+    size_bytes: Count | None = _of("bytes of the larger side")
+    seconds: float | None = _of("time of one operation, in s")
+    ranks: Ranks | None = _of("devices that took part")
+    algbw_gbytes_per_s: float | None = _of("algorithm bandwidth: size over time, in GB/s")
+    busbw_gbytes_per_s: float | None = _of("bus bandwidth: algorithm bandwidth times the operation's factor, in GB/s")
+    bound_gbytes_per_s: Above0 | None = _of("most that a rank's links carry in one direction, in GB/s")
+    bound_source: str = _of("who claims that, or how it was measured", "")
+    algorithm: str = _of("of NCCL: NVLS, Ring or Tree", "")
+    wrong_elements: float | None = _of("wrong elements in the result")
+    average_busbw_gbytes_per_s: float | None = _of("stated mean of all_busbw_gbytes_per_s")
+    all_busbw_gbytes_per_s: list[float] = _of("every row that the mean covers", [])
 
 
 class Latency(Part):
     """Times of requests or steps under one name, in seconds; percentiles by their number, as in ``{"99": 0.12}``."""
 
-    name: str = Field("latency", description="what was timed")
-    samples_s: list[float] = Field(default_factory=list, description="raw times, in s")
-    min_s: float | None = Field(None, description="the shortest, in s")
-    mean_s: float | None = Field(None, description="their mean, in s")
-    max_s: float | None = Field(None, description="the longest, in s")
-    percentiles_s: dict[float, float] = Field(
-        default_factory=dict, description="in s; the name is the number, 99 for p99"
-    )
+    name: str = _of("what was timed", "latency")
+    samples_s: list[float] = _of("raw times, in s", [])
+    min_s: float | None = _of("minimum, in s")
+    mean_s: float | None = _of("mean, in s")
+    max_s: float | None = _of("maximum, in s")
+    percentiles_s: dict[float, float] = _of("in s; the name is the number, 99 for p99", {})
 
 
 class Requests(Part):
     """Counts of requests, and how many of them went into the latencies."""
 
-    issued: Count | None = Field(None, description="sent to the server")
-    completed: Count | None = Field(None, description="answered rightly")
-    failed: Count | None = Field(None, description="refused, broken or timed out")
-    in_latency: Count | None = Field(None, description="whose times the latencies are of")
+    issued: Count | None = _of("sent to the server")
+    completed: Count | None = _of("answered correctly")
+    failed: Count | None = _of("refused, failed or timed out")
+    in_latency: Count | None = _of("requests whose times make up the latencies")
 
 
 class LoadGen(Part):
-    """What an MLPerf LoadGen summary says of itself. Times in seconds."""
+    """What an MLPerf LoadGen summary states. Times in seconds."""
 
-    scenario: str = Field("", description="Offline, Server, SingleStream or MultiStream")
-    valid: bool | None = Field(None, description="whether the summary says VALID")
-    satisfied: dict[str, str] = Field(default_factory=dict, description="constraint: Yes, NO or Skipped")
-    samples_per_s: float | None = Field(None, description="the stated rate")
-    samples: Count | None = Field(None, description="samples that were processed, where the summary tells")
-    duration_s: float | None = Field(
-        None, description="in s, from the first sample to the last, where the summary tells"
-    )
-    min_duration_s: float | None = Field(None, description="that the run had to last, in s")
-    target_latency_s: float | None = Field(None, description="that the percentile had to keep, in s")
-    target_percentile: float | None = Field(None, ge=1, le=99.9999, description="which percentile: 99 for p99")
-    target_percentile_s: float | None = Field(None, description="that percentile as measured, in s")
-    processed: Annotated[int, Field(ge=0, le=10**10)] | None = Field(
-        None, description="queries, as the early stopping tells"
-    )
-    at_least: Count | None = Field(None, description="queries that early stopping asks for, as told")
-    discarded: Count | None = Field(None, description="highest latencies that early stopping sets aside, as told")
-    short_of: Count | None = Field(None, description="queries that the run lacks for early stopping, as told")
+    scenario: str = _of("Offline, Server, SingleStream or MultiStream", "")
+    valid: bool | None = _of("whether the summary says VALID")
+    satisfied: dict[str, str] = _of("constraint: Yes, NO or Skipped", {})
+    samples_per_s: float | None = _of("stated rate")
+    samples: Count | None = _of("samples that were processed, where the summary states it")
+    duration_s: float | None = _of("from the first sample to the last, in s, where the summary states it")
+    min_duration_s: float | None = _of("required duration, in s")
+    target_latency_s: float | None = _of("limit of the target percentile, in s")
+    target_percentile: float | None = _of("which percentile: 99 for p99", ge=1, le=99.9999)
+    target_percentile_s: float | None = _of("that percentile as measured, in s")
+    processed: Annotated[int, Field(ge=0, le=10**10)] | None = _of("queries processed, in the early-stopping section")
+    at_least: Count | None = _of("queries that early stopping asks for, as stated")
+    discarded: Count | None = _of("highest latencies that early stopping sets aside, as stated")
+    short_of: Count | None = _of("queries missing for early stopping, as stated")
 
 
 class SpeedUp(Part):
     """A stated ratio of two named runs; ``others`` are further runs that it could have been taken against."""
 
-    stated: float = Field(description="the ratio, as in 4.3 for 4.3 ×")
-    new: float = Field(gt=0, description="rate of the faster run")
-    old: float = Field(gt=0, description="rate of the run that it is held against")
-    others: list[Annotated[float, Field(gt=0)]] = Field(default_factory=list, description="rates of further runs")
-    unit: str = Field("", description="of the rates")
+    stated: float = _needed("the ratio: 4.3 for 4.3 ×")
+    new: Above0 = _needed("rate of the faster run")
+    old: Above0 = _needed("rate of the run that it is compared with")
+    others: list[Above0] = _of("rates of further runs", [])
+    unit: str = _of("unit of the rates", "")
 
 
 class Expectation(Part):
-    """What was announced beside what was measured, as the ends of ranges."""
+    """What was announced and what was measured, as the ends of ranges."""
 
-    name: str = Field(description="what both are of")
-    announced: list[float] = Field(min_length=1, max_length=2, description="one value or both ends")
-    measured: list[float] = Field(min_length=1, max_length=2, description="one value or both ends")
-    unit: str = Field("", description="of both")
+    name: str = _needed("what was announced and measured")
+    announced: list[float] = _needed("one value or both ends", min_length=1, max_length=2)
+    measured: list[float] = _needed("one value or both ends", min_length=1, max_length=2)
+    unit: str = _of("unit of both", "")
 
 
 class AccuracyLimit(Part):
-    """A limit for the quality of results, and who states it. ``enforced``: it is what a checker really applies."""
+    """A limit for the quality of results, and who states it. ``enforced``: a checker applies this one."""
 
-    metric: str = Field(description="what is limited")
-    value: float = Field(description="the limit")
-    source: str = Field("", description="who states it")
-    version: str = Field("", description="of the source")
-    enforced: bool = Field(False, description="it is what a checker really applies")
+    metric: str = _needed("what is limited")
+    value: float = _needed("the limit")
+    source: str = _of("who states it", "")
+    version: str = _of("version of the source", "")
+    enforced: bool = _of("a checker applies this one", False)
 
 
 class Quantity(Part):
-    """Any value that cannot be below zero. ``value`` is null where it was not a finite number."""
+    """Any value that cannot be negative. ``value`` is null where it was not a finite number."""
 
-    name: str = Field(description="what it is")
-    value: float | None = Field(description="in its unit, null where it was not a finite number")
-    unit: str = Field("", description="of the value, its samples and its interval")
-    samples: list[float] = Field(default_factory=list, description="raw samples")
-    median_of_samples: bool = Field(False, description="the value is stated to be the samples' median")
-    median_span: list[float] = Field(
-        default_factory=list, max_length=2, description="both ends for the median, where only quantiles were kept"
-    )
-    low: float | None = Field(None, description="lower end of the interval that is stated with the value")
-    high: float | None = Field(None, description="upper end of the interval that is stated with the value")
-    unit_of_name: str | None = Field(None, description="the one unit that the name stands for, where it does")
-
-
-class Restated(Part):
-    """What is stated in one place and follows from another; both in the same words."""
-
-    name: str = Field(description="what is stated twice")
-    stated: str = Field(description="as stated")
-    other: str = Field(description="as it follows from the other place")
-    source: str = Field("", description="where the other is from")
+    name: str = _needed("what it is")
+    value: float | None = _needed("in its unit; null where it was not a finite number")
+    unit: str = _of("unit of the value, its samples and its interval", "")
+    samples: list[float] = _of("raw samples", [])
+    median_of_samples: bool = _of("the value is stated to be the median of the samples", False)
+    low: float | None = _of("lower end of the interval that is stated with the value")
+    high: float | None = _of("upper end of the interval that is stated with the value")
 
 
 class Claim(Part):
     """All that is stated about one subject."""
 
-    subject: str = Field("", description="what it is about, for the reader of a finding")
-    speed: Speed | None = Field(None, description="rates, and the counts and times that they follow from")
-    compute: Compute | None = Field(None, description="operations per second and their peak")
-    learning: Learning | None = Field(None, description="what shows that something was learnt")
-    collective: Collective | None = Field(None, description="one collective operation, or the average over several")
-    latencies: list[Latency] = Field(default_factory=list, description="times of requests or steps")
-    requests: Requests | None = Field(None, description="counts of requests")
-    loadgen: LoadGen | None = Field(None, description="what an MLPerf LoadGen summary says of itself")
-    speedups: list[SpeedUp] = Field(default_factory=list, description="stated ratios of two runs")
-    expectations: list[Expectation] = Field(
-        default_factory=list, description="what was announced beside what was measured"
-    )
-    accuracy_limits: list[AccuracyLimit] = Field(
-        default_factory=list, description="limits of quality and who states them"
-    )
-    quantities: list[Quantity] = Field(default_factory=list, description="any other value that cannot be below zero")
-    restated: list[Restated] = Field(
-        default_factory=list, description="what is stated in one place and follows from another"
-    )
+    subject: str = _of("what it is about, for the reader of a finding", "")
+    speed: Speed | None = _of("rates, and the counts and times that they follow from")
+    compute: Compute | None = _of("operations per second and their peak")
+    learning: Learning | None = _of("what shows that something was learnt")
+    collective: Collective | None = _of("one collective operation, or the average over several")
+    latencies: list[Latency] = _of("times of requests or steps", [])
+    requests: Requests | None = _of("counts of requests")
+    loadgen: LoadGen | None = _of("what an MLPerf LoadGen summary states")
+    speedups: list[SpeedUp] = _of("stated ratios of two runs", [])
+    expectations: list[Expectation] = _of("what was announced and what was measured", [])
+    accuracy_limits: list[AccuracyLimit] = _of("limits of quality and who states them", [])
+    quantities: list[Quantity] = _of("any other value that cannot be negative", [])
 
 
 class ClaimFile(Part):
     """The neutral file: ``{"claim_version": 1, "source": "…", "claims": [{…}]}``."""
 
-    claim_version: Literal[1] = Field(description="of this format")
-    source: str = Field("", description="where the statements are from")
-    claims: list[Claim] = Field(min_length=1, description="one for each subject")
+    claim_version: Literal[1] = _needed("version of this format")
+    source: str = _of("where the statements come from", "")
+    claims: list[Claim] = _needed("one for each subject", min_length=1)

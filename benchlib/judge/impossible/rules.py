@@ -1,63 +1,83 @@
-"""The table of rules, and what all of them say of a set of claims. Adding a rule is a function and a row."""
+"""The table of rules, and what they say of claims.
 
-from collections.abc import Callable, Sequence
+A rule is a function of plain numbers. Its parameters have the names of the fields of one part of a claim; it is asked
+where the claim states all that have no default, and returns None where what is stated does not suffice.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchlib.judge.impossible import findings as statements
-from benchlib.judge.impossible import serving, training
-from benchlib.judge.impossible import serving as collectives
-from benchlib.judge.impossible import serving as loadgen
+from benchlib.judge.impossible import collectives, serving, statements, training
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.findings import Finding
 
 
 @dataclass(frozen=True)
 class Rule:
-    """``judge`` gives a finding for each statement that the rule applies to, none where the claim states nothing.
+    """``part`` is the field of a claim whose fields ``judge`` takes, '' for a rule of the claim's own fields.
 
     ``catches`` is the class of mistakes, in the words of a reader.
     """
 
     name: str
     catches: str
-    judge: Callable[[Claim], list[Finding]]
+    part: str
+    judge: Callable[..., Finding | list[Finding] | None]
+
+    @functools.cached_property
+    def fields(self) -> dict[str, bool]:
+        """The fields that the rule takes, and whether it needs them."""
+        parameters = inspect.signature(self.judge).parameters.values()
+        return {parameter.name: parameter.default is parameter.empty for parameter in parameters}
+
+    def findings(self, claim: Claim) -> Iterator[Finding]:
+        """Yield a finding for each statement of the claim that the rule applies to."""
+        stated = getattr(claim, self.part) if self.part else claim
+        for part in stated if isinstance(stated, list) else [stated] if stated else []:
+            values = {name: getattr(part, name) for name in self.fields}
+            if any(
+                needed and (values[name] is None or values[name] in ([], "")) for name, needed in self.fields.items()
+            ):
+                continue
+            answer = self.judge(**values)
+            yield from answer if isinstance(answer, list) else [answer] if answer else []
 
 
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
-        Rule("rate from counts", "a rate that the counted samples do not give: planned steps, one rank for all", training.rate_follows_from_counts),
-        Rule("sample count", "samples that are not those of the planned work", training.samples_are_those_planned),
-        Rule("rate from raw steps", "a rate that the raw step times do not give: multiplied by steps or ranks", training.rate_follows_from_steps),
-        Rule("steps that ran", "steps counted that were planned and never ran", training.steps_were_run),
-        Rule("scaling", "n devices that are faster than n times one", training.scaling_is_possible),
-        Rule("tokens and samples", "tokens per second that are not samples per second × length", training.tokens_follow_from_samples),
-        Rule("below the peak", "more operations per second than the device can do", training.rate_is_below_peak),
-        Rule("share of the peak", "an MFU above 1, of another device's or precision's peak", training.share_is_possible),
-        Rule("learning rate", "training with a learning rate of zero", training.learning_rate_is_above_zero),
-        Rule("loss falls", "training that learns nothing", training.loss_falls),
-        Rule("possible scores", "scores and shares outside their bounds", training.scores_are_possible),
-        Rule("algbw is S/t", "an algorithm bandwidth that is not size over time", collectives.algbw_is_size_over_time),
-        Rule("busbw factor", "a bus bandwidth with another operation's or rank count's factor", collectives.busbw_has_its_factor),
-        Rule("busbw below the links", "a bus bandwidth above what the links carry", collectives.busbw_is_below_bound),
-        Rule("right results", "speed of wrong results", collectives.every_element_is_right),
-        Rule("average busbw", "an average that is not that of the rows", collectives.average_is_of_the_rows),
-        Rule("no time below zero", "negative latencies", serving.latency_is_not_negative),
-        Rule("percentiles in order", "percentiles that fall", serving.percentiles_are_in_order),
-        Rule("requests add up", "failed requests counted as fast ones", serving.requests_add_up),
-        Rule("LoadGen verdict", "VALID with an unmet constraint, or a result that is INVALID", loadgen.verdict_follows_from_constraints),
-        Rule("LoadGen duration", "runs shorter than their minimum", loadgen.duration_is_long_enough),
-        Rule("LoadGen latency", "a percentile above the target latency", loadgen.latency_keeps_its_target),
-        Rule("LoadGen samples", "a rate that samples and time do not give", loadgen.samples_follow_from_rate),
-        Rule("early stopping", "too few queries for a percentile", loadgen.early_stopping_counts),
-        Rule("speed-up", "a ratio that is not that of the named runs", statements.speedup_is_the_ratio),
-        Rule("announced and measured", "announcements far from the measurement", statements.announcement_fits_measurement),
-        Rule("limits have a source", "accuracy limits that differ by source or have none", statements.limits_have_a_source),
-        Rule("possible values", "values that are not finite or below zero", statements.quantities_are_possible),
-        Rule("raw samples", "values that are not those of their raw samples", statements.medians_are_of_their_samples),
-        Rule("intervals", "values outside of their own interval", statements.intervals_hold_their_values),
-        Rule("units", "values in another unit than their name says", statements.units_are_those_of_names),
-        Rule("stated twice", "counts, names and times that contradict each other", statements.statements_agree),
+        Rule("rate from counts", "a rate that the counted samples do not give: planned steps, one rank for all", "speed", training.rate_from_counts),
+        Rule("sample count", "samples that are not those of the planned work", "speed", training.sample_count),
+        Rule("rate from raw steps", "a rate that the raw step times do not give: multiplied by steps or ranks", "speed", training.rate_from_steps),
+        Rule("steps that ran", "steps counted that were planned and never ran", "speed", training.steps_that_ran),
+        Rule("scaling", "n devices that are faster than n times one", "speed", training.scaling),
+        Rule("tokens and samples", "tokens per second that are not samples per second × length", "speed", training.tokens_and_samples),
+        Rule("below the peak", "more operations per second than the device can do", "compute", training.below_peak),
+        Rule("share of the peak", "an MFU above 1, or of another device's or precision's peak", "compute", training.share_of_peak),
+        Rule("learning rate", "training with a learning rate of zero", "learning", training.learning_rate),
+        Rule("loss falls", "training that learns nothing", "learning", training.loss_falls),
+        Rule("possible scores", "scores and shares outside their bounds", "learning", training.possible_scores),
+        Rule("algbw is S/t", "an algorithm bandwidth that is not size over time", "collective", collectives.algbw),
+        Rule("busbw factor", "a bus bandwidth with another operation's or rank count's factor", "collective", collectives.busbw_factor),
+        Rule("busbw below the links", "a bus bandwidth above what the links carry", "collective", collectives.busbw_bound),
+        Rule("right results", "speed of wrong results", "collective", collectives.right_results),
+        Rule("average busbw", "an average that is not that of the rows", "collective", collectives.average_busbw),
+        Rule("no time below zero", "negative latencies", "latencies", serving.no_negative_time),
+        Rule("percentiles in order", "percentiles that fall", "latencies", serving.percentiles_in_order),
+        Rule("requests add up", "failed requests counted as fast ones", "requests", serving.requests_add_up),
+        Rule("LoadGen verdict", "VALID with an unmet constraint, or a result that is INVALID", "loadgen", serving.loadgen_verdict),
+        Rule("LoadGen duration", "runs shorter than their minimum", "loadgen", serving.loadgen_duration),
+        Rule("LoadGen latency", "a percentile above the target latency", "loadgen", serving.loadgen_latency),
+        Rule("LoadGen samples", "a rate that samples and time do not give", "loadgen", serving.loadgen_samples),
+        Rule("early stopping", "too few queries for a percentile", "loadgen", serving.early_stopping),
+        Rule("speed-up", "a ratio that is not that of the named runs", "speedups", statements.speed_up),
+        Rule("announced and measured", "announcements far from the measurement", "expectations", statements.announcement),
+        Rule("limits have a source", "accuracy limits that differ by source or have none", "", statements.sourced_limit),
+        Rule("possible values", "values that are not finite or below zero", "", statements.possible_values),
+        Rule("raw samples", "values that are not the median of their raw samples", "", statements.raw_samples),
+        Rule("intervals", "values outside their own interval", "", statements.intervals),
     )
 }  # fmt: skip
 
@@ -78,20 +98,22 @@ class Judgement:
         return "FAIL" if self.failures else "PASS" if self.passed else "SKIPPED"
 
 
+def ask(rule: str, claims: Sequence[Claim]) -> list[tuple[str, Finding]]:
+    """Return the subject and the finding of each statement of ``claims`` that a rule applies to."""
+    return [(claim.subject, finding) for claim in claims for finding in RULES[rule].findings(claim)]
+
+
 def judge_claims(claims: Sequence[Claim]) -> list[Judgement]:
     """Apply every rule to every claim; rules that no claim states anything for are left out."""
     judgements = []
     for rule in RULES.values():
-        findings = [(claim.subject, finding) for claim in claims for finding in rule.judge(claim)]
-        if not findings:
-            continue
-
-        def told(status: str, findings: list[tuple[str, Finding]] = findings) -> tuple[str, ...]:
-            chosen = [(subject, finding) for subject, finding in findings if finding.status == status]
-            if status == "FAIL":  # the gravest first, where findings have a value
-                chosen.sort(key=lambda pair: -abs(pair[1].value or 0.0))
-            return tuple(f"{subject}: {finding.reason}" if subject else finding.reason for subject, finding in chosen)
-
-        passed = told("PASS")
-        judgements.append(Judgement(rule, len(passed), told("FAIL"), told("SKIPPED"), passed[-1] if passed else ""))
+        sentences: dict[str, list[str]] = {"PASS": [], "FAIL": [], "SKIPPED": []}
+        # The gravest failure comes first, where findings have a value.
+        order = sorted(ask(rule.name, claims), key=lambda pair: -abs(pair[1].value or 0.0) * (pair[1].status == "FAIL"))
+        for subject, finding in order:
+            sentences[finding.status].append(f"{subject}: {finding.reason}" if subject else finding.reason)
+        passed, failures, skipped = sentences.values()
+        if order:
+            example = passed[-1] if passed else ""
+            judgements.append(Judgement(rule, len(passed), tuple(failures), tuple(skipped), example))
     return judgements

@@ -160,7 +160,7 @@ def test_a_bandwidth_above_the_memory_fails(judged):
 
 @pytest.mark.parametrize(
     ("column", "factor", "rule"),
-    [("algbw_gbps", 2, "2·S/t"), ("busbw_gbps", 2, "their ratio is 2"), ("median_us", 3, "times of S/t")],
+    [("algbw_gbps", 2, "2·S/t"), ("busbw_gbps", 2, "their ratio is 2"), ("median_us", 3, "times S/t")],
 )
 def test_numbers_that_do_not_follow_from_each_other_fail(judged, column, factor, rule):
     def changed(result):

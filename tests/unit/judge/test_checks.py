@@ -7,10 +7,10 @@ import pytest
 from benchlib.core.text import band_text, quantity
 from benchlib.judge.checks import Check, Verdict, finite_check, limit_check, rule_check, verdict_of
 from benchlib.judge.impossible.claim import Claim, Compute
-from benchlib.judge.impossible.rules import RULES
+from benchlib.judge.impossible.numbers import Numbers
+from benchlib.judge.impossible.own import own_claims
 from benchlib.judge.regression import RegressionLimit, Side, regression_check
 from benchlib.results.metrics import Metric, measured, not_available
-from benchlib.results.run import Result
 
 
 def rate(samples):
@@ -76,27 +76,27 @@ def test_targets_pass_on_the_boundary_unless_strict():
 def test_a_value_above_its_measured_peak_is_impossible():
     def judged(rate, peak):
         claim = Claim(compute=Compute(flops_per_s=rate, peak_flops=peak, peak_kind="measured"))
-        return rule_check("p", "?", RULES["below the peak"].judge(claim))
+        return rule_check("p", "?", "below the peak", [claim])
 
     for value, status in ((100.0, "PASS"), (105.0, "PASS"), (105.1, "FAIL")):
         assert judged(value, 100.0).status == status
     unknown = judged(1.0, None)
     assert (unknown.status, unknown.gates) == ("SKIPPED", False)
-    nothing = rule_check("p", "?", [], missing="why not")
+    nothing = rule_check("p", "?", "below the peak", [], missing="why not")
     assert (nothing.status, nothing.reason) == ("SKIPPED", "why not")
 
 
-def result_of(*metrics: Metric) -> Result:
-    return Result(benchmark="squad", tier="smoke", backend="cpu", world_size=1, metrics=list(metrics))
+def claims_of(*metrics: Metric) -> list[Claim]:
+    return own_claims(Numbers("squad", metrics, world_size=1))
 
 
 def test_values_that_cannot_be_fail():
-    assert finite_check(result_of(measured("a", [1.0, 2.0], "s"))).status == "PASS"
-    assert finite_check(result_of(measured("a", math.nan, "s"))).status == "FAIL"
+    assert finite_check(claims_of(measured("a", [1.0, 2.0], "s"))).status == "PASS"
+    assert finite_check(claims_of(measured("a", math.nan, "s"))).status == "FAIL"
     assert (
-        finite_check(result_of(measured("latency", [3.0, -0.1, 3.0], "s"))).status == "FAIL"
+        finite_check(claims_of(measured("latency", [3.0, -0.1, 3.0], "s"))).status == "FAIL"
     )  # hidden behind the median
-    assert finite_check(result_of()).status == "FAIL"  # nothing was measured: nothing passes
+    assert finite_check(claims_of()).status == "FAIL"  # nothing was measured: nothing passes
 
 
 def check(status, gates=True):

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from benchlib.core.definitions import encoder_train_flops
+from benchlib.judge.foreign.kit import parts
 from benchlib.judge.foreign.readers import read_claims
 from benchlib.judge.impossible.claim import Claim, Collective, Compute, Latency, Learning, LoadGen, Speed
+from benchlib.judge.impossible.collectives import wire_rate
 from benchlib.judge.impossible.findings import half_unit
 from benchlib.judge.impossible.rules import RULES, judge_claims
-from benchlib.judge.impossible.serving import discarded, queries_needed, wire_rate
+from benchlib.judge.impossible.serving import queries_needed, set_aside
 from benchlib.judge.references import LINKS_GBYTES_PER_S, registry, vendor_peak
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -73,7 +75,7 @@ def test_honest_results_pass_untouched(path):
 
 def one(rule, **parts):
     """Return the status of the one finding of a rule on a claim of these parts, '' for none."""
-    findings = RULES[rule].judge(Claim(**parts))
+    findings = list(RULES[rule].findings(Claim(**parts)))
     assert len(findings) <= 1
     return findings[0].status if findings else ""
 
@@ -146,10 +148,8 @@ def test_an_operation_that_is_not_named_is_told_by_its_factor_or_not_accused(ope
 
 
 def test_the_wire_rate_of_nvls_is_that_of_nccl_tests_pull_request_239():
-    stated = Collective(
-        operation="all_reduce", ranks=8, algbw_gbytes_per_s=275, busbw_gbytes_per_s=481, algorithm="NVLS"
-    )
-    assert wire_rate(stated)[0] == pytest.approx(309, abs=0.5)
+    rate, _ = wire_rate(busbw_gbytes_per_s=481, ranks=8, algorithm="NVLS", operations=["all_reduce"])
+    assert rate == pytest.approx(309, abs=0.5)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_a_number_stands_for_what_rounds_to_it(value, half):
 )
 def test_early_stopping_needs_the_queries_of_loadgen(percentile, needed):
     assert {over: queries_needed(percentile, over) for over in needed} == needed
-    assert discarded(percentile, needed[1] - 1) is None
-    assert discarded(percentile, needed[1]) == 0
-    assert discarded(percentile, needed[5] - 1) == 3
-    assert discarded(percentile, needed[5]) == 4
+    assert set_aside(percentile, needed[1] - 1) is None
+    assert set_aside(percentile, needed[1]) == 0
+    assert set_aside(percentile, needed[5] - 1) == 3
+    assert set_aside(percentile, needed[5]) == 4
 
 
 def test_the_queries_needed_are_the_binomial_distribution_s():
@@ -209,3 +209,9 @@ def test_what_makers_state_is_known_for_known_devices_only():
     assert (v100.dense_flops, v100.link_gbytes_per_s) == ({"fp16": 125e12}, 150)
     assert other is None
     assert set(LINKS_GBYTES_PER_S) <= set(registry().devices)
+
+
+def test_a_rule_takes_the_fields_of_its_part_of_a_claim():
+    for rule in RULES.values():
+        part = parts()[rule.part] if rule.part else Claim
+        assert set(rule.fields) <= set(part.model_fields), rule.name

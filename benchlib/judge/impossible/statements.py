@@ -1,0 +1,111 @@
+"""Rules of what is said about numbers: ratios, announcements, limits and their sources, values below zero."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from benchlib.judge.impossible.claim import AccuracyLimit, Quantity
+from benchlib.judge.impossible.findings import Finding, agrees, figure, finding, span
+
+FAR_OFF = 2.0  # an announcement that is off by more than a factor of two describes another run
+EQUAL = 1e-6  # of numbers that were written in full
+RATIO_SLACK = 0.02  # of a speed-up, beside the rounding of the three numbers
+
+
+def speed_up(stated: float, new: float, old: float, others: Sequence[float] = (), unit: str = "") -> Finding:
+    """A speed-up is the ratio of the two runs that it names."""
+    (new_low, new_high), (old_low, old_high) = span(new), span(old)
+    good = agrees(stated, new_low / old_high, new_high / max(old_low, 1e-12), RATIO_SLACK)
+    reason = f"{stated:g} × stated, {figure(new, unit)} / {figure(old, unit)} = {new / old:.3g} ×"
+    if others:
+        best = max(others)
+        reason += f" ({new / best:.3g} × against the better of the others, {figure(best, unit)})"
+    return finding(good, reason, wrong="it is not the ratio of these runs", value=stated)
+
+
+def announcement(name: str, announced: Sequence[float], measured: Sequence[float], unit: str = "") -> Finding:
+    """What was announced and what was measured on the same machine overlap within a factor of two."""
+    low, high, least, most = min(announced), max(announced), min(measured), max(measured)
+    reason = f"{name}: {_range(low, high, unit)} announced, {_range(least, most, unit)} measured"
+    if min(low, least) <= 0:
+        return Finding("SKIPPED", f"{reason}; a ratio needs values above zero")
+    log_ratio = 0.5 * (math.log(low) + math.log(high) - math.log(least) - math.log(most))  # of the middles
+    ratio = math.exp(max(-600.0, min(600.0, log_ratio)))
+    side = f"{ratio:.3g} times" if ratio >= 1 else f"1/{1 / ratio:.3g} of"
+    wrong = f"the announcement is {side} what was measured; the measurement holds"
+    return finding(low / FAR_OFF <= most and least <= high * FAR_OFF, reason, wrong=wrong, value=ratio)
+
+
+def _range(low: float, high: float, unit: str) -> str:
+    return figure(low, unit) if low == high else f"{figure(low)} to {figure(high, unit)}"
+
+
+def sourced_limit(accuracy_limits: Sequence[AccuracyLimit]) -> list[Finding]:
+    """A limit of accuracy carries its source and version, and is the one that the checker enforces."""
+    findings = []
+    for metric in dict.fromkeys(limit.metric for limit in accuracy_limits):
+        limits = [limit for limit in accuracy_limits if limit.metric == metric]
+        enforced = next((limit for limit in limits if limit.enforced), None)
+        holds = enforced or limits[0]
+        wrong = [
+            f"{limit.value:g} has no {'source' if not limit.source else 'version'}"
+            for limit in limits
+            if not (limit.source and limit.version)
+        ]
+        wrong += [
+            f"{limit.value:g} of {_from(limit)} is not {'the enforced ' if enforced else ''}{holds.value:g} of {_from(holds)}"
+            for limit in limits
+            if not agrees(limit.value, holds.value, holds.value)
+        ]
+        reason = f"{metric}: " + ("; ".join(wrong) or f"{holds.value:g} of {_from(holds)}")
+        findings.append(finding(not wrong, reason, wrong="two limits for one question: state source and version"))
+    return findings
+
+
+def _from(limit: AccuracyLimit) -> str:
+    return " ".join(part for part in (limit.source, limit.version) if part) or "an unnamed source"
+
+
+def possible_values(quantities: Sequence[Quantity]) -> Finding:
+    """Every value is a finite number, and none is below zero."""
+    wrong = [f"{one.name} is not a finite number" for one in quantities if one.value is None]
+    wrong += [
+        f"{one.name} = {figure(min([one.value, *one.samples]), one.unit)} is below zero"
+        for one in quantities
+        if one.value is not None and min([one.value, *one.samples]) < 0
+    ]
+    every = f"all {len(quantities):,} values are" if len(quantities) > 1 else "the value is"
+    return finding(not wrong, "; ".join(wrong) or f"{every} finite and not below zero")
+
+
+def raw_samples(quantities: Sequence[Quantity]) -> Finding | None:
+    """A value that is stated to be the median of raw samples is that."""
+    judged, wrong = 0, []
+    for one in quantities:
+        if one.value is None or not one.median_of_samples or not one.samples:
+            continue
+        judged += 1
+        median = statistics.median(one.samples)
+        if abs(one.value - median) > EQUAL * max(abs(one.value), abs(median)):
+            wrong.append(
+                f"{one.name} {figure(one.value, one.unit)} stated, "
+                f"the median of its {len(one.samples):,} raw samples is {figure(median, one.unit)}"
+            )
+    return finding(not wrong, "; ".join(wrong) or f"medians of raw samples: {judged:,}") if judged else None
+
+
+def intervals(quantities: Sequence[Quantity]) -> Finding | None:
+    """A value lies within the interval that is stated with it."""
+    judged, wrong = 0, []
+    for one in quantities:
+        if one.value is None or (one.low is None and one.high is None):
+            continue
+        judged += 1
+        low, high = (one.value if end is None else end for end in (one.low, one.high))
+        margin = EQUAL * max(abs(one.value), abs(low), abs(high))
+        if not low - margin <= one.value <= high + margin:
+            wrong.append(
+                f"{one.name} {figure(one.value, one.unit)} is not within its interval, "
+                f"{figure(low)} to {figure(high, one.unit)}"
+            )
+    return finding(not wrong, "; ".join(wrong) or f"values within their interval: {judged:,}") if judged else None
