@@ -38,49 +38,55 @@ class SquadConfig(BaseConfig):
     )
     attention: Literal["sdpa", "eager"] = Field("sdpa", description="attention implementation of transformers")
     attention_dropout: float = Field(
-        -1.0, ge=-1, lt=1, description="of the attention weights; -1: as the model's config says"
+        -1.0, ge=-1, lt=1, description="dropout rate of the attention weights; -1: the model's own"
     )
-    hidden_dropout: float = Field(-1.0, ge=-1, lt=1, description="of the hidden states; -1: as the model's config says")
+    hidden_dropout: float = Field(
+        -1.0, ge=-1, lt=1, description="dropout rate of the hidden states; -1: the model's own"
+    )
 
-    max_length: int = Field(384, ge=16, le=8192, description="tokens of a window: question and part of the context")
-    doc_stride: int = Field(128, ge=0, le=8192, description="tokens that neighbouring windows share")
+    max_length: int = Field(384, ge=16, le=8192, description="tokens per window: question and part of the context")
+    doc_stride: int = Field(128, ge=0, le=8192, description="tokens shared by neighbouring windows")
 
     engine: Literal["native", "trainer"] = Field("native", description="benchlib's loop or transformers' Trainer")
-    trainer_padding: Literal["max_length", "longest"] = Field("max_length", description="padding of engine=trainer")
+    trainer_padding: Literal["max_length", "longest"] = Field("max_length", description="padding with engine=trainer")
     epochs: float = Field(1.0, gt=0, le=1000, description="passes over the training features")
-    max_steps: int = Field(0, ge=0, description="optimizer steps at most; 0: no cap but the budget")
+    max_steps: int = Field(0, ge=0, description="maximum optimizer steps; 0: limited by the budget only")
     batch_size: int = Field(8, ge=1, le=65536, description="samples per rank and micro-batch")
     accumulation: int = Field(1, ge=1, le=65536, description="micro-batches per optimizer step")
     learning_rate: float = Field(
-        BERT_LEARNING_RATE, gt=0, le=1, description="peak of the schedule; for the embedded model 1e-3 unless set"
+        BERT_LEARNING_RATE, gt=0, le=1, description="peak of the schedule; the embedded model defaults to 1e-3"
     )
-    warmup_ratio: float = Field(0.1, ge=0, lt=1, description="share of the steps with a rising learning rate")
-    weight_decay: float = Field(0.01, ge=0, le=1, description="AdamW's, not on biases and norms")
+    warmup_ratio: float = Field(0.1, ge=0, lt=1, description="fraction of the steps in which the learning rate rises")
+    weight_decay: float = Field(0.01, ge=0, le=1, description="weight decay of AdamW; not applied to biases and norms")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm limit; 0: no clipping")
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the matrix products; weights stay fp32")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="precision of matrix products; weights stay fp32"
+    )
     compile: bool = Field(False, description="torch.compile the model")
-    fused_optimizer: bool = Field(True, description="AdamW's fused kernel where the device has it")
-    fast_dropout: bool = Field(True, description="engine native on a CPU: draw dropout masks by a faster generator")
+    fused_optimizer: bool = Field(True, description="use AdamW's fused kernel where the device has one")
+    fast_dropout: bool = Field(
+        True, description="with engine=native on a CPU: draw dropout masks with a faster generator"
+    )
     bucket_cap_mb: float = Field(25.0, gt=0, le=4096, description="gradient bucket size in MiB")
     checkpoint_every: int = Field(
         0, ge=-1, description="optimizer steps between checkpoints; 0: only at the end, -1: none"
     )
-    resume: str = Field("", description="folder of an interrupted run whose last checkpoint is continued")
+    resume: str = Field("", description="folder of an interrupted run to continue from its last checkpoint")
 
     n_best: int = Field(20, ge=1, le=1000, description="start and end positions considered for a span")
-    max_answer_tokens: int = Field(30, ge=1, le=512, description="tokens of an answer at most")
+    max_answer_tokens: int = Field(30, ge=1, le=512, description="longest answer, in tokens")
 
     target_f1: float | None = Field(None, ge=0, le=100, description="F1 to reach on the whole of SQuAD v1.1")
     target_f1_embedded: float | None = Field(None, ge=0, le=100, description="F1 to reach on the embedded data")
-    reference_f1: float | None = Field(None, ge=0, le=100, description="published F1 that the result is placed beside")
+    reference_f1: float | None = Field(None, ge=0, le=100, description="published F1 to compare with")
     target_loss: float | None = Field(
-        None, gt=0, description="final smoothed loss to stay under on the whole of SQuAD v1.1"
+        None, gt=0, description="limit of the final smoothed loss on the whole of SQuAD v1.1"
     )
     target_allreduce_gbps: float | None = Field(
         None, gt=0, description="bus bandwidth of the gradient all-reduce, in Gbps"
     )
     target_samples_per_s: float | None = Field(None, gt=0, description="training throughput over all ranks")
-    target_memory_gb: float | None = Field(None, gt=0, description="peak device memory of a rank to stay under, in GB")
+    target_memory_gb: float | None = Field(None, gt=0, description="limit of a rank's peak device memory, in GB")
 
     @model_validator(mode="before")
     @classmethod
