@@ -7,13 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchlib.runtime import checkpoint
-from benchlib.core import files
-from benchlib.runtime import group
-from benchlib.runtime import checkpoint as shared_checkpoint
 from benchlib.config.schema import BaseConfig
+from benchlib.core import files
 from benchlib.core.errors import RunBroken
 from benchlib.core.events import EventWriter
+from benchlib.runtime import checkpoint, group
+from benchlib.runtime import checkpoint as shared_checkpoint
 
 Config = BaseConfig
 CPU = torch.device("cpu")

@@ -10,11 +10,10 @@ from typing import Any
 import torch.distributed as dist
 from checkpoint_cases import flip
 
-from benchlib.core import events
-from benchlib.benchmarks.squad import train
-from benchlib.benchmarks.squad import run
+from benchlib.benchmarks.squad import run, train
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.steps import Task
+from benchlib.core import events
 
 Config = SquadConfig
 STEP = 8

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from worlds import in_world
 
 from benchlib.runtime import exchange
-from benchlib.runtime import exchange
 from benchlib.runtime.exchange import ALGORITHMS
 
 Op = dist.ReduceOp

@@ -4,15 +4,11 @@ import shutil
 
 import pytest
 
-from benchlib.judge import baselines
-from benchlib.commands.calibrate import Request
-from benchlib.commands.calibrate import _schedule
-from benchlib.commands.calibrate import calibrate
-from benchlib.commands.calibrate import request
-from benchlib.commands.calibrate import shares
-from benchlib.judge.calibration import load_calibration
+from benchlib.commands.calibrate import Request, _schedule, calibrate, request, shares
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
+from benchlib.judge import baselines
+from benchlib.judge.calibration import load_calibration
 from benchlib.judge.verdict import judge
 from benchlib.results.run import fingerprint_key
 

@@ -9,23 +9,17 @@ import torch
 import torch.distributed as dist
 from worlds import in_world
 
-from benchlib.judge.baselines import find
 from benchlib.benchmarks.collectives import bench
-from benchlib.workloads.collective_timing import Case
-from benchlib.benchmarks.collectives.judge import checks
-from benchlib.workloads.collective_timing import Pace
-from benchlib.workloads.collective_timing import take
-from benchlib.workloads.collective_timing import take_in_turns
-from benchlib.workloads.collective_ops import Place
-from benchlib.benchmarks.collectives.judge import reading
+from benchlib.benchmarks.collectives.judge import checks, reading
 from benchlib.benchmarks.collectives.run import run
-from benchlib.config.schema import build
-from benchlib.config.schema import save_config
+from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
-from benchlib.core.events import EventWriter
-from benchlib.core.events import read_events
+from benchlib.core.events import EventWriter, read_events
+from benchlib.judge.baselines import find
 from benchlib.launch.launch import execute
 from benchlib.results.run import Run
+from benchlib.workloads.collective_ops import Place
+from benchlib.workloads.collective_timing import Case, Pace, take, take_in_turns
 
 SMALL = {
     "sizes": "1,999,4KiB,64KiB",
@@ -150,7 +144,13 @@ def test_a_fault_of_one_rank_alone_is_found_in_every_operation(tmp_path):
 
 
 def test_a_fault_is_found_beside_a_computation_and_in_the_buckets_of_gradients(tmp_path):
-    values = {"operations": ["all_reduce"], "reductions": ["sum"], "variants": ["overlap"], "dtypes": ["fp32"], "pairs": False}
+    values = {
+        "operations": ["all_reduce"],
+        "reductions": ["sum"],
+        "variants": ["overlap"],
+        "dtypes": ["fp32"],
+        "pairs": False,
+    }
     found = _run(tmp_path / "run", nproc=2, planted_fault_rank=1, sizes="4KiB", bucket_bytes=[1, 4000], **values)
     wrong = {row["case"]: row for row in found.result.tables["wrong"]}
     assert set(wrong) == {"overlapped all-reduce async sum fp32 in place", "the gradient buckets"}

@@ -102,15 +102,15 @@ def test_tensors_that_find_no_space_say_which_file_and_what_to_do(tmp_path: Path
         """
         import numpy, torch
         from benchlib.core.errors import StorageError
-        from benchlib.parity import prepare, recording
+        from benchlib.benchmarks.parity import inputs, recording
         from benchlib.benchmarks.parity.config import ParityConfig
         meta = dict.fromkeys(("member", "backend", "precision", "model_sha256", "inputs_sha256"), "x")
         small = ParityConfig(lengths=[8], batch_sizes=[1], dev_questions=0, train_steps=0, train_batch=1)
         large = small.model_copy(update={"lengths": [128], "batch_sizes": [256]})
         for work in (
             lambda: recording.write(disk / "members" / "exact", meta, {"a/start": numpy.zeros((1000, 100), numpy.float32)}),
-            lambda: prepare.prepare(small, disk / "golden"),
-            lambda: prepare.prepare(large, disk / "inputs"),
+            lambda: inputs.prepare(small, disk / "golden"),
+            lambda: inputs.prepare(large, disk / "inputs"),
         ):
             try:
                 work()

@@ -10,10 +10,7 @@ from harness import END_S, HERE, foreground, none_left, pid_at_step, prepare, se
 
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
-from benchlib.launch.launch import Launch
-from benchlib.launch.launch import RankFailed
-from benchlib.launch.launch import execute
-from benchlib.launch.launch import settle
+from benchlib.launch.launch import Launch, RankFailed, execute, settle
 from benchlib.launch.processes import marked
 
 

@@ -2,17 +2,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchlib.workloads.collective_timing import LEAST_ROUNDS
-from benchlib.workloads.collective_timing import WARMUP
-from benchlib.workloads.collective_timing import AllReduce
-from benchlib.workloads.collective_timing import Pace
-from benchlib.workloads.collective_timing import time_all_reduce
-from benchlib.config.schema import build
-from benchlib.config.schema import save_config
-from benchlib.core.events import read_events
 from benchlib.benchmarks.machine.judge import limits
+from benchlib.config.schema import build, save_config
+from benchlib.core.events import read_events
 from benchlib.launch.launch import execute
 from benchlib.results.run import Run
+from benchlib.workloads.collective_timing import LEAST_ROUNDS, WARMUP, AllReduce, Pace, time_all_reduce
 
 SMALL = {
     "precisions": ["fp32", "tf32"],

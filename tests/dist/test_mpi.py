@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from harness import HERE, none_left, pid_at_step, prepare, send
 
+from benchlib.launch.launch import Launch, execute
 from benchlib.runtime.libraries import LIBRARIES
-from benchlib.launch.launch import Launch
-from benchlib.launch.launch import execute
 
 pytestmark = pytest.mark.skipif(bool(LIBRARIES["mpi"].missing()), reason=LIBRARIES["mpi"].missing())
 PER_GROUP = 5 * 7 * 3 * 5 + 7 * 3 * 8  # reductions x types x lengths x forms, and types x lengths x moves

@@ -9,9 +9,7 @@ import torch
 import torch.distributed as dist
 from worlds import in_world
 
-from benchlib.benchmarks.collectives.extras import Overlap
-from benchlib.benchmarks.collectives.extras import overlapped
-from benchlib.benchmarks.collectives.extras import products
+from benchlib.benchmarks.collectives.extras import Overlap, overlapped, products
 
 SHORT_S, LONG_S = 0.02, 0.05
 

@@ -9,22 +9,16 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from benchlib.benchmarks.parity import golden, processes, run
+from benchlib.benchmarks.parity.judge import checks, reading
+from benchlib.benchmarks.parity.processes import Ended
+from benchlib.benchmarks.parity.run import Pace
+from benchlib.config.schema import build, save_config
+from benchlib.core.errors import BackendUnavailable, RunBroken, UserError
+from benchlib.core.events import EventWriter
 from benchlib.judge import verdict as judge
 from benchlib.judge.baselines import find
-from benchlib.config.schema import build
-from benchlib.config.schema import save_config
-from benchlib.core.errors import BackendUnavailable
-from benchlib.core.errors import RunBroken
-from benchlib.core.errors import UserError
-from benchlib.core.events import EventWriter
 from benchlib.launch.launch import execute
-from benchlib.benchmarks.parity import golden
-from benchlib.benchmarks.parity import isolated
-from benchlib.benchmarks.parity import run
-from benchlib.benchmarks.parity.judge import checks
-from benchlib.benchmarks.parity.isolated import Ended
-from benchlib.benchmarks.parity.run import Pace
-from benchlib.benchmarks.parity.judge import reading
 from benchlib.launch.plan import plan
 from benchlib.results.run import Run
 
@@ -150,9 +144,11 @@ def test_a_layer_planted_in_the_candidate_is_found_against_a_recorded_reference(
 
 
 def test_a_member_that_crashes_fails_and_one_without_its_library_is_skipped(whole, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    real = isolated.run
-    monkeypatch.setattr(run.isolated, "run", lambda *args, **kwargs: real(*args, **kwargs, executor="parity_faults"))
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    real = processes.run
+    monkeypatch.setattr(
+        run.processes, "run", lambda *args, **kwargs: real(*args, **kwargs, executor="parity_faults:make")
+    )
     found = here(prepared(tmp_path / "run", members=["sdpa_math", "native"], golden=str(whole.path / "golden")))
     assert outcomes(found) == {"sdpa_math": "FAIL", "native": "SKIPPED"}
     assert found.result.status == "complete"
@@ -175,7 +171,7 @@ def _copies(whole, status="done"):
 
 
 def test_only_the_reference_is_not_compared_and_never_passes(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(run.isolated, "run", _copies(whole))
+    monkeypatch.setattr(run.processes, "run", _copies(whole))
     found = here(prepared(tmp_path / "run", record=True, keep=True))
     assert found.result.tables["members"] == []
     (check,) = checks(found, find(found))
@@ -199,7 +195,7 @@ def test_only_the_reference_is_not_compared_and_never_passes(whole, tmp_path, mo
 def test_who_had_no_time_is_skipped_and_who_used_it_up_failed(
     status, budget_s, member_timeout_s, outcome, words, whole, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(run.isolated, "run", _copies(whole, status))
+    monkeypatch.setattr(run.processes, "run", _copies(whole, status))
     monkeypatch.setattr(Pace, "left_s", lambda self: self.budget_s - 4.0)  # as on a machine that nobody else uses
     values = {"budget_s": budget_s, "member_timeout_s": member_timeout_s, "members": ["sdpa_math"]}
     found = here(prepared(tmp_path / "run", **values))
@@ -219,7 +215,7 @@ def test_without_a_reference_there_is_no_run(whole, tmp_path, monkeypatch):
     with pytest.raises(BackendUnavailable, match="backend cuda is not available: no driver"):
         here(prepared(tmp_path / "elsewhere", backend="cuda", golden=str(whole.path / "golden")))
     for status, error in (("unavailable", BackendUnavailable), ("crashed", RunBroken)):
-        monkeypatch.setattr(run.isolated, "run", lambda *args, status=status: Ended(status, "libfoo is missing", 1.0))
+        monkeypatch.setattr(run.processes, "run", lambda *args, status=status: Ended(status, "libfoo is missing", 1.0))
         folder = prepared(tmp_path / status)
         with pytest.raises(error, match="libfoo is missing"):
             here(folder)

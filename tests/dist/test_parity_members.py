@@ -15,25 +15,14 @@ import torch
 from harness import until
 from transformers import AutoModelForQuestionAnswering
 
-from benchlib.workloads import encoders
-from benchlib.config.schema import save_config
-from benchlib.core.errors import BackendUnavailable
-from benchlib.core.errors import StorageError
-from benchlib.core.events import EventWriter
-from benchlib.core.events import read_events
-from benchlib.benchmarks.parity import eager
-from benchlib.benchmarks.parity import executor
-from benchlib.benchmarks.parity import exercise
-from benchlib.benchmarks.parity import isolated
-from benchlib.benchmarks.parity import layers
-from benchlib.benchmarks.parity import member
-from benchlib.benchmarks.parity import inputs as prepare
-from benchlib.benchmarks.parity import switches
-from benchlib.benchmarks.parity import weights
+from benchlib.benchmarks.parity import executors, exercise, inputs, layers, member, processes, switches, weights
+from benchlib.benchmarks.parity.config import MEMBERS, ParityConfig
 from benchlib.benchmarks.parity.inputs import Inputs
-from benchlib.benchmarks.parity.config import ParityConfig
-from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.recording import Recording
+from benchlib.config.schema import save_config
+from benchlib.core.errors import BackendUnavailable, StorageError
+from benchlib.core.events import EventWriter, read_events
+from benchlib.workloads import encoders
 
 CONFIG = ParityConfig(
     lengths=[8, 24, 48],
@@ -58,7 +47,6 @@ def one_thread():
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("OPENBLAS_NUM_THREADS", "2")  # as a rank with two threads has it: no obstacle to a fork
         yield
-    isolated.stop()
     torch.set_num_threads(before)
 
 
@@ -66,7 +54,7 @@ def one_thread():
 def run_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     save_config(CONFIG, folder)
-    prepare.prepare(CONFIG, folder / "golden")
+    inputs.prepare(CONFIG, folder / "golden")
     return folder
 
 
@@ -80,11 +68,11 @@ def events(run_dir):
 @pytest.fixture
 def faulty(run_dir, events, tmp_path, monkeypatch):
     """Run the member `eager` with an executor module made of the given lines."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
 
     def run(source, timeout_s=60.0):
         (tmp_path / "faulty_executor.py").write_text(source)
-        ended = isolated.run(run_dir, "eager", events, timeout_s, executor="faulty_executor")
+        ended = processes.run(run_dir, "eager", events, timeout_s, executor="faulty_executor:make")
         assert not (run_dir / "members" / "eager").exists()
         assert not list(run_dir.glob(".member-eager-*"))
         return ended
@@ -94,7 +82,7 @@ def faulty(run_dir, events, tmp_path, monkeypatch):
 
 def test_a_member_records_what_torch_computes(run_dir, events):
     """The whole of a member's process, against the model called here with a loss by hand and AdamW."""
-    ended = isolated.run(run_dir, "reference", events, 100)
+    ended = processes.run(run_dir, "reference", events, 100)
     assert (ended.status, ended.reason) == ("done", "")
     found = Recording.open(run_dir / "golden" / "reference")
     model = AutoModelForQuestionAnswering.from_pretrained(encoders.TINY, attn_implementation="eager").eval()
@@ -185,7 +173,7 @@ def test_threads_do_not_spin_unless_the_user_wants_it(given, found, monkeypatch)
         monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     else:
         monkeypatch.setenv("OMP_WAIT_POLICY", given)
-    assert isolated._waiting() == {"OMP_WAIT_POLICY": found}
+    assert processes._waiting() == {"OMP_WAIT_POLICY": found}
 
 
 def test_a_full_disk_ends_the_run_and_not_the_member_alone(faulty):
@@ -207,13 +195,13 @@ def test_what_a_killed_member_had_begun_to_write_is_gone(run_dir, faulty):
         (folder / "outputs.safetensors").write_bytes(b"half")
     assert faulty("import os\nos._exit(3)").status == "crashed"
     assert not any(folder.exists() for folder in begun) and other.exists()
-    isolated.clear(run_dir)
+    processes.clear(run_dir)
     assert not other.exists() and (run_dir / "golden" / "inputs.safetensors").exists()
 
 
 def test_variables_that_are_read_at_the_start_are_set_before_it():
-    one, native, reference = (isolated._variables(name) for name in ("one_thread", "native", "reference"))
-    assert {one[name] for name in isolated.THREAD_VARIABLES} == {"1"} and "OMP_NUM_THREADS" not in native
+    one, native, reference = (processes._variables(name) for name in ("one_thread", "native", "reference"))
+    assert {one[name] for name in processes.THREAD_VARIABLES} == {"1"} and "OMP_NUM_THREADS" not in native
     assert one["CUBLAS_WORKSPACE_CONFIG"] == reference["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert "CUBLAS_WORKSPACE_CONFIG" not in native  # torch's own defaults
 
@@ -241,7 +229,7 @@ def helper(run_dir):
 
 
 def test_a_hang_ends_in_time_with_its_place_and_leaves_no_process(faulty, run_dir, monkeypatch):
-    monkeypatch.setattr(isolated, "BEAT_S", 0.2)
+    monkeypatch.setattr(processes, "BEAT_S", 0.2)
     began = time.monotonic()
     ended = faulty(HANG, timeout_s=2.5)
     assert time.monotonic() - began < 10
@@ -252,55 +240,85 @@ def test_a_hang_ends_in_time_with_its_place_and_leaves_no_process(faulty, run_di
     assert len(beats) > 5, "a silent member gives signs of life"
 
 
+def gone(process):
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def rank(run_dir, tmp_path, arguments):
+    """Start a process that runs a member as a rank does."""
+    code = (
+        "from pathlib import Path\nfrom benchlib.core.events import EventWriter\nfrom benchlib.benchmarks.parity import processes\n"
+        f"path = Path({str(run_dir)!r})\nisolated.run(path, {arguments[0]!r}, EventWriter(path, 'rank1'), 600, {arguments[1]!r})"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+
+
 def test_a_member_dies_with_its_rank(run_dir, tmp_path):
     (tmp_path / "faulty_executor.py").write_text(HANG)
     (run_dir / "logs" / "member-eager.out").unlink(missing_ok=True)
-    code = (
-        "from pathlib import Path\nfrom benchlib.core.events import EventWriter\nfrom benchlib.parity import isolated\n"
-        f"path = Path({str(run_dir)!r})\n"
-        "isolated.run(path, 'eager', EventWriter(path, 'rank1'), 600, executor='faulty_executor')"
-    )
-    rank = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    process = rank(run_dir, tmp_path, ("eager", "faulty_executor:make"))
     try:
         started = helper(run_dir)
-        (living,) = psutil.Process(rank.pid).children()
-        rank.kill()
-        rank.wait()
+        living = psutil.Process(started).parent()
+        process.kill()
+        process.wait()
         until(lambda: not living.is_running(), 10)
     finally:
-        rank.kill()
+        process.kill()
         with contextlib.suppress(OSError, UnboundLocalError):
             os.kill(started, signal.SIGKILL)  # in a run the supervisor, who adopts it, does this
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="members are forked on Linux only")
-def test_forked_members_end_alone_and_with_their_server(run_dir, tmp_path):
-    def start(name):
-        found = server.start(name, out, err, {})
-        assert found
-        with contextlib.suppress(ProcessLookupError):  # one that is unheard of may have ended already
-            until(lambda: os.getsid(found.pid) == found.pid, 10)
-        return found
+@pytest.fixture
+def endless(run_dir, tmp_path):
+    """A run whose member `eager`, which is forked, takes its time for an hour."""
+    folder = tmp_path / "endless"
+    folder.mkdir()
+    save_config(CONFIG.model_copy(update={"latency_runs": 100000, "golden": str(run_dir / "golden")}), folder)
+    return folder
 
-    isolated.warm_up(run_dir)  # there already where a member ran before
-    server, out, err = isolated._warm, tmp_path / "out", tmp_path / "err"
-    out.touch()
-    err.touch()
+
+@pytest.mark.skipif(sys.platform != "linux", reason="members are forked on Linux only")
+def test_a_forked_member_and_its_server_die_with_their_rank(endless, tmp_path):
+    out = endless / "logs" / "member-eager.out"
+    process = rank(endless, tmp_path, ("eager", ""))
     try:
-        assert server.ready()
-        crashing = start("truth")
-        os.kill(crashing.pid, signal.SIGSEGV)
-        assert crashing.wait(10) == -signal.SIGSEGV
-        unknown = start("unheard-of")
-        assert unknown.wait(10) == 1 and "KeyError: 'unheard-of'" in err.read_text()
-        orphan = start("truth")
-        process = psutil.Process(orphan.pid)
-        isolated.stop()
-        until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 10)
-        assert server.ready() is False
-        assert not list(run_dir.glob("golden/*truth*"))
+        until(lambda: out.exists() and "latency" in out.read_text(), 30)
+        living = psutil.Process(process.pid).children(recursive=True)
+        assert any(os.getsid(one.pid) == one.pid and one.ppid() != process.pid for one in living), (
+            "a fork of the server"
+        )
+        process.kill()
+        process.wait()
+        until(lambda: all(map(gone, living)), 10)
     finally:
-        isolated.stop()
+        process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="members are forked on Linux only")
+def test_forked_members_end_alone_and_with_their_server(endless, tmp_path):
+    out, err = tmp_path / "out", tmp_path / "err"
+
+    def start(name):
+        for path in (out, err):
+            path.write_text("")
+        process = processes._start(endless, name, "", {}, out, err)
+        assert psutil.Process(process.pid).ppid() != os.getpid()
+        return process
+
+    crashing = start("eager")
+    until(lambda: out.stat().st_size, 10)
+    os.kill(crashing.pid, signal.SIGSEGV)
+    crashing.join(10)
+    assert crashing.exitcode == -signal.SIGSEGV
+    orphan = start("eager")
+    until(lambda: out.stat().st_size, 10)
+    process = psutil.Process(orphan.pid)
+    process.parent().kill()
+    until(lambda: gone(process), 10)
+    unknown = start("unheard-of")  # by a new server
+    unknown.join(30)
+    assert unknown.exitcode == 1 and "KeyError: 'unheard-of'" in err.read_text()
 
 
 def computed(run_dir, name, config=CONFIG, change=lambda model: None):
@@ -310,7 +328,7 @@ def computed(run_dir, name, config=CONFIG, change=lambda model: None):
     inputs, model = Inputs(place), weights.load(config, place, todo.member.attention)
     change(model)
     with switches.held(todo.member, CPU), layers.planted(model, config.planted_layer if todo.planted else -1):
-        made = executor.make(todo.member)(model, todo.member, CPU, inputs.tensors("layer"), run_dir)
+        made = member.factory(todo.member.executor)(model, todo.member, CPU, inputs.tensors("layer"), run_dir)
         told = exercise.Exercise(config, todo.member, model, made, inputs, CPU, lambda *_: None)
         return told.run(latency=todo.timed)
 
@@ -393,14 +411,14 @@ def test_a_planted_fault_is_in_candidates_and_not_in_the_reference(run_dir):
 def test_differences_between_batches_and_repeats_are_seen(run_dir, monkeypatch):
     """An executor whose result depends on the number of rows, on padding and on the call."""
     calls = iter(range(1000))
-    honest = eager.Eager.forward
+    honest = executors.Eager.forward
 
     def forward(self, inputs):
         start, end = honest(self, inputs)
         rows, length = inputs["input_ids"].shape
         return start + rows / 8 + length / 1024, end + next(calls) / 4096
 
-    monkeypatch.setattr(eager.Eager, "forward", forward)
+    monkeypatch.setattr(executors.Eager, "forward", forward)
     found = computed(run_dir, "eager").facts
     assert found["repeats"]["identical"] is False
     assert found["repeats"]["max_abs"] == pytest.approx(4 / 4096, abs=1e-5)
@@ -409,18 +427,18 @@ def test_differences_between_batches_and_repeats_are_seen(run_dir, monkeypatch):
 
 
 def test_a_compiled_graph_says_what_it_cannot_tell(run_dir, monkeypatch):
-    class Graph(eager.Eager):
+    class Graph(executors.Eager):
         hooks = False
 
         def __init__(self, *arguments):
             super().__init__(*arguments)
             self.inner, self.module = self.module, None
 
-        def _run(self, placed):
+        def run(self, placed):
             with torch.no_grad():
-                return executor.logits(self.inner(**placed))
+                return executors.logits(self.inner(**placed))
 
-    monkeypatch.setattr(eager, "Eager", Graph)
+    monkeypatch.setattr(executors, "Eager", Graph)
     found = computed(run_dir, "eager")
     assert set(found.facts["absent"]) == {"layers", "loss", "gradients", "loss curve"}
     assert (found.gradients, found.layers, found.facts["curve"]) == ({}, {}, None)

@@ -10,18 +10,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchlib.benchmarks.parity import command
-from benchlib.launch import plan
-from benchlib.commands import run as runner
+from benchlib.benchmarks.parity import command, golden, run
+from benchlib.benchmarks.parity import golden as recorded
 from benchlib.cli import main
+from benchlib.commands import run as runner
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
 from benchlib.core.events import EventWriter
-from benchlib.core.files import read_json
-from benchlib.core.files import write_json
-from benchlib.benchmarks.parity import golden
-from benchlib.benchmarks.parity import golden as recorded
-from benchlib.benchmarks.parity import run
+from benchlib.core.files import read_json, write_json
+from benchlib.launch import plan
 from benchlib.results.run import Run
 
 PROBE = {"backends": {"cpu": {"available": True, "count": 1, "names": ["cpu"], "reason": ""}}, "versions": {}}

@@ -11,8 +11,7 @@ from harness import HERE, none_left, prepare
 
 from benchlib.core.errors import UserError
 from benchlib.launch.launch import execute
-from benchlib.launch.nodes import Place
-from benchlib.launch.nodes import place
+from benchlib.launch.nodes import Place, place
 
 
 def test_two_ranks_and_their_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

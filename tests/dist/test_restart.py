@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 from harness import HERE, none_left, prepare, status, until
 
-from benchlib.judge import baselines
-from benchlib.config.schema import resolve
-from benchlib.config.schema import save_config
+from benchlib.config.schema import resolve, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
-from benchlib.launch.launch import Launch
-from benchlib.launch.launch import RankFailed
-from benchlib.launch.launch import execute
+from benchlib.judge import baselines
+from benchlib.launch.launch import Launch, RankFailed, execute
 from benchlib.launch.processes import kill_marked
-from benchlib.results.run import Result
-from benchlib.results.run import Run
-from benchlib.results.run import load_result
+from benchlib.results.run import Result, Run, load_result
 
 END_S = 90.0
 

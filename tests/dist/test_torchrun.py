@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from harness import HERE, free_port, none_left, pid_at_step, prepare, send, status
 
-from benchlib.launch.launch import Launch
-from benchlib.launch.launch import RankFailed
-from benchlib.launch.launch import execute
+from benchlib.launch.launch import Launch, RankFailed, execute
 
 
 @pytest.fixture(autouse=True)

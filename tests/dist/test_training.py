@@ -11,11 +11,11 @@ import pytest
 import torch
 import training_cases as cases
 
-from benchlib.runtime import checkpoint
 from benchlib.config.schema import save_config
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
 from benchlib.results.run import load_result
+from benchlib.runtime import checkpoint
 
 HERE = Path(__file__).parent
 

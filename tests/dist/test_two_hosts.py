@@ -10,13 +10,11 @@ import pytest
 from harness import none_left, prepare, status, until
 from hosts import ALL_REDUCE, Host, iperf3_gbps, two_hosts, why_not
 
-from benchlib.launch import nodes
-from benchlib.config.schema import resolve
-from benchlib.config.schema import save_config
+from benchlib.config.schema import resolve, save_config
 from benchlib.core.events import read_events
+from benchlib.launch import nodes
 from benchlib.launch.processes import kill_marked
-from benchlib.results.run import Result
-from benchlib.results.run import load_result
+from benchlib.results.run import Result, load_result
 
 MISSING = why_not("iperf3")
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)

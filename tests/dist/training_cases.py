@@ -9,16 +9,12 @@ from typing import Any
 import torch
 import transformers
 
-from benchlib.workloads import features
+from benchlib.benchmarks.squad import steps, train
+from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.core.events import EventWriter
 from benchlib.core.files import write_json
-from benchlib.runtime.group import World
-from benchlib.runtime.group import weight_checksum
-from benchlib.runtime.group import world
-from benchlib.benchmarks.squad import train
-from benchlib.benchmarks.squad import steps
-from benchlib.benchmarks.squad import steps
-from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.runtime.group import World, weight_checksum, world
+from benchlib.workloads import features
 
 Config = SquadConfig
 
@@ -29,11 +25,23 @@ def make_model(folder: Path) -> str:
     texts = " ".join(f"{example.question} {example.context}" for example in [*split.train, *split.eval])
     words = sorted(set("".join(c if c.isalnum() else f" {c} " for c in texts.lower()).split()))
     letters = sorted({letter for word in words for letter in word})
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys([*letters, *(f"##{letter}" for letter in letters), *words])]
+    vocabulary = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *dict.fromkeys([*letters, *(f"##{letter}" for letter in letters), *words]),
+    ]
     tokenizer = transformers.BertTokenizerFast(vocab={word: index for index, word in enumerate(vocabulary)})
     tokenizer.save_pretrained(folder)
     transformers.BertConfig(
-        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=512
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=512,
     ).save_pretrained(folder)
     return str(folder)
 
@@ -116,7 +124,9 @@ def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World)
     torch.distributed.barrier()
     case("resumed", epochs=2, checkpoint_every=0, resume=str(run_dir / "first"))
 
-    gradients = gradients_of(task_of(config_of(config.model, 2, train_questions=16, max_steps=1, **without_dropout()), here, run_dir, events))
+    gradients = gradients_of(
+        task_of(config_of(config.model, 2, train_questions=16, max_steps=1, **without_dropout()), here, run_dir, events)
+    )
 
     task = task_of(config_of(config.model, 2), here, run_dir, events)
     if here.rank == 1:
@@ -146,7 +156,9 @@ def single_gradients(config: SquadConfig) -> dict[str, torch.Tensor]:
     model = loaded.model.train()
     for index in range(len(made)):
         ids, types = (torch.from_numpy(array.astype("int64"))[None] for array in (made.ids(index), made.types(index)))
-        labels = {name: torch.tensor([int(getattr(made, name)[index])]) for name in ("start_positions", "end_positions")}
+        labels = {
+            name: torch.tensor([int(getattr(made, name)[index])]) for name in ("start_positions", "end_positions")
+        }
         (model(input_ids=ids, token_type_ids=types, **labels).loss / len(made)).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 

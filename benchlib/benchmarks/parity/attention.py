@@ -3,6 +3,9 @@
 Each kernel is held against the same attention in float64, written out here, and against the math kernel in its own type;
 outputs and gradients. Inputs are rounded to the type first, so that what is seen is the kernel's error alone.
 
+What a query that may attend to nothing gets, no standard says. ``table`` asks each runtime: one graph holds the attention
+with three masks that mean the same: False, -inf, and the least finite number; each runtime takes that graph once.
+
 Letters: B rows, H heads, S tokens, D numbers of a head. Times are of a forward pass, in microseconds.
 """
 
@@ -22,7 +25,7 @@ from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchlib.benchmarks.parity import logits
-from benchlib.benchmarks.parity.exporting import built, quiet, require_compiler, require_package
+from benchlib.benchmarks.parity.executors import built, quiet, require_compiler, require_package
 from benchlib.benchmarks.parity.switches import KERNELS
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.runtime.timing import Clock
@@ -300,12 +303,6 @@ def _name(dtype: str) -> str:
     if name not in DTYPES:
         raise UserError(f"dtype = {dtype}: attention is compared in {', '.join(DTYPES)}")
     return name
-
-
-# What a query that may attend to nothing gets, from each runtime and for each way to say so in a mask.
-#
-# No standard says what it is. One graph holds the attention with three masks that mean the same: False, -inf, and the
-# least finite number; each runtime takes that graph once. Letters as in ``benchlib.benchmarks.parity.attention``.
 
 
 CASE, ROW = Case("fp32", 16), 3

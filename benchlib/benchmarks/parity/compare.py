@@ -1,4 +1,9 @@
-"""The two recordings of a comparison, with the judge of their differences."""
+"""Two recordings compared: what each quantity differs by, whether that is within its tolerance, and where it sits.
+
+It reads files and computes no model, so a recording from another machine is compared as one from this one. Activations
+and gradients are measured by the L2 norm of the difference, relative to the reference's: a single number of a tensor that
+is neither blind to scale, as a cosine is, nor ruled by its one worst element.
+"""
 
 import math
 from collections.abc import Mapping
@@ -13,212 +18,7 @@ from benchlib.benchmarks.parity.logits import Case
 from benchlib.benchmarks.parity.recording import Recording, count_nonfinite
 from benchlib.benchmarks.parity.tolerances import FAIL, GRADIENT_FLOOR, NOT_COMPARED, PASS, Judge, Row, Tolerance
 
-
-@dataclass
-class Sides:
-    """Both sides and what is known so far: ``cases`` and ``tables`` are filled as the quantities are judged."""
-
-    reference: Recording
-    candidate: Recording
-    truth: Recording | None
-    inputs: Mapping[str, np.ndarray]
-    judge: Judge
-    cases: list[Case] = field(default_factory=list)
-    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-    @property
-    def nonfinite(self) -> dict[str, int]:
-        """How many numbers of the candidate are no numbers, by place: what its writer counted, and what is there."""
-        tensors = {
-            "outputs": self.candidate.outputs(),
-            "gradients": self.candidate.gradients(),
-            "layers": self.candidate.layers(),
-        }
-        counted = dict(self.candidate.meta.get("nonfinite") or {})
-        for where, arrays in tensors.items():
-            counted |= count_nonfinite(arrays, where)
-        return counted
-
-    def lacking(self, quantity: str, place: str) -> Row:
-        """Return the row of a quantity that the candidate has no value of: a reason is accepted, silence is not."""
-        reason = (self.candidate.meta.get("absent") or {}).get(quantity)
-        if reason:
-            return self.judge.skip(quantity, reason)
-        lost = place in (self.candidate.meta.get("nonfinite") or {})
-        return self.judge.fail(quantity, "not finite" if lost else "not computed, and no reason given")
-
-    def eased(self, quantity: str) -> Tolerance:
-        """Return the limit of a difference between logits, by the logits of all cases: see ``tolerances.eased``."""
-        errors = [case.reference_error for case in self.cases]
-        error = max((error for error in errors if error is not None), default=None)
-        return self.judge.eased(quantity, self._largest, error)
-
-    def eased_loss(self, quantity: str) -> Tolerance:
-        """Return the limit of a difference between losses, by the same logits: see ``tolerances.eased_loss``."""
-        limit = self.judge.tolerance(quantity)
-        if not self.judge.ease:
-            return limit
-        return tolerances.eased_loss(
-            limit, self.judge.member.precision, self._largest, self.eased(tolerances.LOGITS).value
-        )
-
-    @property
-    def _largest(self) -> float:
-        return max((case.largest for case in self.cases), default=0.0)
-
-
-# Judged quantities that are single numbers: losses, repeats, invariance, F1.
-
-
-def loss(sides: Sides) -> Row:
-    """Judge the loss of the first training batch."""
-    other, own = sides.reference.meta.get("loss"), sides.candidate.meta.get("loss")
-    if other is None:
-        return sides.judge.skip(tolerances.LOSS, "the reference has none")
-    if own is None:
-        return sides.lacking(tolerances.LOSS, "loss")
-    return sides.judge.judge(tolerances.LOSS, abs(own - other), limit=sides.eased_loss(tolerances.LOSS))
-
-
-def curve(sides: Sides) -> Row:
-    """Judge the loss of every training step, and fill the table ``curves``."""
-    own, other = (list(side.meta.get("curve") or []) for side in (sides.candidate, sides.reference))
-    truth = list((sides.truth.meta.get("curve") if sides.truth else None) or [])
-    if not other:
-        return sides.judge.skip(tolerances.CURVE, "the reference has none")
-    if not own:
-        return sides.lacking(tolerances.CURVE, "curve")
-    sides.tables["curves"] = [
-        {
-            "step": step,
-            "loss": loss,
-            "reference_loss": reference,
-            "truth_loss": truth[step] if step < len(truth) else None,
-        }
-        for step, (loss, reference) in enumerate(zip(own, other, strict=False))
-    ]
-    if len(own) != len(other):
-        return sides.judge.fail(tolerances.CURVE, f"{len(own)} steps, the reference has {len(other)}")
-    differences = [math.nan if None in pair else abs(pair[0] - pair[1]) for pair in zip(own, other, strict=True)]
-    broken = next((step for step, value in enumerate(differences) if math.isnan(value)), None)
-    if broken is not None:
-        return sides.judge.fail(tolerances.CURVE, "a loss is not finite", f"step {broken}")
-    value = max(differences)
-    limit = sides.eased_loss(tolerances.CURVE)
-    return sides.judge.judge(tolerances.CURVE, value, f"step {differences.index(value)}", limit=limit)
-
-
-def repeats(sides: Sides) -> Row:
-    """Judge whether the member gives the same bits again."""
-    found = sides.candidate.meta.get("repeats")
-    if not found:
-        return sides.lacking(tolerances.REPEATS, "repeats")
-    if found.get("max_abs") is None:
-        return sides.judge.fail(tolerances.REPEATS, "not finite")
-    value = float(found["max_abs"])
-    if not found.get("identical") and value == 0.0:
-        return sides.judge.fail(
-            tolerances.REPEATS, f"{found['runs']} runs differ in bits, if only in the sign of a zero"
-        )
-    return sides.judge.judge(tolerances.REPEATS, value, "", f"{found['runs']} runs of one input")
-
-
-def invariance(sides: Sides, quantity: str, name: str) -> Row:
-    """Judge whether a row's logits depend on its neighbours, or on how far it is padded."""
-    found = sides.candidate.meta.get("invariance") or {}
-    if found.get(name) is None:
-        return sides.lacking(quantity, "invariance")
-    return sides.judge.judge(quantity, float(found[name]), limit=sides.eased(quantity))
-
-
-def f1_row(sides: Sides, scores: tuple[float, float] | None, questions: int) -> Row:
-    """Judge the F1 of the reference and of the candidate, in points; in bf16 one answer of a small set may change."""
-    judge, limit = sides.judge, sides.judge.tolerance(tolerances.F1)
-    if scores is None:
-        reason = (sides.candidate.meta.get("absent") or {}).get(tolerances.F1)
-        return judge.skip(tolerances.F1, reason or "there is no dev set")
-    if judge.member.precision == "bf16" and questions:
-        limit = replace(limit, value=max(limit.value, 100 / questions))
-    count = f", {questions} questions" if questions else ""
-    reason = f"{scores[1]:.2f}, the reference {scores[0]:.2f}{count}"
-    return judge.judge(tolerances.F1, abs(scores[1] - scores[0]), "", reason, limit)
-
-
-# Where two recordings part: activations layer by layer, and the gradient of each parameter.
-#
-# Both are measured by the L2 norm of the difference, relative to the reference's: a single number of a tensor that is
-# neither blind to scale, as a cosine is, nor ruled by its one worst element.
-
-
 Arrays = Mapping[str, np.ndarray]
-
-
-def layers(
-    candidate: Arrays, reference: Arrays, mask: np.ndarray | None, kinds: Mapping[str, str], limit: float
-) -> list[dict[str, Any]]:
-    """Return a row for each activation that both have, in the order of the reference's forward pass.
-
-    Where the first two axes are those of ``mask`` (B, S), only its true positions are compared. ``kinds`` gives the class
-    of a module by its name.
-    """
-    own = {key.partition("|")[2]: key for key in candidate}
-    keys = [key for key in sorted(reference) if key.partition("|")[2] in own]
-    rows = []
-    for place, key in enumerate(keys):
-        number, _, name = key.partition("|")
-        a, b = candidate[own[name]], reference[key]
-        if mask is not None and a.shape == b.shape and b.shape[:2] == mask.shape:
-            a, b = a[mask], b[mask]
-        rows.append(
-            {
-                "index": int(number),
-                "layer": name,
-                "kind": kinds.get(name, ""),
-                "depth": place / max(1, len(keys) - 1),
-                **_measures(a, b, 0.0, limit),
-            }
-        )
-    return rows
-
-
-def gradients(candidate: Arrays, reference: Arrays, limit: float) -> list[dict[str, Any]]:
-    """Return a row for each parameter of the reference; its difference counts relative to at least the floor.
-
-    The floor is GRADIENT_FLOOR of the norm of all gradients together. A gradient that is not larger than what it may differ
-    by is what rounding left of zero: its direction says nothing and is None.
-    """
-    norms = {name: logits.norm(reference[name]) for name in reference}
-    total = logits.norm(np.array(list(norms.values())))
-    floor = GRADIENT_FLOOR * total
-    rows = []
-    for name in sorted(name for name in reference if name in candidate):
-        found = _measures(candidate[name], reference[name], floor, limit)
-        if norms[name] <= limit * floor:
-            found["one_minus_cosine"] = None
-        elements = int(reference[name].size)
-        norm = norms[name] if math.isfinite(norms[name]) else None
-        rows.append({"parameter": name, "elements": elements, "norm": norm, **found})
-    return rows
-
-
-def _measures(a: np.ndarray, b: np.ndarray, floor: float, limit: float) -> dict[str, Any]:
-    """Measure two tensors; another shape, and numbers that are not finite, are beyond every limit and None."""
-    same = a.shape == b.shape
-    found = {
-        "max_abs": logits.max_abs(a, b) if same else math.nan,
-        "relative_l2": logits.relative_l2(a, b, floor) if same else math.nan,
-        "one_minus_cosine": logits.one_minus_cosine(a, b) if same else math.nan,
-    }
-    beyond = not found["relative_l2"] <= limit
-    plain = {name: value if math.isfinite(value) else None for name, value in found.items()}
-    return {**plain, "limit": limit, "beyond": beyond}
-
-
-# Two recordings compared: what each quantity differs by, whether that is within its tolerance, and where it sits.
-#
-# It reads files and computes no model, so a recording from another machine is compared as one from this one.
-
-
 Table = tuple[dict[str, Any], ...]
 
 
@@ -273,14 +73,14 @@ def compare(
     rows = (
         _finite(sides),
         *_logits(sides),
-        loss(sides),
+        _loss(sides),
         _gradients(sides),
-        curve(sides),
+        _curve(sides),
         _layers(sides),
-        repeats(sides),
-        invariance(sides, tolerances.BATCH, "batch_max_abs"),
-        invariance(sides, tolerances.PADDING, "padding_max_abs"),
-        f1_row(sides, f1, questions),
+        _repeats(sides),
+        _invariance(sides, tolerances.BATCH, "batch_max_abs"),
+        _invariance(sides, tolerances.PADDING, "padding_max_abs"),
+        _f1(sides, f1, questions),
     )
     outcome, reason = _outcome(rows)
     tables = {name: tuple({"member": member.name} | row for row in found) for name, found in sides.tables.items()}
@@ -304,17 +104,70 @@ def _outcome(rows: tuple[Row, ...]) -> tuple[str, str]:
     deciding = [row for row in rows if row.quantity not in tolerances.LOCATES]
     failed = [row for row in deciding if row.status == FAIL]
     if failed:
-        return FAIL, "; ".join(_told(row) for row in failed)
+        return FAIL, "; ".join(_sentence(row) for row in failed)
     skipped = [row for row in deciding if row.quantity in (tolerances.LOGITS, tolerances.COSINE) and row.status != PASS]
     if skipped:
         return NOT_COMPARED, skipped[0].reason
     return PASS, ""
 
 
-def _told(row: Row) -> str:
+def _sentence(row: Row) -> str:
     value = "" if row.value is None else f" {row.value:.3g} instead of {row.limit_text}"
     where = f" ({row.worst})" if row.worst and row.worst not in row.reason else ""
     return f"{row.quantity}{value}{where}" + (f": {row.reason}" if row.reason else "")
+
+
+@dataclass
+class Sides:
+    """Both sides and what is known so far: ``cases`` and ``tables`` are filled as the quantities are judged."""
+
+    reference: Recording
+    candidate: Recording
+    truth: Recording | None
+    inputs: Mapping[str, np.ndarray]
+    judge: Judge
+    cases: list[Case] = field(default_factory=list)
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def nonfinite(self) -> dict[str, int]:
+        """How many numbers of the candidate are no numbers, by place: what its writer counted, and what is there."""
+        tensors = {
+            "outputs": self.candidate.outputs(),
+            "gradients": self.candidate.gradients(),
+            "layers": self.candidate.layers(),
+        }
+        counted = dict(self.candidate.meta.get("nonfinite") or {})
+        for where, arrays in tensors.items():
+            counted |= count_nonfinite(arrays, where)
+        return counted
+
+    def lacking(self, quantity: str, place: str) -> Row:
+        """Return the row of a quantity that the candidate has no value of: a reason is accepted, silence is not."""
+        reason = (self.candidate.meta.get("absent") or {}).get(quantity)
+        if reason:
+            return self.judge.skip(quantity, reason)
+        lost = place in (self.candidate.meta.get("nonfinite") or {})
+        return self.judge.fail(quantity, "not finite" if lost else "not computed, and no reason given")
+
+    def eased(self, quantity: str) -> Tolerance:
+        """Return the limit of a difference between logits, by the logits of all cases: see ``tolerances.eased``."""
+        errors = [case.reference_error for case in self.cases]
+        error = max((error for error in errors if error is not None), default=None)
+        return self.judge.eased(quantity, self._largest, error)
+
+    def eased_loss(self, quantity: str) -> Tolerance:
+        """Return the limit of a difference between losses, by the same logits: see ``tolerances.eased_loss``."""
+        limit = self.judge.tolerance(quantity)
+        if not self.judge.ease:
+            return limit
+        return tolerances.eased_loss(
+            limit, self.judge.member.precision, self._largest, self.eased(tolerances.LOGITS).value
+        )
+
+    @property
+    def _largest(self) -> float:
+        return max((case.largest for case in self.cases), default=0.0)
 
 
 def _finite(sides: Sides) -> Row:
@@ -403,6 +256,80 @@ def _spans(
     return judge.judge(tolerances.SPANS, agreeing / decided, differing, f"{decided} of {rows} rows are decided")
 
 
+def _loss(sides: Sides) -> Row:
+    """Judge the loss of the first training batch."""
+    other, own = sides.reference.meta.get("loss"), sides.candidate.meta.get("loss")
+    if other is None:
+        return sides.judge.skip(tolerances.LOSS, "the reference has none")
+    if own is None:
+        return sides.lacking(tolerances.LOSS, "loss")
+    return sides.judge.judge(tolerances.LOSS, abs(own - other), limit=sides.eased_loss(tolerances.LOSS))
+
+
+def _curve(sides: Sides) -> Row:
+    """Judge the loss of every training step, and fill the table ``curves``."""
+    own, other = (list(side.meta.get("curve") or []) for side in (sides.candidate, sides.reference))
+    truth = list((sides.truth.meta.get("curve") if sides.truth else None) or [])
+    if not other:
+        return sides.judge.skip(tolerances.CURVE, "the reference has none")
+    if not own:
+        return sides.lacking(tolerances.CURVE, "curve")
+    sides.tables["curves"] = [
+        {
+            "step": step,
+            "loss": loss,
+            "reference_loss": reference,
+            "truth_loss": truth[step] if step < len(truth) else None,
+        }
+        for step, (loss, reference) in enumerate(zip(own, other, strict=False))
+    ]
+    if len(own) != len(other):
+        return sides.judge.fail(tolerances.CURVE, f"{len(own)} steps, the reference has {len(other)}")
+    differences = [math.nan if None in pair else abs(pair[0] - pair[1]) for pair in zip(own, other, strict=True)]
+    broken = next((step for step, value in enumerate(differences) if math.isnan(value)), None)
+    if broken is not None:
+        return sides.judge.fail(tolerances.CURVE, "a loss is not finite", f"step {broken}")
+    value = max(differences)
+    limit = sides.eased_loss(tolerances.CURVE)
+    return sides.judge.judge(tolerances.CURVE, value, f"step {differences.index(value)}", limit=limit)
+
+
+def _repeats(sides: Sides) -> Row:
+    """Judge whether the member gives the same bits again."""
+    found = sides.candidate.meta.get("repeats")
+    if not found:
+        return sides.lacking(tolerances.REPEATS, "repeats")
+    if found.get("max_abs") is None:
+        return sides.judge.fail(tolerances.REPEATS, "not finite")
+    value = float(found["max_abs"])
+    if not found.get("identical") and value == 0.0:
+        return sides.judge.fail(
+            tolerances.REPEATS, f"{found['runs']} runs differ in bits, if only in the sign of a zero"
+        )
+    return sides.judge.judge(tolerances.REPEATS, value, "", f"{found['runs']} runs of one input")
+
+
+def _invariance(sides: Sides, quantity: str, name: str) -> Row:
+    """Judge whether a row's logits depend on its neighbours, or on how far it is padded."""
+    found = sides.candidate.meta.get("invariance") or {}
+    if found.get(name) is None:
+        return sides.lacking(quantity, "invariance")
+    return sides.judge.judge(quantity, float(found[name]), limit=sides.eased(quantity))
+
+
+def _f1(sides: Sides, scores: tuple[float, float] | None, questions: int) -> Row:
+    """Judge the F1 of the reference and of the candidate, in points; in bf16 one answer of a small set may change."""
+    judge, limit = sides.judge, sides.judge.tolerance(tolerances.F1)
+    if scores is None:
+        reason = (sides.candidate.meta.get("absent") or {}).get(tolerances.F1)
+        return judge.skip(tolerances.F1, reason or "there is no dev set")
+    if judge.member.precision == "bf16" and questions:
+        limit = replace(limit, value=max(limit.value, 100 / questions))
+    count = f", {questions} questions" if questions else ""
+    reason = f"{scores[1]:.2f}, the reference {scores[0]:.2f}{count}"
+    return judge.judge(tolerances.F1, abs(scores[1] - scores[0]), "", reason, limit)
+
+
 def _gradients(sides: Sides) -> Row:
     own, other = sides.candidate.gradients(), sides.reference.gradients()
     if not other:
@@ -460,3 +387,64 @@ def _layers_by_digest(sides: Sides, kept: bool) -> Row:
     return sides.judge.skip(
         tolerances.LAYERS, "the tensors were not kept, and digests do not say how far apart they are"
     )
+
+
+def layers(
+    candidate: Arrays, reference: Arrays, mask: np.ndarray | None, kinds: Mapping[str, str], limit: float
+) -> list[dict[str, Any]]:
+    """Return a row for each activation that both have, in the order of the reference's forward pass.
+
+    Where the first two axes are those of ``mask`` (B, S), only its true positions are compared. ``kinds`` gives the class
+    of a module by its name.
+    """
+    own = {key.partition("|")[2]: key for key in candidate}
+    keys = [key for key in sorted(reference) if key.partition("|")[2] in own]
+    rows = []
+    for place, key in enumerate(keys):
+        number, _, name = key.partition("|")
+        a, b = candidate[own[name]], reference[key]
+        if mask is not None and a.shape == b.shape and b.shape[:2] == mask.shape:
+            a, b = a[mask], b[mask]
+        rows.append(
+            {
+                "index": int(number),
+                "layer": name,
+                "kind": kinds.get(name, ""),
+                "depth": place / max(1, len(keys) - 1),
+                **_measures(a, b, 0.0, limit),
+            }
+        )
+    return rows
+
+
+def gradients(candidate: Arrays, reference: Arrays, limit: float) -> list[dict[str, Any]]:
+    """Return a row for each parameter of the reference; its difference counts relative to at least the floor.
+
+    The floor is GRADIENT_FLOOR of the norm of all gradients together. A gradient that is not larger than what it may differ
+    by is what rounding left of zero: its direction says nothing and is None.
+    """
+    norms = {name: logits.norm(reference[name]) for name in reference}
+    total = logits.norm(np.array(list(norms.values())))
+    floor = GRADIENT_FLOOR * total
+    rows = []
+    for name in sorted(name for name in reference if name in candidate):
+        found = _measures(candidate[name], reference[name], floor, limit)
+        if norms[name] <= limit * floor:
+            found["one_minus_cosine"] = None
+        elements = int(reference[name].size)
+        norm = norms[name] if math.isfinite(norms[name]) else None
+        rows.append({"parameter": name, "elements": elements, "norm": norm, **found})
+    return rows
+
+
+def _measures(a: np.ndarray, b: np.ndarray, floor: float, limit: float) -> dict[str, Any]:
+    """Measure two tensors; another shape, and numbers that are not finite, are beyond every limit and None."""
+    same = a.shape == b.shape
+    found = {
+        "max_abs": logits.max_abs(a, b) if same else math.nan,
+        "relative_l2": logits.relative_l2(a, b, floor) if same else math.nan,
+        "one_minus_cosine": logits.one_minus_cosine(a, b) if same else math.nan,
+    }
+    beyond = not found["relative_l2"] <= limit
+    plain = {name: value if math.isfinite(value) else None for name, value in found.items()}
+    return {**plain, "limit": limit, "beyond": beyond}

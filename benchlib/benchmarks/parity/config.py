@@ -1,4 +1,7 @@
-"""The ways to compute that are compared. Adding one is a row here and an executor."""
+"""Parameters of the parity benchmark, and the table of its members. The defaults are those of the smoke tier.
+
+To add a member: a row of ``MEMBERS``, and a function for its executor where none of the present ones fits.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +13,17 @@ from pydantic import Field, field_validator, model_validator
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core.errors import UserError, nearest
 
+# The fields that do not change what a member computes or how its time is taken.
+_NOT_WORK = ("record", "ease", "keep", "members", "slow", "member_timeout_s", "attention_kernels", "planted_layer")
 DEVICES = ("cuda", "rocm", "mps", "xpu", "tpu")
-EAGER = "benchlib.benchmarks.parity.eager"
+EAGER = "benchlib.benchmarks.parity.executors:eager"
 
 
 @dataclass(frozen=True)
 class Member:
     """One way to compute the model's outputs on some backends.
 
-    ``executor`` is the module whose ``make`` builds it. ``attention`` is transformers' implementation and ``kernel`` the
+    ``executor`` is the function, ``module:name``, that builds it. ``attention`` is transformers' implementation and ``kernel`` the
     kernel that scaled_dot_product_attention is held to ('' leaves the choice to torch). In mode ``exact`` reduced
     precision and nondeterminism are switched off, in ``native`` torch's own defaults hold. ``gates`` says whether a
     difference beyond tolerance fails the run; ``slow`` members compile or export the model first.
@@ -51,11 +56,11 @@ MEMBERS: dict[str, Member] = {
         Member("flash", ("cuda", "rocm"), "flash attention in bfloat16", precision="bf16", kernel="flash", gates=False),
         Member("efficient", ("cuda", "rocm"), "memory-efficient attention", kernel="efficient", gates=False),
         Member("cudnn", ("cuda",), "cuDNN attention in bfloat16", precision="bf16", kernel="cudnn", gates=False),
-        Member("compile", ("cpu", *DEVICES), "torch.compile (Inductor)", "benchlib.benchmarks.parity.compiled", kernel="math", slow=True),
-        Member("aotinductor", ("cpu", "cuda", "rocm", "xpu"), "AOTInductor: exported, compiled ahead of time", "benchlib.benchmarks.parity.aotinductor", kernel="math", slow=True),
-        Member("onnxruntime", ("cpu", "cuda"), "ONNX Runtime", "benchlib.benchmarks.parity.onnx_runtime", attention="eager", slow=True),
-        Member("openvino", ("cpu",), "OpenVINO held to f32", "benchlib.benchmarks.parity.openvino_runtime", attention="eager", slow=True),
-        Member("openvino_default", ("cpu",), "OpenVINO as it comes: bfloat16 where the CPU has it", "benchlib.benchmarks.parity.openvino_runtime", attention="eager", mode="native", gates=False, slow=True),
+        Member("compile", ("cpu", *DEVICES), "torch.compile (Inductor)", "benchlib.benchmarks.parity.executors:compiled", kernel="math", slow=True),
+        Member("aotinductor", ("cpu", "cuda", "rocm", "xpu"), "AOTInductor: exported, compiled ahead of time", "benchlib.benchmarks.parity.executors:aotinductor", kernel="math", slow=True),
+        Member("onnxruntime", ("cpu", "cuda"), "ONNX Runtime", "benchlib.benchmarks.parity.runtimes:onnxruntime", attention="eager", slow=True),
+        Member("openvino", ("cpu",), "OpenVINO held to f32", "benchlib.benchmarks.parity.runtimes:openvino", attention="eager", slow=True),
+        Member("openvino_default", ("cpu",), "OpenVINO as it comes: bfloat16 where the CPU has it", "benchlib.benchmarks.parity.runtimes:openvino", attention="eager", mode="native", gates=False, slow=True),
     )
 }  # fmt: skip
 
@@ -93,13 +98,6 @@ def chosen(config: Choice) -> tuple[Member, ...]:
     if config.members:
         return tuple(member for name, member in here.items() if name in config.members)
     return tuple(member for member in here.values() if config.slow or not member.slow)
-
-
-# Parameters of the parity benchmark. The defaults are those of the smoke tier.
-
-
-# The fields that do not change what a member computes or how its time is taken.
-_NOT_WORK = ("record", "ease", "keep", "members", "slow", "member_timeout_s", "attention_kernels", "planted_layer")
 
 
 class ParityConfig(BaseConfig):

@@ -13,7 +13,7 @@ import torch
 
 from benchlib.benchmarks.parity import layers
 from benchlib.benchmarks.parity.config import Member, ParityConfig
-from benchlib.benchmarks.parity.executor import Executor, autocast, logits
+from benchlib.benchmarks.parity.executors import Executor, autocast, logits
 from benchlib.benchmarks.parity.inputs import Case, Inputs, padded, repeated
 from benchlib.benchmarks.parity.recording import layer_digests
 from benchlib.runtime import devices

@@ -44,6 +44,7 @@ _REQUIRED = {
     "files": dict,
     "digest": str,
 }
+_NAMED_BY_PATH = ("model", "dev_file")  # on one machine; what they hold lies in the golden folder
 _REMEDY = "copy the folder again from where it was recorded, or record it anew: `benchlib parity record`"
 
 
@@ -164,13 +165,6 @@ def _digest(manifest: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in manifest.items() if name != "digest"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-# What a golden folder fixes: the parameters that it was recorded with count on every machine that compares with it.
-
-
-# Named by path on one machine; what they hold lies in the golden folder.
-_NAMED_BY_PATH = ("model", "dev_file")
 
 
 def work(config: ParityConfig) -> dict[str, Any]:

@@ -28,9 +28,7 @@ from benchlib.benchmarks.parity.weights import sha256
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, read_object, write_text
 from benchlib.runtime import checkpoint
-from benchlib.workloads import answers as scoring
-from benchlib.workloads import answers as spans
-from benchlib.workloads import encoders, features, minisquad
+from benchlib.workloads import answers, encoders, features, minisquad
 from benchlib.workloads.batches import collate
 from benchlib.workloads.squad_data import load_hub, take
 from benchlib.workloads.squad_text import Example, read_squad
@@ -41,6 +39,11 @@ LONGEST = 2048  # of the edge case, where a model has more positions: attention 
 NO_LIMIT = 512  # the same where a model's config has no limit
 DEV_LENGTH, DEV_BATCH = 384, 8
 LAYER_BATCH = 4
+GIB = 2**30
+DOUBLE = 8  # bytes: the truth is computed in fp64, on the CPU
+CONTAINER = Path(
+    "/sys/fs/cgroup/memory.max"
+)  # beyond it a container's processes are killed; absent or "max" without a limit
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,23 @@ class Inputs:
         return self._all[f"{case}/start"], self._all[f"{case}/end"]
 
 
+def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
+    """Write weights, inputs and the dev set into ``golden``; return ``model``, ``inputs_sha256`` and ``cases``.
+
+    These are fields of the golden folder's manifest. Raises ``UserError`` where model or data are not there, a
+    length is beyond the model's positions, an input beyond the memory, or the planted layer beyond the model's.
+    """
+    prepared = weights.prepare(config)
+    check_lengths(config, prepared.model.config)
+    layers.require_layer(prepared.model, config.planted_layer)
+    require_memory(config, prepared.model.config)  # asked before anything is made: a killed process says nothing
+    golden.mkdir(parents=True, exist_ok=True)
+    found = write(config, prepared.tokenizer, prepared.model.config, golden)
+    model = weights.save(prepared, golden)
+    listed = [{"id": case.id, "kind": case.kind, "batch": case.batch, "length": case.length} for case in found.cases]
+    return {"model": model, "inputs_sha256": found.sha256, "cases": listed}
+
+
 def check_lengths(config: ParityConfig, settings: Any) -> None:
     """Raise ``UserError`` for a length beyond the model's positions, or too short for a question and a context."""
     longest = encoders.positions(settings)
@@ -107,6 +127,44 @@ def check_lengths(config: ParityConfig, settings: Any) -> None:
             raise UserError(
                 f"{name} = {length}: a question and its context need {SHORTEST} tokens with the special ones"
             )
+
+
+def require_memory(config: ParityConfig, settings: Any, available: int | None = None) -> None:
+    """Raise ``UserError`` where the attention weights alone of the largest input do not fit the memory.
+
+    A lower bound: eager attention holds B x heads x S x S scores and their softmax at once, and for gradients one of
+    these of every layer. ``available`` in bytes; None asks the system.
+    """
+    heads, layers = (
+        _size(settings, *names) for names in (("num_attention_heads", "n_heads"), ("num_hidden_layers", "n_layers"))
+    )
+    left = _available() if available is None else available
+    asked = [
+        ("batch_sizes", max(config.batch_sizes), "lengths", max(config.lengths), 2),
+        ("train_batch", config.train_batch, "train_length", config.train_length, max(2, layers)),
+    ]
+    for batch_name, batch, length_name, length, copies in asked:
+        needed = batch * heads * length**2 * DOUBLE * copies
+        if needed > left:
+            raise UserError(
+                f"{batch_name} = {batch} with {length_name} = {length}: the attention weights of such an input take "
+                f"{needed / GIB:,.2f} GiB in double precision, of memory {left / GIB:,.2f} GiB are available: "
+                f"lower {batch_name} or {length_name}"
+            )
+
+
+def _available() -> int:
+    try:
+        limit = CONTAINER.read_text().strip()
+    except OSError:
+        limit = ""
+    left = psutil.virtual_memory().available
+    return min(left, int(limit)) if limit.isdigit() else left
+
+
+def _size(settings: Any, *names: str) -> int:
+    """Return the first of these fields that a model's config has; 1 where it has none."""
+    return next((int(found) for name in names if isinstance(found := getattr(settings, name, None), int)), 1)
 
 
 def takes_segments(settings: Any) -> bool:
@@ -296,74 +354,6 @@ def dev_scores(golden: Path, outputs: Mapping[str, Any]) -> dict[str, float] | N
         from_cache=False,
         seconds=0.0,
     )
-    answers = spans.best_answers(examples, found, np.asarray(outputs["dev/start"]), np.asarray(outputs["dev/end"]))
-    scores = scoring.score(answers, examples)
+    best = answers.best_answers(examples, found, np.asarray(outputs["dev/start"]), np.asarray(outputs["dev/end"]))
+    scores = answers.score(best, examples)
     return {"f1": float(scores["f1"]), "exact_match": float(scores["exact_match"])}
-
-
-# Whether the memory of this machine holds the largest input, asked before anything is made: a killed process says nothing.
-
-
-GIB = 2**30
-DOUBLE = 8  # bytes: the truth is computed in fp64, on the CPU
-CONTAINER = Path(
-    "/sys/fs/cgroup/memory.max"
-)  # beyond it a container's processes are killed; absent or "max" without a limit
-
-
-def require(config: ParityConfig, settings: Any, available: int | None = None) -> None:
-    """Raise ``UserError`` where the attention weights alone of the largest input do not fit the memory.
-
-    A lower bound: eager attention holds B x heads x S x S scores and their softmax at once, and for gradients one of
-    these of every layer. ``available`` in bytes; None asks the system.
-    """
-    heads, layers = (
-        _size(settings, *names) for names in (("num_attention_heads", "n_heads"), ("num_hidden_layers", "n_layers"))
-    )
-    left = _available() if available is None else available
-    asked = [
-        ("batch_sizes", max(config.batch_sizes), "lengths", max(config.lengths), 2),
-        ("train_batch", config.train_batch, "train_length", config.train_length, max(2, layers)),
-    ]
-    for batch_name, batch, length_name, length, copies in asked:
-        needed = batch * heads * length**2 * DOUBLE * copies
-        if needed > left:
-            raise UserError(
-                f"{batch_name} = {batch} with {length_name} = {length}: the attention weights of such an input take "
-                f"{needed / GIB:,.2f} GiB in double precision, of memory {left / GIB:,.2f} GiB are available: "
-                f"lower {batch_name} or {length_name}"
-            )
-
-
-def _available() -> int:
-    try:
-        limit = CONTAINER.read_text().strip()
-    except OSError:
-        limit = ""
-    left = psutil.virtual_memory().available
-    return min(left, int(limit)) if limit.isdigit() else left
-
-
-def _size(settings: Any, *names: str) -> int:
-    """Return the first of these fields that a model's config has; 1 where it has none."""
-    return next((int(found) for name in names if isinstance(found := getattr(settings, name, None), int)), 1)
-
-
-# What a golden folder needs before anything is computed: weights and inputs.
-
-
-def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
-    """Write weights, inputs and the dev set into ``golden``; return ``model``, ``inputs_sha256`` and ``cases``.
-
-    These are fields of the golden folder's manifest. Raises ``UserError`` where model or data are not there, a
-    length is beyond the model's positions, an input beyond the memory, or the planted layer beyond the model's.
-    """
-    prepared = weights.prepare(config)
-    check_lengths(config, prepared.model.config)
-    layers.require_layer(prepared.model, config.planted_layer)
-    require(config, prepared.model.config)
-    golden.mkdir(parents=True, exist_ok=True)
-    found = write(config, prepared.tokenizer, prepared.model.config, golden)
-    model = weights.save(prepared, golden)
-    listed = [{"id": case.id, "kind": case.kind, "batch": case.batch, "length": case.length} for case in found.cases]
-    return {"model": model, "inputs_sha256": found.sha256, "cases": listed}

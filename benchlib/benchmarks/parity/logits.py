@@ -1,6 +1,10 @@
-"""How far two arrays of numbers are apart. All arithmetic is in float64; arrays are of one shape.
+"""How far two arrays of numbers are apart, and start and end logits compared, case by case.
 
-``a`` is the candidate, ``b`` the reference. Measures of numbers that are not finite are NaN, and never a small number.
+All arithmetic is in float64; arrays are of one shape. ``a`` is the candidate, ``b`` the reference. Measures of numbers that
+are not finite are NaN, and never a small number. Only positions that the input's attention mask counts as text are
+compared; what a model answers for padding does not matter as long as it is finite.
+
+Letters: B rows, S positions, T positions of the dev set in a line.
 """
 
 import math
@@ -11,6 +15,12 @@ from typing import Any
 import numpy as np
 
 from benchlib.core.errors import UserError
+
+HEADS = ("start", "end")
+KINDS = ("edge", "layer", "train", "dev")  # what a case's name begins with; the others are data
+BINS_PER_DECADE = 3
+
+Arrays = Mapping[str, np.ndarray]
 
 
 def max_abs(a: np.ndarray, b: np.ndarray) -> float:
@@ -92,19 +102,6 @@ def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _largest(a: np.ndarray) -> float:
     value = float(np.max(a, initial=0.0))
     return value if math.isfinite(value) else math.nan
-
-
-# Start and end logits compared, case by case. Letters: B rows, S positions, T positions of the dev set in a line.
-#
-# Compared are the positions that the input's attention mask counts as text; what a model answers for padding is its own
-# affair as long as it is finite.
-
-
-HEADS = ("start", "end")
-KINDS = ("edge", "layer", "train", "dev")  # what a case's name begins with; the others are data
-BINS_PER_DECADE = 3
-
-Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)

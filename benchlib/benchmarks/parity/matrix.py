@@ -1,7 +1,8 @@
 """Results of parity by member, from run folders and from the files that other machines left: read without trust.
 
 A file is ``<folder>/<backend>/test_results.json``: every result of one backend, on any number of machines, fit to be
-committed. ``benchlib parity merge`` writes them.
+committed. ``benchlib parity merge`` writes them. ``collect`` makes one matrix of them all, in which the newest result of each
+member counts. What cannot be read is a sentence in ``left_out`` (of the frame: ``attrs["left_out"]``), never an error.
 """
 
 import dataclasses
@@ -21,6 +22,15 @@ from benchlib.core.files import check_schema, home, outputs, read_json
 from benchlib.core.machine import BACKENDS
 from benchlib.results.run import Result, Run, find_runs, is_run
 
+if TYPE_CHECKING:
+    import pandas
+
+LATEST = 50  # runs of one machine and backend that are read, from the newest on: older ones hold no newest result
+DAY_S = 86400.0
+COLUMNS = (
+    "machine", "backend", "member", "device", "precision", "mode", "gates", "outcome", "reason", "max_difference",
+    "one_minus_cosine", "limit", "model", "stand_in", "torch", "versions", "ended_at", "age_days", "run",
+)  # fmt: skip
 SCHEMA = 1
 FILE = "test_results.json"
 SIDES = ("reference", "truth")  # what members are compared with, which are none themselves
@@ -282,22 +292,6 @@ def _environment(machine: Mapping[str, Any], backend: str) -> dict[str, str]:
         **{name: str(versions.get(name) or "") for name in ("python", "torch", "transformers", "benchlib")},
     }
     return {name: text[:MOST_TEXT] for name, text in found.items() if text}
-
-
-# One matrix of parity over all backends and machines: the newest result of each member counts.
-#
-# What cannot be read is a sentence in ``left_out`` (of the frame: ``attrs["left_out"]``), and never an error.
-
-
-if TYPE_CHECKING:
-    import pandas
-
-LATEST = 50  # runs of one machine and backend that are read, from the newest on: older ones hold no newest result
-DAY_S = 86400.0
-COLUMNS = (
-    "machine", "backend", "member", "device", "precision", "mode", "gates", "outcome", "reason", "max_difference",
-    "one_minus_cosine", "limit", "model", "stand_in", "torch", "versions", "ended_at", "age_days", "run",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """One member, in a process of its own: what it computes from the golden inputs becomes its recording.
 
-    python -m benchlib.benchmarks.parity.member RUN_DIR NAME [--executor MODULE]
+    python -m benchlib.benchmarks.parity.member RUN_DIR NAME [MODULE:FUNCTION]
 
 NAME is a member of the table, ``reference``, ``truth`` (both of the golden folder), or ``attention``: the kernels of
-the device side by side, whose rows go into ``RUN_DIR/attention.json``. Another ``--executor`` than the table's is for
+the device side by side, whose rows go into ``RUN_DIR/attention.json``. Another executor than the table's is for
 tests and for ways to compute of one's own. Progress is a line of JSON on standard output:
 ``{"done": 1, "total": 6, "what": "repeats"}``.
 
@@ -11,7 +11,6 @@ Exit codes: 0 recorded, 77 this way to compute is not there (the reason is the l
 could not be written (the same), 1 another error.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import faulthandler
@@ -33,9 +32,7 @@ from benchlib.benchmarks.parity.config import MEMBERS, Member, ParityConfig
 from benchlib.core.errors import BackendUnavailable, StorageError
 from benchlib.core.files import is_storage_error, not_written, write_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE
-from benchlib.launch.processes import die_with_parent
 
-PARENT = "BENCHLIB_PARITY_PARENT"  # the process that this one must not outlive
 ALLOWED = "BENCHLIB_PARITY_SECONDS"  # after which this process is ended
 ATTENTION = "attention"
 TEMPORARY = ".member-"  # begins the name of the folder that a member's executor works in: hidden, so nobody's result
@@ -66,23 +63,29 @@ def task(config: ParityConfig, run_dir: Path, name: str) -> Task:
     return Task(MEMBERS[name], config.backend, run_dir / "members" / name, planted=True)
 
 
+def factory(reference: str) -> Any:
+    """Import and return what builds an executor: ``module:function``."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def tell(done: int, total: int, what: str) -> None:
     """Say how far the member is."""
     print(json.dumps({"done": done, "total": total, "what": what}), flush=True)
 
 
-def record(config: ParityConfig, run_dir: Path, name: str, executor_module: str = "") -> None:
+def record(config: ParityConfig, run_dir: Path, name: str, executor: str = "") -> None:
     """Compute what ``name`` stands for and leave its recording, whole or not at all."""
     began = time.monotonic()
     todo = task(config, run_dir, name)
-    member = dataclasses.replace(todo.member, executor=executor_module or todo.member.executor)
+    member = dataclasses.replace(todo.member, executor=executor or todo.member.executor)
     place = golden.place(run_dir, config.golden)
     tell(0, 1, "loading")
-    importlib.import_module(member.executor)  # first: what is not installed is told before the model is loaded
+    make = factory(member.executor)  # first: a missing package is reported before the model is loaded
 
     import torch
 
-    from benchlib.benchmarks.parity import executor, layers, recording, switches, weights
+    from benchlib.benchmarks.parity import layers, recording, switches, weights
     from benchlib.benchmarks.parity.exercise import Exercise
     from benchlib.benchmarks.parity.inputs import Inputs
     from benchlib.runtime import devices
@@ -99,7 +102,7 @@ def record(config: ParityConfig, run_dir: Path, name: str, executor_module: str 
             switches.held(member, where) as switched,
             layers.planted(model, config.planted_layer if todo.planted else -1),
         ):
-            made = executor.make(member)(model, member, where, inputs.tensors("layer"), folder)
+            made = make(model, member, where, inputs.tensors("layer"), folder)
             found = Exercise(config, member, model, made, inputs, where, tell).run(latency=todo.timed)
             description = {**made.description, "switches": switched}
             made.close()
@@ -122,7 +125,7 @@ def record(config: ParityConfig, run_dir: Path, name: str, executor_module: str 
 
 
 def _device(where: Any) -> str:
-    from benchlib.benchmarks.parity.eager import device_name
+    from benchlib.benchmarks.parity.executors import device_name
     from benchlib.core.machine import cpu_model
 
     return cpu_model() if where.type == "cpu" else device_name(where)
@@ -161,9 +164,7 @@ def attention(config: ParityConfig, run_dir: Path) -> None:
 
 
 def run(run_dir: Path, name: str, executor: str = "") -> int:
-    """Be the process of ``name``: die with the parent, record, and return the exit code."""
-    if PARENT in os.environ:
-        die_with_parent(int(os.environ[PARENT]))
+    """Be the process of ``name``: record, and return the exit code."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # where a member hangs is asked for before it is ended
 
@@ -201,17 +202,5 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def main() -> int:
-    """Run the command line of the module's docstring."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchlib.benchmarks.parity.member", description="One member of a parity run."
-    )
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("name")
-    parser.add_argument("--executor", default="", metavar="MODULE", help="build the executor with this module's make")
-    options = parser.parse_args()
-    return run(options.run_dir, options.name, options.executor)
-
-
 if __name__ == "__main__":
-    leave(main())
+    leave(run(Path(sys.argv[1]), *sys.argv[2:]))

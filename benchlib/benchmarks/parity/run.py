@@ -1,4 +1,8 @@
-"""Which members still fit the time of a run: by what those before them took, so that nothing is begun in vain."""
+"""The parity benchmark: one process that prepares weights and inputs, starts one process for each member, and compares.
+
+It opens no device: members do, each in a process of its own, so that a crash counts as that member's and the next one
+has the device to itself. A member that does not fit the rest of the time limit is skipped with that reason.
+"""
 
 import contextlib
 import dataclasses
@@ -13,12 +17,8 @@ import numpy as np
 import psutil
 from safetensors.numpy import load_file
 
-from benchlib.benchmarks.parity import compare, golden, isolated, metrics, recording, weights
-from benchlib.benchmarks.parity import config as members
-from benchlib.benchmarks.parity import golden as recorded
-from benchlib.benchmarks.parity import inputs as cases
-from benchlib.benchmarks.parity import inputs as prepare
-from benchlib.benchmarks.parity.config import Member, ParityConfig
+from benchlib.benchmarks.parity import compare, golden, inputs, metrics, processes, recording, weights
+from benchlib.benchmarks.parity.config import Member, ParityConfig, chosen
 from benchlib.benchmarks.parity.metrics import Turn
 from benchlib.benchmarks.parity.recording import Recording
 from benchlib.config.schema import BaseConfig
@@ -26,17 +26,22 @@ from benchlib.core.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.core.events import EventWriter, Moment
 from benchlib.core.files import read_object, sha256
 from benchlib.core.machine import probe_devices
-from benchlib.results.metrics import measured
+from benchlib.results.metrics import Metric, measured
 from benchlib.results.run import Result, save_result
 
+LARGE = (recording.GRADIENTS, recording.LAYERS)  # of a recording, gigabytes for BERT-base
+ATTENTION = "attention"
+DAY_S = 86400.0
 RESERVE_S = 3.0  # of the budget, for the results
 COMPILING_S = 20.0  # that a member which compiles or exports takes more than the others, before one has told
 FAIR = 3.0  # times of what was expected: who had that much and is not done hangs, or is far too slow
 
+Row = dict[str, Any]
+
 
 @dataclass
 class Pace:
-    """The time of a run and what its processes took, in seconds. ``began`` is when the run did."""
+    """The time of a run and what its processes took, in seconds: which members still fit, by those before them."""
 
     began: Moment
     budget_s: float
@@ -72,13 +77,6 @@ class Pace:
         return expected > 0 and seconds >= FAIR * expected
 
 
-# What a parity run has so far, and what of it is told: facts and notes of its result.
-
-
-DAY_S = 86400.0
-Row = dict[str, Any]
-
-
 @dataclass
 class Bench:
     """What a run has so far. ``fields`` are those of the golden folder's manifest."""
@@ -107,6 +105,264 @@ class Bench:
         return self.pace.began
 
 
+def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
+    """Compare all members with the reference; leaves ``result.json``, ``samples.parquet`` and the recordings.
+
+    Raises ``BackendUnavailable`` where the backend or that of the reference is not there, ``UserError`` for a golden
+    folder that is damaged, ``RunBroken`` where the reference itself could not be computed.
+    """
+    if not isinstance(config, ParityConfig):
+        raise UserError(f"benchmark = {config.benchmark}: this is the parity benchmark")
+    began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
+    bench = Bench(config, run_dir, events, Pace(began, config.budget_s))
+    events.emit("phase", name="init")
+    processes.clear(run_dir)  # of an attempt before, whose processes were killed
+    try:
+        _require(config)
+        if "cpu" in _backends(config):
+            processes.warm_up()  # it loads its libraries while weights and inputs are made
+        startup_s = began.since()
+        _prepare(bench)
+        _compare_all(bench)
+        events.emit("phase", name="write")
+        if not config.golden:
+            _close_golden(bench)
+        _write(bench, "complete", startup_s=startup_s)
+    except BackendUnavailable:
+        raise
+    except BaseException as error:  # what was compared until then is not lost
+        with contextlib.suppress(Exception):
+            _write(bench, "partial", reason=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        processes.clear(run_dir)
+
+
+def _backends(config: ParityConfig) -> set[str]:
+    """Return the backends that members of this run compute on, the reference's only where it is computed."""
+    return {config.reference} if config.record else {config.backend, *([] if config.golden else [config.reference])}
+
+
+def _require(config: ParityConfig) -> None:
+    """Raise ``BackendUnavailable`` where a backend is not there, before anything is prepared for it.
+
+    Asked in another process: to ask some devices is to take them, and the members need them.
+    """
+    wanted = _backends(config)
+    if wanted == {"cpu"}:
+        return
+    backends = probe_devices()["backends"]
+    for name in sorted(wanted):
+        if not backends[name]["available"]:
+            raise BackendUnavailable(f"backend {name} is not available: {backends[name]['reason']}")
+
+
+def _prepare(bench: Bench) -> None:
+    """Make the golden folder, or hold the given one against its seal."""
+    config = bench.config
+    if config.golden:
+        bench.events.emit("phase", name="data")
+        bench.fields = golden.read(config.golden)
+        weights.require_layer(bench.folder, config.planted_layer)
+        weights.require_left_out(config, bench.folder)  # once, and not by every member
+        bench.reference = Recording.open(bench.folder / golden.REFERENCE)
+        _require_outputs(bench, bench.reference)
+        if (bench.folder / golden.TRUTH).is_dir():
+            bench.truth = Recording.open(bench.folder / golden.TRUTH)
+            _require_outputs(bench, bench.truth)
+        return
+    bench.events.emit("phase", name="model")
+    before_s = bench.began.since()
+    bench.fields = inputs.prepare(config, bench.folder)
+    bench.seconds["prepare"] = bench.began.since() - before_s
+    bench.events.emit("phase", name="reference", text="computing the reference")
+    # The run is nothing without the reference: it may take the time of all others.
+    ended = processes.run(bench.run_dir, golden.REFERENCE, bench.events, _most_s(config))
+    if ended.status == "unavailable":
+        raise BackendUnavailable(f"the reference on {config.reference}: {ended.reason}")
+    if ended.status != "done":
+        raise RunBroken(f"the reference on {config.reference} was not computed ({ended.status}): {ended.reason}")
+    bench.reference = Recording.open(bench.folder / golden.REFERENCE)
+    bench.seconds[golden.REFERENCE] = ended.seconds
+    bench.pace.took(ended.seconds)
+    _compute_truth(bench)
+
+
+def _require_outputs(bench: Bench, made: Recording) -> None:
+    """Raise ``UserError`` for a recording without the logits of a case: nothing of it could be compared."""
+    names = made.outputs()
+    for case in bench.fields["cases"]:
+        wanted = (f"{case['id']}/start", f"{case['id']}/end") if case["kind"] in ("data", "edge", "layer") else ()
+        for name in wanted:
+            if name not in names:
+                raise UserError(
+                    f"{made.folder / recording.OUTPUTS}: the logits {name} are missing, so there is nothing to compare with; "
+                    "copy the golden folder again from where it was recorded, or record it anew: `benchlib parity record`"
+                )
+
+
+def _most_s(config: ParityConfig) -> float:
+    return max(config.member_timeout_s, config.budget_s)
+
+
+def _compute_truth(bench: Bench) -> None:
+    """Compute the same in double precision; a run without it cannot tell "different" from "worse", and says so."""
+    left_s, expected_s = bench.pace.left_s(), bench.pace.expected_s()
+    if not bench.config.record and expected_s > left_s:
+        bench.cut.append(f"double precision: {max(left_s, 0):.0f} s were left, {expected_s:.0f} s needed")
+        return
+    seconds = _most_s(bench.config) if bench.config.record else min(bench.config.member_timeout_s, left_s)
+    ended = processes.run(bench.run_dir, golden.TRUTH, bench.events, seconds)
+    bench.seconds[golden.TRUTH] = ended.seconds
+    if ended.status == "done":
+        bench.truth = Recording.open(bench.folder / golden.TRUTH)
+        bench.pace.took(ended.seconds, "fp64")
+    else:
+        bench.cut.append(f"double precision ({ended.status}): {ended.reason}")
+
+
+def _compare_all(bench: Bench) -> None:
+    """Take the members in the order of their table, those that compile last, and the attention kernels before these."""
+    config = bench.config
+    if config.record:
+        return
+    bench.events.emit("phase", name="members", text="computing and comparing members")
+    tensors = load_file(bench.folder / golden.INPUTS)
+    members = chosen(config)
+    for member in (member for member in members if not member.slow):
+        _take(bench, member, tensors)
+    if config.attention_kernels:
+        _take_attention(bench)
+    for member in (member for member in members if member.slow):
+        _take(bench, member, tensors)
+
+
+def _take(bench: Bench, member: Member, tensors: Mapping[str, np.ndarray]) -> None:
+    """Compute and compare one member, whatever becomes of it."""
+    backend = bench.config.backend
+    lacking = bench.pace.lacking(member)
+    if lacking:
+        bench.turns.append(Turn(member, backend, "no time", lacking))
+        bench.cut.append(f"{member.name}: {lacking}")
+        return
+    began = Moment.now()
+    limit_s = min(bench.config.member_timeout_s, bench.pace.left_s())
+    ended = processes.run(bench.run_dir, member.name, bench.events, limit_s)
+    if ended.status == "done":
+        turn = _compare(bench, member, tensors)
+        bench.pace.took(began.since(), member.precision, member.slow)
+    elif ended.status == "unavailable":
+        turn = Turn(member, backend, "unavailable", ended.reason)
+    elif (
+        ended.status == "timeout"
+        and limit_s < bench.config.member_timeout_s
+        and not bench.pace.was_fair(limit_s, member)
+    ):
+        reason = f"ended after {limit_s:.0f} s, when the budget of {bench.config.budget_s:g} s was used up"
+        turn = Turn(member, backend, "no time", reason)
+        bench.cut.append(f"{member.name}: {reason}")
+    else:
+        turn = Turn(member, backend, "failed", ended.reason)
+    bench.turns.append(dataclasses.replace(turn, seconds=ended.seconds))
+
+
+def _compare(bench: Bench, member: Member, tensors: Mapping[str, np.ndarray]) -> Turn:
+    """Compare a member's recording with the reference's. What cannot be compared is the member's failure."""
+    backend, folder = bench.config.backend, bench.run_dir / "members" / member.name
+    try:
+        candidate = Recording.open(folder)
+        comparison = compare.compare(
+            bench.reference, candidate, bench.truth, tensors, member, ease=bench.config.ease, **_f1(bench, candidate)
+        )
+    except (UserError, KeyError, ValueError, TypeError, ArithmeticError) as error:
+        reason = f"its recording cannot be compared: {type(error).__name__}: {error}"
+        return Turn(member, backend, "failed", reason)
+    if not bench.config.keep:
+        _drop(folder)
+    return Turn(member, backend, "compared", meta=candidate.meta, comparison=comparison)
+
+
+def _f1(bench: Bench, candidate: Recording) -> dict[str, Any]:
+    """Return what the dev set says of a candidate: F1 of the reference and of its own, and of how many questions."""
+    assert bench.reference is not None
+    if any(name.startswith("outputs dev/") for name in candidate.meta.get("nonfinite", {})):
+        return {}  # no span is the best of logits that are no numbers, and these fail the member anyway
+    for name, recorded in ((golden.REFERENCE, bench.reference), (str(candidate.meta["member"]), candidate)):
+        if name not in bench.scores:
+            scores = inputs.dev_scores(bench.folder, recorded.outputs())
+            if scores is None:
+                return {}
+            bench.scores[name] = scores
+    pair = bench.scores[golden.REFERENCE], bench.scores[str(candidate.meta["member"])]
+    return {"f1": (pair[0]["f1"], pair[1]["f1"]), "questions": bench.config.dev_questions}
+
+
+def _take_attention(bench: Bench) -> None:
+    left_s = bench.pace.left_s()
+    if left_s < bench.pace.expected_s():
+        bench.cut.append(f"attention kernels: no time in the budget of {bench.config.budget_s:g} s")
+        return
+    limit_s = min(bench.config.member_timeout_s, left_s)
+    ended = processes.run(bench.run_dir, ATTENTION, bench.events, limit_s)
+    bench.seconds[ATTENTION] = ended.seconds
+    if ended.status == "done":
+        rows = read_object(bench.run_dir / f"{ATTENTION}.json", {"rows": list})["rows"]
+        bench.attention = [metrics.plain(row) for row in rows]
+    else:
+        bench.cut.append(f"attention kernels ({ended.status}): {ended.reason}")
+
+
+def _drop(folder: Path) -> None:
+    for name in LARGE:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _close_golden(bench: Bench) -> None:
+    """Remove what takes gigabytes from the run's own golden folder unless it is kept, and seal the rest."""
+    if not bench.config.keep:
+        (bench.folder / golden.WEIGHTS).unlink(missing_ok=True)
+        for name in (golden.REFERENCE, golden.TRUTH):
+            _drop(bench.folder / name)
+    assert bench.reference is not None
+    fields = {name: bench.fields[name] for name in ("model", "inputs_sha256", "cases")}
+    bench.fields = golden.write(
+        bench.folder, **fields, work=golden.work(bench.config), environment=bench.reference.meta["environment"]
+    )
+
+
+def _write(bench: Bench, status: Any, reason: str = "", startup_s: float | None = None) -> None:
+    """Write the result with what there is."""
+    tables = {
+        "members": [metrics.member_row(turn) for turn in bench.turns],
+        "quantities": [row for turn in bench.turns for row in metrics.quantity_rows(turn)],
+        **metrics.comparison_rows(bench.turns),
+        "latency": latencies(bench),
+        ATTENTION: bench.attention,
+    }
+    values: list[Metric] = []
+    if "model" in bench.fields:
+        suffix = metrics.scope(bench.config, bench.fields["model"])
+        values = metrics.metrics(bench.turns, suffix)
+        if bench.reference is not None and not bench.config.golden:
+            values += metrics.latency_metrics(golden.REFERENCE, bench.reference.meta.get("latency"), suffix)
+    if startup_s is not None:
+        values.append(measured("startup_s", startup_s, "s", "lower"))
+    total_s = bench.began.since()
+    values.append(measured("total_s", total_s, "s", "lower"))
+    result = Result.of(
+        bench.config,
+        status=status,
+        reason=reason,
+        started_at=bench.began.wall,
+        ended_at=bench.began.wall + total_s,
+        metrics=values,
+        facts=facts(bench),
+        tables=tables,
+        notes=notes(bench),
+    )
+    save_result(bench.run_dir, result)
+
+
 def latencies(bench: Bench) -> list[Row]:
     """Return the table ``latency``: the reference first, then every member that was timed.
 
@@ -119,7 +375,7 @@ def latencies(bench: Bench) -> list[Row]:
 
 
 def facts(bench: Bench) -> dict[str, Any]:
-    """Return what is no number of a member: model, reference, environments, what was cut."""
+    """Return what is not a number of a member: model, reference, environments, what was cut."""
     meta = bench.reference.meta if bench.reference is not None else {}
     candidate: Mapping[str, Any] = next((turn.meta for turn in bench.turns if turn.meta), meta)
     model, created_at = bench.fields.get("model", {}), bench.fields.get("created_at")
@@ -163,297 +419,28 @@ def _outputs_sha256(bench: Bench) -> str:
 def _identity(bench: Bench) -> dict[str, Any]:
     """Return by content what the config names by path, so that a baseline holds on another machine too."""
     model, config = bench.fields.get("model", {}), bench.config
-    found: dict[str, Any] = {}
+    identity: dict[str, Any] = {}
     if Path(config.model).is_absolute():
-        found["model"] = model.get("sha256", "")
+        identity["model"] = model.get("sha256", "")
     if config.dev_file:
-        found["dev_file"] = bench.fields.get("inputs_sha256", "")
+        identity["dev_file"] = bench.fields.get("inputs_sha256", "")
     if config.golden:  # its date of recording is not what it holds
         parts = (model.get("sha256", ""), bench.fields.get("inputs_sha256", ""), _outputs_sha256(bench))
-        found["golden"] = hashlib.sha256(" ".join(parts).encode()).hexdigest()
-    return found
+        identity["golden"] = hashlib.sha256(" ".join(parts).encode()).hexdigest()
+    return identity
 
 
 def notes(bench: Bench) -> list[str]:
     """Return sentences for the reader: which model, how old the reference is, what the time did not hold."""
     model = bench.fields.get("model", {})
-    found = [f"Model: {model['description']}."] if model.get("description") else []
+    sentences = [f"Model: {model['description']}."] if model.get("description") else []
     if bench.config.golden:
         age_days = (time.time() - bench.fields.get("created_at", time.time())) / DAY_S
-        found.append(
+        sentences.append(
             f"Reference and inputs: the golden folder {Path(bench.config.golden).name}, {age_days:.1f} days old."
         )
     if broken := _truth_nonfinite(bench):
-        found.append(
+        sentences.append(
             f"Double precision: {broken} of its numbers are NaN or infinite; distances to it are those of its other numbers."
         )
-    return [*found, *(f"Cut: {text}." for text in bench.cut)]
-
-
-# The parity benchmark: one process that prepares weights and inputs, starts one process for each member, and compares.
-#
-# It opens no device: members do, each in a process of its own, so that a crash is told as that member's and the next one
-# finds the device free. What no longer fits the tier's time is skipped with that reason.
-
-
-LARGE = (recording.GRADIENTS, recording.LAYERS)  # of a recording, gigabytes for BERT-base
-ATTENTION = "attention"
-
-
-def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
-    """Compare all members with the reference; leaves ``result.json``, ``samples.parquet`` and the recordings.
-
-    Raises ``BackendUnavailable`` where the backend or that of the reference is not there, ``UserError`` for a golden
-    folder that is damaged, ``RunBroken`` where the reference itself could not be computed.
-    """
-    if not isinstance(config, ParityConfig):
-        raise UserError(f"benchmark = {config.benchmark}: this is the parity benchmark")
-    began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
-    bench = Bench(config, run_dir, events, Pace(began, config.budget_s))
-    events.emit("phase", name="init")
-    isolated.clear(run_dir)  # of an attempt before, whose processes were killed
-    try:
-        _require(config)
-        if "cpu" in _backends(config):
-            isolated.warm_up(run_dir)  # it loads its libraries while weights and inputs are made
-        startup_s = began.since()
-        _prepare(bench)
-        _compare_all(bench)
-        events.emit("phase", name="write")
-        if not config.golden:
-            _close_golden(bench)
-        _write(bench, "complete", startup_s=startup_s)
-    except BackendUnavailable:
-        raise
-    except BaseException as error:  # what was compared until then is not lost
-        with contextlib.suppress(Exception):
-            _write(bench, "partial", reason=f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        isolated.stop()
-        isolated.clear(run_dir)
-
-
-def _backends(config: ParityConfig) -> set[str]:
-    """Return the backends that members of this run compute on, the reference's only where it is computed."""
-    return {config.reference} if config.record else {config.backend, *([] if config.golden else [config.reference])}
-
-
-def _require(config: ParityConfig) -> None:
-    """Raise ``BackendUnavailable`` where a backend is not there, before anything is prepared for it.
-
-    Asked in another process: to ask some devices is to take them, and the members need them.
-    """
-    wanted = _backends(config)
-    if wanted == {"cpu"}:
-        return
-    found = probe_devices()["backends"]
-    for name in sorted(wanted):
-        if not found[name]["available"]:
-            raise BackendUnavailable(f"backend {name} is not available: {found[name]['reason']}")
-
-
-def _prepare(bench: Bench) -> None:
-    """Make the golden folder, or hold the given one against its seal."""
-    config = bench.config
-    if config.golden:
-        bench.events.emit("phase", name="data")
-        bench.fields = golden.read(config.golden)
-        weights.require_layer(bench.folder, config.planted_layer)
-        weights.require_left_out(config, bench.folder)  # once, and not by every member
-        bench.reference = Recording.open(bench.folder / golden.REFERENCE)
-        _require_outputs(bench, bench.reference)
-        if (bench.folder / golden.TRUTH).is_dir():
-            bench.truth = Recording.open(bench.folder / golden.TRUTH)
-            _require_outputs(bench, bench.truth)
-        return
-    bench.events.emit("phase", name="model")
-    before_s = bench.began.since()
-    bench.fields = prepare.prepare(config, bench.folder)
-    bench.seconds["prepare"] = bench.began.since() - before_s
-    bench.events.emit("phase", name="reference", text="computing the reference")
-    # The run is nothing without the reference: it may take the time of all others.
-    ended = isolated.run(bench.run_dir, golden.REFERENCE, bench.events, _most_s(config))
-    if ended.status == "unavailable":
-        raise BackendUnavailable(f"the reference on {config.reference}: {ended.reason}")
-    if ended.status != "done":
-        raise RunBroken(f"the reference on {config.reference} was not computed ({ended.status}): {ended.reason}")
-    bench.reference = Recording.open(bench.folder / golden.REFERENCE)
-    bench.seconds[golden.REFERENCE] = ended.seconds
-    bench.pace.took(ended.seconds)
-    _compute_truth(bench)
-
-
-def _require_outputs(bench: Bench, made: Recording) -> None:
-    """Raise ``UserError`` for a recording without the logits of a case: nothing of it could be compared."""
-    names = made.outputs()
-    for case in bench.fields["cases"]:
-        wanted = (f"{case['id']}/start", f"{case['id']}/end") if case["kind"] in ("data", "edge", "layer") else ()
-        for name in wanted:
-            if name not in names:
-                raise UserError(
-                    f"{made.folder / recording.OUTPUTS}: the logits {name} are missing, so there is nothing to compare with; "
-                    "copy the golden folder again from where it was recorded, or record it anew: `benchlib parity record`"
-                )
-
-
-def _most_s(config: ParityConfig) -> float:
-    return max(config.member_timeout_s, config.budget_s)
-
-
-def _compute_truth(bench: Bench) -> None:
-    """Compute the same in double precision; a run without it cannot tell "different" from "worse", and says so."""
-    left_s, expected_s = bench.pace.left_s(), bench.pace.expected_s()
-    if not bench.config.record and expected_s > left_s:
-        bench.cut.append(f"double precision: {max(left_s, 0):.0f} s were left, {expected_s:.0f} s needed")
-        return
-    seconds = _most_s(bench.config) if bench.config.record else min(bench.config.member_timeout_s, left_s)
-    ended = isolated.run(bench.run_dir, golden.TRUTH, bench.events, seconds)
-    bench.seconds[golden.TRUTH] = ended.seconds
-    if ended.status == "done":
-        bench.truth = Recording.open(bench.folder / golden.TRUTH)
-        bench.pace.took(ended.seconds, "fp64")
-    else:
-        bench.cut.append(f"double precision ({ended.status}): {ended.reason}")
-
-
-def _compare_all(bench: Bench) -> None:
-    """Take the members in the order of their table, those that compile last, and the attention kernels before these."""
-    config = bench.config
-    if config.record:
-        return
-    bench.events.emit("phase", name="members", text="computing and comparing members")
-    inputs = load_file(bench.folder / golden.INPUTS)
-    chosen = members.chosen(config)
-    for member in (one for one in chosen if not one.slow):
-        _take(bench, member, inputs)
-    if config.attention_kernels:
-        _take_attention(bench)
-    for member in (one for one in chosen if one.slow):
-        _take(bench, member, inputs)
-
-
-def _take(bench: Bench, member: Member, inputs: Mapping[str, np.ndarray]) -> None:
-    """Compute and compare one member, whatever becomes of it."""
-    backend = bench.config.backend
-    lacking = bench.pace.lacking(member)
-    if lacking:
-        bench.turns.append(Turn(member, backend, "no time", lacking))
-        bench.cut.append(f"{member.name}: {lacking}")
-        return
-    began = Moment.now()
-    limit_s = min(bench.config.member_timeout_s, bench.pace.left_s())
-    ended = isolated.run(bench.run_dir, member.name, bench.events, limit_s)
-    if ended.status == "done":
-        turn = _compare(bench, member, inputs)
-        bench.pace.took(began.since(), member.precision, member.slow)
-    elif ended.status == "unavailable":
-        turn = Turn(member, backend, "unavailable", ended.reason)
-    elif (
-        ended.status == "timeout"
-        and limit_s < bench.config.member_timeout_s
-        and not bench.pace.was_fair(limit_s, member)
-    ):
-        reason = f"ended after {limit_s:.0f} s, when the budget of {bench.config.budget_s:g} s was used up"
-        turn = Turn(member, backend, "no time", reason)
-        bench.cut.append(f"{member.name}: {reason}")
-    else:
-        turn = Turn(member, backend, "failed", ended.reason)
-    bench.turns.append(dataclasses.replace(turn, seconds=ended.seconds))
-
-
-def _compare(bench: Bench, member: Member, inputs: Mapping[str, np.ndarray]) -> Turn:
-    """Compare a member's recording with the reference's. What cannot be compared is the member's failure."""
-    backend, folder = bench.config.backend, bench.run_dir / "members" / member.name
-    try:
-        candidate = Recording.open(folder)
-        found = compare.compare(
-            bench.reference, candidate, bench.truth, inputs, member, ease=bench.config.ease, **_f1(bench, candidate)
-        )
-    except (UserError, KeyError, ValueError, TypeError, ArithmeticError) as error:
-        reason = f"its recording cannot be compared: {type(error).__name__}: {error}"
-        return Turn(member, backend, "failed", reason)
-    if not bench.config.keep:
-        _drop(folder)
-    return Turn(member, backend, "compared", meta=candidate.meta, comparison=found)
-
-
-def _f1(bench: Bench, candidate: Recording) -> dict[str, Any]:
-    """Return what the dev set says of a candidate: F1 of the reference and of its own, and of how many questions."""
-    assert bench.reference is not None
-    if any(name.startswith("outputs dev/") for name in candidate.meta.get("nonfinite", {})):
-        return {}  # no span is the best of logits that are no numbers, and these fail the member anyway
-    for name, recorded_ in ((golden.REFERENCE, bench.reference), (str(candidate.meta["member"]), candidate)):
-        if name not in bench.scores:
-            scores = cases.dev_scores(bench.folder, recorded_.outputs())
-            if scores is None:
-                return {}
-            bench.scores[name] = scores
-    pair = bench.scores[golden.REFERENCE], bench.scores[str(candidate.meta["member"])]
-    return {"f1": (pair[0]["f1"], pair[1]["f1"]), "questions": bench.config.dev_questions}
-
-
-def _take_attention(bench: Bench) -> None:
-    left_s = bench.pace.left_s()
-    if left_s < bench.pace.expected_s():
-        bench.cut.append(f"attention kernels: no time in the budget of {bench.config.budget_s:g} s")
-        return
-    limit_s = min(bench.config.member_timeout_s, left_s)
-    ended = isolated.run(bench.run_dir, ATTENTION, bench.events, limit_s)
-    bench.seconds[ATTENTION] = ended.seconds
-    if ended.status == "done":
-        rows = read_object(bench.run_dir / f"{ATTENTION}.json", {"rows": list})["rows"]
-        bench.attention = [metrics.plain(row) for row in rows]
-    else:
-        bench.cut.append(f"attention kernels ({ended.status}): {ended.reason}")
-
-
-def _drop(folder: Path) -> None:
-    for name in LARGE:
-        (folder / name).unlink(missing_ok=True)
-
-
-def _close_golden(bench: Bench) -> None:
-    """Remove what takes gigabytes from the run's own golden folder unless it is kept, and seal the rest."""
-    if not bench.config.keep:
-        (bench.folder / golden.WEIGHTS).unlink(missing_ok=True)
-        for name in (golden.REFERENCE, golden.TRUTH):
-            _drop(bench.folder / name)
-    assert bench.reference is not None
-    fields = {name: bench.fields[name] for name in ("model", "inputs_sha256", "cases")}
-    bench.fields = golden.write(
-        bench.folder, **fields, work=recorded.work(bench.config), environment=bench.reference.meta["environment"]
-    )
-
-
-def _write(bench: Bench, status: Any, reason: str = "", startup_s: float | None = None) -> None:
-    """Write the result with what there is."""
-    tables = {
-        "members": [metrics.member_row(turn) for turn in bench.turns],
-        "quantities": [row for turn in bench.turns for row in metrics.quantity_rows(turn)],
-        **metrics.comparison_rows(bench.turns),
-        "latency": latencies(bench),
-        ATTENTION: bench.attention,
-    }
-    found = []
-    if "model" in bench.fields:
-        suffix = metrics.scope(bench.config, bench.fields["model"])
-        found = metrics.metrics(bench.turns, suffix)
-        if bench.reference is not None and not bench.config.golden:
-            found += metrics.latency_metrics(golden.REFERENCE, bench.reference.meta.get("latency"), suffix)
-    if startup_s is not None:
-        found.append(measured("startup_s", startup_s, "s", "lower"))
-    total_s = bench.began.since()
-    found.append(measured("total_s", total_s, "s", "lower"))
-    result = Result.of(
-        bench.config,
-        status=status,
-        reason=reason,
-        started_at=bench.began.wall,
-        ended_at=bench.began.wall + total_s,
-        metrics=found,
-        facts=facts(bench),
-        tables=tables,
-        notes=notes(bench),
-    )
-    save_result(bench.run_dir, result)
+    return [*sentences, *(f"Cut: {text}." for text in bench.cut)]

@@ -1,4 +1,4 @@
-"""How large a difference may be: one table of a limit and its reason per backend, precision and quantity.
+"""How large a difference may be, by backend, precision and quantity, each limit with its reason; and what it judges.
 
 A value on its limit passes. Each reason says where the number comes from: *set* by the benchmark's requirement, *derived*
 from another limit, or *measured*, with the sizes that were seen. For accelerators that nothing here was measured on the
@@ -20,6 +20,8 @@ from typing import Any
 
 from benchlib.benchmarks.parity.config import Member
 from benchlib.core.errors import UserError, nearest
+
+PASS, FAIL, SKIPPED, NOT_COMPARED = "PASS", "FAIL", "SKIPPED", "NOT COMPARED"
 
 FINITE = "finite"
 LOGITS = "logits max difference"
@@ -277,12 +279,6 @@ def _invariance(precision: str, logits: float) -> tuple[float, str]:
             "derived; another shape may take another kernel, whose sums round to another bf16: as for the logits",
         )
     return 1e-5, "set; another shape may take another kernel, which adds in another order"
-
-
-# A row of the matrix: one quantity of one member, judged against its tolerance.
-
-
-PASS, FAIL, SKIPPED, NOT_COMPARED = "PASS", "FAIL", "SKIPPED", "NOT COMPARED"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""One hash for many tensors: the same names, types, shapes and bytes give the same one on every machine."""
+"""The weights that all members share: loaded or drawn once, stored with their hash, and read by every member.
+
+In a golden folder these are ``weights.safetensors`` (one state dict, fp32, the names of the model), ``model/config.json``
+and ``model/facts.json`` (name, init, sha256, parameters, description).
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -30,12 +34,6 @@ def sha256(tensors: Mapping[str, torch.Tensor]) -> str:
         digest.update(header.encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-# The weights that all members share: loaded or drawn once, stored with their hash, and read by every member.
-#
-# Of a golden folder these are ``weights.safetensors`` (one state dict, fp32, the names of the model), ``model/config.json``
-# and ``model/facts.json`` (name, init, sha256, parameters, description).
 
 
 BERT_BASE = "bert-base"  # the name for its config with random weights

@@ -11,8 +11,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from benchlib.benchmarks.parity import inputs as cases
-from benchlib.benchmarks.parity import inputs as prepare
-from benchlib.benchmarks.parity import inputs as room
 from benchlib.benchmarks.parity import weights
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.weights import sha256
@@ -27,7 +25,7 @@ CONFIG = ParityConfig(
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory):
     folder = tmp_path_factory.mktemp("golden")
-    return folder, prepare.prepare(CONFIG, folder)
+    return folder, cases.prepare(CONFIG, folder)
 
 
 def test_every_length_and_batch_is_there_with_text_and_padding(golden):
@@ -84,9 +82,9 @@ def squeeze(text):
 
 
 def test_the_same_config_gives_the_same_inputs_and_another_seed_others(golden, tmp_path):
-    again = prepare.prepare(CONFIG, tmp_path / "again")
+    again = cases.prepare(CONFIG, tmp_path / "again")
     assert again == golden[1]
-    other = prepare.prepare(CONFIG.model_copy(update={"seed": 1}), tmp_path / "other")
+    other = cases.prepare(CONFIG.model_copy(update={"seed": 1}), tmp_path / "other")
     assert other["inputs_sha256"] != again["inputs_sha256"] and other["model"] == again["model"]
 
 
@@ -102,18 +100,18 @@ def test_the_same_config_gives_the_same_inputs_and_another_seed_others(golden, t
 )
 def test_lengths_that_the_model_cannot_take_are_refused(tmp_path, field, value, text):
     with pytest.raises(UserError, match=text):
-        prepare.prepare(CONFIG.model_copy(update={field: value}), tmp_path)
+        cases.prepare(CONFIG.model_copy(update={field: value}), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_input_beyond_the_memory_is_refused_with_its_size():
     """Two heads, two layers: 4 x 2 x 48 x 48 numbers of 8 bytes, as scores and as weights; a step of training needs less."""
     settings = transformers.BertConfig(num_attention_heads=2, num_hidden_layers=2)
-    room.require(CONFIG, settings, available=4 * 2 * 48**2 * 8 * 2)
+    cases.require_memory(CONFIG, settings, available=4 * 2 * 48**2 * 8 * 2)
     with pytest.raises(UserError, match=r"batch_sizes = 4 with lengths = 48: .* lower batch_sizes or lengths"):
-        room.require(CONFIG, settings, available=4 * 2 * 48**2 * 8 * 2 - 1)
+        cases.require_memory(CONFIG, settings, available=4 * 2 * 48**2 * 8 * 2 - 1)
     with pytest.raises(UserError, match=r"train_batch = 1024 with train_length = 32: .* take 0\.03 GiB"):
-        room.require(CONFIG.model_copy(update={"train_batch": 1024}), settings, available=2**25 - 1)
+        cases.require_memory(CONFIG.model_copy(update={"train_batch": 1024}), settings, available=2**25 - 1)
 
 
 def test_an_encoder_with_one_segment_gets_none_whatever_its_tokenizer_gives(tmp_path):

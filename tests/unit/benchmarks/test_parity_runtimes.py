@@ -10,8 +10,7 @@ import pytest
 import torch
 import transformers
 
-from benchlib.benchmarks.parity import aotinductor, compiled, exporting, onnx_file, onnx_runtime, openvino_runtime
-from benchlib.benchmarks.parity import attention as masked_rows
+from benchlib.benchmarks.parity import attention, executors, runtimes
 from benchlib.benchmarks.parity.config import MEMBERS, Member
 from benchlib.core.errors import BackendUnavailable, UserError
 
@@ -75,14 +74,14 @@ def exported(request, tmp_path_factory):
     """One export of each kind of model: (kind, model, file)."""
     model = network(request.param)
     folder = tmp_path_factory.mktemp(request.param)
-    return request.param, model, onnx_file.write(model, inputs(request.param, 1, 16), folder)
+    return request.param, model, runtimes.write_onnx(model, inputs(request.param, 1, 16), folder)
 
 
 def test_runtimes_of_an_onnx_file_take_any_number_of_rows_and_tokens(exported):
     kind, model, file = exported
     for executor in (
-        onnx_runtime.start(file, MEMBERS["onnxruntime"], CPU),
-        openvino_runtime.start(file, MEMBERS["openvino"]),
+        runtimes.start_onnxruntime(file, MEMBERS["onnxruntime"], CPU),
+        runtimes.start_openvino(file, MEMBERS["openvino"]),
     ):
         assert worst(executor, model, kind) <= LIMIT
         assert executor.description["precision"] == "fp32"
@@ -93,12 +92,12 @@ def test_runtimes_of_an_onnx_file_take_any_number_of_rows_and_tokens(exported):
 
 def test_openvino_as_it_comes_computes_in_bfloat16_where_the_cpu_has_it(exported):
     kind, model, file = exported
-    executor = openvino_runtime.start(file, MEMBERS["openvino_default"])
+    executor = runtimes.start_openvino(file, MEMBERS["openvino_default"])
     if "BF16" not in executor.description["cpu_offers"]:
         pytest.skip("this CPU has no bfloat16")
     assert executor.description["precision"] == "bf16"
     assert executor.description["operations"]["bf16"] > 0
-    assert "bf16" not in openvino_runtime.start(file, MEMBERS["openvino"]).description["operations"]
+    assert "bf16" not in runtimes.start_openvino(file, MEMBERS["openvino"]).description["operations"]
     assert worst(executor, model, kind) > 10 * LIMIT
 
 
@@ -109,8 +108,8 @@ def test_a_row_without_an_attended_token_leaves_the_others_alone(exported):
     with torch.no_grad():
         expected = model(**given).start_logits
     for executor in (
-        onnx_runtime.start(file, MEMBERS["onnxruntime"], CPU),
-        openvino_runtime.start(file, MEMBERS["openvino"]),
+        runtimes.start_onnxruntime(file, MEMBERS["onnxruntime"], CPU),
+        runtimes.start_openvino(file, MEMBERS["openvino"]),
     ):
         start, _ = executor.forward(given)
         assert (start - expected)[0].abs().max() <= LIMIT
@@ -123,13 +122,13 @@ def test_each_runtime_says_what_a_query_without_a_key_gets(monkeypatch, tmp_path
     def lacking(module, folder):
         raise BackendUnavailable("made up")
 
-    monkeypatch.setattr(masked_rows, "FORMS", {"softmax written out": masked_rows.by_softmax})
-    runs = {name: masked_rows.RUNTIMES[name] for name in ("torch", "ONNX Runtime", "OpenVINO f32")}
-    monkeypatch.setattr(masked_rows, "RUNTIMES", runs | {"lacking": lacking})
-    rows = {row["runtime"]: row for row in masked_rows.table(tmp_path)}
-    assert [rows["torch"][kind] for kind in masked_rows.MASKED_ROWS] == ["nan", "nan", "uniform"]
+    monkeypatch.setattr(attention, "FORMS", {"softmax written out": attention.by_softmax})
+    runs = {name: attention.RUNTIMES[name] for name in ("torch", "ONNX Runtime", "OpenVINO f32")}
+    monkeypatch.setattr(attention, "RUNTIMES", runs | {"lacking": lacking})
+    rows = {row["runtime"]: row for row in attention.table(tmp_path)}
+    assert [rows["torch"][kind] for kind in attention.MASKED_ROWS] == ["nan", "nan", "uniform"]
     for name in ("ONNX Runtime", "OpenVINO f32"):
-        assert {rows[name][kind] for kind in masked_rows.MASKED_ROWS} <= {"nan", "zeros", "uniform", "as unmasked"}
+        assert {rows[name][kind] for kind in attention.MASKED_ROWS} <= {"nan", "zeros", "uniform", "as unmasked"}
     assert rows["lacking"]["reason"] == "made up" and rows["lacking"]["bool"] == ""
 
 
@@ -137,7 +136,7 @@ def test_each_runtime_says_what_a_query_without_a_key_gets(monkeypatch, tmp_path
 def test_torch_compile_computes_gradients_and_follows_the_model(tmp_path):
     """One general graph and one for batch 1 serve all sizes; the training step goes through it and changes the model."""
     plain, model = network("distilbert"), network("distilbert", "sdpa")
-    executor = compiled.make(model, MEMBERS["compile"], CPU, inputs("distilbert", 1, 16), tmp_path)
+    executor = executors.compiled(model, MEMBERS["compile"], CPU, inputs("distilbert", 1, 16), tmp_path)
     assert not executor.hooks
     worst(executor, plain, "distilbert", [(1, 8)])
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -145,7 +144,7 @@ def test_torch_compile_computes_gradients_and_follows_the_model(tmp_path):
     assert executor.description["graphs"] == 2
 
     given = inputs("distilbert", 4, 16)
-    for pair in (executor.module, exporting.Pair(plain)):
+    for pair in (executor.module, executors.Pair(plain)):
         start, end = pair(**given)
         (start.square().mean() + end[:, 3].sum()).backward()
     other = dict(plain.named_parameters())
@@ -161,7 +160,7 @@ def test_torch_compile_computes_gradients_and_follows_the_model(tmp_path):
 @pytest.mark.timeout(600)  # a C++ compiler at work, on a machine that may be busy
 def test_an_aotinductor_package_takes_any_number_of_rows_and_tokens(tmp_path):
     plain, model = network("bert"), network("bert", "sdpa")
-    executor = aotinductor.make(model, MEMBERS["aotinductor"], CPU, inputs("bert", 1, 16), tmp_path)
+    executor = executors.aotinductor(model, MEMBERS["aotinductor"], CPU, inputs("bert", 1, 16), tmp_path)
     with torch.no_grad():
         model.qa_outputs.bias += 1.0  # the package has weights of its own
     assert worst(executor, plain, "bert") <= LIMIT
@@ -172,14 +171,14 @@ def test_an_aotinductor_package_takes_any_number_of_rows_and_tokens(tmp_path):
 
 def test_exporters_say_nothing(tmp_path, capfd, caplog):
     with caplog.at_level(logging.WARNING):
-        onnx_file.write(network("distilbert"), inputs("distilbert", 1, 16), tmp_path)
+        runtimes.write_onnx(network("distilbert"), inputs("distilbert", 1, 16), tmp_path)
     assert capfd.readouterr() == ("", "") and caplog.records == []
     assert logging.getLogger("torch.onnx").level == logging.NOTSET
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 2), (5, 16)])
 def test_no_size_is_traced_that_a_tracer_takes_for_a_constant_or_for_another(shape):
-    traced = exporting.trace_inputs(inputs("bert", *shape))
+    traced = executors.trace_inputs(inputs("bert", *shape))
     sizes = {tuple(tensor.shape) for tensor in traced.values()}
     assert len(sizes) == 1
     rows, tokens = sizes.pop()
@@ -189,15 +188,15 @@ def test_no_size_is_traced_that_a_tracer_takes_for_a_constant_or_for_another(sha
 @pytest.mark.parametrize("name", ["compile", "aotinductor"])
 def test_without_a_compiler_inductor_is_unavailable(name, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
-    module = {"compile": compiled, "aotinductor": aotinductor}[name]
+    make = {"compile": executors.compiled, "aotinductor": executors.aotinductor}[name]
     with pytest.raises(BackendUnavailable, match="no-such-compiler: install it"):
-        module.make(network("bert"), MEMBERS[name], CPU, inputs("bert", 1, 16), tmp_path)
+        make(network("bert"), MEMBERS[name], CPU, inputs("bert", 1, 16), tmp_path)
 
 
 def test_missing_headers_are_no_failure_of_the_compiler():
-    with pytest.raises(BackendUnavailable, match="python3-dev"), exporting.built():
+    with pytest.raises(BackendUnavailable, match="python3-dev"), executors.built():
         raise RuntimeError("fatal error: Python.h: No such file or directory")
-    with pytest.raises(RuntimeError, match="internal compiler error"), exporting.built():
+    with pytest.raises(RuntimeError, match="internal compiler error"), executors.built():
         raise RuntimeError("internal compiler error")
 
 
@@ -205,7 +204,7 @@ def test_missing_headers_are_no_failure_of_the_compiler():
 def test_a_missing_package_is_named_with_its_extra(package, monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, package, None)
     with pytest.raises(BackendUnavailable, match=rf"{package} cannot be imported .*pip install 'benchlib\[parity\]'"):
-        onnx_runtime.make(network("bert"), MEMBERS["onnxruntime"], CPU, inputs("bert", 1, 16), tmp_path)
+        runtimes.onnxruntime(network("bert"), MEMBERS["onnxruntime"], CPU, inputs("bert", 1, 16), tmp_path)
 
 
 def test_onnxruntime_without_the_cuda_provider_is_unavailable_and_never_the_cpu(monkeypatch, tmp_path):
@@ -216,19 +215,19 @@ def test_onnxruntime_without_the_cuda_provider_is_unavailable_and_never_the_cpu(
         __version__="1.0", get_available_providers=lambda: providers, InferenceSession=lambda *_, **__: session,
         SessionOptions=types.SimpleNamespace,
     )  # fmt: skip
-    monkeypatch.setattr(onnx_runtime, "require_package", lambda name: runtime)
-    file = onnx_file.OnnxFile(tmp_path / "model.onnx", {})
+    monkeypatch.setattr(runtimes, "require_package", lambda name: runtime)
+    file = runtimes.OnnxFile(tmp_path / "model.onnx", {})
     with pytest.raises(BackendUnavailable, match=r"has no CUDAExecutionProvider .*onnxruntime-gpu"):
-        onnx_runtime.start(file, MEMBERS["onnxruntime"], torch.device("cuda", 0))
+        runtimes.start_onnxruntime(file, MEMBERS["onnxruntime"], torch.device("cuda", 0))
     providers.insert(0, "CUDAExecutionProvider")
     with pytest.raises(BackendUnavailable, match=r"did not start \(active: CPUExecutionProvider\)"):
-        onnx_runtime.start(file, MEMBERS["onnxruntime"], torch.device("cuda", 0))
+        runtimes.start_onnxruntime(file, MEMBERS["onnxruntime"], torch.device("cuda", 0))
     with pytest.raises(BackendUnavailable, match="no provider for xpu"):
-        onnx_runtime.start(file, MEMBERS["onnxruntime"], torch.device("xpu", 0))
+        runtimes.start_onnxruntime(file, MEMBERS["onnxruntime"], torch.device("xpu", 0))
 
 
 def test_a_member_in_another_precision_is_refused(tmp_path):
-    member = Member("half", ("cpu",), "", "benchlib.benchmarks.parity.compiled", precision="bf16")
-    for module in (compiled, aotinductor, onnx_runtime, openvino_runtime):
+    member = Member("half", ("cpu",), "", "benchlib.benchmarks.parity.executors:compiled", precision="bf16")
+    for make in (executors.compiled, executors.aotinductor, runtimes.onnxruntime, runtimes.openvino):
         with pytest.raises(UserError, match="precision = bf16"):
-            module.make(network("bert"), member, CPU, inputs("bert", 1, 16), tmp_path)
+            make(network("bert"), member, CPU, inputs("bert", 1, 16), tmp_path)

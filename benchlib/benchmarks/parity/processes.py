@@ -1,37 +1,45 @@
-"""Members in processes of their own: a crash, a hang or a missing library of one is its own result, not the run's end."""
+"""Members in processes of their own: a crash, a hang or a missing library of one is its own result, not the run's end.
+
+A member that computes on a CPU with torch alone is forked by multiprocessing's fork server, which has loaded torch and
+transformers once and touches no device, so that a start takes no seconds. Others start from a new interpreter.
+"""
 
 import contextlib
 import errno
+import functools
 import json
+import logging
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import uuid
 from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from benchlib.benchmarks.parity import golden
+from benchlib.benchmarks.parity import golden, member
 from benchlib.benchmarks.parity.config import MEMBERS
-from benchlib.benchmarks.parity.member import ALLOWED, PARENT, TEMPORARY
-from benchlib.benchmarks.parity.warm import Forked, Warm
+from benchlib.benchmarks.parity.member import ALLOWED, TEMPORARY
 from benchlib.core.errors import StorageError
 from benchlib.core.events import EventWriter
 from benchlib.core.files import not_written, read_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE
-from benchlib.launch.processes import THREAD_VARIABLES, kill, signal_name
+from benchlib.launch.processes import THREAD_VARIABLES, die_with_parent, kill, signal_name
 
-TOKEN = "BENCHLIB_PARITY_PROCESS"  # in the environment of a member and of all that it starts: how they are found
+log = logging.getLogger(__name__)
+
+TOKEN = "BENCHLIB_PARITY_PROCESS"  # in the environment of all that a member starts: how they are identified
 BEAT_S = 3.0  # between signs of life of a silent member
-POLL_S = 0.05
+POLL_S = 0.02
 STACKS_S = 0.5  # for a member that is ended to write where it is
+STARTED_S = 45.0  # for the fork server to load its libraries: below the time after which the frame ends a silent rank
 LAST_LINES = 3
 _STACK = "most recent call first"  # how faulthandler begins the stack of a thread
-
-_warm: Warm | None = None
 
 
 @dataclass(frozen=True)
@@ -44,12 +52,12 @@ class Ended:
 
 
 def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executor: str = "") -> Ended:
-    """Run ``python -m benchlib.benchmarks.parity.member RUN_DIR NAME`` and wait for it, at most ``timeout_s``.
+    """Compute member ``name`` in a process of its own and wait for it, at most ``timeout_s``.
 
     Its output goes to ``logs/member-NAME.out`` and ``.err``; its progress becomes events of this rank, and a silent
     member's life too. When this returns, nothing that the member started is left. To be called by the main thread:
-    the member dies with the thread that started it. ``executor`` is passed on. Raises ``StorageError`` where the member
-    could not write: the next one could not either.
+    the member dies with the thread that started it. Another ``executor`` than the table's is a function ``module:name``.
+    Raises ``StorageError`` where the member could not write: the next one could not either.
     """
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -59,19 +67,20 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
     out.write_bytes(b"")
     err.write_bytes(b"")
     process = _start(run_dir, name, executor, {TOKEN: token, ALLOWED: str(timeout_s), **_variables(name)}, out, err)
+    assert process.pid
     try:
         in_time = _watch(process, name, out, events, began + timeout_s)
         if not in_time:
-            process.send_signal(signal.SIGUSR1)  # it writes where it is
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STACKS_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)  # it writes where it is
+            process.join(STACKS_S)
     finally:
         _end(process, token)
         clear(run_dir, name)
     seconds = time.monotonic() - began
     if not in_time:
         return Ended("timeout", f"not done after {timeout_s:g} s{_last(err)}", seconds)
-    code = process.wait()
+    code = process.exitcode or 0
     if code == 0:
         return Ended("done", "", seconds)
     if code == EXIT_SKIPPED:
@@ -101,44 +110,60 @@ def clear(run_dir: Path, name: str = "") -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def warm_up(run_dir: Path) -> None:
-    """Begin to load what members need, so that the first one does not wait for it; optional.
+def warm_up() -> None:
+    """Begin to load what members need, so that the first one does not wait for it; optional, and on Linux only.
 
-    Members that compute on a CPU, and need no compiler or runtime, are forked from a process that has torch loaded;
-    on Linux only. It lives until ``stop``, and no longer than this process.
+    To be called by the main thread: the fork server ends with it.
     """
-    global _warm
-    if sys.platform == "linux" and (_warm is None or _warm.run_dir != run_dir):
-        stop()
-        _warm = Warm(run_dir, {**os.environ, **_waiting()})
+    if sys.platform == "linux":
+        forkserver.set_forkserver_preload(["benchlib.benchmarks.parity.preloaded"])
+        forkserver.ensure_running()
 
 
-def stop() -> None:
-    """End the process that members are forked from."""
-    global _warm
-    if _warm:
-        _warm.stop()
-    _warm = None
+@functools.cache
+def _can_fork() -> bool:
+    """Wait for the fork server and return whether it can be used: a fork keeps only the thread that forks."""
+    if sys.platform != "linux":
+        return False
+    warm_up()
+    probe = multiprocessing.get_context("forkserver").Process(target=_count_threads)
+    probe.start()
+    probe.join(STARTED_S)
+    if probe.exitcode is None:
+        probe.kill()
+    if probe.exitcode != 1:
+        log.warning("members start one by one, none is forked: the libraries of the fork server started threads")
+    return probe.exitcode == 1
 
 
-def _start(
-    run_dir: Path, name: str, executor: str, variables: dict[str, str], out: Path, err: Path
-) -> "subprocess.Popen[bytes] | Forked":
-    """Start a member's process: forked from the warm one where that can be, else from nothing."""
-    if not executor and _is_plain(run_dir, name):
-        warm_up(run_dir)
-        if _warm and _warm.ready() and (forked := _warm.start(name, out, err, variables)):
-            return forked
-    command = [sys.executable, "-m", "benchlib.benchmarks.parity.member", str(run_dir), name]
-    with out.open("ab") as stdout, err.open("ab") as stderr:
-        return subprocess.Popen(
-            [*command, *(["--executor", executor] if executor else [])],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env={**os.environ, **_waiting(), PARENT: str(os.getpid()), **variables},
-            start_new_session=True,
-        )
+def _count_threads() -> None:
+    """Exit with the number of threads of the process that forked this one."""
+    os._exit(len(os.listdir(f"/proc/{os.getppid()}/task")))
+
+
+def _start(run_dir: Path, name: str, executor: str, variables: dict[str, str], out: Path, err: Path) -> BaseProcess:
+    """Start a member's process: forked from the warm one where possible, else from a new interpreter."""
+    forked = not executor and _is_plain(run_dir, name) and _can_fork()
+    process = multiprocessing.get_context("forkserver" if forked else "spawn").Process(  # type: ignore[attr-defined]
+        target=_become, args=(run_dir, name, executor, {**_waiting(), **variables}, out, err)
+    )
+    process.start()
+    return process  # type: ignore[no-any-return]
+
+
+def _become(run_dir: Path, name: str, executor: str, variables: dict[str, str], out: Path, err: Path) -> None:
+    """Be the member, in its process; does not return."""
+    try:
+        die_with_parent(os.getppid())
+        rank = multiprocessing.parent_process()
+        if rank and rank.is_alive():  # else it died before the line above
+            os.setsid()
+            for descriptor, path in ((1, out), (2, err)):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), descriptor)
+            os.environ.update(variables)
+            member.leave(member.run(run_dir, name, executor))
+    finally:
+        os._exit(1)
 
 
 def _is_plain(run_dir: Path, name: str) -> bool:
@@ -163,12 +188,12 @@ def _variables(name: str) -> dict[str, str]:
     return found
 
 
-def _watch(process: "subprocess.Popen[bytes] | Forked", name: str, out: Path, events: EventWriter, end: float) -> bool:
+def _watch(process: BaseProcess, name: str, out: Path, events: EventWriter, end: float) -> bool:
     """Pass progress on until the process ends; return whether that was in time."""
     last: dict[str, Any] = {"done": 0, "total": 1, "what": "starting"}
     offset, beat = 0, 0.0
     while True:
-        ended = process.poll() is not None
+        ended = process.exitcode is not None
         told, offset = _told(out, offset)
         if told or time.monotonic() > beat:
             last = told[-1] if told else last
@@ -180,8 +205,7 @@ def _watch(process: "subprocess.Popen[bytes] | Forked", name: str, out: Path, ev
             return True
         if time.monotonic() > end:
             return False
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(POLL_S)
+        process.join(POLL_S)
 
 
 def _told(out: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
@@ -199,13 +223,13 @@ def _told(out: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     return found, offset + whole
 
 
-def _end(process: "subprocess.Popen[bytes] | Forked", token: str) -> None:
+def _end(process: BaseProcess, token: str) -> None:
     """Kill what is left of a member: its process, its session, and what it started in sessions of their own."""
     import psutil
 
-    if process.poll() is None:
-        process.kill()
-    process.wait()
+    assert process.pid
+    process.kill()
+    process.join()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     left = []
