@@ -28,11 +28,11 @@ class _Verbs(click.Group):
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="benchlib")
 def main() -> None:
-    """Tell whether a training and inference stack is right, fast and worth its price.
+    """Check whether a training and inference stack is right, fast and worth its price.
 
     \b
     Exit codes: 0 passed, 1 a check failed, 2 the run broke or the input was wrong,
-    3 a gate had nothing to compare with (only with --strict).
+    3 a gate was skipped or had no baseline (only with --strict).
     """
 
 
@@ -49,20 +49,18 @@ def main() -> None:
     "--max-restarts",
     type=click.IntRange(0, 100),
     metavar="N",
-    help="Start the ranks again after a failure, N times at most: --set max_restarts=N, and launcher=torchrun unless set.",
+    help="Restart the ranks after a failure, up to N times: --set max_restarts=N, with launcher=torchrun unless set.",
 )
 @click.option(
     "--repeat",
     type=click.IntRange(1, 20),
     default=1,
     metavar="N",
-    help="Run what noise leaves undecided again, N times in all at most.",
+    help="Repeat a benchmark that noise leaves undecided, up to N runs in all.",
 )
-@click.option("--strict", is_flag=True, help="Exit with 3 where a gate was skipped or had nothing to compare with.")
+@click.option("--strict", is_flag=True, help="Exit with 3 if a gate was skipped or had no baseline.")
 @click.option("--dry-run", is_flag=True, help="Show config, command lines and expected work; start nothing.")
-@click.option(
-    "--manifest", is_flag=True, help="Print only the manifest or script that a cluster would get; start nothing."
-)
+@click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
 @user_errors
 def run(
     target: str,
@@ -77,12 +75,12 @@ def run(
     dry_run: bool,
     manifest: bool,
 ) -> None:
-    """Run TARGET: a benchmark (squad), or a tier (quick) with all its benchmarks."""
+    """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
     from benchlib.commands import run as runner
     from benchlib.launch import plan
     from benchlib.results.run import check_place
 
-    if max_restarts is not None:  # in front, so that what is set by hand counts
+    if max_restarts is not None:  # in front: --set overrides it
         pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
     if not (dry_run or manifest):  # before torch is asked for its devices, which takes seconds
         check_place(out or runner.outputs())
@@ -139,7 +137,7 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
 )
 @user_errors
 def history(store: Path | None, pairs: tuple[str, ...]) -> None:
-    """Judge and draw what is stored: trends, changes of level, machines; writes history.html."""
+    """Judge and draw the stored runs: trends, changes of level, machines. Writes history.html."""
     from benchlib.commands import history as history_page
 
     sys.exit(history_page.make(store, pairs))
@@ -147,19 +145,19 @@ def history(store: Path | None, pairs: tuple[str, ...]) -> None:
 
 @main.group()
 def baseline() -> None:
-    """Accept, list and show the runs that later ones are compared with."""
+    """Accept, list and show baselines: the runs that later ones are compared with."""
 
 
 @baseline.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
-@click.option("--reason", required=True, help="Why this run is the new normal; kept in the file.")
+@click.option("--reason", required=True, help="Why this run is the new normal; stored in the file.")
 @click.option(
-    "--add", is_flag=True, help="Keep the runs that are in the baseline: several tell how much unchanged runs differ."
+    "--add", is_flag=True, help="Keep the runs of the baseline as well: several show how much unchanged runs differ."
 )
 @click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
 @user_errors
 def accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool) -> None:
-    """Make RUN the baseline of its benchmark, tier and fingerprint; of several runs of one kind, all of them."""
+    """Make RUN the baseline of its benchmark, tier and fingerprint. Several runs of one kind are accepted together."""
     from benchlib.commands import list
 
     list.accept_baseline(runs, reason, add, if_improved)
@@ -190,11 +188,11 @@ def baseline_show(key: str) -> None:
 @click.option("--backend", "-b", help="Where, as for `benchlib run`. [default: auto]")
 @SET
 @click.option("--runs", type=click.IntRange(3, 100), help="Unchanged runs. [default: 8]")
-@click.option("--planted", help="Slow-downs to plant, as shares; '' for none. [default: 0.15,0.35,0.8]")
+@click.option("--planted", help="Planted slow-downs, as shares; '' for none. [default: 0.15,0.35,0.8]")
 @click.option("--planted-runs", type=click.IntRange(1, 100), help="Runs of each planted slow-down. [default: 2]")
 @OUT
 @click.option(
-    "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Go on with a calibration that was cut."
+    "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Continue an interrupted calibration."
 )
 @user_errors
 def calibrate(
@@ -208,10 +206,10 @@ def calibrate(
     out: Path | None,
     resume: Path | None,
 ) -> None:
-    """Measure what the gate of benchmark TARGET can tell on this machine.
+    """Measure what the gate of benchmark TARGET can detect on this machine.
 
-    Repeats the benchmark unchanged (A/A) and with planted slow-downs, taking turns, and keeps the gate's false-alarm rate
-    and the smallest loss that it finds with 99 % power, for reports and later gates. With --resume the rest is known.
+    Repeats the benchmark unchanged (A/A) and with planted slow-downs, in turns. Stores the false-alarm rate of the gate and the
+    smallest loss that it detects with 99 % power, for reports and later gates. --resume takes all else from the first call.
     """
     from benchlib.commands import calibrate as calibrating
     from benchlib.config.schema import parse_overrides
@@ -233,8 +231,8 @@ def calibrate(
 
 
 @main.command()
-@click.option("--metric", "-m", default="", help="Only figures of this metric, as f1 or matmul_flops.")
-@click.option("--device", "-d", default="", help="Only figures of devices with this in their name, as h100.")
+@click.option("--metric", "-m", default="", help="Only figures of this metric, such as f1 or matmul_flops.")
+@click.option("--device", "-d", default="", help="Only figures of devices with this in their name, such as h100.")
 @user_errors
 def references(metric: str, device: str) -> None:
     """List the published figures that runs are placed beside, with conditions, source and validity."""
@@ -245,10 +243,10 @@ def references(metric: str, device: str) -> None:
 
 @main.command()
 @click.argument("sides", nargs=-1, metavar="REFERENCE OTHER...")
-@click.option("--all-metrics", is_flag=True, help="Show every metric, not only key numbers and those with a limit.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
+@click.option("--all-metrics", is_flag=True, help="Show all metrics, not only key numbers and those with a limit.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole comparison as JSON.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page that can be shared.")
-@click.option("--strict", is_flag=True, help="Exit with 3 where sides are not comparable.")
+@click.option("--strict", is_flag=True, help="Exit with 3 if sides are not comparable.")
 @user_errors
 def compare(sides: tuple[str, ...], all_metrics: bool, as_json: bool, html: Path | None, strict: bool) -> None:
     """Compare runs with the first one. Each side is a run folder, a folder of runs, a report.html or a baseline.
@@ -271,24 +269,25 @@ def compare(sides: tuple[str, ...], all_metrics: bool, as_json: bool, html: Path
 
 @main.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option("--to", "name", required=True, metavar="FORMAT", help="The format, one of those above.")
+@click.option("--to", "name", required=True, metavar="FORMAT", help="One of the formats above.")
 @click.option("--output", "-o", default="", help="File, folder or store to write; - is the standard output.")
-@click.option("--samples", is_flag=True, help="csv and parquet: a row a raw sample instead of a row a metric.")
+@click.option("--samples", is_flag=True, help="csv and parquet: one row per raw sample instead of one row per metric.")
 @OUT
 @user_errors
 def export(runs: tuple[str, ...], name: str, output: str, samples: bool, out: Path | None) -> None:
     """Write stored runs for other tools. RUN is a run folder, a folder of runs or a report.html. [default: all]
 
     \b
-    junit        JUnit XML: a test suite a run, a test a check
+    junit        JUnit XML: one suite per run, one test per check
     github       Markdown, appended to $GITHUB_STEP_SUMMARY where that is set
     openmetrics  OpenMetrics text of the newest run of each kind
     prometheus   the text format of node exporter's textfile collector (*.prom)
-    csv          a row a metric, or with --samples a row a sample
+    csv          one row per metric, or with --samples one row per sample
     parquet      the same as a file for pandas, DuckDB or Spark
-    nccl-tests   collectives in the form that all_reduce_perf and the like print
     mlflow       --output FILE.db, a tracking URI, or $MLFLOW_TRACKING_URI
     tensorboard  event files in the folder --output
+
+    Benchmarks add formats of their own, such as nccl-tests.
     """
     from benchlib.core.files import outputs
     from benchlib.judge.snapshot import load_all
@@ -301,7 +300,7 @@ def export(runs: tuple[str, ...], name: str, output: str, samples: bool, out: Pa
 
 @main.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings for a machine to read.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @user_errors
 def judge(files: tuple[Path, ...], as_json: bool) -> None:
     """Look for impossible numbers in results of any origin.
@@ -310,7 +309,7 @@ def judge(files: tuple[Path, ...], as_json: bool) -> None:
     a run folder, report or JSON of the kit, or a claim in neutral JSON.
 
     \b
-    Exit codes: 0 nothing impossible, 1 something is, 2 a file cannot be read, 3 it states too little to judge it.
+    Exit codes: 0 nothing impossible, 1 something is, 2 a file cannot be read, 3 it reports too little to be judged.
     """
     from benchlib.commands import judge as judging
 
@@ -320,7 +319,7 @@ def judge(files: tuple[Path, ...], as_json: bool) -> None:
 @main.command()
 @user_errors
 def doctor() -> None:
-    """Tell what this machine can run, what is missing and how to install it."""
+    """Show what this machine can run, what is missing and how to install it."""
     from benchlib.commands import list
 
     sys.exit(list.show_doctor())

@@ -1,4 +1,4 @@
-"""What a notebook calls: open a run, execute it, judge it, show it. No torch: the device work is in other processes."""
+"""What a notebook calls: open a run, execute it, judge it, show it. No torch: the device work is done by other processes."""
 
 import html
 from collections.abc import Mapping
@@ -64,10 +64,10 @@ def refuse_unknown_parameters() -> None:
 
 
 def execute(run: Run) -> Run:
-    """Start the ranks, show their progress and return the run with what it left.
+    """Start the ranks, show their progress and return the finished run.
 
     Raises ``RankFailed`` with the failing rank's own traceback, ``BackendUnavailable`` for a skipped run and
-    ``KeyboardInterrupt`` after an interrupt; no process stays in any case.
+    ``KeyboardInterrupt`` after an interrupt. No process is left in any case.
     """
     from benchlib.launch.launch import Launch
     from benchlib.show.widgets import watch
@@ -90,7 +90,7 @@ def judge(run: Run) -> Verdict:
 
 
 def whole(frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Return the frame after telling pandas to show sentences whole: a cut reason is none."""
+    """Return the frame; from now on pandas shows sentences in full."""
     import pandas as pd
 
     pd.set_option("display.max_colwidth", None)
@@ -123,11 +123,15 @@ def checks_table(verdict: Verdict) -> "pandas.DataFrame":
     """Return the checks with status, reason and limit, one row each."""
     import pandas as pd
 
-    return whole(pd.DataFrame(judging.summary_rows(verdict)).set_index("check"))
+    rows = [
+        {"check": check.name, "status": check.status, "reason": check.reason, "limit": check.limit}
+        for check in verdict.checks
+    ]
+    return whole(pd.DataFrame(rows).set_index("check"))
 
 
 def expectation(run: Run) -> "pandas.DataFrame":
-    """Return the bounds that the run will be judged by, known before it: targets, and what was accepted here."""
+    """Return the bounds for the run before it starts: targets of its tier and accepted baselines."""
     import pandas as pd
 
     from benchlib.judge import baselines
@@ -169,7 +173,7 @@ def figure(run: Run, name: str) -> None:
 
 
 def reading(run: Run) -> Any:
-    """Return what the numbers say, as Markdown to display."""
+    """Return the interpretation of the results, as Markdown to display."""
     from IPython.display import Markdown
 
     sentences = BENCHMARKS[run.config.benchmark].reading(run)
@@ -185,17 +189,17 @@ def verdict_text(verdict: Verdict) -> Any:
 
 
 def provenance(run: Run) -> "pandas.DataFrame":
-    """Return where and with what the run was made, and the command that makes it again."""
+    """Return machine and versions of the run, and the command that repeats it."""
     import pandas as pd
 
     machine = run.machine
     facts = {
         "run": run.path.name,
-        "again": command(run.config),
+        "command": command(run.config),
         "processor": f"{machine['cpu']['model']}, {machine['cpu']['usable_cores']} cores",
         "memory": f"{machine['memory_bytes'] / 2**30:.1f} GiB",
         "system": machine["system"],
-        "load when it began": ", ".join(f"{value:.2f}" for value in machine["load_average"] or []),
+        "load at the start": ", ".join(f"{value:.2f}" for value in machine["load_average"] or []),
         **{f"version of {name}": version for name, version in machine["versions"].items()},
     }
     return whole(pd.DataFrame({"value": facts}))

@@ -14,7 +14,7 @@ EXIT_USAGE = 2
 
 
 def user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Show a user's error as one sentence instead of a traceback."""
+    """Show an error that a user can act on as one sentence instead of a traceback."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -35,7 +35,7 @@ def user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-# Resolved at once: the notebooks are executed in another folder.
+# Made absolute here: the notebooks are executed in another folder.
 OUT = click.option(
     "--out",
     type=click.Path(file_okay=False, resolve_path=True, path_type=Path),

@@ -50,33 +50,33 @@ class BaseConfig(BaseModel):
         0,
         ge=0,
         le=100,
-        description="times that torchrun starts the ranks again after a failure, from the last checkpoint",
+        description="restarts by torchrun after a failure, from the last checkpoint",
     )
     cluster: str = Field(
         "", description="profile of the machines (params/clusters/NAME.yaml, or a file): images, queues, claimed links"
     )
     threads: int = Field(0, ge=0, le=4096, description="CPU threads of each rank; 0: cores / ranks on the node")
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="of data, weights, order and dropout")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="random seed for data, weights, order and dropout")
     budget_s: float = Field(60.0, gt=0, description="wall time that the run may take, in seconds; a check")
     startup_timeout_s: float = Field(
-        120.0, gt=0, description="seconds until every rank has to be at work, else the run is ended"
+        120.0, gt=0, description="seconds until every rank must be at work; then the run is ended"
     )
     stall_timeout_s: float = Field(
-        60.0, gt=0, description="seconds without a sign of life from a rank, then the run is ended"
+        60.0, gt=0, description="seconds without an event from a rank; then the run is ended"
     )
     wall_limit_s: float = Field(
-        0.0, ge=0, description="seconds after which the run is ended; 0: twice the budget and the start-up"
+        0.0, ge=0, description="seconds after which the run is ended; 0: twice the budget plus the start-up"
     )
 
     planted_slowdown: float = Field(
-        0.0, ge=0, le=10, description="share by which timed work is made longer on purpose, to test the gate; 0: none"
+        0.0, ge=0, le=10, description="share by which timed work is slowed down on purpose, to test the gate; 0: none"
     )
 
-    # Fields that name a file or folder, and whether it must be there: they are read relative to where the user stands.
+    # Fields that name a file or folder, and whether it must exist; relative paths are relative to the working folder.
     PATHS: ClassVar[dict[str, bool]] = {}
-    # Whether the benchmark is the work of one rank, however many devices the machine has.
+    # Whether the benchmark runs on one rank, however many devices the machine has.
     ONE_PROCESS: ClassVar[bool] = False
-    # Fields that a validator sets where another field asks for it: the origin of their value names that field.
+    # Fields that a validator sets, by the field that decides: the origin of such a value names it.
     FOLLOWS: ClassVar[dict[str, str]] = {"launcher": "collective"}
 
     @model_validator(mode="before")
@@ -101,7 +101,7 @@ class BaseConfig(BaseModel):
     def _mpi_needs_its_launcher(self) -> "BaseConfig":
         if self.collective == "mpi" and self.launcher not in ("mpirun", "slurm"):
             raise ValueError(
-                f"collective = mpi with launcher = {self.launcher}: MPI has to start its ranks itself, leave launcher out (mpirun) or set launcher=slurm"
+                f"collective = mpi with launcher = {self.launcher}: MPI starts its ranks itself: leave launcher out (mpirun) or set launcher=slurm"
             )
         return self
 
@@ -115,7 +115,7 @@ class BaseConfig(BaseModel):
             raise ValueError(f"nnodes = {self.nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet")
         if self.max_restarts and self.launcher in ("local", "mpirun"):
             raise ValueError(
-                f"max_restarts = {self.max_restarts} with launcher={self.launcher}: torchrun is who starts ranks again, set launcher=torchrun"
+                f"max_restarts = {self.max_restarts} with launcher={self.launcher}: torchrun restarts ranks, set launcher=torchrun"
             )
         return self
 
@@ -243,12 +243,12 @@ def config_class(benchmark: str) -> type[BaseConfig]:
     return BENCHMARKS[benchmark].config  # type: ignore[no-any-return]
 
 
-def check_names(benchmark: str, names: Iterable[str], where: str) -> None:
-    """Raise ``UserError`` for the first name that the benchmark's config does not have."""
+def check_names(benchmark: str, names: Iterable[str], where: str = "") -> None:
+    """Raise ``UserError`` for the first name that the benchmark's config does not have; a file is named as ``where``."""
     fields = config_class(benchmark).model_fields
     for name in names:
         if name not in fields:
-            raise UserError(f"{where}: {benchmark} has no parameter {name!r}: {nearest(str(name), fields)}")
+            raise UserError(f"{where}unknown parameter {name!r} for {benchmark}: {nearest(str(name), fields)}")
 
 
 def tier_names() -> list[str]:
@@ -305,28 +305,28 @@ def check_params(path: Path) -> dict[str, Any]:
                     f"{path}: `all` has {sorted(unknown)[0]!r}, which not every benchmark knows: move it to a benchmark's section"
                 )
         else:
-            check_names(section, values, str(path))
+            check_names(section, values, f"{path}: ")
     return content
 
 
 def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with the files and folders that they name made absolute: ranks work in another folder.
+    """Return ``values`` with absolute paths of files and folders, since ranks work in another folder.
 
-    Raises ``UserError`` for one that must be there and is not.
+    Raises ``UserError`` for one that must exist and does not.
     """
-    found = dict(values)
-    if found.get("cluster"):
-        found["cluster"] = cluster.resolved(str(found["cluster"]))
+    resolved = dict(values)
+    if resolved.get("cluster"):
+        resolved["cluster"] = cluster.resolved(str(resolved["cluster"]))
     for name, needed in config_class(benchmark).PATHS.items():
-        text = str(found.get(name) or "")
+        text = str(resolved.get(name) or "")
         if not text:
             continue
         path = Path(text).expanduser()
         if path.exists():
-            found[name] = str(path.resolve())
+            resolved[name] = str(path.resolve())
         elif needed or text.startswith((".", "/", "~")):
             raise UserError(f"{name} = {text!r}: no such file or folder (looked in {Path.cwd()})")
-    return found
+    return resolved
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
@@ -343,7 +343,7 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
 def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
     """Validate ``values`` into the benchmark's config; every wrong value is named in one ``UserError``."""
     cls = config_class(benchmark)
-    check_names(benchmark, values, "parameters")
+    check_names(benchmark, values)
     plain = {name: _plain(cls.model_fields[name].annotation, value) for name, value in values.items()}
     try:
         return cls.model_validate(plain)
@@ -392,7 +392,7 @@ def resolve(
     values: dict[str, Any] = {"benchmark": benchmark, "tier": tier, "backend": backend}
     origins: dict[str, str] = {}
     for origin, layer in layers.items():
-        check_names(benchmark, layer, origin)
+        check_names(benchmark, layer, "" if origin == BY_HAND else f"{origin}: ")
         for name in ("benchmark", "tier", "backend"):
             if str(layer.get(name, values[name])) != values[name]:
                 raise UserError(
@@ -429,9 +429,6 @@ def load_config(run_dir: Path | str, file: Path | str = "config.json") -> BaseCo
         return build(str(values["benchmark"]), values)
     except UserError as error:
         raise UserError(f"{path}: not a config of this version: {'; '.join(str(error).splitlines())}") from None
-
-
-# How to run the same again: the command line and the fields that differ from the defaults.
 
 
 def changes(config: BaseConfig, origins: Mapping[str, str]) -> list[tuple[str, str, str, str]]:

@@ -207,11 +207,3 @@ def mark_notebook_error(run_dir: Path, error: BaseException) -> None:
     message = str(getattr(error, "evalue", "") or error).strip().splitlines()
     name = getattr(error, "ename", "") or type(error).__name__
     write_json(run_dir / NOTEBOOK_ERROR, {"type": name, "message": f"{name}: {message[0] if message else ''}"})
-
-
-def summary_rows(verdict: Verdict) -> list[dict[str, Any]]:
-    """Return the checks as rows for a table: name, status, reason, limit."""
-    return [
-        {"check": check.name, "status": check.status, "reason": check.reason, "limit": check.limit}
-        for check in verdict.checks
-    ]

@@ -56,7 +56,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Draft:
-    """A valid request that lacks what the machine decides. ``auto``: also the backend, the CPU until torch was asked."""
+    """A valid request without what the machine decides. With ``auto`` that is the backend, too: the CPU until torch is asked."""
 
     resolved: Resolved
     overrides: Mapping[str, Any]
@@ -79,7 +79,7 @@ class Draft:
 
 def draft(benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any]) -> Draft:
     """Merge and check a request as far as no device is needed. Raises ``UserError``."""
-    check_names(benchmark, overrides, "set by hand")
+    check_names(benchmark, overrides)
     overrides = absolute_paths(benchmark, overrides)
     auto = backend == "auto"
     resolved = resolve(benchmark, tier, "cpu" if auto else backend, overrides)
@@ -113,7 +113,7 @@ def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], res
         names, level = [target], tier or "smoke"
     elif target in tier_names():
         if tier not in (None, target):
-            raise UserError(f"{target} is a tier already: leave --tier {tier} away, or name a benchmark")
+            raise UserError(f"{target} is a tier itself: leave out --tier {tier}, or name a benchmark")
         names, level = [name for name in BENCHMARKS if name in read_params("tiers", target)], target
         if overrides or resume:
             names = _that_know(names, overrides, resume)
@@ -129,17 +129,17 @@ def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], res
 
 
 def _that_fit(names: list[str], overrides: Mapping[str, Any]) -> list[str]:
-    """Leave the benchmarks of one process out of a tier that is run over several nodes, and say so."""
+    """Leave the benchmarks of one process out of a tier that runs over several nodes, and say so."""
     single = [name for name in names if config_class(name).ONE_PROCESS]
     if str(overrides.get("nnodes", "1")) == "1" or single == names:
         return names
     for name in single:  # not on standard output, which may be a manifest
-        print(f"{name} is the work of one process: left out of this run over several nodes", file=sys.stderr)
+        print(f"{name} runs in one process: left out of this run over several nodes", file=sys.stderr)
     return [name for name in names if name not in single]
 
 
 def _of_one_process(name: str, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return what a benchmark of a tier gets: the number of ranks is not for those that are the work of one process."""
+    """Return the overrides for a benchmark of a tier: one that runs in one process gets no number of ranks."""
     return {key: value for key, value in overrides.items() if key != "nproc" or not config_class(name).ONE_PROCESS}
 
 
@@ -147,7 +147,7 @@ def _that_know(names: list[str], overrides: dict[str, Any], resume: str | None) 
     wanted = {*overrides, *(["resume"] if resume else [])}
     fitting = [name for name in names if wanted <= set(config_class(name).model_fields)]
     if not fitting:
-        check_names(names[-1], wanted, "set by hand")
+        check_names(names[-1], wanted)
     return fitting
 
 

@@ -19,15 +19,10 @@ from benchlib.core.errors import UserError
 from benchlib.core.events import Event, read_events
 from benchlib.core.files import atomic_path, check_schema, not_written, read_bytes, read_json, read_object, write_json
 from benchlib.results.metrics import Metric
+from benchlib.results.names import CHECKS
 
 SCHEMA = 1
 VERDICTS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED")
-# Names of checks in stored verdicts of benchlib 0.1, and what they are called now.
-RENAMED_CHECKS = {
-    "files whole": "files intact",
-    "the reference is one": "reference accuracy",
-    "the tolerance can fail": "tolerance sensitivity",
-}
 # A folder that holds two of these is a run's, whatever is damaged in it; one that does not is left alone.
 _OWN_FILES = ("config.json", "machine.json", "job.json", "status.json", "result.json", "verdict.json", "logs")
 
@@ -195,7 +190,7 @@ class Run:
             kinds = {"name": str, "status": str, "reason": str, "kind": str, "gates": bool}
             if not isinstance(row, dict) or any(not isinstance(row.get(name), kind) for name, kind in kinds.items()):
                 raise UserError(f"{path}: not a verdict of benchlib: {str(row)[:80]} is no check")
-            row["name"] = RENAMED_CHECKS.get(row["name"], row["name"])
+            row["name"] = CHECKS.get(row["name"], row["name"])
         return verdict
 
     @functools.cached_property

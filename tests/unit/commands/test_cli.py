@@ -42,9 +42,9 @@ def call(monkeypatch):
         (["run", "squad", "--set", "epoch=2"], "did you mean epochs"),
         (["run", "squad", "--set", "epochs"], "NAME=VALUE"),
         (["run", "squad", "--set", "epochs=-1"], "expected a number > 0"),
-        (["run", "squad", "--set", "x=1;print('INJECTED')#=2"], "has no parameter"),
-        (["run", "quick", "--set", "nonsense=1"], "has no parameter"),
-        (["run", "quick", "--tier", "nightly"], "is a tier already"),
+        (["run", "squad", "--set", "x=1;print('INJECTED')#=2"], "unknown parameter"),
+        (["run", "quick", "--set", "nonsense=1"], "unknown parameter"),
+        (["run", "quick", "--tier", "nightly"], "is a tier itself"),
     ],
 )
 def test_wrong_input_is_told_before_any_process_starts(call, monkeypatch, tmp_path, arguments, words):

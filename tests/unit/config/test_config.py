@@ -75,7 +75,7 @@ def test_a_number_written_as_text_is_read_right():
     ("values", "words"),
     [
         ({"learning_rat": 1}, "did you mean learning_rate"),
-        ({"x=1;print('INJECTED')#": 1}, "has no parameter"),
+        ({"x=1;print('INJECTED')#": 1}, "unknown parameter"),
         ({"learning_rate": "fast"}, "learning_rate = 'fast': expected a number > 0 and <= 1"),
         ({"batch_size": 0}, "batch_size = 0: expected a whole number >= 1"),
         ({"batch_size": 2.5}, "batch_size = 2.5"),

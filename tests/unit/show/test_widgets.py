@@ -135,7 +135,7 @@ def test_click_on_stop_ends_a_run_that_says_nothing_more(monkeypatch):
 
 
 def test_what_stays_in_the_notebook_is_escaped_and_needs_no_widget():
-    progress = Progress(phase="<script>")
+    progress = Progress(phase="<script>", text="<script>")
     forms = widgets._forms(progress, "stopped")
     assert "<script>" not in forms["text/html"]
     assert "&lt;script&gt;" in forms["text/html"]
