@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from benchlib.config.schema import BaseConfig, build
-from benchlib.core import files
 from benchlib.core.errors import UserError
+from benchlib.core.run_folder import file_faults
 from benchlib.judge.baselines import Baseline
 from benchlib.judge.impossible.claim import Claim, ClaimFile
 from benchlib.judge.impossible.numbers import Numbers
@@ -197,7 +197,7 @@ def read_verdict(path: Path, text: str) -> list[Claim]:
 
 
 def _of_result(result: Result, folder: Path) -> list[Claim]:
-    if faults := files.faults(folder):
+    if faults := file_faults(folder):
         raise UserError(f"{folder}: not as the run left it: {'; '.join(faults)}")
     return own_claims(Numbers.of(result, load_samples(folder), _config(folder)))
 

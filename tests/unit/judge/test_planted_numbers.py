@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from benchlib.benchmarks.squad.judge import limits
 from benchlib.cli import main
-from benchlib.core import files
 from benchlib.core.errors import UserError
+from benchlib.core.run_folder import record_files
 from benchlib.judge import snapshot as embedded
 from benchlib.judge.baselines import Baseline, run_fingerprint
 from benchlib.judge.foreign.readers import read_claims
@@ -127,7 +127,7 @@ ALTERED = {
 @pytest.mark.parametrize("change", ALTERED.values(), ids=ALTERED)
 def test_a_result_that_was_edited_by_hand_misses_its_checksum(stored, tmp_path, change):
     folder = stored("squad-run")
-    files.write(folder)
+    record_files(folder)
     result = json.loads((folder / "result.json").read_text())
     change(Edit(result, {}))
     (folder / "result.json").write_text(json.dumps(result))
