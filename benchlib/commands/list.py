@@ -25,7 +25,7 @@ from benchlib.judge.calibration import load_calibration
 from benchlib.judge.change import Spread, change
 from benchlib.judge.checks import save_verdict
 from benchlib.judge.published import listed
-from benchlib.judge.references import QUANTITIES, registry
+from benchlib.judge.references import registry
 from benchlib.launch.kubernetes import KUBECTL
 from benchlib.launch.launchers import SLURM, TORCHX
 from benchlib.results import store
@@ -207,8 +207,8 @@ MARKS = {"trusted": "trusted", "unconfirmed": "[yellow]unconfirmed[/]", "invalid
 def show(metric: str = "", device: str = "") -> None:
     """Print the published figures, those of one metric or device where asked; ``UserError`` where there are none."""
     known = registry()
-    if metric and not any(name.startswith(metric) for name in QUANTITIES):
-        raise UserError(f"no figure of metric {metric!r}: {nearest(metric, QUANTITIES)}")
+    if metric and not any(name.startswith(metric) for name in known.quantities):
+        raise UserError(f"no figure of metric {metric!r}: {nearest(metric, known.quantities)}")
     rows = list(listed(metric, device))
     if not rows:
         names = sorted({item.name for item in known.devices.values() if not device or item.torch})

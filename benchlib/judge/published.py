@@ -10,7 +10,7 @@ from typing import Any
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.text import quantity
-from benchlib.judge.references import QUANTITIES, UNITS, Figure, Registry, registry
+from benchlib.judge.references import UNITS, Figure, Registry, registry
 from benchlib.results.metrics import Metric, claimed
 from benchlib.results.run import Run
 
@@ -31,7 +31,7 @@ LABELS = {
 class Measured:
     """A value that a run measured, and under which conditions: fields of ``references.Conditions`` by name.
 
-    ``quantity`` is a name of ``references.QUANTITIES`` and the value is in its unit. ``device`` is the name that torch
+    ``quantity`` is one of the registry's ``quantities`` and the value is in its unit. ``device`` is the name that torch
     gives, or the processor's; ``label`` is how a reader knows the metric.
     """
 
@@ -64,15 +64,15 @@ class Row:
     @property
     def claim(self) -> Metric:
         """The published value, in the unit of the quantity, as a claimed metric."""
-        kit = QUANTITIES[self.figure.metric]
+        quantity = self.figure.quantity
         _, value, _ = self.figure.in_kit_unit()
-        return claimed(self.figure.metric, value, kit.unit, kit.direction, registry().cite(self.figure))
+        return claimed(self.figure.metric, value, quantity.unit, quantity.direction, registry().cite(self.figure))
 
     @property
     def published(self) -> tuple[str, str]:
         """The published value for a reader in the run's unit, and what else was published: a range, another unit."""
         low, value, high = self.figure.in_kit_unit()
-        unit = QUANTITIES[self.figure.metric].unit
+        unit = self.figure.quantity.unit
         ends = f"{quantity(low)} to {quantity(high)}"
         shown = f"{ends} {unit}".strip() if self.figure.value is None else quantity(value, unit)
         more = "" if low == high or self.figure.value is None else ends
@@ -82,7 +82,7 @@ class Row:
     def compared(self) -> str:
         """The difference of a score in points, or the ratio here / published; of a mere range both ends."""
         low, value, high = self.figure.in_kit_unit()
-        if QUANTITIES[self.figure.metric].points:
+        if self.figure.quantity.points:
             return f"{self.here - value:+.2f} points"
         if self.figure.value is None:
             return f"{self.here / high:.3g} to {self.here / low:.3g}"
@@ -122,20 +122,21 @@ def comparable(measured: Measured, known: Registry | None = None) -> Placement:
 
 def _differences(item: Figure, measured: Measured, known: Registry) -> dict[str, str]:
     """Return what keeps a figure from being comparable, by condition."""
-    kit, found = QUANTITIES[item.metric], {}
-    for name in (*kit.match, *kit.where_stated):
+    match, where_stated = item.quantity.match, item.quantity.where_stated
+    differences = {}
+    for name in (*match, *where_stated):
         there = getattr(item.conditions, name)
         here = measured.device if name == "device" else measured.conditions.get(name)
         if there is None or here in (None, ""):
-            if name in kit.where_stated or there is here is None:
+            if name in where_stated or there is here is None:
                 continue
             agree = False
         else:
             agree = there in known.devices_of(here) if name == "device" else _agree(name, there, here)
         if not agree:
             there = known.devices[there].name if name == "device" and there else there
-            found[name] = f"{LABELS.get(name, name)}: {shown(name, there)} there, {shown(name, here)} here"
-    return found
+            differences[name] = f"{LABELS.get(name, name)}: {shown(name, there)} there, {shown(name, here)} here"
+    return differences
 
 
 def _agree(name: str, there: Any, here: Any) -> bool:
@@ -158,14 +159,15 @@ def shown(name: str, value: Any) -> str:
 
 def _remarks(item: Figure, measured: Measured) -> tuple[str, ...]:
     """Return what a reader should know of a comparable figure: conditions that differ, or that its source leaves open."""
-    kit, found = QUANTITIES[item.metric], []
+    match, where_stated = item.quantity.match, item.quantity.where_stated
+    remarks = []
     for name in type(item.conditions).model_fields:
         there, here = getattr(item.conditions, name), measured.conditions.get(name)
-        if here is None or name in kit.match or there == here:
+        if here is None or name in match or there == here:
             continue
-        if there is not None or name in kit.where_stated:
-            found.append(f"{LABELS.get(name, name)}: {shown(name, there)} there, {shown(name, here)} here")
-    return tuple(found)
+        if there is not None or name in where_stated:
+            remarks.append(f"{LABELS.get(name, name)}: {shown(name, there)} there, {shown(name, here)} here")
+    return tuple(remarks)
 
 
 def _is_near(item: Figure, differs: Mapping[str, str]) -> bool:
@@ -174,11 +176,11 @@ def _is_near(item: Figure, differs: Mapping[str, str]) -> bool:
 
 
 def _reason(measured: Measured, differences: Sequence[tuple[Figure, Mapping[str, str]]], known: Registry) -> str:
-    kit = QUANTITIES[measured.quantity]
     what = measured.quantity.removesuffix("_gbps").replace("_", " ")
     if not differences:
         return f"the registry holds no usable figure of {what}"
-    if "device" in kit.match and not known.devices_of(measured.device):
+    match = differences[0][0].quantity.match
+    if "device" in match and not known.devices_of(measured.device):
         return f"no published figure is for this device ({measured.device or 'unknown'})"
     same = [differs for _, differs in differences if "device" not in differs]
     if not same:
@@ -186,7 +188,7 @@ def _reason(measured: Measured, differences: Sequence[tuple[Figure, Mapping[str,
     nearest = min(same, key=len)
     if len(nearest) <= NEAR:
         return "the nearest published figure differs in " + "; ".join(nearest.values())
-    never = [name for name in kit.match if all(name in differs for differs in same)] or list(nearest)
+    never = [name for name in match if all(name in differs for differs in same)] or list(nearest)
     told = (f"{LABELS.get(name, name)} ({shown(name, measured.conditions.get(name))})" for name in never)
     return "no published figure holds for its " + " or ".join(told)
 
@@ -246,13 +248,13 @@ def summary(placed: Sequence[Placement]) -> str:
 
 
 def _beside(item: Placement, row: Row) -> str:
-    kit = QUANTITIES[row.figure.metric]
+    kit = row.figure.quantity
     value, more = row.published
     told = f"{value} ({more})" if more else value
     text = f"{_first_upper(item.measured.label)}: {quantity(row.here, kit.unit)}, published {told} in {registry().cite(row.figure)}"
-    if row.figure.metric == "f1":
-        spread = registry().figure("bert-large-f1-spread-dle").value
-        return f"{text}: {row.compared}; a seed alone moves F1 by about {spread}."
+    if kit.spread:
+        spread = registry().figure(kit.spread).value
+        return f"{text}: {row.compared}; a seed alone moves {item.measured.label} by about {spread}."
     if kit.direction == "none":
         return f"{text}: {'the same' if row.here == row.claim.value else 'not the same'}."
     return f"{text}: {row.compared}{'' if kit.points else ' of it'}."
@@ -280,7 +282,7 @@ def section(run: Run) -> dict[str, Any] | None:
 
 
 def _row(item: Placement, row: Row) -> dict[str, Any]:
-    unit = QUANTITIES[row.figure.metric].unit
+    unit = row.figure.quantity.unit
     return _described(row.figure) | {
         "label": _first_upper(item.measured.label),
         "here": quantity(row.here, unit),
@@ -307,7 +309,7 @@ def _described(item: Figure) -> dict[str, str]:
 def listed(metric: str = "", device: str = "") -> Iterator[tuple[Figure, dict[str, str]]]:
     """Return the figures of a metric (by the beginning of its name) and of a device (by the beginning of a word of its name)."""
     known = registry()
-    order = list(QUANTITIES)
+    order = list(known.quantities)
     for item in sorted(known.figures, key=lambda figure: order.index(figure.metric)):
         name = known.devices[item.conditions.device].name if item.conditions.device else ""
         named = f" {name} {item.conditions.device or ''}".lower()

@@ -1,7 +1,7 @@
-"""Published figures as data, and which of them a run may be placed beside.
+"""Published figures as data, and the peaks that vendors claim.
 
-The data are ``assets/references.yaml``. ``QUANTITIES`` says which conditions change a number: ``benchlib.judge.published`` puts a
-figure beside a run only where they agree.
+The data are ``assets/references.yaml``: sources, devices, what can be published (``quantities``, with the conditions that
+change a number), and the figures. ``benchlib.judge.published`` puts a figure beside a run only where they agree.
 """
 
 import datetime
@@ -19,52 +19,6 @@ from benchlib.core.files import PACKAGE
 PATH = PACKAGE / "assets" / "references.yaml"
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """What a figure is of: its unit here, which way is better, and the conditions that change it.
-
-    Those of ``match`` have to be stated on both sides and to agree; those of ``where_stated`` have to agree where both
-    sides state them. ``points`` marks scores, which are compared by their difference; everything else by its ratio.
-    """
-
-    unit: str
-    direction: Literal["higher", "lower", "none"]
-    match: tuple[str, ...] = ()
-    where_stated: tuple[str, ...] = ()
-    points: bool = False
-
-
-_SPEED = ("model", "data", "sequence_length", "padding", "precision", "device", "devices", "nodes", "window")
-_QUALITY = Quantity("", "higher", ("model", "data", "training"), ("sequence_length", "epochs"), points=True)
-_COUNT = Quantity("", "none", ("data", "tokenizer", "sequence_length", "doc_stride"))
-_TEXT = Quantity("", "higher", ("model", "data", "setting"), points=True)
-_LATENCY = Quantity("ms", "lower", ("model", "setting"))
-_SERVED = ("model", "data", "setting", "device", "devices", "nodes")
-QUANTITIES: dict[str, Quantity] = {
-    "f1": _QUALITY,
-    "exact_match": _QUALITY,
-    "f1_seed_spread": Quantity("", "none", ("model", "data", "training"), points=True),
-    "train_questions": Quantity("", "none", ("data",)),
-    "eval_questions": Quantity("", "none", ("data",)),
-    "train_features": _COUNT,
-    "eval_features": _COUNT,
-    "end_to_end_samples_per_s": Quantity("samples/s", "higher", _SPEED, ("batch",)),
-    "train_s": Quantity("s", "lower", (*_SPEED, "training"), ("batch", "epochs")),
-    "allreduce_gbps": Quantity(
-        "Gbps", "higher", ("definition", "device", "devices", "nodes", "message_bytes"), ("link",)
-    ),
-    "link_gbps": Quantity("Gbps", "higher", ("device", "nodes", "link")),
-    "matmul_flops": Quantity("FLOP/s", "higher", ("precision", "device", "devices")),
-    "rouge1": _TEXT,
-    "rouge2": _TEXT,
-    "rougeL": _TEXT,
-    "rougeLsum": _TEXT,
-    "generated_tokens": Quantity("tokens", "none", ("model", "data", "setting")),
-    "generated_tokens_per_s": Quantity("tokens/s", "higher", _SERVED, ("precision",)),
-    "ttft_p99_ms": _LATENCY,
-    "tpot_p99_ms": _LATENCY,
-    "latency_p99_ms": _LATENCY,
-}
 # Published unit -> factor to the unit of the quantity.
 UNITS = {
     ("GB/s", "Gbps"): 8.0,
@@ -76,6 +30,22 @@ UNITS = {
 
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Quantity(_Strict):
+    """What a figure is of: its unit here, which way is better, and the conditions that change it.
+
+    Those of ``match`` have to be stated on both sides and to agree; those of ``where_stated`` have to agree where both
+    sides state them. ``points`` marks scores, which are compared by their difference; everything else by its ratio.
+    ``spread`` is the id of the figure that says by how much the seed alone moves it.
+    """
+
+    unit: str = ""
+    direction: Literal["higher", "lower", "none"] = "none"
+    match: tuple[str, ...] = ()
+    where_stated: tuple[str, ...] = ()
+    points: bool = False
+    spread: str = ""
 
 
 class Conditions(_Strict):
@@ -113,10 +83,14 @@ class Source(_Strict):
 
 
 class Device(_Strict):
-    """A device model, and the names under which torch reports it (a regular expression for the whole name)."""
+    """A device model, and the names under which torch reports it (a regular expression for the whole name).
+
+    ``link_gbytes_per_s`` is what its links carry one way, as its vendor claims.
+    """
 
     name: str = Field(min_length=1)
     torch: str = ""
+    link_gbytes_per_s: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _compiles(self) -> "Device":
@@ -132,6 +106,7 @@ class Figure(_Strict):
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.\-]*$")
     metric: str
+    quantity: Quantity
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -145,14 +120,12 @@ class Figure(_Strict):
     note: str = ""
 
     @model_validator(mode="after")
-    def _is_whole(self) -> "Figure":
-        if self.metric not in QUANTITIES:
-            raise ValueError(f"metric {self.metric!r} is not one of {', '.join(QUANTITIES)}")
+    def _is_complete(self) -> "Figure":
         if (self.low is None) != (self.high is None) or (self.value is None and self.low is None):
             raise ValueError("give a value, or low and high, or all three")
         if not self.ends[0] <= (self.ends[0] if self.value is None else self.value) <= self.ends[1]:
             raise ValueError("expected low <= value <= high")
-        unit = QUANTITIES[self.metric].unit
+        unit = self.quantity.unit
         if (self.unit or unit) != unit and (self.unit, unit) not in UNITS:
             raise ValueError(f"unit {self.unit!r} cannot be turned into {unit!r}")
         if self.validity != "trusted" and not self.reason:
@@ -171,30 +144,31 @@ class Figure(_Strict):
         """The figure as it was published: ``846 (818 to 915) seq/s``."""
         ends = "" if self.low is None else f"{self.low:,.7g} to {self.high:,.7g}"
         value = ends if self.value is None else f"{self.value:,.7g}" + (f" ({ends})" if ends else "")
-        return f"{value} {self.unit or QUANTITIES[self.metric].unit}".strip()
+        return f"{value} {self.unit or self.quantity.unit}".strip()
 
     def in_kit_unit(self) -> tuple[float, float, float]:
         """Return low, value and high in the unit of the quantity; the value of a mere range is its middle."""
-        factor = UNITS.get((self.unit, QUANTITIES[self.metric].unit), 1.0)
+        factor = UNITS.get((self.unit, self.quantity.unit), 1.0)
         low, high = self.ends
         value = (low + high) / 2 if self.value is None else self.value
         return low * factor, value * factor, high * factor
 
 
 class Registry(_Strict):
-    """All that ``references.yaml`` holds, checked."""
+    """The content of ``references.yaml``, checked."""
 
     collected: datetime.date
     sources: dict[str, Source]
     devices: dict[str, Device]
+    quantities: dict[str, Quantity]
     figures: tuple[Figure, ...]
 
     @model_validator(mode="after")
-    def _holds_together(self) -> "Registry":
+    def _is_consistent(self) -> "Registry":
         ids = [figure.id for figure in self.figures]
         twice = sorted({name for name in ids if ids.count(name) > 1})
         if twice:
-            raise ValueError(f"the id {twice[0]} is given twice")
+            raise ValueError(f"the id {twice[0]} is not unique")
         for item in self.figures:
             if item.source not in self.sources:
                 raise ValueError(f"{item.id}: source {item.source!r} is not in `sources`")
@@ -224,36 +198,36 @@ class Registry(_Strict):
         return "; ".join(f"{self.cite(item)} ({item.conditions.model})" for item in same if item.validity == "trusted")
 
     def dated(self, item: Figure) -> str:
-        """Return when a figure was published, or where that is not known when it was collected."""
+        """Return when a figure was published, else when it was collected."""
         published = self.sources[item.source].published
         return f"published {published}" if published else f"collected {self.collected}"
 
 
 def parse(content: Any) -> Registry:
     """Check the content of a registry file; ``UserError`` names the first thing that is wrong."""
+    figures: list[dict[str, Any]] = []
     try:
-        groups = content["groups"]
-        figures = [
-            {name: value for name, value in group.items() if name != "figures"}
-            | item
-            | {"conditions": {**(group.get("conditions") or {}), **(item.get("conditions") or {})}}
-            for group in groups
-            for item in group["figures"]
-        ]
-        return Registry.model_validate(
-            {name: value for name, value in content.items() if name != "groups"} | {"figures": figures}
-        )
+        rest = {name: value for name, value in content.items() if name != "groups"}
+        quantities = content["quantities"]
+        for group in content["groups"]:
+            common = {name: value for name, value in group.items() if name != "figures"}
+            for item in group["figures"]:
+                conditions = {**(group.get("conditions") or {}), **(item.get("conditions") or {})}
+                figure = common | item | {"conditions": conditions}
+                if figure["metric"] not in quantities:
+                    known = ", ".join(quantities)
+                    raise UserError(f"{PATH.name}: {item['id']}: metric {figure['metric']!r} is not one of {known}")
+                figures.append(figure | {"quantity": quantities[figure["metric"]]})
+        return Registry.model_validate(rest | {"figures": figures})
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{PATH.name}: expected collected, sources, devices and groups of figures ({error!r})"
-        ) from None
+        sections = "collected, sources, devices, quantities and groups of figures"
+        raise UserError(f"{PATH.name}: expected {sections} ({error!r})") from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        if first["loc"][:1] == ("figures",) and len(first["loc"]) > 1:
-            where = (
-                f"{figures[int(first['loc'][1])].get('id', '?')}: {'.'.join(str(part) for part in first['loc'][2:])}"
-            )
+        parts, place = first["loc"], ""
+        if parts[:1] == ("figures",) and len(parts) > 1:
+            place, parts = f"{figures[int(parts[1])].get('id', '?')}: ", parts[2:]
+        where = place + ".".join(map(str, parts))
         raise UserError(f"{PATH.name}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
@@ -264,31 +238,9 @@ def registry() -> Registry:
     return parse(yaml.load(PATH.read_text(encoding="utf-8"), Loader=loader))  # a safe loader
 
 
-# What makers state of their devices: dense matrix rates and links. Claimed figures, to refuse what exceeds them.
-#
-# The matrix rates are those of the registry of published figures. A device that it does not know has no peak here: its
-# share of the peak is then not available, and nothing is guessed. NVLink per direction is half of the "total bandwidth"
-# of NVIDIA's data sheets.
-
-
-# GB/s one way, by the registry's id of the device; cards without NVSwitch by the bridge that they can have.
-LINKS_GBYTES_PER_S = {
-    "v100": 150.0,
-    "a100": 300.0,
-    "h100-sxm": 450.0,
-    "h100-pcie": 300.0,
-    "h100-nvl": 300.0,
-    "gh200-hbm3e": 450.0,
-    "h200-sxm": 450.0,
-    "b200": 900.0,
-    "b300": 900.0,
-    "gb200": 900.0,
-}
-
-
 @dataclass(frozen=True)
 class VendorPeak:
-    """Rates in FLOP/s of one device without sparsity, by precision; the link's in GB/s one way, None where not known."""
+    """What a vendor claims of one device: FLOP/s without sparsity by precision, and its links in GB/s one way."""
 
     name: str
     dense_flops: dict[str, float]
@@ -297,20 +249,18 @@ class VendorPeak:
 
 @functools.cache
 def vendor_peak(device: str) -> VendorPeak | None:
-    """Return what its maker states of a device, by the name that its driver tells; None where it is not known."""
+    """Return what the vendor claims of a device, by the name that its driver reports; None for an unknown device."""
     known = registry().devices_of(device)
     rates: dict[str, float] = {}
     for item in registry().figures:
-        if item.metric != "matmul_flops" or item.kind != "specified" or item.conditions.device not in known:
-            continue
-        rate = item.in_kit_unit()[1]
-        precision = item.conditions.precision or "bf16"
-        # Two tables may differ: what exceeds the higher one exceeds both.
-        rates[precision] = max(rate, rates.get(precision, 0.0))
+        if item.metric == "matmul_flops" and item.kind == "specified" and item.conditions.device in known:
+            precision = item.conditions.precision or "bf16"
+            # Two tables may differ: what exceeds the higher one exceeds both.
+            rates[precision] = max(item.in_kit_unit()[1], rates.get(precision, 0.0))
     if "bf16" in rates:
         rates.setdefault("fp16", rates["bf16"])  # the same units multiply both at the same rate
-    links = [LINKS_GBYTES_PER_S[name] for name in known if name in LINKS_GBYTES_PER_S]
+    devices = [registry().devices[name] for name in known]
+    links = [device.link_gbytes_per_s for device in devices if device.link_gbytes_per_s]
     if not rates and not links:
         return None
-    name = min((registry().devices[name].name for name in known), key=len)
-    return VendorPeak(name, rates, max(links, default=None))
+    return VendorPeak(min((device.name for device in devices), key=len), rates, max(links, default=None))

@@ -19,8 +19,7 @@ from benchlib.judge.checks import (
 )
 from benchlib.judge.foreign import nccl_series
 from benchlib.judge.impossible.claim import Claim, Collective, Latency
-from benchlib.judge.impossible.numbers import Numbers
-from benchlib.judge.impossible.own import own_claims
+from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import ask
 from benchlib.judge.published import Measured, device_name, placements, summary
 from benchlib.judge.regression import RegressionLimit

@@ -6,8 +6,7 @@ from benchlib.benchmarks.machine.config import MachineConfig
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, agreement_check, budget_check, finite_check, rule_check
 from benchlib.judge.impossible.claim import Claim, Collective, Speed
-from benchlib.judge.impossible.numbers import Numbers
-from benchlib.judge.impossible.own import own_claims
+from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.published import Measured, device_name, placements, summary
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Run

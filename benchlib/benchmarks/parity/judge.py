@@ -11,8 +11,7 @@ from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, Status, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.impossible.claim import Claim, Latency
-from benchlib.judge.impossible.numbers import Numbers
-from benchlib.judge.impossible.own import own_claims
+from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Result, Run
 

@@ -19,8 +19,7 @@ from benchlib.judge.checks import (
     rule_check,
 )
 from benchlib.judge.impossible.claim import Claim, Collective, Compute, Latency, Learning, Speed
-from benchlib.judge.impossible.numbers import Numbers
-from benchlib.judge.impossible.own import own_claims
+from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.published import Measured, device_name, placements, summary
 from benchlib.judge.references import registry
 from benchlib.judge.regression import RegressionLimit

@@ -16,8 +16,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.run_folder import file_faults
 from benchlib.judge.baselines import Baseline
 from benchlib.judge.impossible.claim import Claim, ClaimFile
-from benchlib.judge.impossible.numbers import Numbers
-from benchlib.judge.impossible.own import own_claims
+from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.snapshot import ATTRIBUTE, read_html
 from benchlib.results.run import Result, Run, load_samples
 

@@ -7,8 +7,7 @@ import pytest
 from benchlib.core.text import band_text, quantity
 from benchlib.judge.checks import Check, Verdict, finite_check, limit_check, rule_check, verdict_of
 from benchlib.judge.impossible.claim import Claim, Compute
-from benchlib.judge.impossible.numbers import Numbers
-from benchlib.judge.impossible.own import own_claims
+from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.regression import RegressionLimit, Side, regression_check
 from benchlib.results.metrics import Metric, measured, not_available
 

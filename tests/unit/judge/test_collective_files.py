@@ -14,8 +14,7 @@ from benchlib.config.schema import build, command, parse_overrides, resolve
 from benchlib.core.errors import UserError
 from benchlib.judge.foreign.nccl_series import refuse, series
 from benchlib.judge.foreign.readers import read_claims
-from benchlib.judge.impossible.numbers import Numbers
-from benchlib.judge.impossible.own import own_claims
+from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.snapshot import Snapshot
 from benchlib.launch.plan import plan

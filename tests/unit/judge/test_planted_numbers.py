@@ -15,8 +15,7 @@ from benchlib.core.run_folder import record_files
 from benchlib.judge import snapshot as embedded
 from benchlib.judge.baselines import Baseline, run_fingerprint
 from benchlib.judge.foreign.readers import read_claims
-from benchlib.judge.impossible.numbers import Numbers
-from benchlib.judge.impossible.own import own_claims
+from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.regression import RunRecord
 from benchlib.judge.snapshot import snapshot

@@ -48,7 +48,7 @@ def ids(placement):
         (("groups", 0, "figures", 0, "colour"), "red", "bert-base-f1-paper: colour: Extra inputs"),
         (("groups", 0, "conditions", "weather"), "fine", "conditions.weather: Extra inputs"),
         (("remark",), "x", "remark: Extra inputs"),
-        (("groups", 0, "figures", 1, "id"), "bert-base-f1-paper", "given twice"),
+        (("groups", 0, "figures", 1, "id"), "bert-base-f1-paper", "not unique"),
         (("groups", 0, "figures", 0, "source"), "hearsay", "source 'hearsay' is not in `sources`"),
         (("groups", 0, "figures", 0, "source"), "collection", "cannot be trusted"),
         (("groups", 0, "figures", 0, "place"), "", "bert-base-f1-paper: place"),
@@ -60,7 +60,7 @@ def ids(placement):
         (("groups", 0, "metric"), "beauty", "metric 'beauty' is not one of"),
         (("groups", 0, "conditions", "device"), "h900", "device 'h900' is not in `devices`"),
         (("devices", "b200", "torch"), "(", "no regular expression"),
-        (("groups",), None, "expected collected, sources, devices and groups"),
+        (("groups",), None, "expected collected, sources, devices, quantities and groups"),
     ],
 )
 def test_a_wrong_registry_is_refused_by_name(path, new, said):
