@@ -12,7 +12,7 @@ The folder holds, by convention:
 
 and whatever else it needs. The name stands in ``NAMES``; a benchmark outside this package joins by an entry point of the
 group ``benchlib.benchmarks`` whose name is its own and whose value is its package. The tiers are ``params/tiers/*.yaml``, the
-notebook is ``notebooks/NN_<name>.ipynb``. Parts are imported when they are used: the front never loads torch.
+notebook is ``notebooks/NN_<name>.ipynb`` (of one from outside: in its own folder). Parts are imported when they are used: the front never loads torch.
 """
 
 import importlib
@@ -88,12 +88,12 @@ class Benchmark:
 
     @property
     def notebook(self) -> Path:
-        """Its notebook. Raises ``UserError`` where it has none."""
-        folder = home() / "notebooks"
-        path = next(iter(sorted(folder.glob(f"[0-9]*_{self.name}.ipynb"))), None)
-        if path is None:
-            raise UserError(f"{self.name} has no notebook: {folder} needs a file NN_{self.name}.ipynb")
-        return path
+        """Its notebook: among those of the checkout, else in its own folder. Raises ``UserError`` where it has none."""
+        folders = (home() / "notebooks", *map(Path, importlib.import_module(self.package).__path__))
+        for folder in folders:
+            for path in sorted(folder.glob(f"[0-9]*_{self.name}.ipynb")):
+                return path
+        raise UserError(f"{self.name} has no notebook: {folders[0]} needs a file NN_{self.name}.ipynb")
 
     @property
     def config(self) -> Any:
