@@ -4,4 +4,6 @@ CHECKS = {
     "files whole": "files intact",
     "the reference is one": "reference accuracy",
     "the tolerance can fail": "tolerance sensitivity",
+    "no worse than the reference": "accuracy against double precision",
+    "same numerics as accepted": "numerics unchanged",
 }

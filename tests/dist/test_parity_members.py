@@ -248,7 +248,7 @@ def rank(run_dir, tmp_path, arguments):
     """Start a process that runs a member as a rank does."""
     code = (
         "from pathlib import Path\nfrom benchlib.core.events import EventWriter\nfrom benchlib.benchmarks.parity import processes\n"
-        f"path = Path({str(run_dir)!r})\nisolated.run(path, {arguments[0]!r}, EventWriter(path, 'rank1'), 600, {arguments[1]!r})"
+        f"path = Path({str(run_dir)!r})\nprocesses.run(path, {arguments[0]!r}, EventWriter(path, 'rank1'), 600, {arguments[1]!r})"
     )
     return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)})
 

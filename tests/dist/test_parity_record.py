@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchlib.benchmarks.parity import command, golden, run
+from benchlib.benchmarks.parity import command_verbs, golden, run
 from benchlib.benchmarks.parity import golden as recorded
 from benchlib.cli import main
 from benchlib.commands import run as runner
@@ -116,7 +116,7 @@ def test_a_taken_target_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for target, says in (("taken", "is not empty"), ("file", "is no folder"), ("file/below", "a file and no folder")):
+    for target, says in (("taken", "is not empty"), ("file", "is not a folder"), ("file/below", "a file and no folder")):
         done = call("record", tmp_path / target, "--out", tmp_path / "out")
         assert done.exit_code == 2 and says in done.output, done.output
     done = call("record", tmp_path / "new", "--set", "members=eager")
@@ -165,7 +165,7 @@ def test_a_folder_is_published_as_a_whole_also_to_another_file_system(tmp_path, 
 
     monkeypatch.setattr(os, "rename", renamed)
     before = golden.read(run_dir)
-    command._publish(run_dir, target, weights=True)
+    command_verbs._publish(run_dir, target, weights=True)
     assert golden.read(target) == before and not run_dir.exists()
     assert [path.name for path in target.parent.iterdir()] == ["target"] and bool(refused) == across
 
@@ -179,13 +179,13 @@ def test_a_failed_publication_leaves_the_recording_in_its_run_and_nothing_half_m
     monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.EXDEV, "")))
     monkeypatch.setattr(shutil, "copytree", full)
     with pytest.raises(UserError, match="free some space"):
-        command._publish(run_dir, target, weights=True)
+        command_verbs._publish(run_dir, target, weights=True)
     assert golden.read(run_dir) and [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_without_weights_the_folder_is_sealed_again(tmp_path, capsys):
     run_dir, target = made(tmp_path / "run" / "golden"), tmp_path / "target"
-    command._publish(run_dir, target, weights=False)
+    command_verbs._publish(run_dir, target, weights=False)
     manifest = golden.read(target)
     assert golden.WEIGHTS not in manifest["files"] and manifest["model"]["sha256"] == "ab" * 32
     config = build(

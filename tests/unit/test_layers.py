@@ -56,7 +56,7 @@ def allowed(name, other):
         return of == benchmark if benchmark and of else not of and room != "core"
     if room == "benchmarks" and not benchmark:
         return to == "core"
-    if room in DOORS or file == "command":
+    if room in DOORS or file.split("_")[0] == "command":
         return to not in WITH_TORCH
     return to == room or to in ROOMS[room].split()
 

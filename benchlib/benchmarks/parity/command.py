@@ -1,4 +1,4 @@
-"""The verbs ``benchlib parity record | verify | merge``. What they do is in ``verbs``, imported when one is called."""
+"""The verbs ``benchlib parity record | verify | merge``. What they do is in ``command_verbs``, imported when one is called."""
 
 import sys
 from pathlib import Path
@@ -37,11 +37,11 @@ def record(
 
     Copy it to another machine as it is, and compare there with `benchlib parity verify FOLDER`.
     """
-    from benchlib.benchmarks.parity import verbs
+    from benchlib.benchmarks.parity import command_verbs
 
     named = {"model": model, "data": data}
     pairs = (*(f"{name}={value}" for name, value in named.items() if value is not None), *pairs)
-    sys.exit(verbs.record(folder, tier, backend, pairs, not no_weights, out))
+    sys.exit(command_verbs.record(folder, tier, backend, pairs, not no_weights, out))
 
 
 @command.command("verify")
@@ -68,9 +68,9 @@ def verify(
 
     Model, inputs and lengths are taken from the folder. One that was cut or altered is refused.
     """
-    from benchlib.benchmarks.parity import verbs
+    from benchlib.benchmarks.parity import command_verbs
 
-    sys.exit(verbs.verify(folder, tier, backend, members, pairs, out, strict))
+    sys.exit(command_verbs.verify(folder, tier, backend, members, pairs, out, strict))
 
 
 @command.command("merge")
@@ -95,6 +95,6 @@ def merge(sources: tuple[Path, ...], to: Path | None, machine: str, strict: bool
 
     What is damaged is left out and named; the rest is written, and the exit code is 2.
     """
-    from benchlib.benchmarks.parity import verbs
+    from benchlib.benchmarks.parity import command_verbs
 
-    sys.exit(verbs.merge(sources, to, machine, strict))
+    sys.exit(command_verbs.merge(sources, to, machine, strict))

@@ -1,4 +1,8 @@
-"""What a parity run is judged by: each member against the reference, and whether the comparison could have failed."""
+"""What a parity run is judged by, and what its numbers say in sentences.
+
+Each member is judged against the reference, the reference against double precision, and the tolerance by whether bf16
+misses it. The reading says which members match, where results diverge, and whether it matters.
+"""
 
 import math
 from collections.abc import Iterator
@@ -15,13 +19,17 @@ from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Result, Run
 
-# The rules that a check of its own shows; "numbers agree" stands for all others.
+# The rules that a check of its own shows; the consistency check stands for all others.
 SHOWN = ("possible values",)
 DIFFERENCE, COSINE, LATENCY = "_logits_max_difference", "_one_minus_cosine", "_latency_ms"
 DOUBLE = 1.0  # a driver that computes otherwise moves a difference by its order of magnitude, not by a few percent
 LATENCY_SHARE = 0.5  # milliseconds on a shared machine
 OUTCOMES = ("PASS", "FAIL", "SKIPPED", "NOT COMPARED")
-NAMED = 3  # of what failed in a member that is told in full
+NAMED = 3  # of what failed in a member that are listed in full
+DAY_S = 86400.0
+SLOWER, FASTER = 1.1, 0.9  # of the reference's latency: what is between may be noise
+LONG = 12  # members that are listed by name
+
 Row = dict[str, Any]
 
 
@@ -64,8 +72,8 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         whole,
         *(_parity(row, result) for row in members),
         _same_work(result, members),
-        _can_fail(config, result, members),
-        _reference_is_one(config, result),
+        _sensitivity(config, result, members),
+        _reference_accuracy(config, result),
         _not_worse(result),
         _kernels(result),
         finite_check(stated),
@@ -82,7 +90,7 @@ def _without_pass(check: Check) -> Check:
     if check.status != "PASS" or check.kind == "budget":
         return check
     return check.model_copy(
-        update={"status": "SKIPPED", "reason": f"no member that gates was compared; {check.reason}", "gates": False}
+        update={"status": "SKIPPED", "reason": f"no gating member was compared; {check.reason}", "gates": False}
     )
 
 
@@ -95,26 +103,28 @@ def _whole(result: Result, members: list[Row]) -> Check:
     common: dict[str, Any] = {
         "name": "parity",
         "kind": "target",
-        "question": "Does this backend compute the same as the reference?",
+        "question": "Does this backend match the reference?",
     }
     judged = {
         outcome: [row["member"] for row in members if row["gates"] and row["outcome"] == outcome]
         for outcome in OUTCOMES
     }
     if judged["FAIL"] or judged["PASS"]:
-        told = [f"{', '.join(names_)}: {outcome}" for outcome, names_ in judged.items() if names_]
+        groups = [f"{', '.join(listed)}: {outcome}" for outcome, listed in judged.items() if listed]
         # Each member has a gating check of its own: this one repeats them.
-        return Check(**common, status="FAIL" if judged["FAIL"] else "PASS", reason="; ".join(told), gates=False)
-    told = list(dict.fromkeys(str(row["reason"]) for row in members if row["outcome"] not in ("PASS", "FAIL")))
+        return Check(**common, status="FAIL" if judged["FAIL"] else "PASS", reason="; ".join(groups), gates=False)
+    reasons = list(dict.fromkeys(str(row["reason"]) for row in members if row["outcome"] not in ("PASS", "FAIL")))
     informative = ", ".join(row["member"] for row in members if row["outcome"] in ("PASS", "FAIL"))
-    if informative and not told:
-        reason = f"not compared: {informative} only inform; name a member that gates, or none for all"
+    if informative and not reasons:
+        reason = (
+            f"no gating member was compared: {informative} is informative only; name a gating member, or none for all"
+        )
         return Check(**common, status="SKIPPED", reason=reason)
-    told = told or ["no member was asked for"]
+    reasons = reasons or ["no member was requested"]
     backend = result.facts.get("reference", {}).get("backend", "?")
-    more = f"; and {len(told) - NAMED} other reasons" if len(told) > NAMED else ""
-    reason = f"not compared: there is nothing but the reference on {backend} ({'; '.join(told[:NAMED])}{more})"
-    if any("the budget of" in text for text in told):
+    more = f"; and {len(reasons) - NAMED} other reasons" if len(reasons) > NAMED else ""
+    reason = f"nothing to compare with the reference on {backend} ({'; '.join(reasons[:NAMED])}{more})"
+    if any("the budget of" in text for text in reasons):
         reason += "; raise budget_s, or name fewer members"
     return Check(**common, status="SKIPPED", reason=reason)
 
@@ -130,7 +140,7 @@ def _parity(row: Row, result: Result) -> Check:
     return Check(
         name=f"parity {row['member']}",
         kind="target",
-        question=f"Does it compute the same: {row['what']}?",
+        question=f"Does {row['member']} match the reference ({row['what']})?",
         status=status,
         reason=reason,
         value=first["value"] if first else None,
@@ -160,14 +170,14 @@ def _judged(row: Row, judged: list[Row], cases: list[Row]) -> tuple[Status, str]
         return "FAIL", f"logits of {first['case']} differ by {first['max_abs']}, beyond {first['limit']:g}"
     if failed:
         more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
-        return "FAIL", "; ".join(map(_told, failed[:NAMED])) + more
+        return "FAIL", "; ".join(map(_quantity, failed[:NAMED])) + more
     passed = [one for one in judged if one["status"] == "PASS"]
     if row["outcome"] == "FAIL" or not passed:
-        return "FAIL", row["reason"] or "it left nothing to compare"
+        return "FAIL", row["reason"] or "its recording holds nothing to compare"
     absent = [one["quantity"] for one in judged if one["status"] == "SKIPPED"]
     shown = [one for one in passed if one["quantity"] in (tolerances.LOGITS, tolerances.COSINE)]
-    told = "; ".join(map(_told, shown)) + f"; {len(passed)} quantities within their limits"
-    return "PASS", told + (f"; not compared: {', '.join(absent)}" if absent else "")
+    summary = "; ".join(map(_quantity, shown)) + f"; {len(passed)} quantities within their limits"
+    return "PASS", summary + (f"; not compared: {', '.join(absent)}" if absent else "")
 
 
 def _beyond(row: Row) -> bool:
@@ -183,7 +193,7 @@ def _within(value: float | None, limit: float) -> bool:
     return value is not None and math.isfinite(value) and value <= limit
 
 
-def _told(row: Row) -> str:
+def _quantity(row: Row) -> str:
     name = "1 - cosine of the logits" if row["quantity"] == tolerances.COSINE else row["quantity"]
     if row["value"] is None:
         return f"{name}: {row['reason'] or 'not finite'}" + (f" at {row['worst']}" if row["worst"] else "")
@@ -202,20 +212,20 @@ def _where(rows: list[Row]) -> str:
 
 def _same_work(result: Result, members: list[Row]) -> Check:
     """Check by hash that every member had the reference's weights and inputs."""
-    name, question = "same weights and inputs", "Did every member compute with the reference's weights and inputs?"
+    name, question = "same weights and inputs", "Did every member use the reference's weights and inputs?"
     wanted = (result.facts["model_sha256"], result.facts["inputs_sha256"])
     recorded = [row for row in members if row.get("model_sha256") or row.get("inputs_sha256")]
     wrong = [row["member"] for row in recorded if (row.get("model_sha256"), row.get("inputs_sha256")) != wanted]
     if not recorded:
         reason = "no member left a recording"
         return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
-    reason = f"{len(recorded)} recordings of weights {wanted[0][:12]} and inputs {wanted[1][:12]}"
-    return fact_check(name, question, not wrong, reason + (f"; others have {', '.join(wrong)}" if wrong else ""))
+    reason = f"{len(recorded)} recordings with weights {wanted[0][:12]} and inputs {wanted[1][:12]}"
+    return fact_check(name, question, not wrong, reason + (f"; others: {', '.join(wrong)}" if wrong else ""))
 
 
-def _can_fail(config: ParityConfig, result: Result, members: list[Row]) -> Check:
+def _sensitivity(config: ParityConfig, result: Result, members: list[Row]) -> Check:
     """Hold bf16 against the tolerance of fp32, which it must miss: one that cannot fail proves nothing."""
-    name, question = "the tolerance can fail", "Does bf16 miss the tolerance of fp32, as it must?"
+    name, question = "tolerance sensitivity", "Does bf16 exceed the fp32 tolerance, as it must?"
     rounded = [row["member"] for row in members if row["precision"] == "bf16" and row["mode"] == "exact"]
     difference, cosine = (_of_fp32(config, result, members, name) for name in (tolerances.LOGITS, tolerances.COSINE))
     seen = []
@@ -225,13 +235,13 @@ def _can_fail(config: ParityConfig, result: Result, members: list[Row]) -> Check
         if len(pair) == 2 and None not in pair:
             seen.append((member, pair[0], pair[1]))
     if not seen:
-        reason = "no bf16 member was compared; without one nothing shows that the tolerance can fail"
+        reason = "no bf16 member was compared, so it is unknown whether the tolerance detects an error"
         return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
     blind = [member for member, first, second in seen if first <= difference and second <= cosine]
-    told = ", ".join(f"{member} is {first:.2g} off, 1 - cosine {second:.2g}" for member, first, second in seen)
-    reason = f"{told}; fp32 allows {difference:.3g} and {cosine:.3g}"
+    distances = ", ".join(f"{member} is {first:.2g} off, 1 - cosine {second:.2g}" for member, first, second in seen)
+    reason = f"{distances}; fp32 allows {difference:.3g} and {cosine:.3g}"
     if blind:
-        reason += f": {', '.join(blind)} computed in full precision, or the comparison sees nothing"
+        reason += f": {', '.join(blind)} computed in full precision, or the comparison detects nothing"
     return fact_check(name, question, not blind, reason)
 
 
@@ -244,9 +254,9 @@ def _of_fp32(config: ParityConfig, result: Result, members: list[Row], quantity:
     return max([tolerances.between(reference, config.backend, "fp32", quantity).value, *given])
 
 
-def _reference_is_one(config: ParityConfig, result: Result) -> Check:
-    """Hold the reference itself against double precision: one farther off than limits are eased by is no measure."""
-    name, question = "the reference is one", "Is the reference itself close to double precision?"
+def _reference_accuracy(config: ParityConfig, result: Result) -> Check:
+    """Compare the reference itself with double precision. One farther off than limits are ever eased fails the run."""
+    name, question = "reference accuracy", "Is the reference itself close enough to double precision?"
     known = [row for row in result.tables.get("logits", []) if row["reference_truth_max_abs"] is not None]
     if not known:
         reason = _without_truth(result)
@@ -255,30 +265,37 @@ def _reference_is_one(config: ParityConfig, result: Result) -> Check:
     table = tolerances.between(backend, config.backend, "fp32", tolerances.LOGITS).value
     limit = tolerances.MOST_EASED * table
     worst = max(known, key=lambda row: row["reference_truth_max_abs"])
-    told = f"its logits are up to {worst['reference_truth_max_abs']:.2g} from double precision, at {worst['case']}"
-    return fact_check(name, question, _within(worst["reference_truth_max_abs"], limit), f"{told}; allowed {limit:.2g}")
+    distance = (
+        f"its logits are within {worst['reference_truth_max_abs']:.2g} of double precision, worst at {worst['case']}"
+    )
+    return fact_check(
+        name, question, _within(worst["reference_truth_max_abs"], limit), f"{distance}; allowed {limit:.2g}"
+    )
 
 
 def _without_truth(result: Result) -> str:
     """Return why no distance to double precision is known."""
     if not result.facts.get("truth"):
-        return "there is no recording in double precision to measure against"
+        return "there is no recording in double precision"
     if broken := result.facts.get("truth_nonfinite"):
         return f"{broken} numbers of the recording in double precision are NaN or infinite"
-    return "no member was compared whose distance to double precision could be told"
+    return "no compared member has a known distance to double precision"
 
 
 def _not_worse(result: Result) -> Check:
     """Tell "different" and "worse" apart, by the distance of each member to double precision. Informative."""
-    name, question = "no worse than the reference", "Is a member that differs as close to the truth as the reference?"
+    name, question = (
+        "accuracy against double precision",
+        "Is every member as close to double precision as the reference?",
+    )
     common: dict[str, Any] = {"name": name, "kind": "target", "question": question, "gates": False}
     precise = {row["member"] for row in result.tables.get("members", []) if row["precision"] != "bf16"}
     rows = [row for row in result.tables.get("truth", []) if row["member"] in precise]
     if not rows:
         return Check(**common, status="SKIPPED", reason=_without_truth(result))
     farther = [row for row in rows if row["verdict"] == "farther"]
-    told = "; ".join(f"{row['member']} {_far(row)}" for row in farther)
-    reason = told or f"{len(rows)} members are within twice the reference's own distance to double precision"
+    reason = "; ".join(f"{row['member']} {_far(row)}" for row in farther)
+    reason = reason or f"{len(rows)} members are within twice the reference's own distance to double precision"
     return Check(**common, status="FAIL" if farther else "PASS", reason=reason)
 
 
@@ -289,19 +306,21 @@ def _far(row: Row) -> str:
 
 
 def _kernels(result: Result) -> Check:
-    """Tell of attention kernels that break or answer with NaN. Informative: a member that uses them is judged itself."""
+    """Report attention kernels that fail or return NaN. Informative: a member that uses them is judged itself."""
     rows = result.tables.get("attention", [])
     broken = [row for row in rows if row["status"] == "FAIL"]
     ran = [row for row in rows if row["max_abs_truth"] is not None]
     status: Status = "FAIL" if broken else "PASS" if ran else "SKIPPED"
-    told = "; ".join(f"{row['kernel']} in {row['dtype']} at {row['length']}: {row['reason']}" for row in broken[:NAMED])
+    failures = "; ".join(
+        f"{row['kernel']} in {row['dtype']} at {row['length']}: {row['reason']}" for row in broken[:NAMED]
+    )
     kernels = ", ".join(dict.fromkeys(row["kernel"] for row in ran))
     return Check(
         name="attention kernels",
         kind="sanity",
-        question="Does every attention kernel of the device answer with numbers?",
+        question="Does every attention kernel of the device return finite numbers?",
         status=status,
-        reason=told or (f"{len(ran)} answers of {kernels}" if ran else "no kernel was measured"),
+        reason=failures or (f"{len(ran)} results of {kernels}" if ran else "no kernel was measured"),
         gates=False,
     )
 
@@ -309,9 +328,9 @@ def _kernels(result: Result) -> Check:
 def _same_numerics(result: Result, comparison: Comparison) -> Check:
     """Compare the distances with the accepted run digit by digit: a driver that computes otherwise changes them."""
     common: dict[str, Any] = {
-        "name": "same numerics as accepted",
+        "name": "numerics unchanged",
         "kind": "target",
-        "question": "Are the differences those of the accepted run, to the last digit?",
+        "question": "Are all differences identical to those of the baseline?",
         "gates": False,
     }
     if comparison.baseline is None:
@@ -325,12 +344,12 @@ def _same_numerics(result: Result, comparison: Comparison) -> Check:
     }
     changed = [name for name, (before, now) in compared.items() if before != now]
     if not compared:
-        return Check(**common, status="SKIPPED", reason="the accepted run has no difference in common with this one")
-    told = "; ".join(
+        return Check(**common, status="SKIPPED", reason="the baseline has no difference in common with this run")
+    changes = "; ".join(
         f"{name} was {_digits(compared[name][0])}, is {_digits(compared[name][1])}" for name in changed[:NAMED]
     )
     more = f"; and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
-    reason = told + more or f"{len(compared)} differences are those of {comparison.baseline.latest.run}"
+    reason = changes + more or f"{len(compared)} differences equal those of {comparison.baseline.latest.run}"
     return Check(**common, status="FAIL" if changed else "PASS", reason=reason)
 
 
@@ -346,19 +365,11 @@ def _digits(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.6g}"
 
 
-# What the numbers of a parity run say, in sentences: who computes the same, where not, and whether it matters.
-
-
-DAY_S = 86400.0
-SLOWER, FASTER = 1.1, 0.9  # of the reference's latency: what is between may be noise
-LONG = 12  # members that are listed by name
-
-
 def reading(run: Run) -> list[str]:
     """Return sentences about what is equal, where it first differs, worse or merely different, bf16, latency, and what is missing."""
     config, result = run.config, run.result
     assert isinstance(config, ParityConfig) and result is not None
-    found = [
+    sentences = [
         _what(result),
         _age(result),
         _planted(config),
@@ -371,11 +382,7 @@ def reading(run: Run) -> list[str]:
         *_attention(result),
         _missing(result),
     ]
-    return [sentence for sentence in found if sentence]
-
-
-def _reading_rows(result: Result, table: str) -> list[Row]:
-    return result.tables.get(table, [])
+    return [sentence for sentence in sentences if sentence]
 
 
 def _names(rows: list[Row]) -> str:
@@ -384,7 +391,7 @@ def _names(rows: list[Row]) -> str:
 
 
 def _value(result: Result, member: str, name: str) -> float | None:
-    rows = (row for row in _reading_rows(result, "quantities") if (row["member"], row["quantity"]) == (member, name))
+    rows = (row for row in result.tables.get("quantities", []) if (row["member"], row["quantity"]) == (member, name))
     return next((row["value"] for row in rows), None)
 
 
@@ -413,23 +420,23 @@ def _age(result: Result) -> str:
     other = [
         f"{name} {there[name]} there, {here[name]} here" for name in there if name in here and there[name] != here[name]
     ]
-    told = f"what differs beside the backend: {'; '.join(other)}" if other else "in the same environment as here"
-    return f"The reference was recorded {golden['age_s'] / DAY_S:.1f} days ago, {told}."
+    where = f"in another environment: {'; '.join(other)}" if other else "in the same environment as this run"
+    return f"The reference was recorded {golden['age_s'] / DAY_S:.1f} days ago, {where}."
 
 
 def _planted(config: ParityConfig) -> str:
     if config.planted_layer < 0:
         return ""
-    return f"A fault was planted in encoder layer {config.planted_layer} of every candidate: what fails here says that it is found."
+    return f"A fault was planted in encoder layer {config.planted_layer} of every member: a failure here means that it was detected."
 
 
 def _equal(result: Result) -> str:
-    rows = [row for row in _reading_rows(result, "members") if row["gates"] and row["outcome"] == "PASS"]
+    rows = [row for row in result.tables.get("members", []) if row["gates"] and row["outcome"] == "PASS"]
     if not rows:
-        return "" if _reading_rows(result, "members") else "Nothing but the reference was there: nothing was compared."
+        return "" if result.tables.get("members", []) else "Nothing was compared: only the reference was computed."
     same = [row for row in rows if _value(result, row["member"], tolerances.LOGITS) == 0]
-    bits = f"; {_names(same)} bit by bit" if same else ""
-    text = f"{_names(rows)} compute{'s' * (len(rows) == 1)} the same as the reference within the limits{bits}."
+    bits = f", {_names(same)} bit by bit" if same else ""
+    text = f"{_names(rows)} match{'es' * (len(rows) == 1)} the reference within the limits{bits}."
     apart = [
         (value, row["member"])
         for row in rows
@@ -442,14 +449,14 @@ def _equal(result: Result) -> str:
 
 
 def _failed(result: Result) -> Iterator[str]:
-    for row in _reading_rows(result, "members"):
+    for row in result.tables.get("members", []):
         if row["gates"] and row["outcome"] == "FAIL":
-            yield f"{row['member']} does not compute the same: {row['reason']}.{_first(result, row['member'])}"
+            yield f"{row['member']} does not match the reference: {row['reason']}.{_first(result, row['member'])}"
 
 
 def _first(result: Result, member: str) -> str:
     """Name the first layer beyond its limit, and how deep it lies."""
-    beyond = [row for row in _reading_rows(result, "layers") if row["member"] == member and row["beyond"]]
+    beyond = [row for row in result.tables.get("layers", []) if row["member"] == member and row["beyond"]]
     if not beyond:
         return ""
     first = min(beyond, key=lambda row: row["index"])
@@ -459,20 +466,20 @@ def _first(result: Result, member: str) -> str:
 
 def _informative(result: Result) -> Iterator[str]:
     """Tell what torch's own defaults cost; they do not decide the verdict."""
-    for row in _reading_rows(result, "members"):
+    for row in result.tables.get("members", []):
         value = _value(result, row["member"], tolerances.LOGITS)
         if not row["gates"] and row["outcome"] in ("PASS", "FAIL") and value is not None:
             judged = "within" if row["outcome"] == "PASS" else "beyond"
-            yield f"{row['member']} ({row['what']}) differs by {value:.2g} in a logit, {judged} the limits; it is informative."
+            yield f"{row['member']} ({row['what']}) differs by up to {value:.2g} in a logit, {judged} the limits (informative)."
 
 
 def _truth(result: Result) -> str:
     """Tell "different" and "worse" apart, by the distance to double precision."""
-    precise = {row["member"] for row in _reading_rows(result, "members") if row["precision"] == "fp32"}
-    rows = [row for row in _reading_rows(result, "truth") if row["member"] in precise]
+    precise = {row["member"] for row in result.tables.get("members", []) if row["precision"] == "fp32"}
+    rows = [row for row in result.tables.get("truth", []) if row["member"] in precise]
     if not rows:
-        return "Whether a member is worse or merely different cannot be told: there is no recording in double precision." if (
-            _reading_rows(result, "members") and not result.facts.get("truth")
+        return "Without a recording in double precision it is unknown whether a member is worse or only different." if (
+            result.tables.get("members", []) and not result.facts.get("truth")
         ) else ""  # fmt: skip
     worse = [row for row in rows if row["verdict"] == "farther"]
     own = next((row["reference_max_abs"] for row in rows if row["reference_max_abs"] is not None), None)
@@ -480,9 +487,9 @@ def _truth(result: Result) -> str:
     if not worse:
         closer = [row for row in rows if row["verdict"] == "closer"]
         also = f"; {_names(closer)} even closer" if closer else ""
-        return f"No fp32 member is farther from double precision than twice the reference{also}: they are different, not worse.{far}"
-    told = ", ".join(f"{row['member']} ({_size(row['max_abs'])})" for row in worse)
-    return f"Worse than the reference, and not merely different: {told}, measured against double precision.{far}"
+        return f"No fp32 member is more than twice as far from double precision as the reference{also}: they are different, not worse.{far}"
+    listed = ", ".join(f"{row['member']} ({_size(row['max_abs'])})" for row in worse)
+    return f"Worse than the reference, not only different: {listed} from double precision.{far}"
 
 
 def _size(value: float | None) -> str:
@@ -493,10 +500,10 @@ def _rounded(result: Result) -> str:
     """Say what bf16 costs, in logits, in answers, and in time."""
     rows = [
         row
-        for row in _reading_rows(result, "members")
+        for row in result.tables.get("members", [])
         if row["precision"] == "bf16" and row["outcome"] in ("PASS", "FAIL")
     ]
-    told = []
+    costs = []
     for row in rows:
         value = _value(result, row["member"], tolerances.LOGITS)
         if value is None:
@@ -504,38 +511,38 @@ def _rounded(result: Result) -> str:
         spans, points = (_value(result, row["member"], name) for name in (tolerances.SPANS, tolerances.F1))
         more = [f"{spans:.1%} of the decided spans agree"] if spans is not None else []
         more += [f"F1 changes by {points:.2g} points"] if points is not None else []
-        told.append(f"{row['member']} moves a logit by up to {value:.2g}" + (f" ({', '.join(more)})" if more else ""))
-    return f"What bf16 costs: {'; '.join(told)}." if told else ""
+        costs.append(f"{row['member']} moves a logit by up to {value:.2g}" + (f" ({', '.join(more)})" if more else ""))
+    return f"What bf16 costs: {'; '.join(costs)}." if costs else ""
 
 
 def _latency(result: Result) -> Iterator[str]:
     """Compare medians with the reference's, where it was timed on this machine and at the same length."""
-    rows = {row["member"]: row for row in _reading_rows(result, "latency")}
+    rows = {row["member"]: row for row in result.tables.get("latency", [])}
     base = rows.pop("reference", None)
     if not rows:
         return
     if base is None or result.facts.get("golden", {}).get("given"):
         best = min(rows.values(), key=lambda row: row["p50_ms"])
-        yield f"The fastest is {best['member']} with {quantity(best['p50_ms'])} ms for an input of {best['length']} tokens."
+        yield f"The fastest is {best['member']}: {quantity(best['p50_ms'])} ms for an input of {best['length']} tokens."
         return
     same = {name: row["p50_ms"] / base["p50_ms"] for name, row in rows.items() if row["length"] == base["length"]}
     groups = {
         "faster": {name: ratio for name, ratio in same.items() if ratio < FASTER},
         "slower": {name: ratio for name, ratio in same.items() if ratio > SLOWER},
     }
-    told = [
-        f"{word} {', '.join(f'{name} ({ratio:.2f})' for name, ratio in sorted(found.items(), key=lambda one: one[1]))}"
-        for word, found in groups.items()
-        if found
+    parts = [
+        f"{word} {', '.join(f'{name} ({ratio:.2f})' for name, ratio in sorted(ratios.items(), key=lambda item: item[1]))}"
+        for word, ratios in groups.items()
+        if ratios
     ]
     rest = "; the others are within 10 %" if sum(map(len, groups.values())) < len(same) else ""
-    text = "; ".join(told) + rest if told else "all members are within 10 % of it"
-    yield f"The reference takes {quantity(base['p50_ms'])} ms for an input of {base['length']} tokens; as shares of that: {text}."
+    text = "; ".join(parts) + rest if parts else "all members are within 10 % of it"
+    yield f"The reference takes {quantity(base['p50_ms'])} ms for an input of {base['length']} tokens. Relative to that: {text}."
 
 
 def _attention(result: Result) -> Iterator[str]:
     """Say by type how far the attention kernels are from math at the usual scale, and what a row without a key gives."""
-    rows = _reading_rows(result, "attention")
+    rows = result.tables.get("attention", [])
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         usual = [row for row in rows if row["dtype"] == dtype and row["scale"] == 1]
         ran = [row for row in usual if row["kernel"] != "math" and row["max_abs_math"] is not None]
@@ -551,16 +558,16 @@ def _attention(result: Result) -> Iterator[str]:
         if row["masked_row"]:
             without_key.setdefault(row["masked_row"], set()).add(row["kernel"])
     if len(without_key) > 1:
-        told = "; ".join(f"{', '.join(sorted(kernels))}: {word}" for word, kernels in without_key.items())
-        yield f"A row that may attend to nothing is not the same everywhere ({told})."
+        kinds = "; ".join(f"{', '.join(sorted(kernels))}: {word}" for word, kernels in without_key.items())
+        yield f"Kernels differ in what a fully masked row returns ({kinds})."
 
 
 def _missing(result: Result) -> str:
-    skipped = [row for row in _reading_rows(result, "members") if row["outcome"] in ("SKIPPED", "NOT COMPARED")]
+    skipped = [row for row in result.tables.get("members", []) if row["outcome"] in ("SKIPPED", "NOT COMPARED")]
     reasons: dict[str, list[Row]] = {}
     for row in skipped:
         reasons.setdefault(row["reason"], []).append(row)
-    told = [f"{_names(rows)} ({reason})" for reason, rows in reasons.items()]
+    missing = [f"{_names(rows)} ({reason})" for reason, rows in reasons.items()]
     known = {row["member"] for row in skipped}
-    told += [text for text in result.facts.get("cut", []) if text.partition(":")[0] not in known]
-    return f"Not computed: {'; '.join(told)}." if told else ""
+    missing += [text for text in result.facts.get("cut", []) if text.partition(":")[0] not in known]
+    return f"Not computed: {'; '.join(missing)}." if missing else ""

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from benchlib.benchmarks.parity import command, matrix
+from benchlib.benchmarks.parity import command_verbs, matrix
 from benchlib.benchmarks.parity import publish as export
 from benchlib.benchmarks.parity.matrix import FILE, read_file, read_run
 from benchlib.cli import main
@@ -268,7 +268,7 @@ def test_the_page_is_a_table_in_a_terminal_and_on_a_forge(tmp_path):
 def test_differences_name_what_both_machines_tell():
     there = {"torch": "2.12.0", "numpy": "2.3", "seaborn": "0.1", "processor": "A", "threads": 8}
     here = {"versions": {"torch": "2.13.0", "numpy": "2.3", "seaborn": "0.2"}, "cpu": {"model": "B"}, "host": "x"}
-    assert command.differences(there, here) == [("processor", "A", "B"), ("torch", "2.12.0", "2.13.0")]
+    assert command_verbs.differences(there, here) == [("processor", "A", "B"), ("torch", "2.12.0", "2.13.0")]
 
 
 def test_a_run_of_another_benchmark_is_no_result(tmp_path):
@@ -282,8 +282,10 @@ def test_strict_wants_every_gated_member_and_optional_ones_where_they_are_named(
     whole = make(
         tmp_path, "000001-a", tables=make_parity.tables(["eager", "onnxruntime", "native"], crashed=["native"])
     )
-    assert command._compared(whole, [""]) and not command._compared(whole, ["onnxruntime"])
+    assert command_verbs._compared(whole, [""]) and not command_verbs._compared(whole, ["onnxruntime"])
     tables = make_parity.tables(["eager", "sdpa_math"])
     tables["members"][1] |= {"outcome": "SKIPPED", "reason": "no time in the budget"}
-    assert not command._compared(make(tmp_path, "000002-b", tables=tables), [""])
-    assert not command._compared(make(tmp_path, "000003-c", tables={}, status="skipped", reason="no driver"), [""])
+    assert not command_verbs._compared(make(tmp_path, "000002-b", tables=tables), [""])
+    assert not command_verbs._compared(
+        make(tmp_path, "000003-c", tables={}, status="skipped", reason="no driver"), [""]
+    )

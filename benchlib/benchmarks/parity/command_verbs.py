@@ -1,4 +1,4 @@
-"""``benchlib parity``: record on one machine, verify on another, merge what all of them say.
+"""What ``benchlib parity`` does: record on one machine, verify on another, merge the results of all.
 
 Record and verify are runs of the benchmark like any other, through the same runner, with notebook, report and verdict.
 """
@@ -14,9 +14,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
-from benchlib.benchmarks.parity import golden, matrix
-from benchlib.benchmarks.parity import golden as recorded
-from benchlib.benchmarks.parity import publish as export
+from benchlib.benchmarks.parity import golden, matrix, publish
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.matrix import read_file
 from benchlib.commands import run
@@ -34,7 +32,8 @@ from benchlib.show.exports import counted
 BENCHMARK = "parity"
 EXIT_INTERRUPTED = 130
 OWN = ("record", "keep", "golden", "reference")  # what the commands themselves set
-TOLD = (
+# What is compared of two machines, by the names of their facts.
+FACTS = (
     "processor",
     "benchlib",
     "python",
@@ -46,7 +45,6 @@ TOLD = (
     "nvidia",
     "amdgpu",
 )
-UNMOVED = "nothing was published"
 
 
 def record(target: Path, tier: str, backend: str, pairs: Iterable[str], weights: bool, out: Path | None) -> int:
@@ -66,10 +64,8 @@ def record(target: Path, tier: str, backend: str, pairs: Iterable[str], weights:
     outcome = run.run_one(planned, store)
     made, code = outcome.run_dir / "golden", _exit_code(outcome, store)
     if outcome.interrupted or outcome.verdict.broken or not (made / golden.NAME).exists():
-        console.print(f"[yellow]{UNMOVED}[/]  the run has no whole recording", soft_wrap=True)
-        return (
-            code or EXIT_BROKEN
-        )  # also where the backend is not there: whoever copies the folder next would find none
+        console.print("[yellow]nothing was published[/]  the run has no complete recording", soft_wrap=True)
+        return code or EXIT_BROKEN  # also where the backend is missing: there is no folder to copy next
     _publish(made, target, weights)
     return code
 
@@ -91,9 +87,9 @@ def verify(
     store = out or outputs()
     check_place(store)
     overrides = _overrides(pairs) | ({"members": members} if members else {})
-    overrides = recorded.parameters(manifest) | overrides | {"golden": str(folder.resolve())}
-    planned = plan(BENCHMARK, tier or recorded.tier(manifest), backend, overrides)
-    _tell(folder, manifest, describe(planned.probe))
+    overrides = golden.parameters(manifest) | overrides | {"golden": str(folder.resolve())}
+    planned = plan(BENCHMARK, tier or golden.tier(manifest), backend, overrides)
+    _print_golden(folder, manifest, describe(planned.probe))
     outcome = run.run_one(planned, store)
     code = _exit_code(outcome, store)
     missed = strict and code == EXIT_PASS and not _compared(outcome.run_dir, members.split(","))
@@ -129,10 +125,10 @@ def _overrides(pairs: Iterable[str], also: Sequence[str] = ()) -> dict[str, Any]
 def _check_free(target: Path) -> None:
     """Raise ``UserError`` where a golden folder cannot be published: the place is taken or not writable."""
     if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise UserError(f"{target} is no folder: name one that does not exist yet, or an empty one")
+        raise UserError(f"{target} is not a folder: name a new or an empty one")
     if target.is_dir() and any(target.iterdir()):
         raise UserError(
-            f"{target} is not empty: a golden folder is never written over; name another one, or remove this one first"
+            f"{target} is not empty, and a golden folder is never overwritten: name another one, or remove this one first"
         )
     check_place(target.parent)
 
@@ -158,8 +154,8 @@ def _publish(made: Path, target: Path, weights: bool) -> None:
     )
     if not weights:
         console.print(
-            f"[dim]without the weights: the verifying machine has to have {escape(str(manifest['model'].get('name')))} itself, "
-            f"with the hash {escape(str(manifest['model'].get('sha256'))[:12])}[/]",
+            f"[dim]without the weights: the verifying machine needs {escape(str(manifest['model'].get('name')))} itself, "
+            f"with hash {escape(str(manifest['model'].get('sha256'))[:12])}[/]",
             soft_wrap=True,
         )
     console.print(
@@ -189,14 +185,14 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
-def _tell(folder: Path, manifest: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+def _print_golden(folder: Path, manifest: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Print what was recorded, and what differs between the machine that did and this one."""
     model = manifest["model"]
     what = ", ".join(str(model[name]) for name in ("name", "description") if model.get(name))
     console.print(f"[bold]golden[/]  {shown(folder)}  {escape(what)}", soft_wrap=True)
     rows = differences(manifest["environment"], here)
     if not rows:
-        console.print("[dim]recorded with the same versions on a processor of the same name[/]")
+        console.print("[dim]recorded with the same versions on the same processor model[/]")
         return
     table = Table("differs", "recorded with", "here", box=None, padding=(0, 2, 0, 0), header_style="dim")
     for row in rows:
@@ -205,7 +201,7 @@ def _tell(folder: Path, manifest: Mapping[str, Any], here: Mapping[str, Any]) ->
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return what two machines differ in, of what is known of both: name, there, here."""
+    """Return the facts known of both machines in which they differ: name, there, here."""
     return [
         (name, other, own)
         for name, other in _facts(there).items()
@@ -221,8 +217,8 @@ def _facts(machine: Mapping[str, Any]) -> dict[str, str]:
         **machine,
         **{name: value for values in nested if isinstance(values, Mapping) for name, value in values.items()},
     }
-    found = {"processor": cpu.get("model"), **{name: flat.get(name) for name in TOLD if flat.get(name)}}  # type: ignore[union-attr]
-    return {name: str(value) for name, value in found.items() if isinstance(value, (str, int)) and value != ""}
+    facts = {"processor": cpu.get("model"), **{name: flat.get(name) for name in FACTS if flat.get(name)}}  # type: ignore[union-attr]
+    return {name: str(value) for name, value in facts.items() if isinstance(value, (str, int)) and value != ""}
 
 
 def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) -> int:
@@ -240,26 +236,26 @@ def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) 
             raise
         fresh = matrix.Merged(())
     left_out = (*damaged.values(), *fresh.left_out)
-    found = matrix.newest([*fresh.results, *kept], left_out, fresh.uncounted)
-    if not (found.results or found.left_out or found.uncounted):
-        raise UserError("no results of parity yet: `benchlib run parity` makes the first")
+    merged = matrix.newest([*fresh.results, *kept], left_out, fresh.uncounted)
+    if not (merged.results or merged.left_out or merged.uncounted):
+        raise UserError("no parity results yet: run `benchlib run parity` first")
     check_place(folder)
-    written = export.write(found, folder, untouched=damaged)
-    show(found)
+    written = publish.write(merged, folder, untouched=damaged)
+    show(merged)
     for backend in damaged:
         console.print(
-            f"[red]not written[/]  {shown(folder / backend / export.FILE)} is damaged: restore or remove it, then merge again",
+            f"[red]not written[/]  {shown(folder / backend / publish.FILE)} is damaged: restore or remove it, then merge again",
             soft_wrap=True,
         )
     console.print("written: " + ", ".join(shown(path) for path in written), soft_wrap=True)
-    return _merge_code(found, strict)
+    return _merge_code(merged, strict)
 
 
 def _read_kept(folder: Path) -> tuple[list[Any], dict[str, str]]:
     """Return the results that lie in the folder already, and for each backend whose file is damaged the reason."""
     kept, damaged = [], {}
     for backend in BACKENDS:
-        path = folder / backend / export.FILE
+        path = folder / backend / publish.FILE
         if path.exists():
             try:
                 kept += read_file(path)
@@ -268,32 +264,32 @@ def _read_kept(folder: Path) -> tuple[list[Any], dict[str, str]]:
     return kept, damaged
 
 
-def _merge_code(found: matrix.Merged, strict: bool) -> int:
+def _merge_code(merged: matrix.Merged, strict: bool) -> int:
     """Return 0 once all is written, 2 where something was left out as damaged.
 
     With ``strict`` also 1 where a gated result fails, which counts before 2, and 3 where nothing was compared.
     """
-    words = [row.outcome for _, row in found.rows if row.gates]
+    words = [row.outcome for _, row in merged.rows if row.gates]
     if strict and "FAIL" in words:
         return EXIT_FAIL
-    if found.left_out:
+    if merged.left_out:
         return EXIT_BROKEN
     return EXIT_NOTHING_TO_COMPARE if strict and "PASS" not in words else EXIT_PASS
 
 
-def show(found: matrix.Merged) -> None:
+def show(merged: matrix.Merged) -> None:
     """Print the outcome of each backend, every result with its age, and what was left out."""
     for backend in BACKENDS:
-        one = matrix.standing(found, backend)
-        if one.machines:
+        standing = matrix.standing(merged, backend)
+        if standing.machines:
             console.print(
-                f"[{COLOURS.get(one.outcome, 'blue')}]{one.outcome}[/]  [bold]{backend}[/]  {escape(one.reason)}"
+                f"[{COLOURS.get(standing.outcome, 'blue')}]{standing.outcome}[/]  [bold]{backend}[/]  {escape(standing.reason)}"
             )
     table = Table(
         *("backend", Column("machine", overflow="fold"), "member", "outcome", "difference", "limit", "age", "reason"),
         box=None, padding=(0, 2, 0, 0), header_style="dim",
     )  # fmt: skip
-    frame = matrix.frame(found)
+    frame = matrix.frame(merged)
     for row in frame.to_dict("records"):
         colour = "yellow" if row["outcome"] == "FAIL" and not row["gates"] else COLOURS.get(row["outcome"], "blue")
         word = "DIFFERS" if row["outcome"] == "FAIL" and not row["gates"] else row["outcome"]
@@ -308,5 +304,5 @@ def show(found: matrix.Merged) -> None:
         )
     if table.row_count:
         console.print(table)
-    for sentence in (*found.left_out, *found.uncounted):
+    for sentence in (*merged.left_out, *merged.uncounted):
         console.print(f"[yellow]left out[/]  {escape(sentence)}", soft_wrap=True)
