@@ -1,8 +1,10 @@
 """What a collectives run is judged by: right results, possible numbers, targets, budget and baseline."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from benchlib.benchmarks.collectives import nccl_tests
 from benchlib.benchmarks.collectives.config import CollectivesConfig
 from benchlib.core.definitions import BUS_FACTORS, NO_LIMIT, size_text
 from benchlib.core.text import quantity
@@ -17,7 +19,6 @@ from benchlib.judge.checks import (
     finite_check,
     limit_check,
 )
-from benchlib.judge.foreign import nccl_series
 from benchlib.judge.impossible.claim import Claim, Collective, Latency
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import ask
@@ -38,7 +39,8 @@ NAMED = 3  # of the wrong cases that are told one by one
 
 def refuse(config: CollectivesConfig) -> None:
     """Raise ``UserError`` for a file of nccl-tests results that cannot be read."""
-    nccl_series.refuse(config)
+    if config.nccl_tests:
+        nccl_tests.read(Path(config.nccl_tests))
 
 
 def limits(run: Run) -> list[RegressionLimit]:

@@ -1,16 +1,23 @@
-"""Collectives in the form that nccl-tests prints, to lie beside the output of ``all_reduce_perf`` and read by its tools.
+"""Results of nccl-tests: read to stand beside those of a run, and written as nccl-tests prints them.
 
-Format: NVIDIA/nccl-tests, src/util.cu. Times are us, bandwidths GB/s (1e9), with more digits than nccl-tests prints: a
-slow fabric would show as 0.00. One test is written for each operation, type and reduction of the collective library's
+Rows that are read are ``claimed``: operation, placement ("out of place", "in place"), bytes (S: the larger side), ranks (None
+where the file does not state them), time_us, algbw_gbps, busbw_gbps, wrong_elements (None where not checked), provenance,
+source (the file's name).
+
+Format: NVIDIA/nccl-tests, src/util.cu. Times are us, bandwidths GB/s (1e9), written with more digits than nccl-tests prints:
+a slow fabric would show as 0.00. One test is written for each operation, type and reduction of the collective library's
 own operations; barriers and the kit's own algorithms have no program of nccl-tests and are left out.
 """
 
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
 from benchlib.judge.foreign.nccl import PROGRAMS
+from benchlib.judge.foreign.readers import READERS, UnknownFormat, read_claims
+from benchlib.judge.impossible.claim import Collective
 from benchlib.judge.published import device_name
 from benchlib.judge.snapshot import Snapshot
 from benchlib.show.exports import counted, put
@@ -35,6 +42,50 @@ HEADER = (
     f"#{'(B)':>12}{'(elements)':>14}{'':>26}" + f"{'(us)':>12}{'(GB/s)':>12}{'(GB/s)':>12}{'':>12}" * 2
 )  # fmt: skip
 BITS = 8
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of nccl-tests or rccl-tests; ``UserError`` for any other file and one that is cut."""
+    expected = "expected the text or JSON output of nccl-tests"
+    try:
+        name, claims = read_claims(path)
+    except UnknownFormat as error:
+        raise UserError(f"nccl_tests = {error}; {expected}") from None
+    except UserError as error:
+        raise UserError(f"nccl_tests = {error}") from None
+    if name not in ("nccl-tests", "nccl-tests JSON"):
+        what = READERS[name].what if name in READERS else "a run of the kit"
+        raise UserError(f"nccl_tests = {path}: this is {what}; {expected}")
+    rows = []
+    for claim in claims:
+        one = claim.collective
+        if one is None or one.size_bytes is None or one.busbw_gbytes_per_s is None:
+            continue  # a footer, or a placement that was not run
+        if not one.operation:
+            raise UserError(
+                f"nccl_tests = {path}: the file does not name its program (all_reduce_perf or the like): keep the lines "
+                "before the table, or the command that made it"
+            )
+        rows.append(_claimed(one, claim.subject.rpartition(", ")[2], path.name))
+    if not rows:
+        raise UserError(f"nccl_tests = {path}: no row with a bandwidth; the test failed or the file is cut")
+    return rows
+
+
+def _claimed(one: Collective, placement: str, source: str) -> dict[str, Any]:
+    algbw, busbw = one.algbw_gbytes_per_s, one.busbw_gbytes_per_s
+    return {
+        "operation": one.operation,
+        "placement": placement,
+        "bytes": one.size_bytes,
+        "ranks": one.ranks,
+        "time_us": 1e6 * one.seconds if one.seconds is not None else None,
+        "algbw_gbps": BITS * algbw if algbw is not None else None,
+        "busbw_gbps": BITS * busbw if busbw is not None else None,
+        "wrong_elements": one.wrong_elements,
+        "provenance": "claimed",
+        "source": source,
+    }
 
 
 def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:

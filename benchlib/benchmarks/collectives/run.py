@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from benchlib.benchmarks.collectives import bench as support
-from benchlib.benchmarks.collectives import extras, limits, metrics
+from benchlib.benchmarks.collectives import extras, limits, metrics, nccl_tests
 from benchlib.benchmarks.collectives import limits as bounds
 from benchlib.benchmarks.collectives.bench import Bench
 from benchlib.benchmarks.collectives.config import CollectivesConfig
@@ -22,7 +22,6 @@ from benchlib.config.schema import BaseConfig
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
 from benchlib.core.events import EventWriter, Moment
-from benchlib.judge.foreign import nccl_series
 from benchlib.launch.nodes import place
 from benchlib.results.metrics import measured
 from benchlib.results.run import Result, save_result
@@ -41,7 +40,7 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
     began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
     events.emit("phase", name="init")
     # Read before anything is measured: a wrong file is told at once, and only the first node needs to have it.
-    foreign = nccl_series.series(Path(config.nccl_tests)) if config.nccl_tests and place().rank == 0 else []
+    foreign = nccl_tests.read(Path(config.nccl_tests)) if config.nccl_tests and place().rank == 0 else []
     with group.world(config, run_dir) as world:
         bench = Bench(world, config, events, began)
         bench.tables["nccl_tests"] = foreign

@@ -1,4 +1,7 @@
-"""JSON of unknown origin: parsed with care, and values taken only where they are of the kind that is expected."""
+"""Claim files, and the kit's own files: results, run folders, verdicts, baselines and shared reports.
+
+The JSON is of unknown origin: values are taken only where they are of the expected kind.
+"""
 
 import difflib
 import functools
@@ -20,9 +23,12 @@ from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.snapshot import ATTRIBUTE, read_html
 from benchlib.results.run import Result, Run, load_samples
 
+GUIDE = "see docs/claims.md"
+Model = typing.TypeVar("Model", bound=BaseModel)
+
 
 def looks_like_json(text: str) -> bool:
-    """Tell whether a text starts as a JSON object."""
+    """Return whether a text starts as a JSON object."""
     return text.lstrip()[:1] == "{"
 
 
@@ -41,14 +47,12 @@ def parse(path: Path, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        where = (
-            f"{error.msg.removesuffix(' at')} at line {error.lineno}"
-            if isinstance(error, json.JSONDecodeError)
-            else "nested too deep or a number too long"
-        )
+        where = "nested too deep or a number too long"
+        if isinstance(error, json.JSONDecodeError):
+            where = f"{error.msg.removesuffix(' at')} at line {error.lineno}"
         raise UserError(f"{path}: not valid JSON ({where}); the file may be cut") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path}: expected a JSON object, found {type(value).__name__}")
+        raise UserError(f"{path}: expected a JSON object, not {type(value).__name__}")
     return value
 
 
@@ -67,70 +71,48 @@ def rows(value: Any) -> list[dict[str, Any]]:
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
-def validated(path: Path, model: type[BaseModel], values: Any, what: str) -> Any:
-    """Return a validated record; ``UserError`` names the first field that is wrong."""
+def _validated(path: Path, text: str, model: type[Model], what: str) -> Model:
+    """Return a record; ``UserError`` names the first wrong field, and for one that is not known the nearest known one."""
     try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise UserError(f"{path}: not {what} ({where}: {first['msg']})") from None
-
-
-# The neutral claim JSON: what anybody states about a run, in the fields of ``benchlib.judge.impossible.claim``.
-
-
-GUIDE = "see docs/claims.md"
-
-
-def sniff(path: Path, text: str) -> bool:
-    """A JSON object with a ``claim_version``."""
-    return "claim_version" in keys(text)
-
-
-def read(path: Path, text: str) -> list[Claim]:
-    """Return the claims; a field that is not known or out of range is a ``UserError`` with the nearest known one."""
-    try:
-        return ClaimFile.model_validate(parse(path, text)).claims
+        return model.model_validate(parse(path, text))
     except ValidationError as error:
         first = error.errors()[0]
         where, message = ".".join(map(str, first["loc"])) or "the file", first["msg"]
-        if first["type"] == "extra_forbidden":
+        if model is ClaimFile and first["type"] == "extra_forbidden":
             message = f"no such field{nearest(str(first['loc'][-1]))}"
-        raise UserError(f"{path}: not a claim file ({where}: {message}); {GUIDE}") from None
+        guide = f"; {GUIDE}" if model is ClaimFile else ""
+        raise UserError(f"{path}: not {what} ({where}: {message}){guide}") from None
+
+
+# --- claim files ---------------------------------------------------------------------------------------------------------
+
+
+def read_claim_file(path: Path, text: str) -> list[Claim]:
+    """Return the claims of a claim file."""
+    return _validated(path, text, ClaimFile, "a claim file").claims
 
 
 def parts() -> dict[str, type[BaseModel]]:
     """Return the model of each part of a claim, by its name in the file."""
-    found = {}
-    for name, field in Claim.model_fields.items():
-        models = [inner for inner in typing.get_args(field.annotation) if _is_part(inner)]
-        if models:
-            found[name] = models[0]
-    return found
-
-
-def _is_part(inner: object) -> bool:
-    return isinstance(inner, type) and issubclass(inner, BaseModel)
-
-
-def fields() -> dict[str, str]:
-    """Return where each name of a claim file belongs: ``samples_per_s`` -> ``speed``; '' for the names at the top."""
-    found = dict[str, str]()
-    for part, model in parts().items():
-        for name in model.model_fields:
-            found.setdefault(name, part)
-    return found | dict.fromkeys(Claim.model_fields, "claims") | dict.fromkeys(ClaimFile.model_fields, "")
+    models = {
+        name: [
+            inner
+            for inner in typing.get_args(field.annotation)
+            if isinstance(inner, type) and issubclass(inner, BaseModel)
+        ]
+        for name, field in Claim.model_fields.items()
+    }
+    return {name: inner[0] for name, inner in models.items() if inner}
 
 
 def nearest(name: str) -> str:
-    """Return a clause that names the known field that is written most like ``name``, '' where none is near."""
-    known = fields()
-    found = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.75)
-    if not found:
-        return ""
-    place = known[found[0]]
-    return f"; the nearest is {found[0]}" + (f" of {place}" if place else "")
+    """Return a clause with the field of a claim file whose name is most like ``name``, '' where none is."""
+    places = dict.fromkeys(ClaimFile.model_fields, "") | dict.fromkeys(Claim.model_fields, "claims")
+    for part, model in parts().items():
+        places = dict.fromkeys(model.model_fields, part) | places
+    matches = difflib.get_close_matches(name.lower(), list(places), n=1, cutoff=0.75)
+    place = f" of {places[matches[0]]}" if matches and places[matches[0]] else ""
+    return f"; the nearest is {matches[0]}{place}" if matches else ""
 
 
 def hint(names: Collection[str]) -> str:
@@ -139,44 +121,7 @@ def hint(names: Collection[str]) -> str:
     return f'a claim file begins with "claim_version": 1{near}; {GUIDE}'
 
 
-# The kit's own JSON as foreign files: a result, the folder of a verdict, a baseline. What was measured is judged.
-
-
-def sniff_result(path: Path, text: str) -> bool:
-    """A JSON object with the fields of a result."""
-    return {"schema_version", "benchmark", "world_size", "metrics"} <= keys(text)
-
-
-def sniff_verdict(path: Path, text: str) -> bool:
-    """A JSON object with the fields of a verdict."""
-    return {"schema_version", "verdict", "sentence", "checks"} <= keys(text)
-
-
-def sniff_baseline(path: Path, text: str) -> bool:
-    """A JSON object with the fields of a baseline."""
-    return {"schema_version", "fingerprint", "benchmark", "runs"} <= keys(text)
-
-
-def sniff_report(path: Path, text: str) -> bool:
-    """A shared report with the data of its run."""
-    return f" {ATTRIBUTE}=" in text and "<html" in text[:2000]
-
-
-def read_report(path: Path, text: str) -> list[Claim]:
-    """Return what the run of a shared report states; its raw samples are thinned where they are many."""
-    try:
-        run = read_html(text)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    if run.result is None:
-        raise UserError(f"{path}: the report of a run that left no result ({run.sentence})")
-    return own_claims(Numbers.of(run.result, run.samples, _built(run.benchmark, run.config)))
-
-
-def read_result(path: Path, text: str) -> list[Claim]:
-    """Return what a result states; the raw samples and the config beside it count where they are there."""
-    result: Result = validated(path, Result, parse(path, text), "a result of this version")
-    return _of_result(result, path.parent)
+# --- the kit's own files -------------------------------------------------------------------------------------------------
 
 
 def read_run(folder: Path) -> list[Claim]:
@@ -185,6 +130,11 @@ def read_run(folder: Path) -> list[Claim]:
     if result is None:
         raise UserError(f"{folder}: no run folder with a result.json; a run that broke has none")
     return _of_result(result, folder)
+
+
+def read_result(path: Path, text: str) -> list[Claim]:
+    """Return what a result states; raw samples and config beside it are used where they exist."""
+    return _of_result(_validated(path, text, Result, "a result of this version"), path.parent)
 
 
 def read_verdict(path: Path, text: str) -> list[Claim]:
@@ -197,31 +147,33 @@ def read_verdict(path: Path, text: str) -> list[Claim]:
 
 def _of_result(result: Result, folder: Path) -> list[Claim]:
     if faults := file_faults(folder):
-        raise UserError(f"{folder}: not as the run left it: {'; '.join(faults)}")
-    return own_claims(Numbers.of(result, load_samples(folder), _config(folder)))
+        raise UserError(f"{folder}: changed since the run ended: {'; '.join(faults)}")
+    config = Run(folder).config if (folder / "config.json").exists() else None
+    return own_claims(Numbers.of(result, load_samples(folder), config))
 
 
-def _config(folder: Path) -> BaseConfig | None:
-    if not (folder / "config.json").exists():
-        return None
-    return Run(folder).config
+def is_report(text: str) -> bool:
+    """Return whether a text is a shared report with the data of its run."""
+    return f" {ATTRIBUTE}=" in text and "<html" in text[:2000]
 
 
-def _built(benchmark: str, values: Mapping[str, Any]) -> BaseConfig | None:
-    """Return the config of these values, None where this version has no such config: less can be judged then."""
+def read_report(path: Path, text: str) -> list[Claim]:
+    """Return what the run of a shared report states; long series of raw samples are thinned in it."""
     try:
-        return build(benchmark, values)
-    except UserError:
-        return None
+        run = read_html(text)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if run.result is None:
+        raise UserError(f"{path}: the report of a run that left no result ({run.sentence})")
+    return own_claims(Numbers.of(run.result, run.samples, _config(run.benchmark, run.config)))
 
 
 def read_baseline(path: Path, text: str) -> list[Claim]:
     """Return what the accepted runs of a baseline state, under the config that its fingerprint holds."""
-    values: dict[str, Any] = parse(path, text)
-    baseline: Baseline = validated(path, Baseline, values, "a baseline of this version")
+    baseline = _validated(path, text, Baseline, "a baseline of this version")
     ranks = baseline.fingerprint.get("world_size", "")
     size = int(ranks) if ranks.isdecimal() and int(ranks) > 0 else 1
-    config = _of_fingerprint(baseline)
+    config = _fingerprint_config(baseline)
     claims = []
     for run in baseline.runs:
         numbers = Numbers(baseline.benchmark, run.metrics, size, samples=run.samples, config=config)
@@ -231,14 +183,20 @@ def read_baseline(path: Path, text: str) -> list[Claim]:
     return claims
 
 
-def _of_fingerprint(baseline: Baseline) -> BaseConfig | None:
-    """Return the config of which a fingerprint holds the work; the rest has its defaults."""
-    prefix, work = "config.", dict[str, Any]()
-    for name, text in baseline.fingerprint.items():
-        if name.startswith(prefix):
-            try:
-                work[name.removeprefix(prefix)] = json.loads(text)
-            except ValueError:
-                return None
-    backend = baseline.fingerprint.get("backend", "")
-    return _built(baseline.benchmark, work | {"backend": backend, "tier": baseline.tier}) if work and backend else None
+def _fingerprint_config(baseline: Baseline) -> BaseConfig | None:
+    """Return the config whose work a fingerprint holds; all other fields have their defaults."""
+    prefix, backend = "config.", baseline.fingerprint.get("backend", "")
+    stated = {name.removeprefix(prefix): text for name, text in baseline.fingerprint.items() if name.startswith(prefix)}
+    try:
+        work = {name: json.loads(text) for name, text in stated.items()}
+    except ValueError:
+        return None
+    return _config(baseline.benchmark, work | {"backend": backend, "tier": baseline.tier}) if work and backend else None
+
+
+def _config(benchmark: str, values: Mapping[str, Any]) -> BaseConfig | None:
+    """Return the config of these values, None where this version has no such config: fewer rules apply then."""
+    try:
+        return build(benchmark, values)
+    except UserError:
+        return None

@@ -22,11 +22,6 @@ SHORT = re.compile(r"at least (\d+) more queries")
 DISCARD = re.compile(r"Would discard (\d+) highest")
 
 
-def sniff(path: Path, text: str) -> bool:
-    """The title of a summary."""
-    return TITLE in text
-
-
 def read(path: Path, text: str) -> list[Claim]:
     """Return the summary as a claim. One that ends before its verdict is a ``UserError``."""
     fields: dict[str, str] = {}
@@ -56,7 +51,7 @@ def _number(path: Path, fields: Mapping[str, str], name: str) -> float | None:
 
 
 def _latencies(path: Path, fields: Mapping[str, str]) -> dict[str, Latency]:
-    found: dict[str, dict[str, float]] = {}
+    ends: dict[str, dict[str, float]] = {}
     percentiles: dict[str, dict[float, float]] = {}
     for name in fields:
         match = PERCENTILE.match(name)
@@ -66,11 +61,11 @@ def _latencies(path: Path, fields: Mapping[str, str]) -> dict[str, Latency]:
             continue
         end, _, rest = name.removesuffix(" (ns)").partition(" ")
         if end in ENDS and rest in KINDS and name.endswith("(ns)"):
-            found.setdefault(KINDS[rest], {})[ENDS[end]] = NS * (_number(path, fields, name) or 0.0)
+            ends.setdefault(KINDS[rest], {})[ENDS[end]] = NS * (_number(path, fields, name) or 0.0)
     return {
-        kind: Latency(name=kind, percentiles_s=percentiles.get(kind, {}), **found.get(kind, {}))
-        for kind in [*KINDS.values()]
-        if kind in found or kind in percentiles
+        kind: Latency(name=kind, percentiles_s=percentiles.get(kind, {}), **ends.get(kind, {}))
+        for kind in KINDS.values()
+        if kind in ends or kind in percentiles
     }
 
 
@@ -102,15 +97,12 @@ def _loadgen(path: Path, fields: Mapping[str, str], text: str, latencies: Mappin
 
 def _early_stopping(text: str) -> dict[str, int]:
     """Return the counts of the first early-stopping estimate, which is that of the target percentile."""
-    found: dict[str, int] = {}
     processed, only, needs = PROCESSED.search(text), ONLY.search(text), NEEDS.search(text)
     if processed:
-        found = {"at_least": int(processed[1]), "processed": int(processed[2])}
         discard = DISCARD.search(text)
-        found |= {"discarded": int(discard[1])} if discard else {}
-    elif only and needs:
-        found = {"processed": int(only[1]), "at_least": int(needs[1])}
-    else:
-        server, short = SERVER.search(text), SHORT.search(text)
-        found = {"processed": int(server[1]), "short_of": int(short[1])} if server and short else {}
-    return found
+        discarded = {"discarded": int(discard[1])} if discard else {}
+        return {"at_least": int(processed[1]), "processed": int(processed[2])} | discarded
+    if only and needs:
+        return {"processed": int(only[1]), "at_least": int(needs[1])}
+    server, short = SERVER.search(text), SHORT.search(text)
+    return {"processed": int(server[1]), "short_of": int(short[1])} if server and short else {}

@@ -1,4 +1,4 @@
-"""Which formats can be judged, how a file of each is told apart, and what it states. A format is a module and a row."""
+"""The formats that can be judged, how a file of each is recognised, and what it states. A format is a module and a row."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,8 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from benchlib.core.errors import UserError
-from benchlib.judge.foreign import kit, loadgen_summary, nccl_json, nccl_text, throughput_table
-from benchlib.judge.foreign.kit import keys, looks_like_json, parse
+from benchlib.judge.foreign import kit, loadgen_summary, nccl, throughput_table
 from benchlib.judge.impossible.claim import Claim
 
 MOST_BYTES = 64 * 2**20
@@ -20,29 +19,37 @@ class UnknownFormat(UserError):
 
 @dataclass(frozen=True)
 class Reader:
-    """``sniff(path, text)`` tells whether a file is of this format, ``read`` gives its claims or raises ``UserError``."""
+    """``read(path, text)`` returns the claims of a file or raises ``UserError``.
+
+    A file is of this format where it is a JSON object with all of ``keys``, or where ``sniff(path, text)`` says so.
+    """
 
     name: str
     what: str
-    sniff: Callable[[Path, str], bool]
     read: Callable[[Path, str], list[Claim]]
+    keys: str = ""
+    sniff: Callable[[Path, str], bool] | None = None
+
+    def fits(self, path: Path, text: str) -> bool:
+        """Return whether a file is of this format."""
+        return self.sniff(path, text) if self.sniff else set(self.keys.split()) <= kit.keys(text)
 
 
 # In the order of asking: the formats with unmistakable marks first.
 READERS: dict[str, Reader] = {
     reader.name: reader
     for reader in (
-        Reader("claim", "the neutral claim JSON", kit.sniff, kit.read),
-        Reader("result", "the kit's result.json", kit.sniff_result, kit.read_result),
-        Reader("verdict", "the kit's verdict.json", kit.sniff_verdict, kit.read_verdict),
-        Reader("baseline", "the kit's baseline file", kit.sniff_baseline, kit.read_baseline),
-        Reader("report", "the kit's shared report.html", kit.sniff_report, kit.read_report),
-        Reader("nccl-tests JSON", "JSON of nccl-tests or rccl-tests", nccl_json.sniff, nccl_json.read),
-        Reader("nccl-tests", "output of nccl-tests or rccl-tests", nccl_text.sniff, nccl_text.read),
-        Reader("LoadGen", "MLPerf's mlperf_log_summary.txt", loadgen_summary.sniff, loadgen_summary.read),
-        Reader("table", "a throughput table (CSV, TSV or Markdown)", throughput_table.sniff, throughput_table.read),
+        Reader("claim", "the neutral claim JSON", kit.read_claim_file, "claim_version"),
+        Reader("result", "the kit's result.json", kit.read_result, "schema_version benchmark world_size metrics"),
+        Reader("verdict", "the kit's verdict.json", kit.read_verdict, "schema_version verdict sentence checks"),
+        Reader("baseline", "the kit's baseline file", kit.read_baseline, "schema_version fingerprint benchmark runs"),
+        Reader("report", "the kit's shared report.html", kit.read_report, sniff=lambda _, text: kit.is_report(text)),
+        Reader("nccl-tests JSON", "JSON of nccl-tests or rccl-tests", nccl.read_json, "nccl_version"),
+        Reader("nccl-tests", "output of nccl-tests or rccl-tests", nccl.read_text, sniff=lambda _, text: nccl.is_text(text)),
+        Reader("LoadGen", "MLPerf's mlperf_log_summary.txt", loadgen_summary.read, sniff=lambda _, text: loadgen_summary.TITLE in text),
+        Reader("table", "a throughput table (CSV, TSV or Markdown)", throughput_table.read, sniff=throughput_table.sniff),
     )
-}
+}  # fmt: skip
 
 
 def read_claims(path: Path) -> tuple[str, list[Claim]]:
@@ -50,24 +57,21 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
     if path.is_dir():
         return "run", kit.read_run(path)
     text = _text(path)
-    if looks_like_json(text):
-        parse(path, text)  # says so where it is cut
-    for reader in READERS.values():
-        if reader.sniff(path, text):
-            try:
-                claims = reader.read(path, text)
-            except (ValidationError, OverflowError) as error:
-                first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-                where = ".".join(map(str, first["loc"])) or "a number"
-                raise UserError(
-                    f"{path}: {reader.what} with a value that cannot be ({where}: {first['msg']})"
-                ) from None
-            if not claims:
-                raise UserError(f"{path}: {reader.what} without a single result; the file may be cut")
-            return reader.name, claims
-    if looks_like_json(text):
-        raise UnknownFormat(f"{path}: not a format that can be judged; {kit.hint(keys(text))}")
-    raise UnknownFormat(f"{path}: not a format that can be judged")
+    if kit.looks_like_json(text):
+        kit.parse(path, text)  # says so where it is cut
+    reader = next((reader for reader in READERS.values() if reader.fits(path, text)), None)
+    if reader is None:
+        hint = f"; {kit.hint(kit.keys(text))}" if kit.looks_like_json(text) else ""
+        raise UnknownFormat(f"{path}: not a format that can be judged{hint}")
+    try:
+        claims = reader.read(path, text)
+    except (ValidationError, OverflowError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
+        where = ".".join(map(str, first["loc"])) or "a number"
+        raise UserError(f"{path}: {reader.what} with an invalid value ({where}: {first['msg']})") from None
+    if not claims:
+        raise UserError(f"{path}: {reader.what} without a single result; the file may be cut")
+    return reader.name, claims
 
 
 def expected() -> str:
@@ -80,9 +84,8 @@ def _text(path: Path) -> str:
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:
-            raise UserError(
-                f"{path}: {size / 2**20:,.0f} MiB are more than a result has; the limit is {MOST_BYTES // 2**20} MiB"
-            )
+            size_mib, most_mib = size / 2**20, MOST_BYTES // 2**20
+            raise UserError(f"{path}: {size_mib:,.0f} MiB are more than a result has; the limit is {most_mib} MiB")
         data = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None

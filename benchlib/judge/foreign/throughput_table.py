@@ -1,6 +1,6 @@
-"""Throughput tables as published: a row a machine, as in ``8x H200``, a column a model. CSV, TSV or Markdown.
+"""Throughput tables as published: one row per machine, as in ``8x H200``, one column per model. CSV, TSV or Markdown.
 
-The rows of several devices are held against the row of one. Columns named features, epochs, samples and time (in s)
+The rows of several devices are compared with the row of one. Columns named features, epochs, samples and time (in s)
 say what was processed; with them, the one column of throughput is recomputed.
 """
 
@@ -108,7 +108,7 @@ def _rows(path: Path, text: str) -> list[_Row]:
     if len(header) < 2 or not lines:
         raise UserError(f"{path}: not a throughput table; expected a header and rows of machines")
     ranks_at = next((index for index, name in enumerate(header) if _plain(name) in RANKS), None)
-    found = []
+    machines = []
     for number, cells in enumerate(lines, 2):
         if len(cells) != len(header):
             raise UserError(
@@ -124,10 +124,10 @@ def _rows(path: Path, text: str) -> list[_Row]:
             for head, cell in zip(header[1:], cells[1:], strict=True)
             if (value := _number(cell)) is not None
         }
-        found.append(_Row(name, min(ranks, 10_000_000), device, values))
-    if ranks_at is None and not any(COUNT.search(row.name) for row in found):
+        machines.append(_Row(name, min(ranks, 10_000_000), device, values))
+    if ranks_at is None and not any(COUNT.search(row.name) for row in machines):
         raise UserError(f"{path}: no row names its number of devices, as in 8x H100, and no column num_gpu does")
-    return found
+    return machines
 
 
 def _cells(text: str) -> list[list[str]]:

@@ -9,10 +9,11 @@ import pytest
 from click.testing import CliRunner
 from make_collectives import MIB, records, row, tables, time_us
 
+from benchlib.benchmarks.collectives.judge import refuse
+from benchlib.benchmarks.collectives.nccl_tests import read as series
 from benchlib.cli import main
 from benchlib.config.schema import build, command, parse_overrides, resolve
 from benchlib.core.errors import UserError
-from benchlib.judge.foreign.nccl_series import refuse, series
 from benchlib.judge.foreign.readers import read_claims
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import judge_claims

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from benchlib.cli import main
 from benchlib.core.errors import UserError
-from benchlib.judge.foreign import nccl_text
+from benchlib.judge.foreign import nccl
 from benchlib.judge.foreign.readers import MOST_BYTES, read_claims
 from benchlib.judge.impossible.rules import judge_claims
 
@@ -239,9 +239,9 @@ def test_a_huge_file_is_not_read(tmp_path):
 
 def test_the_number_of_rows_that_a_header_announces():
     line = "# nThread 1 nGpus 1 minBytes {} maxBytes {} step: {} warmup iters: 1"
-    assert nccl_text._expected_rows([line.format(8, 1024, "2(factor)")]) == 8
-    assert nccl_text._expected_rows([line.format(100, 1000, "100(bytes)")]) == 10
-    assert nccl_text._expected_rows(["nothing"]) == -1
+    assert nccl._expected_rows([line.format(8, 1024, "2(factor)")]) == 8
+    assert nccl._expected_rows([line.format(100, 1000, "100(bytes)")]) == 10
+    assert nccl._expected_rows(["nothing"]) == -1
 
 
 def run(*arguments):
