@@ -10,7 +10,12 @@ import pytest
 from benchlib.cli import main
 from benchlib.core.files import home
 
-TEXTS = ["README.md", "CONTRIBUTING.md", "binder/README.md", "docs/parity.md"]
+TEXTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "binder/README.md",
+    *(f"docs/{path.name}" for path in sorted((home() / "docs").glob("*.md"))),
+]
 LINE = re.compile(r"(?:^\$ |&& |do |\bbin/|`)benchlib ([a-z][^`#|&;\n]*)", re.MULTILINE)
 
 
@@ -39,6 +44,13 @@ def test_links_to_files_lead_somewhere(name):
     page = home() / name
     for target in re.findall(r"\]\(((?!https?:|#|\.\./\.\./)[^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / Path(target)).exists(), f"{name}: {target}"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_files_of_the_kit_that_a_text_names_exist(name):
+    text = (home() / name).read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:benchlib|tests|scripts|params|notebooks|docs|deploy)/[\w./-]+)`", text)
+    assert [path for path in paths if not (home() / path).exists()] == []
 
 
 def test_the_make_targets_of_the_text_exist():
