@@ -9,18 +9,16 @@ code: 0 when all pods ended well, else that of the first failing pod.
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from benchlib.launch.agents.pod import LINE
-from benchlib.launch.kubernetes import COLLECT_S, MANIFEST, RUN_LABEL
+from benchlib.launch.kubernetes import MANIFEST, RUN_LABEL
 from benchlib.launch.processes import leave_with_parent
 
 POLL_S = 1.0
@@ -35,22 +33,10 @@ HOPELESS = (
 )  # fmt: skip
 EVENTS = re.compile(r"events-rank\d{1,6}\.jsonl")
 DATA = (
-    ".json",
-    ".jsonl",
-    ".parquet",
-    ".csv",
-    ".txt",
-    ".log",
-    ".npy",
-    ".npz",
-    ".png",
-    ".svg",
-    ".out",
-    ".err",
-    ".stacks",
-)
+    ".json", ".jsonl", ".parquet", ".csv", ".txt", ".log", ".npy", ".npz", ".png", ".svg", ".out", ".err", ".stacks",
+)  # fmt: skip
 # Written here in the course of a run, by the supervisor, the judge and the report.
-RESERVED = frozenset(("status.json", "verdict.json", "files.json", "store.json", "peers.json", "repeats.json"))
+RESERVED = ("status.json", "verdict.json", "files.json", "store.json", "peers.json", "repeats.json")
 
 
 class Failed(Exception):
@@ -61,7 +47,7 @@ class RunFolder:
     """Takes from pods what ranks measure and log, and nothing that steers or judges the run here."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._lock = path, threading.Lock()  # each pod has a thread
+        self.path = path
         # What was here before the pods stays, but for the facts of the machine: rank 0 knows its own.
         self._ours = set(path.rglob("*")) - {path / "machine.json"}
 
@@ -69,7 +55,7 @@ class RunFolder:
         """Append the part of ``data`` that the file does not have yet; nothing where a part before it is missing."""
         if not EVENTS.fullmatch(name):
             raise ValueError(f"{name!r} is not a file of a rank's events")
-        with self._lock, (self.path / name).open("ab") as file:
+        with (self.path / name).open("ab") as file:
             if offset <= (size := file.tell()):
                 file.write(data[size - offset :])
 
@@ -85,8 +71,7 @@ class RunFolder:
                     refused.append(member.name)
                 # Pods that share a volume all pack the same files, each at its own end: the newest counts.
                 elif not target.exists() or target.name == "machine.json" or target.stat().st_mtime < member.mtime:
-                    with self._lock:
-                        tar.extract(member, self.path, filter="data")
+                    tar.extract(member, self.path, filter="data")
         return refused
 
     def _allowed(self, member: tarfile.TarInfo, target: Path) -> bool:
@@ -105,69 +90,84 @@ class Pod:
         self.name, self.kubectl, self.folder = name, kubectl, folder
         self.log = folder.path / "logs" / f"{name}.log"
         self.code: int | None = None
-        self.problem, self.waits_for = "", ""
-        self.seen_at, self.ended_at = time.monotonic(), 0.0
-        self._lines = 0
-        self._process: subprocess.Popen[str] | None = None
-        self._thread: threading.Thread | None = None
+        self.waits_for, self.seen_at, self.ended_at = "", time.monotonic(), 0.0
+        self._offset = 0
+        self._results: dict[str, Any] = {}
+        self._logs: subprocess.Popen[bytes] | None = None
+        self._cp: subprocess.Popen[bytes] | None = None
 
-    @property
-    def followed(self) -> bool:
-        """Whether its log is being read."""
-        return self._thread is not None and self._thread.is_alive()
+    def follow(self, ended: bool) -> bool:
+        """Return whether the log is being written; begin with it, or again where the connection broke."""
+        code = self._logs.poll() if self._logs else -1
+        if code is not None and (code or not ended):
+            with self.log.open("ab") as log:
+                command = [*self.kubectl, "logs", "--follow", self.name]
+                self._logs = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log)
+        return self._logs is not None and self._logs.poll() is None
 
-    def follow(self) -> None:
-        """Read its log from the start, on a thread, unless that is going on; again where the connection broke."""
-        if not self.followed:
-            self._process = subprocess.Popen(
-                [*self.kubectl, "logs", "--follow", self.name], text=True, errors="replace",
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            )  # fmt: skip
-            self._thread = threading.Thread(target=self._read, args=(self._process,), daemon=True)
-            self._thread.start()
+    def read(self) -> None:
+        """Take the events that the log has more, and the results that it announces."""
+        if self.log.exists():
+            with self.log.open("rb") as log:
+                log.seek(self._offset)
+                for line in log:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._offset += len(line)
+                    if line.startswith(LINE.encode()):
+                        self._take(line[len(LINE) :])
+        if self._results:
+            self._fetch()
+
+    def _take(self, text: bytes) -> None:
+        try:
+            line = json.loads(text)
+            if "results" in line:
+                self._results = {"path": str(line["results"]), "returncode": int(line["returncode"])}
+            else:
+                self.folder.add_events(line["path"], line["offset"], line["text"].encode())
+        except (ValueError, KeyError, TypeError) as error:
+            report(f"pod {self.name}: {error}: {text[:200]!r}")
+
+    def _fetch(self) -> None:
+        """Copy the archive of the results and unpack it; again as long as that fails and the pod is there."""
+        archive = self.folder.path / f".results-{self.name}.tar.gz"
+        if not self._cp:
+            # A name and no path: kubectl takes what precedes a colon for a pod.
+            command = [*self.kubectl, "cp", "--retries=3", f"{self.name}:{self._results['path']}", archive.name]
+            self._cp = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=archive.parent)
+        if self._cp.poll() is None:
+            return
+        try:
+            if self._cp.returncode == 0:
+                for name in self.folder.unpack(archive):
+                    report(f"pod {self.name}: {name!r} was not taken: it is written here, or is not data")
+                self.code, self._results = self._results["returncode"], {}
+        except (OSError, EOFError, tarfile.TarError) as error:
+            report(f"pod {self.name}: the archive of its results is damaged: {error}")
+        finally:
+            self._cp = None
+            archive.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the connection, where there is one."""
-        if self._process:
-            self._process.kill()
-            self._process.wait()
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout
-        try:
-            with self.log.open("a") as log:
-                for number, line in enumerate(process.stdout):
-                    if line.startswith(LINE):
-                        self._take(json.loads(line.removeprefix(LINE)))
-                    elif number >= self._lines:  # not the lines of an earlier connection again
-                        log.write(line)
-                        log.flush()
-                    self._lines = max(self._lines, number + 1)
-        except (Failed, OSError, EOFError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
-            self.problem = f"{type(error).__name__}: {error}"
-            process.kill()
-
-    def _take(self, line: dict[str, Any]) -> None:
-        if "results" not in line:
-            self.folder.add_events(line["path"], line["offset"], line["text"].encode())
-            return
-        archive = self.folder.path / f".results-{self.name}.tar.gz"
-        try:
-            # A name and no path: kubectl takes what precedes a colon for a pod.
-            call(self.kubectl, "cp", "--retries=3", f"{self.name}:{line['results']}", archive.name,
-                 folder=archive.parent, limit_s=COLLECT_S)  # fmt: skip
-            for name in self.folder.unpack(archive):
-                report(f"pod {self.name}: {name!r} was not taken: it is written here, or is not data")
-        finally:
-            archive.unlink(missing_ok=True)
-        self.code = int(line["returncode"])
+        """End kubectl, and leave the log without the lines that were for here; print the end of a failed pod's."""
+        for process in (self._logs, self._cp):
+            if process:
+                process.kill()
+                process.wait()
+        if self.log.exists():
+            lines = self.log.read_text(errors="replace").splitlines(keepends=True)
+            text = "".join(line for line in lines if not line.startswith(LINE))
+            self.log.write_text(text)
+            if self.code:  # torchrun's report of failed ranks is read from the agent's log
+                report(text[-LOG_CHARACTERS:])
 
 
 class Agent:
     """One run. ``run`` returns the exit code; whatever happens, the job is removed."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.kubectl = options, options.kubectl
+        self.options = options
         self.folder = RunFolder(options.run_dir.resolve())
         # Removed is what was created: pods may write to the folder, and to a file there.
         self.manifest = (options.run_dir / MANIFEST).read_text()
@@ -176,23 +176,32 @@ class Agent:
     def run(self) -> int:
         """Create, follow and remove the job."""
         try:
-            call(self.kubectl, "create", "-f", "-", stdin=self.manifest)
+            self._kubectl("create", "-f", "-", stdin=self.manifest)
             print(f"created {self.options.run}", flush=True)
             return self._follow()
         finally:
             self._remove()
             for pod in self.pods.values():
                 pod.close()
-                if pod.code:  # torchrun's report of failed ranks is read from the agent's log
-                    report(pod.log.read_text()[-LOG_CHARACTERS:])
+
+    def _kubectl(self, *words: str, stdin: str = "") -> str:
+        """Run kubectl and return what it prints. Raises ``Failed`` with its message."""
+        command = [*self.options.kubectl, *words]
+        try:
+            done = subprocess.run(command, input=stdin, timeout=QUERY_S, capture_output=True, text=True, check=False)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"kubectl {words[0]} did not answer within {QUERY_S:.0f} s") from None
+        if done.returncode:
+            raise Failed(f"kubectl {words[0]}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
 
     def _follow(self) -> int:
         failures, failed_at = 0, 0.0
         while True:
             time.sleep(POLL_S)
             try:
-                query = call(self.kubectl, "get", "pods", "-l", f"{RUN_LABEL}={self.options.run}", "-o", "json")
-                items, failures = json.loads(query)["items"], 0
+                answer = self._kubectl("get", "pods", "-l", f"{RUN_LABEL}={self.options.run}", "-o", "json")
+                items, failures = json.loads(answer)["items"], 0
             except (Failed, ValueError) as error:
                 failures += 1
                 if failures >= QUERIES:
@@ -201,7 +210,7 @@ class Agent:
             now = time.monotonic()
             for item in items:
                 name = item["metadata"]["name"]
-                pod = self.pods.setdefault(name, Pod(name, self.kubectl, self.folder))
+                pod = self.pods.setdefault(name, Pod(name, self.options.kubectl, self.folder))
                 pod.seen_at = now
                 if pod.code is None:
                     self._look(pod, item["status"], now)
@@ -214,24 +223,23 @@ class Agent:
                 return next((code for code in codes if code), 0)
 
     def _look(self, pod: Pod, status: dict[str, Any], now: float) -> None:
-        """Take in the state of a pod: follow its log, say why it waits, or how it ended."""
+        """Take in the state of a pod: what its log has more, why it waits, or how it ended."""
         containers = status.get("containerStatuses") or [{}]
         state = containers[0].get("state", {})
         ended = state.get("terminated") or (status if status.get("phase") in ("Failed", "Succeeded") else None)
-        if not ended:
-            if "running" in state:
-                pod.follow()
-            else:
-                self._waits(pod, status, state.get("waiting"))
+        if not ended and "running" not in state:
+            self._waits(pod, status, state.get("waiting"))
             return
-        if not pod.ended_at:
-            pod.ended_at = now
-            pod.follow()
-        if pod.followed and now - pod.ended_at < AFTER_FAILURE_S:
+        followed = pod.follow(bool(ended))
+        pod.read()
+        if not ended or pod.code is not None:
+            return
+        pod.ended_at = pod.ended_at or now
+        if followed and now - pod.ended_at < AFTER_FAILURE_S:
             return
         code = int(ended.get("exitCode", ended.get("phase") == "Failed"))
         if not code and not self.options.shared:
-            raise Failed(f"pod {pod.name} ended before its results were fetched: {pod.problem or 'no reason known'}")
+            raise Failed(f"pod {pod.name} ended before its results were fetched")
         if code and ended.get("reason") not in (None, "Error"):
             report(f"pod {pod.name}: {ended['reason']} {ended.get('message', '')}")
         pod.code = code
@@ -248,24 +256,11 @@ class Agent:
 
     def _remove(self) -> None:
         try:
-            call(self.kubectl, "delete", "-f", "-", "--ignore-not-found", "--wait=false", stdin=self.manifest)
+            self._kubectl("delete", "-f", "-", "--ignore-not-found", "--wait=false", stdin=self.manifest)
             print(f"removed {self.options.run}", flush=True)
         except Failed as error:
             remedy = f"kubectl delete -f {self.folder.path / MANIFEST}"
             report(f"{self.options.run} could not be removed ({error}): {remedy}")
-
-
-def call(kubectl: list[str], *words: str, stdin: str = "", folder: Path | None = None, limit_s: float = QUERY_S) -> str:
-    """Run kubectl in a working folder and return what it prints. Raises ``Failed`` with its message."""
-    try:
-        done = subprocess.run(
-            [*kubectl, *words], input=stdin, cwd=folder, timeout=limit_s, capture_output=True, text=True, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise Failed(f"kubectl {words[0]} did not answer within {limit_s:.0f} s") from None
-    if done.returncode:
-        raise Failed(f"kubectl {words[0]}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
 
 
 def report(text: str) -> None:
@@ -275,9 +270,7 @@ def report(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line of the module's docstring."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchlib.launch.agents.kubernetes", description="Run pods of a run."
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchlib.launch.agents.kubernetes", description="Run pods.")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--run", required=True, help="name of the job")
     parser.add_argument("--pods", type=int, required=True)
@@ -293,6 +286,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # not to wait for a log whose connection hangs
+    sys.exit(main())

@@ -56,17 +56,17 @@ def run(options: argparse.Namespace) -> int:
         command = [word.replace(HOST_MARK, str(int(host))) for word in options.command]
         # Ranks with the mark write their output into the run folder.
         process = subprocess.Popen(command, env={**os.environ, MARK: str(run_dir), CONFIG: own.name})
-        if not options.hold:
-            return exit_code(process.wait())
         offsets: dict[Path, int] = {}
-        while process.poll() is None:
+        while (returncode := process.poll()) is None:
             time.sleep(POLL_S)
+            if options.hold:
+                print_events(run_dir, offsets)
+        code = 128 - returncode if returncode < 0 else returncode
+        if options.hold:
             print_events(run_dir, offsets)
-        code = exit_code(process.returncode)
-        print_events(run_dir, offsets)
-        pack(run_dir, archive)
-        _print_line(results=str(archive), returncode=code)
-        time.sleep(options.hold)
+            pack(run_dir, archive)
+            _print_line(results=str(archive), returncode=code)
+            time.sleep(options.hold)
     except _Stopped:
         if process and process.poll() is None:
             process.terminate()
@@ -83,11 +83,6 @@ def run(options: argparse.Namespace) -> int:
 def _stop(*_: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the rest is clearing up
     raise _Stopped
-
-
-def exit_code(returncode: int) -> int:
-    """Return the exit code that a shell would give: 128 + N for signal N."""
-    return 128 - returncode if returncode < 0 else returncode
 
 
 def prepare(run_dir: Path, config: Path) -> Path:
