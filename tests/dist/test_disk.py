@@ -16,13 +16,9 @@ import pytest
 from harness import END_S, HERE, none_left, pid_at_step, prepare, send, status
 
 from benchlib.core import run_folder
-from benchlib.core import files
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
-from benchlib.launch.launch import Launch
-from benchlib.launch.launch import RankFailed
-from benchlib.launch.launch import execute
-from benchlib.launch.launch import settle
+from benchlib.launch.launch import Launch, RankFailed, execute, settle
 from benchlib.launch.processes import marked
 
 ROOT = HERE.parents[1]
@@ -130,7 +126,7 @@ def test_a_disk_too_small_to_be_measured_is_a_figure_that_is_missing(tmp_path: P
         "20m",
         """
         import shutil
-        from benchlib.hardware import run
+        from benchlib.benchmarks.machine import run
         usage = shutil.disk_usage(disk)
         print("TOLD", run._write_rates(disk, 64 * run.MIB))
         run.shutil.disk_usage = lambda _: usage._replace(free=1 << 40)  # as a quota looks
