@@ -129,7 +129,7 @@ def write_bytes(path: Path | str, data: bytes) -> None:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write ``text`` to ``path`` as UTF-8, atomically; bytes of a name that are no UTF-8 become question marks."""
+    """Write ``text`` to ``path`` as UTF-8, atomically; bytes that are not UTF-8 become question marks."""
     write_bytes(path, text.encode(errors="replace"))
 
 
@@ -145,8 +145,8 @@ def read_bytes(path: Path | str) -> bytes:
         try:
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
-                found = next((name for test, name in _KINDS if test(mode)), "no regular file")
-                raise UserError(f"{path}: expected a file, found {found}")
+                kind = next((name for test, name in _KINDS if test(mode)), "something else")
+                raise UserError(f"{path}: expected a file, found {kind}")
             with open(descriptor, "rb", closefd=False) as handle:
                 return handle.read()
         finally:
@@ -217,8 +217,8 @@ def read_object(path: Path | str, required: Mapping[str, type], known_schema: in
     check_schema(path, value, known_schema)
     for name, kind in required.items():
         if not isinstance(value.get(name), kind):
-            found = "is missing" if name not in value else f"is {_JSON_NAMES.get(type(value[name]), 'a number')}"
-            raise UserError(f"{path}: not a file of benchlib, or cut: {name} {found}, expected {_JSON_NAMES[kind]}")
+            state = "is missing" if name not in value else f"is {_JSON_NAMES.get(type(value[name]), 'a number')}"
+            raise UserError(f"{path}: not a file of benchlib, or cut: {name} {state}, expected {_JSON_NAMES[kind]}")
     return value
 
 

@@ -51,7 +51,7 @@ def _visible(backend: str, count: int) -> list[str]:
 def _each(handles: Sequence[Any], ask: Callable[[Any], float], combine: Callable[[list[float]], float]) -> float | str:
     try:
         return combine([float(ask(handle)) for handle in handles])
-    except Exception as error:  # each library has its own family of errors; all mean: this device does not tell
+    except Exception as error:  # each library has its own family of errors; all mean that the device gives no value
         return str(error) or type(error).__name__
 
 
@@ -96,8 +96,8 @@ class Amdsmi:
     def __init__(self, devices: int, library: ModuleType | Any | None = None) -> None:
         self.library = library or importlib.import_module("amdsmi")
         self.library.amdsmi_init()
-        found = self.library.amdsmi_get_processor_handles()
-        self.handles = [found[int(name)] for name in _visible("rocm", devices)]
+        handles = self.library.amdsmi_get_processor_handles()
+        self.handles = [handles[int(name)] for name in _visible("rocm", devices)]
 
     def _power_w(self, handle: Any) -> float:
         info = self.library.amdsmi_get_power_info(handle)
@@ -262,11 +262,11 @@ class Sensors:
             self.source.close()
 
     def _rss(self) -> dict[str, int]:
-        found = {}
+        resident = {}
         for pid in self.pids:
             with contextlib.suppress(psutil.Error):
-                found[str(pid)] = psutil.Process(pid).memory_info().rss
-        return found
+                resident[str(pid)] = psutil.Process(pid).memory_info().rss
+        return resident
 
     def _cpu_percent(self) -> float | None:
         now, spent = time.monotonic(), {}

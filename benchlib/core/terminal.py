@@ -17,7 +17,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 
 
 def harmless(text: str) -> str:
-    """Return text without control characters; bytes of a name that are no UTF-8 become question marks."""
+    """Return text without control characters; bytes that are not UTF-8 become question marks."""
     return _CONTROL.sub("", _SEQUENCE.sub("", text)).encode(errors="replace").decode()
 
 
@@ -51,7 +51,7 @@ def _cleaned(segments: Iterable[Segment]) -> Iterable[Segment]:
 def console(*, stderr: bool = False, least_width: int = 0) -> Console:
     """Return a console that prints harmless text only.
 
-    A pipe has no width: tables are written ``least_width`` wide there, unless COLUMNS says how wide whoever reads them is.
+    A pipe has no width: tables are written ``least_width`` wide there, unless COLUMNS is set.
     """
     made = Console(highlight=False, stderr=stderr)
     if not made.is_terminal:  # settled here: rich would look at the variable again for each line

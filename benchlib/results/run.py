@@ -152,15 +152,15 @@ class Run:
 
     @functools.cached_property
     def machine(self) -> dict[str, Any]:
-        """What machine it was, see ``benchlib.core.machine.describe``."""
-        found = self._object("machine.json") or {}
+        """The machine of the run, see ``benchlib.core.machine.describe``."""
+        machine = self._object("machine.json") or {}
         kinds = {"cpu": dict, "versions": dict, "devices": dict, "memory_bytes": (int, float)}
-        wrong = [name for name, kind in kinds.items() if name in found and not isinstance(found[name], kind)]  # type: ignore[arg-type]
-        if wrong or not all(isinstance(version, str) for version in found.get("versions", {}).values()):
+        wrong = [name for name, kind in kinds.items() if name in machine and not isinstance(machine[name], kind)]  # type: ignore[arg-type]
+        if wrong or not all(isinstance(version, str) for version in machine.get("versions", {}).values()):
             raise UserError(
                 f"{self.path / 'machine.json'}: not a machine of benchlib ({', '.join(wrong) or 'versions'})"
             )
-        return found
+        return machine
 
     @functools.cached_property
     def result(self) -> Result | None:
@@ -274,7 +274,7 @@ def fingerprint(config: BaseConfig, machine: dict[str, Any], facts: dict[str, An
     Hardware, backend, world size, the config fields that change the work and the versions: benchlib's and torch's
     major.minor, transformers' major. ``facts["identity"]`` replaces what a config names by path with what it is.
     """
-    cpu, found = machine.get("cpu", {}), machine.get("versions", {})
+    cpu, versions = machine.get("cpu", {}), machine.get("versions", {})
     device = machine.get("devices", {}).get("backends", {}).get(config.backend, {})
     factors = {
         "backend": config.backend,
@@ -283,9 +283,9 @@ def fingerprint(config: BaseConfig, machine: dict[str, Any], facts: dict[str, An
         "cpu": f"{cpu.get('model')} x {cpu.get('usable_cores')}",
         "memory_gib": str(round(machine.get("memory_bytes", 0) / 2**30)),
         "devices": ", ".join(device.get("names", [])) if config.backend != "cpu" else "",
-        "benchlib": ".".join(found.get("benchlib", "?").split(".")[:2]),
-        "torch": ".".join(found.get("torch", "?").split(".")[:2]),
-        "transformers": found.get("transformers", "?").split(".")[0],
+        "benchlib": ".".join(versions.get("benchlib", "?").split(".")[:2]),
+        "torch": ".".join(versions.get("torch", "?").split(".")[:2]),
+        "transformers": versions.get("transformers", "?").split(".")[0],
     }
     identity = facts.get("identity", {})
     work = {name: identity.get(name, value) for name, value in config.work().items()}

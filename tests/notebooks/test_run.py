@@ -81,6 +81,7 @@ def test_a_smoke_run_passes_and_leaves_everything(tmp_path):
     run_dir = run_dir_of(tmp_path)
     for name in (
         "config.json",
+        "origins.json",
         "machine.json",
         "samples.parquet",
         "result.json",
@@ -95,6 +96,8 @@ def test_a_smoke_run_passes_and_leaves_everything(tmp_path):
     assert verdict["verdict"] == "PASS"
     for name in ("loss decreases", "ranks equal", "sample count", "learning rate", "time budget", "possible speed"):
         assert next(check for check in verdict["checks"] if check["name"] == name)["status"] == "PASS", name
+    injected = json.loads((run_dir / "notebook.ipynb").read_text())["metadata"]["papermill"]["parameters"]
+    assert injected == {"tier": "smoke", "backend": "cpu", "run_dir": str(run_dir)}, "config.json is the hand-over"
     result = json.loads((run_dir / "result.json").read_text())
     assert result["world_size"] == 2
     assert {metric["name"] for metric in result["metrics"]} >= {
