@@ -1,7 +1,7 @@
 """A run beside the published figures that it may be compared with, or the reason why there is none.
 
-A figure is comparable where the conditions that change its number agree; those that are invalid are never used, a device
-that the registry does not know has no figures, and a near miss is named with what differs.
+A figure is comparable where the conditions that change its number agree. Invalid figures are never used, a device that the
+registry does not know has no figures, and a near miss is named with what differs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchlib.benchmarks import BENCHMARKS
+from benchlib.core.definitions import size_text
 from benchlib.core.text import quantity
 from benchlib.judge.references import UNITS, Figure, Registry, registry
 from benchlib.results.metrics import Metric, claimed
@@ -17,7 +18,7 @@ from benchlib.results.run import Run
 NEAR = 2  # a figure that differs in more conditions than this tells nothing of the run
 LARGE_BYTES = 2**29  # from here on the bandwidth of a collective hardly depends on the size of the message
 FACTORS = {"batch": 2.0, "epochs": 1.5}  # within such a factor rate and score change less than from host to host
-BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+NEAR_SHOWN = 12
 LABELS = {
     "sequence_length": "tokens of a sequence",
     "doc_stride": "stride",
@@ -25,6 +26,17 @@ LABELS = {
     "devices": "number of devices",
     "message_bytes": "message",
 }
+FORMATS = {
+    "sequence_length": "{} tokens",
+    "doc_stride": "stride {}",
+    "epochs": "{:g} epochs",
+    "batch": "batch {}",
+    "learning_rate": "learning rate {:g}",
+    "padding": "padded {}",
+    "training": "{} training",
+    "nodes": "{} nodes",
+}
+KINDS = {"measured": "", "specified": "specified by the vendor", "limit": "a limit, not a result"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ def device_name(machine: Mapping[str, Any], backend: str, count: int) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A comparable figure, the run's value (in the unit of the quantity), and what to keep in mind."""
+    """A comparable figure, the run's value (in the unit of the quantity), and conditions that differ or are not stated."""
 
     figure: Figure
     here: float
@@ -64,19 +76,20 @@ class Row:
     @property
     def claim(self) -> Metric:
         """The published value, in the unit of the quantity, as a claimed metric."""
-        quantity = self.figure.quantity
         _, value, _ = self.figure.in_kit_unit()
-        return claimed(self.figure.metric, value, quantity.unit, quantity.direction, registry().cite(self.figure))
+        kind = self.figure.quantity
+        return claimed(self.figure.metric, value, kind.unit, kind.direction, registry().cite(self.figure))
 
     @property
     def published(self) -> tuple[str, str]:
         """The published value for a reader in the run's unit, and what else was published: a range, another unit."""
         low, value, high = self.figure.in_kit_unit()
-        unit = self.figure.quantity.unit
-        ends = f"{quantity(low)} to {quantity(high)}"
-        shown = f"{ends} {unit}".strip() if self.figure.value is None else quantity(value, unit)
-        more = "" if low == high or self.figure.value is None else ends
-        return shown, more if UNITS.get((self.figure.unit, unit), 1.0) in (1.0, 1e12) else self.figure.text
+        unit, ends = self.figure.quantity.unit, f"{quantity(low)} to {quantity(high)}"
+        if UNITS.get((self.figure.unit, unit), 1.0) not in (1.0, 1e12):
+            more = self.figure.text
+        else:
+            more = "" if low == high or self.figure.value is None else ends
+        return f"{ends} {unit}".strip() if self.figure.value is None else quantity(value, unit), more
 
     @property
     def compared(self) -> str:
@@ -99,7 +112,7 @@ class Near:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a measured value stands. ``reason`` says why there are no rows; it is empty where there are."""
+    """The figures beside a measured value. ``reason`` says why there are no rows; it is empty where there are."""
 
     measured: Measured
     rows: tuple[Row, ...]
@@ -110,33 +123,40 @@ class Placement:
 def comparable(measured: Measured, known: Registry | None = None) -> Placement:
     """Return the figures that a value may be placed beside, and those that miss it nearly."""
     known = known or registry()
-    usable = [item for item in known.figures if item.metric == measured.quantity and item.validity != "invalid"]
-    differences = [(item, _differences(item, measured, known)) for item in usable]
-    rows = tuple(Row(item, measured.value, _remarks(item, measured)) for item, differs in differences if not differs)
-    near = sorted(
-        (Near(item, tuple(differs.values())) for item, differs in differences if _is_near(item, differs)),
-        key=lambda miss: len(miss.differs),
-    )
-    return Placement(measured, rows, tuple(near), "" if rows else _reason(measured, differences, known))
+    rows, near, differences = list[Row](), list[Near](), list[tuple[Figure, dict[str, str]]]()
+    for item in known.figures:
+        if item.metric != measured.quantity or item.validity == "invalid":
+            continue
+        differs, remarks = _compare(item, measured, known)
+        differences.append((item, differs))
+        if not differs:
+            rows.append(Row(item, measured.value, remarks))
+        # Another device's figure is no near miss, since nothing of it carries over; nor is a limit, which nobody measured.
+        elif len(differs) <= NEAR and "device" not in differs and item.kind != "limit":
+            near.append(Near(item, tuple(differs.values())))
+    near.sort(key=lambda miss: len(miss.differs))
+    return Placement(measured, tuple(rows), tuple(near), "" if rows else _reason(measured, differences, known))
 
 
-def _differences(item: Figure, measured: Measured, known: Registry) -> dict[str, str]:
-    """Return what keeps a figure from being comparable, by condition."""
-    match, where_stated = item.quantity.match, item.quantity.where_stated
-    differences = {}
-    for name in (*match, *where_stated):
-        there = getattr(item.conditions, name)
-        here = measured.device if name == "device" else measured.conditions.get(name)
+def _compare(item: Figure, measured: Measured, known: Registry) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return what keeps a figure from being comparable, by condition, and what a reader should know of it beside that."""
+    differs, remarks = {}, []
+    for name in type(item.conditions).model_fields:
+        there, here = getattr(item.conditions, name), measured.conditions.get(name)
+        must, may = name in item.quantity.match, name in item.quantity.where_stated
+        label = LABELS.get(name, name)
+        if not must and here is not None and there != here and (may or there is not None):
+            remarks.append(f"{label}: {shown(name, there)} there, {shown(name, here)} here")
+        if name == "device":
+            here = measured.device
         if there is None or here in (None, ""):
-            if name in where_stated or there is here is None:
-                continue
-            agree = False
+            agree = may or there is here is None
         else:
             agree = there in known.devices_of(here) if name == "device" else _agree(name, there, here)
-        if not agree:
+        if (must or may) and not agree:
             there = known.devices[there].name if name == "device" and there else there
-            differences[name] = f"{LABELS.get(name, name)}: {shown(name, there)} there, {shown(name, here)} here"
-    return differences
+            differs[name] = f"{label}: {shown(name, there)} there, {shown(name, here)} here"
+    return differs, tuple(remarks)
 
 
 def _agree(name: str, there: Any, here: Any) -> bool:
@@ -152,27 +172,8 @@ def shown(name: str, value: Any) -> str:
     if value in (None, ""):
         return "not stated"
     if name == "message_bytes":
-        unit, scale = next((pair for pair in BYTES if value >= pair[1]), BYTES[-1])
-        return f"{value / scale:,.4g} {unit}" + (" and more" if value == LARGE_BYTES else "")
+        return size_text(value) + (" and more" if value == LARGE_BYTES else "")
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _remarks(item: Figure, measured: Measured) -> tuple[str, ...]:
-    """Return what a reader should know of a comparable figure: conditions that differ, or that its source leaves open."""
-    match, where_stated = item.quantity.match, item.quantity.where_stated
-    remarks = []
-    for name in type(item.conditions).model_fields:
-        there, here = getattr(item.conditions, name), measured.conditions.get(name)
-        if here is None or name in match or there == here:
-            continue
-        if there is not None or name in where_stated:
-            remarks.append(f"{LABELS.get(name, name)}: {shown(name, there)} there, {shown(name, here)} here")
-    return tuple(remarks)
-
-
-def _is_near(item: Figure, differs: Mapping[str, str]) -> bool:
-    # Another device's figure is no near miss, since nothing of it carries over; nor is a limit, which nobody measured.
-    return 0 < len(differs) <= NEAR and "device" not in differs and item.kind != "limit"
 
 
 def _reason(measured: Measured, differences: Sequence[tuple[Figure, Mapping[str, str]]], known: Registry) -> str:
@@ -189,25 +190,8 @@ def _reason(measured: Measured, differences: Sequence[tuple[Figure, Mapping[str,
     if len(nearest) <= NEAR:
         return "the nearest published figure differs in " + "; ".join(nearest.values())
     never = [name for name in match if all(name in differs for differs in same)] or list(nearest)
-    told = (f"{LABELS.get(name, name)} ({shown(name, measured.conditions.get(name))})" for name in never)
-    return "no published figure holds for its " + " or ".join(told)
-
-
-# What a report, a notebook and the command line say of published figures: where a run stands, and the registry itself.
-
-
-NEAR_SHOWN = 12
-FORMATS = {
-    "sequence_length": "{} tokens",
-    "doc_stride": "stride {}",
-    "epochs": "{:g} epochs",
-    "batch": "batch {}",
-    "learning_rate": "learning rate {:g}",
-    "padding": "padded {}",
-    "training": "{} training",
-    "nodes": "{} nodes",
-}
-KINDS = {"measured": "", "specified": "specified by the vendor", "limit": "a limit, not a result"}
+    conditions = (f"{LABELS.get(name, name)} ({shown(name, measured.conditions.get(name))})" for name in never)
+    return "no published figure holds for its " + " or ".join(conditions)
 
 
 def conditions_text(item: Figure) -> str:
@@ -231,33 +215,36 @@ def placements(run: Run) -> list[Placement]:
     return [comparable(item) for item in benchmark.published(run)]
 
 
-def summary(placed: Sequence[Placement]) -> str:
+def summary(run: Run) -> str:
     """Say in a few sentences where a run stands; '' where there was nothing to place."""
-    best = [(item, item.rows[0]) for item in placed if item.rows]
+    return _summary(placements(run))
+
+
+def _summary(placed: Sequence[Placement]) -> str:
+    best = [(item.measured.label, item.rows[0]) for item in placed if item.rows]
     if best:
-        return " ".join(_beside(item, row) for item, row in best)
-    if not placed:
-        return ""
+        return " ".join(_sentence(label, row) for label, row in best)
     reasons: dict[str, list[str]] = {}
     for item in placed:
         reasons.setdefault(item.reason.replace("no published figure", "none"), []).append(item.measured.label)
-    if len(reasons) == 1:
-        return f"No published figure is comparable with this run: {next(iter(reasons))}."
-    told = "; ".join(f"for {' and '.join(labels)}, {reason}" for reason, labels in reasons.items())
-    return f"No published figure is comparable with this run: {told}."
+    if not reasons:
+        return ""
+    why = "; ".join(f"for {' and '.join(labels)}, {reason}" for reason, labels in reasons.items())
+    return f"No published figure is comparable with this run: {why if len(reasons) > 1 else next(iter(reasons))}."
 
 
-def _beside(item: Placement, row: Row) -> str:
-    kit = row.figure.quantity
+def _sentence(label: str, row: Row) -> str:
+    kind = row.figure.quantity
     value, more = row.published
-    told = f"{value} ({more})" if more else value
-    text = f"{_first_upper(item.measured.label)}: {quantity(row.here, kit.unit)}, published {told} in {registry().cite(row.figure)}"
-    if kit.spread:
-        spread = registry().figure(kit.spread).value
-        return f"{text}: {row.compared}; a seed alone moves {item.measured.label} by about {spread}."
-    if kit.direction == "none":
+    published = f"{value} ({more}) in" if more else f"{value} in"
+    text = (
+        f"{_first_upper(label)}: {quantity(row.here, kind.unit)}, published {published} {registry().cite(row.figure)}"
+    )
+    if kind.spread:
+        return f"{text}: {row.compared}; a seed alone moves {label} by about {registry().figure(kind.spread).value}."
+    if kind.direction == "none":
         return f"{text}: {'the same' if row.here == row.claim.value else 'not the same'}."
-    return f"{text}: {row.compared}{'' if kit.points else ' of it'}."
+    return f"{text}: {row.compared}{'' if kind.points else ' of it'}."
 
 
 def _first_upper(words: str) -> str:
@@ -272,25 +259,25 @@ def section(run: Run) -> dict[str, Any] | None:
     placed = placements(run)
     if not placed:
         return None
-    rows = [_row(item, row) for item in placed for row in item.rows]
+    rows = [
+        {
+            **_described(row.figure),
+            "label": _first_upper(item.measured.label),
+            "here": quantity(row.here, row.figure.quantity.unit),
+            "published": row.published[0],
+            "more": row.published[1],
+            "compared": row.compared,
+            "remarks": "; ".join(row.remarks),
+        }
+        for item in placed
+        for row in item.rows
+    ]
     near = [
         {"label": _first_upper(item.measured.label), **_described(miss.figure), "differs": "; ".join(miss.differs)}
         for item in placed
         for miss in item.near
     ]
-    return {"sentence": "" if rows else summary(placed), "rows": rows, "near": near[:NEAR_SHOWN]}
-
-
-def _row(item: Placement, row: Row) -> dict[str, Any]:
-    unit = row.figure.quantity.unit
-    return _described(row.figure) | {
-        "label": _first_upper(item.measured.label),
-        "here": quantity(row.here, unit),
-        "published": row.published[0],
-        "more": row.published[1],
-        "compared": row.compared,
-        "remarks": "; ".join(row.remarks),
-    }
+    return {"sentence": "" if rows else _summary(placed), "rows": rows, "near": near[:NEAR_SHOWN]}
 
 
 def _described(item: Figure) -> dict[str, str]:
@@ -307,7 +294,7 @@ def _described(item: Figure) -> dict[str, str]:
 
 
 def listed(metric: str = "", device: str = "") -> Iterator[tuple[Figure, dict[str, str]]]:
-    """Return the figures of a metric (by the beginning of its name) and of a device (by the beginning of a word of its name)."""
+    """Yield the figures of a metric (by the start of its name) and of a device (by the start of a word of its name)."""
     known = registry()
     order = list(known.quantities)
     for item in sorted(known.figures, key=lambda figure: order.index(figure.metric)):

@@ -22,7 +22,7 @@ from benchlib.judge.checks import (
 from benchlib.judge.impossible.claim import Claim, Collective, Latency
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import ask
-from benchlib.judge.published import Measured, device_name, placements, summary
+from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import derived, not_available
 from benchlib.results.run import Result, Run
@@ -291,7 +291,7 @@ def reading(run: Run) -> list[str]:
         _overlap(result),
         _missing(result),
         _cut(result),
-        summary(placements(run)),
+        summary(run),
     ]
     return [sentence for sentence in found if sentence]
 

@@ -7,7 +7,7 @@ from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, agreement_check, budget_check, finite_check, rule_check
 from benchlib.judge.impossible.claim import Claim, Collective, Speed
 from benchlib.judge.impossible.own import Numbers, own_claims
-from benchlib.judge.published import Measured, device_name, placements, summary
+from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Run
 
@@ -102,7 +102,7 @@ def reading(run: Run) -> list[str]:
         f"The highest rate in {unit} is {metric.text} ({metric.name.replace('_', ' ')}): no benchmark on this machine can honestly show more."
         for unit, metric in best.items()
     ]
-    stands = summary(placements(run))
+    stands = summary(run)
     return [*bounds, stands] if stands else bounds
 
 

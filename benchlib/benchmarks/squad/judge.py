@@ -22,7 +22,7 @@ from benchlib.judge.checks import (
 )
 from benchlib.judge.impossible.claim import Claim, Collective, Compute, Latency, Learning, Speed
 from benchlib.judge.impossible.own import Numbers, own_claims
-from benchlib.judge.published import Measured, device_name, placements, summary
+from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.references import registry
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import Metric
@@ -326,7 +326,7 @@ def reading(run: Run) -> list[str]:
         _speed(config, result),
         _split(result),
         _exchange(config, result),
-        summary(placements(run)),
+        summary(run),
         _validity(config, share),
     ]
     return [sentence for sentence in sentences if sentence]

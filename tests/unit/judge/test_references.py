@@ -276,7 +276,7 @@ def test_a_whole_training_of_bert_stands_beside_the_published_ones(tmp_path):
     assert found["exact_match"] == ["bert-base-em-google", "bert-base-em-huggingface"]
     assert found["end_to_end_samples_per_s"] == ["bert-base-1xh100-sxm"]
     assert found["train_features"] == ["squad-train-features"]
-    said = summary(placements(run))
+    said = summary(run)
     assert "F1: 88.31, published 88.50 in Devlin et al." in said
     assert "-0.19 points; a seed alone moves F1 by about 0.16" in said
     assert (
