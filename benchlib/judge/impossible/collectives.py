@@ -14,7 +14,7 @@ SWITCHED = ("NVLS", "COLLNET", "SHARP")  # algorithms of NCCL in which a switch 
 
 
 def algbw(size_bytes: int, seconds: float, algbw_gbytes_per_s: float) -> Finding:
-    """algbw = S/t with S the bytes of the larger side. 2S/t, as some tools print, is another thing."""
+    """algbw = S/t with S the bytes of the larger side. What some tools print, 2S/t, is no algbw."""
     if seconds <= 0:
         return finding(False, f"{size_bytes:,} bytes in {seconds:g} s", wrong="a time is above zero")
     shortest, longest = span(seconds)

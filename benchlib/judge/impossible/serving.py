@@ -135,7 +135,7 @@ def loadgen_samples(samples_per_s: float, samples: int, duration_s: float) -> Fi
         return None
     rate = samples / duration_s
     reason = f"{figure(samples_per_s)} samples/s stated, {samples:,} samples in {duration_s:,.3f} s = {figure(rate)}"
-    return finding(agrees(samples_per_s, rate, rate, 1e-3), reason, wrong="the rate is another one")
+    return finding(agrees(samples_per_s, rate, rate, 1e-3), reason, wrong="the stated rate does not follow")
 
 
 def early_stopping(

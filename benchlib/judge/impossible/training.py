@@ -256,7 +256,7 @@ def share_of_peak(
             wrong = f"{peak} is not the dense {precision or 'bf16'} peak of {known.name}, {quantity(dense, FLOP)}"
         else:
             wrong = f"{peak} is another device's or another precision's, or the work was counted twice"
-        return finding(False, f"MFU {mfu:.1%} cannot be", wrong=wrong, value=mfu, limit="<= 1")
+        return finding(False, f"MFU {mfu:.1%} is impossible", wrong=wrong, value=mfu, limit="<= 1")
     if other:
         reason = f"MFU {mfu:.1%} is of the {other} peak, but the work ran in {precision}"
         return finding(False, reason, wrong="another precision has another peak")

@@ -12,7 +12,7 @@ from benchlib.core.errors import UserError
 from benchlib.judge.foreign.kit import GUIDE, nearest, parts
 from benchlib.judge.foreign.readers import read_claims
 from benchlib.judge.impossible.claim import Claim, ClaimFile, Collective
-from benchlib.judge.impossible.rules import judge_claims
+from benchlib.judge.impossible.rules import RULES, judge_claims
 
 GUIDE_FILE = Path(__file__).parents[3] / "docs" / "claims.md"
 WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): ""}
@@ -52,6 +52,11 @@ def test_every_field_says_what_it_is():
 def test_the_tables_are_those_of_the_models(name):
     model = {"file": ClaimFile, "claim": Claim}.get(name) or parts()[name]
     assert table(model) in GUIDE_FILE.read_text(), f"the section on {name} should hold:\n{table(model)}"
+
+
+def test_the_rules_are_those_of_the_table():
+    rows = [f"| {rule.name} | {rule.catches} |" for rule in RULES.values()]
+    assert "\n".join(["| rule | refuses |", "|---|---|", *rows]) in GUIDE_FILE.read_text()
 
 
 def test_the_operations_that_are_told_are_those_that_have_a_factor():

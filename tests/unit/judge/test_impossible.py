@@ -31,7 +31,7 @@ TWENTY = [
     ("07-rate-times-steps.json", "rate from raw steps", "80 samples/s by the raw times of 100 steps"),
     ("07-rate-times-steps.json", "rate from counts", "multiplied by the 100 steps"),
     ("08-rate-of-one-rank.json", "rate from counts", "320 samples/s by 3,200 samples counted in 10 s: it is the rate of one"),
-    ("09-unknown-device.json", "share of the peak", "MFU 563.0% cannot be"),
+    ("09-unknown-device.json", "share of the peak", "MFU 563.0% is impossible"),
     ("10-wrong-peak.json", "share of the peak", "is that of tf32, while the work ran in bf16"),
     ("10-wrong-peak.json", "below the peak", "157.3% of the measured peak (mamf-finder) of 794.5 TFLOP/s"),
     ("11-negative-first-token.json", "no time below zero", "time to first token: mean -1.7e+09 s"),
