@@ -63,7 +63,7 @@ class RankRecord:
     """What is known about one rank. Times are unix seconds; ``returncode`` is negative for a signal.
 
     ``heard_at``: of its last event; ``waited_at``: when it was last seen to wait for a rank that was still at work.
-    ``stacks`` is None where nobody asked, and empty where the rank was asked and did not answer. ``launch`` is the id of
+    ``stacks`` is None where they were not requested, and empty where the rank did not answer. ``launch`` is the id of
     the supervisor that it belongs to: two machines may have one host name.
     """
 
@@ -144,7 +144,7 @@ def agent_reason(text: str, endpoint: str, limit_s: float) -> str:
     store = f"the rendezvous store at {endpoint}" if endpoint else "the rendezvous store"
     reasons = {
         "RendezvousTimeoutError": f"the nodes did not all meet within {limit_s:.0f} s (start-up limit)",
-        "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, and nobody can meet without it; start the run again on all nodes",
+        "RendezvousConnectionError": f"{store} does not answer: the node that holds it is gone or cut off, and the nodes cannot meet without it; start the run again on all nodes",
         "RendezvousClosedError": f"{store} was closed: the run had ended on another node",
     }
     matches = [(text.rfind(name), reason) for name, reason in reasons.items() if name in text]

@@ -26,7 +26,7 @@ RUN_LABEL = "benchlib.run"  # on everything that belongs to a run
 USER = 1000  # of the image, see deploy/Dockerfile
 NAME_MAX = 31  # characters after "benchlib-": with a group and indices a host name has at most 63
 COLLECT_S = 120  # that a pod waits after its ranks for the results to be fetched
-KEEP_S = 3600  # that a finished job stays when nobody removes it
+KEEP_S = 3600  # that a finished job stays when it is not removed
 WEEK_S = 7 * 86400
 STOP_S = 20.0  # for kubectl to remove a job
 VENDORS_APART = ("", "nccl", "xccl")  # libraries that cannot join devices of several vendors in one group
@@ -93,7 +93,7 @@ class Submission:
 
     @property
     def limit_s(self) -> int:
-        """Seconds after which the cluster itself ends the job, should nobody else; the wait in its queue included."""
+        """Seconds after which the cluster itself ends the job, the wait in its queue included."""
         return int(self.config.hard_limit_s + (self.profile.queue_s or WEEK_S) + 300)
 
 

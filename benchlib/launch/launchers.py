@@ -58,7 +58,7 @@ def torchrun(config: HasRanks, run_dir: Path | str, benchmark: str = "") -> Job:
             meet += ["--local-addr", address]
         notes.append(
             f"start this command on each of the {config.nnodes} nodes, each with its own copy of the config; "
-            f"{config.rdzv_endpoint} must be one of them, and without that node nobody can meet again. The node that rank 0 "
+            f"{config.rdzv_endpoint} must be one of them, and without that node they cannot meet again. The node that rank 0 "
             "is on has the result."
         )
     if config.max_restarts:

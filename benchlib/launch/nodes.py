@@ -168,8 +168,8 @@ def interface(address: str) -> str:
     return own_addresses().get(address, "")
 
 
-def carrier_lost(address: str) -> str:
-    """Return the interface of an address of ours where its cable is out or it was taken down, else ''."""
+def link_down(address: str) -> str:
+    """Return the interface of an address of ours where its link is down, else ''."""
     import psutil
 
     name = interface(address)

@@ -1,4 +1,4 @@
-"""Processes of a run: who dies with whom, who belongs to it, how all of them are ended, and the memory they leave.
+"""Processes of a run: tied to their parent, marked as belonging to it, ended all together; and the memory they leave.
 
 On Linux the kernel does the first part (parent death signal, child subreaper). Elsewhere a thread watches the parent.
 

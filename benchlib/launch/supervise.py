@@ -1,4 +1,4 @@
-"""The supervisor: owns the ranks of a run on this machine and ends all of them, whatever happens to whom.
+"""The supervisor: owns the ranks of a run on this machine and ends all of them, whatever happens.
 
     python -m benchlib.launch.supervise RUN_DIR [--nproc N]
 
@@ -131,7 +131,7 @@ class Neighbours:
         """Return the ending with the nodes that were lost as its cause, where some were."""
         lost = self.look(afresh)
         if lost:
-            words = "; ".join(node.words() for node in lost) + self._held_store(lost) + self._own_cable()
+            words = "; ".join(node.words() for node in lost) + self._held_store(lost) + self._own_link()
             rows = [node.as_json() for node in lost]
             reason = f"{words}; {ending.reason}" if ending.reason else words
             return dataclasses.replace(ending, reason=reason, culprit=min(lost[0].node.ranks), lost=rows)
@@ -143,9 +143,9 @@ class Neighbours:
             ending, reason=f"{ending.reason}; the cause may lie on another node, see the status of {there}"
         )
 
-    def _own_cable(self) -> str:
-        name = nodes.carrier_lost(self.address) if self.address else ""
-        return f"; the cable of {name} here is out, or that of its other end" if name else ""
+    def _own_link(self) -> str:
+        name = nodes.link_down(self.address) if self.address else ""
+        return f"; the link of {name} is down, here or at its other end" if name else ""
 
     def _held_store(self, lost: list[Lost]) -> str:
         addresses = nodes.resolve(nodes.split_endpoint(self.endpoint)[0])
@@ -351,7 +351,7 @@ class Supervisor:
         if self.failed_code:
             why = self.agent.exit_reason(self.failed_code)
         missing = ", ".join(f"node {node['host']} ({node['address']})" for node in ending.lost)
-        instead = f"; nobody took the place of {missing}" if missing else ""
+        instead = f"; no node took the place of {missing}" if missing else ""
         reason = f"{ending.reason}; the ranks could not be started again: {why}{instead}"
         return dataclasses.replace(ending, outcome="failed", reason=reason)
 

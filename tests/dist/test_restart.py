@@ -170,6 +170,6 @@ def test_nobody_takes_the_place(left_alone: tuple[Launch, float]) -> None:
     assert [row["how"] for row in told["lost"]] == ["gone"]
     assert told["reason"].startswith("node ")
     assert "the ranks could not be started again: the nodes did not all meet within 30 s" in told["reason"]
-    assert "nobody took the place of node" in told["reason"]
+    assert "no node took the place of node" in told["reason"]
     assert told == status(launch.run_dir)
     assert json.loads((launch.run_dir / "peers.json").read_text())["nodes"]

@@ -126,6 +126,6 @@ def test_a_host_that_disappears_is_named(how: str, tmp_path: Path) -> None:
             second = _finish(processes[1:], run_dirs[1:])[0]
             assert [one["address"] for one in second["lost"]] == [hosts[0].address]
             assert "it held the rendezvous store" in second["reason"]
-            assert f"the cable of {hosts[1].device} here is out" in second["reason"]
+            assert f"the link of {hosts[1].device} is down, here or at its other end" in second["reason"]
         else:
             processes[1].communicate(timeout=20)

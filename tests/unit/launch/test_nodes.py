@@ -45,8 +45,8 @@ def test_who_opens_the_rendezvous_store(monkeypatch: pytest.MonkeyPatch) -> None
     """torch decides where it can; an address of ours that our host name does not have is ours, all others are not."""
     monkeypatch.setattr(nodes, "own_addresses", lambda: {"127.0.0.1": "lo", "10.9.0.1": "eth0", "10.9.8.1": "eth1"})
     monkeypatch.setattr(socket, "gethostname", lambda: "here")
-    known = {"here": ["10.9.0.1"], "gone": []}
-    monkeypatch.setattr(nodes, "resolve", lambda host: known.get(host, [host]))
+    addresses = {"here": ["10.9.0.1"], "gone": []}
+    monkeypatch.setattr(nodes, "resolve", lambda host: addresses.get(host, [host]))
     hosts = ("localhost", "127.0.0.1", "here", "10.9.0.1", "gone", "10.9.8.1", "10.9.8.2")
     assert [nodes.hosts_store(host) for host in hosts] == [None, None, None, None, None, True, False]
 
