@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchlib.workloads import features, minisquad
+from benchlib.workloads import encoders, features, minisquad
 from benchlib.workloads.squad_text import Example, read_squad
 
 
@@ -121,7 +121,7 @@ def main() -> None:
 
     datasets.disable_progress_bars()
     transformers.utils.logging.set_verbosity_error()
-    folder = arguments.tokenizer or str(Path(features.__file__).parent / "assets" / "tiny")
+    folder = arguments.tokenizer or str(encoders.TINY)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     examples = questions(arguments.file, arguments.questions, seed=0)
     size = (arguments.max_length, arguments.doc_stride)
