@@ -64,43 +64,37 @@ WITH_SWITCH = ("", "nccl", "rccl", "sharp")  # libraries in whose algorithms a s
 
 def claims(numbers: Numbers) -> Iterator[Claim]:
     """Yield a claim for each row of the table ``series`` and one for the buckets of gradients."""
-    bound, source = _hard_limit(numbers.rows("bounds"))
-    library = str(numbers.facts.get("collective", ""))
-    series = list(numbers.rows("series"))
-    if (rate := numbers.value("gradient_allreduce_gbps")) is not None:
-        series.append({"operation": "all_reduce", "busbw_gbps": rate})
-    for row in series:
-        operation, variant, algbw, busbw = (
-            row.get(name) for name in ("operation", "variant", "algbw_gbps", "busbw_gbps")
-        )
-        words = [
-            operation,
-            variant,
-            row.get("dtype"),
-            row.get("reduction"),
-            "in place" if row.get("in_place") is True else "",
-        ]
-        exchange = Collective(
-            operation=operation,
-            algorithm=variant if variant in ("ring", "tree", "rs_ag", "direct") else "" if library.lower() in WITH_SWITCH else library,
-            size_bytes=row.get("bytes") or None,
-            seconds=1e-6 * row["median_us"] if algbw is not None else None,
-            ranks=numbers.world_size,
-            algbw_gbytes_per_s=algbw / 8 if algbw is not None else None,
-            busbw_gbytes_per_s=busbw / 8 if busbw is not None else None,
-            bound_gbytes_per_s=bound,
-            bound_source=source,
-            wrong_elements=row.get("wrong_elements"),
-        ) if operation in BUS_FACTORS else None  # fmt: skip
-        percentiles = {50.0: row.get("median_us"), 95.0: row.get("p95_us"), 99.0: row.get("p99_us")}
-        times = {key: 1e-6 * value for key, value in percentiles.items() if value is not None}
+    limit = _hard_limit(numbers.rows("bounds"))
+    for row in numbers.rows("series"):
+        times = {50.0: row.get("median_us"), 95.0: row.get("p95_us"), 99.0: row.get("p99_us")}
+        percentiles = {key: 1e-6 * value for key, value in times.items() if value is not None}
+        words = [*map(row.get, ("operation", "variant", "dtype", "reduction")), "in place" * bool(row.get("in_place"))]
         yield Claim(
-            subject=f"{' '.join(map(str, filter(None, words)))}, {size_text(row['bytes'])}"
-            if "bytes" in row
-            else "buckets of gradients",
-            collective=exchange,
-            latencies=[Latency(name="time of a round", percentiles_s=times)] if times else [],
+            subject=f"{' '.join(str(word) for word in words if word)}, {size_text(row.get('bytes') or 0)}",
+            collective=_exchange(numbers, row, limit) if row.get("operation") in BUS_FACTORS else None,
+            latencies=[Latency(name="time of a round", percentiles_s=percentiles)] if percentiles else [],
         )
+    if (rate := numbers.value("gradient_allreduce_gbps")) is not None:
+        buckets = {"operation": "all_reduce", "busbw_gbps": rate}
+        yield Claim(subject="buckets of gradients", collective=_exchange(numbers, buckets, limit))
+
+
+def _exchange(numbers: Numbers, row: dict[str, Any], limit: tuple[float | None, str]) -> Collective:
+    library, variant = str(numbers.facts.get("collective", "")), str(row.get("variant", ""))
+    own = variant in ("ring", "tree", "rs_ag", "direct")
+    algbw, busbw, median_us = (row.get(name) for name in ("algbw_gbps", "busbw_gbps", "median_us"))
+    return Collective(
+        operation=row["operation"],
+        algorithm=variant if own else "" if library.lower() in WITH_SWITCH else library,
+        size_bytes=row.get("bytes") or None,
+        seconds=1e-6 * median_us if median_us is not None and algbw is not None else None,
+        ranks=numbers.world_size,
+        algbw_gbytes_per_s=algbw / 8 if algbw is not None else None,
+        busbw_gbytes_per_s=busbw / 8 if busbw is not None else None,
+        bound_gbytes_per_s=limit[0],
+        bound_source=limit[1],
+        wrong_elements=row.get("wrong_elements"),
+    )
 
 
 def _hard_limit(bounds: Sequence[dict[str, Any]]) -> tuple[float | None, str]:

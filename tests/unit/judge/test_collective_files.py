@@ -197,6 +197,27 @@ def test_a_planted_number_in_a_series_is_found(change, rule):
     assert "all_gather" in item.failures[0]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"median_us": None},
+        {"bytes": None},
+        {"bytes": "big"},
+        {"busbw_gbps": "fast"},
+        {"operation": ["x"]},
+        {"p95_us": {}},
+    ],
+    ids=str,
+)
+def test_a_series_of_another_kind_gives_findings_or_a_sentence(tmp_path, change):
+    content = json.loads(records(tables(2)).result.model_dump_json())
+    content["tables"]["series"][0] |= change
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(content))
+    done = CliRunner().invoke(main, ["judge", str(path)])
+    assert done.exit_code in (0, 2), done.exception
+
+
 def test_the_command_judges_the_result_of_a_run(tmp_path):
     result = records(tables(2)).result
     path = tmp_path / "result.json"
