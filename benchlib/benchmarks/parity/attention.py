@@ -140,10 +140,10 @@ def answer(kernel: str, case: Case, where: torch.device) -> Answer:
 
 def masked_row(kernel: str, where: torch.device, dtype: str) -> str:
     """Say what a query that may attend to nothing gets, by the kind of mask; '' where the kernel is lacking."""
-    found = {kind: _word(kernel, kind, where, dtype) for kind in MASKED_ROWS}
-    if set(found.values()) == {LACKING}:
+    words = {kind: _word(kernel, kind, where, dtype) for kind in MASKED_ROWS}
+    if set(words.values()) == {LACKING}:
         return ""
-    return ", ".join(f"{kind}: {word}" for kind, word in found.items())
+    return ", ".join(f"{kind}: {word}" for kind, word in words.items())
 
 
 def _word(kernel: str, kind: str, where: torch.device, dtype: str) -> str:
@@ -169,9 +169,9 @@ def word(row: np.ndarray, values: np.ndarray, unmasked: np.ndarray, near: float)
         return "nan"
     if not row.any():
         return "zeros"
-    for told, expected in (("uniform", values.mean(axis=2)), ("as unmasked", unmasked)):
+    for name, expected in (("uniform", values.mean(axis=2)), ("as unmasked", unmasked)):
         if np.abs(row - expected).max() <= near:
-            return told
+            return name
     return "other"
 
 
@@ -187,7 +187,7 @@ def _rows(
             yield _row(kernel, case, where, "SKIPPED", f"no time left of {seconds:g} s")
             continue
         try:
-            found = answer(kernel, case, where)
+            result = answer(kernel, case, where)
         except NoKernel as error:
             yield _row(kernel, case, where, "SKIPPED", str(error))
             continue
@@ -195,12 +195,12 @@ def _rows(
             yield _row(kernel, case, where, "FAIL", f"{type(error).__name__}: {_plain(str(error))}")
             continue
         exact = exact or truth(case)
-        reference = found if kernel == "math" else reference
-        finite = np.isfinite(found.output).all()
-        reason = found.gradients_lack if finite else "numbers in the output are NaN or infinite"
+        reference = result if kernel == "math" else reference
+        finite = np.isfinite(result.output).all()
+        reason = result.gradients_lack if finite else "numbers in the output are NaN or infinite"
         yield (
             _row(kernel, case, where, "MEASURED" if finite else "FAIL", reason)
-            | _distances(found, exact, None if kernel == "math" else reference)
+            | _distances(result, exact, None if kernel == "math" else reference)
             | {"masked_row": masked[kernel], "median_us": 1e6 * statistics.median(_times_s(kernel, case, where))}
         )
 
@@ -227,24 +227,24 @@ def _row(kernel: str, case: Case, where: torch.device, status: str, reason: str)
     }
 
 
-def _distances(found: Answer, exact: Answer, reference: Answer | None) -> dict[str, float | None]:
-    told: dict[str, float | None] = {}
+def _distances(result: Answer, exact: Answer, reference: Answer | None) -> dict[str, float | None]:
+    distances: dict[str, float | None] = {}
     for name, other in (("truth", exact), ("math", reference)):
         if other is None:
             continue
-        told[f"max_abs_{name}"] = _finite(logits.max_abs(found.output, other.output))
-        told[f"one_minus_cosine_{name}"] = _finite(logits.one_minus_cosine(found.output, other.output))
-        if found.gradients and other.gradients:
-            pairs = zip(found.gradients, other.gradients, strict=True)
-            told[f"gradient_max_abs_{name}"] = _finite(max(logits.max_abs(a, b) for a, b in pairs))
-    return told
+        distances[f"max_abs_{name}"] = _finite(logits.max_abs(result.output, other.output))
+        distances[f"one_minus_cosine_{name}"] = _finite(logits.one_minus_cosine(result.output, other.output))
+        if result.gradients and other.gradients:
+            pairs = zip(result.gradients, other.gradients, strict=True)
+            distances[f"gradient_max_abs_{name}"] = _finite(max(logits.max_abs(a, b) for a, b in pairs))
+    return distances
 
 
 def _times_s(kernel: str, case: Case, where: torch.device) -> list[float]:
     """Return the seconds of forward passes, each waited for; as many as fit into TIMED_S, FEWEST at least."""
     (q, k, v), _ = inputs(case)
     q, k, v, mask = q.to(where), k.to(where), v.to(where), _mask(case, where)
-    clock, found = Clock(where), []
+    clock, seconds = Clock(where), []
     with torch.no_grad(), warnings.catch_warnings(), sdpa_kernel(KERNELS[kernel]):
         warnings.simplefilter("ignore")
         for number in range(WARMUP + RUNS):
@@ -253,15 +253,15 @@ def _times_s(kernel: str, case: Case, where: torch.device) -> list[float]:
             end = clock.stamp()
             clock.settle()
             if number >= WARMUP:
-                found.append(clock.seconds(begin, end))
-            if len(found) >= FEWEST and sum(found) > TIMED_S:
+                seconds.append(clock.seconds(begin, end))
+            if len(seconds) >= FEWEST and sum(seconds) > TIMED_S:
                 break
-    return found
+    return seconds
 
 
 def _attend(kernel: str, given: Tensors, mask: torch.Tensor | None, causal: bool) -> torch.Tensor:
     """Call one kernel. torch tells why it takes none in warnings, where it tells at all, and raises a general error."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         try:
             with sdpa_kernel(KERNELS[kernel]):
@@ -270,7 +270,7 @@ def _attend(kernel: str, given: Tensors, mask: torch.Tensor | None, causal: bool
         except RuntimeError as error:
             if not re.search(r"No (available kernel|viable backend)", str(error)):
                 raise
-            reasons = [*dict.fromkeys(_plain(str(warning.message)) for warning in told)]
+            reasons = [*dict.fromkeys(_plain(str(warning.message)) for warning in messages)]
             if not reasons and given[0].device.type == "cpu":  # torch's error suggests that somebody turned it off
                 reasons = [ONLY_OF_CPU]
             raise NoKernel("; ".join(reasons) or _plain(str(error))) from error
@@ -422,8 +422,8 @@ def _openvino(settings: dict[str, str]) -> Callable[[torch.nn.Module, Path], Out
     def run(module: torch.nn.Module, folder: Path) -> Outputs:
         runtime = require_package("openvino")
         path, given = _onnx(module, folder)
-        found = runtime.Core().compile_model(path, "CPU", settings)(given)
-        return [np.array(output) for output in found.values()]
+        outputs = runtime.Core().compile_model(path, "CPU", settings)(given)
+        return [np.array(output) for output in outputs.values()]
 
     return run
 

@@ -83,7 +83,7 @@ def compare(
         _f1(sides, f1, questions),
     )
     outcome, reason = _outcome(rows)
-    tables = {name: tuple({"member": member.name} | row for row in found) for name, found in sides.tables.items()}
+    tables = {name: tuple({"member": member.name} | row for row in table) for name, table in sides.tables.items()}
     return Comparison(member.name, outcome, reason, rows, **tables)
 
 
@@ -171,11 +171,11 @@ class Sides:
 
 
 def _finite(sides: Sides) -> Row:
-    found = sides.nonfinite
-    worst = max(found, key=lambda place: found[place], default="")
-    reason = ", ".join(f"{count} in {place}" for place, count in sorted(found.items())[:5])
-    more = f" and {len(found) - 5} more places" if len(found) > 5 else ""
-    return sides.judge.judge(tolerances.FINITE, float(sum(found.values())), worst, reason + more)
+    counts = sides.nonfinite
+    worst = max(counts, key=lambda place: counts[place], default="")
+    reason = ", ".join(f"{count} in {place}" for place, count in sorted(counts.items())[:5])
+    more = f" and {len(counts) - 5} more places" if len(counts) > 5 else ""
+    return sides.judge.judge(tolerances.FINITE, float(sum(counts.values())), worst, reason + more)
 
 
 def _logits(sides: Sides) -> tuple[Row, ...]:
@@ -192,8 +192,12 @@ def _logits(sides: Sides) -> tuple[Row, ...]:
     sides.cases = [case for case in cases if case.finite]
     limits = {case.name: _limit(judge, case) for case in cases}
     table = [case.row() | {"limit": limits[case.name].value} for case in cases]
-    found = logits.truth(cases)
-    sides.tables |= {"logits": table, "histogram": list(logits.histogram(cases)), "truth": [found] if found else []}
+    nearness = logits.truth(cases)
+    sides.tables |= {
+        "logits": table,
+        "histogram": list(logits.histogram(cases)),
+        "truth": [nearness] if nearness else [],
+    }
     names = (tolerances.LOGITS, tolerances.COSINE, tolerances.SCALE, tolerances.OFFSET, tolerances.SPANS)
     broken = next(iter(faults.values()), "") or next((_not_finite(case) for case in cases if not case.finite), "")
     if broken:
@@ -296,25 +300,25 @@ def _curve(sides: Sides) -> Row:
 
 def _repeats(sides: Sides) -> Row:
     """Judge whether the member gives the same bits again."""
-    found = sides.candidate.meta.get("repeats")
-    if not found:
+    repeats = sides.candidate.meta.get("repeats")
+    if not repeats:
         return sides.lacking(tolerances.REPEATS, "repeats")
-    if found.get("max_abs") is None:
+    if repeats.get("max_abs") is None:
         return sides.judge.fail(tolerances.REPEATS, "not finite")
-    value = float(found["max_abs"])
-    if not found.get("identical") and value == 0.0:
+    value = float(repeats["max_abs"])
+    if not repeats.get("identical") and value == 0.0:
         return sides.judge.fail(
-            tolerances.REPEATS, f"{found['runs']} runs differ in bits, if only in the sign of a zero"
+            tolerances.REPEATS, f"{repeats['runs']} runs differ in bits, if only in the sign of a zero"
         )
-    return sides.judge.judge(tolerances.REPEATS, value, "", f"{found['runs']} runs of one input")
+    return sides.judge.judge(tolerances.REPEATS, value, "", f"{repeats['runs']} runs of one input")
 
 
 def _invariance(sides: Sides, quantity: str, name: str) -> Row:
     """Judge whether a row's logits depend on its neighbours, or on how far it is padded."""
-    found = sides.candidate.meta.get("invariance") or {}
-    if found.get(name) is None:
+    invariance = sides.candidate.meta.get("invariance") or {}
+    if invariance.get(name) is None:
         return sides.lacking(quantity, "invariance")
-    return sides.judge.judge(quantity, float(found[name]), limit=sides.eased(quantity))
+    return sides.judge.judge(quantity, float(invariance[name]), limit=sides.eased(quantity))
 
 
 def _f1(sides: Sides, scores: tuple[float, float] | None, questions: int) -> Row:
@@ -428,23 +432,23 @@ def gradients(candidate: Arrays, reference: Arrays, limit: float) -> list[dict[s
     floor = GRADIENT_FLOOR * total
     rows = []
     for name in sorted(name for name in reference if name in candidate):
-        found = _measures(candidate[name], reference[name], floor, limit)
+        measures = _measures(candidate[name], reference[name], floor, limit)
         if norms[name] <= limit * floor:
-            found["one_minus_cosine"] = None
+            measures["one_minus_cosine"] = None
         elements = int(reference[name].size)
         norm = norms[name] if math.isfinite(norms[name]) else None
-        rows.append({"parameter": name, "elements": elements, "norm": norm, **found})
+        rows.append({"parameter": name, "elements": elements, "norm": norm, **measures})
     return rows
 
 
 def _measures(a: np.ndarray, b: np.ndarray, floor: float, limit: float) -> dict[str, Any]:
     """Measure two tensors; another shape, and numbers that are not finite, are beyond every limit and None."""
     same = a.shape == b.shape
-    found = {
+    measures = {
         "max_abs": logits.max_abs(a, b) if same else math.nan,
         "relative_l2": logits.relative_l2(a, b, floor) if same else math.nan,
         "one_minus_cosine": logits.one_minus_cosine(a, b) if same else math.nan,
     }
-    beyond = not found["relative_l2"] <= limit
-    plain = {name: value if math.isfinite(value) else None for name, value in found.items()}
+    beyond = not measures["relative_l2"] <= limit
+    plain = {name: value if math.isfinite(value) else None for name, value in measures.items()}
     return {**plain, "limit": limit, "beyond": beyond}

@@ -117,12 +117,13 @@ class ParityConfig(BaseConfig):
     reference: Literal["cpu", "cuda", "rocm", "mps", "xpu", "tpu"] = Field(
         "cpu", description="backend that computes the reference, in fp32 with eager attention"
     )
-    golden: str = Field("", description="folder recorded before, here or elsewhere, that is the reference instead")
+    golden: str = Field("", description="golden folder to use as the reference, recorded earlier on any machine")
     record: bool = Field(False, description="compute only the reference and the truth, and keep the golden folder")
-    members: list[str] = Field([], description="ways to compute that are compared; empty: all of the backend")
-    slow: bool = Field(False, description="also the members that compile or export the model, which take a minute each")
+    members: list[str] = Field([], description="members to compare; empty: all of the backend")
+    slow: bool = Field(False, description="include members that compile or export the model (about a minute each)")
     ease: bool = Field(
-        True, description="let limits of logits follow the reference's own error (bf16: their size); false: the table's"
+        True,
+        description="ease limits of logits by the reference's own error (bf16: by their size); false: fixed limits",
     )
     keep: bool = Field(False, description="keep weights, gradients and activations in the run folder")
 
@@ -132,7 +133,7 @@ class ParityConfig(BaseConfig):
         description="hub name, local folder, tiny, or bert-base: its config, random weights",
     )
     init: Literal["auto", "pretrained", "random"] = Field(
-        "auto", description="weights; auto: the model's own where they are at hand, else random ones"
+        "auto", description="weights; auto: pretrained where available, else random"
     )
     data: Literal["minisquad", "squad", "files"] = Field(
         "minisquad", description="text of the inputs: embedded generator, rajpurkar/squad, or dev_file"
@@ -144,19 +145,21 @@ class ParityConfig(BaseConfig):
     batch_sizes: list[Annotated[int, Field(ge=1, le=1024)]] = Field(
         [1, 2, 4, 8], min_length=1, description="rows of the inputs"
     )
-    dev_questions: int = Field(32, ge=0, description="questions of the F1 difference; 0: none")
-    train_steps: int = Field(20, ge=0, le=1000, description="steps of the loss curve; 0: none")
+    dev_questions: int = Field(32, ge=0, description="questions for the F1 difference; 0: none")
+    train_steps: int = Field(20, ge=0, le=1000, description="training steps of the loss curve; 0: none")
     train_batch: int = Field(4, ge=1, le=1024, description="samples of a training step")
     train_length: int = Field(64, ge=8, le=8192, description="tokens of a training sample")
-    learning_rate: float = Field(5e-5, gt=0, le=1, description="AdamW's, constant, of the loss curve")
-    repeats: int = Field(5, ge=2, le=1000, description="runs of one input that have to give the same bits")
-    warmup: int = Field(10, ge=0, le=10000, description="forward passes before the timed ones")
+    learning_rate: float = Field(5e-5, gt=0, le=1, description="constant learning rate of the loss curve (AdamW)")
+    repeats: int = Field(5, ge=2, le=1000, description="repetitions of one input, which must be bit-identical")
+    warmup: int = Field(10, ge=0, le=10000, description="untimed forward passes before the timed ones")
     latency_runs: int = Field(100, ge=0, le=100000, description="timed forward passes at batch 1; 0: none")
     latency_length: int = Field(128, ge=1, le=8192, description="tokens of the timed input")
     attention_kernels: bool = Field(True, description="compare the attention kernels of the device side by side")
-    member_timeout_s: float = Field(300.0, gt=0, description="seconds after which a member is ended and FAILs")
+    member_timeout_s: float = Field(
+        300.0, gt=0, description="time limit of a member, seconds; beyond it the member fails"
+    )
     planted_layer: int = Field(
-        -1, ge=-1, le=1000, description="encoder layer whose output is changed on purpose in every candidate; -1: none"
+        -1, ge=-1, le=1000, description="encoder layer with a planted fault in every member; -1: none"
     )
 
     @field_validator("members")
@@ -186,7 +189,7 @@ class ParityConfig(BaseConfig):
         if self.record:
             given = {"golden": self.golden, "members": self.members, "planted_layer": self.planted_layer >= 0}
             for name in (name for name, value in given.items() if value):
-                raise ValueError(f"record = true computes no member and starts its own golden folder: leave {name} out")
+                raise ValueError(f"record = true computes no member and starts its own golden folder: omit {name}")
         return self
 
     def check_whole(self) -> None:

@@ -1,4 +1,8 @@
-"""Pictures of how large the differences are: their distribution by member, and who is nearer to the truth."""
+"""Pictures of differences: how large they are, where results diverge, and how far attention kernels are apart.
+
+Distributions and distances to the truth by member; layer by layer, parameter by parameter and step by step of a training;
+attention kernels against fp64 and against the math kernel.
+"""
 
 import math
 import textwrap
@@ -31,11 +35,18 @@ from benchlib.show.figures import HEIGHT_IN, LIGHT, End, Picture, Theme, blank, 
 AS_CLOSE = 2.0  # factor within which a distance to the truth is the reference's own
 SHOWN = 16.0  # factor from the reference's distance that the axis reaches to both sides
 WIDE_ROW_IN = 0.3
+MOST_LAYERS = 16  # written along the axis
+NAME_IN = 0.13  # height of a name of 8 points
+TOLERANCE = (0, (6, 3))
+NAME = "attention-kernels"
+KERNELS = ("math", "flash", "efficient", "cudnn")
+MARKERS = ("o", "s", "^", "D", "v")
+MOST_LENGTHS = 6
 SEEN = 0.002  # share of a member's values that a bin needs to widen the axis
 
 
 def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
-    """Distribution of the differences of the logits by member, with the tolerance, and what lies beyond it."""
+    """Distribution of the differences of the logits by member, with the tolerance, and what exceeds it."""
     figure, axes = blank("difference-histograms", theme, of_many=True)
     frame = series.table(run, "histogram").dropna(subset=["low", "high"]).query("count > 0")
     names = series.ordered(run, frame["member"])
@@ -51,7 +62,7 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
     ends = [*seen["high"], *seen.loc[seen["low"] > 0, "low"]]
     zero = powers(axes.xaxis, [*ends, *(row["limit"] for row in known.values())])
     most = series.table(run, "logits").groupby("member")["max_abs"].max()
-    told = []
+    sentences = []
     for row, name in enumerate(names):
         part, verdict = frame[frame["member"] == name], known.get(name, {})
         over = verdict.get("status") == "FAIL"
@@ -69,10 +80,10 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
             axes, row, f"{SIGNS.get(word, '')} {difference(largest)}".strip(), tone(theme, word) if over else theme.text
         )
         equal = part.loc[part["high"] == 0, "count"].sum() / part["count"].sum()
-        told.append(f"{name} at most {difference(largest)}, {100 * equal:.0f} % are equal")
+        sentences.append(f"{name} at most {difference(largest)}, {100 * equal:.0f} % are equal")
     name_rows(axes, theme, names)
     label(axes, theme, "|logit - the reference's|; bar: tolerance; right: the largest")
-    return head(figure, theme, titled(_finding(known), series.scope(run)), f"{'; '.join(told)}.")
+    return head(figure, theme, titled(_finding(known), series.scope(run)), f"{'; '.join(sentences)}.")
 
 
 def _finding(known: dict[str, dict[str, Any]]) -> str:
@@ -85,23 +96,23 @@ def _finding(known: dict[str, dict[str, Any]]) -> str:
     if not shares:
         return "Differences of the logits"
     near = max(shares, key=lambda name: shares[name])
-    return f"Logits differ by less than the tolerance; {near} comes nearest, to {difference(shares[near])} of it"
+    return f"Logits differ by less than the tolerance; {near} comes closest, at {difference(shares[near])} of it"
 
 
 def closeness(run: Records, theme: Theme = LIGHT) -> Picture:
     """Different or worse: each member's distance to the fp64 truth over the reference's own, case by case."""
     figure, axes = blank("different-or-worse", theme, of_many=True)
-    found = {name: frame for name, frame in series.closeness(run).items() if len(frame)}
-    if not found:
+    frames = {name: frame for name, frame in series.closeness(run).items() if len(frame)}
+    if not frames:
         return leave_empty(figure, axes, theme, "Nothing was compared with an fp64 truth.")
-    tall(figure, len(found))
+    tall(figure, len(frames))
     verdicts = {row["member"]: row["verdict"] for row in series.row_dicts(series.table(run, "truth"))}
     axes.set_xscale("log", base=2)
     axes.set_xlim(1 / SHOWN, SHOWN)
     axes.axvspan(1 / AS_CLOSE, AS_CLOSE, color=theme.muted, alpha=0.16, linewidth=0)
     axes.axvline(1, color=theme.text, linewidth=1.2)
-    told = []
-    for row, (name, frame) in enumerate(found.items()):
+    sentences = []
+    for row, (name, frame) in enumerate(frames.items()):
         ratios = frame["own"] / frame[series.REFERENCE]
         colour = {"farther": tone(theme, "FAIL"), "closer": tone(theme, "PASS")}.get(
             verdicts.get(name, ""), theme.series[0]
@@ -112,19 +123,19 @@ def closeness(run: Records, theme: Theme = LIGHT) -> Picture:
         worst = float(ratios.max())
         own = float(frame["own"].max())
         beside(axes, row, f"{verdicts.get(name, '')}, {difference(own)}".removeprefix(", "), colour, 8)
-        told.append(f"{name} {difference(own)} ({difference(worst)} × the reference's at worst)")
-    name_rows(axes, theme, list(found))
+        sentences.append(f"{name} {difference(own)} ({difference(worst)} × the reference's at worst)")
+    name_rows(axes, theme, list(frames))
     axes.set_xticks([1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 16], ["1/16", "1/4", "1/2", "1", "2", "4", "16"])
     axes.minorticks_off()
     label(axes, theme, "distance to fp64 / the reference's; right: the largest")
-    farther = [name for name in found if verdicts.get(name) == "farther"]
+    farther = [name for name in frames if verdicts.get(name) == "farther"]
     title = (
-        f"Farther from the truth than the reference: {listed(farther)}"
+        f"Farther from fp64 than the reference: {listed(farther)}"
         if farther
-        else "No member is farther from the truth than the reference"
+        else "No member is farther from fp64 than the reference"
     )
     return head(figure, theme, titled(title, series.scope(run)),
-                f"Largest distance to the fp64 truth: {'; '.join(told)}. Shaded: within a factor of 2.")  # fmt: skip
+                f"Largest distance to the fp64 truth: {'; '.join(sentences)}. Shaded: within a factor of 2.")  # fmt: skip
 
 
 def _outside(axes: Axes, row: int, ratios: pd.Series, colour: str) -> None:
@@ -141,48 +152,40 @@ def _outside(axes: Axes, row: int, ratios: pd.Series, colour: str) -> None:
                       ha="right" if sign == ">" else "left", va="center", color=colour, fontsize=7.5)  # fmt: skip
 
 
-# Pictures of where results diverge: layer by layer, parameter by parameter, step by step of a training.
-
-
-MOST_LAYERS = 16  # written along the axis
-NAME_IN = 0.13  # height of a name of 8 points
-TOLERANCE = (0, (6, 3))
-
-
 def depth(run: Records, theme: Theme = LIGHT) -> Picture:
     """Relative L2 distance of each layer's output from the reference's, and the first layer beyond tolerance."""
     figure, axes = blank("divergence-by-depth", theme, of_many=True)
-    found = series.layers(run)
-    if not found:
+    layers = series.layers(run)
+    if not layers:
         return leave_empty(figure, axes, theme, "No layer was compared.")
-    limits = _limits(run, found)
-    tall(figure, len(found) + len(limits), 0.19, least_in=HEIGHT_IN)
-    everything = [value for frame in found.values() for value in frame["relative_l2"]]
+    limits = _limits(run, layers)
+    tall(figure, len(layers) + len(limits), 0.19, least_in=HEIGHT_IN)
+    everything = [value for frame in layers.values() for value in frame["relative_l2"]]
     zero = powers(axes.yaxis, [*everything, *limits])
-    ends, names = list[End](), series.ordered(run, found)
+    ends, names = list[End](), series.ordered(run, layers)
     for name in names:
-        frame, (colour, style) = found[name], looks(theme, names.index(name))
+        frame, (colour, style) = layers[name], looks(theme, names.index(name))
         values = placed(frame["relative_l2"], zero)
         axes.plot(frame["index"], values, color=colour, linestyle=style, linewidth=1.5, marker="o", markersize=2.5)
         known = [(x, y) for x, y in zip(frame["index"], values, strict=True) if math.isfinite(y)]
         if known:
             ends.append(End(float(known[-1][0]), float(known[-1][1]), name, colour))
-    _layer_axis(axes, found)
+    _layer_axis(axes, layers)
     for limit, words in limits.items():
         axes.axhline(limit, color=theme.muted, linewidth=1.4, linestyle=TOLERANCE)
         ends.append(End(axes.get_xlim()[1], limit, words, theme.muted))
     _mark_first(axes, theme, series.first_beyond(run), zero)
     name_ends(axes, theme, ends)
-    title, alt = _where(run, found)
+    title, alt = _where(run, layers)
     label(axes, theme, "encoder layer, modules in forward order", "relative L2 distance")
     return head(figure, theme, titled(title, series.scope(run)), alt)
 
 
-def _limits(run: Records, found: dict[str, pd.DataFrame]) -> dict[float, str]:
+def _limits(run: Records, layers: dict[str, pd.DataFrame]) -> dict[float, str]:
     """Return the tolerances with their names: by precision where there are several."""
     precision = {row["member"]: row["precision"] for row in series.row_dicts(series.table(run, "members"))}
     kinds: dict[float, list[str]] = {}
-    for name, frame in found.items():
+    for name, frame in layers.items():
         for limit in frame["limit"].dropna().unique():
             kinds.setdefault(float(limit), []).append(precision.get(name, ""))
     if len(kinds) == 1:
@@ -190,10 +193,10 @@ def _limits(run: Records, found: dict[str, pd.DataFrame]) -> dict[float, str]:
     return {limit: f"tolerance\n{', '.join(dict.fromkeys(words))}".strip() for limit, words in kinds.items()}
 
 
-def _layer_axis(axes: Axes, found: dict[str, pd.DataFrame]) -> None:
+def _layer_axis(axes: Axes, layers: dict[str, pd.DataFrame]) -> None:
     """Write the number of each encoder layer at its first module."""
     places: dict[str, float] = {}
-    for frame in found.values():
+    for frame in layers.values():
         for index, layer in zip(frame["index"], frame["layer"], strict=True):
             number = series.layer_number(layer)
             if number is not None:
@@ -201,7 +204,7 @@ def _layer_axis(axes: Axes, found: dict[str, pd.DataFrame]) -> None:
     step = -(-len(places) // MOST_LAYERS) or 1
     kept = [item for item in places.items() if int(item[0]) % step == 0]
     axes.set_xticks([place for _, place in kept], [word for word, _ in kept])
-    last = max(float(frame["index"].max()) for frame in found.values())
+    last = max(float(frame["index"].max()) for frame in layers.values())
     axes.set_xlim(-0.02 * last - 0.5, 1.02 * last + 0.5)
     axes.grid(axis="x", color=axes.spines["bottom"].get_edgecolor(), linewidth=0.5)
 
@@ -223,22 +226,26 @@ def _mark_first(axes: Axes, theme: Theme, first: dict[str, dict[str, Any]], zero
                       fontweight="bold", bbox={"facecolor": theme.card, "alpha": 0.85, "linewidth": 0, "pad": 0.8})  # fmt: skip
 
 
-def _where(run: Records, found: dict[str, pd.DataFrame]) -> tuple[str, str]:
+def _where(run: Records, layers: dict[str, pd.DataFrame]) -> tuple[str, str]:
     first = series.first_beyond(run)
-    worst = {name: float(frame["relative_l2"].max()) for name, frame in found.items()}
-    told = "; ".join(
+    worst = {name: float(frame["relative_l2"].max()) for name, frame in layers.items()}
+    distances = "; ".join(
         f"{name} at most {difference(worst[name])}"
         + (f", beyond its tolerance first at {first[name]['layer']}" if name in first else "")
-        for name in found
+        for name in layers
     )
     if first:
         name = next(iter(first))
         count = len(first) - 1
-        more = f"; {count} more member{'s leave theirs' if count > 1 else ' leaves its own'}" if count else ""
-        return f"{name} leaves its tolerance at {short(first[name]['layer'])}{more}", f"{told}."
+        more = (
+            f"; {count} more member{'s exceed their tolerances' if count > 1 else ' exceeds its tolerance'}"
+            if count
+            else ""
+        )
+        return f"{name} exceeds its tolerance at {short(first[name]['layer'])}{more}", f"{distances}."
     name = max(worst, key=lambda key: worst[key])
-    of = f"in {len(found)} members" if len(found) > 1 else f"of {name}"
-    return f"No layer {of} is beyond tolerance", f"{told}."
+    of = f"in {len(layers)} members" if len(layers) > 1 else f"of {name}"
+    return f"No layer {of} is beyond tolerance", f"{distances}."
 
 
 def gradients(run: Records, theme: Theme = LIGHT) -> Picture:
@@ -250,7 +257,7 @@ def gradients(run: Records, theme: Theme = LIGHT) -> Picture:
         return leave_empty(figure, axes, theme, "No gradients were compared.")
     tall(figure, len(names), 0.36)
     zero = powers(axes.xaxis, [*frame["relative_l2"], *frame["limit"].dropna()])
-    beyond, told = [], []
+    beyond, sentences = [], []
     for row, name in enumerate(names):
         part = frame[frame["member"] == name]
         worst = series.row_dicts(part.sort_values("relative_l2").tail(1))[0]
@@ -262,13 +269,13 @@ def gradients(run: Records, theme: Theme = LIGHT) -> Picture:
                       textcoords="offset points", ha="right", va="center", color=theme.muted, fontsize=7)  # fmt: skip
         beside(axes, row, difference(worst["relative_l2"]), colour if wrong else theme.text)
         beyond += [name] if wrong else []
-        told.append(f"{name} {difference(worst['relative_l2'])} ({worst['parameter']})")
+        sentences.append(f"{name} {difference(worst['relative_l2'])} ({worst['parameter']})")
     name_rows(axes, theme, names)
     title = (
         f"Gradients of {listed(beyond)} are beyond tolerance" if beyond else "Every gradient is within its tolerance"
     )
     label(axes, theme, "relative L2 distance by parameter; bar: tolerance; named: the worst")
-    return head(figure, theme, titled(title, series.scope(run)), f"Worst parameters: {'; '.join(told)}.")
+    return head(figure, theme, titled(title, series.scope(run)), f"Worst parameters: {'; '.join(sentences)}.")
 
 
 def losses(run: Records, theme: Theme = LIGHT) -> Picture:
@@ -279,15 +286,15 @@ def losses(run: Records, theme: Theme = LIGHT) -> Picture:
         return leave_empty(*blank("loss-curves", theme, of_many=True), theme, "No training steps were compared.")
     figure, (upper, lower) = panels("loss-curves", theme, 2, 1, sharex=True, height_ratios=[2, 5])
     tall(figure, len(names) + 2, 0.27, least_in=HEIGHT_IN)
-    found = {name: frame[frame["member"] == name].sort_values("step") for name in names}
-    base = found[names[0]].dropna(subset=["reference_loss"])
+    parts = {name: frame[frame["member"] == name].sort_values("step") for name in names}
+    base = parts[names[0]].dropna(subset=["reference_loss"])
     upper.plot(base["step"], base["reference_loss"], color=theme.text, linewidth=3, alpha=0.35)
-    lines = {name: (part["loss"] - part["reference_loss"]).abs() for name, part in found.items()}
+    lines = {name: (part["loss"] - part["reference_loss"]).abs() for name, part in parts.items()}
     truth = (base["truth_loss"] - base["reference_loss"]).abs()
     zero = powers(lower.yaxis, [*(value for line in lines.values() for value in line), *truth.dropna()], 4)
     line = NAME_IN / ((figure.get_figheight() - 1.2) * 5 / 7)  # of the lower axes
     ends = list[End]()
-    for place, (name, part) in enumerate(found.items()):
+    for place, (name, part) in enumerate(parts.items()):
         colour, style = looks(theme, place)
         upper.plot(part["step"], part["loss"], color=colour, linestyle=style, linewidth=1)
         values = placed(lines[name], zero)
@@ -306,19 +313,13 @@ def losses(run: Records, theme: Theme = LIGHT) -> Picture:
     last = {name: float(line.iloc[-1]) for name, line in lines.items()}
     far = max(last, key=lambda name: last[name] if math.isfinite(last[name]) else math.inf)
     title = f"After {len(base)} steps the loss of {far} is {difference(last[far])} away"
-    told = "; ".join(f"{name} {difference(value)}" for name, value in last.items())
+    distances = "; ".join(f"{name} {difference(value)}" for name, value in last.items())
     return head(
-        figure, theme, titled(title, series.scope(run)), f"Distance from the reference's loss at the last step: {told}."
+        figure,
+        theme,
+        titled(title, series.scope(run)),
+        f"Distance from the reference's loss at the last step: {distances}.",
     )
-
-
-# The picture of attention kernels side by side: how far each is from the truth and from the math kernel.
-
-
-NAME = "attention-kernels"
-KERNELS = ("math", "flash", "efficient", "cudnn")
-MARKERS = ("o", "s", "^", "D", "v")
-MOST_LENGTHS = 6
 
 
 def kernels(run: Records, theme: Theme = LIGHT) -> Picture:
@@ -352,17 +353,15 @@ def kernels(run: Records, theme: Theme = LIGHT) -> Picture:
     for axes, words in ((left, "from fp64"), (right, "from the math kernel")):
         axes.set_title(words, loc="left", color=theme.text, fontsize=9)
     if ran.loc[ran["kernel"] != "math", "max_abs_math"].isna().all():
-        right.text(
-            0.5, 0.5, "nothing beside math ran", ha="center", color=theme.muted, fontsize=9, transform=right.transAxes
-        )
+        right.text(0.5, 0.5, "only math ran", ha="center", color=theme.muted, fontsize=9, transform=right.transAxes)
     missing = lacking(frame)
     _legend(figure, theme, colours, types, missing)
     title = titled(_attention_finding(worst, names), "random inputs")
-    told = "; ".join(
+    errors = "; ".join(
         f"{row['kernel']} {row['dtype']} {difference(row['max_abs_truth'])} at {row['length']:.0f} tokens"
         for row in series.row_dicts(worst.sort_values("length").groupby(["kernel", "dtype"], sort=False).tail(1))
     )
-    return head(figure, theme, title, f"Largest errors against fp64: {told}. {missing}".strip())
+    return head(figure, theme, title, f"Largest errors against fp64: {errors}. {missing}".strip())
 
 
 def _lengths(axes: Axes, lengths: pd.Series) -> None:
@@ -393,23 +392,23 @@ def lacking(frame: pd.DataFrame) -> str:
     """Name the kernels (and types) that ran in no case and those that broke, with their reasons; '' where there are none."""
     where = ", ".join(dict.fromkeys(frame["device"])) or "this device"
     nowhere = frame.groupby(["kernel", "dtype"])["status"].transform(lambda status: (status == "SKIPPED").all())
-    told = [
+    absent = [
         f"{names}{f' ({reason})' if reason else ''}" for reason, names in _by_reason(frame[nowhere.astype(bool)], frame)
     ]
     broke = [f"{names} ({reason})" for reason, names in _by_reason(frame[frame["status"] == "FAIL"], frame)]
-    parts = [f"Not on {where}: {'; '.join(told)}."] * bool(told) + [f"Failed: {'; '.join(broke)}."] * bool(broke)
+    parts = [f"Not on {where}: {'; '.join(absent)}."] * bool(absent) + [f"Failed: {'; '.join(broke)}."] * bool(broke)
     return " ".join(parts)
 
 
 def _by_reason(part: pd.DataFrame, frame: pd.DataFrame) -> list[tuple[str, str]]:
     """Return (reason, kernels): a kernel with the types that are meant, where it is not all of them."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for kernel, rows in part.groupby("kernel", sort=False):
         types = list(dict.fromkeys(rows["dtype"]))
         every = len(types) == frame.loc[frame["kernel"] == kernel, "dtype"].nunique()
         reason = str(rows["reason"].iloc[0]).strip().rstrip(".")
-        found.setdefault(reason, []).append(str(kernel) if every else f"{kernel} in {listed(types)}")
-    return [(reason, listed(names)) for reason, names in found.items()]
+        groups.setdefault(reason, []).append(str(kernel) if every else f"{kernel} in {listed(types)}")
+    return [(reason, listed(names)) for reason, names in groups.items()]
 
 
 def _attention_finding(worst: pd.DataFrame, names: list[str]) -> str:

@@ -276,13 +276,13 @@ def require_package(name: str) -> Any:
 def require_compiler() -> str:
     """Return the C++ compiler that Inductor takes: CXX, else the system's own. Raise ``BackendUnavailable`` without one."""
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    found = shutil.which(name)
-    if not found:
+    compiler = shutil.which(name)
+    if not compiler:
         raise BackendUnavailable(
             f"Inductor needs a C++ compiler and there is no {name}: install it (Debian: apt install g++; "
             "macOS: xcode-select --install), or name another one in CXX"
         )
-    return found
+    return compiler
 
 
 @contextlib.contextmanager

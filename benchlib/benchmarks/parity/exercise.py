@@ -128,22 +128,22 @@ class Exercise:
         tensors = self.inputs.tensors(case.id)
         whole = np.stack(self._pair(tensors))  # (2, B, S)
         real = tensors["attention_mask"].numpy().astype(bool)
-        found: dict[str, float | None] = {"batch_max_abs": None, "padding_max_abs": None}
+        differences: dict[str, float | None] = {"batch_max_abs": None, "padding_max_abs": None}
         if case.batch > 1:
             alone = [
                 np.stack(self._pair({name: tensor[row : row + 1] for name, tensor in tensors.items()}))
                 for row in range(case.batch)
             ]
-            found["batch_max_abs"] = _max_abs(whole[:, real], np.concatenate(alone, axis=1)[:, real])
+            differences["batch_max_abs"] = _max_abs(whole[:, real], np.concatenate(alone, axis=1)[:, real])
         else:
             self.absent["batch invariance"] = "batch_sizes has no batch of several rows"
         longest = max(one.length for one in self.inputs.of("data"))
         if longest > case.length:
             wide = np.stack(self._pair(padded(tensors, longest, self.inputs.pad_id)))
-            found["padding_max_abs"] = _max_abs(whole[:, real], wide[:, :, : case.length][:, real])
+            differences["padding_max_abs"] = _max_abs(whole[:, real], wide[:, :, : case.length][:, real])
         else:
             self.absent["padding invariance"] = "lengths has no longer one to pad to"
-        self.found.facts["invariance"] = found
+        self.found.facts["invariance"] = differences
 
     def _layers(self) -> None:
         if not self.executor.hooks:

@@ -27,7 +27,6 @@ from benchlib.core.files import not_written, read_object, sha256, write_json
 
 NAME = "golden.json"
 WEIGHTS = "weights.safetensors"
-MODEL = "model"
 INPUTS = "inputs.safetensors"
 DEV = "dev.json"
 REFERENCE = "reference"
@@ -97,10 +96,10 @@ def manifest(folder: Path | str) -> dict[str, Any]:
         raise UserError(
             f"{place}: {NAME} is missing, so this is no golden folder, or a recording that broke off; {_REMEDY}"
         )
-    found = read_object(place / NAME, _REQUIRED)
-    if found["digest"] != _digest(found):
+    fields = read_object(place / NAME, _REQUIRED)
+    if fields["digest"] != _digest(fields):
         raise UserError(f"{place / NAME} was altered: its digest does not match; {_REMEDY}")
-    return found
+    return fields
 
 
 def read(folder: Path | str) -> dict[str, Any]:
@@ -108,8 +107,8 @@ def read(folder: Path | str) -> dict[str, Any]:
 
     Raises ``UserError`` that names the first file that is missing, cut, altered or extra.
     """
-    place, found = Path(folder), manifest(folder)
-    wanted, there = found["files"], _listing(place)
+    place, fields = Path(folder), manifest(folder)
+    wanted, there = fields["files"], _listing(place)
     # Only names that the folder itself has are opened: a manifest cannot lead out of it.
     for name in sorted(wanted):
         if name not in there:
@@ -121,7 +120,7 @@ def read(folder: Path | str) -> dict[str, Any]:
         fault = _fault(place / name, wanted[name])
         if fault:
             raise UserError(f"{place}: {name} {fault}; {_REMEDY}")
-    return found
+    return fields
 
 
 def _listing(folder: Path) -> list[str]:
@@ -187,16 +186,16 @@ def parameters(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
     Files with data are left out: the inputs themselves lie in the folder.
     """
-    found = {name: value for name, value in manifest["work"].items() if name != "tier"}
-    unknown = sorted(set(found) - set(ParityConfig.RECORDED))
-    lacking = sorted(set(ParityConfig.RECORDED) - set(found))
+    values = {name: value for name, value in manifest["work"].items() if name != "tier"}
+    unknown = sorted(set(values) - set(ParityConfig.RECORDED))
+    lacking = sorted(set(ParityConfig.RECORDED) - set(values))
     if unknown or lacking:
         what = f"has {unknown[0]}" if unknown else f"lacks {lacking[0]}"
         raise UserError(
             f"{NAME}: its work {what}: it was recorded by benchlib {manifest['benchlib']}, and this version has "
             "other parameters; record it anew, or verify with that version"
         )
-    return {name: value for name, value in found.items() if name != "dev_file"}
+    return {name: value for name, value in values.items() if name != "dev_file"}
 
 
 def tier(manifest: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from benchlib.benchmarks.parity import layers, weights
 from benchlib.benchmarks.parity.config import ParityConfig
+from benchlib.benchmarks.parity.golden import DEV, INPUTS
 from benchlib.benchmarks.parity.weights import sha256
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, read_object, write_text
@@ -33,7 +34,6 @@ from benchlib.workloads.batches import collate
 from benchlib.workloads.squad_data import load_hub, take
 from benchlib.workloads.squad_text import Example, read_squad
 
-FILE, DEV_FILE = "inputs.safetensors", "dev.json"
 SHORTEST = 8  # special tokens, a question and a context need as many
 LONGEST = 2048  # of the edge case, where a model has more positions: attention grows with the square
 NO_LIMIT = 512  # the same where a model's config has no limit
@@ -61,7 +61,7 @@ class Inputs:
 
     def __init__(self, golden: Path) -> None:
         """Read the list of cases; raises ``UserError`` for a file that is missing, cut or of something else."""
-        self.path = golden / FILE
+        self.path = golden / INPUTS
         try:
             with safe_open(self.path, framework="pt") as handle:
                 about = json.loads((handle.metadata() or {})["benchlib"])
@@ -106,10 +106,10 @@ def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
     layers.require_layer(prepared.model, config.planted_layer)
     require_memory(config, prepared.model.config)  # asked before anything is made: a killed process says nothing
     golden.mkdir(parents=True, exist_ok=True)
-    found = write(config, prepared.tokenizer, prepared.model.config, golden)
+    inputs = write(config, prepared.tokenizer, prepared.model.config, golden)
     model = weights.save(prepared, golden)
-    listed = [{"id": case.id, "kind": case.kind, "batch": case.batch, "length": case.length} for case in found.cases]
-    return {"model": model, "inputs_sha256": found.sha256, "cases": listed}
+    listed = [{"id": case.id, "kind": case.kind, "batch": case.batch, "length": case.length} for case in inputs.cases]
+    return {"model": model, "inputs_sha256": inputs.sha256, "cases": listed}
 
 
 def check_lengths(config: ParityConfig, settings: Any) -> None:
@@ -164,7 +164,7 @@ def _available() -> int:
 
 def _size(settings: Any, *names: str) -> int:
     """Return the first of these fields that a model's config has; 1 where it has none."""
-    return next((int(found) for name in names if isinstance(found := getattr(settings, name, None), int)), 1)
+    return next((int(size) for name in names if isinstance(size := getattr(settings, name, None), int)), 1)
 
 
 def takes_segments(settings: Any) -> bool:
@@ -203,7 +203,7 @@ def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> 
     for number, tensors in enumerate(made.dev(golden, encoders.positions(settings))):
         add(f"dev-{number:02d}", "dev", tensors)
     about = {"cases": [asdict(case) for case in cases], "pad_id": made.pad_id}
-    with checkpoint.told(golden / FILE), atomic_path(golden / FILE) as path:
+    with checkpoint.told(golden / INPUTS), atomic_path(golden / INPUTS) as path:
         save_file(arrays, path, metadata={"benchlib": json.dumps(about)})
     return Inputs(golden)
 
@@ -226,19 +226,19 @@ class _Maker:
         return take(self._source, count, self.config.seed)
 
     def _windows(self, examples: Sequence[Example], length: int, stride: int, training: bool) -> features.Features:
-        found = features.build(examples, self.tokenizer, length, stride, training, None)
-        return found if self.segments else replace(found, token_types=False)
+        windows = features.build(examples, self.tokenizer, length, stride, training, None)
+        return windows if self.segments else replace(windows, token_types=False)
 
     def rows(self, length: int, count: int) -> dict[str, torch.Tensor]:
         """Return ``count`` questions padded to ``length``: in turns the first window of one, the last of the next.
 
         Where the last window is full too, a quarter of it is cut: every second row has padding, and so has its batch.
         """
-        found = self._windows(self._examples(count, length), length, 0, training=False)
-        first = np.flatnonzero(np.diff(found.example_index, prepend=-1))
-        last = np.append(first[1:], len(found)) - 1
+        windows = self._windows(self._examples(count, length), length, 0, training=False)
+        first = np.flatnonzero(np.diff(windows.example_index, prepend=-1))
+        last = np.append(first[1:], len(windows)) - 1
         chosen = np.where(np.arange(len(first)) % 2, last, first)
-        made = dict(collate(found, np.resize(chosen, count), self.pad_id, multiple=length).inputs)
+        made = dict(collate(windows, np.resize(chosen, count), self.pad_id, multiple=length).inputs)
         short = length - length // 4
         for row in range(1, count, 2):
             if made["attention_mask"][row].all():
@@ -259,15 +259,15 @@ class _Maker:
         """
         length, batch = self.config.train_length, self.config.train_batch
         count = max(1, self.config.train_steps) * batch
-        found = self._windows(self._examples(count, length), length, 0, training=True)
-        assert found.start_positions is not None  # training=True
-        answered = np.flatnonzero(found.start_positions != found.cls_index)
+        windows = self._windows(self._examples(count, length), length, 0, training=True)
+        assert windows.start_positions is not None  # training=True
+        answered = np.flatnonzero(windows.start_positions != windows.cls_index)
         # One window a question, so that the samples differ; where no window holds an answer, any.
-        _, first = np.unique(found.example_index[answered], return_index=True)
-        chosen = answered[first] if len(first) else np.arange(len(found))
+        _, first = np.unique(windows.example_index[answered], return_index=True)
+        chosen = answered[first] if len(first) else np.arange(len(windows))
         batches = []
         for indices in np.resize(chosen, count).reshape(-1, batch):
-            made = collate(found, indices, self.pad_id, multiple=length)
+            made = collate(windows, indices, self.pad_id, multiple=length)
             assert made.start is not None and made.end is not None
             for row in range(min(1, batch - 1), batch, 2):
                 short = max(length - length // 4, int(made.end[row]) + 2)
@@ -282,13 +282,13 @@ class _Maker:
             return []
         length = min(DEV_LENGTH, positions or DEV_LENGTH)
         examples = self._examples(self.config.dev_questions, 128)
-        found = self._windows(examples, length, length // 3, training=False)
+        windows = self._windows(examples, length, length // 3, training=False)
         write_text(
-            golden / DEV_FILE, json.dumps({"examples": [asdict(one) for one in examples], "features": _plain(found)})
+            golden / DEV, json.dumps({"examples": [asdict(one) for one in examples], "features": _plain(windows)})
         )
-        starts = range(0, len(found), DEV_BATCH)
-        parts = [np.arange(low, min(low + DEV_BATCH, len(found))) for low in starts]
-        return [dict(collate(found, part, self.pad_id).inputs) for part in parts]
+        starts = range(0, len(windows), DEV_BATCH)
+        parts = [np.arange(low, min(low + DEV_BATCH, len(windows))) for low in starts]
+        return [dict(collate(windows, part, self.pad_id).inputs) for part in parts]
 
 
 def _edges(rows: Mapping[str, torch.Tensor], pad_id: int, longest: int) -> dict[str, dict[str, torch.Tensor]]:
@@ -325,9 +325,9 @@ _LISTS = ("starts", "context_start", "example_index", "char_start", "char_end")
 _NUMBERS = ("max_length", "suffix", "cls_index", "token_types", "questions", "questions_cut")
 
 
-def _plain(found: features.Features) -> dict[str, Any]:
-    lists = {name: getattr(found, name).tolist() for name in _LISTS}
-    return lists | {name: getattr(found, name) for name in _NUMBERS}
+def _plain(windows: features.Features) -> dict[str, Any]:
+    lists = {name: getattr(windows, name).tolist() for name in _LISTS}
+    return lists | {name: getattr(windows, name) for name in _NUMBERS}
 
 
 def dev_scores(golden: Path, outputs: Mapping[str, Any]) -> dict[str, float] | None:
@@ -335,17 +335,17 @@ def dev_scores(golden: Path, outputs: Mapping[str, Any]) -> dict[str, float] | N
 
     None where there is no dev set or the outputs have none of it.
     """
-    if not (golden / DEV_FILE).exists() or "dev/start" not in outputs:
+    if not (golden / DEV).exists() or "dev/start" not in outputs:
         return None
-    stored = read_object(golden / DEV_FILE, {"examples": list, "features": dict})
+    stored = read_object(golden / DEV, {"examples": list, "features": dict})
     examples = [
         Example(one["id"], one["question"], one["context"], tuple((text, start) for text, start in one["answers"]))
         for one in stored["examples"]
     ]
     about = stored["features"]
     arrays: dict[str, Any] = {name: np.array(about[name], np.int64) for name in _LISTS}
-    found = features.Features(
-        # Spans are found by places and characters: the tokens themselves only have to be as many.
+    windows = features.Features(
+        # Spans are windows by places and characters: the tokens themselves only have to be as many.
         input_ids=np.zeros(int(arrays["starts"][-1]), np.int32),
         start_positions=None,
         end_positions=None,
@@ -354,6 +354,6 @@ def dev_scores(golden: Path, outputs: Mapping[str, Any]) -> dict[str, float] | N
         from_cache=False,
         seconds=0.0,
     )
-    best = answers.best_answers(examples, found, np.asarray(outputs["dev/start"]), np.asarray(outputs["dev/end"]))
+    best = answers.best_answers(examples, windows, np.asarray(outputs["dev/start"]), np.asarray(outputs["dev/end"]))
     scores = answers.score(best, examples)
     return {"f1": float(scores["f1"]), "exact_match": float(scores["exact_match"])}

@@ -41,13 +41,13 @@ def refuse(config: ParityConfig) -> None:
 def limits(run: Run) -> list[RegressionLimit]:
     """Return how much worse than the baseline: differences may double, latencies grow by half."""
     assert run.result is not None
-    found = []
+    limits = []
     for metric in run.result.metrics:
         if DIFFERENCE in metric.name:
-            found.append(RegressionLimit(metric=metric.name, share=DOUBLE))
+            limits.append(RegressionLimit(metric=metric.name, share=DOUBLE))
         elif LATENCY in metric.name:
-            found.append(RegressionLimit(metric=metric.name, share=LATENCY_SHARE))
-    return found
+            limits.append(RegressionLimit(metric=metric.name, share=LATENCY_SHARE))
+    return limits
 
 
 def claims(numbers: Numbers) -> Iterator[Claim]:
@@ -68,7 +68,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     if not members:
         return [whole]
     stated = own_claims(Numbers.of_run(run))
-    found = [
+    judged = [
         whole,
         *(_parity(row, result) for row in members),
         _same_work(result, members),
@@ -82,7 +82,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         budget_check(run, result.value("total_s") or 0.0),
         *regression_checks(run, limits(run), comparison),
     ]
-    return found if whole.status != "SKIPPED" else [_without_pass(check) for check in found]
+    return judged if whole.status != "SKIPPED" else [_without_pass(check) for check in judged]
 
 
 def _without_pass(check: Check) -> Check:
@@ -204,10 +204,10 @@ def _quantity(row: Row) -> str:
 
 def _where(rows: list[Row]) -> str:
     """Name the first layer beyond its limit."""
-    found = next((row for row in rows if row["quantity"] == tolerances.LAYERS), None)
-    if found is None or not found["worst"] or not _beyond(found):
+    layers = next((row for row in rows if row["quantity"] == tolerances.LAYERS), None)
+    if layers is None or not layers["worst"] or not _beyond(layers):
         return ""
-    return f"; the first layer beyond its limit is {found['worst']}"
+    return f"; the first layer beyond its limit is {layers['worst']}"
 
 
 def _same_work(result: Result, members: list[Row]) -> Check:

@@ -32,12 +32,12 @@ class Part:
 
 def encoder_layers(model: torch.nn.Module) -> list[Part]:
     """Return the encoder's layers in the order of the model; the outermost where such names are nested."""
-    found: list[Part] = []
+    layers: list[Part] = []
     for name, module in model.named_modules():
-        inside = found and name.startswith(found[-1].name + ".")
+        inside = layers and name.startswith(layers[-1].name + ".")
         if _LAYER.search(name) and not inside and not _is_list(module):
-            found.append(Part(name, "layer", module))
-    return found
+            layers.append(Part(name, "layer", module))
+    return layers
 
 
 def _is_list(module: torch.nn.Module) -> bool:
@@ -54,21 +54,21 @@ def parts(model: torch.nn.Module) -> list[Part]:
         raise UserError(
             f"{type(model).__name__} has no modules named layer.N, layers.N, block.N or h.N: its layers cannot be told apart"
         )
-    found = []
+    parts = []
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in ("embeddings", "embedding") and not any(
             name.startswith(layer.name) for layer in layers
         ):
-            found.append(Part(name, "embeddings", module))
+            parts.append(Part(name, "embeddings", module))
             break
     for layer in layers:
         for kind, pattern in (("attention", _ATTENTION), ("feed-forward", _FEED_FORWARD)):
             for name, module in layer.module.named_children():
                 if pattern.search(name) and not _is_list(module):
-                    found.append(Part(f"{layer.name}.{name}", kind, module))
+                    parts.append(Part(f"{layer.name}.{name}", kind, module))
                     break
-        found.append(layer)
-    return found + _head(model, layers[-1].name)
+        parts.append(layer)
+    return parts + _head(model, layers[-1].name)
 
 
 def _head(model: torch.nn.Module, last_layer: str) -> list[Part]:
@@ -102,7 +102,7 @@ def kept(model: torch.nn.Module) -> Iterator[Kept]:
     A module that is called several times (shared weights) is kept each time, as ``NAME@2`` and so on. The hooks are
     removed whatever happens.
     """
-    found = Kept({}, {})
+    outputs = Kept({}, {})
     calls: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
         for part in parts(model):
@@ -115,11 +115,11 @@ def kept(model: torch.nn.Module) -> Iterator[Kept]:
                 name = part.name + (f"@{calls[part.name]}" if calls[part.name] > 1 else "")
                 plain = tensor.detach().cpu()
                 plain = plain if plain.dtype == torch.float64 else plain.float()
-                found.arrays[f"{len(found.arrays):03d}|{name}"] = plain.numpy().copy()
-                found.kinds[name] = part.kind
+                outputs.arrays[f"{len(outputs.arrays):03d}|{name}"] = plain.numpy().copy()
+                outputs.kinds[name] = part.kind
 
             stack.callback(part.module.register_forward_hook(keep).remove)
-        yield found
+        yield outputs
 
 
 def require_layer(model: torch.nn.Module, layer: int) -> None:

@@ -219,13 +219,13 @@ def case(name: str, candidate: Arrays, reference: Arrays, truth: Arrays, inputs:
 
 def place(name: str, candidate: Arrays, reference: Arrays, inputs: Arrays) -> str:
     """Return where in a case the largest difference is: ``len8-batch2, end logits, row 1, position 5``."""
-    found = []
+    largest = []
     for head in HEADS:
         a, b = (side[f"{name}/{head}"].astype(np.float64) for side in (candidate, reference))
         difference = np.where(attended(inputs, name, b.shape), np.abs(a - b), -1.0)
         at = np.unravel_index(int(np.argmax(difference)), difference.shape)
-        found.append((float(difference[at]), head, at))
-    _, head, at = max(found, key=lambda item: item[0])
+        largest.append((float(difference[at]), head, at))
+    _, head, at = max(largest, key=lambda item: item[0])
     where = f"row {at[0]}, position {at[1]}" if len(at) == 2 else f"position {at[0]}"
     return f"{name}, {head} logits, {where}"
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
-from benchlib.core.files import check_schema, home, outputs, read_json
+from benchlib.core.files import check_schema, home, read_json
 from benchlib.core.machine import BACKENDS
 from benchlib.results.run import Result, Run, find_runs, is_run
 
@@ -87,12 +87,12 @@ class MemberResult(_Stored):
             return self
         wrong = [row.quantity for row in self.quantities if row.status == "FAIL" and row.gates]
         if wrong:
-            raise ValueError(f"{self.member} says PASS although {wrong[0]} failed")
+            raise ValueError(f"{self.member} is PASS although {wrong[0]} failed")
         if not any(row.status == "PASS" for row in self.quantities):
-            raise ValueError(f"{self.member} says PASS although nothing was compared")
+            raise ValueError(f"{self.member} is PASS although nothing was compared")
         if None not in (self.max_difference, self.limit) and self.max_difference > self.limit:  # type: ignore[operator]
             raise ValueError(
-                f"{self.member} says PASS although its difference {self.max_difference:g} is above {self.limit:g}"
+                f"{self.member} is PASS although its difference {self.max_difference:g} is above {self.limit:g}"
             )
         return self
 
@@ -175,10 +175,10 @@ def read_run(run: Any, machine: str = "", planted: bool = False) -> RunResult:
     if ended_at is None:
         raise NotCounted(f"{place}: it has not ended, or was cut off before it could say what came out")
     try:
-        facts, told = result.facts if result else {}, getattr(run, "machine", None) or {}
+        facts, machine_facts = result.facts if result else {}, getattr(run, "machine", None) or {}
         model = facts["model"] if isinstance(facts.get("model"), Mapping) else {}
         return RunResult(
-            machine=machine or str(told.get("host") or "this machine"),
+            machine=machine or str(machine_facts.get("host") or "this machine"),
             backend=work.backend,
             run=Path(place).name if place != "the run" else "",
             tier=work.tier,
@@ -188,7 +188,7 @@ def read_run(run: Any, machine: str = "", planted: bool = False) -> RunResult:
             model_sha256=str(facts.get("model_sha256") or ""),
             inputs_sha256=str(facts.get("inputs_sha256") or ""),
             reference=_reference(facts.get("reference")),
-            environment=_environment(told, work.backend),
+            environment=_environment(machine_facts, work.backend),
             members=tuple(_members(result, status)),
         )
     except (ValidationError, KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
@@ -284,14 +284,14 @@ def _environment(machine: Mapping[str, Any], backend: str) -> dict[str, str]:
     cpu, versions = machine.get("cpu", {}), machine.get("versions", {})
     device = machine.get("devices", {}).get("backends", {}).get(backend, {})
     names = ", ".join(dict.fromkeys(map(str, device.get("names", [])))) if backend != "cpu" else ""
-    found = {
+    texts = {
         "devices": f"{device.get('count', 1)} x {names}" if names else "",
         "processor": f"{cpu.get('model')}, {cpu.get('usable_cores')} cores" if cpu.get("model") else "",
         "system": str(machine.get("system") or ""),
         **{f"driver {name}": str(version) for name, version in (machine.get("drivers") or {}).items()},
         **{name: str(versions.get(name) or "") for name in ("python", "torch", "transformers", "benchlib")},
     }
-    return {name: text[:MOST_TEXT] for name, text in found.items() if text}
+    return {name: text[:MOST_TEXT] for name, text in texts.items() if text}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,20 +326,20 @@ def collect(sources: Iterable[Path | str | Run], machine: str = "") -> Merged:
 
     ``machine`` replaces the host names of runs. Raises ``UserError`` for a source that is not there at all.
     """
-    found: list[RunResult] = []
+    results: list[RunResult] = []
     left_out: list[str] = []
     uncounted: list[str] = []
     for item in _items(sources):
         try:
             if isinstance(item, Run):
-                found.append(read_run(item, machine))
+                results.append(read_run(item, machine))
             else:
-                found += read_file(item)
+                results += read_file(item)
         except NotCounted as error:
             uncounted.append(str(error))
         except (UserError, OSError) as error:
             left_out.append(str(error))
-    return newest(found, left_out, uncounted)
+    return newest(results, left_out, uncounted)
 
 
 def newest(results: Iterable[RunResult], left_out: Sequence[str] = (), uncounted: Sequence[str] = ()) -> Merged:
@@ -424,13 +424,6 @@ def _parity_runs(folder: Path) -> list[Path]:
     return kept
 
 
-def merged(
-    runs: Iterable[Path | str | Run] | None = None, files: Iterable[Path | str] | None = None, now: float | None = None
-) -> "pandas.DataFrame":
-    """Return the matrix as a frame with ``COLUMNS``; None takes all runs of ``outputs/`` and the committed results."""
-    return frame(collect([*_runs(runs), *_files(files)]), now)
-
-
 def around(run: Any, now: float | None = None) -> "pandas.DataFrame":
     """Return the matrix of a run, the other parity runs of its store and the committed results.
 
@@ -439,7 +432,7 @@ def around(run: Any, now: float | None = None) -> "pandas.DataFrame":
     """
     path = Path(run.path).resolve() if getattr(run, "path", None) else None
     others = [Run(other) for other in _parity_runs(path.parent.parent) if other.resolve() != path] if path else []
-    beside = collect([*others, *_files(None)])
+    beside = collect([*others, *sorted(committed().glob(f"*/{FILE}"))])
     try:
         own = read_run(run, planted=True)
     except (UserError, OSError) as error:
@@ -458,18 +451,7 @@ def _without(other: RunResult, own: RunResult) -> RunResult:
     )
 
 
-def _runs(runs: Iterable[Path | str | Run] | None) -> list[Path | str | Run]:
-    if runs is not None:
-        return list(runs)
-    store = outputs()
-    return [Run(path) for path in _parity_runs(store)] if store.is_dir() else []
-
-
-def _files(files: Iterable[Path | str] | None) -> list[Path | str]:
-    return list(files) if files is not None else [*sorted(committed().glob(f"*/{FILE}"))]
-
-
-def frame(found: Merged, now: float | None = None) -> "pandas.DataFrame":
+def frame(merged: Merged, now: float | None = None) -> "pandas.DataFrame":
     """Return merged results as a frame: a row each, missing numbers as NaN, missing texts as ''."""
     import pandas as pd
 
@@ -496,12 +478,12 @@ def frame(found: Merged, now: float | None = None) -> "pandas.DataFrame":
             "age_days": (moment - run.ended_at.timestamp()) / DAY_S,
             "run": run.run,
         }
-        for run, row in found.rows
+        for run, row in merged.rows
     ]
     made = pd.DataFrame(rows, columns=list(COLUMNS))
     numbers = ["max_difference", "one_minus_cosine", "limit", "ended_at", "age_days"]
     made[numbers] = made[numbers].astype(float)
-    made.attrs["left_out"] = list(found.left_out)
+    made.attrs["left_out"] = list(merged.left_out)
     return made
 
 
@@ -522,17 +504,17 @@ class Standing:
     failed: tuple[str, ...] = ()
 
 
-def standing(found: Merged, backend: str) -> Standing:
+def standing(merged: Merged, backend: str) -> Standing:
     """Return the outcome of a backend over all machines: FAIL before PASS, and PASS only where something was compared.
 
     Members that do not gate cannot fail it, and cannot make it pass.
     """
     if backend not in BACKENDS:
         raise UserError(f"unknown backend {backend!r}: {nearest(backend, BACKENDS)}")
-    rows = [(run, row) for run, row in found.rows if run.backend == backend]
+    rows = [(run, row) for run, row in merged.rows if run.backend == backend]
     machines = tuple(dict.fromkeys(run.machine for run, _ in rows))
     if not rows:
-        return Standing(backend, "NOT COMPARED", "no machine with it left a result")
+        return Standing(backend, "NOT COMPARED", "no result from any machine")
     gated = [(run, row) for run, row in rows if row.gates]
     failed = [(run, row) for run, row in gated if row.outcome == "FAIL"]
     if failed:
@@ -541,7 +523,7 @@ def standing(found: Merged, backend: str) -> Standing:
     passed = [row.member for _, row in gated if row.outcome == "PASS"]
     if passed:
         missing = list(dict.fromkeys(f"{row.member} on {run.machine}" for run, row in gated if row.outcome != "PASS"))
-        reason = f"{len(passed)} of {len(gated)} gated results are there and within their tolerances"
+        reason = f"{len(passed)} of {len(gated)} gated results are within their tolerances"
         return Standing(
             backend, "PASS", reason + (f"; not compared: {', '.join(missing)}" if missing else ""), machines
         )

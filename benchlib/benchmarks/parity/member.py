@@ -103,7 +103,7 @@ def record(config: ParityConfig, run_dir: Path, name: str, executor: str = "") -
             layers.planted(model, config.planted_layer if todo.planted else -1),
         ):
             made = make(model, member, where, inputs.tensors("layer"), folder)
-            found = Exercise(config, member, model, made, inputs, where, tell).run(latency=todo.timed)
+            results = Exercise(config, member, model, made, inputs, where, tell).run(latency=todo.timed)
             description = {**made.description, "switches": switched}
             made.close()
     finally:
@@ -119,9 +119,9 @@ def record(config: ParityConfig, run_dir: Path, name: str, executor: str = "") -
         "inputs_sha256": inputs.sha256,
         "environment": _environment(where),
         "executor": description,
-        **found.facts,
+        **results.facts,
     }
-    recording.write(todo.folder, meta, found.outputs, found.gradients, found.layers)
+    recording.write(todo.folder, meta, results.outputs, results.gradients, results.layers)
 
 
 def _device(where: Any) -> str:

@@ -94,9 +94,9 @@ def comparison_rows(turns: Sequence[Turn]) -> dict[str, list[Row]]:
 
 def plain(row: Mapping[str, Any]) -> Row:
     """Return a row as JSON takes it: without numbers that are not finite and without numpy's types."""
-    found = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
+    values = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
     return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in found.items()
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
 
 
@@ -126,12 +126,12 @@ def _samples(latency: Mapping[str, Any] | None) -> list[float]:
 
 def metrics(turns: Sequence[Turn], suffix: str) -> list[Metric]:
     """Return of each member that was compared how far it is from the reference and how long an input takes."""
-    found: list[Metric] = []
+    metrics: list[Metric] = []
     for turn in turns:
         if turn.comparison is not None:
-            found += _distances(turn, suffix)
-            found += latency_metrics(turn.member.name, (turn.meta or {}).get("latency"), suffix)
-    return found
+            metrics += _distances(turn, suffix)
+            metrics += latency_metrics(turn.member.name, (turn.meta or {}).get("latency"), suffix)
+    return metrics
 
 
 def _distances(turn: Turn, suffix: str) -> list[Metric]:
@@ -156,8 +156,8 @@ def latency_metrics(name: str, latency: Mapping[str, Any] | None, suffix: str) -
     row, samples = latency_row(name, latency), _samples(latency)
     if row is None:
         return []
-    told = f"one input of {row['length']} tokens, synchronised, after {(latency or {}).get('warmup', 0)} warm-ups"
+    reason = f"one input of {row['length']} tokens, synchronised, after {(latency or {}).get('warmup', 0)} warm-ups"
     return [
-        measured(f"{name}_latency_ms{suffix}", samples, "ms", "lower", reason=told),
+        measured(f"{name}_latency_ms{suffix}", samples, "ms", "lower", reason=reason),
         derived(f"{name}_queries_per_s{suffix}", row["qps"], "queries/s", "higher", "1 / mean latency at batch 1"),
     ]

@@ -1,4 +1,8 @@
-"""Axes of the pictures of parity: powers of ten with a place for zero, a row a member, the looks of a member."""
+"""Pictures of a run as a whole: each member's outcome on every machine, quantity by quantity, and its latency.
+
+First come the axes that these and the pictures of differences share: powers of ten with a place for zero, one row per
+member, the looks of a member.
+"""
 
 import math
 import textwrap
@@ -23,6 +27,16 @@ FEW_DPI, FEW_COLOURS = 112, 16
 ROW_IN = 0.235  # height of a row with a name
 LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 TONES = {"PASS": 2, "FAIL": 1, "DIFFERS": 4, "NOT COMPARED": 4}  # series of the theme; others are muted
+MOST_COLUMNS = 10
+UPRIGHT = 3  # columns up to which their names stand upright, in several lines
+ROOM = (40, 40, 22, 13, 8, 6, 0)  # letters beside the sign, by the number of columns
+QUANTITIES = {
+    "finite": "finite", "logits max difference": "logits", "logits cosine": "1 - cosine",
+    "logits scale": "scale", "logits offset": "offset", "span agreement": "spans", "loss": "loss",
+    "gradients": "gradients", "loss curve": "curve", "layers": "layers", "repeats": "repeats", "batch invariance": "batch",
+    "padding invariance": "padding", "f1 difference": "F1",
+}  # fmt: skip
+TINT = 0.3
 EDGE = 3.0  # factor between the axis's end and its outermost value
 
 
@@ -110,21 +124,6 @@ def titled(words: str, scope: str) -> str:
     return f"{words} ({scope})" if scope else words
 
 
-# Pictures of parity: the outcome of every member on every machine, quantity by quantity, and how long members take.
-
-
-MOST_COLUMNS = 10
-UPRIGHT = 3  # columns up to which their names stand upright, in several lines
-ROOM = (40, 40, 22, 13, 8, 6, 0)  # letters beside the sign, by the number of columns
-QUANTITIES = {
-    "finite": "finite", "logits max difference": "logits", "logits cosine": "1 - cosine",
-    "logits scale": "scale", "logits offset": "offset", "span agreement": "spans", "loss": "loss",
-    "gradients": "gradients", "loss curve": "curve", "layers": "layers", "repeats": "repeats", "batch invariance": "batch",
-    "padding invariance": "padding", "f1 difference": "F1",
-}  # fmt: skip
-TINT = 0.3
-
-
 def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None) -> Picture:
     """Outcome of every member (row) on every machine and backend (column) with its largest difference and its age.
 
@@ -153,12 +152,14 @@ def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None)
         if any(head.endswith("*") for head in heads):
             label(axes, theme, "* tiny model or random weights")
     _grid(axes, theme, names, heads, len(shown) > UPRIGHT)
-    told = "; ".join(
+    outcomes = "; ".join(
         f"{row['row']} on {row['machine']} ({row['backend']}): {row['word']}, {_number(row, 200)}"
         for row in series.row_dicts(frame)
     )
     more = f" {len(columns) - len(shown)} more machines are not shown." if len(columns) > len(shown) else ""
-    return head(figure, theme, titled(_tally(frame, len(columns)), series.scope(run) if same else ""), f"{told}.{more}")
+    return head(
+        figure, theme, titled(_tally(frame, len(columns)), series.scope(run) if same else ""), f"{outcomes}.{more}"
+    )
 
 
 def _rank(name: str) -> int:
@@ -214,7 +215,7 @@ def _tally(frame: pd.DataFrame, machines: int) -> str:
     if not judged and not apart:
         return "Nothing was compared: no member stands beside the reference"
     said = [
-        f"{counted.get('PASS', 0)} of {judged} agree with the reference"
+        f"{counted.get('PASS', 0)} of {judged} match the reference"
         + (f" on {machines} machines" if machines > 1 else "")
     ]
     said += [f"{listed(failed)} fail{'s' if len(failed) == 1 else ''}"] if failed else []
@@ -269,11 +270,13 @@ def quantities(run: Records, theme: Theme = LIGHT) -> Picture:
         if beyond
         else "Every quantity that gates is within tolerance"
     )
-    told = "; ".join(
+    failures = "; ".join(
         f"{row['member']}: {row['quantity']} {_value(row)} ({row['limit_text']})"
         for row in series.row_dicts(frame[frame["status"] == "FAIL"])
     )
-    return head(figure, theme, titled(title, series.scope(run)), f"Beyond their limits: {told}." if told else "")
+    return head(
+        figure, theme, titled(title, series.scope(run)), f"Beyond their limits: {failures}." if failures else ""
+    )
 
 
 def _value(row: dict[str, Any]) -> str:
@@ -321,10 +324,10 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
     fast = next((item for item in series.row_dicts(frame) if not item["is_reference"]), first)
     title = f"{fast['member']} is fastest: {_ms(fast['p50_ms'])}"
     title += f", {fast['ratio']:.2f} × the reference" if fast["ratio"] > 0 and not fast["is_reference"] else ""
-    told = "; ".join(
+    medians = "; ".join(
         f"{item['member']} {_ms(item['p50_ms'])}, 99 % {_ms(item['p99_ms'])}" for item in series.row_dicts(frame)
     )
-    return head(figure, theme, titled(title, series.scope(run)), f"Medians: {told}.")
+    return head(figure, theme, titled(title, series.scope(run)), f"Medians: {medians}.")
 
 
 def _ms(value: float) -> str:
@@ -332,5 +335,5 @@ def _ms(value: float) -> str:
 
 
 def _time(item: dict[str, Any]) -> str:
-    told = _ms(item["p50_ms"])
-    return f"{told}, {item['ratio']:.2f} ×" if item["ratio"] > 0 and not item["is_reference"] else told
+    text = _ms(item["p50_ms"])
+    return f"{text}, {item['ratio']:.2f} ×" if item["ratio"] > 0 and not item["is_reference"] else text

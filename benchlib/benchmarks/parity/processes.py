@@ -84,7 +84,7 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
     if code == 0:
         return Ended("done", "", seconds)
     if code == EXIT_SKIPPED:
-        return Ended("unavailable", _lines(err)[-1] if _lines(err) else "it did not say why", seconds)
+        return Ended("unavailable", _lines(err)[-1] if _lines(err) else "no reason given", seconds)
     if code == EXIT_STORAGE:
         lines = _lines(err)
         raise StorageError(
@@ -181,11 +181,11 @@ def _waiting() -> dict[str, str]:
 def _variables(name: str) -> dict[str, str]:
     """Return what is set in the environment of a member beside what its rank has."""
     member = MEMBERS.get(name)
-    found = dict.fromkeys(THREAD_VARIABLES, str(member.threads)) if member and member.threads else {}
+    variables = dict.fromkeys(THREAD_VARIABLES, str(member.threads)) if member and member.threads else {}
     if member is None or member.mode == "exact":
         # cuBLAS is deterministic only with a workspace of its own for each stream, and reads this when it starts.
-        found["CUBLAS_WORKSPACE_CONFIG"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    return found
+        variables["CUBLAS_WORKSPACE_CONFIG"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return variables
 
 
 def _watch(process: BaseProcess, name: str, out: Path, events: EventWriter, end: float) -> bool:
@@ -194,9 +194,9 @@ def _watch(process: BaseProcess, name: str, out: Path, events: EventWriter, end:
     offset, beat = 0, 0.0
     while True:
         ended = process.exitcode is not None
-        told, offset = _told(out, offset)
-        if told or time.monotonic() > beat:
-            last = told[-1] if told else last
+        progress, offset = _read_progress(out, offset)
+        if progress or time.monotonic() > beat:
+            last = progress[-1] if progress else last
             events.emit(
                 "progress", phase="measure", member=name, done=last["done"], total=last["total"], unit=last["what"]
             )
@@ -208,19 +208,19 @@ def _watch(process: BaseProcess, name: str, out: Path, events: EventWriter, end:
         process.join(POLL_S)
 
 
-def _told(out: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+def _read_progress(out: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """Return the progress that was added to a member's output, and where its last whole line ends."""
     with out.open("rb") as handle:
         handle.seek(offset)
         data = handle.read()
     whole = data.rfind(b"\n") + 1
-    found = []
+    progress = []
     for line in data[:whole].splitlines():
         with contextlib.suppress(ValueError):
             value = json.loads(line)
             if isinstance(value, dict) and {"done", "total", "what"} <= value.keys():
-                found.append(value)
-    return found, offset + whole
+                progress.append(value)
+    return progress, offset + whole
 
 
 def _end(process: BaseProcess, token: str) -> None:

@@ -36,23 +36,23 @@ _RUN = re.compile(r"[^/]+-\d{8}/[^/]+(?:/[^/]+)?$")  # as benchlib.results.run n
 OLD_DAYS = 30  # behind the newest result: then the page says so
 SIGNS = {**MARKS, "NOT COMPARED": "○", "": "·"}
 WORDS = {
-    "PASS": "within every tolerance that gates",
-    "FAIL": "beyond one, or crashed",
-    "DIFFERS": "beyond one, of a member that does not gate",
-    "SKIPPED": "it did not run here, with the reason",
-    "NOT COMPARED": "there was nothing to compare with; never a PASS",
+    "PASS": "within every gating tolerance",
+    "FAIL": "beyond a tolerance, or crashed",
+    "DIFFERS": "beyond a tolerance, in a member that does not gate",
+    "SKIPPED": "did not run, with the reason",
+    "NOT COMPARED": "nothing to compare with; never a PASS",
 }
 
 
-def write(found: Merged, folder: Path, untouched: Iterable[str] = ()) -> list[Path]:
+def write(merged: Merged, folder: Path, untouched: Iterable[str] = ()) -> list[Path]:
     """Write the files of merged results and return them. Files of the backends ``untouched`` stay as they are."""
     paths = []
     for backend in BACKENDS:
-        results = found.of(backend)
+        results = merged.of(backend)
         if results and backend not in untouched:
             paths.append(folder / backend / FILE)
             write_text(paths[-1], results_text(backend, results))
-    for name, text in ((CROSS, cross_text(found)), (PAGE, page(found))):
+    for name, text in ((CROSS, cross_text(merged)), (PAGE, page(merged))):
         paths.append(folder / name)
         write_text(paths[-1], text)
     return paths
@@ -63,36 +63,36 @@ def results_text(backend: str, results: Sequence[RunResult]) -> str:
     return _json(ResultFile(backend=backend, results=tuple(results)).model_dump(mode="json"))
 
 
-def cross_text(found: Merged) -> str:
+def cross_text(merged: Merged) -> str:
     """Return the content of ``cross_backend_validation.json``: outcome by backend, the matrix, what agrees with what."""
-    standings = [standing(found, backend) for backend in BACKENDS]
+    standings = [standing(merged, backend) for backend in BACKENDS]
     return _json(
         {
             "schema_version": SCHEMA,
             "kind": "benchlib.parity.cross_backend_validation",
-            "newest_result": _moment(found),
+            "newest_result": _moment(merged),
             "backends": {
                 one.backend: {"outcome": one.outcome, "reason": one.reason, "machines": list(one.machines)}
                 for one in standings
             },
             "matrix": [
                 {"backend": run.backend, "machine": run.machine, "member": row.member, "outcome": row.outcome}
-                for run, row in found.rows
+                for run, row in merged.rows
             ],
-            "agreement": agreement(found),
-            "left_out": _left_out(found),
+            "agreement": agreement(merged),
+            "left_out": _left_out(merged),
         }
     )
 
 
-def agreement(found: Merged) -> list[dict[str, Any]]:
+def agreement(merged: Merged) -> list[dict[str, Any]]:
     """Return for each pair of backends how far their fp32 results can be apart at most.
 
     Both were compared with a reference of the same weights and inputs; by the triangle inequality their distance is at
     most the sum of both distances to it. Two references by different software are no common point: they are left out.
     """
     worst: dict[tuple[str, str, str], dict[str, tuple[float, str]]] = {}
-    for run, row in found.rows:
+    for run, row in merged.rows:
         if row.gates and row.precision == "fp32" and row.max_difference is not None and run.model_sha256:
             group = worst.setdefault((run.model_sha256, run.inputs_sha256, run.reference), {})
             group[run.backend] = max(group.get(run.backend, (0.0, "")), (row.max_difference, row.member))
@@ -110,50 +110,50 @@ def agreement(found: Merged) -> list[dict[str, Any]]:
     ]
 
 
-def page(found: Merged) -> str:
+def page(merged: Merged) -> str:
     """Return the Markdown page: outcome by backend, the matrix, every result, the reasons, the machines."""
     lines = [
         "# Parity across backends",
         "",
-        _summary(found),
+        _summary(merged),
         "",
-        *table(("Backend", "Outcome", "Machines", "Why"), _standings(found)),
+        *table(("Backend", "Outcome", "Machines", "Why"), _standings(merged)),
     ]
-    if found.results:
-        lines += ["## Matrix", "", *_matrix(found), *_legend(found)]
-        lines += ["## Results", "", *table(COLUMNS, (_row(run, row) for run, row in found.rows)), *_reasons(found)]
-        lines += ["## Machines", "", *table(PLACES, (_place(run, found) for run in found.results))]
-        lines += _agreements(found)
-    if found.left_out:
-        lines += ["## Left out", "", *(f"- {escaped(sentence)}" for sentence in _left_out(found)), ""]
+    if merged.results:
+        lines += ["## Matrix", "", *_matrix(merged), *_legend(merged)]
+        lines += ["## Results", "", *table(COLUMNS, (_row(run, row) for run, row in merged.rows)), *_reasons(merged)]
+        lines += ["## Machines", "", *table(PLACES, (_place(run, merged) for run in merged.results))]
+        lines += _agreements(merged)
+    if merged.left_out:
+        lines += ["## Left out", "", *(f"- {escaped(sentence)}" for sentence in _left_out(merged)), ""]
     lines += ["Written by `benchlib parity merge`, which reads the `test_results.json` beside this page: do not edit."]
     return "\n".join(lines) + "\n"
 
 
-def _summary(found: Merged) -> str:
-    if not found.results:
-        return "No results yet: `benchlib run parity` makes the first, `benchlib parity merge` brings it here."
-    machines = counted(len({run.machine for run in found.results}), "machine")
-    backends = counted(len({run.backend for run in found.results}), "backend")
+def _summary(merged: Merged) -> str:
+    if not merged.results:
+        return "No results yet: run `benchlib run parity`, then `benchlib parity merge`."
+    machines = counted(len({run.machine for run in merged.results}), "machine")
+    backends = counted(len({run.backend for run in merged.results}), "backend")
     return (
-        f"{counted(len(found.rows), 'result')} of {backends} on {machines}, the newest of {_moment(found)[:10]}. "
-        "Each is the newest of its machine, backend and way to compute, held against a reference with the same weights "
-        "and inputs; results of other inputs (column Inputs) replace each other too. Limits are those in force: above the "
-        "table's where the reference itself is farther from double precision, and in bf16 where logits are large."
+        f"{counted(len(merged.rows), 'result')} of {backends} on {machines}, the newest of {_moment(merged)[:10]}. "
+        "Each is the newest of its machine, backend and member, compared with a reference of the same weights and inputs; "
+        "results of other inputs (column Inputs) replace each other too. Limits are those applied: above the table's "
+        "where the reference itself is farther from double precision, and in bf16 where logits are large."
     )
 
 
-def _standings(found: Merged) -> Iterable[Sequence[str]]:
+def _standings(merged: Merged) -> Iterable[Sequence[str]]:
     for backend in BACKENDS:
-        one = standing(found, backend)
+        one = standing(merged, backend)
         yield backend, _signed(one.outcome), ", ".join(one.machines), ", ".join(one.failed) or one.reason
 
 
-def _matrix(found: Merged) -> list[str]:
+def _matrix(merged: Merged) -> list[str]:
     """Return the table with a row a way to compute and a column a backend of a machine."""
-    places = list(dict.fromkeys((run.backend, run.machine) for run in found.results))
-    cells = {(row.member, run.backend, run.machine): word(row) for run, row in found.rows}
-    names = list(dict.fromkeys(row.member for _, row in found.rows))
+    places = list(dict.fromkeys((run.backend, run.machine) for run in merged.results))
+    cells = {(row.member, run.backend, run.machine): word(row) for run, row in merged.rows}
+    names = list(dict.fromkeys(row.member for _, row in merged.rows))
     known = [name for name in MEMBERS if name in names]
     ordered = [*known, *sorted(name for name in names if name not in MEMBERS and name != WHOLE)]
     ordered += [WHOLE] if WHOLE in names else []
@@ -164,8 +164,8 @@ def _matrix(found: Merged) -> list[str]:
     return table(("Member", *(f"{backend} on {machine}" for backend, machine in places)), rows)
 
 
-def _legend(found: Merged) -> list[str]:
-    seen = {word(row) for _, row in found.rows}
+def _legend(merged: Merged) -> list[str]:
+    seen = {word(row) for _, row in merged.rows}
     return ["; ".join(f"{_signed(name)}: {what}" for name, what in WORDS.items() if name in seen) + ".", ""]
 
 
@@ -198,10 +198,10 @@ def _row(run: RunResult, row: MemberResult) -> Sequence[str]:
     )
 
 
-def _reasons(found: Merged) -> list[str]:
+def _reasons(merged: Merged) -> list[str]:
     """Return what is said of results that are no PASS, one line for those that share it."""
     said: dict[tuple[str, str, str], list[str]] = {}
-    for run, row in found.rows:
+    for run, row in merged.rows:
         if row.outcome != "PASS" and row.reason:
             said.setdefault((word(row), row.reason, f"{run.backend} on {run.machine}"), []).append(row.member)
     return [
@@ -216,8 +216,8 @@ def _reasons(found: Merged) -> list[str]:
 PLACES = ("Machine", "Backend", "Device", "Processor", "System", "Versions", "Model", "Reference", "Tier", "Measured")
 
 
-def _place(run: RunResult, found: Merged) -> Sequence[str]:
-    behind = (max(other.ended_at for other in found.results) - run.ended_at).days
+def _place(run: RunResult, merged: Merged) -> Sequence[str]:
+    behind = (max(other.ended_at for other in merged.results) - run.ended_at).days
     measured = run.ended_at.strftime("%Y-%m-%d %H:%M UTC")
     return (
         run.machine,
@@ -226,23 +226,23 @@ def _place(run: RunResult, found: Merged) -> Sequence[str]:
         run.environment.get("processor", ""),
         run.environment.get("system", ""),
         versions(run),
-        run.model + (" (a stand-in)" if run.stand_in else ""),
+        run.model + (" (stand-in)" if run.stand_in else ""),
         run.reference,
         run.tier,
         measured + (f", {behind} days older than the newest" if behind >= OLD_DAYS else ""),
     )
 
 
-def _agreements(found: Merged) -> list[str]:
-    rows = [(" and ".join(one["backends"]), _number(one["at_most"]), one["reference"]) for one in agreement(found)]
+def _agreements(merged: Merged) -> list[str]:
+    rows = [(" and ".join(one["backends"]), _number(one["at_most"]), one["reference"]) for one in agreement(merged)]
     if not rows:
         return []
     return [
         "## Between backends",
         "",
-        "Derived, not measured: two backends are apart by at most the sum of their fp32 differences to the same reference.",
+        "Derived, not measured: two backends differ by at most the sum of their fp32 differences from the same reference.",
         "",
-        *table(("Backends", "Apart by at most", "Reference"), rows),
+        *table(("Backends", "Differ by at most", "Reference"), rows),
     ]
 
 
@@ -259,14 +259,14 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
 
-def _moment(found: Merged) -> str:
-    last = max((run.ended_at for run in found.results), default=None)
+def _moment(merged: Merged) -> str:
+    last = max((run.ended_at for run in merged.results), default=None)
     return last.strftime("%Y-%m-%dT%H:%M:%SZ") if last else ""
 
 
-def _left_out(found: Merged) -> list[str]:
+def _left_out(merged: Merged) -> list[str]:
     """Return the sentences on what could not be read, with names instead of one machine's paths."""
-    return sorted(dict.fromkeys(_named(sentence) for sentence in found.left_out))
+    return sorted(dict.fromkeys(_named(sentence) for sentence in merged.left_out))
 
 
 def _named(sentence: str) -> str:

@@ -176,8 +176,8 @@ class Request:
 
     def forward(self, inputs: Inputs) -> Logits:
         """Return (start, end), float32 (B, S) each."""
-        found = self._compiled({name: inputs[name].numpy() for name in self._takes})
-        start, end = (torch.from_numpy(found[name].copy()) for name in OUTPUTS)
+        outputs = self._compiled({name: inputs[name].numpy() for name in self._takes})
+        start, end = (torch.from_numpy(outputs[name].copy()) for name in OUTPUTS)
         return start.float(), end.float()
 
     def timed(self, inputs: Inputs) -> Callable[[], None]:

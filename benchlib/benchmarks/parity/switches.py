@@ -102,13 +102,13 @@ def _all(where: torch.device) -> tuple[_Switch, ...]:
 
 def state(where: torch.device) -> dict[str, Any]:
     """Return what every switch says now; None where torch refuses to say, because its two interfaces disagree."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for switch in _all(where):
         try:
-            found[switch.name] = switch.read()
+            values[switch.name] = switch.read()
         except RuntimeError:
-            found[switch.name] = None
-    return found | {
+            values[switch.name] = None
+    return values | {
         "sdpa": {
             "math": cuda.math_sdp_enabled(),
             "flash": cuda.flash_sdp_enabled(),

@@ -1,7 +1,7 @@
-"""The series behind the pictures and tables of parity: what a run recorded, as small frames.
+"""Tables of parity for notebooks and reports, and the series behind its pictures: what a run recorded, as small frames.
 
-All functions read only what is there: a missing or damaged table gives an empty frame with its columns, a value that
-is no number NaN, never an error. Differences are absolute, of logits, unless a column says otherwise.
+All functions read only what is there: a missing or damaged table gives an empty frame with its columns, a value that is not
+a number NaN, never an error. Differences are absolute, of logits, unless a column says otherwise.
 """
 
 import math
@@ -42,6 +42,9 @@ TABLES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 REFERENCE, TRUTH = "reference", "truth"  # recordings beside the members' own
 NOT_FINITE = "not finite"
+NOTHING = "–"
+NO_BREAK_SPACE, JOINER = "\u00a0", "\u2060"
+WORST = 12  # rows of the worst cases
 SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERS": "≈", "SKIPPED": "–", "NOT COMPARED": "○"}
 
 
@@ -99,9 +102,9 @@ def outcomes(run: Records) -> pd.DataFrame:
     frame, values = table(run, "members"), table(run, "quantities")
     frame = frame[frame["member"].isin(members(run))].drop_duplicates("member", keep="last").reset_index(drop=True)
     for column, quantity in (("max_abs", "logits max difference"), ("one_minus_cosine", "logits cosine")):
-        found = {row["member"]: row for row in row_dicts(values[values["quantity"] == quantity])}
-        frame[column] = [_value(found.get(name)) for name in frame["member"]]
-        ends = {name: row["limit"] for name, row in found.items()}
+        by_member = {row["member"]: row for row in row_dicts(values[values["quantity"] == quantity])}
+        frame[column] = [_value(by_member.get(name)) for name in frame["member"]]
+        ends = {name: row["limit"] for name, row in by_member.items()}
         frame[f"{column}_limit".replace("max_abs_", "")] = [ends.get(name, math.nan) for name in frame["member"]]
     compared = frame["max_abs"].notna()
     frame["word"] = [outcome_word(*row) for row in zip(frame["outcome"], frame["gates"], compared, strict=True)]
@@ -126,14 +129,14 @@ def matrix(run: Records, grid: pd.DataFrame | None = None) -> pd.DataFrame:
 def layers(run: Records) -> dict[str, pd.DataFrame]:
     """Return by member the relative L2 distance of each compared layer in forward order."""
     frame = table(run, "layers").dropna(subset=["index"])
-    found = {str(name): group.sort_values("index") for name, group in frame.groupby("member", sort=False)}
-    return {name: found[name] for name in ordered(run, found)}
+    frames = {str(name): group.sort_values("index") for name, group in frame.groupby("member", sort=False)}
+    return {name: frames[name] for name in ordered(run, frames)}
 
 
 def first_beyond(run: Records) -> dict[str, dict[str, Any]]:
     """Return by member the first layer, in forward order, that is beyond its limit; members without one are left out."""
-    found = {name: row_dicts(frame[frame["beyond"]]) for name, frame in layers(run).items()}
-    return {name: beyond[0] for name, beyond in found.items() if beyond}
+    rows = {name: row_dicts(frame[frame["beyond"]]) for name, frame in layers(run).items()}
+    return {name: beyond[0] for name, beyond in rows.items() if beyond}
 
 
 def latencies(run: Records) -> pd.DataFrame:
@@ -155,10 +158,10 @@ def closeness(run: Records) -> dict[str, pd.DataFrame]:
     frame = table(run, "logits").dropna(subset=["truth_max_abs", "reference_truth_max_abs"])
     frame = frame[frame["reference_truth_max_abs"] > 0]
     frame = frame.rename(columns={"truth_max_abs": "own", "reference_truth_max_abs": REFERENCE})
-    found = {
+    frames = {
         str(name): group[["case", "kind", "own", REFERENCE]] for name, group in frame.groupby("member", sort=False)
     }
-    return {name: found[name] for name in ordered(run, found)}
+    return {name: frames[name] for name in ordered(run, frames)}
 
 
 def difference(value: float) -> str:
@@ -182,8 +185,8 @@ def short(name: str) -> str:
 
 def layer_number(name: str) -> int | None:
     """Return the number of the encoder layer that a module or parameter lies in; None outside of them."""
-    found = re.search(r"(?:^|\.)(?:layers?|block|h)\.(\d+)(?:\.|$)", name)
-    return int(found[1]) if found else None
+    match = re.search(r"(?:^|\.)(?:layers?|block|h)\.(\d+)(?:\.|$)", name)
+    return int(match[1]) if match else None
 
 
 def sides(run: Records) -> list[tuple[str, str, str]]:
@@ -197,33 +200,27 @@ def sides(run: Records) -> list[tuple[str, str, str]]:
 
 def executors(run: Records) -> list[tuple[str, dict[str, str]]]:
     """Return of each member what really ran: runtime, attention, kernel, precision, as far as it said."""
-    found = facts(run).get("executors")
-    found = found if isinstance(found, dict) else {}
-    return [(name, _flat(found[name])) for name in ordered(run, found) if isinstance(found[name], dict)]
+    descriptions = facts(run).get("executors")
+    descriptions = descriptions if isinstance(descriptions, dict) else {}
+    return [
+        (name, _flat(descriptions[name])) for name in ordered(run, descriptions) if isinstance(descriptions[name], dict)
+    ]
 
 
 def _flat(value: Any, begin: str = "") -> dict[str, str]:
     if not isinstance(value, Mapping):
         return {begin: text(value)} if begin else {}
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, item in value.items():
-        found |= _flat(item, f"{begin}.{name}" if begin else str(name))
-    return found
-
-
-# Tables of parity for notebooks and reports: outcomes, quantities with their limits, worst cases, what was skipped and why.
-
-
-NOTHING = "–"
-NO_BREAK_SPACE, JOINER = "\u00a0", "\u2060"
-WORST = 12  # rows of the worst cases
+        texts |= _flat(item, f"{begin}.{name}" if begin else str(name))
+    return texts
 
 
 def tolerances(run: Run) -> pd.DataFrame:
     """Return the limits that the members of this run will be judged by, known before it, and where each comes from."""
     config = run.config
     assert isinstance(config, ParityConfig)
-    found: list[dict[str, str]] = []
+    rows: list[dict[str, str]] = []
     for quantity in table_of_limits.QUANTITIES:
         judged: dict[table_of_limits.Tolerance, list[str]] = {}
         for member in chosen(config):
@@ -231,7 +228,7 @@ def tolerances(run: Run) -> pd.DataFrame:
             judged.setdefault(limit, []).append(member.precision)
         for limit, precisions in judged.items():
             of = ", ".join(dict.fromkeys(precisions))
-            found.append(
+            rows.append(
                 {
                     "quantity": quantity,
                     "precision": of,
@@ -240,13 +237,13 @@ def tolerances(run: Run) -> pd.DataFrame:
                     "why": limit.why,
                 }
             )
-    return _indexed(found, "quantity", "Only the reference is recorded: nothing will be judged.")
+    return _indexed(rows, "quantity", "Only the reference is recorded: nothing will be judged.")
 
 
 def outcomes_table(run: Records) -> pd.DataFrame:
     """Return by member its outcome with the reason, and its difference and 1 - cosine, largest beside their limits."""
     verdicts = {row["member"]: row["verdict"] for row in row_dicts(table(run, "truth"))}
-    found = [
+    rows = [
         {
             "member": row["member"],
             "outcome": f"{SIGNS.get(row['word'], '?')} {row['word']}",
@@ -254,17 +251,17 @@ def outcomes_table(run: Records) -> pd.DataFrame:
             "difference": _whole(_or_nothing(row["max_abs"])),
             "limit": _whole(_or_nothing(row["limit"])),
             "1 - cosine": _or_nothing(row["one_minus_cosine"]),
-            "to the truth": verdicts.get(row["member"]) or NOTHING,
+            "accuracy": verdicts.get(row["member"]) or NOTHING,
             "reason": _brief(row["reason"], 200),
         }
         for row in row_dicts(outcomes(run))
     ]
-    return _indexed(found, "member", "No member was asked for: nothing was compared.")
+    return _indexed(rows, "member", "Nothing was compared: no member was requested.")
 
 
 def quantities(run: Records) -> pd.DataFrame:
     """Return every compared quantity with its limit, why the limit is what it is, and where the value is from."""
-    found = [
+    rows = [
         {
             "member": row["member"],
             "quantity": row["quantity"],
@@ -277,31 +274,31 @@ def quantities(run: Records) -> pd.DataFrame:
         }
         for row in row_dicts(table(run, "quantities"))
     ]
-    return _indexed(found, "member", "No quantity was compared.")
+    return _indexed(rows, "member", "No quantity was compared.")
 
 
 def by_quantity(run: Records) -> pd.DataFrame:
     """Return the value of every quantity (row) of every member (column), with a sign where it is not within its limit."""
-    frame, found = table(run, "quantities"), dict[str, dict[str, Any]]()
+    frame, rows = table(run, "quantities"), dict[str, dict[str, Any]]()
     for row in row_dicts(frame):
         word = _word(row)
         sign = f"{SIGNS[word]} " if word in ("FAIL", "DIFFERS") else ""
-        found.setdefault(row["quantity"], {"quantity": row["quantity"], "unit": row["unit"]})[row["member"]] = (
+        rows.setdefault(row["quantity"], {"quantity": row["quantity"], "unit": row["unit"]})[row["member"]] = (
             sign + _value_text(row)
         )
-    return _indexed(list(found.values()), "quantity", "No quantity was compared.").fillna(NOTHING)
+    return _indexed(list(rows.values()), "quantity", "No quantity was compared.").fillna(NOTHING)
 
 
 def limits(run: Records) -> pd.DataFrame:
     """Return each limit that judged something, once, with the members it holds for and where it comes from."""
     frame = table(run, "quantities").dropna(subset=["limit"])
-    everyone, found = list(dict.fromkeys(frame["member"])), []
+    everyone, rows = list(dict.fromkeys(frame["member"])), []
     for (quantity, _, why), part in frame.groupby(["quantity", "limit", "why"], sort=False):
-        found.append({
+        rows.append({
             "quantity": str(quantity), "limit": _limit(row_dicts(part)[0]), "unit": part["unit"].iloc[0],
             "members": _who(list(dict.fromkeys(part["member"])), everyone), "why": str(why) or NOTHING,
         })  # fmt: skip
-    return _indexed(found, "quantity", "Nothing was judged by a limit.")
+    return _indexed(rows, "quantity", "Nothing was judged by a limit.")
 
 
 def _who(names: list[str], everyone: list[str]) -> str:
@@ -333,7 +330,7 @@ def edges(run: Records) -> pd.DataFrame:
 
 
 def _cases(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
-    found = [
+    rows = [
         {
             "member": row["member"],
             "case": row["case"],
@@ -346,23 +343,23 @@ def _cases(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
         }
         for row in row_dicts(frame)
     ]  # fmt: skip
-    return _indexed(found, "member", missing)
+    return _indexed(rows, "member", missing)
 
 
 def first_layers(run: Records) -> pd.DataFrame:
     """Return of each member the first layer beyond its tolerance, or that there is none, and the layer that is worst."""
     first = first_beyond(run)
-    found = []
+    rows = []
     for name, frame in layers(run).items():
         known = frame.dropna(subset=["relative_l2"])
         top = row_dicts(known.sort_values("relative_l2").tail(1)) if len(known) else []
-        found.append({
+        rows.append({
             "member": name, "layers": len(frame), "first beyond": short(first[name]["layer"]) if name in first else "none",
             "there": _or_nothing(first[name]["relative_l2"]) if name in first else NOTHING,
             "limit": _or_nothing(float(frame["limit"].max())), "worst": short(top[0]["layer"]) if top else NOTHING,
             "relative L2": _or_nothing(top[0]["relative_l2"]) if top else NOT_FINITE,
         })  # fmt: skip
-    return _indexed(found, "member", "No layer was compared.")
+    return _indexed(rows, "member", "No layer was compared.")
 
 
 def skipped(run: Records) -> pd.DataFrame:
@@ -383,7 +380,7 @@ def skipped(run: Records) -> pd.DataFrame:
 
 def truth(run: Records) -> pd.DataFrame:
     """Return of each member how far it and the reference are from the fp64 truth, and which of the two is nearer."""
-    found = [
+    rows = [
         {
             "member": row["member"],
             "from truth": _or_nothing(row["max_abs"]),
@@ -392,12 +389,12 @@ def truth(run: Records) -> pd.DataFrame:
         }
         for row in row_dicts(table(run, "truth"))
     ]
-    return _indexed(found, "member", "Nothing was compared with an fp64 truth.")
+    return _indexed(rows, "member", "Nothing was compared with an fp64 truth.")
 
 
 def latency(run: Records) -> pd.DataFrame:
     """Return the times of a forward pass by member, with the ratio of the medians to the reference's."""
-    found = [
+    rows = [
         {
             "member": row["member"],
             "rows × tokens": f"{row['batch']:.0f} × {row['length']:.0f}",
@@ -411,7 +408,7 @@ def latency(run: Records) -> pd.DataFrame:
         }
         for row in row_dicts(latencies(run).fillna({"batch": 0, "length": 0, "n": 0}))
     ]
-    return _indexed(found, "member", "No member was timed.")
+    return _indexed(rows, "member", "No member was timed.")
 
 
 def attention(run: Records) -> pd.DataFrame:
@@ -419,53 +416,53 @@ def attention(run: Records) -> pd.DataFrame:
 
     What ran in no case has one row with its reason; cases are those that were measured of those asked for.
     """
-    frame, last = table(run, "attention"), "fully masked row, or why it did not run"
-    found, nowhere = [], dict[tuple[str, str], list[str]]()
+    frame, last = table(run, "attention"), "fully masked row, or reason for not running"
+    rows, nowhere = [], dict[tuple[str, str], list[str]]()
     for (kernel, dtype, scale), part in frame.groupby(["kernel", "dtype", "scale"], sort=False, dropna=False):
         ran = part[part["max_abs_truth"].notna()]
         if ran.empty:
             reason = next((word for word in part["reason"] if word), NOTHING)
             nowhere.setdefault((str(kernel), reason), []).append(str(dtype))
             continue
-        found.append({
+        rows.append({
             "kernel": str(kernel), "type": str(dtype), "q, k ×": f"{scale:g}", "cases": f"{len(ran)} of {len(part)}",
             "from fp64": _most(ran["max_abs_truth"]), "1 - cosine": _most(ran["one_minus_cosine_truth"]),
             "from math": _most(ran["max_abs_math"]), "gradient from math": _most(ran["gradient_max_abs_math"]),
             last: "; ".join(dict.fromkeys(word for word in ran["masked_row"] if word)) or NOTHING,
         })  # fmt: skip
     for (kernel, reason), types in nowhere.items():
-        found.append({"kernel": kernel, "type": ", ".join(dict.fromkeys(types)), "cases": "none", last: reason})
-    return _indexed(found, "kernel", "No attention kernels were compared.").fillna(NOTHING)
+        rows.append({"kernel": kernel, "type": ", ".join(dict.fromkeys(types)), "cases": "none", last: reason})
+    return _indexed(rows, "kernel", "No attention kernels were compared.").fillna(NOTHING)
 
 
 def executors_table(run: Records) -> pd.DataFrame:
     """Return what really ran for each member, as it said itself; its switches are in the result's facts."""
-    told = [
+    rows = [
         {"member": member} | {key: said for key, said in facts.items() if "." not in key}
         for member, facts in executors(run)
     ]
-    return _indexed(told, "member", "No member said what ran.").fillna("")
+    return _indexed(rows, "member", "No member described its configuration.").fillna("")
 
 
 def environments(run: Records) -> pd.DataFrame:
     """Return the environments of reference and candidates side by side, what differs first."""
     rows = sorted(sides(run), key=lambda row: row[1] == row[2])
-    found = [
+    entries = [
         {
             "fact": name.replace("_", " "),
             "reference": one or NOTHING,
-            "candidates": other or NOTHING,
+            "members": other or NOTHING,
             "": "" if one == other else "differs",
         }
         for name, one, other in rows
     ]
-    return _indexed(found, "fact", "No environment was recorded.")
+    return _indexed(entries, "fact", "No environment was recorded.")
 
 
 def matrix_table(run: Records) -> pd.DataFrame:
     """Return the outcomes of all machines and backends of the store, with age, versions and the run that they are from."""
     frame = matrix(run)
-    found = [
+    rows = [
         {
             "member": row["member"],
             "machine": row["machine"],
@@ -480,8 +477,8 @@ def matrix_table(run: Records) -> pd.DataFrame:
         }
         for row in row_dicts(frame)
     ]
-    found += [{"member": "left out", "reason": text} for text in frame.attrs.get("left_out", [])]
-    return _indexed(found, "member", "No result of parity is in this store.").fillna("")
+    rows += [{"member": "left out", "reason": text} for text in frame.attrs.get("left_out", [])]
+    return _indexed(rows, "member", "This store holds no parity results.").fillna("")
 
 
 def _word(row: dict[str, Any]) -> str:
@@ -522,25 +519,25 @@ def _time(value: float) -> str:
     return NOTHING if math.isnan(value) else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _indexed(found: list[dict[str, Any]], index: str, missing: str) -> pd.DataFrame:
+def _indexed(rows: list[dict[str, Any]], index: str, missing: str) -> pd.DataFrame:
     """Return the rows, or one row that says what is missing."""
-    return pd.DataFrame(found).set_index(index) if found else pd.DataFrame({"": [missing]}).set_index("")
+    return pd.DataFrame(rows).set_index(index) if rows else pd.DataFrame({"": [missing]}).set_index("")
 
 
 # What a report shows in place of the raw tables, under these headings; all rows are in result.json.
 VIEWS: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Outcomes": outcomes_table,
-    "Beyond their limits": beyond,
+    "Beyond limits": beyond,
     "Worst case of each member": worst,
     "Edge cases": edges,
     "First layer beyond tolerance": first_layers,
-    "Different or worse": truth,
+    "Distance to double precision": truth,
     "Latency": latency,
     "Attention kernels": attention,
     "Not compared": skipped,
-    "Limits and where they come from": limits,
-    "What really ran": executors_table,
-    "Environments of reference and candidates": environments,
+    "Limits and their sources": limits,
+    "Executed configuration": executors_table,
+    "Environments of reference and members": environments,
     "All machines and backends": matrix_table,
 }
 

@@ -216,15 +216,15 @@ def table() -> Iterator[dict[str, Any]]:
     for precision in ("fp32", "bf16"):
         for backend in BACKENDS:
             for quantity in QUANTITIES:
-                found = limit(backend, precision, quantity)
+                tolerance = limit(backend, precision, quantity)
                 yield {
                     "backend": backend,
                     "precision": precision,
                     "quantity": quantity,
-                    "limit": found.value,
-                    "limit_text": found.text,
-                    "unit": found.unit,
-                    "why": found.why,
+                    "limit": tolerance.value,
+                    "limit_text": tolerance.text,
+                    "unit": tolerance.unit,
+                    "why": tolerance.why,
                 }
 
 
@@ -330,8 +330,8 @@ class Judge:
         limit = limit or self.tolerance(quantity)
         finite = math.isfinite(value)
         status = PASS if finite and limit.holds(value) else FAIL
-        told = reason or ("" if finite else "not finite")
-        return self._row(quantity, value if finite else None, status, worst, told, limit)
+        reason = reason or ("" if finite else "not finite")
+        return self._row(quantity, value if finite else None, status, worst, reason, limit)
 
     def fail(self, quantity: str, reason: str, worst: str = "") -> Row:
         """Return the row of a quantity that should have a value and has none."""

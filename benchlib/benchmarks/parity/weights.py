@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenize
 
 from benchlib.benchmarks.parity import layers
 from benchlib.benchmarks.parity.config import ParityConfig
+from benchlib.benchmarks.parity.golden import WEIGHTS
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, read_object, write_json
@@ -96,16 +97,16 @@ def _has_weights(name: str) -> bool:
 
 
 def _loaded(config: ParityConfig) -> Prepared:
-    found = encoders.load(config.model, seed=config.seed, attention="eager")
-    fresh = f"; drawn (seed {config.seed}): {', '.join(found.fresh)}" if found.fresh else ""
-    return Prepared(found.model, found.tokenizer, config.model, "pretrained", f"{_called(config.model)}{fresh}")
+    loaded = encoders.load(config.model, seed=config.seed, attention="eager")
+    fresh = f"; drawn (seed {config.seed}): {', '.join(loaded.fresh)}" if loaded.fresh else ""
+    return Prepared(loaded.model, loaded.tokenizer, config.model, "pretrained", f"{_called(config.model)}{fresh}")
 
 
 def _drawn(config: ParityConfig) -> Prepared:
-    found = encoders.load(config.model, seed=config.seed, init="random", attention="eager")
+    drawn = encoders.load(config.model, seed=config.seed, init="random", attention="eager")
     chosen = "the config of" if config.init == "random" else "no weights at hand, the config of"
     description = f"{chosen} {_called(config.model)} with random weights (seed {config.seed})"
-    return Prepared(found.model, found.tokenizer, config.model, "random", description)
+    return Prepared(drawn.model, drawn.tokenizer, config.model, "random", description)
 
 
 def _bert_base(config: ParityConfig, description: str) -> Prepared:
@@ -118,7 +119,7 @@ def _bert_base(config: ParityConfig, description: str) -> Prepared:
 def save(prepared: Prepared, golden: Path) -> dict[str, Any]:
     """Write weights, config and facts into the golden folder and return the facts."""
     state = _state(prepared.model)
-    stored = golden / "weights.safetensors"
+    stored = golden / WEIGHTS
     with checkpoint.told(stored), atomic_path(stored) as path:
         save_file(state, path)
     facts = {
@@ -166,7 +167,7 @@ def loaded(config: ParityConfig, golden: Path, attention: str) -> tuple[Any, str
     Raises ``UserError`` for other or damaged weights.
     """
     encoders.quiet()
-    stored = golden / "weights.safetensors"
+    stored = golden / WEIGHTS
     settings = AutoConfig.from_pretrained(str(golden / "model"))
     encoders.check_kind(str(golden), settings)
     model: Any = AutoModelForQuestionAnswering.from_config(settings, attn_implementation=attention, dtype=torch.float32)
@@ -177,14 +178,14 @@ def loaded(config: ParityConfig, golden: Path, attention: str) -> tuple[Any, str
         reason = " ".join(str(error).split())[:300]
         source = stored if stored.exists() else f"model = {config.model}"
         raise UserError(f"{source}: these weights do not fit {golden / 'model' / 'config.json'}: {reason}") from error
-    found = sha256(_state(model))
-    _require_same(config, golden, stored, found)
-    return model.float().eval(), found
+    digest = sha256(_state(model))
+    _require_same(config, golden, stored, digest)
+    return model.float().eval(), digest
 
 
 def require_left_out(config: ParityConfig, golden: Path) -> None:
     """Raise ``UserError`` where a folder was recorded without weights and the model found here is not the recorded one."""
-    if not (golden / "weights.safetensors").exists():
+    if not (golden / WEIGHTS).exists():
         loaded(config, golden, "eager")
 
 
@@ -195,15 +196,15 @@ def _named(config: ParityConfig, golden: Path) -> ParityConfig:
     return config.model_copy(update={"model": name, "init": "auto" if name == BERT_BASE else recorded["init"]})
 
 
-def _require_same(config: ParityConfig, golden: Path, stored: Path, found: str) -> None:
+def _require_same(config: ParityConfig, golden: Path, stored: Path, digest: str) -> None:
     recorded = facts(golden)
-    if found == recorded["sha256"]:
+    if digest == recorded["sha256"]:
         return
     if stored.exists():
         raise UserError(
-            f"{stored}: its weights have the SHA-256 {found[:16]}…, the folder says {recorded['sha256'][:16]}…: the file was changed, copy the golden folder again"
+            f"{stored}: its weights have the SHA-256 {digest[:16]}…, the folder says {recorded['sha256'][:16]}…: the file was changed, copy the golden folder again"
         )
     raise UserError(
-        f"{golden} was recorded without weights, and those of {recorded['name']} found here have the SHA-256 {found[:16]}… instead of {recorded['sha256'][:16]}…: "
+        f"{golden} was recorded without weights, and those of {recorded['name']} digest here have the SHA-256 {digest[:16]}… instead of {recorded['sha256'][:16]}…: "
         "give the same version of the model (model=FOLDER), or record with weights"
     )

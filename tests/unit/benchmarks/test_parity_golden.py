@@ -17,8 +17,8 @@ from benchlib.core.errors import UserError
 def sealed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sealed") / "golden"
     make_recordings.write(folder / golden.REFERENCE)
-    (folder / golden.MODEL).mkdir()
-    (folder / golden.MODEL / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text('{"model_type": "bert"}')
     (folder / golden.WEIGHTS).write_bytes(bytes(range(256)) * 40)
     seal(folder)
     return folder

@@ -63,7 +63,7 @@ def test_the_newest_result_of_each_machine_backend_and_member_counts(tmp_path):
         ended=START + 2 * DAY,
     )
     make(tmp_path, "000003-c", tables=make_parity.tables(["eager"]), host="node8", ended=START + DAY)
-    frame = matrix.merged([tmp_path], [], now=START + 4 * DAY)
+    frame = matrix.frame(matrix.collect([tmp_path]), now=START + 4 * DAY)
     assert cells(frame) == {
         ("node7", "cpu", "eager"): "FAIL",
         ("node7", "cpu", "sdpa_math"): "PASS",
@@ -116,16 +116,16 @@ def test_a_member_that_does_not_gate_neither_fails_nor_passes_a_backend(tmp_path
 def test_an_older_word_on_the_whole_run_gives_way_to_results_and_a_newer_one_stands_beside_them(tmp_path):
     make(tmp_path, "000001-a", tables={}, status="skipped", reason="no driver")
     make(tmp_path, "000002-b", ended=START + DAY)
-    assert {member for _, _, member in cells(matrix.merged([tmp_path], []))} == {"eager", "bf16"}
+    assert {member for _, _, member in cells(matrix.frame(matrix.collect([tmp_path])))} == {"eager", "bf16"}
     make(tmp_path, "000003-c", tables={}, status="", outcome="failed", reason="rank 0 died", ended=START + 2 * DAY)
-    assert cells(matrix.merged([tmp_path], []))[("node7", "cpu", "all")] == "FAIL"
+    assert cells(matrix.frame(matrix.collect([tmp_path])))[("node7", "cpu", "all")] == "FAIL"
 
 
 def test_a_recording_stands_beside_no_results_of_its_machine(tmp_path):
     make(tmp_path, "000002-b", tables={"members": []}, ended=START + DAY, record=True)
-    assert set(cells(matrix.merged([tmp_path], [])).values()) == {"NOT COMPARED"}
+    assert set(cells(matrix.frame(matrix.collect([tmp_path]))).values()) == {"NOT COMPARED"}
     make(tmp_path, "000001-a")
-    assert {member for _, _, member in cells(matrix.merged([tmp_path], []))} == {"eager", "bf16"}
+    assert {member for _, _, member in cells(matrix.frame(matrix.collect([tmp_path])))} == {"eager", "bf16"}
 
 
 def test_damage_and_planted_faults_are_left_out_with_the_reason_and_stop_nothing(tmp_path):
@@ -204,7 +204,7 @@ def test_the_distance_between_backends_is_the_sum_of_both_to_one_reference(tmp_p
     [
         (lambda text: text[:-40], "may be cut"),
         (lambda text: text.replace('"backend": "cpu"', '"backend": "cuda"', 1), "a result of cpu in a file of cuda"),
-        (lambda text: text.replace('"outcome": "FAIL"', '"outcome": "PASS"'), "says PASS although"),
+        (lambda text: text.replace('"outcome": "FAIL"', '"outcome": "PASS"'), "is PASS although"),
         (lambda text: text.replace('"max_difference": 0.008', '"max_difference": 0.8'), "above 0.03"),
         (lambda text: text.replace('"schema_version": 1', '"schema_version": 2'), "later benchlib"),
         (lambda text: text.replace('"member": "bf16"', '"member": "eager"'), "listed twice"),

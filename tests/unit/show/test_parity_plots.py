@@ -95,7 +95,7 @@ def test_the_first_layer_beyond_tolerance_is_ringed_and_named(layer):
     place = layer_names().index(f"bert.encoder.layer.{layer}.intermediate")
     assert (list(ring.get_xdata()), list(ring.get_ydata())) == ([place], [0.1])
     assert f"sdpa_flash: layer {layer} intermediate" in words(figure.axes[0])
-    assert figure.alt.startswith(f"sdpa_flash leaves its tolerance at layer {layer} intermediate")
+    assert figure.alt.startswith(f"sdpa_flash exceeds its tolerance at layer {layer} intermediate")
     assert parity_tables.first_layers(run).loc["sdpa_flash", "first beyond"] == f"layer {layer} intermediate"
     assert parity_tables.first_layers(run).loc["bf16", "first beyond"] == "none"
 
@@ -142,7 +142,7 @@ def test_the_matrix_says_each_outcome_by_colour_and_sign():
     colours = {cell[0][0]: cell[1].get_facecolor() for cell in cells.values()}
     assert len(set(colours.values())) == 4
     assert figure.alt.startswith(
-        "9 of 10 agree with the reference; compile fails; openvino_default differs (informative) (tiny model)"
+        "9 of 10 match the reference; compile fails; openvino_default differs (informative) (tiny model)"
     )
 
 
@@ -237,7 +237,7 @@ def test_closeness_is_the_ratio_of_distances_and_far_ones_are_written_out():
     worst = max((1 + 0.1 * (number % 3)) * LARGEST["bf16"] / REFERENCE_TRUTH for number in range(len(CASES)))
     assert f"× {worst:.1e}".replace("e+0", "e") in words(axes)
     assert "farther, 0.0096" in words(axes)
-    assert figure.alt.startswith("Farther from the truth than the reference: bf16 and openvino_default")
+    assert figure.alt.startswith("Farther from fp64 than the reference: bf16 and openvino_default")
     assert parity_tables.truth(records()).loc["fp64", "verdict"] == "closer"
 
 
@@ -291,7 +291,7 @@ def test_attention_kernels_are_drawn_by_length_and_lacking_ones_named():
     peaked = table[(table["kernel"] == "math") & (table["q, k ×"] == "6")]
     assert set(peaked["from fp64"]) == {"1"}
     flash = table[table["kernel"] == "flash"].set_index("type")
-    assert flash.loc["fp32", "fully masked row, or why it did not run"] == "no kernel for fp32"
+    assert flash.loc["fp32", "fully masked row, or reason for not running"] == "no kernel for fp32"
     assert flash.loc["bf16", "cases"].iloc[0] == "8 of 8"
 
 
@@ -453,7 +453,7 @@ def test_the_report_of_a_run_shows_views_and_pictures_and_stays_small(tmp_path):
         "loss-curves", "attention-kernels", "latency-by-member",
     }  # fmt: skip
     headings = set(re.findall(r"<h2>([^<]+)</h2>", page))
-    assert {"Outcomes", "Not compared", "Limits and where they come from", "All machines and backends"} <= headings
+    assert {"Outcomes", "Not compared", "Limits and their sources", "All machines and backends"} <= headings
     assert SKIPPED["onnxruntime"].split(":")[0] in page
     assert "one_minus_cosine" not in page  # raw tables are for programs
 
