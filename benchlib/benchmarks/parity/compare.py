@@ -89,12 +89,12 @@ def compare(
 
 def _not_of_one_kind(reference: Recording, candidate: Recording) -> str:
     if reference.folder.resolve() == candidate.folder.resolve():
-        return "the reference itself: there is nothing to compare it with"
+        return "this is the reference itself: there is nothing to compare it with"
     for name, what in (("model_sha256", "weights"), ("inputs_sha256", "inputs")):
         if reference.meta[name] != candidate.meta[name]:
             return (
-                f"other {what}: {candidate.meta[name][:12]}, the reference's are {reference.meta[name][:12]}; "
-                "a difference of results would say nothing"
+                f"other {what}: {candidate.meta[name][:12]}, the reference has {reference.meta[name][:12]}; "
+                "the results are not comparable"
             )
     return ""
 
@@ -131,7 +131,7 @@ class Sides:
 
     @property
     def nonfinite(self) -> dict[str, int]:
-        """How many numbers of the candidate are no numbers, by place: what its writer counted, and what is there."""
+        """How many values of the candidate are NaN or infinite, by place: as its writer counted, and as stored."""
         tensors = {
             "outputs": self.candidate.outputs(),
             "gradients": self.candidate.gradients(),
@@ -206,7 +206,7 @@ def _logits(sides: Sides) -> tuple[Row, ...]:
         why = next(iter(skipped.values()), "the reference has no outputs")
         return tuple(judge.skip(name, f"no case was compared: {why}") for name in names)
     left_out = [f"without {name}: {why}" for name, why in skipped.items()]
-    # Limits may differ from case to case: told is the largest difference, of the cases beyond their limit where one is.
+    # Limits differ from case to case: report the largest difference, of the cases beyond their limit if there are any.
     far = max([row for row in table if row["max_abs"] > row["limit"]] or table, key=lambda row: row["max_abs"])
     at = [logits.place(far["case"], candidate, reference, inputs)] if far["max_abs"] else []
     return (
@@ -220,7 +220,9 @@ def _logits(sides: Sides) -> tuple[Row, ...]:
 def _cosine(judge: Judge, table: list[dict[str, Any]], left_out: str) -> Row:
     directed = [row for row in table if row["one_minus_cosine"] is not None]
     if not directed:
-        return judge.skip(tolerances.COSINE, "no case has two positions to compare: of one the cosine is but a sign")
+        return judge.skip(
+            tolerances.COSINE, "no case has two positions to compare, and the cosine of a single one is only a sign"
+        )
     apart = max(directed, key=lambda row: row["one_minus_cosine"])
     return judge.judge(tolerances.COSINE, apart["one_minus_cosine"], apart["case"], left_out)
 
@@ -256,7 +258,7 @@ def _spans(
     margins = {name: 4 * limit.value for name, limit in limits.items()}
     decided, agreeing, rows, differing = logits.span_agreement(candidate, reference, inputs, margins)
     if not decided:
-        return judge.skip(tolerances.SPANS, f"in none of {rows} rows the reference's best span leads clearly")
+        return judge.skip(tolerances.SPANS, f"the reference's best span leads clearly in none of {rows} rows")
     return judge.judge(tolerances.SPANS, agreeing / decided, differing, f"{decided} of {rows} rows are decided")
 
 
@@ -308,7 +310,7 @@ def _repeats(sides: Sides) -> Row:
     value = float(repeats["max_abs"])
     if not repeats.get("identical") and value == 0.0:
         return sides.judge.fail(
-            tolerances.REPEATS, f"{repeats['runs']} runs differ in bits, if only in the sign of a zero"
+            tolerances.REPEATS, f"{repeats['runs']} runs differ in bits, if only in the sign of zero"
         )
     return sides.judge.judge(tolerances.REPEATS, value, "", f"{repeats['runs']} runs of one input")
 
@@ -365,7 +367,7 @@ def _layers(sides: Sides) -> Row:
     table = layers(own, other, None if mask is None else mask == 1, kinds, limit)
     sides.tables["layers"] = table
     if not table:
-        return sides.judge.fail(tolerances.LAYERS, "no module's name is the reference's")
+        return sides.judge.fail(tolerances.LAYERS, "no module name matches the reference")
     first = next((row for row in table if row["beyond"]), None)
     if first is None:
         worst = max(table, key=lambda row: row["relative_l2"])
@@ -388,9 +390,7 @@ def _layers_by_digest(sides: Sides, kept: bool) -> Row:
         return sides.lacking(tolerances.LAYERS, "layers")
     if own == other:
         return sides.judge.judge(tolerances.LAYERS, 0.0, "", f"the digests of all {len(own)} layers are equal")
-    return sides.judge.skip(
-        tolerances.LAYERS, "the tensors were not kept, and digests do not say how far apart they are"
-    )
+    return sides.judge.skip(tolerances.LAYERS, "the tensors were not kept, and digests do not measure a distance")
 
 
 def layers(

@@ -23,7 +23,7 @@ Tell = Callable[[int, int, str], None]
 Arrays = dict[str, np.ndarray]
 
 NO_GRADIENTS = "a compiled graph without gradients"
-NO_HOOKS = "a compiled graph has no modules whose outputs could be kept"
+NO_HOOKS = "a compiled graph has no modules to take outputs from"
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Exercise:
         """Nothing runs yet. ``model`` owns the parameters, ``executor`` computes with them on ``where``."""
         self.config, self.member, self.model, self.executor = config, member, model, executor
         self.inputs, self.where, self._tell = inputs, where, tell
-        self.found = Exercised()
+        self.results = Exercised()
         self.absent: dict[str, str] = {}
         self._at = 0, 1
 
@@ -71,20 +71,20 @@ class Exercise:
         if latency and self.config.latency_runs:
             parts.append(("latency", self._latency))
         parts.append(("curve", self._curve))
-        facts = self.found.facts
+        facts = self.results.facts
         for number, (name, part) in enumerate(parts):
             self._at = number, len(parts)
             self._tell(*self._at, name)
             part()
         self._tell(len(parts), len(parts), "done")
         if not latency:
-            self.absent["latency"] = "its time is not of interest"
+            self.absent["latency"] = "not timed"
         elif not self.config.latency_runs:
             self.absent["latency"] = "latency_runs = 0"
         for name in ("repeats", "invariance", "loss", "curve", "latency", "layers"):
             facts.setdefault(name, None)
         facts["absent"] = self.absent
-        return self.found
+        return self.results
 
     def _pair(self, tensors: dict[str, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
         start, end = self.executor.forward(tensors)
@@ -99,10 +99,10 @@ class Exercise:
                 real = tensors["attention_mask"].numpy().astype(bool)
                 dev.append((start[real], end[real]))
             else:
-                self.found.outputs |= {f"{case.id}/start": start, f"{case.id}/end": end}
+                self.results.outputs |= {f"{case.id}/start": start, f"{case.id}/end": end}
         if dev:
-            self.found.outputs["dev/start"] = np.concatenate([start for start, _ in dev])
-            self.found.outputs["dev/end"] = np.concatenate([end for _, end in dev])
+            self.results.outputs["dev/start"] = np.concatenate([start for start, _ in dev])
+            self.results.outputs["dev/end"] = np.concatenate([end for _, end in dev])
 
     def _middle(self) -> Case:
         """Return the data case with the most rows at a middle length."""
@@ -116,7 +116,7 @@ class Exercise:
         first = np.stack(self._pair(tensors))
         others = [np.stack(self._pair(tensors)) for _ in range(self.config.repeats - 1)]
         same = all(first.tobytes() == other.tobytes() for other in others)
-        self.found.facts["repeats"] = {
+        self.results.facts["repeats"] = {
             "runs": self.config.repeats,
             "identical": same,
             "max_abs": float(np.max([_max_abs(first, other) for other in others])),  # of NaN: NaN
@@ -143,7 +143,7 @@ class Exercise:
             differences["padding_max_abs"] = _max_abs(whole[:, real], wide[:, :, : case.length][:, real])
         else:
             self.absent["padding invariance"] = "lengths has no longer one to pad to"
-        self.found.facts["invariance"] = differences
+        self.results.facts["invariance"] = differences
 
     def _layers(self) -> None:
         if not self.executor.hooks:
@@ -151,8 +151,8 @@ class Exercise:
             return
         with layers.kept(self.model) as kept:
             self._pair(self.inputs.tensors("layer"))
-        self.found.layers = kept.arrays
-        self.found.facts["layers"] = layer_digests(kept.arrays, kept.kinds)
+        self.results.layers = kept.arrays
+        self.results.facts["layers"] = layer_digests(kept.arrays, kept.kinds)
 
     def _loss(self, case: str) -> torch.Tensor:
         """Return the loss of a training case with its graph: the mean of the cross entropies of start and end.
@@ -179,10 +179,10 @@ class Exercise:
         loss = self._loss(self.inputs.of("train")[0].id)
         loss.backward()
         devices.synchronize(self.where)
-        self.found.facts["loss"] = loss.item()
+        self.results.facts["loss"] = loss.item()
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:  # a parameter that the logits do not depend on has none
-                self.found.gradients[name] = parameter.grad.detach().cpu().numpy().copy()
+                self.results.gradients[name] = parameter.grad.detach().cpu().numpy().copy()
         self.model.zero_grad()
 
     def _curve(self) -> None:
@@ -203,7 +203,7 @@ class Exercise:
             optimizer.step()
             devices.synchronize(self.where)  # on a lazy device this runs the step
             losses.append(loss.item())
-        self.found.facts["curve"] = losses
+        self.results.facts["curve"] = losses
 
     def _latency(self) -> None:
         """Time single forward passes of one full input of one row, the device waited for."""
@@ -213,7 +213,7 @@ class Exercise:
         for _ in range(self.config.warmup):
             once()
         samples = [self._timed(once) for _ in range(self.config.latency_runs)]
-        self.found.facts["latency"] = {
+        self.results.facts["latency"] = {
             "length": self.config.latency_length,
             "batch": 1,
             "samples_ms": samples,

@@ -60,7 +60,7 @@ def one_minus_cosine(a: np.ndarray, b: np.ndarray) -> float:
 
     1 - dot / (|a| |b|) would have an error of 1e-16 beside results of 1e-14. With unit vectors u and v it is
     ||u - v||^2 / 2, in which nothing cancels but the components, which are known to 1e-16 each: an angle of 1e-8 (1 - cos of
-    5e-17) is still told from 0. Two zero vectors agree (0); one of them alone has no direction (1).
+    5e-17) is still distinguishable from 0. Two zero vectors agree (0); one of them alone has no direction (1).
     """
     length_a, length_b = norm(a), norm(b)
     if not (math.isfinite(length_a) and math.isfinite(length_b)):

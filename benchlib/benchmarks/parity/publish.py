@@ -1,7 +1,7 @@
 """Results of parity as files that are committed: ``<backend>/test_results.json``, ``cross_backend_validation.json``, ``PARITY.md``.
 
 The same results give the same bytes, in an order that does not depend on who merged them when, so that a change in a
-repository shows what changed. Ages are told against the newest result and not against the day of merging.
+repository shows what changed. Ages count from the newest result, not from the day of merging.
 """
 
 import itertools

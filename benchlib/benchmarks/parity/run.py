@@ -33,8 +33,8 @@ LARGE = (recording.GRADIENTS, recording.LAYERS)  # of a recording, gigabytes for
 ATTENTION = "attention"
 DAY_S = 86400.0
 RESERVE_S = 3.0  # of the budget, for the results
-COMPILING_S = 20.0  # that a member which compiles or exports takes more than the others, before one has told
-FAIR = 3.0  # times of what was expected: who had that much and is not done hangs, or is far too slow
+COMPILING_S = 20.0  # that a compiling or exporting member takes beyond the others, until one was measured
+FAIR = 3.0  # times the expected time: a member that had as much and is not done hangs, or is far too slow
 
 Row = dict[str, Any]
 

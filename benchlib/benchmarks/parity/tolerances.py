@@ -185,9 +185,9 @@ def eased(limit: Tolerance, precision: str, largest: float, reference_error: flo
     """Return a limit of logits for inputs whose logits in the reference reach ``largest`` in size.
 
     ``reference_error`` is the reference's own distance to the truth in double precision, None where that is unknown.
-    In fp32 the limit is at least TRUTH_FACTOR times that error, at most MOST_EASED times the table's: by less than what
-    the reference itself is off nobody can be told to be worse. In bf16 it grows with logits larger than 1, since a bf16
-    number keeps 8 bits whatever its size.
+    In fp32 the limit is at least TRUTH_FACTOR times that error, at most MOST_EASED times the table's: a difference
+    below the reference's own error does not show that a member is worse. In bf16 it grows with logits
+    larger than 1, since a bf16 number keeps 8 bits whatever its size.
     """
     if precision == "bf16":
         grown, why = limit.value * largest, f"times the largest logit, {largest:.3g}"
