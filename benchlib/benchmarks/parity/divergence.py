@@ -118,7 +118,9 @@ def closeness(run: Records, theme: Theme = LIGHT) -> Picture:
             verdicts.get(name, ""), theme.series[0]
         )
         inside = ratios[ratios.between(1 / SHOWN, SHOWN)]
-        axes.plot(inside, [row] * len(inside), "o", color=colour, markersize=5, alpha=0.6, markeredgewidth=0)
+        axes.plot(
+            inside, [row] * len(inside), "o", color=colour, markersize=5, alpha=0.6, markeredgewidth=0, gid="case"
+        )
         _outside(axes, row, ratios, colour)
         worst = float(ratios.max())
         own = float(frame["own"].max())
@@ -166,13 +168,22 @@ def depth(run: Records, theme: Theme = LIGHT) -> Picture:
     for name in names:
         frame, (colour, style) = layers[name], looks(theme, names.index(name))
         values = placed(frame["relative_l2"], zero)
-        axes.plot(frame["index"], values, color=colour, linestyle=style, linewidth=1.5, marker="o", markersize=2.5)
+        axes.plot(
+            frame["index"],
+            values,
+            color=colour,
+            linestyle=style,
+            linewidth=1.5,
+            marker="o",
+            markersize=2.5,
+            gid="member",
+        )
         known = [(x, y) for x, y in zip(frame["index"], values, strict=True) if math.isfinite(y)]
         if known:
             ends.append(End(float(known[-1][0]), float(known[-1][1]), name, colour))
     _layer_axis(axes, layers)
     for limit, words in limits.items():
-        axes.axhline(limit, color=theme.muted, linewidth=1.4, linestyle=TOLERANCE)
+        axes.axhline(limit, color=theme.muted, linewidth=1.4, linestyle=TOLERANCE, gid="tolerance")
         ends.append(End(axes.get_xlim()[1], limit, words, theme.muted))
     _mark_first(axes, theme, series.first_beyond(run), zero)
     name_ends(axes, theme, ends)
@@ -218,7 +229,16 @@ def _mark_first(axes: Axes, theme: Theme, first: dict[str, dict[str, Any]], zero
     low, high = axes.get_xlim()
     for number, ((index, layer), names) in enumerate(sorted(shared.items())):
         heights = [max(first[name]["relative_l2"], zero) for name in names]
-        axes.plot([index] * len(names), heights, "o", mfc="none", mec=theme.text, markersize=9, markeredgewidth=1.5)
+        axes.plot(
+            [index] * len(names),
+            heights,
+            "o",
+            mfc="none",
+            mec=theme.text,
+            markersize=9,
+            markeredgewidth=1.5,
+            gid="first beyond",
+        )
         # Left of the point is no line yet; where there is no room the name stands below the line to its right.
         left = index > low + 0.5 * (high - low)
         axes.annotate(f"{listed(names, 2)}: {short(layer)}", (index, max(heights)), (-9 if left else 5, -11 - 12 * number),

@@ -103,7 +103,14 @@ def beside(axes: Axes, row: float, words: str, colour: str, size: float = 8.5) -
 
 def mark(theme: Theme) -> dict[str, Any]:
     """Return how a tolerance is drawn within a row."""
-    return {"marker": "|", "markersize": 15, "markeredgewidth": 1.8, "color": theme.text, "linestyle": "none"}
+    return {
+        "gid": "tolerance",
+        "marker": "|",
+        "markersize": 15,
+        "markeredgewidth": 1.8,
+        "color": theme.text,
+        "linestyle": "none",
+    }
 
 
 def label(axes: Axes, theme: Theme, x: str, y: str = "") -> None:
@@ -307,7 +314,7 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
         colour = theme.muted if item["is_reference"] else theme.series[0]
         ends = [item[name] for name in ("p50_ms", "p95_ms", "p99_ms") if item[name] > 0]
         axes.plot([ends[0], max(ends)], [row, row], color=colour, alpha=0.35, linewidth=5, solid_capstyle="butt")
-        axes.plot(ends[:1], [row], "o", color=colour, markersize=6)
+        axes.plot(ends[:1], [row], "o", color=colour, markersize=6, gid="median")
         axes.plot(ends[1:2], [row], "|", color=colour, markersize=9, markeredgewidth=1.6)
         beside(axes, row, _time(item), theme.text)
     base = frame[frame["is_reference"]]

@@ -38,9 +38,9 @@ def test_members_that_do_not_gate_are_those_with_torchs_own_defaults_or_a_kernel
     [
         ({"members": ["sdpa_mth"]}, "did you mean sdpa_math"),
         ({"data": "files"}, "needs dev_file=FILE"),
-        ({"record": True, "members": ["bf16"]}, "leave members out"),
-        ({"record": True, "golden": "folder"}, "leave golden out"),
-        ({"record": True, "planted_layer": 0}, "leave planted_layer out"),
+        ({"record": True, "members": ["bf16"]}, "omit members"),
+        ({"record": True, "golden": "folder"}, "omit golden"),
+        ({"record": True, "planted_layer": 0}, "omit planted_layer"),
         ({"lengths": []}, "lengths"),
         ({"batch_sizes": [0]}, "batch_sizes"),
         ({"batch_sizes": [1025]}, "batch_sizes"),

@@ -64,22 +64,19 @@ def row_of(axes, member):
     return [label.get_text() for label in axes.get_yticklabels()].index(member)
 
 
-def dots(axes, marker):
-    return [line for line in axes.lines if line.get_marker() == marker]
+def drawn(axes, what):
+    return [line for line in axes.lines if line.get_gid() == what]
 
 
 def test_layers_are_drawn_in_forward_order_beside_their_tolerances():
     axes = divergence.depth(records()).axes[0]
-    lines = dict(zip(HOOKED, (line for line in axes.lines if line.get_marker() == "o"), strict=True))
+    lines = dict(zip(HOOKED, drawn(axes, "member"), strict=True))
     last = len(layer_names()) - 1
     expected = [LARGEST["bf16"] * (0.2 + 0.8 * index / last) for index in range(last + 1)]
     assert lines["bf16"].get_ydata() == pytest.approx(expected)
     assert list(lines["bf16"].get_xdata()) == list(range(last + 1))
     assert axes.get_yscale() == "log"
-    dashed = {
-        line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--" and len(set(line.get_ydata())) == 1
-    }
-    assert {LAYER_LIMITS["fp32"], LAYER_LIMITS["bf16"]} <= dashed
+    assert {line.get_ydata()[0] for line in drawn(axes, "tolerance")} == {LAYER_LIMITS["fp32"], LAYER_LIMITS["bf16"]}
     assert {"tolerance\nbf16", "tolerance\nfp32, fp64"} <= set(words(axes))
     # What is equal to the last bit has its place on the axis, called 0 and below everything else.
     zero = axes.get_yticks()[[label.get_text() for label in axes.get_yticklabels()].index("0")]
@@ -91,7 +88,7 @@ def test_layers_are_drawn_in_forward_order_beside_their_tolerances():
 def test_the_first_layer_beyond_tolerance_is_ringed_and_named(layer):
     run = records(tables(planted={"sdpa_flash": layer}))
     figure = divergence.depth(run)
-    (ring,) = (line for line in figure.axes[0].lines if line.get_markersize() == 9)
+    (ring,) = drawn(figure.axes[0], "first beyond")
     place = layer_names().index(f"bert.encoder.layer.{layer}.intermediate")
     assert (list(ring.get_xdata()), list(ring.get_ydata())) == ([place], [0.1])
     assert f"sdpa_flash: layer {layer} intermediate" in words(figure.axes[0])
@@ -113,7 +110,7 @@ def test_histograms_stand_at_their_differences_with_the_tolerance_of_the_member(
     assert ends[1:] == pytest.approx([LARGEST["bf16"] / 10 ** (step / 3) for step in range(5, -1, -1)])
     heights = sorted(abs(bar.get_height()) for bar in bars)
     assert heights[0] / heights[-1] == pytest.approx(40 / 300)
-    marks = {line.get_ydata()[0]: line.get_xdata()[0] for line in dots(axes, "|")}
+    marks = {line.get_ydata()[0]: line.get_xdata()[0] for line in drawn(axes, "tolerance")}
     assert marks[row] == LIMITS["bf16"]
     assert marks[row_of(axes, "openvino_default")] == LIMITS["fp32"]
     # Only the member beyond its tolerance is coloured so; it does not gate, and its sign says that.
@@ -218,7 +215,7 @@ def test_latency_stands_beside_the_reference():
     figure = pictures.latency(records(tables(["eager", "sdpa_math", "bf16"])))
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["eager", "sdpa_math", "bf16", "reference"]
-    assert [line.get_xdata()[0] for line in dots(axes, "o")] == [10, 11, 12, 20]
+    assert [line.get_xdata()[0] for line in drawn(axes, "median")] == [10, 11, 12, 20]
     assert [20, 20] in [list(line.get_xdata()) for line in axes.lines]
     assert words(axes) == ["10 ms, 0.50 ×", "11 ms, 0.55 ×", "12 ms, 0.60 ×", "20 ms"]
     table = parity_tables.latency(records())
@@ -231,7 +228,7 @@ def test_latency_stands_beside_the_reference():
 def test_closeness_is_the_ratio_of_distances_and_far_ones_are_written_out():
     figure = divergence.closeness(records())
     axes = figure.axes[0]
-    lines = {round(line.get_ydata()[0]): line.get_xdata() for line in dots(axes, "o") if len(line.get_xdata())}
+    lines = {round(line.get_ydata()[0]): line.get_xdata() for line in drawn(axes, "case") if len(line.get_xdata())}
     assert sorted(lines[row_of(axes, "sdpa_math")]) == pytest.approx(sorted([1.0, 1.1, 1.2] * 2))
     assert row_of(axes, "bf16") not in lines
     worst = max((1 + 0.1 * (number % 3)) * LARGEST["bf16"] / REFERENCE_TRUTH for number in range(len(CASES)))
