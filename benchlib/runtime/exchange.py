@@ -1,4 +1,12 @@
-"""What collectives made of send and receive share: the peers of a group, the checks of tensors, how two parts combine.
+"""Collectives made of sends and receives: for gloo, whose own are slow, and to set beside any library's own.
+
+- ``all_gather`` and ``reduce_scatter`` exchange straight out of and into the slices of the tensors. Every rank exchanges
+  with every other one at once, so (n-1)/n of the larger tensor crosses each way: the least there is (pairwise exchange;
+  Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005).
+  It pays over gloo, whose reduce-scatter is an all-reduce of the whole input and whose all-gather makes further copies;
+  nccl and its like have better ones of their own.
+- ``ALGORITHMS`` are all-reduces: ``ring``, ``tree``, ``rs_ag``.
+- ``use_direct`` lets FSDP2 exchange by the first two.
 
 Ranks are those within the group. A tag of its own keeps the traffic apart from other sends and receives of a program;
 calls on one group keep apart because every rank makes them in the same order, as with any collective.
@@ -27,8 +35,8 @@ REDUCTIONS: tuple[tuple[Op, str, Combine], ...] = (
     (dist.ReduceOp.MAX, "max", torch.maximum),
     (dist.ReduceOp.PRODUCT, "product", torch.mul),
 )
-# Of what goes to a lower rank, and + 1 of what goes to a higher one. Others send with 0 unless told otherwise, and all of
-# MPI have tags to 32767. A gloo group with two interfaces (GLOO_SOCKET_IFNAME=lo,lo: the same one twice) has two
+# Of what goes to a lower rank, and + 1 of what goes to a higher one. Others send with 0 by default, and every MPI has tags
+# up to 32767. A gloo group with two interfaces (GLOO_SOCKET_IFNAME=lo,lo on every rank: the same one twice) has two
 # connections and two threads, and takes one for odd and one for even tags: so each direction has its own.
 TAG = 23156
 
@@ -89,8 +97,8 @@ def flat(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """Return a tensor as a line (elements,) over the same memory; refuse one that has gaps or another order."""
     if not tensor.is_contiguous():
         raise ValueError(
-            f"{name} with shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, which a library "
-            f"may corrupt without a word; give {name}.contiguous() and copy the result back"
+            f"{name} with shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous, and a library "
+            f"may silently corrupt it; pass {name}.contiguous() and copy the result back"
         )
     return tensor.detach().view(-1)
 
@@ -102,36 +110,20 @@ def combination(op: Op, dtype: torch.dtype) -> Combine:
     """
     name, combine = next(((name, combine) for known, name, combine in REDUCTIONS if op == known), ("", None))
     if combine is None:
-        known = ", ".join(name for _, name, _ in REDUCTIONS)
-        raise ValueError(f"the reduction {op} is not known here; take one of {known}")
+        names = ", ".join(name for _, name, _ in REDUCTIONS)
+        raise ValueError(f"the reduction {op} is not supported; use one of {names}")
     if name == "avg" and not (dtype.is_floating_point or dtype.is_complex):
-        raise ValueError(f"an average of {dtype} is no whole number; take sum and divide, or a floating-point type")
+        raise ValueError(
+            f"an average of {dtype} need not be a whole number; use sum and divide, or a floating-point type"
+        )
     if dtype.is_complex and name in ("min", "max", "product"):
-        raise ValueError(f"{name} of {dtype} is refused, as the libraries do; take sum or avg")
+        raise ValueError(f"{name} of {dtype} is not defined; use sum or avg")
     return combine
 
 
-def bounds(length: int, parts: int) -> list[tuple[int, int]]:
-    """Return where each of ``parts`` pieces of a line begins and ends; their lengths differ by one at most."""
-    return [(length * i // parts, length * (i + 1) // parts) for i in range(parts)]
-
-
-def pieces(line: torch.Tensor, parts: int) -> list[torch.Tensor]:
-    """Return a line as ``parts`` consecutive pieces (views), some of them empty where it is short."""
-    return [line[begin:end] for begin, end in bounds(line.numel(), parts)]
-
-
-# All-gather and reduce-scatter made of sends and receives straight out of and into the slices of the tensors.
-#
-# Every rank exchanges with every other one at once, so (n-1)/n of the larger tensor crosses each way: the least there is
-# (pairwise exchange; Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
-# IJHPCA 19(1), 2005). It pays over gloo, whose own reduce-scatter is an all-reduce of the whole input and whose all-gather
-# makes further copies; nccl and its like have better ones of their own. Where gloo is given the same interface twice
-# (``GLOO_SOCKET_IFNAME=lo,lo``, on every rank), each direction has a connection and a thread of its own.
-#
-# The contributions of the ranks are combined in the order of ranks, so that the same inputs give the same bits in every
-# call and for any way to cut them. Sums of fp16 and bf16 over more than two ranks are kept in fp32 and rounded once.
-
+# All-gather and reduce-scatter. The contributions of the ranks are combined in the order of ranks, so that the same inputs
+# give the same bits in every call and for any way to cut them. Sums of fp16 and bf16 over more than two ranks are kept in
+# fp32 and rounded once.
 
 SEGMENT_BYTES = 4 << 20  # received at once: smaller ones cost more wake-ups than the overlap gains (measured)
 SCRATCH_BYTES = 16 << 20  # for what is under way from more than one peer: more is slower, for its pages are new
@@ -166,7 +158,7 @@ def all_gather(
     """
     ranks = peers(group)
     whole, own = _checked("output", output, "input", input, ranks)
-    slices = pieces(whole, ranks.size)
+    slices = whole.tensor_split(ranks.size)
     works = ranks.start([(slices[peer], peer) for peer in ranks.others], [(own, peer) for peer in ranks.others])
     if own.data_ptr() != slices[ranks.rank].data_ptr():
         slices[ranks.rank].copy_(own)
@@ -183,17 +175,18 @@ def reduce_scatter(
     """Combine slice r of the ``input`` of all ranks (ranks x elements of output) into the ``output`` of rank r.
 
     ``output`` may be this rank's own slice of ``input``. The additions of an asynchronous call are made when it is
-    waited for; until then it holds ranks - 1 times the memory of ``output`` (none for two ranks). Raises ``ValueError`` as ``all_gather`` does, and for a reduction that the type does not have.
+    waited for; until then it holds ranks - 1 times the memory of ``output`` (none for two ranks). Raises ``ValueError``
+    as ``all_gather`` does, and for a reduction that the type does not have.
     """
     combine = combination(op, input.dtype)
     ranks = peers(group)
     whole, own = _checked("input", input, "output", output, ranks)
-    exchange = Exchange(ranks, pieces(whole, ranks.size), own, combine, op == dist.ReduceOp.AVG)
-    exchange.begin(at_once=async_op)
-    return _end(Pending(exchange.finish), async_op)
+    segments = Segments(ranks, whole.tensor_split(ranks.size), own, combine, op == dist.ReduceOp.AVG)
+    segments.begin(at_once=async_op)
+    return _end(Pending(segments.finish), async_op)
 
 
-class Exchange:
+class Segments:
     """A reduce-scatter in segments: while one is combined, the next ones are under way.
 
     ``slices`` are what this rank has for each rank, lines whose lengths are the same on all ranks; the result goes to
@@ -201,11 +194,11 @@ class Exchange:
     """
 
     def __init__(
-        self, ranks: Peers, slices: list[torch.Tensor], output: torch.Tensor, combine: Combine, average: bool
+        self, ranks: Peers, slices: Sequence[torch.Tensor], output: torch.Tensor, combine: Combine, average: bool
     ) -> None:
         self.ranks, self.output, self.combine, self.average = ranks, output, combine, average
         self.wide = ranks.size > 2 and combine is torch.add and output.dtype in (torch.float16, torch.bfloat16)
-        self.there = ranks.size == 2 and output.data_ptr() != slices[ranks.rank].data_ptr()
+        self.direct = ranks.size == 2 and output.data_ptr() != slices[ranks.rank].data_ptr()
         self.step = max(1, SEGMENT_BYTES // output.element_size())
         longest = max(line.numel() for line in slices)
         self.segments = [[line[at : at + self.step] for line in slices] for at in range(0, longest, self.step)]
@@ -222,9 +215,9 @@ class Exchange:
         length = min(self.step, self.output.numel())
         size = (self.ranks.size - 1) * length * self.output.element_size()
         count = len(self.segments)
-        if not (at_once or self.there):
+        if not (at_once or self.direct):
             count = min(count, max(2, SCRATCH_BYTES // max(1, size)))
-        if not self.there:
+        if not self.direct:
             # One by one: an allocator hands blocks of this size out again, and a large one fresh from the system.
             self._free = [self.output.new_empty(self.ranks.size - 1, length) for _ in range(count)]
         for _ in range(count):
@@ -236,7 +229,7 @@ class Exchange:
             scratch, works = self._under_way.popleft()
             wait_all(works)
             self._combine(segment[self.ranks.rank], scratch, self._target(index))
-            if not self.there:
+            if not self.direct:
                 self._free.append(scratch)
             if self._begun < len(self.segments):
                 self._post()
@@ -246,7 +239,7 @@ class Exchange:
 
     def _post(self) -> None:
         segment = self.segments[self._begun]
-        scratch = self._target(self._begun).view(1, -1) if self.there else self._free.pop()
+        scratch = self._target(self._begun).view(1, -1) if self.direct else self._free.pop()
         length = segment[self.ranks.rank].numel()
         receives = [(line[:length], peer) for line, peer in zip(scratch, self.ranks.others, strict=True)]
         works = self.ranks.start(receives, [(segment[peer], peer) for peer in self.ranks.others])
@@ -305,19 +298,8 @@ def _checked(
     return whole, own
 
 
-# All-reduces made of sends and receives, to set beside the library's own.
-#
-# ``ring`` sends 2(n-1)/n of the data per rank, the least there is, in 2(n-1) hops (Patarasuk and Yuan, "Bandwidth optimal
-# all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009). ``tree`` is recursive doubling: log2(n) hops of
-# all the data, the fewest there are; other counts than powers of two fold the extra ranks onto their neighbours first.
-# ``rs_ag`` is a reduce-scatter and an all-gather by pairwise exchange: as many bytes as the ring in two hops, any number
-# of ranks without folding, at the price of n-1 messages at once (both: Thakur, Rabenseifner and Gropp, "Optimization of
-# Collective Communication Operations in MPICH", IJHPCA 19(1), 2005, which has recursive halving and doubling in its
-# place for powers of two).
-#
-# All ranks get the same bits. Which order the contributions are combined in is the algorithm's own, so that sums of
-# fractions differ from the library's by rounding; sums of 16-bit types are kept in the type (``rs_ag``: in fp32).
-
+# All-reduces. All ranks get the same bits. Which order the contributions are combined in is the algorithm's own, so that
+# sums of fractions differ from the library's by rounding; sums of 16-bit types are kept in the type (``rs_ag``: in fp32).
 
 Algorithm = Callable[[torch.Tensor, Op, Group], None]
 
@@ -325,12 +307,13 @@ Algorithm = Callable[[torch.Tensor, Op, Group], None]
 def ring(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None) -> None:
     """Reduce ``tensor`` in place over the group, around the ring, in segments that go on as soon as they are combined.
 
-    Raises ``ValueError`` for a tensor that is not contiguous and for a reduction that its type does not have.
+    Sends 2(n-1)/n of the data per rank, the least there is, in 2(n-1) hops (Patarasuk and Yuan, "Bandwidth optimal
+    all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009). Raises ``ValueError`` for a tensor that is not contiguous and for a reduction that its type does not have.
     """
     line, combine, ranks = _begin(tensor, op, group)
     before, after = (ranks.rank - 1) % ranks.size, (ranks.rank + 1) % ranks.size
     count = max(1, -(-line.numel() * line.element_size() // (ranks.size * SEGMENT_BYTES)))
-    chunks = [pieces(chunk, count) for chunk in pieces(line, ranks.size)]
+    chunks = [chunk.tensor_split(count) for chunk in line.tensor_split(ranks.size)]
     scratch = [torch.empty_like(max(column, key=torch.numel)) for column in zip(*chunks, strict=True)]
 
     def start(hop: int, index: int) -> list[dist.Work]:
@@ -355,7 +338,11 @@ def ring(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None) 
 
 
 def tree(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None) -> None:
-    """Reduce ``tensor`` in place over the group by recursive doubling. Raises as ``ring`` does."""
+    """Reduce ``tensor`` in place over the group by recursive doubling. Raises as ``ring`` does.
+
+    log2(n) hops of all the data, the fewest there are; other counts than powers of two fold the extra ranks onto their
+    neighbours first (Thakur, Rabenseifner and Gropp).
+    """
     line, combine, ranks = _begin(tensor, op, group)
     power = 1 << (ranks.size.bit_length() - 1)
     extra = ranks.size - power  # the first 2 x extra ranks work in pairs: the even one folds onto the odd one
@@ -379,13 +366,17 @@ def tree(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None) 
 
 
 def rs_ag(tensor: torch.Tensor, op: Op = dist.ReduceOp.SUM, group: Group = None) -> None:
-    """Reduce ``tensor`` in place over the group by reduce-scatter and all-gather. Raises as ``ring`` does."""
+    """Reduce ``tensor`` in place over the group by reduce-scatter and all-gather. Raises as ``ring`` does.
+
+    As many bytes as the ring in two hops, any number of ranks without folding, at the price of n-1 messages at once.
+    Thakur, Rabenseifner and Gropp have recursive halving and doubling in its place for powers of two.
+    """
     line, combine, ranks = _begin(tensor, op, group)
-    chunks = pieces(line, ranks.size)
+    chunks = line.tensor_split(ranks.size)
     own = chunks[ranks.rank]
-    exchange = Exchange(ranks, chunks, own, combine, op == dist.ReduceOp.AVG)
-    exchange.begin()
-    exchange.finish()
+    segments = Segments(ranks, chunks, own, combine, op == dist.ReduceOp.AVG)
+    segments.begin()
+    segments.finish()
     wait_all(ranks.start([(chunks[peer], peer) for peer in ranks.others], [(own, peer) for peer in ranks.others]))
 
 
@@ -411,21 +402,11 @@ def _swap(line: torch.Tensor, scratch: torch.Tensor, peer: int, combine: Combine
         combine(*((here, there) if ranks.rank < peer else (there, here)), out=here)
 
 
-# The all-gather and reduce-scatter of ``direct`` for FSDP2, by the hooks that ``FSDPModule`` has for it.
-#
-#     model = fully_shard(...)
-#     use_direct(model)
-#
-# Everything else stays FSDP2's: sharding, mixed precision, gradient accumulation, and with a mesh of two dimensions (HSDP)
-# the all-reduce between replicas, which goes through the library as before. A gradient divide factor that is not the
-# number of ranks needs ``set_force_sum_reduction_for_comms(True)``: the reduction that FSDP2 takes for it otherwise is
-# nccl's alone, and is refused here as gloo refuses it.
-#
-# torch names the interface (``AllGather``, ``ReduceScatter``) in a private module only, so the classes here have its
+# FSDP2. torch names the interface (``AllGather``, ``ReduceScatter``) in a private module only, so the classes here have its
 # methods without being derived from it; FSDP2 asks for no more.
 
 
-class Buffers:
+class _Buffers:
     """Allocates what is exchanged, anew for every call: the gradients of a step are views of what was reduced."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -433,7 +414,7 @@ class Buffers:
         return torch.empty(math.prod(size), dtype=dtype, device=device)
 
 
-class DirectAllGather(Buffers):
+class DirectAllGather(_Buffers):
     """Gathers parameters. FSDP2 passes its slice of the output as the input, so nothing is copied."""
 
     def __call__(
@@ -443,7 +424,7 @@ class DirectAllGather(Buffers):
         return all_gather(output_tensor, input_tensor, group, async_op)
 
 
-class DirectReduceScatter(Buffers):
+class DirectReduceScatter(_Buffers):
     """Reduces gradients."""
 
     def __call__(
@@ -459,7 +440,12 @@ class DirectReduceScatter(Buffers):
 
 
 def use_direct(model: nn.Module) -> int:
-    """Let all FSDP2 modules of ``model``, itself included, exchange by ``direct``; return how many there are.
+    """Let all FSDP2 modules of ``model``, itself included, exchange by the functions above; return how many there are.
+
+    Everything else stays FSDP2's: sharding, mixed precision, gradient accumulation, and with a mesh of two dimensions
+    (HSDP) the all-reduce between replicas, which goes through the library as before. A gradient divide factor that is not
+    the number of ranks needs ``set_force_sum_reduction_for_comms(True)``: the reduction that FSDP2 takes for it otherwise
+    is nccl's alone, and is refused here as gloo refuses it.
 
     Raises ``ValueError`` where there is none, and torch's own for one whose parameters lie on several meshes.
     """

@@ -202,7 +202,7 @@ class Op:
     def start(self, give: torch.Tensor, get: torch.Tensor, reduction: str, place: Place, asynchronous: bool) -> Any:
         """Ask the library for the operation; returns what to wait for where it is asynchronous.
 
-        Raises ``ValueError`` for a tensor that is not contiguous: gloo corrupts such tensors without a word.
+        Raises ``ValueError`` for a tensor that is not contiguous: gloo silently corrupts such tensors.
         """
         require_contiguous(give, get)
         return self.call(give, get, reduction, place, asynchronous)

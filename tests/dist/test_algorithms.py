@@ -77,7 +77,7 @@ def refused(group):
             algorithm(torch.zeros(8)[::2], Op.SUM, group)
         with pytest.raises(ValueError, match="an average of"):
             algorithm(torch.zeros(8, dtype=torch.int64), Op.AVG, group)
-        with pytest.raises(ValueError, match="take one of sum, avg, min, max, product"):
+        with pytest.raises(ValueError, match="use one of sum, avg, min, max, product"):
             algorithm(torch.zeros(8, dtype=torch.int64), Op.BAND, group)
 
 
@@ -105,7 +105,7 @@ def subgroup(rank, size):
 
 def every_group(rank, size):
     """One world holds a group of every size. What follows a group is a barrier of all."""
-    exchange.SEGMENT_BYTES = exchange.SEGMENT_BYTES = SEGMENT_BYTES
+    exchange.SEGMENT_BYTES = SEGMENT_BYTES
     for count in range(1, size + 1):
         group = dist.new_group(list(range(count)))
         if rank < count:

@@ -141,7 +141,7 @@ def refused(rank, size, group):
         (own, whole.half(), Op.SUM, "float16.*float32"),
         (whole[2:6], whole, Op.SUM, "overlaps input"),
         (own.long(), whole.long(), Op.AVG, "an average of"),
-        (own, whole, Op.BAND, "take one of sum, avg, min, max, product"),
+        (own, whole, Op.BAND, "use one of sum, avg, min, max, product"),
     ):
         with pytest.raises(ValueError, match=reason):
             exchange.reduce_scatter(output, given, op, group)
