@@ -1,7 +1,8 @@
-"""Checkpoints that unpickle nothing: tensors as safetensors, the rest as JSON, a manifest with SHA-256 of every file.
+"""Checkpoints without pickle: tensors as safetensors, the rest as JSON, a manifest with the SHA-256 of every file.
 
-A checkpoint is a folder ``step-000120``. It is written under another name and renamed when it is whole, and it is
-verified before it is read: a cut or altered one is passed over for the one before it.
+A checkpoint is a folder ``step-000120``. It is written under another name and renamed when it is complete, and it
+is verified before it is read: a truncated or altered one is skipped for the one before it. ``newest_shared`` finds the newest
+one of any node and sends it to those that lack it.
 """
 
 import contextlib
@@ -92,7 +93,7 @@ def folder_name(step: int) -> str:
 
 
 def publish(temporary: Path, target: Path) -> None:
-    """Give a whole checkpoint its name, by one rename after its bytes are on the disk."""
+    """Give a complete checkpoint its name, by one rename after its bytes are on the disk."""
     for path in temporary.iterdir():
         _sync(path)
     former = target.with_name(f".{target.name}.{os.getpid()}.old")
@@ -128,7 +129,7 @@ def _put_back(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def told(target: Path) -> Iterator[None]:
+def naming_storage_errors(target: Path) -> Iterator[None]:
     """Raise ``StorageError`` that names ``target`` where what the block writes, tensors too, finds no space or no permission."""
     try:
         yield
@@ -141,8 +142,8 @@ def told(target: Path) -> Iterator[None]:
 def storage_error(error: BaseException) -> OSError | None:
     """Return the system's error where a writer failed for want of space or permission."""
     if isinstance(error, SafetensorError):  # it keeps the number in its text only
-        found = re.search(r"os error (\d+)", str(error))
-        error = OSError(int(found[1]), os.strerror(int(found[1]))) if found else error
+        number = re.search(r"os error (\d+)", str(error))
+        error = OSError(int(number[1]), os.strerror(int(number[1]))) if number else error
     if isinstance(error, OSError) and (is_storage_error(error) or error.errno == errno.EACCES):
         return OSError(error.errno, "")  # a plain one: what it says of the temporary folder is of no use
     return None
@@ -158,23 +159,23 @@ def _sync(path: Path) -> None:
 
 def _folders(folder: Path) -> list[Path]:
     """Return the checkpoints below ``folder``, the newest first."""
-    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
-    return sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True)
+    checkpoints = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    return sorted(checkpoints, key=lambda path: int(path.name.partition("-")[2]), reverse=True)
 
 
 def damage(path: Path) -> str:
     """Return what is wrong with a checkpoint, or an empty text when every file is as it was written."""
     try:
-        told = read_object(path / MANIFEST, {"step": int, "files": dict})
-        files = told["files"]
+        manifest = read_object(path / MANIFEST, {"step": int, "files": dict})
+        files = manifest["files"]
         wanted_files = {str(name): (int(wanted["bytes"]), str(wanted["sha256"])) for name, wanted in files.items()}
     except (UserError, KeyError, TypeError, ValueError):
-        return f"{MANIFEST} is missing or cut"
+        return f"{MANIFEST} is missing or truncated"
     if STATE not in wanted_files or any(Path(name).name != name for name in wanted_files):
-        return f"{MANIFEST} is not one of benchlib"
+        return f"{MANIFEST} was not written by benchlib"
     named = re.search(r"step-(\d+)", path.name)  # also in the name that it has while it is written
-    if named and int(named[1]) != told["step"]:
-        return f"{MANIFEST} is of step {told['step']}, its folder's name of step {int(named[1])}"
+    if named and int(named[1]) != manifest["step"]:
+        return f"{MANIFEST} is of step {manifest['step']}, its folder's name of step {int(named[1])}"
     for name, (size, digest) in wanted_files.items():
         file = path / name
         if not file.is_file():
@@ -192,26 +193,26 @@ def read(path: Path) -> Checkpoint:
 
 
 def search(folder: Path, usable: Callable[[Checkpoint], bool] = lambda _: True) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint below ``folder`` that is whole and ``usable``, and what is wrong with newer ones."""
+    """Return the newest checkpoint below ``folder`` that is intact and ``usable``, and what is wrong with newer ones."""
     faults = []
     _put_back(folder)
     for path in _folders(folder):
         fault = damage(path)
         if fault:
             faults.append(f"{path.name}: {fault}")
-            log.warning("checkpoint %s is passed over: %s", path, fault)
-        elif usable(found := read(path)):
-            return found, faults
+            log.warning("checkpoint %s is skipped: %s", path, fault)
+        elif usable(candidate := read(path)):
+            return candidate, faults
     return None, faults
 
 
 def newest(folder: Path) -> Checkpoint:
-    """Return the newest checkpoint below ``folder`` that is whole; ``UserError`` where there is none."""
-    found, faults = search(folder)
-    if found is None:
-        told = f" ({'; '.join(faults)})" if faults else ": the folder has none"
-        raise UserError(f"{folder}: no whole checkpoint to resume from{told}")
-    return found
+    """Return the newest intact checkpoint below ``folder``; ``UserError`` where there is none."""
+    checkpoint, faults = search(folder)
+    if checkpoint is None:
+        reason = f" ({'; '.join(faults)})" if faults else ": the folder has none"
+        raise UserError(f"{folder}: no intact checkpoint to resume from{reason}")
+    return checkpoint
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -247,19 +248,15 @@ def set_rng_state(states: Mapping[str, torch.Tensor], device: torch.device) -> N
         torch.get_device_module(device).set_rng_state(states["device"])
 
 
-# The newest checkpoint that any node of a run has, for all of its nodes: they need not share a file system.
-#
-# After a failure ranks may be on other nodes than before, and a node that replaces a lost one has nothing. So the nodes tell
-# each other what they have, verified by SHA-256; who has the newest sends its files to those that lack it, and they verify
-# what they got before it counts.
-
+# Nodes need not share a file system. After a failure ranks may be on other nodes than before, and a node that replaces a
+# lost one has nothing: whoever has the newest checkpoint sends its files to those that lack it, and they verify it.
 
 CHUNK_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class _Held:
-    """What a rank knows of the checkpoints on its node: only one rank of each node looks (``leads``)."""
+    """The newest checkpoint on a rank's node: only one rank of each node looks (``leads``)."""
 
     leads: bool
     step: int = -1
@@ -273,12 +270,12 @@ def newest_shared(
     leads: bool,
     device: torch.device,
     usable: Callable[[Checkpoint], bool],
-    tell: Callable[[], None] = lambda: None,
+    alive: Callable[[], None] = lambda: None,
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest whole checkpoint of any node that is ``usable``, and what is wrong with those passed over.
+    """Return the newest intact checkpoint of any node that is ``usable``, and what is wrong with those skipped.
 
     Collective: all ranks call it and get the same step, or None. ``folder`` is that of this node; ``leads`` is true for
-    one rank of each node. Messages are made on ``device``, and ``tell`` is called while files travel. Raises
+    one rank of each node. Messages are made on ``device``, and ``alive`` is called while files travel. Raises
     ``RunBroken`` where a file arrives other than it was sent.
     """
     held = _look(folder, usable) if leads else _Held(False)
@@ -290,7 +287,7 @@ def newest_shared(
         return None, faults
     path = folder / folder_name(best.step)
     if any(one.leads and one.digest != best.digest for one in known):
-        _share(path, best.files, source, leads and held.digest != best.digest, device, tell)
+        _share(path, best.files, source, leads and held.digest != best.digest, device, alive)
     barrier()  # the other ranks of a node read what its leader received
     return read(path), faults
 
@@ -298,11 +295,11 @@ def newest_shared(
 def _look(folder: Path, usable: Callable[[Checkpoint], bool]) -> _Held:
     for left in folder.glob(".step-*.tmp"):  # by a process that was killed while it wrote
         shutil.rmtree(left, ignore_errors=True)
-    found, faults = search(folder, usable)
-    if found is None:
+    checkpoint, faults = search(folder, usable)
+    if checkpoint is None:
         return _Held(True, faults=tuple(faults))
-    files = tuple((file.name, file.stat().st_size) for file in sorted(found.path.iterdir()))
-    return _Held(True, found.step, sha256(found.path / MANIFEST), files, tuple(faults))
+    files = tuple((file.name, file.stat().st_size) for file in sorted(checkpoint.path.iterdir()))
+    return _Held(True, checkpoint.step, sha256(checkpoint.path / MANIFEST), files, tuple(faults))
 
 
 def _share(
@@ -311,7 +308,7 @@ def _share(
     source: int,
     wanted: bool,
     device: torch.device,
-    tell: Callable[[], None],
+    alive: Callable[[], None],
 ) -> None:
     """Send a checkpoint's files from rank ``source`` to all; those that ``wanted`` them keep and verify them."""
     sends, fault = dist.get_rank() == source, ""
@@ -332,11 +329,11 @@ def _share(
                     dist.broadcast(moved, src=source)
                     if copy:
                         copy.write(moved.cpu().numpy().data)
-                    tell()
+                    alive()
         if wanted and not (fault := damage(temporary)):
             publish(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    found = [text for text in all_gather_objects(fault) if text]
-    if found:
-        raise RunBroken(f"checkpoint {path.name} was damaged on its way between the nodes: {found[0]}")
+    faults = [text for text in all_gather_objects(fault) if text]
+    if faults:
+        raise RunBroken(f"checkpoint {path.name} was damaged on its way between the nodes: {faults[0]}")

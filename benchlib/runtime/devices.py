@@ -1,4 +1,4 @@
-"""Devices as torch reports them: what is there, how to wait for it, how much memory it used, which precisions it has.
+"""Devices as torch reports them: which are available, how to wait for one, its memory, its precisions.
 
 Everything that differs between CPUs and accelerators is asked here, so that no other module compares device names.
 """
@@ -31,24 +31,24 @@ def probe() -> dict[str, Any]:
     """
     backends = {}
     for name in BACKENDS:
-        names, reason = _find(name)
+        names, reason = _available(name)
         backends[name] = {"available": not reason, "count": len(names), "names": names, "reason": reason}
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip} | _libraries()
     return {"backends": backends, "versions": {name: value for name, value in versions.items() if value}}
 
 
 def _libraries() -> dict[str, str]:
-    """Return the versions of the libraries and drivers that only a torch with a device can tell."""
-    found = {}
+    """Return the versions of the libraries and drivers that only a torch with a device knows."""
+    versions = {}
     if torch.cuda.is_available():
-        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-        found["cudnn"] = str(torch.backends.cudnn.version() or "")
+        versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        versions["cudnn"] = str(torch.backends.cudnn.version() or "")
     if torch.xpu.is_available() and torch.xpu.device_count():
-        found["xpu_driver"] = str(torch.xpu.get_device_properties(0).driver_version)
-    return found
+        versions["xpu_driver"] = str(torch.xpu.get_device_properties(0).driver_version)
+    return versions
 
 
-def _find(backend: str) -> tuple[list[str], str]:
+def _available(backend: str) -> tuple[list[str], str]:
     """Return the names of a backend's devices, and why there are none (empty where there are)."""
     return {"cpu": _cpu, "cuda": _cuda, "rocm": _rocm, "mps": _mps, "xpu": _xpu, "tpu": _tpu}[backend]()
 
@@ -65,7 +65,7 @@ def _cuda() -> tuple[list[str], str]:
 
 def _rocm() -> tuple[list[str], str]:
     if not torch.version.hip:
-        return [], f"this torch ({torch.__version__}) is no ROCm build: {BACKENDS['rocm'].install}"
+        return [], f"this torch ({torch.__version__}) is not a ROCm build: {BACKENDS['rocm'].install}"
     return _torch_cuda("ROCm", "rocminfo")
 
 
@@ -108,7 +108,7 @@ def _tpu() -> tuple[list[str], str]:
 
 def require(backend: str, devices: int = 1) -> None:
     """Raise ``BackendUnavailable`` with the reason unless ``backend`` has at least ``devices`` devices here."""
-    names, reason = _find(backend)
+    names, reason = _available(backend)
     if reason:
         raise BackendUnavailable(f"backend {backend} is not available: {reason}")
     if backend != "cpu" and len(names) < devices:
@@ -124,13 +124,13 @@ def device(backend: str, local_rank: int = 0) -> torch.device:
         return torch.device(kind)
     if kind == "xla":
         return importlib.import_module("torch_xla").device()  # type: ignore[no-any-return]
-    found = torch.device(kind, local_rank)
-    torch.get_device_module(found).set_device(found)
-    return found
+    own = torch.device(kind, local_rank)
+    torch.get_device_module(own).set_device(own)
+    return own
 
 
 def has_events(where: torch.device) -> bool:
-    """Say whether time on this device is taken by events in its queue, else by waiting for it."""
+    """Return whether time on this device is taken by events in its queue, else by waiting for it."""
     return where.type in _EVENT_TYPES
 
 
@@ -164,7 +164,7 @@ def peak_resident_bytes() -> float:
 
 
 def supports(precision: str, where: torch.device) -> tuple[bool, str]:
-    """Say whether matrix products in ``precision`` are a feature of the device, and if not why.
+    """Return whether the device has matrix products in ``precision``, and if not why.
 
     On a CPU bf16 also runs where the instructions are missing, but slower than fp32: that is not supported here.
     """
@@ -172,10 +172,7 @@ def supports(precision: str, where: torch.device) -> tuple[bool, str]:
         return True, ""
     if where.type == "cpu":
         if precision == "fp16":
-            return (
-                False,
-                "fp16 needs an accelerator (its gradient scaler has no CPU kernel worth measuring): use bf16 or fp32",
-            )
+            return False, "fp16 needs an accelerator (its gradient scaler is slow on a CPU): use bf16 or fp32"
         has = torch.cpu.get_capabilities()
         if has.get("avx512_bf16") or has.get("amx_bf16") or has.get("amx_tile") or has.get("bf16"):
             return True, ""
@@ -183,7 +180,7 @@ def supports(precision: str, where: torch.device) -> tuple[bool, str]:
     if precision == "bf16" and where.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return False, f"{torch.cuda.get_device_name(where)} has no bf16 units: use fp16 or fp32"
     if precision == "fp16" and where.type not in ("cuda", "xpu"):
-        return False, f"fp16 with a gradient scaler is not offered on {where.type}: use bf16 or fp32"
+        return False, f"fp16 with a gradient scaler is not supported on {where.type}: use bf16 or fp32"
     return True, ""
 
 

@@ -1,9 +1,9 @@
-"""Where the ranks of a run meet and part: rendezvous, collective library, device and thread count of each rank.
+"""The process group of a run: rendezvous, collective library, device and thread count of each rank, and how it ends.
 
-    with process_group.world(config, run_dir) as world:
+    with group.world(config, run_dir) as world:
         train(world)          # models and optimizers live in here, not in this frame
 
-The order of parting matters: whatever refers to the group (a DDP model's reducer) goes first, then the group. Keep
+The order at the end matters: whatever refers to the group (a DDP model's reducer) goes first, then the group. Keep
 models inside a function that is called within the block, so that they are gone when it ends.
 """
 
@@ -37,9 +37,7 @@ from benchlib.runtime.libraries import LIBRARIES
 
 T = TypeVar("T")
 
-COLLECTIVE_MARGIN_S = (
-    30.0  # a collective gives up this much after the stall limit, so that the supervisor names the cause
-)
+COLLECTIVE_MARGIN_S = 30.0  # a collective gives up this much after the stall limit: the supervisor names the cause
 STORE_FILE = "store.json"
 POLL_S = 0.02
 
@@ -72,7 +70,7 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     One rank takes the same path as many. After an error in the block the group of several ranks is left as it is: to
     destroy it could wait for peers that never answer, and the worker ends the process anyway.
 
-    Raises ``BackendUnavailable`` where the device or the collective library is not there, and ``UserError`` on all ranks
+    Raises ``BackendUnavailable`` where the device or the collective library is not available, and ``UserError`` on all ranks
     where another node has other parameters or versions.
     """
     where = place()
@@ -137,11 +135,11 @@ def _agree(config: BaseConfig, where: Place, hosts: tuple[str, ...]) -> None:
     """Raise ``UserError`` on all ranks where they do not do the same work. The ranks of one node read the same config."""
     if where.one_node:
         return
-    told = difference(all_gather_objects(statement(config, torch.__version__)), hosts)
-    if told:
+    reason = difference(all_gather_objects(statement(config, torch.__version__)), hosts)
+    if reason:
         with contextlib.suppress(RuntimeError):  # nobody leaves before the others know it as well
             barrier()
-        raise UserError(told)
+        raise UserError(reason)
 
 
 def _collective(config: BaseConfig) -> tuple[str, str]:
@@ -182,10 +180,10 @@ def _store(where: Place, run_dir: Path, startup_s: float) -> dist.TCPStore:
         return store
     end = time.monotonic() + startup_s
     while time.monotonic() < end:
-        with contextlib.suppress(UserError):  # not there yet
-            found = read_json(path)
-            if found["token"] == token:
-                return dist.TCPStore(found["host"], found["port"], is_master=False, timeout=timeout)
+        with contextlib.suppress(UserError):  # not written yet
+            opened = read_json(path)
+            if opened["token"] == token:
+                return dist.TCPStore(opened["host"], opened["port"], is_master=False, timeout=timeout)
         time.sleep(POLL_S)
     raise RunBroken(
         f"rank 0 did not open its store within {startup_s:.0f} s (start-up limit): timed out waiting for {path}"
@@ -228,14 +226,12 @@ def checksums_equal(world: World, model: torch.nn.Module) -> tuple[list[str], bo
     return checksums, len(set(checksums)) == 1
 
 
-# Whether the nodes of a run do the same work: each starts from a config of its own, and only one writes the result.
-#
-# Paths differ from node to node, what lies there must not: files are compared by their content.
-
+# Whether the nodes of a run do the same work: each starts from a config of its own, and only one writes the result. Paths
+# may differ from node to node, their content may not: files are compared by SHA-256.
 
 # Not part of the work by which results are compared, but of what the ranks do together.
 _TOGETHER = ("benchmark", "tier", "checkpoint_every", "max_restarts", "planted_slowdown")
-_SHOWN = 3  # differences that are told in full
+_SHOWN = 3  # differences that are listed in full
 _WHOLE_BYTES = 2**20  # files of a folder above this size are compared by their size: weights are checked later anyway
 
 Statement = dict[str, str]
@@ -247,13 +243,13 @@ def statement(config: BaseConfig, torch_version: str) -> Statement:
     Devices of several vendors may work together, so neither the backend nor the build of torch (``+cu126``) is part.
     """
     fields = {name: getattr(config, name) for name in _TOGETHER if hasattr(config, name)} | config.work()
-    told = {name: _content(str(value)) if name in config.PATHS else str(value) for name, value in fields.items()}
-    return {**told, "version of benchlib": __version__, "version of torch": torch_version.partition("+")[0]}
+    values = {name: _content(str(value)) if name in config.PATHS else str(value) for name, value in fields.items()}
+    return {**values, "version of benchlib": __version__, "version of torch": torch_version.partition("+")[0]}
 
 
 def difference(statements: Sequence[Statement], hosts: Sequence[str]) -> str:
-    """Return in what the ranks differ, with the hosts and values of the first two that do; '' where they are alike."""
-    first, found = statements[0], []
+    """Return where the ranks differ, with the hosts and values of the first two that do; '' where they are alike."""
+    first, differences = statements[0], []
     for name in dict.fromkeys(name for one in statements for name in one):
         here = first.get(name, "missing")
         others = [
@@ -263,11 +259,11 @@ def difference(statements: Sequence[Statement], hosts: Sequence[str]) -> str:
         ]
         if others:
             host, value = others[0]
-            found.append(f"{name} is {here or repr(here)} on {hosts[0]} and {value or repr(value)} on {host}")
-    if not found:
+            differences.append(f"{name} is {here or repr(here)} on {hosts[0]} and {value or repr(value)} on {host}")
+    if not differences:
         return ""
-    more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
-    return f"the nodes of this run do not do the same work: {'; '.join(found[:_SHOWN])}{more}; start it with the same parameters and versions on all of them"
+    more = f" (and {len(differences) - _SHOWN} more)" if len(differences) > _SHOWN else ""
+    return f"the nodes of this run do not do the same work: {'; '.join(differences[:_SHOWN])}{more}; start it with the same parameters and versions on all of them"
 
 
 def _content(text: str) -> str:

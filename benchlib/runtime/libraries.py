@@ -1,6 +1,6 @@
-"""The collective libraries: what each needs, why one is not there, and how torch.distributed gets to know it.
+"""The collective libraries: what each needs, why one is not available, and how it is registered with torch.distributed.
 
-    LIBRARIES["mpi"].lacking()     # '' where it can be used, else the reason with the steps that help
+    LIBRARIES["mpi"].unavailable()     # '' where it can be used, else the reason with the steps that help
     dist.new_group(backend=LIBRARIES["mpi"].register())
 
 gloo, nccl, xccl and ucc come with torch, each with builds of its own; xla comes with torch_xla. torch's wheels have no
@@ -33,7 +33,10 @@ _MPI_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # set by whoever 
 
 @dataclass(frozen=True)
 class Library:
-    """One library. ``backend`` is its name in torch.distributed, ``needs`` says in a line where it comes from."""
+    """One library. ``backend`` is its name in torch.distributed, ``needs`` says in a line where it comes from.
+
+    ``missing`` returns what is missing here and how to get it, '' where nothing is.
+    """
 
     name: str
     backend: str
@@ -41,17 +44,17 @@ class Library:
     missing: Callable[[], str] = field(repr=False)
     load: Callable[[], None] = field(repr=False, default=lambda: None)
 
-    def lacking(self) -> str:
-        """Return '' where the library can be used in this process, else why not and what to do."""
+    def unavailable(self) -> str:
+        """Return why the library cannot be used in this process and what to do; '' where it can."""
         reason = self.missing()
         return f"collective library {self.name} is not available: {reason}" if reason else ""
 
     def register(self) -> str:
-        """Make the library known to torch.distributed and return the name for ``init_process_group`` and ``new_group``.
+        """Register the library with torch.distributed and return the name for ``init_process_group`` and ``new_group``.
 
-        Raises ``BackendUnavailable`` where it is lacking.
+        Raises ``BackendUnavailable`` where it is not available.
         """
-        if reason := self.lacking():
+        if reason := self.unavailable():
             raise BackendUnavailable(reason)
         self.load()
         return self.backend
@@ -84,7 +87,7 @@ def _no_mpi() -> str:
     try:
         importlib.import_module("benchlib.runtime.mpi")
     except (ImportError, RuntimeError) as error:  # mpi4py raises either where it finds no libmpi
-        return f"mpi4py finds no MPI library ({' '.join(str(error).split())}): {_MPI_STEPS}"
+        return f"mpi4py does not find an MPI library ({' '.join(str(error).split())}): {_MPI_STEPS}"
     if not mpirun_path():
         return f"no mpirun on PATH to start the ranks: {_MPI_STEPS}"
     if place().size > 1 and not any(name in os.environ for name in _MPI_RANK):

@@ -20,12 +20,12 @@ from benchlib.runtime.timing import hold
 GROUP_S = 0.01
 MIN_SAMPLES = 3
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = devices.DTYPES | {"tf32": torch.float32}
 
 
 @dataclass(frozen=True)
 class MatmulPeak:
-    """FLOP rates of n x n x n products (2 n^3 operations each). ``samples`` is empty where there is no such precision."""
+    """FLOP rates of n x n x n products (2 n^3 operations each). ``samples`` is empty where the device lacks the precision."""
 
     precision: str
     size: int
@@ -76,10 +76,10 @@ def matmul_peaks(
 ) -> list[MatmulPeak]:
     """Measure each size on its own, from the smallest on.
 
-    A size is left out when one product of it would take longer than ``seconds``, as told by the smaller one before it.
+    A size is left out when one product of it would take longer than ``seconds``, judged by the smaller one before it.
     ``slowdown`` makes each timed group longer by this share of its time.
     """
-    reason = _lacks(device, precision)
+    reason = _unsupported(device, precision)
     if reason:
         return [MatmulPeak(precision, max(sizes), (), reason)]
     peaks: list[MatmulPeak] = []
@@ -93,10 +93,12 @@ def matmul_peaks(
             except (RuntimeError, TypeError) as error:
                 if isinstance(error, RunBroken):
                     raise
-                said = " ".join(str(error).split())[:200]
+                message = " ".join(str(error).split())[:200]
                 if not peaks:
                     return [
-                        MatmulPeak(precision, size, (), f"{device.type} multiplies no {precision} matrices: {said}")
+                        MatmulPeak(
+                            precision, size, (), f"{device.type} does not multiply {precision} matrices: {message}"
+                        )
                     ]
                 break  # such as too little memory for the next size
     return peaks
@@ -176,7 +178,7 @@ def _matmul_rates(device: torch.device, dtype: torch.dtype, size: int, seconds: 
     return [2 * size**3 / value for value in times]
 
 
-def _lacks(device: torch.device, precision: str) -> str:
+def _unsupported(device: torch.device, precision: str) -> str:
     """Return why the device has no such precision, '' where it has or only a try can tell."""
     if precision == "tf32":
         if device.type != "cuda" or torch.version.hip:

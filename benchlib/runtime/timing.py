@@ -1,4 +1,7 @@
-"""Where the time of a training step goes, the gradient exchange included. All times are seconds."""
+"""Where the time of a training step goes, the gradient exchange included. All times are seconds.
+
+``hold`` plants a slow-down on purpose: timed work is really made longer, so that a gate can be tested for finding it.
+"""
 
 import itertools
 import time
@@ -43,7 +46,7 @@ class Clock:
 
 
 @dataclass
-class Exchange:
+class GradientExchange:
     """State of ``sum_hook``: when each gradient bucket was ready and when its sum was there.
 
     ``intervals`` holds [launched, done, bytes] per bucket since the last ``take``.
@@ -58,7 +61,7 @@ class Exchange:
         return taken
 
 
-def sum_hook(state: Exchange, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def sum_hook(state: GradientExchange, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """DDP communication hook: add the gradients of all ranks, without dividing by their number.
 
     Each rank's loss is already its share of the global mean, so the sum is the gradient of the global batch whatever
@@ -86,7 +89,7 @@ class StepTimer:
     one rank waits, the others count as theirs.)
     """
 
-    def __init__(self, clock: Clock, exchange: Exchange, slowdown: float = 0.0) -> None:
+    def __init__(self, clock: Clock, exchange: GradientExchange, slowdown: float = 0.0) -> None:
         self.clock = clock
         self.exchange = exchange
         self.slowdown = slowdown
@@ -160,9 +163,6 @@ def union(spans: list[tuple[float, float]]) -> float:
         total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return total
-
-
-# A slow-down that is planted on purpose: timed work is really made longer, so that a gate can be tested for finding it.
 
 
 def hold(seconds: float) -> None:

@@ -3,13 +3,13 @@
     python -m benchlib.runtime.worker RUN_DIR [--benchmark module:function]
     python -m benchlib.runtime.worker --probe
 
-Started by the supervisor, by torchrun, mpirun or SLURM; it reads its place from their environment. ``--benchmark`` runs a
-function of one's own in the frame (events, process group, supervision): ``function(config, run_dir, events)``, where
+Started by the supervisor, by torchrun, mpirun or SLURM; it reads its place from their environment. ``--benchmark`` runs your
+own function in the frame (events, process group, supervision): ``function(config, run_dir, events)``, where
 the config is ``config.json`` as a plain namespace, or validated by the module's ``Config`` class if it has one.
-``--probe`` prints one JSON line of what torch reports about the backends, and which collective libraries are there.
+``--probe`` prints one JSON line of what torch reports about the backends and the collective libraries.
 
-Exit codes: 0 done, 77 the backend is not there, 74 nothing can be written (a full disk), 1 another error. What it was
-is in ``logs/rankK.error.json``.
+Exit codes: 0 done, 77 the backend is not available, 74 nothing can be written (a full disk), 1 another error. The
+error is in ``logs/rankK.error.json``.
 """
 
 import argparse
@@ -44,7 +44,7 @@ KEPT = ("out", "err", "error.json", "stacks")  # what a rank leaves in logs/
 
 
 def _tie_to_parent() -> None:
-    """Die with the supervisor, torchrun's agent or mpirun. Other parents (srun, a shell) look after their children."""
+    """Die with the supervisor, torchrun's agent or mpirun. Other parents (srun, a shell) end their children themselves."""
     if SUPERVISOR_PID in os.environ:
         die_with_parent(int(os.environ[SUPERVISOR_PID]))
     elif "TORCHELASTIC_RUN_ID" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ or "MPI_LOCALRANKID" in os.environ:
@@ -87,16 +87,16 @@ def _install_stacks(path: Path) -> None:
 
 
 def _set_threads(threads: int) -> None:
-    """Tell the numeric libraries their thread count; they read it once, when they are loaded.
+    """Set the thread count of the numeric libraries; they read it once, when they are loaded.
 
-    torchrun sets 1 for everybody, so a value that is already there does not say what the user wants.
+    torchrun sets 1 for every rank, so a value that is already set is not the user's.
     """
     for name in THREAD_VARIABLES:
         os.environ[name] = str(threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true" if threads > 1 else "false")
 
 
-def _named(reference: str) -> tuple[Callable[..., None], Callable[[dict[str, Any]], Any]]:
+def _load(reference: str) -> tuple[Callable[..., None], Callable[[dict[str, Any]], Any]]:
     module_name, _, name = reference.partition(":")
     module = importlib.import_module(module_name)
     config = module.Config.model_validate if hasattr(module, "Config") else lambda values: SimpleNamespace(**values)
@@ -128,7 +128,7 @@ def _run(run_dir: Path, benchmark: str, where: Place, events: EventWriter) -> No
     if where.rank == 0 and values.get("launcher") in ELSEWHERE:
         _describe_machine(run_dir)
     if benchmark:
-        function, read = _named(benchmark)
+        function, read = _load(benchmark)
         config = read(values)
     else:
         from benchlib.config.schema import load_config
@@ -150,7 +150,7 @@ def _report(error: BaseException, run_dir: Path, where: Place, events: EventWrit
         "traceback": text,
         "exit_code": exit_code,
     }
-    with contextlib.suppress(OSError):  # on a full disk the exit code is what is left to tell
+    with contextlib.suppress(OSError):  # on a full disk only the exit code remains
         write_json(run_dir / "logs" / f"rank{where.rank}.error.json", record)
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # torchrun takes the smallest whole second for the cause: an echo of another rank's failure is rounded up.
@@ -168,15 +168,15 @@ def _not_stored(error: OSError) -> bool:
     return isinstance(error, StorageError) or is_storage_error(error)
 
 
-def _worded(error: BaseException, run_dir: Path) -> BaseException:
+def _explained(error: BaseException, run_dir: Path) -> BaseException:
     """Return the bare error of a full or read-only disk as the sentence that says what to do; others as they are."""
     if not isinstance(error, OSError) or isinstance(error, StorageError):
         return error
     if not is_full(error) and error.errno != errno.EROFS:
         return error
-    worded = not_written(error.filename or f"a file of the run {run_dir}", error)
-    worded.__cause__ = error
-    return worded
+    explained = not_written(error.filename or f"a file of the run {run_dir}", error)
+    explained.__cause__ = error
+    return explained
 
 
 def _mark_skipped(run_dir: Path, reason: str) -> None:
@@ -215,11 +215,13 @@ def work(run_dir: Path, benchmark: str = "") -> int:
             _mark_skipped(run_dir, str(error))
         _report(error, run_dir, where, events, EXIT_SKIPPED)
         return EXIT_SKIPPED
-    except BaseException as error:  # not only Exception: torch's CheckpointException and SystemExit are none
+    except (
+        BaseException
+    ) as error:  # not only Exception: torch's CheckpointException and SystemExit are not subclasses of it
         if isinstance(error, SystemExit) and not error.code:
             return 0
         code = EXIT_STORAGE if isinstance(error, OSError) and _not_stored(error) else 1
-        _report(_worded(error, run_dir), run_dir, where, events, code)
+        _report(_explained(error, run_dir), run_dir, where, events, code)
         return code
     events.emit("phase", name="done")
     return 0

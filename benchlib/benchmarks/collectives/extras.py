@@ -190,7 +190,7 @@ def difference(one: Trace, other: Trace) -> float:
 
 def _lacking(name: str) -> str:
     """Return why the library cannot be used on some rank, the same text on all; '' where it can on all of them."""
-    reasons = process_group.all_gather_objects(LIBRARIES[name].lacking())
+    reasons = process_group.all_gather_objects(LIBRARIES[name].unavailable())
     return next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason), "")
 
 

@@ -203,7 +203,7 @@ def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> 
     for number, tensors in enumerate(made.dev(golden, encoders.positions(settings))):
         add(f"dev-{number:02d}", "dev", tensors)
     about = {"cases": [asdict(case) for case in cases], "pad_id": made.pad_id}
-    with checkpoint.told(golden / INPUTS), atomic_path(golden / INPUTS) as path:
+    with checkpoint.naming_storage_errors(golden / INPUTS), atomic_path(golden / INPUTS) as path:
         save_file(arrays, path, metadata={"benchlib": json.dumps(about)})
     return Inputs(golden)
 

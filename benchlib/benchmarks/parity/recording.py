@@ -125,7 +125,7 @@ def write(
         nonfinite |= count_nonfinite(arrays, file.partition(".")[0])
     whole = {"schema_version": 1, "created_at": time.time(), **plain, "nonfinite": nonfinite}
     try:
-        with checkpoint.told(target):
+        with checkpoint.naming_storage_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
             try:

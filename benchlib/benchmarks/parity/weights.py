@@ -119,8 +119,13 @@ def _bert_base(config: ParityConfig, description: str) -> Prepared:
 def save(prepared: Prepared, golden: Path) -> dict[str, Any]:
     """Write weights, config and facts into the golden folder and return the facts."""
     state = _state(prepared.model)
+<<<<<<< HEAD
     stored = golden / WEIGHTS
-    with checkpoint.told(stored), atomic_path(stored) as path:
+    with checkpoint.naming_storage_errors(stored), atomic_path(stored) as path:
+=======
+    stored = golden / "weights.safetensors"
+    with checkpoint.naming_storage_errors(stored), atomic_path(stored) as path:
+>>>>>>> 24a9f4f (Say in plain words what the runtime does; name its tests after its modules)
         save_file(state, path)
     facts = {
         "name": Path(prepared.name).name if Path(prepared.name).exists() else prepared.name,
@@ -129,7 +134,7 @@ def save(prepared: Prepared, golden: Path) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in prepared.model.parameters()),
         "description": prepared.description,
     }
-    with checkpoint.told(golden / "model"):
+    with checkpoint.naming_storage_errors(golden / "model"):
         prepared.model.config.save_pretrained(golden / "model")
     write_json(golden / "model" / "facts.json", facts)
     return facts

@@ -36,7 +36,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.runtime import checkpoint, devices
 from benchlib.runtime.checkpoint import Checkpoint
-from benchlib.runtime.timing import Clock, Exchange, StepTimer, sum_hook
+from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, sum_hook
 from benchlib.workloads import encoders
 from benchlib.workloads.batches import MicroBatch, collate, epoch_batches, prefetched, share, steps_per_epoch
 
@@ -54,7 +54,7 @@ def train(task: Task) -> Trained:
             encoders.speed_up(model)
     # dynamic: every batch has another length. The plain model stays for the evaluation, which would compile it again.
     trained_form = torch.compile(model, dynamic=True) if config.compile else model
-    exchange = Exchange(Clock(world.device))
+    exchange = GradientExchange(Clock(world.device))
     ddp = DistributedDataParallel(
         trained_form,
         device_ids=[world.device] if devices.has_events(world.device) else None,

@@ -33,7 +33,7 @@ from benchlib.benchmarks.squad.steps import (
 from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.runtime import devices
-from benchlib.runtime.timing import Clock, Exchange, StepTimer
+from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
 from benchlib.workloads.batches import MicroBatch, padded_length, steps_per_epoch
 from benchlib.workloads.squad_text import Example
 
@@ -150,7 +150,7 @@ class Recorder(transformers.TrainerCallback):
         self.began = Moment.now()
         self.train_s = 0.0
         clock = Clock(task.world.device)
-        self._timer = StepTimer(clock, Exchange(clock), task.config.planted_slowdown)
+        self._timer = StepTimer(clock, GradientExchange(clock), task.config.planted_slowdown)
         self._clear()
 
     def _clear(self) -> None:

@@ -41,15 +41,15 @@ def test_the_last_two_are_kept_and_the_newest_is_read(folder: Path) -> None:
         ),
         (lambda path: (path / "rng.safetensors").unlink(), "is missing"),
         (lambda path: (path / "state.json").write_text('{"step": 99}'), "bytes, not"),
-        (lambda path: (path / "manifest.json").unlink(), "missing or cut"),
-        (lambda path: (path / "manifest.json").write_text('{"step": 12, "fil'), "missing or cut"),
-        (lambda path: (path / "manifest.json").write_text('{"step": 12, "files": []}'), "missing or cut"),
+        (lambda path: (path / "manifest.json").unlink(), "missing or truncated"),
+        (lambda path: (path / "manifest.json").write_text('{"step": 12, "fil'), "missing or truncated"),
+        (lambda path: (path / "manifest.json").write_text('{"step": 12, "files": []}'), "missing or truncated"),
         (
             lambda path: (path / "manifest.json").write_text('{"step": 12, "files": {"state.json": 3}}'),
-            "missing or cut",
+            "missing or truncated",
         ),
-        (lambda path: (path / "manifest.json").write_text('{"step": 12, "files": {}}'), "is not one of benchlib"),
-        (lambda path: _list(path, "../../secret"), "is not one of benchlib"),
+        (lambda path: (path / "manifest.json").write_text('{"step": 12, "files": {}}'), "was not written by benchlib"),
+        (lambda path: _list(path, "../../secret"), "was not written by benchlib"),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over(folder: Path, fault, reason: str) -> None:

@@ -162,7 +162,9 @@ def test_sizes_become_what_the_operation_can_do(operation, dtype, size, ranks, e
 
 def test_a_tensor_that_is_not_contiguous_is_refused():
     strided = torch.zeros(8)[::2]
-    with pytest.raises(ValueError, match=r"input with shape .* is not contiguous, and a library may silently corrupt it"):
+    with pytest.raises(
+        ValueError, match=r"input with shape .* is not contiguous, and a library may silently corrupt it"
+    ):
         OPS["all_reduce"].start(strided, strided, "sum", Place(0, 1, CPU), False)
 
 

@@ -39,16 +39,20 @@ def test_what_torch_lacks_is_told():
 
 def test_steps_to_get_mpi(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "mpi4py is not installed: pip install -e '.[mpi]'" in LIBRARIES["mpi"].lacking()
+    assert "mpi4py is not installed: pip install -e '.[mpi]'" in LIBRARIES["mpi"].unavailable()
     monkeypatch.undo()
     if LIBRARIES["mpi"].missing():
         pytest.skip(LIBRARIES["mpi"].missing())
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert LIBRARIES["mpi"].lacking().endswith("set launcher=mpirun (or launcher=slurm, with an srun that speaks PMIx)")
+    assert (
+        LIBRARIES["mpi"]
+        .unavailable()
+        .endswith("set launcher=mpirun (or launcher=slurm, with an srun that speaks PMIx)")
+    )
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no mpirun on PATH" in LIBRARIES["mpi"].lacking()
+    assert "no mpirun on PATH" in LIBRARIES["mpi"].unavailable()
 
 
 @pytest.mark.skipif(torch.distributed.is_ucc_available(), reason="this torch has UCC")

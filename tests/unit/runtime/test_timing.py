@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchlib.runtime import peaks
-from benchlib.runtime.timing import Clock, Exchange, StepTimer, hold
+from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, hold
 
 pytestmark = pytest.mark.alone
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def step_of(slowdown, work_s, waited_s):
 
 def one_step(slowdown, work_s, waited_s):
     clock = Clock(CPU)
-    exchange = Exchange(clock)
+    exchange = GradientExchange(clock)
     timer = StepTimer(clock, exchange, slowdown)
     timer.begin()
     hold(work_s)
@@ -47,7 +47,7 @@ def test_waiting_for_a_slowed_rank_is_not_slowed_again():
 
 
 def test_without_phases_the_least_step_is_slowed():
-    timer = StepTimer(Clock(CPU), Exchange(Clock(CPU)), 1.0)
+    timer = StepTimer(Clock(CPU), GradientExchange(Clock(CPU)), 1.0)
     timer.begin()
     for work_s in 5 * (0.01, 0.03):
         hold(work_s)
