@@ -119,13 +119,8 @@ def _bert_base(config: ParityConfig, description: str) -> Prepared:
 def save(prepared: Prepared, golden: Path) -> dict[str, Any]:
     """Write weights, config and facts into the golden folder and return the facts."""
     state = _state(prepared.model)
-<<<<<<< HEAD
     stored = golden / WEIGHTS
     with checkpoint.naming_storage_errors(stored), atomic_path(stored) as path:
-=======
-    stored = golden / "weights.safetensors"
-    with checkpoint.naming_storage_errors(stored), atomic_path(stored) as path:
->>>>>>> 24a9f4f (Say in plain words what the runtime does; name its tests after its modules)
         save_file(state, path)
     facts = {
         "name": Path(prepared.name).name if Path(prepared.name).exists() else prepared.name,
