@@ -1,7 +1,7 @@
 """`benchlib calibrate`: run a benchmark unchanged and slowed down on purpose, and see what the gate makes of it.
 
-The runs take turns, so that a change of the machine's mood hits all kinds of them. They have no notebook: what is measured
-is the worker's. They stay in ``<out>/calibrations/<benchmark>-<tier>-<time>/`` and a cut calibration goes on from there.
+The runs take turns, so that a drift of the machine affects all kinds alike. They have no notebook: what is measured
+is the worker's. They stay in ``<out>/calibrations/<benchmark>-<tier>-<time>/`` and an interrupted calibration resumes there.
 """
 
 import time
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.core import terminal
 from benchlib.core.errors import UserError
-from benchlib.core.files import outputs, read_json, write_json
+from benchlib.core.files import outputs, read_model, write_json
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import Calibration, calibrate_metric, save_calibration
@@ -32,7 +32,7 @@ REQUEST = "request.json"
 
 
 class Interrupted(UserError):
-    """The user stopped the calibration; what it measured is kept."""
+    """The user stopped the calibration; its runs are kept."""
 
 
 class Request(BaseModel):
@@ -61,15 +61,12 @@ def request(asked: Mapping[str, Any], resume: Path | None) -> Request:
         return Request(**given)
     path = resume / REQUEST
     if not path.is_file():
-        raise UserError(f"--resume {resume}: no calibration was begun there; they are below outputs/calibrations")
-    try:
-        kept = Request.model_validate(read_json(path))
-    except ValidationError as error:
-        raise UserError(f"{path}: not the request of a calibration ({error.errors()[0]['msg']})") from None
+        raise UserError(f"--resume {resume}: no calibration was started there; they are below outputs/calibrations")
+    kept = read_model(path, Request, "the request of a calibration")
     for name in ("target", "tier", "backend", "overrides"):
         if name in given and given[name] != getattr(kept, name):
             raise UserError(
-                f"--resume {resume}: that calibration has {name} = {getattr(kept, name)}, not {given[name]}: leave it away"
+                f"--resume {resume}: that calibration has {name} = {getattr(kept, name)}, not {given[name]}: leave it out"
             )
     return kept.model_copy(update=given)
 
@@ -91,12 +88,12 @@ def calibrate(asked: Request, out: Path | None, resume: Path | None = None) -> C
     }
     name = f"{asked.target}-{asked.tier}-{time.strftime('%Y%m%d-%H%M%S')}"
     store = resume or (out or outputs()) / "calibrations" / name
-    found = _stored(store, base, asked.planted)
+    runs = _stored(store, base, asked.planted)
     write_json(store / REQUEST, asked.model_dump(mode="json"))
-    schedule = _schedule(asked.runs, dict.fromkeys(asked.planted, asked.planted_runs), found)
+    schedule = _schedule(asked.runs, dict.fromkeys(asked.planted, asked.planted_runs), runs)
     if schedule:
-        _run_all(store, base, slowed, schedule, found)
-    calibration = _judge(base, found)
+        _run_all(store, base, slowed, schedule, runs)
+    calibration = _judge(base, runs)
     key = fingerprint_key(calibration.fingerprint)
     path = save_calibration(baselines.folder(), calibration, key)
     show(calibration)
@@ -107,45 +104,45 @@ def calibrate(asked: Request, out: Path | None, resume: Path | None = None) -> C
 def shares(text: str) -> list[float]:
     """Read the planted slow-downs of a command line: shares above 0, separated by commas; none of an empty text."""
     try:
-        found = sorted({float(part) for part in text.split(",") if part.strip()})
+        planted = sorted({float(part) for part in text.split(",") if part.strip()})
     except ValueError:
         raise UserError(f"--planted {text!r}: expected shares such as 0.15,0.35") from None
-    wrong = [share for share in found if not 0 < share <= MOST_SHARE]
+    wrong = [share for share in planted if not 0 < share <= MOST_SHARE]
     if wrong:
         raise UserError(
             f"--planted {wrong[0]:g}: a share lies above 0 and is at most {MOST_SHARE:g}; 0.15 is 15 % slower"
         )
-    return found
+    return planted
 
 
-Found = dict[float, list[Run]]
+Runs = dict[float, list[Run]]  # by the share by which they were slowed down; 0 are the unchanged ones
 
 
-def _stored(store: Path, base: Plan, shares: list[float]) -> Found:
-    """Return the whole runs of a calibration that was cut, by planted share; 0 are the unchanged ones."""
-    found: Found = {share: [] for share in (0.0, *shares)}
+def _stored(store: Path, base: Plan, shares: list[float]) -> Runs:
+    """Return the complete runs of an interrupted calibration, by planted share; 0 are the unchanged ones."""
+    runs: Runs = {share: [] for share in (0.0, *shares)}
     for path in sorted(store.glob("*-*/*/config.json")):
         run = Run(path.parent)
         if run.config.benchmark != base.config.benchmark or run.config.work() != base.config.work():
             differing = [name for name, value in base.config.work().items() if run.config.work().get(name) != value]
             raise UserError(
-                f"{run.path} has another config than this calibration ({', '.join(differing) or 'benchmark'}): calibrate anew"
+                f"{run.path} has another config than this calibration ({', '.join(differing) or 'benchmark'}): start a new calibration"
             )
-        if run.config.planted_slowdown in found and run.result is not None and run.result.status == "complete":
-            found[run.config.planted_slowdown].append(run)
-    return found
+        if run.config.planted_slowdown in runs and run.result is not None and run.result.status == "complete":
+            runs[run.config.planted_slowdown].append(run)
+    return runs
 
 
-def _schedule(runs: int, planted: dict[float, int], found: Found) -> list[float]:
+def _schedule(count: int, planted: dict[float, int], done: Runs) -> list[float]:
     """Return the shares of the runs that are missing, evenly mixed."""
-    left = {0.0: runs, **planted}
-    left = {share: count - len(found[share]) for share, count in left.items()}
+    wanted = {0.0: count, **planted}
+    left = {share: number - len(done[share]) for share, number in wanted.items()}
     # Each kind's runs lie at the middles of equal parts of the whole time.
-    places = [((place + 0.5) / count, share) for share, count in left.items() for place in range(max(0, count))]
+    places = [((place + 0.5) / number, share) for share, number in left.items() for place in range(number)]
     return [share for _, share in sorted(places)]
 
 
-def _run_all(store: Path, base: Plan, slowed: dict[float, Plan], schedule: list[float], found: Found) -> None:
+def _run_all(store: Path, base: Plan, slowed: dict[float, Plan], schedule: list[float], runs: Runs) -> None:
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn(),
         console=console,
@@ -167,19 +164,19 @@ def _run_all(store: Path, base: Plan, slowed: dict[float, Plan], schedule: list[
                 raise UserError(
                     f"{run_dir}: {str(error).strip().splitlines()[-1]}\nThe runs so far are kept: go on with `benchlib calibrate --resume {store}`"
                 ) from error
-            found[share].append(run)
+            runs[share].append(run)
             if not console.is_terminal:
                 kind = f"slowed by {share:.0%}" if share else "unchanged"
                 console.print(f"  {kind}: {escape(run_dir.name)}")
             bar.advance(task)
 
 
-def _judge(base: Plan, found: Found) -> Calibration:
-    first = found[0.0][0]
+def _judge(base: Plan, runs: Runs) -> Calibration:
+    first = runs[0.0][0]
     limits = BENCHMARKS[base.config.benchmark].limits(first)
-    records = {share: [RunRecord.of(run, limits) for run in runs] for share, runs in found.items()}
+    records = {share: [RunRecord.of(run, limits) for run in members] for share, members in runs.items()}
     factors = baselines.run_fingerprint(first)
-    for run in found[0.0][1:]:
+    for run in runs[0.0][1:]:
         other = baselines.differences(baselines.run_fingerprint(run), factors)
         if other:
             raise UserError(

@@ -16,11 +16,14 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from benchlib.core.errors import StorageError, UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
+Model = TypeVar("Model", bound=BaseModel)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What stands in the way of writing whatever the file's name is; other errors of a writer may be about other files.
 _STORAGE = (*_FULL, errno.EROFS, errno.EIO, errno.EFBIG)
@@ -220,6 +223,18 @@ def read_object(path: Path | str, required: Mapping[str, type], known_schema: in
             state = "is missing" if name not in value else f"is {_JSON_NAMES.get(type(value[name]), 'a number')}"
             raise UserError(f"{path}: not a file of benchlib, or cut: {name} {state}, expected {_JSON_NAMES[kind]}")
     return value
+
+
+def read_model(path: Path | str, model: type[Model], what: str, known_schema: int = 1) -> Model:
+    """Read a JSON file into a pydantic model; ``UserError`` where it is cut, foreign or of a later schema."""
+    value = read_json(path)
+    check_schema(path, value, known_schema)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: not {what} ({where + ': ' if where else ''}{first['msg']})") from None
 
 
 def check_schema(path: Path | str, value: Any, known: int) -> None:

@@ -7,13 +7,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import check_schema, home, read_json, write_json
+from benchlib.core.files import home, read_model, write_json
 from benchlib.judge.calibration import Calibration, load_calibration
 from benchlib.judge.checks import Check
-from benchlib.judge.regression import RegressionLimit, RunRecord, Side, open_checks, regression_check, repeats, side_of
+from benchlib.judge.regression import (
+    RegressionLimit,
+    RunRecord,
+    Side,
+    baseline_check,
+    open_checks,
+    regression_check,
+    repeats,
+    side_of,
+)
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Run, fingerprint, fingerprint_key
 
@@ -77,13 +86,7 @@ def folder() -> Path:
 
 def load_baseline(path: Path) -> Baseline:
     """Read a baseline file; ``UserError`` where it is cut or foreign."""
-    content = read_json(path)
-    check_schema(path, content, SCHEMA)
-    try:
-        return Baseline.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{path}: not a baseline ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
+    return read_model(path, Baseline, "a baseline", SCHEMA)
 
 
 def stored(root: Path | None = None, benchmark: str = "*", tier: str = "*") -> list[tuple[Path, Baseline]]:
@@ -112,13 +115,13 @@ def find(run: Run, root: Path | None = None) -> Comparison:
         measured = load_calibration(root or folder(), run.config.benchmark, run.config.tier, fingerprint_key(here))
     except UserError as error:
         damaged = str(error)
-    known = [baseline for _, baseline in stored(root, run.config.benchmark, run.config.tier)]
-    if not known:
+    candidates = [
+        (differences(here, baseline.fingerprint), baseline)
+        for _, baseline in stored(root, run.config.benchmark, run.config.tier)
+    ]
+    if not candidates:
         return Comparison(status="NO_BASELINE", calibration=measured, damaged=damaged)
-    ranked = sorted(
-        ((differences(here, baseline.fingerprint), baseline) for baseline in known), key=lambda pair: len(pair[0])
-    )
-    factors, nearest = ranked[0]
+    factors, nearest = min(candidates, key=lambda pair: len(pair[0]))
     if factors:
         return Comparison(status="NOT_COMPARABLE", factors=factors, calibration=measured, damaged=damaged)
     return Comparison(status="found", baseline=nearest, calibration=measured, damaged=damaged)
@@ -157,27 +160,16 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
         new, old = side_of(together, limit.metric), side_of(others, limit.metric)
         if all(side is None or side.metric.provenance == "not_available" for side in (new, old)):
             continue
-        if new is None or old is None:
-            checks.append(_one_sided(limit, new, old))
-        else:
-            known = comparison.calibration.spread(limit.metric) if comparison.calibration else None
-            checks.append(regression_check(limit, new, old, known))
+        if old is None and new is not None:
+            reason = f"only this run has it ({new.metric.text})"
+            checks.append(baseline_check(new.metric, status="NOT_COMPARABLE", reason=reason, value=new.metric.value))
+        elif new is None and old is not None:
+            reason = f"only the baseline has it ({old.metric.text})"
+            checks.append(baseline_check(old.metric, status="NOT_COMPARABLE", reason=reason))
+        elif new is not None and old is not None:
+            spread = comparison.calibration.spread(limit.metric) if comparison.calibration else None
+            checks.append(regression_check(limit, new, old, spread))
     return checks
-
-
-def _one_sided(limit: RegressionLimit, new: Side | None, old: Side | None) -> Check:
-    side = new or old
-    assert side is not None
-    return Check(
-        name=f"{limit.metric} vs baseline",
-        kind="regression",
-        question=f"Is {limit.metric} no worse than in the accepted run?",
-        status="NOT_COMPARABLE",
-        reason=f"only {'the baseline' if new is None else 'this run'} has it ({side.metric.text})",
-        value=new.metric.value if new else None,
-        unit=side.metric.unit,
-        source="baseline",
-    )
 
 
 def accept(
@@ -191,14 +183,14 @@ def accept(
 ) -> Path:
     """Make runs of one kind the baseline of their fingerprint, or with ``add`` more runs of it, and return the file.
 
-    All or none are accepted. Raises ``UserError`` for a run that is not whole, did not pass or was slowed down on purpose
+    All or none are accepted. Raises ``UserError`` for an incomplete run, did not pass or was slowed down on purpose
     (``require_acceptable``, by the stored verdict), for runs of different kinds and a run that is given twice, for an empty
     reason, with ``add`` where there is no baseline to add to, and with ``if_improved`` where a metric with a limit is worse
     than in the baseline it would replace, so that gates never loosen.
     """
     chosen = [runs] if isinstance(runs, Run) else list(runs)
     if add and if_improved:
-        raise UserError("--add keeps the baseline and --if-improved replaces it: give one of both")
+        raise UserError("--add keeps the baseline and --if-improved replaces it: choose one")
     if not reason.strip():
         raise UserError("a baseline needs --reason: say why this run is the new normal")
     first, limits = chosen[0], list(limits)
@@ -219,7 +211,7 @@ def accept(
         kept = [*kept, _new(record, kept)]
     if len(kept) > MOST_RUNS:
         raise UserError(
-            f"a baseline holds {MOST_RUNS} runs at most, these would be {len(kept)}: accept fewer, or without --add"
+            f"a baseline holds {MOST_RUNS} runs at most, these would be {len(kept)}: accept fewer, or leave out --add"
         )
     baseline = Baseline(
         benchmark=first.config.benchmark, tier=first.config.tier, fingerprint=run_fingerprint(first), runs=kept
@@ -236,31 +228,31 @@ def _require_no_loss(record: RunRecord, current: Baseline, limits: Iterable[Regr
 
 
 def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
-    """Raise ``UserError`` for a run that is not whole, did not pass or was slowed down on purpose.
+    """Raise ``UserError`` for an incomplete run, did not pass or was slowed down on purpose.
 
     ``verdict`` counts instead of the stored one, which may be older than what is in the folder.
     """
     result, verdict = run.result, verdict or run.verdict
     if result is None or result.status != "complete" or verdict is None or verdict["broken"]:
         why = verdict["sentence"] if verdict else "it was never judged"
-        raise UserError(f"{run.path} is no whole run and cannot be accepted: {why}")
+        raise UserError(f"{run.path} is not a complete run and cannot be accepted: {why}")
     if count := restarts(run):
         raise UserError(
-            f"{run.path} was started again {count} time{'s' * (count != 1)} after failures: its speed is that of a part of it; run it again undisturbed"
+            f"{run.path} was started again {count} time{'s' * (count != 1)} after failures: its times hold only a part of the run; run it again"
         )
     if run.config.planted_slowdown:
         raise UserError(f"{run.path} was slowed down on purpose (planted_slowdown) and cannot be accepted")
     if verdict["verdict"] in ("FAIL", "SKIPPED"):
         others = [check["name"] for check in verdict["checks"] if check["gates"] and check["status"] == "FAIL"]
         raise UserError(
-            f"{run.path} did not pass ({verdict['verdict']}: {', '.join(others) or verdict['sentence']}): mend it, or delete the baseline that no longer holds and run again"
+            f"{run.path} did not pass ({verdict['verdict']}: {', '.join(others) or verdict['sentence']}): fix it, or delete the outdated baseline and run again"
         )
 
 
 def restarts(run: Run) -> int:
     """Return how often the ranks of a run were started again after a failure, on whichever node."""
-    told = (run.status or {}).get("restarts"), run.result.facts.get("restarts") if run.result else None
-    return max((count for count in told if isinstance(count, int)), default=0)
+    counts = (run.status or {}).get("restarts"), run.result.facts.get("restarts") if run.result else None
+    return max((count for count in counts if isinstance(count, int)), default=0)
 
 
 def _kept(comparison: Comparison, run: Run) -> list[RunRecord]:

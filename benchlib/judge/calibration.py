@@ -1,22 +1,22 @@
-"""What the regression gate can tell: its false alarms and the smallest loss that it finds, by simulation.
+"""What the regression gate can tell: the spread between unchanged runs, its false alarms, the smallest loss it finds.
 
-The comparisons that are simulated are judged by the gate itself (``benchlib.judge.regression``), one number a run. A run's
-number is drawn around the true one with the standard deviation s between unchanged runs, on the scale of the gate: the
-logarithm for limits that are shares, the metric's unit for limits that are amounts.
+`benchlib calibrate` measures it with real runs; they are stored under ``baselines/calibrations/<benchmark>/<tier>/<key>.json``,
+by the fingerprint that baselines have too. Rare events are simulated: the comparisons are judged by the gate itself
+(``benchlib.judge.regression``), one number per run, drawn around the true one with the standard deviation s between unchanged
+runs, on the scale of the gate: the logarithm for limits that are shares, the metric's unit for limits that are amounts.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from benchlib.core.errors import UserError
-from benchlib.core.files import check_schema, read_json, write_json
+from benchlib.core.files import read_model, write_json
 from benchlib.core.text import band_text, day, quantity
 from benchlib.judge.change import Kind, Spread, change, pooled
 from benchlib.judge.regression import (
@@ -33,89 +33,13 @@ from benchlib.judge.regression import (
 )
 from benchlib.results.metrics import Direction
 
+SCHEMA: Final = 1
+TIMED = ("s", "ms", "us", "Gbps")  # units that a slow-down changes, beside all rates
+LEAST_RUNS = 3  # unchanged runs that a spread can be estimated from
 POWER = 0.99
 COMPARISONS = 10_000
 Noise = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 _LEVEL = 100.0  # of the simulated metric; for differences its size has no influence
-
-
-@dataclass(frozen=True)
-class Setup:
-    """A gate to look at: the limit, the runs on both sides, and the spread a calibration of ``known_dof`` would know."""
-
-    limit: RegressionLimit
-    direction: Direction = "higher"
-    old_runs: int = 1
-    new_runs: int = 1
-    known_dof: int = 0
-
-    @property
-    def kind(self) -> Kind:
-        """The scale of the gate."""
-        return "difference" if self.limit.amount is not None else "ratio"
-
-
-@dataclass(frozen=True)
-class Power:
-    """Of simulated A/A comparisons: the shares that fail and that stay undecided, and the smallest loss found.
-
-    ``effect`` is the loss that 99 % of the comparisons call a regression: a share of the baseline for ratios (a throughput
-    lower by it, a time higher by it), an amount for differences.
-    """
-
-    comparisons: int
-    false_alarms: float
-    ambiguous: float
-    effect: float
-
-
-def gaussian(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw standard normal noise."""
-    return generator.standard_normal(shape)
-
-
-def simulate(setup: Setup, s: float, comparisons: int = COMPARISONS, noise: Noise = gaussian, seed: int = 0) -> Power:
-    """Judge ``comparisons`` pairs of unchanged sides whose runs scatter with standard deviation s.
-
-    A loss shifts the new side and leaves its scatter as it is, so each comparison has one loss from which on it fails; the
-    99 % quantile of these is the effect. Exact for one number a run.
-    """
-    generator = np.random.default_rng(seed)
-    draws = s * noise(generator, (comparisons, setup.old_runs + setup.new_runs))
-    known = _known(setup, s, comparisons, generator)
-    alarms = ambiguous = 0
-    critical = np.empty(comparisons)
-    for index, draw in enumerate(draws):
-        values = _LEVEL * np.exp(draw) if setup.kind == "ratio" else _LEVEL + draw
-        old, new = ([[value] for value in side] for side in (values[: setup.old_runs], values[setup.old_runs :]))
-        found = change(new, old, kind=setup.kind, known=known[index])
-        level = float(np.mean(values[: setup.old_runs]))
-        bound = threshold(setup.limit, setup.kind, setup.direction, level, found.band).bound
-        status = status_of(found, bound, setup.direction)
-        alarms, ambiguous = alarms + (status == "FAIL"), ambiguous + (status == "AMBIGUOUS")
-        critical[index] = allowed_loss(bound, setup.kind, setup.direction) - loss(found, setup.direction)[0]
-    effect = float(np.quantile(critical, POWER))
-    if setup.kind == "ratio":
-        effect = -math.expm1(-effect) if setup.direction == "higher" else math.expm1(effect)
-    return Power(comparisons, alarms / comparisons, ambiguous / comparisons, effect)
-
-
-def _known(setup: Setup, s: float, comparisons: int, generator: np.random.Generator) -> list[Spread | None]:
-    """Draw what calibrations of ``known_dof`` would have measured of the true spread: s * sqrt(chi² / dof)."""
-    if not setup.known_dof:
-        return [None] * comparisons
-    scale = np.sqrt(generator.chisquare(setup.known_dof, comparisons) / setup.known_dof)
-    return [Spread(float(s * value), setup.known_dof) for value in scale]
-
-
-# What `benchlib calibrate` measured of the gate: the spread between unchanged runs, false alarms, the smallest loss found.
-#
-# Stored under ``baselines/calibrations/<benchmark>/<tier>/<key>.json``, by the fingerprint that baselines have too.
-
-
-SCHEMA: Final = 1
-TIMED = ("s", "ms", "us", "Gbps")  # units that a slow-down changes, beside all rates
-LEAST_RUNS = 3  # unchanged runs that a spread can be told from
 
 
 class Counted(BaseModel):
@@ -200,11 +124,11 @@ class Calibration(BaseModel):
 
     def spread(self, metric: str) -> Spread | None:
         """Return the spread between unchanged runs of a metric, on its gate's scale; None where it was not measured."""
-        found = next((item for item in self.metrics if item.metric == metric), None)
-        return Spread(found.spread, len(found.values) - 1) if found else None
+        item = next((item for item in self.metrics if item.metric == metric), None)
+        return Spread(item.spread, len(item.values) - 1) if item else None
 
     def sentence(self) -> str:
-        """Say what the gate can be trusted with."""
+        """Return what the gate can be trusted with, as a sentence."""
         alarms = sum(item.left_out.fail for item in self.metrics)
         comparisons = sum(item.left_out.comparisons for item in self.metrics)
         effects = sorted(item.effect for item in self.metrics if item.kind == "ratio" and is_timed(item.unit))
@@ -216,7 +140,7 @@ class Calibration(BaseModel):
         )
 
     def method(self) -> str:
-        """Say how the figures were made."""
+        """Return how the figures were made."""
         return (
             f"False alarms: each of the {self.runs} unchanged runs against all others, with the upper end of the exact 95 % interval; "
             "of one run: each against each other one, as with a baseline of a single run and no calibration. "
@@ -225,7 +149,7 @@ class Calibration(BaseModel):
         )
 
     def rows(self) -> list[dict[str, str]]:
-        """Return one row a metric for readers."""
+        """Return one row per metric for readers."""
         return [
             {
                 "metric": item.metric,
@@ -268,7 +192,7 @@ def calibrate_metric(
     assert spread is not None
     setup = Setup(limit, metric.direction, old_runs=1, known_dof=spread.dof)
     # A metric whose runs are all equal has nothing to simulate: the gate fails from its own limit on.
-    power = simulate(setup, spread.s) if setup.kind == kind else simulate(_as_amount(setup, medians), spread.s)
+    power = simulate(setup if setup.kind == kind else setup.as_amount(float(medians.mean())), spread.s)
     return MetricCalibration(
         metric=limit.metric,
         unit=metric.unit,
@@ -288,20 +212,13 @@ def calibrate_metric(
     )
 
 
-def _as_amount(setup: Setup, medians: np.ndarray) -> Setup:
-    """Return the setup of a share that is judged as an amount, because the metric is near or below zero."""
-    amount = (setup.limit.share or 0.0) * abs(float(medians.mean()))
-    limit = RegressionLimit(metric=setup.limit.metric, amount=amount)
-    return Setup(limit, setup.direction, setup.old_runs, setup.new_runs, setup.known_dof)
-
-
 def _together(sides: Sequence[Side]) -> Side:
     return Side(sides[-1].metric, tuple(run for side in sides for run in side.runs))
 
 
 def _count(limit: RegressionLimit, pairs: Sequence[tuple[Side, Sequence[Side]]]) -> Counted:
-    found = [regression_check(limit, new, _together(old)).status for new, old in pairs]
-    return Counted(comparisons=len(found), fail=found.count("FAIL"), ambiguous=found.count("AMBIGUOUS"))
+    statuses = [regression_check(limit, new, _together(old)).status for new, old in pairs]
+    return Counted(comparisons=len(statuses), fail=statuses.count("FAIL"), ambiguous=statuses.count("AMBIGUOUS"))
 
 
 def _planted(
@@ -319,6 +236,80 @@ def _planted(
     )
 
 
+@dataclass(frozen=True)
+class Setup:
+    """A gate to look at: the limit, the runs on both sides, and the spread a calibration of ``known_dof`` would know."""
+
+    limit: RegressionLimit
+    direction: Direction = "higher"
+    old_runs: int = 1
+    new_runs: int = 1
+    known_dof: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        """The scale of the gate."""
+        return "difference" if self.limit.amount is not None else "ratio"
+
+    def as_amount(self, level: float) -> "Setup":
+        """Return the setup of a share that is judged as an amount, because the metric is near or below zero."""
+        amount = (self.limit.share or 0.0) * abs(level)
+        return replace(self, limit=RegressionLimit(metric=self.limit.metric, amount=amount))
+
+
+@dataclass(frozen=True)
+class Power:
+    """Of simulated A/A comparisons: the shares that fail and that stay undecided, and the smallest loss found.
+
+    ``effect`` is the loss that 99 % of the comparisons call a regression: a share of the baseline for ratios (a throughput
+    lower by it, a time higher by it), an amount for differences.
+    """
+
+    comparisons: int
+    false_alarms: float
+    ambiguous: float
+    effect: float
+
+
+def gaussian(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw standard normal noise."""
+    return generator.standard_normal(shape)
+
+
+def simulate(setup: Setup, s: float, comparisons: int = COMPARISONS, noise: Noise = gaussian, seed: int = 0) -> Power:
+    """Judge ``comparisons`` pairs of unchanged sides whose runs scatter with standard deviation s.
+
+    A loss shifts the new side and leaves its scatter as it is, so each comparison has one loss from which on it fails; the
+    99 % quantile of these is the effect. Exact for one number per run.
+    """
+    generator = np.random.default_rng(seed)
+    draws = s * noise(generator, (comparisons, setup.old_runs + setup.new_runs))
+    spreads = _calibrated(setup, s, comparisons, generator)
+    alarms = ambiguous = 0
+    critical = np.empty(comparisons)
+    for index, draw in enumerate(draws):
+        values = _LEVEL * np.exp(draw) if setup.kind == "ratio" else _LEVEL + draw
+        old, new = ([[value] for value in side] for side in (values[: setup.old_runs], values[setup.old_runs :]))
+        result = change(new, old, kind=setup.kind, known=spreads[index])
+        level = float(np.mean(values[: setup.old_runs]))
+        bound = threshold(setup.limit, setup.kind, setup.direction, level, result.band).bound
+        status = status_of(result, bound, setup.direction)
+        alarms, ambiguous = alarms + (status == "FAIL"), ambiguous + (status == "AMBIGUOUS")
+        critical[index] = allowed_loss(bound, setup.kind, setup.direction) - loss(result, setup.direction)[0]
+    effect = float(np.quantile(critical, POWER))
+    if setup.kind == "ratio":
+        effect = -math.expm1(-effect) if setup.direction == "higher" else math.expm1(effect)
+    return Power(comparisons, alarms / comparisons, ambiguous / comparisons, effect)
+
+
+def _calibrated(setup: Setup, s: float, comparisons: int, generator: np.random.Generator) -> list[Spread | None]:
+    """Draw what calibrations of ``known_dof`` would have measured of the true spread: s * sqrt(chi² / dof)."""
+    if not setup.known_dof:
+        return [None] * comparisons
+    scale = np.sqrt(generator.chisquare(setup.known_dof, comparisons) / setup.known_dof)
+    return [Spread(float(s * value), setup.known_dof) for value in scale]
+
+
 def path_of(root: Path, benchmark: str, tier: str, key: str) -> Path:
     """Return where the calibration of a fingerprint key is, below the folder of the baselines."""
     return root / "calibrations" / benchmark / tier / f"{key}.json"
@@ -329,15 +320,7 @@ def load_calibration(root: Path, benchmark: str, tier: str, key: str) -> Calibra
     path = path_of(root, benchmark, tier, key)
     if not path.exists():
         return None
-    content = read_json(path)
-    check_schema(path, content, SCHEMA)
-    try:
-        return Calibration.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(
-            f"{path}: not a calibration ({'.'.join(map(str, first['loc']))}: {first['msg']}); delete it and calibrate again"
-        ) from None
+    return read_model(path, Calibration, "a calibration (delete it and calibrate again)", SCHEMA)
 
 
 def save_calibration(root: Path, calibration: Calibration, key: str) -> Path:

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
-from benchlib.core.errors import UserError
-from benchlib.core.files import read_json, write_json
+from benchlib.core.files import read_model, write_json
 from benchlib.core.text import band_text, quantity
 from benchlib.judge.change import Change, Kind, Spread, change
 from benchlib.judge.checks import Check, Status
 from benchlib.results.metrics import Direction, Metric
 from benchlib.results.run import Result, Run
 
+KEPT_SAMPLES = 200
+REPEATS = "repeats.json"
 _EDGE = 1e-9  # of what is compared: 0.9 - 0.8 misses 0.1 by rounding, and a boundary value passes
 
 
@@ -55,8 +56,8 @@ class Side:
     @classmethod
     def of(cls, metric: Metric, samples: Iterable[float] = ()) -> "Side":
         """Make the side of one run; a run without stored samples counts with its value."""
-        found = tuple(samples) or ((metric.value,) if metric.value is not None else ())
-        return cls(metric, (found,) if found else ())
+        values = tuple(samples) or ((metric.value,) if metric.value is not None else ())
+        return cls(metric, (values,) if values else ())
 
     def value(self, kind: Kind) -> float:
         """Return the (geometric, for ratios) mean of the runs' medians."""
@@ -68,182 +69,6 @@ class Side:
         if len(self.runs) == 1:
             return self.metric.text
         return f"{quantity(self.value(kind), self.metric.unit)} ({len(self.runs)} runs)"
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """How much worse counts: the larger of the metric's own limit and the A/A band that was measured.
-
-    ``bound`` is a ratio or an amount on the worse side, in the metric's direction.
-    """
-
-    bound: float
-    own: float
-    band_decides: bool
-
-
-def kind_of(limit: RegressionLimit, *values: float) -> Kind:
-    """Return the scale to compare on: ratios, but differences for points and for values near or below zero."""
-    return "difference" if limit.amount is not None or min(values) <= 0 else "ratio"
-
-
-def threshold(limit: RegressionLimit, kind: Kind, direction: Direction, old: float, band: float) -> Threshold:
-    """Return what a change has to exceed to be a regression. ``old`` is the baseline's value, ``band`` the A/A band."""
-    if kind == "difference":
-        own = limit.amount if limit.amount is not None else (limit.share or 0.0) * abs(old)
-        return Threshold(max(own, band), own, band > own)
-    share = limit.share or 0.0
-    own, noise = (1 - share, 1 / (1 + band)) if direction == "higher" else (1 + share, 1 + band)
-    worse = min(own, noise) if direction == "higher" else max(own, noise)
-    return Threshold(worse, own, worse != own)
-
-
-def loss(found: Change, direction: Direction) -> tuple[float, float]:
-    """Return the loss at the better and at the worse end of the interval, on a scale on which more is worse.
-
-    The scale is the logarithm for ratios, the metric's unit for differences. Directions other than ``higher`` count as
-    lower is better.
-    """
-    ends = (math.log(found.low), math.log(found.high)) if found.kind == "ratio" else (found.low, found.high)
-    return (-ends[1], -ends[0]) if direction == "higher" else ends
-
-
-def loss_of(found: Change, direction: Direction) -> float:
-    """Return the loss of the value itself, on the scale of ``loss``; below zero where it is better."""
-    value = math.log(found.value) if found.kind == "ratio" else found.value
-    return -value if direction == "higher" else value
-
-
-def allowed_loss(bound: float, kind: Kind, direction: Direction) -> float:
-    """Return a threshold's bound on the scale of ``loss``."""
-    if kind == "difference":
-        return bound
-    if direction == "higher":
-        return -math.log(bound) if bound > 0 else math.inf
-    return math.log(bound)
-
-
-def status_of(found: Change, bound: float, direction: Direction) -> Status:
-    """Return FAIL where the whole interval is worse than the bound, PASS where it is within it, else AMBIGUOUS.
-
-    A boundary value passes. A value that is no worse than the baseline's is never a regression, however wide its interval.
-    """
-    least, most = loss(found, direction)
-    if loss_of(found, direction) <= 0:
-        return "PASS"
-    limit = allowed_loss(bound, found.kind, direction)
-    floor = 1.0 if found.kind == "ratio" else 0.0  # logarithms have a scale of their own, amounts have not
-    slack = _EDGE * max(floor, abs(limit), abs(least), abs(most))
-    if least > limit + slack:
-        return "FAIL"
-    return "PASS" if most <= limit + slack else "AMBIGUOUS"
-
-
-def regression_check(limit: RegressionLimit, new: Side, old: Side, known: Spread | None = None) -> Check:
-    """Compare a metric with its baseline by ``benchlib.judge.change.change``; the direction is the metric's.
-
-    ``known`` is the spread between unchanged runs that a calibration measured.
-    """
-    metric = new.metric
-    common: dict[str, Any] = {
-        "name": f"{metric.name} vs baseline",
-        "kind": "regression",
-        "question": f"Is {metric.name} no worse than in the accepted run{'s' * (len(old.runs) > 1)}?",
-        "unit": metric.unit,
-    }
-    lacking = _no_value(new, old, common)
-    if lacking is not None:
-        return lacking
-    kind = kind_of(limit, *(min(run) for side in (new, old) for run in side.runs))
-    found = change(new.runs, old.runs, kind=kind, known=known)
-    wanted = threshold(limit, kind, metric.direction, old.value(kind), found.band)
-    status = status_of(found, wanted.bound, metric.direction)
-    advice = "; the interval spans the limit" if status == "AMBIGUOUS" else ""
-    advice += ": repeat the run" if advice and len(new.runs) == 1 else ""
-    return Check(
-        **common,
-        status=status,
-        reason=f"{new.text(kind)} against {old.text(kind)}: {_said(found, metric.unit)}{advice}",
-        value=new.metric.value if len(new.runs) == 1 else new.value(kind),
-        limit=_limit_text(limit, wanted, found, metric) + f" of {old.text(kind)}",
-        source=_basis(found),
-    )
-
-
-def _no_value(new: Side, old: Side, common: dict[str, Any]) -> Check | None:
-    """Return the check of a side without a value, None where both have one. A value that is no number fails."""
-    if new.runs and old.runs and new.metric.value is not None and old.metric.value is not None:
-        return None
-    if new.metric.value is None and new.metric.provenance != "not_available":
-        return Check(**common, status="FAIL", reason=f"not a number: {new.metric.reason}", source="baseline")
-    which, side = ("this run", new) if new.metric.value is None or not new.runs else ("the baseline", old)
-    reason = f"{which} has no value: {side.metric.reason}"
-    return Check(**common, status="NOT_COMPARABLE", reason=reason, value=new.metric.value, source="baseline")
-
-
-def _said(found: Change, unit: str) -> str:
-    if found.kind == "ratio":
-        text = f"ratio {found.value:.3f}"
-        return text if found.basis == "none" else f"{text}, 98 % interval {found.low:.3f} to {found.high:.3f}"
-    text = _signed(found.value, unit)
-    return (
-        text
-        if found.basis == "none"
-        else f"{text}, 98 % interval {_signed(found.low, unit)} to {_signed(found.high, unit)}"
-    )
-
-
-def _limit_text(limit: RegressionLimit, wanted: Threshold, found: Change, metric: Metric) -> str:
-    own = limit.text(metric.direction)
-    if not wanted.band_decides:
-        return own
-    if found.kind == "ratio":
-        return f"{wanted.bound - 1:+.1%} (the A/A band, wider than {own})"
-    return f"{'-' if metric.direction == 'higher' else '+'}{quantity(wanted.bound)} (the A/A band, wider than {own})"
-
-
-def _basis(found: Change) -> str:
-    runs = f"baseline of {found.old_runs} run{'s' * (found.old_runs > 1)}"
-    if found.spread is None:
-        return f"{runs}; the spread between runs is not known, accept --add and calibrate measure it"
-    band = band_text(found.band, found.kind)
-    few = "" if found.basis == "runs" else ", from too few runs to widen the interval: add a third"
-    return f"{runs}; A/A band {band}{few}"
-
-
-def _signed(amount: float, unit: str) -> str:
-    return f"{'+' if amount >= 0 else '-'}{quantity(abs(amount), unit)}"
-
-
-def open_checks(
-    limits: Iterable[RegressionLimit], result: Result, status: Literal["NO_BASELINE", "NOT_COMPARABLE"], reason: str
-) -> list[Check]:
-    """Make the regression checks of a run that has nothing to compare with."""
-    checks = []
-    for limit in limits:
-        metric = result.metric(limit.metric)
-        if metric is None or metric.value is None:
-            continue
-        checks.append(
-            Check(
-                name=f"{metric.name} vs baseline",
-                kind="regression",
-                question=f"Is {metric.name} no worse than in the accepted run?",
-                status=status,
-                reason=f"measured {metric.text}; {reason}",
-                value=metric.value,
-                unit=metric.unit,
-                limit=limit.text(metric.direction),
-                source="baseline",
-            )
-        )
-    return checks
-
-
-# What of a run is kept to compare with: its metrics and a thinned part of the samples.
-
-
-KEPT_SAMPLES = 200
 
 
 class RunRecord(BaseModel):
@@ -286,13 +111,10 @@ def side_of(records: Sequence[RunRecord], name: str) -> Side | None:
 
     Runs in which the metric has no value do not count, unless none has one.
     """
-    found = [(record, metric) for record in records if (metric := record.metric(name)) is not None]
-    if not found:
-        return None
-    valued = [(record, metric) for record, metric in found if metric.value is not None]
-    sides = [Side.of(metric, record.samples.get(name, [])) for record, metric in valued]
-    last = (valued or found)[-1][1]
-    return Side(last, tuple(run for side in sides for run in side.runs))
+    having = [(record, metric) for record in records if (metric := record.metric(name)) is not None]
+    having = [pair for pair in having if pair[1].value is not None] or having[-1:]
+    sides = [Side.of(metric, record.samples.get(name, [])) for record, metric in having]
+    return Side(having[-1][1], tuple(run for side in sides for run in side.runs)) if having else None
 
 
 def thinned(samples: Sequence[float], kept: int = KEPT_SAMPLES) -> list[float]:
@@ -305,26 +127,180 @@ def thinned(samples: Sequence[float], kept: int = KEPT_SAMPLES) -> list[float]:
     return [float(value) for value in np.quantile(np.asarray(samples, dtype=float), (np.arange(kept) + 0.5) / kept)]
 
 
-# ``repeats.json``: the earlier repetitions that a run of ``--repeat N`` is judged together with.
-#
-# The records are copied, not linked: a run stays judged as it was when the folders of the others are gone.
+@dataclass(frozen=True)
+class Threshold:
+    """How much worse counts: the larger of the metric's own limit and the A/A band that was measured.
+
+    ``bound`` is a ratio or an amount on the worse side, in the metric's direction.
+    """
+
+    bound: float
+    own: float
+    band_decides: bool
 
 
-NAME = "repeats.json"
-_RECORDS = TypeAdapter(list[RunRecord])
+def kind_of(limit: RegressionLimit, *values: float) -> Kind:
+    """Return the scale to compare on: ratios, but differences for points and for values near or below zero."""
+    return "difference" if limit.amount is not None or min(values) <= 0 else "ratio"
+
+
+def threshold(limit: RegressionLimit, kind: Kind, direction: Direction, old: float, band: float) -> Threshold:
+    """Return what a change has to exceed to be a regression. ``old`` is the baseline's value, ``band`` the A/A band."""
+    if kind == "difference":
+        own = limit.amount if limit.amount is not None else (limit.share or 0.0) * abs(old)
+        return Threshold(max(own, band), own, band > own)
+    share = limit.share or 0.0
+    own, noise = (1 - share, 1 / (1 + band)) if direction == "higher" else (1 + share, 1 + band)
+    worse = min(own, noise) if direction == "higher" else max(own, noise)
+    return Threshold(worse, own, worse != own)
+
+
+def loss(result: Change, direction: Direction) -> tuple[float, float]:
+    """Return the loss at the better and at the worse end of the interval, on a scale on which more is worse.
+
+    The scale is the logarithm for ratios, the metric's unit for differences. Directions other than ``higher`` count as
+    lower is better.
+    """
+    ends = (math.log(result.low), math.log(result.high)) if result.kind == "ratio" else (result.low, result.high)
+    return (-ends[1], -ends[0]) if direction == "higher" else ends
+
+
+def loss_of(result: Change, direction: Direction) -> float:
+    """Return the loss of the value itself, on the scale of ``loss``; below zero where it is better."""
+    value = math.log(result.value) if result.kind == "ratio" else result.value
+    return -value if direction == "higher" else value
+
+
+def allowed_loss(bound: float, kind: Kind, direction: Direction) -> float:
+    """Return a threshold's bound on the scale of ``loss``."""
+    if kind == "difference":
+        return bound
+    if direction == "higher":
+        return -math.log(bound) if bound > 0 else math.inf
+    return math.log(bound)
+
+
+def status_of(result: Change, bound: float, direction: Direction) -> Status:
+    """Return FAIL where the whole interval is worse than the bound, PASS where it is within it, else AMBIGUOUS.
+
+    A boundary value passes. A value that is no worse than the baseline's is never a regression, however wide its interval.
+    """
+    least, most = loss(result, direction)
+    if loss_of(result, direction) <= 0:
+        return "PASS"
+    limit = allowed_loss(bound, result.kind, direction)
+    floor = 1.0 if result.kind == "ratio" else 0.0  # logarithms have a scale of their own, amounts have not
+    slack = _EDGE * max(floor, abs(limit), abs(least), abs(most))
+    if least > limit + slack:
+        return "FAIL"
+    return "PASS" if most <= limit + slack else "AMBIGUOUS"
+
+
+def regression_check(limit: RegressionLimit, new: Side, old: Side, known: Spread | None = None) -> Check:
+    """Compare a metric with its baseline by ``benchlib.judge.change.change``; the direction is the metric's.
+
+    ``known`` is the spread between unchanged runs that a calibration measured.
+    """
+    metric = new.metric
+    lacking = _no_value(new, old)
+    if lacking is not None:
+        return lacking
+    kind = kind_of(limit, *(min(run) for side in (new, old) for run in side.runs))
+    result = change(new.runs, old.runs, kind=kind, known=known)
+    wanted = threshold(limit, kind, metric.direction, old.value(kind), result.band)
+    status = status_of(result, wanted.bound, metric.direction)
+    advice = "; the interval spans the limit" if status == "AMBIGUOUS" else ""
+    advice += ": repeat the run" if advice and len(new.runs) == 1 else ""
+    return baseline_check(
+        metric,
+        status=status,
+        reason=f"{new.text(kind)} against {old.text(kind)}: {_text(result, metric.unit)}{advice}",
+        value=new.metric.value if len(new.runs) == 1 else new.value(kind),
+        limit=_limit_text(limit, wanted, result, metric) + f" of {old.text(kind)}",
+        source=_basis(result),
+    )
+
+
+def _no_value(new: Side, old: Side) -> Check | None:
+    """Return the check of a side without a value, None where both have one. A value that is no number fails."""
+    if new.runs and old.runs and new.metric.value is not None and old.metric.value is not None:
+        return None
+    if new.metric.value is None and new.metric.provenance != "not_available":
+        return baseline_check(new.metric, status="FAIL", reason=f"not a number: {new.metric.reason}")
+    which, side = ("this run", new) if new.metric.value is None or not new.runs else ("the baseline", old)
+    reason = f"{which} has no value: {side.metric.reason}"
+    return baseline_check(new.metric, status="NOT_COMPARABLE", reason=reason, value=new.metric.value)
+
+
+def _text(result: Change, unit: str) -> str:
+    if result.kind == "ratio":
+        text = f"ratio {result.value:.3f}"
+        return text if result.basis == "none" else f"{text}, 98 % interval {result.low:.3f} to {result.high:.3f}"
+    text = _signed(result.value, unit)
+    interval = f"{_signed(result.low, unit)} to {_signed(result.high, unit)}"
+    return text if result.basis == "none" else f"{text}, 98 % interval {interval}"
+
+
+def _limit_text(limit: RegressionLimit, wanted: Threshold, result: Change, metric: Metric) -> str:
+    own = limit.text(metric.direction)
+    if not wanted.band_decides:
+        return own
+    if result.kind == "ratio":
+        return f"{wanted.bound - 1:+.1%} (the A/A band, wider than {own})"
+    return f"{'-' if metric.direction == 'higher' else '+'}{quantity(wanted.bound)} (the A/A band, wider than {own})"
+
+
+def _basis(result: Change) -> str:
+    runs = f"baseline of {result.old_runs} run{'s' * (result.old_runs > 1)}"
+    if result.spread is None:
+        return f"{runs}; the spread between runs is not known, accept --add and calibrate measure it"
+    band = band_text(result.band, result.kind)
+    few = "" if result.basis == "runs" else ", from too few runs to widen the interval: add a third"
+    return f"{runs}; A/A band {band}{few}"
+
+
+def _signed(amount: float, unit: str) -> str:
+    return f"{'+' if amount >= 0 else '-'}{quantity(abs(amount), unit)}"
+
+
+def baseline_check(metric: Metric, **fields: Any) -> Check:
+    """Return a regression check of a metric; ``fields`` are those of ``Check`` beside name, kind, question and unit."""
+    question = f"Is {metric.name} at least as good as the baseline?"
+    common = {"name": f"{metric.name} vs baseline", "kind": "regression", "unit": metric.unit, "source": "baseline"}
+    return Check(**{**common, "question": question, **fields})
+
+
+def open_checks(
+    limits: Iterable[RegressionLimit], result: Result, status: Literal["NO_BASELINE", "NOT_COMPARABLE"], reason: str
+) -> list[Check]:
+    """Make the regression checks of a run that has nothing to compare with."""
+    metrics = [(limit, result.metric(limit.metric)) for limit in limits]
+    return [
+        baseline_check(
+            metric,
+            status=status,
+            reason=f"measured {metric.text}; {reason}",
+            value=metric.value,
+            limit=limit.text(metric.direction),
+        )
+        for limit, metric in metrics
+        if metric is not None and metric.value is not None
+    ]
+
+
+class Repeats(RootModel[list[RunRecord]]):
+    """``repeats.json``: the earlier repetitions that a run of ``--repeat N`` is judged together with.
+
+    The records are copied, not linked: a run stays judged as it was when the folders of the others are gone.
+    """
 
 
 def repeats(run: Run) -> list[RunRecord]:
     """Return the earlier repetitions of a run, the oldest first; none where it was not repeated."""
-    path = run.path / NAME
-    if not path.exists():
-        return []
-    try:
-        return _RECORDS.validate_python(read_json(path))
-    except ValidationError as error:
-        raise UserError(f"{path}: not the records of repetitions ({error.errors()[0]['msg']})") from None
+    path = run.path / REPEATS
+    return read_model(path, Repeats, "the records of repetitions").root if path.exists() else []
 
 
 def save_repeats(run_dir: Path | str, records: Sequence[RunRecord]) -> None:
     """Write the earlier repetitions into the folder of the latest one."""
-    write_json(Path(run_dir) / NAME, _RECORDS.dump_python(list(records), mode="json"))
+    write_json(Path(run_dir) / REPEATS, Repeats(list(records)).model_dump(mode="json"))

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib.config.schema import BaseConfig, load_config
 from benchlib.core.errors import UserError
 from benchlib.core.events import Event, read_events
-from benchlib.core.files import atomic_path, check_schema, not_written, read_bytes, read_json, read_object, write_json
+from benchlib.core.files import atomic_path, not_written, read_bytes, read_model, read_object, write_json
 from benchlib.results.metrics import Metric
 from benchlib.results.names import CHECKS
 
@@ -87,16 +87,7 @@ def save_result(run_dir: Path | str, result: Result) -> None:
 
 def load_result(run_dir: Path | str) -> Result:
     """Read ``result.json``; ``UserError`` where it is missing, cut or of another schema."""
-    path = Path(run_dir) / "result.json"
-    values = read_json(path)
-    check_schema(path, values, SCHEMA)
-    try:
-        return Result.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(
-            f"{path}: not a result of this version ({'.'.join(map(str, first['loc']))}: {first['msg']})"
-        ) from None
+    return read_model(Path(run_dir) / "result.json", Result, "a result of this version", SCHEMA)
 
 
 def load_samples(run_dir: Path | str) -> dict[str, list[float]]:

@@ -158,7 +158,7 @@ def test_add_needs_a_baseline_and_a_new_run(make_run, tmp_path):
     baselines.accept(run, "first", LIMITS, root=root)
     with pytest.raises(UserError, match="in the baseline already"):
         baselines.accept(run, "again", LIMITS, add=True, root=root)
-    with pytest.raises(UserError, match="one of both"):
+    with pytest.raises(UserError, match="choose one"):
         baselines.accept(run, "again", LIMITS, add=True, if_improved=True, root=root)
 
 

@@ -308,7 +308,7 @@ def test_a_copied_run_counts_once(make):
     shutil.copytree(next(folder.iterdir()), folder / "squad-cpu-235959-c0c0c0")
     found = read_argument(str(folder))
     assert [len(side.runs) for side in found.sets.values()] == [2]
-    assert [text for text in found.left_out if "a copy of" in text]
+    assert [text for text in found.excluded if "a copy of" in text]
 
 
 def test_broken_runs_of_a_folder_are_left_out_and_named(make, tmp_path):
