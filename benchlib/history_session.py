@@ -7,12 +7,12 @@ import benchlib
 from benchlib import session
 from benchlib.core.text import quantity
 from benchlib.judge.checks import Verdict
-from benchlib.judge.past import Filter, Past, choose, judge, read
-from benchlib.judge.trends import Trend, label
+from benchlib.judge.trends import Filter, History, Trend, choose_store, label, read_history
+from benchlib.judge.trends import judge_history as judge
 from benchlib.session import verdict_text, whole
 from benchlib.show import history
 from benchlib.show.figures import show
-from benchlib.show.lines import told
+from benchlib.show.lines import describe_change
 
 if TYPE_CHECKING:
     import pandas
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "judge", "open_store", "verdict_text"]
 
 PICTURES = 6  # trends drawn, those with changes first
-TOLD = 5  # changes told in words
+DESCRIBED = 5  # changes described in words
 ROWS = 200  # of a table
 
 
@@ -28,10 +28,10 @@ class Choice:
     """A store and a filter that were checked; nothing is read yet."""
 
     def __init__(self, store: str, **asked: str) -> None:
-        self.store, self.demo, self.asked = choose(store, **asked)
+        self.store, self.demo, self.asked = choose_store(store, **asked)
 
     def table(self) -> "pandas.DataFrame":
-        """Return what is asked for, one row a filter."""
+        """Return the filters, one row each."""
         import pandas as pd
 
         rows = {name: getattr(self.asked, name) or "all" for name in Filter.__dataclass_fields__}
@@ -46,12 +46,12 @@ def open_store(store: str, **asked: str) -> Choice:
     return Choice(store, **asked)
 
 
-def run(choice: Choice) -> Past:
+def run(choice: Choice) -> History:
     """Read the store, once."""
-    return read(choice.store, choice.demo, choice.asked)
+    return read_history(choice.store, choice.demo, choice.asked)
 
 
-def summary(past: Past) -> "pandas.DataFrame":
+def summary(past: History) -> "pandas.DataFrame":
     """Return the series: how many runs, from when to when, and how their runs ended."""
     import pandas as pd
 
@@ -74,13 +74,13 @@ def checks_table(verdict: Verdict) -> "pandas.DataFrame":
     return session.checks_table(verdict) if verdict.checks else pd.DataFrame()
 
 
-def show_trends(past: Past, most: int = PICTURES) -> None:
+def show_trends(past: History, most: int = PICTURES) -> None:
     """Display the trends: those with changes first, then one of each series in turn."""
-    for trend in _telling(past)[:most]:
+    for trend in _informative(past)[:most]:
         show(history.trend(trend))
 
 
-def _telling(past: Past) -> list[Trend]:
+def _informative(past: History) -> list[Trend]:
     seen: dict[str, int] = {}
     ranked: list[tuple[bool, bool, int, int, Trend]] = []
     for trend in past.trends:
@@ -90,12 +90,12 @@ def _telling(past: Past) -> list[Trend]:
     return [item[-1] for item in sorted(ranked, key=lambda item: item[:-1])]
 
 
-def show_machines(past: Past) -> None:
+def show_machines(past: History) -> None:
     """Display the machines as lanes."""
     show(history.machines(past.runs))
 
 
-def changes(past: Past) -> "pandas.DataFrame":
+def changes(past: History) -> "pandas.DataFrame":
     """Return the changes of level, the newest first."""
     import pandas as pd
 
@@ -112,7 +112,7 @@ def changes(past: Past) -> "pandas.DataFrame":
     return _newest(pd.DataFrame(rows), "since", "no level changed")
 
 
-def regressions(past: Past) -> "pandas.DataFrame":
+def regressions(past: History) -> "pandas.DataFrame":
     """Return the regressions against an accepted run that the runs themselves found, the newest first."""
     import pandas as pd
 
@@ -125,15 +125,15 @@ def regressions(past: Past) -> "pandas.DataFrame":
     return _newest(pd.DataFrame(rows), "when", "no run failed a regression check")
 
 
-def left_out(past: Past) -> "pandas.DataFrame":
-    """Return the runs that take no part in the trends, the newest first, with the reason."""
+def excluded(past: History) -> "pandas.DataFrame":
+    """Return the runs that are excluded from the trends, the newest first, with the reason."""
     import pandas as pd
 
     rows = [
         {"when": run.moment.strftime("%Y-%m-%d %H:%M"), "run": run.name, "verdict": run.word, "reason": why}
-        for run, why in past.left_out
+        for run, why in past.excluded
     ]
-    return _newest(pd.DataFrame(rows), "when", "every run takes part")
+    return _newest(pd.DataFrame(rows), "when", "no runs excluded")
 
 
 def _newest(frame: "pandas.DataFrame", column: str, otherwise: str) -> "pandas.DataFrame":
@@ -145,11 +145,11 @@ def _newest(frame: "pandas.DataFrame", column: str, otherwise: str) -> "pandas.D
     return whole(ordered.set_index(column))
 
 
-def reading(past: Past) -> Any:
+def reading(past: History) -> Any:
     """Return what the past says, as Markdown to display."""
     from IPython.display import Markdown
 
-    found = [(trend, change) for trend in past.trends for change in trend.changes]
+    moved = [(trend, change) for trend in past.trends for change in trend.changes]
     words = [f"{len(past.runs):,} of {past.stored:,} stored runs in {len(past.series)} series."]
     if past.demo:
         words.insert(
@@ -160,19 +160,17 @@ def reading(past: Past) -> Any:
         if trend.label in ("Training throughput", "Step time"):
             words.append(f"{trend.label} of {trend.last.benchmark}, {trend.last.tier}, {trend.last.ranks} rank{'s' * (trend.last.ranks != 1)}: one run "
                          f"scatters by {spread} about its level ({len(trend.values)} runs).")  # fmt: skip
-    count = {word: sum(change.word == word for _, change in found) for word in ("worse", "better", "other")}
-    words.append(
-        f"Changes of level: {count['worse']} worse, {count['better']} better, {count['other']} without a better side."
-    )
-    newest = sorted(found, key=lambda pair: pair[1].run.started, reverse=True)[:TOLD]
+    count = {word: sum(change.word == word for _, change in moved) for word in ("worse", "better", "other")}
+    words.append(f"Changes of level: {count['worse']} worse, {count['better']} better, {count['other']} neutral.")
+    newest = sorted(moved, key=lambda pair: pair[1].run.started, reverse=True)[:DESCRIBED]
     words += [
-        f"{trend.label} of {trend.last.benchmark}, {trend.last.tier}: {told(change, trend.unit)}."
+        f"{trend.label} of {trend.last.benchmark}, {trend.last.tier}: {describe_change(change, trend.unit)}."
         for trend, change in newest
     ]
     return Markdown("\n".join(f"- {html.escape(sentence, quote=False)}" for sentence in words))
 
 
-def provenance(past: Past) -> "pandas.DataFrame":
+def provenance(past: History) -> "pandas.DataFrame":
     """Return from what the history was made."""
     import pandas as pd
 

@@ -13,7 +13,7 @@ import json
 import shutil
 from pathlib import Path
 
-from benchlib.judge.past import demo_store
+from benchlib.judge.trends import demo_store
 from benchlib.results import store as history
 from benchlib.results.run import Run
 

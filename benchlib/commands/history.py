@@ -13,9 +13,9 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs, write_text
 from benchlib.core.terminal import console as terminal_console
 from benchlib.core.text import MARKS
-from benchlib.judge import past as pasts
+from benchlib.judge import trends
 from benchlib.judge.checks import Verdict
-from benchlib.judge.past import Past
+from benchlib.judge.trends import History
 from benchlib.show.headless import execute, parameters_of
 from benchlib.show.report import Exporter, style
 
@@ -51,13 +51,13 @@ def make(store: Path | None, pairs: Iterable[str]) -> int:
     values = parameters(store, pairs)
     # Read and judged here first: a wrong filter is reported at once, and the exit code needs no notebook.
     asked = {name: value for name, value in values.items() if name != "store"}
-    past = pasts.read(*pasts.choose(values.get("store", ""), **asked))
-    verdict = pasts.judge(past)
+    history = trends.read_history(*trends.choose_store(values.get("store", ""), **asked))
+    verdict = trends.judge_history(history)
     executed = outputs() / ".history" / "notebook.ipynb"
     _execute(executed, values)
     page = outputs() / NAME
-    write_text(page, html(nbformat.read(executed, as_version=4), past, verdict))
-    _say(past, verdict, page)
+    write_text(page, html(nbformat.read(executed, as_version=4), history, verdict))
+    _print(history, verdict, page)
     return verdict.exit_code()
 
 
@@ -70,35 +70,33 @@ def _execute(executed: Path, values: dict[str, str]) -> None:
             f"{executed} cannot be written ({error.strerror}): set BENCHLIB_OUTPUTS to another folder"
         ) from None
     except Exception as error:  # a failing cell, a dead kernel, a time-out
-        said = str(error).strip().splitlines()
-        raise UserError(
-            f"the history notebook stopped: {said[-1] if said else type(error).__name__}; see {executed}"
-        ) from None
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"the history notebook stopped: {lines[-1]}; see {executed}") from None
 
 
-def html(notebook: nbformat.NotebookNode, past: Past, verdict: Verdict) -> str:
-    """Return the executed notebook under the verdict of a past, as one HTML document that needs nothing else."""
-    resources = {"told": told(past, verdict), "seen": {}, "style": style()}
+def html(notebook: nbformat.NotebookNode, history: History, verdict: Verdict) -> str:
+    """Return the executed notebook under the verdict of a history, as one HTML document that needs nothing else."""
+    resources = {"heading": heading(history, verdict), "seen": {}, "style": style()}
     body, _ = _Exporter().from_notebook_node(notebook, resources)
     return body
 
 
-def told(past: Past, verdict: Verdict) -> dict[str, Any]:
-    """Return what the head of the page says."""
-    days = [f"{run.moment:%Y-%m-%d}" for run in (past.runs[0], past.runs[-1])] if past.runs else []
+def heading(history: History, verdict: Verdict) -> dict[str, Any]:
+    """Return the head of the page: verdict, store, runs, days and filters."""
+    days = [f"{run.moment:%Y-%m-%d}" for run in (history.runs[0], history.runs[-1])] if history.runs else []
     return {
         "word": verdict.verdict,
         "mark": MARKS.get(verdict.verdict, "?"),
         "sentence": verdict.sentence,
-        "store": "the demo runs of the kit" if past.demo else past.store.name,
-        "runs": f"{len(past.runs):,} run{'s' * (len(past.runs) != 1)}",
+        "store": "the demo runs of the kit" if history.demo else history.store.name,
+        "runs": f"{len(history.runs):,} run{'s' * (len(history.runs) != 1)}",
         "span": " to ".join(dict.fromkeys(days)),
-        "asked": ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in vars(past.asked).items() if value),
+        "asked": ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in vars(history.asked).items() if value),
     }
 
 
-def _say(past: Past, verdict: Verdict, page: Path) -> None:
-    head = told(past, verdict)
+def _print(history: History, verdict: Verdict, page: Path) -> None:
+    head = heading(history, verdict)
     console.print(f"[bold]{escape(head['store'])}[/]  {head['runs']}  {head['span']}", soft_wrap=True)
     for check in verdict.checks:
         if check.status in ("FAIL", "AMBIGUOUS"):

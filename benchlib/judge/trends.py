@@ -1,19 +1,31 @@
-"""How a metric went over the runs of a series: its levels, the changes between them, and runs outside the band.
+"""How metrics went over the stored runs: levels, changes between them, runs outside the band; and a verdict on all that.
 
 A series is one benchmark, tier and backend with one config on one kind of hardware (the fingerprint without versions), so
-a new driver or a new torch shows as a change, with its name. Runs whose numbers are no normal ones take no part and are
-listed with the reason: runs that broke, were skipped or are damaged, copies, and those with a planted slow-down.
+a new driver or a new torch shows as a change, with its name. Runs whose numbers are not normal are excluded and listed with
+the reason: runs that broke, were skipped or are damaged, copies, and those with a planted slow-down.
+
+A history gets a verdict of its own, from checks that look at whole series instead of one run against a baseline: does the
+newest run lie within its band, and did a level get worse while nothing that is recorded changed?
 """
 
-from collections.abc import Iterable, Sequence
+import datetime
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 
 from benchlib.benchmarks import BENCHMARKS, view
+from benchlib.config.schema import nearest
+from benchlib.core.errors import UserError
+from benchlib.core.files import home, outputs
 from benchlib.core.text import quantity
-from benchlib.judge.changepoints import Levels, levels
-from benchlib.results.store import StoredRun
+from benchlib.judge.changepoints import COVERAGE, SHORTEST, Levels, levels
+from benchlib.judge.checks import Check, Verdict, verdict_of
+from benchlib.results.store import StoredRun, run_folders
+from benchlib.results.store import read as read_runs
 
-LONGEST = 1000  # runs of a series that are looked at, the newest: the search takes time with the square of their number
+SERIES = 12  # examined, those with the newest runs
+LONGEST = 1000  # runs of a series that are examined, the newest: the search takes time with the square of their number
 SHOWN = 4  # key numbers of a benchmark that has no list of its own
 SEEN = 10  # runs before a change whose facts are no news
 BLUR = 2  # runs by which the place of a change may be off
@@ -64,16 +76,16 @@ class Trend:
 
 
 def series(runs: Iterable[StoredRun]) -> dict[str, list[StoredRun]]:
-    """Return the runs that take part in trends by series, in their order."""
+    """Return the runs by series, in their order; excluded ones are left out."""
     groups: dict[str, list[StoredRun]] = {}
     for run in runs:
-        if not left_out(run):
+        if not exclusion(run):
             groups.setdefault(run.series, []).append(run)
     return groups
 
 
-def left_out(run: StoredRun) -> str:
-    """Return why a run takes no part in trends; '' for one that does."""
+def exclusion(run: StoredRun) -> str:
+    """Return why a run is excluded from trends; '' where it is not."""
     if run.damaged:
         return run.damaged
     if run.copy_of:
@@ -82,15 +94,14 @@ def left_out(run: StoredRun) -> str:
         return f"a slow-down of {run.planted:.0%} was planted in it"
     if run.word not in COUNTED:
         return run.sentence or {"BROKEN": "it broke", "SKIPPED": "nothing ran"}.get(run.word, "it has not ended")
-    return "" if run.series else "its config or its machine is not recorded as this version reads them"
+    return "" if run.series else "this version cannot read its config or its machine"
 
 
 def key_metrics(runs: Sequence[StoredRun]) -> list[str]:
     """Return the names of the key numbers of a series' newest run, in the order of the report."""
     newest = runs[-1]
     prefixes = view(newest.benchmark).headlines or [metric.name for metric in newest.metrics[:SHOWN]]
-    found = [metric.name for metric in map(newest.metric, prefixes) if metric]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(metric.name for metric in map(newest.metric, prefixes) if metric))
 
 
 def label(metric: str, benchmark: str = "") -> str:
@@ -108,10 +119,10 @@ def spanned(low: float, high: float, unit: str, between: str = " to ") -> str:
 
 def trend(metric: str, runs: Sequence[StoredRun]) -> Trend | None:
     """Return the trend of a metric over the runs of one series; None where no run has it."""
-    pairs = [(run, found) for run in runs for found in run.metrics if found.name == metric][-LONGEST:]
+    pairs = [(run, item) for run in runs for item in run.metrics if item.name == metric][-LONGEST:]
     if not pairs:
         return None
-    members, values = [run for run, _ in pairs], [found.value for _, found in pairs]
+    members, values = [run for run, _ in pairs], [item.value for _, item in pairs]
     newest, split = pairs[-1][1], levels(values)
     outside = [
         index
@@ -159,3 +170,187 @@ def _factors(runs: list[StoredRun], index: int) -> list[tuple[str, str, str]]:
         if names:
             return [(name, before[-1].facts.get(name, "absent"), after.facts[name]) for name in names]
     return []
+
+
+def demo_store() -> Path:
+    """Return the folder of real runs that comes with the kit."""
+    return home() / "notebooks" / "demo-runs"
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What is asked for. An empty text asks for everything; ``machine`` is a part of a host's or a processor's name.
+
+    ``metric`` is the beginning of a metric's name, '' the key numbers. Days are written YYYY-MM-DD and both count.
+    """
+
+    benchmark: str = ""
+    tier: str = ""
+    machine: str = ""
+    metric: str = ""
+    first_day: str = ""
+    last_day: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("first_day", "last_day"):
+            text = getattr(self, name)
+            try:
+                datetime.date.fromisoformat(text or "2000-01-01")
+            except ValueError:
+                raise UserError(f"{name} = {text!r}: expected a day such as 2026-11-21") from None
+        if self.benchmark and self.benchmark not in BENCHMARKS:
+            raise UserError(f"unknown benchmark {self.benchmark!r}: {nearest(self.benchmark, BENCHMARKS)}")
+
+    def takes(self, run: StoredRun) -> bool:
+        """Tell whether a run is asked for."""
+        day = run.moment.strftime("%Y-%m-%d")
+        return (
+            self.benchmark in ("", run.benchmark)
+            and self.tier in ("", run.tier)
+            and self.machine.casefold() in f"{run.host} {run.hardware}".casefold()
+            and (self.first_day or day) <= day <= (self.last_day or day)
+        )
+
+
+@dataclass(frozen=True)
+class History:
+    """The runs of a store that were asked for, the oldest first; ``stored`` is how many the store holds in all."""
+
+    store: Path
+    demo: bool
+    asked: Filter
+    stored: int
+    runs: list[StoredRun] = field(repr=False)
+
+    @cached_property
+    def series(self) -> list[list[StoredRun]]:
+        """The runs of each series, the series with the newest run first; at most ``SERIES``."""
+        return sorted(series(self.runs).values(), key=lambda members: members[-1].started, reverse=True)[:SERIES]
+
+    @cached_property
+    def trends(self) -> list[Trend]:
+        """The trends of the metrics that were asked for, series by series."""
+        all_trends = (trend(name, members) for members in self.series for name in self._metrics(members))
+        return [item for item in all_trends if item]
+
+    def _metrics(self, members: list[StoredRun]) -> list[str]:
+        if not self.asked.metric:
+            return key_metrics(members)
+        names = dict.fromkeys(metric.name for run in members for metric in run.metrics)
+        return [name for name in names if name.startswith(self.asked.metric)]
+
+    @property
+    def excluded(self) -> list[tuple[StoredRun, str]]:
+        """The runs that are excluded from trends, with the reason."""
+        return [(run, why) for run in self.runs if (why := exclusion(run))]
+
+
+def choose_store(store: str, **asked: str) -> tuple[Path, bool, Filter]:
+    """Return the store that is meant, whether it is the kit's demo store, and the filter.
+
+    '' takes the folder of the runs (``outputs``), and the demo store where that holds none.
+    """
+    if store:
+        folder = Path(store).expanduser()
+        if not folder.is_dir():
+            raise UserError(f"store = {store!r}: no such folder (looked in {Path.cwd()})")
+        return folder, False, Filter(**asked)
+    empty = next(iter(run_folders(outputs())), None) is None
+    return (demo_store() if empty else outputs()), empty, Filter(**asked)
+
+
+def read_history(store: Path, demo: bool, asked: Filter) -> History:
+    """Read a store. A filter that no run passes is a ``UserError`` that says what there is."""
+    stored = read_runs(store)
+    runs = [run for run in stored if asked.takes(run)]
+    if stored and not runs:
+        words = (sorted({run.benchmark for run in stored}), sorted({run.tier for run in stored}))
+        there = f"benchmarks {', '.join(words[0][:8])}; tiers {', '.join(words[1][:8])}"
+        wanted = ", ".join(f"{name} {value}" for name, value in vars(asked).items() if value)
+        days = f"days {stored[0].moment:%Y-%m-%d} to {stored[-1].moment:%Y-%m-%d}"
+        raise UserError(
+            f"none of the {len(stored):,} runs in {store} is asked for ({wanted}): there are {there}; {days}"
+        )
+    history = History(store, demo, asked, len(stored), runs)
+    if runs and asked.metric and not history.trends:
+        names = sorted({metric.name for run in runs for metric in run.metrics})
+        raise UserError(f"no run has a metric that begins with {asked.metric!r}: {nearest(asked.metric, names)}")
+    return history
+
+
+def judge_history(history: History) -> Verdict:
+    """Check each series: its newest run, and its newest change of level."""
+    if not history.runs:
+        return verdict_of([], skipped=f"{history.store} holds no runs yet: `benchlib run quick` makes the first")
+    checks = [_readable_check(history.runs)]
+    for members in history.series:
+        newest = members[-1]
+        own = [item for item in history.trends if item.last.series == newest.series]
+        where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
+        checks += [_level_check(where, own, len(members)), _newest_check(where, own, newest)]
+    verdict = verdict_of(checks)
+    if verdict.verdict == "AMBIGUOUS":  # the words for one run advise what a history cannot do
+        names = ", ".join(check.name for check in checks if check.gates and check.status == "AMBIGUOUS")
+        return verdict.model_copy(update={"sentence": f"Open: {names}."})
+    return verdict
+
+
+def _readable_check(runs: list[StoredRun]) -> Check:
+    """Say which runs are damaged: what they would have shown stays open, but nothing got worse."""
+    damaged = [run.name for run in runs if run.damaged]
+    named = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
+    are = "is" if len(damaged) == 1 else "are"
+    return Check(
+        name="runs readable", kind="sanity", question="Can every stored run be read?",
+        status="AMBIGUOUS" if damaged else "PASS", value=float(len(damaged)), limit="= 0",
+        reason=f"{len(damaged)} of {len(runs)} {are} damaged: {named}; restore or delete {'it' if are == 'is' else 'them'}"
+        if damaged else f"0 of {len(runs)} are damaged",
+    )  # fmt: skip
+
+
+def _level_check(where: str, trends: Iterable[Trend], runs: int) -> Check:
+    make = _check(f"level of {where}", "Did every level hold, unless a recorded change explains it?")
+    if runs < 2 * SHORTEST:
+        return make("SKIPPED", f"{runs} runs; a change needs {SHORTEST} before and {SHORTEST} after it")
+    worse = [(trend, trend.changes[-1]) for trend in trends if trend.changes and trend.changes[-1].word == "worse"]
+    reasons = [
+        f"{trend.label} from {quantity(change.before)} to {quantity(change.after, trend.unit)} since {change.run.moment:%Y-%m-%d}"
+        + (f" with {change.factors[0][0]} {change.factors[0][1]} → {change.factors[0][2]}" if change.factors else "")
+        for trend, change in worse
+    ]
+    if any(not change.factors for _, change in worse):
+        return make("FAIL", "; ".join(reasons))
+    if worse:
+        return make("AMBIGUOUS", f"a recorded change came with it: {'; '.join(reasons)}; accept it or go back")
+    return make("PASS", f"no level got worse in {runs} runs")
+
+
+def _newest_check(where: str, trends: list[Trend], newest: StoredRun) -> Check:
+    make = _check(f"newest run of {where}", "Is the newest run within the band of unchanged runs?")
+    shown = [t for t in trends if t.last.path == newest.path and t.levels.levels[-1].low < t.levels.levels[-1].high]
+    if not shown:
+        return make("SKIPPED", "too few runs to estimate their spread")
+    # Of twenty metrics one lies outside its band of 95 % by chance: together they are to keep that share.
+    coverage = 1 - (1 - COVERAGE) / len(shown)
+    off = []
+    for trend in shown:
+        low, high = trend.levels.limits(trend.levels.levels[-1], coverage)
+        value = trend.values[-1]
+        wrong = value > high if trend.direction == "lower" else value < low
+        if wrong and trend.direction in ("lower", "higher"):
+            off.append(f"{trend.label} {quantity(value, trend.unit)} outside {spanned(low, high, trend.unit)}")
+    if off:
+        return make("AMBIGUOUS", f"{'; '.join(off)}: repeat the run")
+    return make(
+        "PASS", f"{len(shown)} metrics lie within, or on the better side of, the band of {coverage:.1%} of runs"
+    )
+
+
+def _check(name: str, question: str) -> Callable[[str, str], Check]:
+    def make(status: str, reason: str) -> Check:
+        gates = status != "SKIPPED"
+        return Check(
+            name=name, kind="regression", question=question, status=status, reason=reason, source="history", gates=gates
+        )  # type: ignore[arg-type]
+
+    return make

@@ -16,7 +16,7 @@ import pandas as pd
 from benchlib.core.errors import UserError
 from benchlib.core.text import quantity
 from benchlib.judge import trends
-from benchlib.judge.past import Past
+from benchlib.judge.trends import History
 from benchlib.results.run import Run
 from benchlib.results.store import StoredRun
 from benchlib.show import history
@@ -34,10 +34,10 @@ CURVE_METRIC = {"throughput": "train_samples_per_s", "step times": "step_s", "lo
 class View:
     """What is picked and what it shows; knows nothing of widgets. Assign to the fields, then ask."""
 
-    def __init__(self, past: Past) -> None:
+    def __init__(self, past: History) -> None:
         self.past = past
         self.tier, self.machine, self.curve = ALL, ALL, next(iter(history.CURVES))
-        counted = [run for run in past.runs if not trends.left_out(run)]
+        counted = [run for run in past.runs if not trends.exclusion(run)]
         # A benchmark that records steps has curves to show; among those the one with the most runs.
         names = [run.benchmark for run in counted if run.metric("step_s")] or [run.benchmark for run in past.runs]
         self.benchmark = max(sorted(set(names)), key=names.count) if names else ALL
@@ -75,7 +75,7 @@ class View:
         self.picked = tuple(path for path in self.picked if path in paths)
         if not self.picked:
             # The newest runs of the longest series: they have a trend to lie in.
-            whole = [run for run in self.runs() if not trends.left_out(run)]
+            whole = [run for run in self.runs() if not trends.exclusion(run)]
             keys = [run.series for run in whole]
             longest = max(keys, key=keys.count) if keys else ""
             self.picked = tuple([run.path for run in whole if run.series == longest][:PICKED] or paths[:PICKED])
@@ -90,12 +90,12 @@ class View:
         return [run for run in self.runs() if run.path in self.picked]
 
     def pictures(self) -> list[Picture]:
-        """Draw the trends of the metrics, and the curve of the picked runs laid over another."""
+        """Draw the trends of the metrics, and the curve of the picked runs overlaid."""
         chosen = self.chosen()
-        series = next((run.series for run in chosen if not trends.left_out(run)), "")
-        members = [run for run in self.past.runs if run.series == series and not trends.left_out(run)]
-        found = [trends.trend(name, members) for name in self.metrics[:DRAWN]] if series else []
-        drawn = [history.trend(trend, runs=chosen) for trend in found if trend]
+        series = next((run.series for run in chosen if not trends.exclusion(run)), "")
+        members = [run for run in self.past.runs if run.series == series and not trends.exclusion(run)]
+        shown = [trends.trend(name, members) for name in self.metrics[:DRAWN]] if series else []
+        drawn = [history.trend(trend, runs=chosen) for trend in shown if trend]
         return [*drawn, self._overlay(chosen)]
 
     def _overlay(self, chosen: list[StoredRun]) -> Picture:
@@ -114,8 +114,8 @@ class View:
         """Return the picked runs with their verdict and the chosen metrics."""
         rows = []
         for run in self.chosen():
-            found = {name: run.metric(name) for name in self.metrics}
-            values = {trends.label(name): quantity(m.value, m.unit) if m else "" for name, m in found.items()}
+            metrics = {name: run.metric(name) for name in self.metrics}
+            values = {trends.label(name): quantity(m.value, m.unit) if m else "" for name, m in metrics.items()}
             where = {
                 "verdict": run.word,
                 "machine": run.hardware,
@@ -210,7 +210,7 @@ def _offer(widget: Any, options: Sequence[tuple[str, str]], value: tuple[str, ..
         widget.value = value
 
 
-def explore(past: Past) -> None:
+def explore(past: History) -> None:
     """Display the explorer of a past, or its first state where nobody can use it."""
     from IPython.display import display
 

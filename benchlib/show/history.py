@@ -1,4 +1,4 @@
-"""Pictures of the past: a metric over its runs with band and changes, machines as lanes, curves of runs laid over another."""
+"""Pictures of a history: a metric over its runs with band and changes, machines as lanes, overlaid curves of runs."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,50 +14,50 @@ from benchlib.results.run import Run
 from benchlib.results.store import StoredRun
 from benchlib.show import lines
 from benchlib.show.figures import LIGHT, WIDTH_IN, Picture, Theme, blank, finish, leave_empty
-from benchlib.show.lines import told
+from benchlib.show.lines import describe_change
 
 MOST_DAYS = 6  # days written along the axis of a trend
 OVERLAID = 6  # runs with a colour of their own
 MARKERS = {"worse": "v", "better": "^", "other": "D"}
 
 
-def trend(found: Trend, theme: Theme = LIGHT, runs: Sequence[StoredRun] = ()) -> Picture:
+def trend(shown: Trend, theme: Theme = LIGHT, runs: Sequence[StoredRun] = ()) -> Picture:
     """A metric over the runs of its series: band, level, changes and the runs outside. ``runs`` get a ring."""
     figure, axes = blank("trend", theme)
-    places = range(len(found.values))
-    for level in found.levels.levels:
+    places = range(len(shown.values))
+    for level in shown.levels.levels:
         ends = (level.start - 0.5, level.end - 0.5)
         axes.fill_between(ends, level.low, level.high, color=theme.series[0], alpha=0.14, linewidth=0)
         axes.plot(ends, (level.median, level.median), color=theme.series[0], linewidth=1.2, alpha=0.8)
-    many = len(found.values) > 120
-    axes.plot(places, found.values, ".", color=theme.series[0], markersize=3 if many else 6, alpha=0.5 if many else 1)
-    _cross_outside(axes, found, theme, many)
-    _mark_changes(axes, found, theme)
+    many = len(shown.values) > 120
+    axes.plot(places, shown.values, ".", color=theme.series[0], markersize=3 if many else 6, alpha=0.5 if many else 1)
+    _cross_outside(axes, shown, theme, many)
+    _mark_changes(axes, shown, theme)
     picked = {run.path for run in runs}
-    rings = [index for index, run in enumerate(found.runs) if run.path in picked]
-    axes.plot(rings, [found.values[i] for i in rings], "o", mfc="none", mec=theme.text, markersize=10, linestyle="none")
-    _days_below(axes, found.runs)
-    unit = found.unit
+    rings = [index for index, run in enumerate(shown.runs) if run.path in picked]
+    axes.plot(rings, [shown.values[i] for i in rings], "o", mfc="none", mec=theme.text, markersize=10, linestyle="none")
+    _days_below(axes, shown.runs)
+    unit = shown.unit
     if unit == "FLOP/s":  # as the values are written elsewhere: with the prefix that fits
-        unit = quantity(found.levels.levels[-1].median, unit).split()[-1]
+        unit = quantity(shown.levels.levels[-1].median, unit).split()[-1]
         scale = {"G": 1e9, "T": 1e12, "P": 1e15}.get(unit[0], 1e6)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:.4g}"))
     axes.margins(y=0.14)
-    place = f"{found.last.benchmark}, {found.last.tier}, {found.last.hardware}"
-    axis = f"run of {place[:60]}, n = {len(found.values):,}"
+    place = f"{shown.last.benchmark}, {shown.last.tier}, {shown.last.hardware}"
+    axis = f"run of {place[:60]}, n = {len(shown.values):,}"
     return finish(
-        figure, axes, theme, _finding(found), axis, f"{found.label} ({unit})" if unit else found.label, _words(found)
+        figure, axes, theme, _title(shown), axis, f"{shown.label} ({unit})" if unit else shown.label, _words(shown)
     )
 
 
-def _cross_outside(axes: Axes, found: Trend, theme: Theme, many: bool) -> None:
-    values = [found.values[index] for index in found.outside]
-    axes.plot(found.outside, values, "x", color=theme.series[4], markersize=5 if many else 8, markeredgewidth=1.6)
+def _cross_outside(axes: Axes, shown: Trend, theme: Theme, many: bool) -> None:
+    values = [shown.values[index] for index in shown.outside]
+    axes.plot(shown.outside, values, "x", color=theme.series[4], markersize=5 if many else 8, markeredgewidth=1.6)
 
 
-def _mark_changes(axes: Axes, found: Trend, theme: Theme) -> None:
+def _mark_changes(axes: Axes, shown: Trend, theme: Theme) -> None:
     colours = {"worse": theme.series[1], "better": theme.series[2], "other": theme.muted}
-    for number, change in enumerate(found.changes[-6:]):
+    for number, change in enumerate(shown.changes[-6:]):
         at, colour = change.index - 0.5, colours[change.word]
         axes.axvline(at, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
         axes.plot(
@@ -65,7 +65,7 @@ def _mark_changes(axes: Axes, found: Trend, theme: Theme) -> None:
         )
         ratio = f"× {change.ratio:.3g}" if change.ratio is not None else "changed"
         cause = f"{change.factors[0][0]} {change.factors[0][2]}" if change.factors else "nothing recorded"
-        right = change.index > 0.7 * len(found.values)
+        right = change.index > 0.7 * len(shown.values)
         axes.annotate(
             f"{ratio}, {change.run.moment:%Y-%m-%d}\n{cause[:22]}",
             (at, 0.97 - 0.14 * (number % 3)),
@@ -93,22 +93,22 @@ def _days_below(axes: Axes, runs: Sequence[StoredRun]) -> None:
     axes.set_xlim(-0.8, len(runs) - 0.2)
 
 
-def _finding(found: Trend) -> str:
-    level = found.levels.levels[-1]
-    if found.changes:
-        change = found.changes[-1]
+def _title(shown: Trend) -> str:
+    level = shown.levels.levels[-1]
+    if shown.changes:
+        change = shown.changes[-1]
         size = f" × {change.ratio:.3g}" if change.ratio is not None else ""
-        return f"{found.label}: {'changed' if change.word == 'other' else change.word},{size}"
+        return f"{shown.label}: {'changed' if change.word == 'other' else change.word},{size}"
     if level.low == level.high:
-        return f"{found.label}: too few runs for a band"
-    return f"{found.label}: no change in {len(found.values):,} runs"
+        return f"{shown.label}: too few runs for a band"
+    return f"{shown.label}: no change in {len(shown.values):,} runs"
 
 
-def _words(found: Trend) -> str:
-    level = found.levels.levels[-1]
-    band = f"Band of 95 %: {spanned(level.low, level.high, found.unit)}. " if level.low < level.high else ""
-    changes = "".join(f"{told(change, found.unit)}. " for change in found.changes)
-    return f"{len(found.values)} runs. {band}{changes}{len(found.outside)} outside the band."
+def _words(shown: Trend) -> str:
+    level = shown.levels.levels[-1]
+    band = f"Band of 95 %: {spanned(level.low, level.high, shown.unit)}. " if level.low < level.high else ""
+    changes = "".join(f"{describe_change(change, shown.unit)}. " for change in shown.changes)
+    return f"{len(shown.values)} runs. {band}{changes}{len(shown.outside)} outside the band."
 
 
 def machines(runs: Sequence[StoredRun], theme: Theme = LIGHT) -> Picture:
@@ -164,7 +164,7 @@ def machines(runs: Sequence[StoredRun], theme: Theme = LIGHT) -> Picture:
         title,
         f"{days}; ✓ PASS, ✗ FAIL, ! DAMAGED: the worst at each place",
         "",
-        "; ".join(lane.said for lane in shown),
+        "; ".join(lane.description for lane in shown),
     )
 
 
@@ -197,7 +197,7 @@ CURVES: dict[str, tuple[str, str, str, Callable[[Run], tuple[pd.Series, pd.Serie
 
 
 def overlay(curve: str, runs: Sequence[tuple[str, Run]], theme: Theme = LIGHT) -> Picture:
-    """One curve of several runs, each with its name, laid over another; more than six share the muted colour."""
+    """One curve of several runs, overlaid, each with its name; more than six share the muted colour."""
     title, x, y, series = CURVES[curve]
     figure, axes = blank("overlay", theme)
     drawn: list[str] = []

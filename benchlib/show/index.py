@@ -52,7 +52,7 @@ class Row:
     @property
     def sentence(self) -> str:
         """What the verdict says, or why the run cannot be read."""
-        copied = f"Copy of {self.run.copy_of}: it takes no part. " if self.run.copy_of else ""
+        copied = f"Copy of {self.run.copy_of}: excluded. " if self.run.copy_of else ""
         return _short(self.run.damaged or copied + self.run.sentence, 400)
 
     @property
@@ -88,8 +88,8 @@ def row(run: StoredRun) -> Row:
     link = quote(os.fsencode(f"{run.path}/report.html")) if run.report else ""
     own = view(run.benchmark)
     prefixes = own.headlines or [metric.name for metric in run.metrics[:SHOWN]]
-    found = [(own.label(prefix), run.metric(prefix)) for prefix in prefixes]
-    numbers = [(label, quantity(metric.value, metric.unit)) for label, metric in found if metric][:SHOWN]
+    metrics = [(own.label(prefix), run.metric(prefix)) for prefix in prefixes]
+    numbers = [(label, quantity(metric.value, metric.unit)) for label, metric in metrics if metric][:SHOWN]
     return Row(run, link, numbers)
 
 
@@ -107,20 +107,20 @@ def groups(runs: list[StoredRun]) -> list[Group]:
 
     Only the ``SERIES`` with the newest runs are looked at.
     """
-    found = sorted(trends.series(runs).values(), key=lambda members: -members[-1].started)[:SERIES]
+    newest = sorted(trends.series(runs).values(), key=lambda members: -members[-1].started)[:SERIES]
     out = []
-    for members in found:
+    for members in newest:
         names = trends.key_metrics(members)[:SHOWN]
         drawn = [trend for trend in (trends.trend(name, members) for name in names) if trend]
         out.append(Group(row(members[-1]), len(members), drawn))
     return sorted(out, key=lambda g: (g.last.run.benchmark, g.last.run.tier, g.last.run.backend, g.last.run.hardware))
 
 
-def events(found: list[Group], runs: list[StoredRun]) -> list[Event]:
+def events(shown: list[Group], runs: list[StoredRun]) -> list[Event]:
     """Return the changes of level, the regressions and the baselines that could not be read, the newest first."""
     changes = [
-        Event(change.run.started, row(change.run), trend.label, change.word, lines.told(change, trend.unit))
-        for group in found
+        Event(change.run.started, row(change.run), trend.label, change.word, lines.describe_change(change, trend.unit))
+        for group in shown
         for trend in group.trends
         for change in trend.changes
     ]
@@ -146,10 +146,10 @@ def events(found: list[Group], runs: list[StoredRun]) -> list[Event]:
 
 def days(runs: list[StoredRun]) -> dict[str, list[Row]]:
     """Return the newest ``LISTED`` runs by day, the newest first."""
-    found: dict[str, list[Row]] = {}
+    by_day: dict[str, list[Row]] = {}
     for run in runs[: -LISTED - 1 : -1]:
-        found.setdefault(run.moment.strftime("%Y-%m-%d"), []).append(row(run))
-    return found
+        by_day.setdefault(run.moment.strftime("%Y-%m-%d"), []).append(row(run))
+    return by_day
 
 
 def render(outputs: Path | str) -> Path:
@@ -165,20 +165,20 @@ def render(outputs: Path | str) -> Path:
     environment.filters["signs"] = markup.signs
     environment.globals |= {
         "sparkline": lines.sparkline,
-        "told": lines.told,
+        "describe_change": lines.describe_change,
         "spanned": trends.spanned,
         "quantity": quantity,
     }
     style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
-    found = groups(runs)
-    happened = events(found, runs)
+    series = groups(runs)
+    happened = events(series, runs)
     shown, others = lines.lanes(runs)
     older = runs[:-LISTED]
     page = environment.get_template("runs.html.j2").render(
         count=len(runs),
         day_count=len({run.moment.date() for run in runs}),
-        groups=found,
-        series_left=len(trends.series(runs)) - len(found),
+        groups=series,
+        series_left=len(trends.series(runs)) - len(series),
         events=happened[:EVENTS],
         events_left=max(0, len(happened) - EVENTS),
         lanes=[(lane, lines.picture(lane, TONES)) for lane in shown],

@@ -1,4 +1,8 @@
-"""Machines as lanes of time: which ran when, with which versions, and how its runs ended, as inline SVG with words."""
+"""Inline SVG for the list of runs, each picture with words for all that it shows.
+
+A lane is a machine over time: which versions it had, and how its runs ended. A sparkline is a trend at text height: its band,
+its changes and the runs outside the band.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +14,9 @@ from benchlib.core.text import MARKS, quantity
 from benchlib.judge.trends import Change, Trend, spanned
 from benchlib.results.store import StoredRun
 
+TREND = 40  # runs in a sparkline, the newest
+_HIGH, _WIDE = 24.0, 100.0
+SIGNS = {"worse": "▼", "better": "▲", "other": "◆"}
 LANES = 8  # more machines are taken together by hardware, and then the busiest are shown
 PLACES = 30  # marks on a lane: what falls together shows its worst verdict
 NAMED = ("torch", "cuda", "rocm", "benchlib")
@@ -38,7 +45,7 @@ class Lane:
     marks: list[tuple[float, str, int]]
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """What the lane shows, in words."""
         words = Counter(run.word for run in self.runs)
         ends = ", ".join(f"{count} {word.replace('_', ' ')}" for word, count in words.most_common())
@@ -57,18 +64,20 @@ def lanes(runs: Sequence[StoredRun]) -> tuple[list[Lane], int]:
 
     A machine is a host with its hardware. Where there are more than ``LANES``, hosts of equal hardware share a lane.
     """
-    known = [run for run in runs if run.hardware]
+    placed = [run for run in runs if run.hardware]
     groups: dict[tuple[str, str], list[StoredRun]] = {}
-    for run in known:
+    for run in placed:
         groups.setdefault((run.hardware, run.host), []).append(run)
     if len(groups) > LANES:
         hardware: dict[str, list[StoredRun]] = {}
-        for run in known:
+        for run in placed:
             hardware.setdefault(run.hardware, []).append(run)
-        groups = {(name, f"{len({run.host for run in found})} hosts"): found for name, found in hardware.items()}
+        groups = {(name, f"{len({run.host for run in members})} hosts"): members for name, members in hardware.items()}
     ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
-    start, end = (known[0].started, known[-1].started) if known else (0.0, 0.0)
-    shown = [_lane(f"{name}, {host}" if host else name, found, start, end) for (name, host), found in ranked[:LANES]]
+    start, end = (placed[0].started, placed[-1].started) if placed else (0.0, 0.0)
+    shown = [
+        _lane(f"{name}, {host}" if host else name, members, start, end) for (name, host), members in ranked[:LANES]
+    ]
     return shown, len(ranked) - len(shown)
 
 
@@ -99,7 +108,7 @@ def _lane(label: str, runs: list[StoredRun], start: float, end: float) -> Lane:
 
 def picture(lane: Lane, tones: dict[str, str]) -> Markup:
     """Return a lane as SVG that takes the width it gets: stretches as boxes with their versions, marks below them."""
-    parts = [Markup('<svg class="lane" width="100%" height="46" role="img" aria-label="{}">').format(lane.said)]
+    parts = [Markup('<svg class="lane" width="100%" height="46" role="img" aria-label="{}">').format(lane.description)]
     for number, item in enumerate(lane.stretches):
         left, width = 100 * item.left, max(0.8, 100 * item.width)
         box = Markup('<svg x="{:.2f}%" y="0" width="{:.2f}%" height="22"><title>{}</title>').format(
@@ -115,14 +124,6 @@ def picture(lane: Lane, tones: dict[str, str]) -> Markup:
             )
         )
     return Markup("").join(parts) + Markup("</svg>")
-
-
-# A trend as a line of text height: inline SVG with the band, the changes and the runs outside, and words for all of it.
-
-
-TREND = 40  # runs in a sparkline, the newest
-_HIGH, _WIDE = 24.0, 100.0
-SIGNS = {"worse": "▼", "better": "▲", "other": "◆"}
 
 
 def sparkline(trend: Trend) -> Markup:
@@ -141,7 +142,9 @@ def sparkline(trend: Trend) -> Markup:
     def y(value: float) -> float:
         return 2 + (_HIGH - 4) * (1 - ((value - low) / (high - low) if high > low else 0.5))
 
-    parts = [Markup('<svg class="spark" viewBox="-3 0 106 24" role="img" aria-label="{}">').format(said(trend))]
+    parts = [
+        Markup('<svg class="spark" viewBox="-3 0 106 24" role="img" aria-label="{}">').format(describe_trend(trend))
+    ]
     for level in bands:
         left, right = x(max(level.start - 0.5, first)), x(min(level.end - 0.5, len(trend.values) - 1))
         box = (left, y(level.high), right - left, max(0.6, y(level.low) - y(level.high)))
@@ -172,8 +175,8 @@ def _sign(change: Change, at: float) -> Markup:
     return Markup('<path class="{}" d="{}"/>').format(f"sign {change.word}", shapes[change.word].format(at))
 
 
-def told(change: Change, unit: str = "") -> str:
-    """Say a change in a line: its sign and word, the levels, the ratio, the day and what else changed there."""
+def describe_change(change: Change, unit: str = "") -> str:
+    """Return a change in a line: its sign and word, the levels, the ratio, the day and what else changed there."""
     size = f"× {change.ratio:.3g}" if change.ratio is not None else "changed"
     levels = spanned(change.before, change.after, unit, " → ")
     factors = "; ".join(f"{name} {old} → {new}" for name, old, new in change.factors[:3])
@@ -183,8 +186,8 @@ def told(change: Change, unit: str = "") -> str:
     return f"{SIGNS[change.word]} {word}, {size} on {change.run.moment:%Y-%m-%d}: {levels}; {why}"
 
 
-def said(trend: Trend) -> str:
-    """Say in words what the line shows."""
+def describe_trend(trend: Trend) -> str:
+    """Return what the line shows, in words."""
     first = max(0, len(trend.values) - TREND)
     values = trend.values[first:]
     level = trend.levels.levels[-1]
@@ -192,7 +195,7 @@ def said(trend: Trend) -> str:
     words = [f"{trend.label} of the last {len(values)} runs: {ends}"]
     if level.low < level.high:
         words.append(f"band {spanned(level.low, level.high, trend.unit)}")
-    words += [told(change, trend.unit) for change in trend.changes if change.index >= first]
+    words += [describe_change(change, trend.unit) for change in trend.changes if change.index >= first]
     off = sum(index >= first for index in trend.outside)
     words += [f"{off} run{'s' * (off > 1)} outside the band"] if off else []
     return "; ".join(words)

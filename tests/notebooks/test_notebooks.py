@@ -10,7 +10,7 @@ import pytest
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import config_class
 from benchlib.core.files import home
-from benchlib.judge.past import Filter
+from benchlib.judge.trends import Filter
 from benchlib.show.headless import parameters_of
 
 sys.path.insert(0, str(home() / "scripts"))

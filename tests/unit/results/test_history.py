@@ -14,7 +14,7 @@ from benchlib.commands import history as history_page
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
-from benchlib.judge import past, trends
+from benchlib.judge import trends
 from benchlib.judge.checks import Verdict, save_verdict
 from benchlib.results import store as history
 from benchlib.show import index
@@ -137,7 +137,7 @@ def test_a_config_of_another_version_is_listed_without_a_series(tmp_path):
     (other / "config.json").write_text(json.dumps(config | {"benchmark": "unheard_of"}))
     runs = history.read(tmp_path)
     assert [bool(run.series) for run in runs] == [False, True]
-    assert "not recorded" in trends.left_out(runs[0])
+    assert "not recorded" in trends.exclusion(runs[0])
     assert [run.word for run in runs] == ["PASS", "PASS"]
 
 
@@ -148,7 +148,7 @@ def history_of(store, values, **facts):
         )
         if age < 4 and facts:
             on_machine(folder, **facts)
-    verdict = past.judge(past.read(*past.choose(str(store))))
+    verdict = trends.judge_history(trends.read_history(*trends.choose_store(str(store))))
     return verdict, {check.name.split(" of ")[0]: check for check in verdict.checks}
 
 
@@ -191,13 +191,13 @@ def test_too_few_runs_decide_nothing(tmp_path):
     verdict, checks = history_of(tmp_path, STEADY[:3])
     assert [checks[name].status for name in ("level", "newest run")] == ["SKIPPED", "SKIPPED"]
     assert verdict.verdict == "PASS"  # of the records, which can be read
-    assert past.judge(past.Past(tmp_path, False, past.Filter(), 0, [])).verdict == "SKIPPED"
+    assert trends.judge_history(trends.History(tmp_path, False, trends.Filter(), 0, [])).verdict == "SKIPPED"
 
 
 def test_hosts_that_take_turns_are_no_factor(tmp_path):
     for age, value in enumerate(reversed([*STEADY, *(value * 0.8 for value in STEADY[:4])])):
         on_machine(place(tmp_path, START - age * DAY, metrics=speed(value)), host=f"node{age % 3}")
-    change = past.read(*past.choose(str(tmp_path))).trends[0].changes[0]
+    change = trends.read_history(*trends.choose_store(str(tmp_path))).trends[0].changes[0]
     assert change.factors == []
 
 
@@ -209,7 +209,7 @@ def test_filters(tmp_path):
     )
 
     def count(**asked):
-        return len(past.read(*past.choose(str(tmp_path), **asked)).runs)
+        return len(trends.read_history(*trends.choose_store(str(tmp_path), **asked)).runs)
 
     day = history.read(tmp_path)[-1].moment.strftime("%Y-%m-%d")
     assert [count(), count(tier="smoke"), count(benchmark="machine"), count(machine="imaginary"), count(first_day=day)] == [
@@ -227,7 +227,7 @@ def test_filters(tmp_path):
 
 def test_without_runs_the_demo_of_the_kit_is_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path))
-    store, demo, _ = past.choose("")
+    store, demo, _ = trends.choose_store("")
     assert demo
     found = history.read(store)
     assert len(found) >= 10
@@ -235,7 +235,7 @@ def test_without_runs_the_demo_of_the_kit_is_shown(tmp_path, monkeypatch):
     assert all(run.series and not run.host for run in found)
     assert sum(path.stat().st_size for path in store.rglob("*") if path.is_file()) < 600_000
     place(tmp_path, START)
-    assert past.choose("")[:2] == (tmp_path, False)
+    assert trends.choose_store("")[:2] == (tmp_path, False)
 
 
 HUGE = int("9" * 401)  # JSON may hold it, no float does
@@ -263,7 +263,7 @@ def test_a_number_that_is_none_damages_its_run_alone(store, name, where, value):
     assert sorted(run.word for run in runs) == ["DAMAGED", "PASS", "PASS", "PASS"]
     assert next(run.damaged for run in runs if run.damaged).startswith(f"{name} is not readable: ")
     assert "not readable" in index.render(store).read_text()
-    assert past.judge(past.read(store, False, past.Filter())).checks[0].value == 1.0
+    assert trends.judge_history(trends.read_history(store, False, trends.Filter())).checks[0].value == 1.0
 
 
 def test_a_tiny_number_among_zeros_is_a_zero(tmp_path):
@@ -274,7 +274,7 @@ def test_a_tiny_number_among_zeros_is_a_zero(tmp_path):
 def changes_of(store, values):
     for age, value in enumerate(reversed(values)):
         place(store, START - age * DAY, metrics=speed(value))
-    return past.read(store, False, past.Filter()).trends
+    return trends.read_history(store, False, trends.Filter()).trends
 
 
 def listed(store):
@@ -331,9 +331,9 @@ def test_a_copy_of_a_run_counts_once(store):
     assert copies == {f"{original.name}-copy": original.name, f"Copy of {original.name}": original.name}
     (members,) = trends.series(runs).values()
     assert trends.trend("train_samples_per_s_minisquad_tiny", members).values == [63.0, 62.0, 61.0, 60.0]
-    found = past.read(store, False, past.Filter())
-    assert {why for _, why in found.left_out} == {f"copy of {original.name}"}
-    assert index.render(store).read_text().count(f"Copy of {original.name}: it takes no part") == 2
+    found = trends.read_history(store, False, trends.Filter())
+    assert {why for _, why in found.excluded} == {f"copy of {original.name}"}
+    assert index.render(store).read_text().count(f"Copy of {original.name}: excluded") == 2
     assert " ".join(listed(store).split()).count("copy of squad") == 2
     assert history.read(store) == runs
     shutil.rmtree(original)  # now the copies are the run, and one of them counts
@@ -351,12 +351,12 @@ def test_damaged_runs_leave_a_past_open_in_all_its_words(store, capsys, count, s
     paths = [run.path for run in history.read(store)][:count]
     for path in paths:
         (store / path / "result.json").write_text("{")
-    found = past.read(store, False, past.Filter())
-    verdict = past.judge(found)
+    found = trends.read_history(store, False, trends.Filter())
+    verdict = trends.judge_history(found)
     check = verdict.checks[0]
     assert (verdict.verdict, check.status, verdict.sentence) == ("AMBIGUOUS", "AMBIGUOUS", "Open: runs readable.")
     assert check.reason == said.format(*(run.name for run in found.runs if run.damaged))
-    history_page._say(found, verdict, store / "history.html")
+    history_page._print(found, verdict, store / "history.html")
     printed = capsys.readouterr().out
     assert f"AMBIGUOUS  runs readable: {check.reason}" in printed
     assert "note" not in printed

@@ -11,14 +11,14 @@ from test_history import STEADY
 from test_index import DAY, on_machine, place, speed
 from test_report import EVIL, Page, assert_self_contained_and_accessible
 
-from benchlib.judge import past, trends
+from benchlib.judge import trends
 from benchlib.show import explorer, history
 from benchlib.show.explorer import Explorer, View
 from benchlib.show.figures import DARK, LIGHT, png
 
 
 def read(store, **asked):
-    return past.read(*past.choose(str(store), **asked))
+    return trends.read_history(*trends.choose_store(str(store), **asked))
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_the_page_of_the_history(store, tmp_path, monkeypatch):
     found = read(store, tier="quick")
     page = tmp_path / "history.html"
     notebook = nbformat.read(home() / "notebooks" / "90_history.ipynb", as_version=4)
-    page.write_text(history_page.html(notebook, found, past.judge(found)), encoding="utf-8")
+    page.write_text(history_page.html(notebook, found, trends.judge_history(found)), encoding="utf-8")
     shown = Page(page)
     assert_self_contained_and_accessible(shown)
     assert "only tier quick" in shown.text

@@ -103,7 +103,7 @@ def test_planted_and_broken_runs_are_listed_but_take_no_part(tmp_path):
     place(tmp_path, START - 2 * DAY, outcome="failed", reason="rank 1 raised ValueError", with_result=True)
     runs = store.read(tmp_path)
     assert [len(members) for members in trends.series(runs).values()] == [1]
-    assert [trends.left_out(run) for run in runs] == [
+    assert [trends.exclusion(run) for run in runs] == [
         "Rank 1 raised ValueError", "a slow-down of 30% was planted in it", "",
     ]  # fmt: skip
     page = Page(index.render(tmp_path))
