@@ -72,19 +72,18 @@ def show_runs(out: Path | None) -> None:
     runs = store.read(folder)
     if not runs:
         raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
-    table = _table(Column("run", overflow="fold", min_width=30), Column("verdict", no_wrap=True), "what it says")
+    table = _table(Column("run", overflow="fold", min_width=30), Column("verdict", no_wrap=True), "result")
     for run in reversed(runs):
-        table.add_row(escape(terminal.one_line(run.path)), escape(run.word), escape(terminal.one_line(_said(run))))
+        table.add_row(escape(terminal.one_line(run.path)), escape(run.word), escape(terminal.one_line(_sentence(run))))
     console.print(table)
 
 
-def _said(run: StoredRun) -> str:
+def _sentence(run: StoredRun) -> str:
     """Return what a run's line says after its verdict."""
     if run.damaged:
         remedy = "; `benchlib report` judges it again" if run.damaged.startswith("verdict.json") else ""
         return f"{run.damaged}{remedy}"
-    copied = f"copy of {run.copy_of}: " if run.copy_of else ""
-    return copied + (run.sentence or "no verdict yet: `benchlib report` makes it")
+    return (f"copy of {run.copy_of}: " if run.copy_of else "") + run.sentence
 
 
 def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improved: bool) -> None:
@@ -225,13 +224,13 @@ def show(metric: str = "", device: str = "") -> None:
         header_style="bold",
     )
     last = ""
-    for item, told in rows:
+    for item, cells in rows:
         if item.metric != last:
             table.add_row("", f"[bold]{item.metric.replace('_', ' ')}[/]", "", "")
             last = item.metric
-        notes = f"\n[dim]{escape(told['notes'])}[/]" if told["notes"] else ""
-        source = f"{escape(told['source'])}\n[dim]{escape(told['date'])}[/]"
-        table.add_row(escape(told["published"]), escape(told["conditions"]) + notes, source, MARKS[item.validity])
+        notes = f"\n[dim]{escape(cells['notes'])}[/]" if cells["notes"] else ""
+        source = f"{escape(cells['source'])}\n[dim]{escape(cells['date'])}[/]"
+        table.add_row(escape(cells["published"]), escape(cells["conditions"]) + notes, source, MARKS[item.validity])
     console.print(table)
     count = f"{len(rows)} figure{'s' * (len(rows) != 1)}"
     console.print(f"\n{count}, claimed by their sources; none was measured here. Invalid ones are never compared with.")

@@ -1,6 +1,15 @@
 """A run as one value: what comparing, exporting and sharing need of it, wherever it is stored.
 
-A damaged part costs only itself: it is named in ``problems`` and left empty.
+A snapshot is made from a run folder, or read from a report. A damaged part costs only itself: it is named in ``problems``
+and left empty.
+
+A report carries its run as ``<a download href="data:application/gzip;base64,...">``: JSON of a :class:`Snapshot`, thinned and
+compressed. A link was chosen because it is the one element that holds data, needs no script, is allowed by the report's
+content security policy (which governs loading, not downloads that the reader asks for), passes through mail attachments and
+*Save as* unchanged, and serves a person as well: a click saves the file. ``data-sha256`` is the SHA-256 of the compressed
+bytes, that is of the file which the link saves. It detects damage and careless changes; it is no signature. What a reader
+trusts is bounded before it is unpacked and validated after: the file, the text of the link and the unpacked JSON each have
+a largest size.
 """
 
 import base64
@@ -29,10 +38,19 @@ from benchlib.results.store import identity, judgement, skip_reason, span
 
 T = TypeVar("T")
 KEPT_BYTES = 8_000  # of one table or one fact, as JSON
+MEDIA_TYPE = "application/gzip"
+ATTRIBUTE = "data-benchlib-run"  # its value is the version of the form that this module describes
+VERSION = "1"
+PREFIX = f"data:{MEDIA_TYPE};base64,"
+
+REPORT_BYTES = 16_000_000
+LINK_CHARACTERS = 2_000_000
+JSON_BYTES = 16_000_000
+WRITTEN_BYTES = 90_000  # of compressed data: with base64 a quarter of what a report may have
 
 
 class Snapshot(BaseModel):
-    """A run, whole or not. ``word`` is PASS, FAIL, AMBIGUOUS, SKIPPED, BROKEN, STOPPED, UNFINISHED or DAMAGED.
+    """A run, complete or not. ``word`` is PASS, FAIL, AMBIGUOUS, SKIPPED, BROKEN, STOPPED, UNFINISHED or DAMAGED.
 
     ``samples`` are raw samples by metric, ``limits`` how much worse the benchmark lets its metrics get, ``fingerprint``
     the factors that make it comparable, ``left_out`` what :meth:`thinned` dropped.
@@ -104,7 +122,7 @@ def snapshot(run: Run) -> Snapshot:
         word, sentence = "DAMAGED", "Parts of the run cannot be read: " + "; ".join(dict.fromkeys(problems)) + "."
     benchmark, tier, backend = identity(run, config, result)
     started, ended = span(result, status)
-    whole = config is not None and result is not None and result.status == "complete"
+    complete = config is not None and result is not None and result.status == "complete"
     report = run.path / "report.html"
     machine = read(lambda: _object(run.machine, "machine.json")) or {}
     return Snapshot(
@@ -120,8 +138,8 @@ def snapshot(run: Run) -> Snapshot:
         machine=machine,
         result=result,
         verdict=verdict,
-        limits=(read(lambda: BENCHMARKS[benchmark].limits(run)) or []) if whole else [],
-        fingerprint=(read(lambda: run_fingerprint(run)) or {}) if whole and machine else {},
+        limits=(read(lambda: BENCHMARKS[benchmark].limits(run)) or []) if complete else [],
+        fingerprint=(read(lambda: run_fingerprint(run)) or {}) if complete and machine else {},
         samples=read(lambda: run.samples) or {},
         problems=list(dict.fromkeys(problems)),
         report=str(report) if report.exists() else "",
@@ -141,29 +159,6 @@ def _object(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{name}: not a JSON object")
     return value
-
-
-# The data of a run inside its shared report, and back: a link that a person can click and a program can read.
-#
-# The report carries its run as ``<a download href="data:application/gzip;base64,...">``: JSON of a
-# :class:`benchlib.judge.snapshot.Snapshot`, thinned and compressed. A link was chosen because it is the one element that holds data,
-# needs no script, is allowed by the report's content security policy (which governs loading, not downloads that the reader
-# asks for), passes through mail attachments and *Save as* unchanged, and serves a person as well: a click saves the file.
-# ``data-sha256`` is the SHA-256 of the compressed bytes, that is of the file which the link saves.
-#
-# The checksum finds damage and careless changes; it is no signature. What a reader trusts is bounded before it is
-# unpacked and validated after: the file, the text of the link, the unpacked JSON each have a largest size.
-
-
-MEDIA_TYPE = "application/gzip"
-ATTRIBUTE = "data-benchlib-run"  # its value is the version of the form described above
-VERSION = "1"
-PREFIX = f"data:{MEDIA_TYPE};base64,"
-
-REPORT_BYTES = 16_000_000
-LINK_CHARACTERS = 2_000_000
-JSON_BYTES = 16_000_000
-WRITTEN_BYTES = 90_000  # of compressed data: with base64 a quarter of what a report may have
 
 
 @dataclass(frozen=True)
@@ -194,18 +189,18 @@ def link(run: Snapshot) -> Link:
     )
 
 
-class _Finder(HTMLParser):
-    """Collects the links that carry a run, and whether the document was read to its end."""
+class _LinkParser(HTMLParser):
+    """Collects the links that carry a run, and whether the document is complete."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.found: list[dict[str, str]] = []
+        self.links: list[dict[str, str]] = []
         self.ended = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
         if tag == "a" and ATTRIBUTE in values:
-            self.found.append(values)
+            self.links.append(values)
 
     def handle_endtag(self, tag: str) -> None:
         self.ended = self.ended or tag == "html"
@@ -214,13 +209,13 @@ class _Finder(HTMLParser):
 def read_report(path: Path | str) -> Snapshot:
     """Return the run that a ``report.html`` carries.
 
-    Raises ``UserError`` for a file that is no report, carries no data, is cut, or was altered.
+    Raises ``UserError`` for a file that is not a report, carries no data, is cut, or was altered.
     """
     path = Path(path)
     try:
         if path.stat().st_size > REPORT_BYTES:
             raise UserError(
-                f"{path}: {path.stat().st_size:,} bytes are no report of benchlib (at most {REPORT_BYTES:,})"
+                f"{path}: {path.stat().st_size:,} bytes are too many for a report of benchlib (at most {REPORT_BYTES:,})"
             )
         source = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -235,23 +230,23 @@ def read_report(path: Path | str) -> Snapshot:
 
 def read_html(source: str) -> Snapshot:
     """Return the run that the text of a report carries; ``UserError`` as in :func:`read_report`, without the path."""
-    finder = _Finder()
-    finder.feed(source)
-    finder.close()
-    if not finder.ended:
-        raise UserError("the file is cut or is no report: its end is missing; ask for the whole file")
-    if not finder.found:
+    parser = _LinkParser()
+    parser.feed(source)
+    parser.close()
+    if not parser.ended:
+        raise UserError("the file is cut or not a report: its end is missing; ask for the whole file")
+    if not parser.links:
         raise UserError(
-            "carries no data of a run: it is no report of benchlib, or an old one that `benchlib report` renders again"
+            "carries no data of a run: it is not a report of benchlib, or an old one that `benchlib report` renders again"
         )
-    if len(finder.found) > 1:
+    if len(parser.links) > 1:
         raise UserError(
-            f"carries the data of {len(finder.found)} runs where a report has one: it was put together by hand"
+            f"carries the data of {len(parser.links)} runs where a report has one: it was put together by hand"
         )
-    found = finder.found[0]
-    if found[ATTRIBUTE] != VERSION:
-        raise UserError(f"its data have the form {found[ATTRIBUTE]!r}, this version of benchlib reads {VERSION!r}")
-    return _unpack(found.get("href", ""), found.get("data-sha256", ""))
+    link = parser.links[0]
+    if link[ATTRIBUTE] != VERSION:
+        raise UserError(f"its data have version {link[ATTRIBUTE]!r}, this version of benchlib reads {VERSION!r}")
+    return _unpack(link.get("href", ""), link.get("data-sha256", ""))
 
 
 def _unpack(href: str, sha256: str) -> Snapshot:
@@ -275,10 +270,7 @@ def _unpack(href: str, sha256: str) -> Snapshot:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise UserError(f"its data are no run of this version ({where}: {first['msg']})") from None
-
-
-# Where runs are stored: run folders, folders of them, and shared reports, all read into snapshots.
+        raise UserError(f"its data are not a run of this version ({where}: {first['msg']})") from None
 
 
 def run_folders(path: Path) -> list[Path]:

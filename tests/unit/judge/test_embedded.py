@@ -94,15 +94,15 @@ def test_an_altered_report_is_refused(folder, place):
     [
         ("<html><body>hello</body></html>", "carries no data"),
         (page("x") + page("x"), "the data of 2 runs"),
-        (page("x", version="7"), "have the form '7'"),
+        (page("x", version="7"), "have version '7'"),
         (page("https://example.invalid/run.json"), "altered"),
         (page(embedded.PREFIX + "&&&"), "not base64"),
         (page(embedded.PREFIX + "A" * embedded.LINK_CHARACTERS), "altered"),
         (packed(b"0" * (embedded.JSON_BYTES + 1)), "unpack to more than 16,000,000 bytes"),
-        (packed(b"{}"), "no run of this version"),
-        (packed(b"[" * 100_000), "no run of this version"),
-        (packed(b'{"schema_version": 2}'), "no run of this version"),
-        (packed(b"\xff\xfe"), "no run of this version"),
+        (packed(b"{}"), "not a run of this version"),
+        (packed(b"[" * 100_000), "not a run of this version"),
+        (packed(b'{"schema_version": 2}'), "not a run of this version"),
+        (packed(b"\xff\xfe"), "not a run of this version"),
     ],
     ids=["foreign", "two", "version", "elsewhere", "base64", "long", "bomb", "empty", "nested", "schema", "bytes"],
 )
@@ -122,7 +122,7 @@ def test_a_huge_file_is_not_read(tmp_path):
     path = tmp_path / "report.html"
     with path.open("wb") as handle:
         handle.truncate(embedded.REPORT_BYTES + 1)
-    with pytest.raises(UserError, match="no report of benchlib"):
+    with pytest.raises(UserError, match="too many for a report of benchlib"):
         read_report(path)
 
 
