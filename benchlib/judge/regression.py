@@ -180,17 +180,18 @@ def allowed_loss(bound: float, kind: Kind, direction: Direction) -> float:
     return math.log(bound)
 
 
-def status_of(result: Change, bound: float, direction: Direction) -> Status:
+def status_of(result: Change, bound: float, direction: Direction, size: float = 0.0) -> Status:
     """Return FAIL where the whole interval is worse than the bound, PASS where it is within it, else AMBIGUOUS.
 
-    A boundary value passes. A value that is no worse than the baseline's is never a regression, however wide its interval.
+    A boundary value passes: ``size`` is that of the values whose difference was rounded. A value that is no worse than the
+    baseline's is never a regression, however wide its interval.
     """
     least, most = loss(result, direction)
     if loss_of(result, direction) <= 0:
         return "PASS"
     limit = allowed_loss(bound, result.kind, direction)
     floor = 1.0 if result.kind == "ratio" else 0.0  # logarithms have a scale of their own, amounts have not
-    slack = _EDGE * max(floor, abs(limit), abs(least), abs(most))
+    slack = _EDGE * max(floor, abs(limit), abs(least), abs(most), size)
     if least > limit + slack:
         return "FAIL"
     return "PASS" if most <= limit + slack else "AMBIGUOUS"
@@ -208,7 +209,8 @@ def regression_check(limit: RegressionLimit, new: Side, old: Side, known: Spread
     kind = kind_of(limit, *(min(run) for side in (new, old) for run in side.runs))
     result = change(new.runs, old.runs, kind=kind, known=known)
     wanted = threshold(limit, kind, metric.direction, old.value(kind), result.band)
-    status = status_of(result, wanted.bound, metric.direction)
+    size = abs(old.value(kind)) if kind == "difference" else 0.0  # ratios have a scale of their own
+    status = status_of(result, wanted.bound, metric.direction, size)
     advice = "; the interval spans the limit" if status == "AMBIGUOUS" else ""
     advice += ": repeat the run" if advice and len(new.runs) == 1 else ""
     return baseline_check(
