@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from benchlib.benchmarks.parity import tables as series
+from benchlib.benchmarks.parity import tables
 from benchlib.benchmarks.parity.pictures import (
     LINES,
     beside,
@@ -48,27 +48,27 @@ SEEN = 0.002  # share of a member's values that a bin needs to widen the axis
 def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
     """Distribution of the differences of the logits by member, with the tolerance, and what exceeds it."""
     figure, axes = blank("difference-histograms", theme, of_many=True)
-    frame = series.table(run, "histogram").dropna(subset=["low", "high"]).query("count > 0")
-    names = series.ordered(run, frame["member"])
+    frame = tables.table(run, "histogram").dropna(subset=["low", "high"]).query("count > 0")
+    names = tables.ordered(run, frame["member"])
     if not names:
         return leave_empty(figure, axes, theme, "No differences of logits were counted.")
     tall(figure, len(names), WIDE_ROW_IN)
-    judged = series.table(run, "quantities").query("quantity == 'logits max difference'")
+    judged = tables.table(run, "quantities").query("quantity == 'logits max difference'")
     known = {
-        row["member"]: row for row in series.row_dicts(judged) if row["member"] in names and math.isfinite(row["limit"])
+        row["member"]: row for row in tables.row_dicts(judged) if row["member"] in names and math.isfinite(row["limit"])
     }
     # A few values far below all others would press the rest together; they are drawn where there is room for them.
     seen = frame[frame["count"] >= SEEN * frame.groupby("member")["count"].transform("sum")]
     ends = [*seen["high"], *seen.loc[seen["low"] > 0, "low"]]
     zero = powers(axes.xaxis, [*ends, *(row["limit"] for row in known.values())])
-    most = series.table(run, "logits").groupby("member")["max_abs"].max()
+    most = tables.table(run, "logits").groupby("member")["max_abs"].max()
     sentences = []
     for row, name in enumerate(names):
         part, verdict = frame[frame["member"] == name], known.get(name, {})
         over = verdict.get("status") == "FAIL"
         limit = verdict.get("limit", math.inf)
-        word = series.outcome_word(verdict.get("status", ""), bool(verdict.get("gates", True)), True)
-        for item in series.row_dicts(part):
+        word = tables.outcome_word(verdict.get("status", ""), bool(verdict.get("gates", True)), True)
+        for item in tables.row_dicts(part):
             begin, end = (item["low"], item["high"]) if item["high"] > 0 else (zero / 1.4, zero * 1.4)
             height = 0.78 * item["count"] / part["count"].max()
             axes.bar(begin or zero, -height, end - begin, row + 0.4, align="edge", linewidth=0,
@@ -83,7 +83,7 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
         sentences.append(f"{name} at most {difference(largest)}, {100 * equal:.0f} % are equal")
     name_rows(axes, theme, names)
     label(axes, theme, "|logit - the reference's|; bar: tolerance; right: the largest")
-    return head(figure, theme, titled(_finding(known), series.scope(run)), f"{'; '.join(sentences)}.")
+    return head(figure, theme, titled(_finding(known), tables.scope(run)), f"{'; '.join(sentences)}.")
 
 
 def _finding(known: dict[str, dict[str, Any]]) -> str:
@@ -102,18 +102,18 @@ def _finding(known: dict[str, dict[str, Any]]) -> str:
 def closeness(run: Records, theme: Theme = LIGHT) -> Picture:
     """Different or worse: each member's distance to the fp64 truth over the reference's own, case by case."""
     figure, axes = blank("different-or-worse", theme, of_many=True)
-    frames = {name: frame for name, frame in series.closeness(run).items() if len(frame)}
+    frames = {name: frame for name, frame in tables.closeness(run).items() if len(frame)}
     if not frames:
         return leave_empty(figure, axes, theme, "Nothing was compared with an fp64 truth.")
     tall(figure, len(frames))
-    verdicts = {row["member"]: row["verdict"] for row in series.row_dicts(series.table(run, "truth"))}
+    verdicts = {row["member"]: row["verdict"] for row in tables.row_dicts(tables.table(run, "truth"))}
     axes.set_xscale("log", base=2)
     axes.set_xlim(1 / SHOWN, SHOWN)
     axes.axvspan(1 / AS_CLOSE, AS_CLOSE, color=theme.muted, alpha=0.16, linewidth=0)
     axes.axvline(1, color=theme.text, linewidth=1.2)
     sentences = []
     for row, (name, frame) in enumerate(frames.items()):
-        ratios = frame["own"] / frame[series.REFERENCE]
+        ratios = frame["own"] / frame[tables.REFERENCE]
         colour = {"farther": tone(theme, "FAIL"), "closer": tone(theme, "PASS")}.get(
             verdicts.get(name, ""), theme.series[0]
         )
@@ -136,7 +136,7 @@ def closeness(run: Records, theme: Theme = LIGHT) -> Picture:
         if farther
         else "No member is farther from fp64 than the reference"
     )
-    return head(figure, theme, titled(title, series.scope(run)),
+    return head(figure, theme, titled(title, tables.scope(run)),
                 f"Largest distance to the fp64 truth: {'; '.join(sentences)}. Shaded: within a factor of 2.")  # fmt: skip
 
 
@@ -157,14 +157,14 @@ def _outside(axes: Axes, row: int, ratios: pd.Series, colour: str) -> None:
 def depth(run: Records, theme: Theme = LIGHT) -> Picture:
     """Relative L2 distance of each layer's output from the reference's, and the first layer beyond tolerance."""
     figure, axes = blank("divergence-by-depth", theme, of_many=True)
-    layers = series.layers(run)
+    layers = tables.layers(run)
     if not layers:
         return leave_empty(figure, axes, theme, "No layer was compared.")
     limits = _limits(run, layers)
     tall(figure, len(layers) + len(limits), 0.19, least_in=HEIGHT_IN)
     everything = [value for frame in layers.values() for value in frame["relative_l2"]]
     zero = powers(axes.yaxis, [*everything, *limits])
-    ends, names = list[End](), series.ordered(run, layers)
+    ends, names = list[End](), tables.ordered(run, layers)
     for name in names:
         frame, (colour, style) = layers[name], looks(theme, names.index(name))
         values = placed(frame["relative_l2"], zero)
@@ -185,16 +185,16 @@ def depth(run: Records, theme: Theme = LIGHT) -> Picture:
     for limit, words in limits.items():
         axes.axhline(limit, color=theme.muted, linewidth=1.4, linestyle=TOLERANCE, gid="tolerance")
         ends.append(End(axes.get_xlim()[1], limit, words, theme.muted))
-    _mark_first(axes, theme, series.first_beyond(run), zero)
+    _mark_first(axes, theme, tables.first_beyond(run), zero)
     name_ends(axes, theme, ends)
     title, alt = _where(run, layers)
     label(axes, theme, "encoder layer, modules in forward order", "relative L2 distance")
-    return head(figure, theme, titled(title, series.scope(run)), alt)
+    return head(figure, theme, titled(title, tables.scope(run)), alt)
 
 
 def _limits(run: Records, layers: dict[str, pd.DataFrame]) -> dict[float, str]:
     """Return the tolerances with their names: by precision where there are several."""
-    precision = {row["member"]: row["precision"] for row in series.row_dicts(series.table(run, "members"))}
+    precision = {row["member"]: row["precision"] for row in tables.row_dicts(tables.table(run, "members"))}
     kinds: dict[float, list[str]] = {}
     for name, frame in layers.items():
         for limit in frame["limit"].dropna().unique():
@@ -209,7 +209,7 @@ def _layer_axis(axes: Axes, layers: dict[str, pd.DataFrame]) -> None:
     places: dict[str, float] = {}
     for frame in layers.values():
         for index, layer in zip(frame["index"], frame["layer"], strict=True):
-            number = series.layer_number(layer)
+            number = tables.layer_number(layer)
             if number is not None:
                 places[str(number)] = min(index, places.get(str(number), index))
     step = -(-len(places) // MOST_LAYERS) or 1
@@ -247,7 +247,7 @@ def _mark_first(axes: Axes, theme: Theme, first: dict[str, dict[str, Any]], zero
 
 
 def _where(run: Records, layers: dict[str, pd.DataFrame]) -> tuple[str, str]:
-    first = series.first_beyond(run)
+    first = tables.first_beyond(run)
     worst = {name: float(frame["relative_l2"].max()) for name, frame in layers.items()}
     distances = "; ".join(
         f"{name} at most {difference(worst[name])}"
@@ -271,8 +271,8 @@ def _where(run: Records, layers: dict[str, pd.DataFrame]) -> tuple[str, str]:
 def gradients(run: Records, theme: Theme = LIGHT) -> Picture:
     """Relative L2 distance of each parameter's gradient from the reference's, the worst of each member named."""
     figure, axes = blank("gradient-differences", theme, of_many=True)
-    frame = series.table(run, "gradients").query("parameter != ''").dropna(subset=["relative_l2"])
-    names = series.ordered(run, frame["member"])
+    frame = tables.table(run, "gradients").query("parameter != ''").dropna(subset=["relative_l2"])
+    names = tables.ordered(run, frame["member"])
     if not names:
         return leave_empty(figure, axes, theme, "No gradients were compared.")
     tall(figure, len(names), 0.36)
@@ -280,7 +280,7 @@ def gradients(run: Records, theme: Theme = LIGHT) -> Picture:
     beyond, sentences = [], []
     for row, name in enumerate(names):
         part = frame[frame["member"] == name]
-        worst = series.row_dicts(part.sort_values("relative_l2").tail(1))[0]
+        worst = tables.row_dicts(part.sort_values("relative_l2").tail(1))[0]
         wrong = bool(part["beyond"].any())
         colour = tone(theme, "FAIL") if wrong else theme.series[0]
         axes.plot(placed(part["relative_l2"], zero), [row] * len(part), "|", color=colour, markersize=8, alpha=0.6)
@@ -295,13 +295,13 @@ def gradients(run: Records, theme: Theme = LIGHT) -> Picture:
         f"Gradients of {listed(beyond)} are beyond tolerance" if beyond else "Every gradient is within its tolerance"
     )
     label(axes, theme, "relative L2 distance by parameter; bar: tolerance; named: the worst")
-    return head(figure, theme, titled(title, series.scope(run)), f"Worst parameters: {'; '.join(sentences)}.")
+    return head(figure, theme, titled(title, tables.scope(run)), f"Worst parameters: {'; '.join(sentences)}.")
 
 
 def losses(run: Records, theme: Theme = LIGHT) -> Picture:
     """Loss of the same training steps by member, and how far each is from the reference's."""
-    frame = series.table(run, "curves").dropna(subset=["step", "loss"])
-    names = series.ordered(run, frame["member"])
+    frame = tables.table(run, "curves").dropna(subset=["step", "loss"])
+    names = tables.ordered(run, frame["member"])
     if not names:
         return leave_empty(*blank("loss-curves", theme, of_many=True), theme, "No training steps were compared.")
     figure, (upper, lower) = panels("loss-curves", theme, 2, 1, sharex=True, height_ratios=[2, 5])
@@ -337,7 +337,7 @@ def losses(run: Records, theme: Theme = LIGHT) -> Picture:
     return head(
         figure,
         theme,
-        titled(title, series.scope(run)),
+        titled(title, tables.scope(run)),
         f"Distance from the reference's loss at the last step: {distances}.",
     )
 
@@ -347,7 +347,7 @@ def kernels(run: Records, theme: Theme = LIGHT) -> Picture:
 
     Of the inputs with the smallest scale: peaked ones are in the table.
     """
-    frame = series.table(run, "attention")
+    frame = tables.table(run, "attention")
     ran = frame[(frame["status"] != "SKIPPED") & (frame["length"] > 0) & frame["max_abs_truth"].notna()]
     if ran.empty:
         missing = textwrap.fill(lacking(frame) or "No attention kernels were compared.", 56, max_lines=6)
@@ -379,7 +379,7 @@ def kernels(run: Records, theme: Theme = LIGHT) -> Picture:
     title = titled(_attention_finding(worst, names), "random inputs")
     errors = "; ".join(
         f"{row['kernel']} {row['dtype']} {difference(row['max_abs_truth'])} at {row['length']:.0f} tokens"
-        for row in series.row_dicts(worst.sort_values("length").groupby(["kernel", "dtype"], sort=False).tail(1))
+        for row in tables.row_dicts(worst.sort_values("length").groupby(["kernel", "dtype"], sort=False).tail(1))
     )
     return head(figure, theme, title, f"Largest errors against fp64: {errors}. {missing}".strip())
 
@@ -436,5 +436,5 @@ def _attention_finding(worst: pd.DataFrame, names: list[str]) -> str:
     apart = worst[worst["kernel"].isin(others)].dropna(subset=["max_abs_math"])
     if apart.empty:
         return "Only the math kernel ran here" if names == ["math"] else "Errors of the attention kernels"
-    far = series.row_dicts(apart.sort_values("max_abs_math").tail(1))[0]
+    far = tables.row_dicts(apart.sort_values("max_abs_math").tail(1))[0]
     return f"{far['kernel']} is at most {difference(far['max_abs_math'])} from math ({far['dtype']}, {far['length']:,.0f} tokens)"

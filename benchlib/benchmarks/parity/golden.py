@@ -44,7 +44,7 @@ _REQUIRED = {
     "digest": str,
 }
 _NAMED_BY_PATH = ("model", "dev_file")  # on one machine; what they hold lies in the golden folder
-_REMEDY = "copy the folder again from where it was recorded, or record it anew: `benchlib parity record`"
+_REMEDY = "copy the folder again from where it was recorded, or record it again: `benchlib parity record`"
 
 
 def place(run_dir: Path | str, golden: str) -> Path:
@@ -87,14 +87,14 @@ def write(
 def manifest(folder: Path | str) -> dict[str, Any]:
     """Read ``golden.json`` and check its own digest, but none of the files: for who reads the folder a second time.
 
-    Raises ``UserError`` for a folder that is none, and for a manifest that is missing, cut or altered.
+    Raises ``UserError`` for another folder, and for a manifest that is missing, cut or altered.
     """
     place = Path(folder)
     if not place.is_dir():
-        raise UserError(f"{place}: no golden folder; make one with `benchlib parity record FOLDER`")
+        raise UserError(f"{place}: not a golden folder; make one with `benchlib parity record FOLDER`")
     if not (place / NAME).exists():
         raise UserError(
-            f"{place}: {NAME} is missing, so this is no golden folder, or a recording that broke off; {_REMEDY}"
+            f"{place}: {NAME} is missing, so this is not a golden folder, or an incomplete recording; {_REMEDY}"
         )
     fields = read_object(place / NAME, _REQUIRED)
     if fields["digest"] != _digest(fields):
@@ -115,7 +115,7 @@ def read(folder: Path | str) -> dict[str, Any]:
             raise UserError(f"{place}: {name} is missing; {_REMEDY}")
     for name in there:
         if name not in wanted:
-            raise UserError(f"{place}: {name} is extra: nobody recorded it; remove it, or {_REMEDY}")
+            raise UserError(f"{place}: {name} is extra: it was not recorded; remove it, or {_REMEDY}")
     for name in there:
         fault = _fault(place / name, wanted[name])
         if fault:
@@ -130,8 +130,8 @@ def _listing(folder: Path) -> list[str]:
             path = Path(root, name)
             if path.is_symlink() or not (path.is_dir() or path.is_file()):
                 raise UserError(
-                    f"{folder}: {path.relative_to(folder)} is neither a file nor a folder; a golden folder has to stand "
-                    "by itself: put the file there"
+                    f"{folder}: {path.relative_to(folder)} is neither a file nor a folder; a golden folder must be "
+                    "self-contained: put the file itself there"
                 )
         names += [Path(root, name).relative_to(folder).as_posix() for name in files]
     return sorted(name for name in names if name != NAME)
@@ -193,7 +193,7 @@ def parameters(manifest: Mapping[str, Any]) -> dict[str, Any]:
         what = f"has {unknown[0]}" if unknown else f"lacks {lacking[0]}"
         raise UserError(
             f"{NAME}: its work {what}: it was recorded by benchlib {manifest['benchlib']}, and this version has "
-            "other parameters; record it anew, or verify with that version"
+            "other parameters; record it again, or verify with that version"
         )
     return {name: value for name, value in values.items() if name != "dev_file"}
 
@@ -214,7 +214,7 @@ def refuse(config: ParityConfig) -> None:
         if given.get(name) != value and not (name == "model" and weights_are_here):  # then its hash tells, not its name
             raise UserError(
                 f"{name} = {_shown(given.get(name))} contradicts {config.golden}, which was recorded with {name} = "
-                f"{_shown(value)}: leave it out (`benchlib parity verify` takes it from there), or record anew"
+                f"{_shown(value)}: leave it out (`benchlib parity verify` takes it from there), or record it again"
             )
     require_fp32(Path(config.golden) / REFERENCE / "recording.json")
 
@@ -225,7 +225,7 @@ def require_fp32(path: Path) -> None:
     if precision != "fp32":
         raise UserError(
             f"{path}: the reference was computed in {precision}, and the tolerances hold against one in fp32; "
-            "record it anew: `benchlib parity record`"
+            "record it again: `benchlib parity record`"
         )
 
 

@@ -67,7 +67,7 @@ class Inputs:
                 about = json.loads((handle.metadata() or {})["benchlib"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise UserError(
-                f"{self.path}: no inputs of benchlib, or cut ({type(error).__name__}: {error}): record them anew"
+                f"{self.path}: not an inputs file of benchlib, or truncated ({type(error).__name__}: {error}): record it again"
             ) from None
         self.cases = [Case(**case) for case in about["cases"]]
         self.pad_id = int(about["pad_id"])

@@ -52,7 +52,7 @@ def parts(model: torch.nn.Module) -> list[Part]:
     layers = encoder_layers(model)
     if not layers:
         raise UserError(
-            f"{type(model).__name__} has no modules named layer.N, layers.N, block.N or h.N: its layers cannot be told apart"
+            f"{type(model).__name__} has no modules named layer.N, layers.N, block.N or h.N: its layers cannot be identified"
         )
     parts = []
     for name, module in model.named_modules():
@@ -126,9 +126,7 @@ def require_layer(model: torch.nn.Module, layer: int) -> None:
     """Raise ``UserError`` for a layer to plant a fault in that the model does not have; -1 plants nothing."""
     count = len(encoder_layers(model)) if layer >= 0 else 0
     if layer >= 0 and not count:
-        raise UserError(
-            f"planted_layer = {layer}: {type(model).__name__} has no layers that can be told apart: leave it out"
-        )
+        raise UserError(f"planted_layer = {layer}: {type(model).__name__} has no identifiable layers: omit it")
     if layer >= count > 0:
         raise UserError(
             f"planted_layer = {layer}: the model has {count} layers: set it to {count - 1} or less, -1 for none"

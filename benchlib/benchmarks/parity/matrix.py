@@ -173,7 +173,7 @@ def read_run(run: Any, machine: str = "", planted: bool = False) -> RunResult:
         raise NotCounted(f"{place}: it was stopped by its user before it could say what came out")
     ended_at = (result.ended_at if result else None) or status.get("ended_at")
     if ended_at is None:
-        raise NotCounted(f"{place}: it has not ended, or was cut off before it could say what came out")
+        raise NotCounted(f"{place}: it has not ended, or was cut off before it wrote a result")
     try:
         facts, machine_facts = result.facts if result else {}, getattr(run, "machine", None) or {}
         model = facts["model"] if isinstance(facts.get("model"), Mapping) else {}

@@ -15,7 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
-from benchlib.benchmarks.parity import tables as series
+from benchlib.benchmarks.parity import tables
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.matrix import WHOLE
 from benchlib.benchmarks.parity.tables import SIGNS, difference
@@ -137,7 +137,7 @@ def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None)
     ``grid`` is a frame of :mod:`benchlib.benchmarks.parity.matrix`; without it the run stands beside the others of its store.
     """
     figure, axes = blank("backend-matrix", theme, of_many=True)
-    frame = series.matrix(run, grid)
+    frame = tables.matrix(run, grid)
     if frame.empty:
         return leave_empty(figure, axes, theme, "No member was compared.")
     columns = list(dict.fromkeys(zip(frame["machine"], frame["backend"], strict=True)))
@@ -146,7 +146,7 @@ def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None)
     names = list(dict.fromkeys(sorted(frame["row"], key=_rank)))
     tall(figure, len(names), 0.25, 1.7)
     room = ROOM[min(len(shown), len(ROOM) - 1)]
-    for row in series.row_dicts(frame):
+    for row in tables.row_dicts(frame):
         if (place := (row["machine"], row["backend"])) in shown:
             words = f"{SIGNS.get(row['word'], '?')} {_number(row, room)}"
             _cell(axes, theme, shown.index(place), names.index(row["row"]), words, row["word"], _size(len(shown)))
@@ -161,11 +161,11 @@ def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None)
     _grid(axes, theme, names, heads, len(shown) > UPRIGHT)
     outcomes = "; ".join(
         f"{row['row']} on {row['machine']} ({row['backend']}): {row['word']}, {_number(row, 200)}"
-        for row in series.row_dicts(frame)
+        for row in tables.row_dicts(frame)
     )
     more = f" {len(columns) - len(shown)} more machines are not shown." if len(columns) > len(shown) else ""
     return head(
-        figure, theme, titled(_tally(frame, len(columns)), series.scope(run) if same else ""), f"{outcomes}.{more}"
+        figure, theme, titled(_tally(frame, len(columns)), tables.scope(run) if same else ""), f"{outcomes}.{more}"
     )
 
 
@@ -192,7 +192,7 @@ def _number(row: dict[str, Any], room: int) -> str:
 
 def _column(frame: pd.DataFrame, model: str) -> str:
     """Write machine, backend, age and, where machines ran several models, which."""
-    first = series.row_dicts(frame)[0]
+    first = tables.row_dicts(frame)[0]
     days = int(frame["age_days"].max())
     age = f", {days} day{'s' if days != 1 else ''} old" if days >= 1 else ""
     machine = first["machine"] if len(first["machine"]) <= 24 else first["machine"][:23] + "…"
@@ -201,7 +201,7 @@ def _column(frame: pd.DataFrame, model: str) -> str:
 
 def _line(frame: pd.DataFrame, marked: bool) -> str:
     """Write machine, backend and age in a line; a star says that something stands in for real weights."""
-    first = series.row_dicts(frame)[0]
+    first = tables.row_dicts(frame)[0]
     days = int(frame["age_days"].max())
     machine = first["machine"] if len(first["machine"]) <= 14 else first["machine"][:13] + "…"
     return (
@@ -254,16 +254,16 @@ def _grid(axes: Axes, theme: Theme, names: list[str], heads: list[str], slanted:
 def quantities(run: Records, theme: Theme = LIGHT) -> Picture:
     """Every compared quantity (column) of every member (row): its status as colour and sign, and its value."""
     figure, axes = blank("quantities", theme, of_many=True)
-    frame = series.table(run, "quantities")
-    names = series.ordered(run, frame["member"])
+    frame = tables.table(run, "quantities")
+    names = tables.ordered(run, frame["member"])
     if not names:
         return leave_empty(figure, axes, theme, "No quantity was compared.")
     tall(figure, len(names), 0.25, 1.45)
     known = [name for name in QUANTITIES if name in set(frame["quantity"])]
     known += sorted(set(frame["quantity"]) - set(known))
     beyond = []
-    for row in series.row_dicts(frame[frame["member"].isin(names)]):
-        word = series.outcome_word(row["status"], row["gates"], not math.isnan(row["value"]))
+    for row in tables.row_dicts(frame[frame["member"].isin(names)]):
+        word = tables.outcome_word(row["status"], row["gates"], not math.isnan(row["value"]))
         words = SIGNS["SKIPPED"] if row["status"] == "SKIPPED" else _value(row)
         words = f"{SIGNS[word]}{words}" if word in ("FAIL", "DIFFERS") else words
         roomy = len(words) < (6 if len(known) <= 12 else 5)
@@ -279,10 +279,10 @@ def quantities(run: Records, theme: Theme = LIGHT) -> Picture:
     )
     failures = "; ".join(
         f"{row['member']}: {row['quantity']} {_value(row)} ({row['limit_text']})"
-        for row in series.row_dicts(frame[frame["status"] == "FAIL"])
+        for row in tables.row_dicts(frame[frame["status"] == "FAIL"])
     )
     return head(
-        figure, theme, titled(title, series.scope(run)), f"Beyond their limits: {failures}." if failures else ""
+        figure, theme, titled(title, tables.scope(run)), f"Beyond their limits: {failures}." if failures else ""
     )
 
 
@@ -298,7 +298,7 @@ def _value(row: dict[str, Any]) -> str:
 def latency(run: Records, theme: Theme = LIGHT) -> Picture:
     """Time of a forward pass by member, median to 99 %, with the ratio to the reference's median."""
     figure, axes = blank("latency-by-member", theme, of_many=True)
-    frame = series.latencies(run).sort_values("p50_ms", kind="stable", ignore_index=True)
+    frame = tables.latencies(run).sort_values("p50_ms", kind="stable", ignore_index=True)
     if frame.empty:
         return leave_empty(figure, axes, theme, "No member was timed.")
     tall(figure, len(frame))
@@ -310,7 +310,7 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
         axes.set_xlim(low / 1.5, high * 1.5)
     else:
         axes.set_xlim(0, 1.06 * high)
-    for row, item in enumerate(series.row_dicts(frame)):
+    for row, item in enumerate(tables.row_dicts(frame)):
         colour = theme.muted if item["is_reference"] else theme.series[0]
         ends = [item[name] for name in ("p50_ms", "p95_ms", "p99_ms") if item[name] > 0]
         axes.plot([ends[0], max(ends)], [row, row], color=colour, alpha=0.35, linewidth=5, solid_capstyle="butt")
@@ -321,20 +321,20 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
     if len(base):
         axes.axvline(float(base["p50_ms"].iloc[0]), color=theme.muted, linewidth=1.2, linestyle=(0, (4, 3)))
     name_rows(axes, theme, list(frame["member"]))
-    first = series.row_dicts(frame)[0]
+    first = tables.row_dicts(frame)[0]
     of = (
         f" at batch {first['batch']:.0f}, {first['length']:.0f} tokens"
         if first["batch"] > 0 and first["length"] > 0
         else ""
     )
     label(axes, theme, f"ms{of} (dot median, tick 95 %, end 99 %)")
-    fast = next((item for item in series.row_dicts(frame) if not item["is_reference"]), first)
+    fast = next((item for item in tables.row_dicts(frame) if not item["is_reference"]), first)
     title = f"{fast['member']} is fastest: {_ms(fast['p50_ms'])}"
     title += f", {fast['ratio']:.2f} × the reference" if fast["ratio"] > 0 and not fast["is_reference"] else ""
     medians = "; ".join(
-        f"{item['member']} {_ms(item['p50_ms'])}, 99 % {_ms(item['p99_ms'])}" for item in series.row_dicts(frame)
+        f"{item['member']} {_ms(item['p50_ms'])}, 99 % {_ms(item['p99_ms'])}" for item in tables.row_dicts(frame)
     )
-    return head(figure, theme, titled(title, series.scope(run)), f"Medians: {medians}.")
+    return head(figure, theme, titled(title, tables.scope(run)), f"Medians: {medians}.")
 
 
 def _ms(value: float) -> str:

@@ -56,7 +56,7 @@ class Arrays(Mapping[str, np.ndarray]):
         return sorted(self._open.keys()) if self._open is not None else []
 
     def _damaged(self, error: Exception) -> UserError:
-        return UserError(f"{self.path}: not a whole safetensors file ({error}); record it anew")
+        return UserError(f"{self.path}: not a whole safetensors file ({error}); record it again")
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
@@ -116,7 +116,7 @@ def write(
     if missing:
         raise ValueError(f"a recording needs {', '.join(missing)} in its meta")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target}: there is something already; a recording is never written over another one")
+        raise UserError(f"{target}: already exists; a recording is never overwritten")
     nonfinite: dict[str, int] = dict(meta.get("nonfinite", {}))
     plain = _plain({name: value for name, value in meta.items() if name != "nonfinite"}, "", nonfinite)
     nonfinite.pop("layers", None)  # norms of digests, whose tensors are counted themselves

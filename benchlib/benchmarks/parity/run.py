@@ -197,7 +197,7 @@ def _require_outputs(bench: Bench, made: Recording) -> None:
             if name not in names:
                 raise UserError(
                     f"{made.folder / recording.OUTPUTS}: the logits {name} are missing, so there is nothing to compare with; "
-                    "copy the golden folder again from where it was recorded, or record it anew: `benchlib parity record`"
+                    "copy the golden folder again from where it was recorded, or record it again: `benchlib parity record`"
                 )
 
 

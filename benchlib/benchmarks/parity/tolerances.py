@@ -62,7 +62,7 @@ BACKENDS = ("cpu", "cuda", "rocm", "mps", "xpu", "tpu")
 
 # Two fp32 results within twice the reference's error of the truth are at most three times that error apart.
 TRUTH_FACTOR = 3
-# A reference that is farther from the truth than this much of the limit is none, and eases nothing more.
+# A reference farther from the truth than this many times the limit fails the run, and eases no limit further.
 MOST_EASED = 10
 
 # Of the largest logit, by which losses may differ in bf16: a sixth of what two logits at their limit would allow.

@@ -22,7 +22,7 @@ def warnings(config: Any, result: Any) -> list[str]:
     sentences = stand_ins("", result.facts.get("model") if result else None)
     if config.planted_layer >= 0:
         sentences.append(
-            f"The output of encoder layer {config.planted_layer} was changed on purpose in every member (planted_layer), to see whether the comparison finds it."
+            f"The output of encoder layer {config.planted_layer} was changed on purpose in every member (planted_layer), to test whether the comparison detects it."
         )
     return sentences
 

@@ -234,5 +234,5 @@ def test_the_fingerprint_sees_names_types_shapes_and_bytes():
 def test_a_cut_file_of_inputs_is_refused(golden, tmp_path):
     data = (golden[0] / "inputs.safetensors").read_bytes()
     (tmp_path / "inputs.safetensors").write_bytes(data[: len(data) // 2])
-    with pytest.raises(UserError, match="no inputs of benchlib, or cut"):
+    with pytest.raises(UserError, match="not an inputs file of benchlib, or truncated"):
         cases.Inputs(tmp_path)

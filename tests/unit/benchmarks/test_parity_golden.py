@@ -43,7 +43,7 @@ def folder(sealed, tmp_path):
 def refused(folder, *words):
     with pytest.raises(UserError) as error:
         golden.read(folder)
-    for word in (*words, "record it anew"):
+    for word in (*words, "record it again"):
         assert word in str(error.value)
 
 
@@ -127,8 +127,8 @@ def test_a_cut_manifest_is_refused(folder):
 
 def test_no_golden_folder(folder, tmp_path):
     (folder / golden.NAME).unlink()
-    refused(folder, "golden.json is missing", "broke off")
-    with pytest.raises(UserError, match="no golden folder; make one with `benchlib parity record"):
+    refused(folder, "golden.json is missing", "an incomplete recording")
+    with pytest.raises(UserError, match="not a golden folder; make one with `benchlib parity record"):
         golden.read(tmp_path / "none")
 
 
@@ -191,7 +191,7 @@ def test_a_recording_is_whole_or_absent(tmp_path):
         recording.write(tmp_path / "r", {"member": "x", "backend": "cpu", "precision": "fp32"}, {})
     assert list(tmp_path.iterdir()) == []
     make_recordings.write(tmp_path / "r")
-    with pytest.raises(UserError, match="never written over another"):
+    with pytest.raises(UserError, match="never overwritten"):
         make_recordings.write(tmp_path / "r")
 
 

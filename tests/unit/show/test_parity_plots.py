@@ -27,7 +27,6 @@ from make_parity import (
 from matplotlib.text import Text
 
 from benchlib.benchmarks.parity import divergence, matrix, pictures
-from benchlib.benchmarks.parity import tables as parity_series
 from benchlib.benchmarks.parity import tables as parity_tables
 from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
@@ -207,7 +206,7 @@ def test_quantities_that_are_not_numbers_are_said():
         "0",
         "–",
     )
-    outcome = parity_series.outcomes(records(found)).set_index("member")
+    outcome = parity_tables.outcomes(records(found)).set_index("member")
     assert outcome.loc["sdpa_math", "max_abs"] == LARGEST["sdpa_math"]
 
 
@@ -424,15 +423,15 @@ def test_limits_are_known_before_the_run(tmp_path):
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (2.96e-7, "3.0e-7"), (8e-3, "0.008"), (0.18, "0.18"), (12345.0, "1.2e4"),
                                              (math.nan, "not finite"), (math.inf, "not finite")])  # fmt: skip
 def test_differences_are_written_with_two_digits(value, text):
-    assert parity_series.difference(value) == text
+    assert parity_tables.difference(value) == text
 
 
 def test_names_of_layers_and_parameters_are_shortened_to_what_tells_them_apart():
-    assert parity_series.short("bert.encoder.layer.11.attention.self.key.bias") == "layer 11 attention.self.key.bias"
-    assert parity_series.short("model.layers.3") == "layer 3"
-    assert parity_series.short("bert.embeddings") == "embeddings"
-    assert parity_series.short("qa_outputs.weight") == "qa_outputs.weight"
-    assert parity_series.short("") == ""
+    assert parity_tables.short("bert.encoder.layer.11.attention.self.key.bias") == "layer 11 attention.self.key.bias"
+    assert parity_tables.short("model.layers.3") == "layer 3"
+    assert parity_tables.short("bert.embeddings") == "embeddings"
+    assert parity_tables.short("qa_outputs.weight") == "qa_outputs.weight"
+    assert parity_tables.short("") == ""
 
 
 def test_the_report_of_a_run_shows_views_and_pictures_and_stays_small(tmp_path):
