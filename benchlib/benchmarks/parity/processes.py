@@ -80,7 +80,8 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
     seconds = time.monotonic() - began
     if not in_time:
         return Ended("timeout", f"not done after {timeout_s:g} s{_last(err)}", seconds)
-    code = process.exitcode or 0
+    code = process.exitcode
+    assert code is not None, "it was joined"
     if code == 0:
         return Ended("done", "", seconds)
     if code == EXIT_SKIPPED:
