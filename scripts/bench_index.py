@@ -26,7 +26,7 @@ from benchlib.results import store as history
 DEMO = home() / "notebooks" / "demo-runs"
 MACHINES = ("node1", "node2", "node3", "node4")
 SPREADS = {"node1": 0.015, "node2": 0.015, "node3": 0.046, "node4": 0.015}
-RENDER = "import sys, time; t = time.time(); from benchlib import index; index.render(sys.argv[1]); print(time.time() - t, time.process_time())"
+RENDER = "import sys, time; t = time.time(); from benchlib.show import index; index.render(sys.argv[1]); print(time.time() - t, time.process_time())"
 
 
 def patterns() -> list[dict[str, Any]]:
