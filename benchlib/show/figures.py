@@ -1,22 +1,28 @@
-"""The paper that pictures are drawn on: themes, a figure with an alt text, its PNG bytes and its display.
+"""What all figures share: themes, a figure with an alt text, axes of sizes and rows, its PNG bytes and its display.
 
-Figures are drawn on Agg canvases of their own, without pyplot: no backend is chosen, nothing global changes, and two
-threads may draw at once. ``png`` gives the same bytes for the same figure, so committed notebooks do not change when
-they are executed again. Colours are Okabe and Ito's, which stay apart for colour-blind readers, on paper and in both
-themes.
+Figures are drawn on Agg canvases of their own, without pyplot. A theme is a style of seaborn and matplotlib that holds
+while ``styled`` functions draw, one at a time, and leaves nothing changed. ``png`` gives the same bytes for the same
+figure, so committed notebooks do not change when they are executed again. Colours are Okabe and Ito's, which stay apart
+for colour-blind readers, on paper and in both themes.
 """
 
 import base64
+import contextlib
+import functools
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ParamSpec
 
+import matplotlib
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from PIL import Image
@@ -26,6 +32,9 @@ from benchlib.core.definitions import size_text
 WIDTH_IN, HEIGHT_IN, DPI = 5.3, 3.3, 150
 OF_MANY_COLOURS, OF_MANY_DPI = 32, 120  # for pages with many pictures: half the bytes
 SAME = 12  # steps of 256 between two colours that are told apart
+DASHED: Any = (0, (4, 3))
+_P = ParamSpec("_P")
+_ONE_AT_A_TIME = threading.RLock()  # matplotlib has one set of parameters for all threads
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,22 @@ class Theme:
     muted: str
     grid: str
     series: tuple[str, ...]
+
+    @property
+    def style(self) -> Any:
+        """The theme as parameters for ``matplotlib.rc_context`` and ``seaborn.set_theme(rc=...)``."""
+        return {
+            "figure.facecolor": self.card, "axes.facecolor": self.card, "text.color": self.text, "font.size": 9,
+            "axes.titlecolor": self.text, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left",
+            "axes.titlepad": 10, "figure.titlesize": 11, "figure.titleweight": "bold",
+            "axes.labelcolor": self.muted, "axes.labelsize": 9, "axes.edgecolor": self.grid, "axes.axisbelow": True,
+            "axes.spines.left": False, "axes.spines.right": False, "axes.spines.top": False,
+            "axes.grid": True, "axes.grid.axis": "y", "grid.color": self.grid, "grid.linewidth": 0.8,
+            "xtick.color": self.muted, "xtick.labelsize": 9, "xtick.major.size": 0, "xtick.major.pad": 5,
+            "ytick.color": self.muted, "ytick.labelsize": 9, "ytick.major.size": 0, "ytick.major.pad": 5,
+            "axes.prop_cycle": cycler(color=self.series), "lines.linewidth": 1.8, "lines.markersize": 4,
+            "legend.frameon": False, "legend.fontsize": 9, "legend.labelcolor": self.text, "legend.handlelength": 1.2,
+        }  # fmt: skip
 
 
 LIGHT = Theme(
@@ -59,64 +84,95 @@ class Picture(Figure):
     empty: bool = False
     colours: int = 96
     kept: tuple[str, ...] = ()
+    theme: Theme = LIGHT
+
+
+@contextlib.contextmanager
+def _style(theme: Theme) -> Iterator[None]:
+    with _ONE_AT_A_TIME, matplotlib.rc_context(theme.style):
+        yield
+
+
+def styled(draw: Callable[_P, Picture]) -> Callable[_P, Picture]:
+    """Let a function that takes a ``Theme`` (else ``LIGHT``) draw in its style."""
+
+    @functools.wraps(draw)
+    def drawn(*args: _P.args, **named: _P.kwargs) -> Picture:
+        with _style(next((value for value in (*args, *named.values()) if isinstance(value, Theme)), LIGHT)):
+            return draw(*args, **named)
+
+    return drawn
 
 
 def blank(name: str, theme: Theme, of_many: bool = False) -> tuple[Picture, Axes]:
     """Return an empty figure with its axes; ``of_many`` is for pages with many pictures: fewer pixels and colours."""
-    figure = _paper(name, theme, of_many)
-    return figure, dressed(figure.add_subplot(), theme)
+    figure, axes = _paper(name, theme, of_many, 1, 1)
+    return figure, axes[0]
 
 
 def panels(name: str, theme: Theme, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Picture, list[Axes]]:
     """Return an empty figure of a page with many pictures, and its axes row by row; ``more`` goes to ``Figure.subplots``."""
-    figure = _paper(name, theme, of_many=True)
-    return figure, [dressed(axes, theme) for axes in figure.subplots(rows, columns, squeeze=False, **more).flat]
+    return _paper(name, theme, True, rows, columns, **more)
 
 
-def _paper(name: str, theme: Theme, of_many: bool) -> Picture:
-    dpi = OF_MANY_DPI if of_many else DPI
-    figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=dpi, layout="constrained", facecolor=theme.card)
-    FigureCanvasAgg(figure)
-    figure.name = name
-    if of_many:
-        figure.colours, figure.kept = OF_MANY_COLOURS, (theme.card, theme.text, theme.muted, *theme.series)
-    return figure
-
-
-def dressed(axes: Axes, theme: Theme) -> Axes:
-    """Return axes after giving them the looks of the theme."""
-    axes.set_facecolor(theme.card)
-    axes.tick_params(colors=theme.muted, labelsize=9, length=0, pad=5)
-    axes.spines[:].set_visible(False)
-    axes.spines["bottom"].set(visible=True, color=theme.grid)
-    axes.grid(axis="y", color=theme.grid, linewidth=0.8)
-    axes.set_axisbelow(True)
-    return axes
+def _paper(name: str, theme: Theme, of_many: bool, rows: int, columns: int, **more: Any) -> tuple[Picture, list[Axes]]:
+    with _style(theme):
+        dpi = OF_MANY_DPI if of_many else DPI
+        figure = Picture(figsize=(WIDTH_IN, HEIGHT_IN), dpi=dpi, layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.name, figure.theme = name, theme
+        if of_many:
+            figure.colours, figure.kept = OF_MANY_COLOURS, (theme.card, theme.text, theme.muted, *theme.series)
+        return figure, list(figure.subplots(rows, columns, squeeze=False, **more).flat)
 
 
 def finish(
     figure: Picture, axes: Axes, theme: Theme, title: str, x: str, y: str, alt: str = "", wide: int = 54
 ) -> Picture:
     """Write title and axes. ``wide`` is how many letters of the title fit right of the left edge of the axes."""
-    axes.set_title(textwrap.fill(title, wide), loc="left", color=theme.text, fontsize=11, fontweight="bold", pad=10)
-    axes.set_xlabel(x, color=theme.muted, fontsize=9)
-    axes.set_ylabel(y, color=theme.muted, fontsize=9)
+    title = title[:1].upper() + title[1:]
+    with _style(theme):
+        axes.set_title(textwrap.fill(title, wide))
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
     figure.alt = f"{title}. {alt}".strip()
     return figure
 
 
 def head(figure: Picture, theme: Theme, title: str, alt: str = "", wide: int = 54) -> Picture:
     """Write the title over the whole figure: for several axes, and for long names left of them."""
-    figure.suptitle(textwrap.fill(title, wide), x=0.012, ha="left", color=theme.text, fontsize=11, fontweight="bold")
+    with _style(theme):
+        figure.suptitle(textwrap.fill(title, wide), x=0.012, ha="left")
     figure.alt = f"{title}. {alt}".strip()
     return figure
 
 
 def leave_empty(figure: Picture, axes: Axes, theme: Theme, what: str) -> Picture:
+    """Say in the place of the axes what was not recorded."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, what, ha="center", va="center", color=theme.muted, fontsize=11, transform=axes.transAxes)
     figure.alt, figure.empty = what, True
     return figure
+
+
+def note(axes: Axes, words: str, xy: tuple[Any, Any], away: tuple[float, float] = (4, 0), **more: Any) -> None:
+    """Write words beside a point, ``away`` from it in points and aligned towards it, on the colour of the paper.
+
+    ``more`` goes to ``Axes.annotate``: ``xycoords``, ``color``, ``fontsize`` ...
+    """
+    x, y = away
+    more.setdefault("ha", "left" if x > 0 else "right" if x < 0 else "center")
+    more.setdefault("va", "bottom" if y > 0 else "top" if y < 0 else "center")
+    paper = {"facecolor": axes.get_facecolor(), "alpha": 0.8, "linewidth": 0, "pad": 0.5}
+    axes.annotate(words, xy, away, textcoords="offset points", bbox=paper, **more)
+
+
+def label_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Give each label a row, the first on top, and draw the lines of the grid across the rows."""
+    axes.set_yticks(range(len(labels)), list(labels))
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.grid(False)
+    axes.grid(axis="x")
 
 
 def _few_colours(image: Image.Image, picture: Picture | type[Picture]) -> Image.Image:
@@ -145,7 +201,9 @@ def png(figure: Figure) -> bytes:
     canvas = figure.canvas
     if not isinstance(canvas, FigureCanvasAgg):
         canvas = FigureCanvasAgg(figure)
-    canvas.draw()
+    # Ticks are made when they are drawn, so the style has to hold until then.
+    with _style(figure.theme) if isinstance(figure, Picture) else contextlib.nullcontext():
+        canvas.draw()
     image = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
     buffer = io.BytesIO()
     _few_colours(image, figure if isinstance(figure, Picture) else Picture).save(buffer, "PNG", optimize=True)
@@ -163,7 +221,6 @@ def show(figure: Figure, alt: str = "") -> None:
 
 
 # Axes of sizes in bytes on a logarithmic scale, and names at the ends of lines instead of a legend.
-
 
 TICKS = 6
 LINE_HEIGHT = 0.062  # of the axes: what a line of 8 points needs
@@ -208,6 +265,20 @@ def plain_numbers(axis: Axis, subs: Sequence[float] = (1.0,)) -> None:
     axis.set_minor_locator(NullLocator())
 
 
+def log_values(axes: Axes, room: float = 0.06) -> None:
+    """Make y logarithmic with plain numbers and ``room`` (a share of the height) above and below."""
+    axes.set_yscale("log")
+    plain_numbers(axes.yaxis)
+    axes.margins(y=room)
+
+
+def draw_line(axes: Axes, x: Any, y: Any, words: str, colour: str, **looks: Any) -> End:
+    """Draw a line with its points and return its end, for ``name_ends``. ``x`` and ``y`` are columns of a frame."""
+    points: Any = {"marker": "o", "markersize": 3.5}
+    axes.plot(x, y, color=colour, **(points | looks))
+    return End(float(x.iloc[-1]), float(y.iloc[-1]), words, colour)
+
+
 def name_ends(axes: Axes, theme: Theme, ends: Sequence[End]) -> None:
     """Write each line's name right of its end, moved apart where names would lie on each other.
 
@@ -218,23 +289,13 @@ def name_ends(axes: Axes, theme: Theme, ends: Sequence[End]) -> None:
     ordered = sorted(ends, key=lambda end: end.y)
     points = [to_axes.transform((end.x, min(max(end.y, low), high))) for end in ordered]
     places = spread([float(point[1]) for point in points], [end.height for end in ordered])
-    for end, point, place in zip(ordered, points, places, strict=True):
-        # A thin line leads from the end of the line to its name, which may have been moved.
-        leader = {"arrowstyle": "-", "color": end.colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 1, "shrinkB": 3,
-                  "relpos": (0, 0.5)}  # fmt: skip
-        axes.annotate(
-            end.words,
-            (min(float(point[0]), 1.0), float(point[1])),
-            (1.06, place),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            va="center",
-            ha="left",
-            color=end.colour,
-            fontsize=8,
-            annotation_clip=False,
-            arrowprops=leader,
-        )
+    # A thin line leads from the end of the line to its name, which may have been moved.
+    starts = [(min(float(x), 1.0) + 0.01, float(y)) for x, y in points]
+    leaders = [(start, (1.05, place)) for start, place in zip(starts, places, strict=True)]
+    looks: Any = {"linewidths": 0.6, "alpha": 0.6, "transform": axes.transAxes, "clip_on": False}
+    axes.add_collection(LineCollection(leaders, colors=[end.colour for end in ordered], **looks), autolim=False)
+    for end, place in zip(ordered, places, strict=True):
+        axes.text(1.06, place, end.words, transform=axes.transAxes, va="center", color=end.colour, fontsize=8)
 
 
 def spread(places: Sequence[float], heights: Sequence[float], top: float = 1.0) -> list[float]:

@@ -1,4 +1,7 @@
-"""Pictures that compare the ranks of a run: memory over time, and whose work takes longest."""
+"""Figures of a training run: loss, speed, where a step's time goes, and the ranks beside each other.
+
+Each function takes a run and returns a figure with its finding as title and an alt text.
+"""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -8,94 +11,20 @@ from benchlib.core.stats import smoothing_window
 from benchlib.core.text import seconds
 from benchlib.results import frames
 from benchlib.results.frames import Records
-from benchlib.show.figures import LIGHT, Picture, Theme, blank, finish, leave_empty
+from benchlib.show.figures import (
+    DASHED,
+    LIGHT,
+    Picture,
+    Theme,
+    blank,
+    finish,
+    label_rows,
+    leave_empty,
+    note,
+    styled,
+)
 
 MANY_RANKS = 8  # more lines than this cannot be told apart
-
-
-def memory(run: Records, theme: Theme = LIGHT) -> Picture:
-    """Resident memory of each rank over the run (with many ranks the largest and the smallest) and that of the devices."""
-    figure, axes = blank("memory", theme)
-    frame = frames.memory(run)
-    if frame.empty:
-        return leave_empty(figure, axes, theme, "No memory reading was recorded.")
-    wide = frame.pivot_table(index="seconds", columns="rank", values="gb", aggfunc="last")
-    lines = {f"rank {rank}": wide[rank].dropna() for rank in wide}
-    if len(lines) > MANY_RANKS:
-        lines = {"largest rank": wide.max(axis=1), "smallest rank": wide.min(axis=1)}
-    for position, (word, line) in enumerate(lines.items()):
-        axes.plot(line.index, line, color=theme.series[position % len(theme.series)], linewidth=1.8, label=word)
-    highest = int(frame["gb"].argmax())
-    peak, rank = float(frame["gb"].iloc[highest]), int(frame["rank"].iloc[highest])
-    title = f"Resident memory peaks at {peak:.3g} GB on rank {rank}"
-    devices = frames.memory(run, "device_memory_bytes")
-    if len(devices):
-        title += f", devices at {devices['gb'].max():.3g} GB"
-        axes.plot(
-            devices["seconds"],
-            devices["gb"],
-            color=theme.text,
-            linewidth=1.8,
-            linestyle=(0, (5, 2)),
-            label="devices, sum",
-        )
-        lines["devices"] = devices["gb"]
-    axes.set_ylim(0, 1.15 * max(peak, float(devices["gb"].max()) if len(devices) else 0.0))
-    if len(lines) > 1:
-        axes.legend(frameon=False, fontsize=9, labelcolor=theme.text, ncols=4, loc="lower right", handlelength=1.2)
-    return finish(
-        figure,
-        axes,
-        theme,
-        title,
-        "seconds since the launch",
-        "memory in use (GB)",
-        f"{wide.shape[1]} ranks, one reading a second.",
-    )
-
-
-def rank_skew(run: Records, theme: Theme = LIGHT) -> Picture:
-    """Median step time of each rank, split into its own work and the rest: exchange, and waiting for slower ranks."""
-    figure, axes = blank("rank-skew", theme)
-    frame = frames.ranks(run)
-    if len(frame) < 2:
-        return leave_empty(figure, axes, theme, "No step times of several ranks were recorded.")
-    many = len(frame) > 2 * MANY_RANKS
-    shown = pd.concat([frame.head(MANY_RANKS), frame.tail(MANY_RANKS)], ignore_index=True) if many else frame
-    scale, unit = (1e3, "ms") if frame["step_s"].median() < 1 else (1.0, "s")
-    told = bool(frame["own_s"].notna().all())
-    rows, own = range(len(shown)), shown["own_s"] if told else shown["step_s"]
-    axes.barh(
-        rows, shown["step_s"] * scale, height=0.62, color=theme.series[0], alpha=0.3, label="exchange and waiting"
-    )
-    axes.barh(rows, own * scale, height=0.62, color=theme.series[0], label="own work")
-    axes.set_yticks(
-        rows, [f"rank {rank:.0f}: {seconds(value)}" for rank, value in zip(shown["rank"], own, strict=True)]
-    )
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.grid(False)
-    axes.grid(axis="x", color=theme.grid, linewidth=0.8)
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-    if told:
-        axes.legend(
-            frameon=False,
-            fontsize=9,
-            labelcolor=theme.text,
-            ncols=2,
-            loc="upper left",
-            bbox_to_anchor=(0, -0.18),
-            handlelength=1,
-        )
-    share = float(own.iloc[0] / own.iloc[-1]) - 1
-    what = "has the most work" if told else "is the slowest"
-    title = f"Rank {shown['rank'].iloc[0]:.0f} {what}: {100 * share:.1f} % above rank {shown['rank'].iloc[-1]:.0f}"
-    alt = f"{len(shown)} of {len(frame)} ranks are shown." if many else f"{len(frame)} ranks."
-    return finish(figure, axes, theme, title, f"median step time ({unit})", "", alt)
-
-
-# Pictures of a run: each function takes a run and returns a figure with its finding as title and an alt text.
-#
-# ``FIGURES`` is the table of them, in the order of the report. ``show`` displays one in a notebook.
 
 
 def _step_axis(axes: Axes, steps: pd.Series) -> None:
@@ -104,6 +33,12 @@ def _step_axis(axes: Axes, steps: pd.Series) -> None:
         axes.set_xlim(float(steps.min()) - 1, float(steps.max()) + 1)
 
 
+def _unit(value_s: float) -> tuple[float, str]:
+    """Return the factor and the name of the unit in which a time is drawn."""
+    return (1e3, "ms") if value_s < 1 else (1.0, "s")
+
+
+@styled
 def loss_curve(run: Records, theme: Theme = LIGHT) -> Picture:
     """Loss of each step (light) and its moving average, with the first and the last value written out."""
     figure, axes = blank("loss-curve", theme)
@@ -111,61 +46,30 @@ def loss_curve(run: Records, theme: Theme = LIGHT) -> Picture:
     if frame.empty:
         return leave_empty(figure, axes, theme, "No training step was recorded.")
     width = smoothing_window(len(frame))
+    axes.plot(frame["step"], frame["loss"], alpha=0.32, linewidth=0.9, marker="." if len(frame) < 40 else "")
     # From the first full window on: there the check of a falling loss starts as well.
-    smoothed = frames.smooth(frame["loss"]).iloc[width - 1 :]
-    axes.plot(
-        frame["step"],
-        frame["loss"],
-        color=theme.series[0],
-        alpha=0.32,
-        linewidth=0.9,
-        marker="." if len(frame) < 40 else "",
-    )
-    axes.plot(
-        frame["step"].iloc[width - 1 :],
-        smoothed,
-        color=theme.series[0],
-        linewidth=2.2,
-        marker="o" if len(frame) == 1 else "",
-    )
+    steps, smoothed = frame["step"].iloc[width - 1 :], frames.smooth(frame["loss"]).iloc[width - 1 :]
+    axes.plot(steps, smoothed, color=theme.series[0], linewidth=2.2, marker="o" if len(frame) == 1 else "")
     first, last = float(smoothed.iloc[0]), float(smoothed.iloc[-1])
-    ends = ((frame["step"].iloc[width - 1], first), (frame["step"].iloc[-1], last))
-    for (step, value), align in zip(ends[-len(smoothed) :], ("left", "right"), strict=False):
-        away = (0, 14)
-        axes.annotate(
-            f"{value:.3g}",
-            (step, value),
-            away,
-            textcoords="offset points",
-            ha=align,
-            color=theme.text,
-            fontsize=10,
-            fontweight="bold",
-            bbox={"facecolor": theme.card, "alpha": 0.8, "linewidth": 0, "pad": 1},
-        )
+    for place, align in ((0, "left"), (-1, "right"))[: len(smoothed)]:
+        value = smoothed.iloc[place]
+        note(axes, f"{value:.3g}", (steps.iloc[place], value), (0, 14), ha=align, fontsize=10, fontweight="bold")
     done, plan = int(frame["step"].iloc[-1]), frames.plan(run)
     planned, total = (int(plan.get(name) or 0) for name in ("planned_steps", "total_steps"))
     axes.set_ylim(bottom=min(0.0, float(frame["loss"].min())))
     _step_axis(axes, frame["step"])
-    of = (
-        f" of {planned:,} planned" if planned > done else f" of {total:,} in the whole training" if total > done else ""
-    )
+    of = ""
+    if max(planned, total) > done:
+        of = f" of {planned:,} planned" if planned > done else f" of {total:,} in the whole training"
+    verb = "fell" if last < first else "did not fall: it went"
+    title = f"Loss {verb} from {first:.3g} to {last:.3g} in {done:,} steps"
     if len(frame) == 1:
         title = f"One step only: loss {last:.3g}"
-    else:
-        verb = "fell" if last < first else "did not fall: it went"
-        title = f"Loss {verb} from {first:.3g} to {last:.3g} in {done:,} steps"
-    return finish(
-        figure,
-        axes,
-        theme,
-        title,
-        f"step ({done:,}{of})",
-        "loss (mean over the global batch)",
-        f"Light: each step; bold: mean over {width} step{'s' * (width != 1)}.",
-    )
+    alt = f"Light: each step; bold: mean over {width} step{'s' * (width != 1)}."
+    return finish(figure, axes, theme, title, f"step ({done:,}{of})", "loss (mean over the global batch)", alt)
 
 
+@styled
 def throughput(run: Records, theme: Theme = LIGHT) -> Picture:
     """Samples per second of each step; the steps left out of the statistics are shaded."""
     figure, axes = blank("throughput", theme)
@@ -173,101 +77,54 @@ def throughput(run: Records, theme: Theme = LIGHT) -> Picture:
     if frame.empty:
         return leave_empty(figure, axes, theme, "No step time was recorded.")
     counted = frame[frame["steady"]] if frame["steady"].any() else frame
-    median = float(counted["samples_per_s"].median())
-    axes.plot(
-        frame["step"],
-        frame["samples_per_s"],
-        ".",
-        color=theme.series[0],
-        alpha=0.4 if len(frame) > 1 else 1.0,
-        markersize=3.5 if len(frame) > 1 else 12,
-    )
+    median, many = float(counted["samples_per_s"].median()), len(frame) > 1
+    axes.plot(frame["step"], frame["samples_per_s"], ".", alpha=0.4 if many else 1, markersize=3.5 if many else 12)
     width = smoothing_window(len(counted))
-    axes.plot(
-        counted["step"].iloc[width - 1 :],
-        frames.smooth(counted["samples_per_s"]).iloc[width - 1 :],
-        color=theme.series[0],
-        linewidth=2,
-    )
-    axes.axhline(median, color=theme.muted, linewidth=1, linestyle=(0, (4, 3)))
-    axes.annotate(
-        f"median {median:.3g}",
-        (1, median),
-        (0, 5),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        ha="right",
-        color=theme.text,
-        fontsize=9,
-        bbox={"facecolor": theme.card, "alpha": 0.8, "linewidth": 0, "pad": 1},
-    )
+    smoothed = frames.smooth(counted["samples_per_s"]).iloc[width - 1 :]
+    axes.plot(counted["step"].iloc[width - 1 :], smoothed, color=theme.series[0], linewidth=2)
+    axes.axhline(median, color=theme.muted, linewidth=1, linestyle=DASHED)
+    note(axes, f"median {median:.3g}", (1, median), (0, 5), xycoords=("axes fraction", "data"), ha="right")
     excluded = frame[(~frame["steady"]) & (frame["step"] < counted["step"].min())]
     if len(excluded):
-        axes.axvspan(
-            float(excluded["step"].min()) - 0.5,
-            float(counted["step"].min()) - 0.5,
-            color=theme.muted,
-            alpha=0.16,
-            linewidth=0,
-        )
+        shaded = (float(excluded["step"].min()) - 0.5, float(counted["step"].min()) - 0.5)
+        axes.axvspan(*shaded, color=theme.muted, alpha=0.16, linewidth=0)
     axes.set_ylim(0, 1.12 * float(frame["samples_per_s"].max()))
     _step_axis(axes, frame["step"])
-    n = len(counted)
     # Where no window was recorded (a run that broke), nothing says that the speed had settled.
-    title = f"{median:.3g} samples/s" + (
-        " in the one step measured"
-        if n == 1
-        else " in the steady state"
-        if frames.steady(run)
-        else f", median of {n} steps"
-    )
+    n, settled = len(counted), " in the steady state" if frames.steady(run) else f", median of {len(counted)} steps"
+    title = f"{median:.3g} samples/s" + (" in the one step measured" if n == 1 else settled)
     alt = f"Median of {n} steps; {len(excluded)} first steps are shaded and not counted."
-    return finish(
-        figure, axes, theme, title, "step (shaded: not counted)" if len(excluded) else "step", "samples per second", alt
-    )
+    below = "step (shaded: not counted)" if len(excluded) else "step"
+    return finish(figure, axes, theme, title, below, "samples per second", alt)
 
 
+@styled
 def step_times(run: Records, theme: Theme = LIGHT) -> Picture:
     """Histogram of the step times (the slowest rank of each step), with median and 95th percentile."""
+    import seaborn
+
     figure, axes = blank("step-times", theme)
     slowest = frames.step_times(run)
     if len(slowest) < 2:
         return leave_empty(figure, axes, theme, "Fewer than two steps were timed: there is no distribution.")
-    scale, unit = (1e3, "ms") if slowest.median() < 1 else (1.0, "s")
+    scale, unit = _unit(slowest.median())
     median, p95 = float(slowest.median()), float(slowest.quantile(0.95))
     bins = min(40, max(8, int(len(slowest) ** 0.5) * 2))
-    heights, _, _ = axes.hist(
-        slowest * scale, bins=bins, color=theme.series[0], alpha=0.85, edgecolor=theme.card, linewidth=0.7
-    )
-    axes.set_ylim(0, 1.28 * float(max(heights)))
-    marks = ((median, "median", theme.series[1], "right"), (p95, "p95", theme.series[3], "left"))
-    for value, word, colour, align in marks:
+    seaborn.histplot(slowest * scale, bins=bins, ax=axes, edgecolor=theme.card)
+    axes.set_ylim(0, 1.28 * axes.dataLim.y1)
+    # Above the bars, and each on its own side of its line, so that the two never lie on each other.
+    for value, word, colour, side in ((median, "median", theme.series[1], -4), (p95, "p95", theme.series[3], 4)):
         axes.axvline(value * scale, color=colour, linewidth=1.6)
-        # Above the bars, and each on its own side of its line, so that the two never lie on each other.
-        axes.annotate(
-            f" {word} {seconds(value)} ",
-            (value * scale, 0.99),
-            xycoords=("data", "axes fraction"),
-            ha=align,
-            va="top",
-            color=colour,
-            fontsize=9,
-            fontweight="bold",
-        )
+        note(axes, f"{word} {seconds(value)}", (value * scale, 0.99), (side, 0), xycoords=("data", "axes fraction"),
+             va="top", color=colour, fontweight="bold")  # fmt: skip
     axes.margins(x=0.16)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     title = f"Median step {seconds(median)}; p95 is {p95 / median:.2f} × the median"
-    return finish(
-        figure,
-        axes,
-        theme,
-        title,
-        f"step time of the slowest rank ({unit}), n = {len(slowest):,}",
-        "steps",
-        "Histogram with median and 95th percentile.",
-    )
+    below = f"step time of the slowest rank ({unit}), n = {len(slowest):,}"
+    return finish(figure, axes, theme, title, below, "steps", "Histogram with median and 95th percentile.")
 
 
+@styled
 def time_split(run: Records, theme: Theme = LIGHT) -> Picture:
     """Where a step's time goes: the parts in the order of execution, each starting where the one before it ends."""
     figure, axes = blank("time-split", theme)
@@ -275,32 +132,64 @@ def time_split(run: Records, theme: Theme = LIGHT) -> Picture:
     whole = sum(parts.values())
     if not parts or whole <= 0:
         return leave_empty(figure, axes, theme, "No split of the step time was recorded.")
-    words = {"exchange": "gradient\nexchange"}
-    scale, unit = (1e3, "ms") if whole < 1 else (1.0, "s")
-    top = max(parts, key=lambda part: parts[part])
-    left = 0.0
+    (scale, unit), top, left = _unit(whole), max(parts, key=lambda part: parts[part]), 0.0
     for row, (part, value) in enumerate(parts.items()):
         colour = theme.muted if part == "other" else theme.series[0]
         axes.barh(row, value * scale, left=left * scale, height=0.62, color=colour, alpha=1.0 if part == top else 0.55)
-        label = f"{seconds(value)} · {100 * value / whole:.0f} %"
         after = left + value < 0.66 * whole
-        place, align = ((left + value) * scale, "left") if after else (left * scale, "right")
-        axes.annotate(
-            label,
-            (place, row),
-            (5 if after else -5, 0),
-            textcoords="offset points",
-            va="center",
-            ha=align,
-            color=theme.text,
-            fontsize=9,
-        )
+        place = (left + value if after else left) * scale
+        note(axes, f"{seconds(value)} · {100 * value / whole:.0f} %", (place, row), (5 if after else -5, 0))
         left += value
-    axes.set_yticks(range(len(parts)), [words.get(part, part) for part in parts])
-    axes.invert_yaxis()
+    label_rows(axes, ["gradient\nexchange" if part == "exchange" else part for part in parts])
     axes.set_xlim(0, whole * scale * 1.02)
-    axes.grid(False)
-    axes.grid(axis="x", color=theme.grid, linewidth=0.8)
     title = f"{100 * parts[top] / whole:.0f} % of a step is {'gradient exchange' if top == 'exchange' else top}"
     alt = ", ".join(f"{part} {seconds(value)}" for part, value in parts.items())
     return finish(figure, axes, theme, title, f"time within a step ({unit}), medians", "", alt)
+
+
+@styled
+def memory(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Resident memory of each rank over the run (with many ranks the largest and the smallest) and that of the devices."""
+    figure, axes = blank("memory", theme)
+    frame, devices = frames.memory(run), frames.memory(run, "device_memory_bytes")
+    if frame.empty:
+        return leave_empty(figure, axes, theme, "No memory reading was recorded.")
+    ranks = frame.pivot_table(index="seconds", columns="rank", values="gb", aggfunc="last").add_prefix("rank ")
+    if (many := ranks.shape[1]) > MANY_RANKS:
+        ranks = pd.DataFrame({"largest rank": ranks.max(axis=1), "smallest rank": ranks.min(axis=1)})
+    for name, line in ranks.items():
+        axes.plot(line.dropna(), label=name)
+    highest = frame.nlargest(1, "gb").iloc[0]
+    title, top = f"Resident memory peaks at {highest['gb']:.3g} GB on rank {highest['rank']:.0f}", highest["gb"]
+    if len(devices):
+        title, top = f"{title}, devices at {devices['gb'].max():.3g} GB", max(top, devices["gb"].max())
+        axes.plot(devices["seconds"], devices["gb"], color=theme.text, linestyle=(0, (5, 2)), label="devices, sum")
+    axes.set_ylim(0, 1.15 * top)
+    if len(axes.lines) > 1:
+        axes.legend(ncols=4, loc="lower right")
+    alt = f"{many} ranks, one reading a second."
+    return finish(figure, axes, theme, title, "seconds since the launch", "memory in use (GB)", alt)
+
+
+@styled
+def rank_skew(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Median step time of each rank, split into its own work and the rest: exchange, and waiting for slower ranks."""
+    figure, axes = blank("rank-skew", theme)
+    frame = frames.ranks(run)
+    if len(frame) < 2:
+        return leave_empty(figure, axes, theme, "No step times of several ranks were recorded.")
+    many = len(frame) > 2 * MANY_RANKS
+    shown = pd.concat([frame.head(MANY_RANKS), frame.tail(MANY_RANKS)], ignore_index=True) if many else frame
+    split = bool(frame["own_s"].notna().all())
+    (scale, unit), own = _unit(frame["step_s"].median()), shown["own_s"] if split else shown["step_s"]
+    for values, alpha, word in ((shown["step_s"], 0.3, "exchange and waiting"), (own, 1.0, "own work")):
+        axes.barh(shown.index, values * scale, height=0.62, color=theme.series[0], alpha=alpha, label=word)
+    label_rows(axes, [f"rank {rank:.0f}: {seconds(value)}" for rank, value in zip(shown["rank"], own, strict=True)])
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    if split:
+        axes.legend(ncols=2, loc="upper left", bbox_to_anchor=(0, -0.18), handlelength=1)
+    share = float(own.iloc[0] / own.iloc[-1]) - 1
+    what = "has the most work" if split else "is the slowest"
+    title = f"Rank {shown['rank'].iloc[0]:.0f} {what}: {100 * share:.1f} % above rank {shown['rank'].iloc[-1]:.0f}"
+    alt = f"{len(shown)} of {len(frame)} ranks are shown." if many else f"{len(frame)} ranks."
+    return finish(figure, axes, theme, title, f"median step time ({unit})", "", alt, 44)

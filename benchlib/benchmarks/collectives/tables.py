@@ -79,18 +79,14 @@ def main(run: Records) -> pd.DataFrame:
 
     Where several have as many, fp32, the sum and out of place come first.
     """
-    frame = table(run, "series")
-    order = {"fp32": 0, "bf16": 1, "fp16": 2}
-    keys = ["dtype", "reduction", "in_place"]
-    kept = []
-    for _, group in frame.groupby(["operation", "variant"], sort=False):
-        kinds = group.groupby(keys, sort=False)["bytes"].nunique()
-        best = min(
-            kinds.index, key=lambda kind: (-kinds[kind], order.get(kind[0], 9), kind[1] not in ("", "sum"), kind[2])
-        )
-        kept.append(group[(group[keys] == list(best)).all(axis=1)].drop_duplicates("bytes", keep="last"))
-    found = pd.concat(kept, ignore_index=True) if kept else frame
-    return found.sort_values(["operation", "variant", "bytes"], ignore_index=True)
+    frame, case, kind = table(run, "series"), ["operation", "variant"], ["dtype", "reduction", "in_place"]
+    kinds = frame.groupby([*case, *kind], as_index=False, sort=False).agg(sizes=("bytes", "nunique"))
+    kinds["type"] = kinds["dtype"].map({"fp32": 0, "bf16": 1, "fp16": 2}).fillna(9)
+    kinds["reduced"] = ~kinds["reduction"].isin(["", "sum"])
+    order = ["sizes", "type", "reduced", "in_place"]
+    best = kinds.sort_values(order, ascending=[False, True, True, True], kind="stable").drop_duplicates(case)
+    rows_of_best = frame.merge(best[[*case, *kind]]).drop_duplicates([*case, "bytes"], keep="last")
+    return rows_of_best.sort_values([*case, "bytes"], ignore_index=True)
 
 
 def series_lines(run: Records, column: str) -> dict[tuple[str, str], pd.DataFrame]:

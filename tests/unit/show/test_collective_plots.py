@@ -46,14 +46,13 @@ DRAWN = {
     "crossover": figures_ranks.crossover,
     "overlap": figures_ranks.overlap,
     "last rank": figures_ranks.last_rank,
-    "spread": figures_ranks.spread,
     "rounds": figures_ranks.rounds,
 }
 NEEDED = {
     "bandwidth": "No bandwidth between ranks", "rooted bandwidth": "No bandwidth between ranks", "shares": "beside a limit",
     "latency": "No time of a collective", "small messages": "No time of a collective", "fit": "were fitted",
     "pairs": "No pair of ranks", "crossover": "No algorithm", "overlap": "No exchange", "last rank": "several ranks",
-    "spread": "No differences", "rounds": "No times of each rank",
+    "rounds": "No times of each rank",
 }  # fmt: skip
 
 
@@ -61,13 +60,8 @@ def names(axes):
     return [text.get_text() for text in axes.texts]
 
 
-def line_of(axes, *, colour=None, style=None, marker=None):
-    return [
-        line
-        for line in axes.lines
-        if (colour is None or line.get_color() == colour) and (marker is None or line.get_marker() == marker)
-        and (style is None or line.get_linestyle() == style)
-    ]  # fmt: skip
+def line_of(axes, marker):
+    return [line for line in axes.lines if line.get_marker() == marker]
 
 
 def test_bandwidth_draws_every_operation_by_size_beside_its_limits():
@@ -81,7 +75,6 @@ def test_bandwidth_draws_every_operation_by_size_beside_its_limits():
         "memory copy", "TCP socket all ranks", "claimed link",
     }  # fmt: skip
     claimed = next(line for line in axes.lines if list(line.get_ydata()) == [CLAIMED, CLAIMED])
-    assert claimed.get_linestyle() == "--"
     assert tuple(claimed.get_xdata()) == pytest.approx(axes.get_xlim())
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert axes.get_xticklabels()[0].get_text() == "64 MiB"
@@ -115,7 +108,7 @@ def test_results_of_nccl_tests_are_lines_of_their_own_and_called_claimed():
     ]  # fmt: skip
     run = records(found)
     figure = collective_plots.bandwidth(run)
-    (line,) = line_of(figure.axes[0], marker="x")
+    (line,) = line_of(figure.axes[0], "x")
     assert list(line.get_ydata()) == [3200.0, 3200.0]
     assert "all-reduce\nnccl-tests (claimed)" in names(figure.axes[0])
     assert figure.axes[0].get_xlim()[1] > 256 * MIB
@@ -180,7 +173,7 @@ def test_latency_keeps_to_small_messages_and_shows_the_barrier():
 
 def test_small_messages_are_ordered_and_reach_to_p99():
     axes = latency_plots.small_messages(records()).axes[0]
-    dots = line_of(axes, marker="o")
+    dots = line_of(axes, "o")
     medians = [line.get_xdata()[0] for line in dots]
     assert medians == sorted(medians)
     assert medians[1] == pytest.approx(time_us("send_recv", 1024, 2))
@@ -203,11 +196,11 @@ def test_pairs_are_a_matrix_with_numbers_and_its_slowest_pair():
     found = {"pairs": [{"source": s, "target": t, "bytes": MIB, "gbps": 10.0 * s + t + 1, "latency_us": 1.0}
                        for s in range(3) for t in range(3) if s != t]}  # fmt: skip
     figure = figures_ranks.heat_map(records(found, 3))
-    grid = figure.axes[0].images[0].get_array()
+    grid = figure.axes[0].collections[0].get_array().reshape(3, 3)
     assert grid[2, 1] == 22
-    assert np.ma.getmaskarray(grid).diagonal().all() or np.isnan(np.diag(np.ma.getdata(grid))).all()
+    assert np.ma.getmaskarray(grid).diagonal().all()
     assert sorted(names(figure.axes[0])) == sorted(["2.0", "3.0", "11.0", "13.0", "21.0", "22.0"])
-    assert figure.axes[0].patches[0].get_xy() == (0.5, -0.5)  # from rank 0 to rank 1
+    assert figure.axes[0].patches[0].get_xy() == (1, 0)  # from rank 0 to rank 1
     assert "Rank 0 to 1 is the slowest pair: 2 Gbps" in figure.alt
 
 
@@ -222,7 +215,7 @@ def test_pairs_can_be_read_at_any_number_of_ranks(ranks, numbers):
 def test_algorithms_are_ratios_to_the_library_with_the_crossing_marked():
     figure = figures_ranks.crossover(records())
     axes = figure.axes[0]
-    drawn = {tuple(round(value, 6) for value in line.get_ydata()) for line in line_of(axes, marker="o")}
+    drawn = {tuple(round(value, 6) for value in line.get_ydata()) for line in line_of(axes, "o")}
     assert drawn == {RATIOS["ring"], RATIOS["tree"], RATIOS["rs_ag"]}
     assert {"4 MiB", "64 KiB"} <= set(names(axes))
     assert [4 * MIB, 4 * MIB] in [list(line.get_xdata()) for line in axes.lines]
@@ -232,9 +225,9 @@ def test_algorithms_are_ratios_to_the_library_with_the_crossing_marked():
 
 def test_overlap_shows_both_orders_and_what_is_hidden():
     figure = figures_ranks.overlap(records())
-    compute, exchange, together = (bar.get_width() for bar in figure.axes[0].patches[:3])
-    assert (compute, exchange, together) == pytest.approx((3.0, 1.0, 3.4))
-    assert figure.axes[0].patches[1].get_x() == pytest.approx(3.0)
+    bars = [bars[0] for bars in figure.axes[0].containers]  # computation, exchange, together
+    assert [bar.get_width() for bar in bars] == pytest.approx([3.0, 1.0, 3.4])
+    assert bars[1].get_x() == pytest.approx(3.0)
     assert figure.alt.startswith("60 % of the all-reduce of 16 MiB is hidden")
     found = {
         "overlap": [
@@ -320,7 +313,7 @@ def test_every_run_of_collectives_can_be_drawn(name, kind):
     assert png(figure)
     if kind == "one rank":
         # What one rank does beside nobody takes time and has no bandwidth.
-        assert figure.empty == (name not in ("latency", "small messages", "fit", "overlap", "spread"))
+        assert figure.empty == (name not in ("latency", "small messages", "fit", "overlap"))
 
 
 @pytest.mark.parametrize("view", collective_tables.VIEWS.values(), ids=collective_tables.VIEWS)
