@@ -104,7 +104,11 @@ def _interval(metric: Metric) -> str:
 
 def _tables(run: Run, result: Result) -> dict[str, list[dict[str, Any]]]:
     own = view(result.benchmark)
-    return own.tables(run) if own.tables else {own.heading(name): rows for name, rows in result.tables.items()}
+    if own.tables:
+        return own.tables(run)
+    # The template lays these two out by itself, wherever a benchmark has them.
+    kept = ("misses", "ranks")
+    return {name if name in kept else own.heading(name): rows for name, rows in result.tables.items()}
 
 
 def cards(result: Result) -> list[dict[str, str]]:

@@ -58,16 +58,9 @@ class Exporter(TemplateExporter):
         environment.autoescape = True
         environment.trim_blocks = environment.lstrip_blocks = True
         environment.filters |= {
-            "safe_html": markup.clean,
-            "markdown": markup.markdown,
-            "code": markup.code,
-            "terminal": markup.plain,
-        }
-        environment.filters |= {
-            "shown": _Outputs(self.pictures_limit).shown,
-            "cell": cell,
-            "signs": markup.signs,
-        }
+            "safe_html": markup.clean, "markdown": markup.markdown, "code": markup.code, "terminal": markup.plain,
+            "signs": markup.signs, "cell": cell, "shown": _Outputs(self.pictures_limit).shown,
+        }  # fmt: skip
         return environment
 
 
@@ -85,10 +78,8 @@ class _Outputs:
         if output.output_type == "stream":
             return {"kind": "text", "text": _cut(markup.plain(output.text))}
         if output.output_type == "error":
-            return {
-                "kind": "text",
-                "text": _cut(markup.plain("\n".join(output.traceback) or f"{output.ename}: {output.evalue}")),
-            }
+            error = "\n".join(output.traceback) or f"{output.ename}: {output.evalue}"
+            return {"kind": "text", "text": _cut(markup.plain(error))}
         data = output.get("data", {})
         if "image/png" in data:
             return self._picture(str(data["image/png"]), data, output.get("metadata", {}), seen)
@@ -102,7 +93,7 @@ class _Outputs:
 
     def _picture(self, encoded: str, data: Any, metadata: Any, seen: dict[str, str]) -> dict[str, str]:
         encoded = "".join(encoded.split())
-        alt = str(metadata.get("image/png", {}).get("alt") or data.get("text/plain") or "picture without a description")
+        alt = str(metadata.get("image/png", {}).get("alt") or data.get("text/plain") or markup.NO_ALT)
         try:
             key = hashlib.sha256(base64.b64decode(encoded, validate=True)).hexdigest()
         except ValueError:
@@ -110,10 +101,8 @@ class _Outputs:
         if key in seen:
             return {"kind": "above", "name": seen[key], "text": alt}
         if self.pictures + len(encoded) > self.limit:
-            return {
-                "kind": "text",
-                "text": f"[picture left out to keep this report small; it is in notebook.ipynb: {alt}]",
-            }
+            words = f"[picture left out to keep this report small; it is in notebook.ipynb: {alt}]"
+            return {"kind": "text", "text": words}
         self.pictures += len(encoded)
         return {"kind": "picture", "src": f"data:image/png;base64,{encoded}", "text": alt}
 
@@ -153,7 +142,7 @@ def _notebook(path: Path, problems: list[str]) -> nbformat.NotebookNode:
             notebook = nbformat.reads(read_bytes(path).decode(), as_version=4)
             nbformat.validate(notebook)
             return notebook
-        except Exception as error:  # what is no notebook is refused in many ways
+        except Exception as error:  # nbformat refuses a damaged notebook in many ways
             reason = (str(error).replace(f"{path}: ", "") or type(error).__name__).splitlines()[0][:200]
             problems.append(f"{path.name}: not a readable notebook ({reason})")
     return nbformat.v4.new_notebook()
@@ -177,13 +166,13 @@ def style() -> Markup:
 
 def html(run: Run) -> str:
     """Return the report of a run folder, whole, partial or damaged, as one HTML document under 500 kB."""
-    told: Digest = digest(run)
-    pictures, seen = _pictures(run, told.benchmark, told.problems)
-    notebook = _notebook(run.path / "notebook.ipynb", told.problems)
-    data = _data(run, told.problems)
+    content: Digest = digest(run)
+    pictures, seen = _pictures(run, content.benchmark, content.problems)
+    notebook = _notebook(run.path / "notebook.ipynb", content.problems)
+    data = _data(run, content.problems)
     # Damaged parts are named once, whichever reader met them.
-    told.problems = list(dict.fromkeys(told.problems))
-    resources = {"run": told, "pictures": pictures, "seen": seen, "style": style(), "data": data}
+    content.problems = list(dict.fromkeys(content.problems))
+    resources = {"run": content, "pictures": pictures, "seen": seen, "style": style(), "data": data}
     exporter = Exporter()
     drawn = sum(len(picture["light"]) + len(picture["dark"]) for picture in pictures)
     exporter.pictures_limit = max(0, min(PICTURES_LIMIT, ALL_PICTURES_LIMIT - drawn))

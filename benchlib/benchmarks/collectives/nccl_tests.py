@@ -88,7 +88,7 @@ def _claimed(one: Collective, placement: str, source: str) -> dict[str, Any]:
     }
 
 
-def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+def write(runs: Sequence[Snapshot], output: str) -> str:
     """Write the series of each run as tests of nccl-tests; runs of other benchmarks are left out, none is a ``UserError``."""
     found = [(run, groups) for run in runs if (groups := _groups(run))]
     if not found:

@@ -1,4 +1,4 @@
-"""The formats that runs are exported to. Adding one is a row here and a writer ``write(runs, output, samples) -> str``."""
+"""The formats that runs are exported to, and the tables among them. A format is a row in ``EXPORTS`` and a writer."""
 
 import datetime
 import importlib
@@ -23,8 +23,9 @@ from benchlib.results.run import fingerprint_key
 class Export:
     """One format. ``write`` is ``module:name``, imported when used; ``needs`` are the modules that it imports.
 
-    The writer takes snapshots, the place to write to ('' is the format's own, ``-`` the standard output) and whether raw
-    samples are wanted, and returns a sentence that says what went where; '' after printing to the standard output.
+    The writer takes snapshots and the place to write to ('' is the format's own, ``-`` the standard output), with
+    ``has_samples`` also whether raw samples are wanted. It returns a sentence that says what was written where, '' after
+    printing to the standard output.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Export:
 EXPORTS: dict[str, Export] = {
     export.name: export
     for export in (
-        Export("junit", "JUnit XML: a test suite a run, a test a check", "benchlib.show.exports.junit:write"),
+        Export("junit", "JUnit XML: one suite per run, one test per check", "benchlib.show.exports.junit:write"),
         Export("github", "Markdown for the summary of a GitHub job", "benchlib.show.exports.github:write"),
         Export(
             "openmetrics",
@@ -51,7 +52,13 @@ EXPORTS: dict[str, Export] = {
             "benchlib.show.exports.openmetrics:write_prometheus",
             ("prometheus_client",),
         ),
-        Export("csv", "a row a metric, or with --samples a row a sample", "benchlib.show.exports:write_csv", (), True),
+        Export(
+            "csv",
+            "one row per metric, or with --samples one row per sample",
+            "benchlib.show.exports:write_csv",
+            (),
+            True,
+        ),
         Export("parquet", "the same as a Parquet file", "benchlib.show.exports:write_parquet", ("pyarrow",), True),
         Export(
             "mlflow",
@@ -86,8 +93,9 @@ def export(runs: Sequence[Snapshot], name: str, output: str = "", samples: bool 
     if missing:
         raise UserError(f"{name} needs {', '.join(missing)}: pip install -e '.[export]' in the checkout")
     module, _, function = chosen.write.partition(":")
+    write = getattr(importlib.import_module(module), function)
     try:
-        return str(getattr(importlib.import_module(module), function)(runs, output, samples))
+        return str(write(runs, output, samples) if chosen.has_samples else write(runs, output))
     except StorageError:
         raise
     except OSError as error:
@@ -100,11 +108,8 @@ def _installed(module: str) -> bool:
     )
 
 
-# Where an export goes: the standard output, or a file that is whole or absent.
-
-
 def put(text: str, output: str, what: str) -> str:
-    """Write text to ``output`` ('' and ``-``: the standard output) and return the sentence that says so."""
+    """Write text to the standard output (``output`` is '' or ``-``) or to a whole file; return the sentence that says so."""
     if output in ("", "-"):
         sys.stdout.write(text)
         return ""
@@ -126,8 +131,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-# Tables of many runs for notebooks, spreadsheets and databases: long format, a row a metric or a row a sample.
-
+# Tables of many runs for notebooks, spreadsheets and databases: one row per metric or per sample.
 
 RUN_COLUMNS = {
     "run": "string", "benchmark": "string", "tier": "string", "backend": "string", "world_size": "Int64", "host": "string",
@@ -149,7 +153,7 @@ def write_csv(runs: Sequence[Snapshot], output: str, samples: bool = False) -> s
 def write_parquet(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
     """Write a Parquet file with the same columns."""
     if output in ("", "-"):
-        raise UserError("parquet is no text: name a file with --output FILE.parquet")
+        raise UserError("Parquet is binary: name a file with --output FILE.parquet")
     frame, path = sample_frame(runs) if samples else metric_frame(runs), file_at(output)
     with atomic_path(path) as temporary:
         frame.to_parquet(temporary, index=False)

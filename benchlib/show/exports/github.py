@@ -25,7 +25,7 @@ _SPECIAL = re.compile(r"([\\`*\[\]#|~$@]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.|^[-
 _NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 
 
-def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+def write(runs: Sequence[Snapshot], output: str) -> str:
     """Append to the file of ``$GITHUB_STEP_SUMMARY``, or write to ``output``, or print."""
     named = os.environ.get(VARIABLE, "")
     if output or not named:
@@ -79,24 +79,27 @@ def _run(run: Snapshot) -> str:
         "",
     ]
     if run.problems and word != "DAMAGED":
-        lines += ["Damaged, and left out:", "", *(f"- {escaped(problem)}" for problem in run.problems[:20]), ""]
+        lines += ["Damaged parts, left out:", "", *(f"- {escaped(problem)}" for problem in run.problems[:20]), ""]
     if run.result:
         rows = [(card["label"], f"{card['value']} {card['unit']}".strip(), card["note"]) for card in cards(run.result)]
         lines += _table(("Key number", "Value", "Note"), rows)
     checks = run.verdict.checks if run.verdict else []
     judged = [check for check in checks if check.status not in UNJUDGED]
-    lines += _table(("Status", "Check", "Found", "Limit"), (_row(check) for check in judged))
+    lines += _table(("Status", "Check", "Result", "Limit"), (_row(check) for check in judged))
     left = [check for check in checks if check.status in UNJUDGED]
     if left:
-        lines += [f"<details><summary>{counted(len(left), 'check')} not judged</summary>", ""]
+        lines += [
+            f"<details><summary>{counted(len(left), 'check')} not evaluated (no target or baseline)</summary>",
+            "",
+        ]
         lines += [*_table(("Status", "Check", "Reason", "Limit"), (_row(check) for check in left)), "</details>", ""]
     return "\n".join(lines) + "\n"
 
 
 def _row(check: Check) -> tuple[str, ...]:
     word = "DIFFERS" if check.status == "FAIL" and not check.gates else check.status
-    found = check.reason or (quantity(check.value, check.unit) if check.value is not None else "")
-    return f"{MARKS.get(word, '?')} {word.replace('_', ' ')}", check.name, found, check.limit
+    result = check.reason or (quantity(check.value, check.unit) if check.value is not None else "")
+    return f"{MARKS.get(word, '?')} {word.replace('_', ' ')}", check.name, result, check.limit
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -1,6 +1,6 @@
-"""JUnit XML for CI systems: a run is a test suite, a check is a test.
+"""JUnit XML for CI systems: one suite per run, one test per check.
 
-How a status is told (the attributes and their order are those of Jenkins' schema):
+How a status is written (the attributes and their order are those of Jenkins' schema):
 
 - PASS is a test that passed, FAIL a failure; where the run broke, its first check is an error
 - AMBIGUOUS is skipped, as it does not fail ``benchlib run`` either: repeat the run, or gate with ``--strict``
@@ -21,7 +21,7 @@ from benchlib.show.exports import counted, put
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+def write(runs: Sequence[Snapshot], output: str) -> str:
     """Write one XML document with a suite for each run."""
     return put(text(runs), output, f"JUnit XML of {counted(len(runs), 'run')}")
 
@@ -47,7 +47,7 @@ def _sums(suites: Sequence[ElementTree.Element]) -> dict[str, str]:
 
 def _suite(run: Snapshot) -> ElementTree.Element:
     class_name = _clean(".".join(("benchlib", run.benchmark, run.tier, run.backend)))
-    cases = [_case(class_name, *told) for told in _tests(run)]
+    cases = [_case(class_name, *test) for test in _tests(run)]
     counts = {
         f"{kind}s" if kind != "skipped" else kind: str(sum(case.find(kind) is not None for case in cases))
         for kind in ("failure", "error", "skipped")
@@ -67,25 +67,22 @@ def _suite(run: Snapshot) -> ElementTree.Element:
 
 
 def _properties(run: Snapshot) -> dict[str, str]:
-    found = {"verdict": run.word, "sentence": run.sentence, "benchmark": run.benchmark, "tier": run.tier}
-    found["backend"] = run.backend
+    facts = {"verdict": run.word, "sentence": run.sentence}
+    facts |= {"benchmark": run.benchmark, "tier": run.tier, "backend": run.backend}
     metrics = run.result.metrics if run.result else []
-    return found | {f"metric.{metric.name}": metric.text for metric in metrics if metric.value is not None}
+    return facts | {f"metric.{metric.name}": metric.text for metric in metrics if metric.value is not None}
 
 
 def _tests(run: Snapshot) -> list[tuple[str, str, str, str]]:
     """Return name, element ('' for a passed test), message and text of each test of a run."""
-    found = [_of_check(check, broken=bool(run.verdict and run.verdict.broken)) for check in _checks(run)]
+    verdict = run.verdict
+    tests = [_of_check(check, verdict.broken) for check in verdict.checks] if verdict else []
     if run.problems:
-        found.append(("run readable", "error", "DAMAGED: parts of the run cannot be read", "\n".join(run.problems)))
-    if not found:
+        tests.append(("run readable", "error", "DAMAGED: parts of the run cannot be read", "\n".join(run.problems)))
+    if not tests:
         kind = "skipped" if run.word == "SKIPPED" else "error"
-        found.append(("run completed", kind, f"{run.word}: {run.sentence}", run.sentence))
-    return found
-
-
-def _checks(run: Snapshot) -> list[Check]:
-    return run.verdict.checks if run.verdict else []
+        tests.append(("run completed", kind, f"{run.word}: {run.sentence}", run.sentence))
+    return tests
 
 
 def _of_check(check: Check, broken: bool) -> tuple[str, str, str, str]:
@@ -104,10 +101,10 @@ def _of_check(check: Check, broken: bool) -> tuple[str, str, str, str]:
 def _case(class_name: str, name: str, kind: str, message: str, body: str) -> ElementTree.Element:
     case = ElementTree.Element("testcase", classname=class_name, name=_clean(name), time="0.000")
     if kind:
-        found = ElementTree.SubElement(case, kind, message=_clean(message))
+        result = ElementTree.SubElement(case, kind, message=_clean(message))
         if kind != "skipped":
-            found.set("type", "benchlib")
-            found.text = _clean(body)
+            result.set("type", "benchlib")
+            result.text = _clean(body)
     if kind in ("", "skipped"):
         ElementTree.SubElement(case, "system-out").text = _clean(body)
     return case

@@ -24,7 +24,7 @@ STATES = {"PASS": "FINISHED", "FAIL": "FINISHED", "AMBIGUOUS": "FINISHED", "SKIP
 _TAG = "benchlib.run"
 
 
-def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+def write(runs: Sequence[Snapshot], output: str) -> str:
     """Write to the store at ``output``: a tracking URI, or the path of an SQLite file; else ``$MLFLOW_TRACKING_URI``."""
     uri = _uri(output)
     _check_file(uri)
@@ -39,7 +39,7 @@ def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
         known = sum(_store(client, uri, run) for run in runs)
     except (MlflowException, SQLAlchemyError) as error:
         raise UserError(f"MLflow at {uri}: {str(error).splitlines()[0]}") from None
-    there = f", {known} of them were there already" if known else ""
+    there = f", {known} of them already stored" if known else ""
     return f"{counted(len(runs), 'run')} in MLflow at {uri}{there}"
 
 
@@ -66,7 +66,7 @@ def _check_file(uri: str) -> None:
     if not file.parent.is_dir():
         raise UserError(f"{file}: there is no folder {file.parent}; make it first, or name one that exists")
     if file.exists() and not file.is_file():
-        raise UserError(f"{file} is no file: name the file of the store, as mlflow.db")
+        raise UserError(f"{file} is not a file: name the file of the store, as mlflow.db")
     place = file if file.exists() else file.parent
     try:
         with tempfile.TemporaryFile(dir=file.parent) as probe:  # beside it SQLite keeps its journal
@@ -79,9 +79,9 @@ def _check_file(uri: str) -> None:
 
 
 def _experiment(client: Any, uri: str, name: str) -> str:
-    found = client.get_experiment_by_name(name)
-    if found:
-        return str(found.experiment_id)
+    experiment = client.get_experiment_by_name(name)
+    if experiment:
+        return str(experiment.experiment_id)
     # A store in a file keeps its artifacts beside it, not in whatever folder the command was given.
     file = _file(uri)
     place = (file.parent / "mlartifacts" / name).resolve().as_uri() if file else None
@@ -92,12 +92,12 @@ def _store(client: Any, uri: str, run: Snapshot) -> bool:
     """Write one run; return whether the store had it."""
     experiment = _experiment(client, uri, f"benchlib-{run.benchmark}-{run.tier}")
     quoted = run.run.replace("'", "")
-    found = client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{quoted}'", max_results=1)
+    stored = client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{quoted}'", max_results=1)
     started = int(1000 * run.started_at) if run.started_at else None
     tags = _tags(run, quoted)
-    entry = found[0] if found else client.create_run(experiment, start_time=started, tags=tags, run_name=run.run)
+    entry = stored[0] if stored else client.create_run(experiment, start_time=started, tags=tags, run_name=run.run)
     key = entry.info.run_id
-    if found:
+    if stored:
         for name, value in tags.items():
             client.set_tag(key, name, value)
     else:
@@ -106,7 +106,7 @@ def _store(client: Any, uri: str, run: Snapshot) -> bool:
         client.log_artifact(key, run.report)
     ended = int(1000 * run.ended_at) if run.ended_at else None
     client.set_terminated(key, status=STATES.get(run.word, "FAILED"), end_time=ended)
-    return bool(found)
+    return bool(stored)
 
 
 def _tags(run: Snapshot, name: str) -> dict[str, str]:

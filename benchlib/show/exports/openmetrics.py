@@ -1,8 +1,8 @@
 """Metrics for Prometheus: OpenMetrics text, and the older text format that node exporter's textfile collector reads.
 
-Of each benchmark, tier, backend and host the newest run is told: a scrape is a present state and may hold a series only
-once. No timestamps, which the textfile collector refuses; when the run was is a value of its own. The file appears whole
-or not at all, so the collector never reads half of it. Units stand in a label where Prometheus has no base unit for them.
+Only the newest run of each benchmark, tier, backend and host is exported: a scrape is the present state and holds each
+series once. There are no timestamps, which the textfile collector refuses; the start of the run is a value of its own.
+The file appears whole or not at all. Units are a label where Prometheus has no base unit for them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +22,12 @@ WORDS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "BROKEN", "STOPPED", "UNFINISHE
 STATUSES = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE")
 
 
-def write_openmetrics(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+def write_openmetrics(runs: Sequence[Snapshot], output: str) -> str:
     """Write OpenMetrics text, with ``# EOF``."""
     return put(openmetrics(runs), output, f"OpenMetrics of {counted(len(newest(runs)), 'run')}")
 
 
-def write_prometheus(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+def write_prometheus(runs: Sequence[Snapshot], output: str) -> str:
     """Write the Prometheus text format; the textfile collector wants the name to end in ``.prom``."""
     return put(prometheus(runs), output, f"Metrics of {counted(len(newest(runs)), 'run')}")
 
@@ -44,10 +44,7 @@ def prometheus(runs: Sequence[Snapshot]) -> str:
 
 def newest(runs: Sequence[Snapshot]) -> list[Snapshot]:
     """Return the newest run of each benchmark, tier, backend and host."""
-    found: dict[tuple[str, ...], Snapshot] = {}
-    for run in sorted(runs, key=lambda run: run.started_at or 0.0):
-        found[_labels(run)] = run
-    return list(found.values())
+    return list({_labels(run): run for run in sorted(runs, key=lambda run: run.started_at or 0.0)}.values())
 
 
 def _labels(run: Snapshot) -> tuple[str, ...]:
@@ -74,13 +71,9 @@ class _Runs(Collector):
         for run in self.runs:
             labels = _labels(run)
             versions = run.machine.get("versions") or {}
-            told = {
-                "run": run.run,
-                "benchlib": str(versions.get("benchlib", "")),
-                "torch": str(versions.get("torch", "")),
-            }
-            told["fingerprint"] = fingerprint_key(run.fingerprint) if run.fingerprint else ""
-            info.add_metric(labels, told)
+            facts = {name: str(versions.get(name, "")) for name in ("benchlib", "torch")}
+            facts |= {"run": run.run, "fingerprint": fingerprint_key(run.fingerprint) if run.fingerprint else ""}
+            info.add_metric(labels, facts)
             verdict.add_metric(labels, {word: word == run.word for word in WORDS})
             readable.add_metric(labels, float(not run.problems))
             if run.started_at is not None:
@@ -96,7 +89,7 @@ class _Runs(Collector):
             labels=(*LABELS, "check", "kind", "gates"),
         )
         for run in self.runs:
-            # A check is told once, whatever a foreign verdict repeats.
+            # Each check once, even where a foreign verdict repeats one.
             for check in {check.name: check for check in (run.verdict.checks if run.verdict else [])}.values():
                 gates = "true" if check.gates else "false"
                 labels = (*_labels(run), check.name, check.kind, gates)

@@ -21,7 +21,7 @@ from benchlib.show.exports import counted
 from benchlib.show.exports.github import text as markdown
 
 
-def write(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+def write(runs: Sequence[Snapshot], output: str) -> str:
     """Write ``OUTPUT/<run>/events.out.tfevents...``; a run that is there already is left as it is."""
     if output in ("", "-"):
         raise UserError("tensorboard writes a folder: name it with --output FOLDER")

@@ -286,7 +286,7 @@ def test_a_whole_training_of_bert_stands_beside_the_published_ones(tmp_path):
     rows = section(run)["rows"]
     assert [row["remarks"] for row in rows][1] == "batch: 12 there, 32 here; learning rate: 3e-05 there, 5e-05 here"
     page = report.render(run.path).read_text()
-    assert "<h2>Beside published figures</h2>" in page
+    assert "<h2>Compared with published figures</h2>" in page
     assert 'href="https://arxiv.org/abs/1810.04805"' in page
     assert "19,667" not in page
 

@@ -163,7 +163,7 @@ def test_github_shows_what_failed_first_and_links_no_word(runs):
         seen.index(word) for word in ("DAMAGED", "BROKEN", "FAIL: squad", "SKIPPED: squad", "PASS: squad")
     ] == sorted(seen.index(word) for word in ("DAMAGED", "BROKEN", "FAIL: squad", "SKIPPED: squad", "PASS: squad"))
     assert "Training throughput" in seen
-    assert "2 checks not judged" in seen
+    assert "2 checks not evaluated" in seen
 
 
 def test_github_keeps_to_what_a_step_may_write(runs, tmp_path, monkeypatch):
@@ -315,7 +315,7 @@ def test_mlflow_holds_each_run_once(store, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == f"6 runs in MLflow at {uri}"
-    assert lines[1] == f"6 runs in MLflow at {uri}, 6 of them were there already"
+    assert lines[1] == f"6 runs in MLflow at {uri}, 6 of them already stored"
     assert lines[2] == "['broken', 'cut', 'failed', 'lost', 'skipped', 'whole'] FINISHED FAILED"
     assert lines[3:] == ["8 91.4 PASS", f"120 {int(START * 1000)}", "['report.html']"]
 

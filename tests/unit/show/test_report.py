@@ -95,7 +95,7 @@ def rendered(folder):
 
 def test_whole_run(tmp_path):
     page = rendered(make_run(tmp_path / "run", notebook="Does it learn?"))
-    order = ["PASS", "never for the target of the real benchmark", "Training throughput", "Checks", "What the run shows",
+    order = ["PASS", "never for the target of the real benchmark", "Training throughput", "Checks", "Results",
              "The worst misses", "Measured", "Derived", "Claimed", "Not available", "The machine", "Run it again", "The notebook"]  # fmt: skip
     places = [page.text.index(words) for words in order]
     assert places == sorted(places)
@@ -164,7 +164,7 @@ def test_damaged_part_is_named_and_costs_nothing_else(tmp_path, name):
     data = (folder / name).read_bytes()
     (folder / name).write_bytes(data[: len(data) // 2])
     page = rendered(folder)
-    listed = page.text[page.text.index("Damaged, and left out of this report") :][:400]
+    listed = page.text[page.text.index("Damaged parts, left out of this report") :][:400]
     assert name in listed
     assert "Resident memory peaks" in page.source
 
