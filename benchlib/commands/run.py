@@ -32,6 +32,7 @@ from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.plan import Plan, prepare
 from benchlib.results.run import Run, find_runs, run_path, tolerant
 from benchlib.results.store import judgement
+from benchlib.show.digest import cards
 from benchlib.show.headless import execute
 
 console = terminal.console(least_width=120)
@@ -141,7 +142,10 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
     codes = [
         EXIT_INTERRUPTED if outcome.interrupted else outcome.verdict.exit_code(strict) for outcome in done.values()
     ]
-    return _worst([*codes, write_index(store, quiet=True)])
+    written = write_index(store, quiet=True)
+    if len(planned) > 1 and written == EXIT_PASS:
+        summarise_tier(done.values(), store)
+    return _worst([*codes, written])
 
 
 @dataclass(frozen=True)
@@ -280,14 +284,15 @@ def _not_stored(error: StorageError) -> int:
 
 
 def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
-    """Print the checks of a run, those that could not be evaluated in a line each, and the verdict."""
+    """Print the failed and undecided checks of a run, the others in a line each group, its key numbers and the verdict."""
     narrow = console.width < NARROW
     heads = ["check", "status", "result"] + ([] if narrow else ["limit"])
     table = Table(*heads, box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for check in verdict.checks:
-        if check.status in ("SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"):
-            continue  # named in a line below; the report has the reasons
-        word, colour = check.status.replace("_", " ").lower(), COLOURS.get(check.status, "white")
+    # Those that need a reader, the gates first; the others take a line each group, and the report has their reasons.
+    for check in sorted(verdict.checks, key=lambda check: (check.status != "FAIL", not check.gates)):
+        if check.status not in ("FAIL", "AMBIGUOUS"):
+            continue
+        word, colour = ("fail", "red") if check.status == "FAIL" else ("undecided", "yellow")
         if not check.gates and check.status == "FAIL":
             word, colour = "differs", "yellow"
         limit = f" (limit: {check.limit})" if narrow and check.limit else ""
@@ -295,6 +300,10 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
         table.add_row(*cells[: len(heads)])
     if table.row_count:
         console.print(table)
+    if passed := [check for check in verdict.checks if check.status == "PASS"]:
+        console.print(f"[green]passed[/]  {len(passed)} check{'s' * (len(passed) != 1)}")
+    if numbers := _key_numbers(run_dir):
+        console.print(f"key numbers  {escape(numbers)}", soft_wrap=True)
     skipped = [check for check in verdict.checks if check.status == "SKIPPED"]
     if skipped:
         names = ", ".join(
@@ -318,6 +327,26 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     console.print(f"[bold]{_word(run_dir, verdict)}[/]  {escape(verdict.sentence)}", soft_wrap=True)
     if report is not None:
         console.print(f"report: {shown(report)}\n", soft_wrap=True)
+
+
+def summarise_tier(outcomes: Iterable["Outcome"], store: Path) -> None:
+    """Print the verdicts of a tier's benchmarks, each with its sentence, and the path of the index."""
+    table = Table("benchmark", "verdict", "summary", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for outcome in outcomes:
+        table.add_row(
+            Run(outcome.run_dir).config.benchmark,
+            _word(outcome.run_dir, outcome.verdict),
+            escape(outcome.verdict.sentence),
+        )
+    console.print(table)
+    console.print(f"index: {shown(store / 'index.html')}", soft_wrap=True)
+
+
+def _key_numbers(run_dir: Path) -> str:
+    """Return the key numbers of a run in one line, '' where it left none."""
+    run = Run(run_dir)
+    result = tolerant(run, [])(lambda: run.result)  # a damaged one is in the verdict already
+    return "; ".join(f"{row['label']} {row['value']} {row['unit']}".strip() for row in cards(result)) if result else ""
 
 
 def _word(run_dir: Path, verdict: Verdict) -> str:

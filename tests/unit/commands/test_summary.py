@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from make_run import make_run
 
 from benchlib.commands import run
 from benchlib.core import terminal
@@ -12,15 +13,15 @@ LONG = (
     "broadcast library int64 in place, 1 MiB: busbw 8.9 GB/s; at most 135.87 GB/s can be moved (measured: memory copy)"
 )
 CHECK = Check(
-    name="possible bandwidth", kind="sanity", question="", status="PASS", reason=LONG, limit="<= 142.663 GB/s"
+    name="possible bandwidth", kind="sanity", question="", status="FAIL", reason=LONG, limit="<= 142.663 GB/s"
 )
 
 
-def printed(width, monkeypatch, tmp_path):
+def printed(width, monkeypatch, tmp_path, checks=(CHECK,)):
     made = terminal.console()
     made.width, made.file = width, io.StringIO()
     monkeypatch.setattr(run, "console", made)
-    run.summarise(tmp_path, Verdict(verdict="PASS", sentence="1 check passed.", checks=[CHECK]), None)
+    run.summarise(tmp_path, Verdict(verdict="FAIL", sentence="1 check failed.", checks=list(checks)), None)
     return made.file.getvalue()
 
 
@@ -34,6 +35,37 @@ def test_every_line_fits_and_nothing_is_lost(width, column, monkeypatch, tmp_pat
     assert "142.663" in words
     for word in LONG.split():
         assert word in words
+
+
+def check(name, status, gates=True):
+    return CHECK.model_copy(update={"name": name, "status": status, "gates": gates, "reason": "a reason"})
+
+
+def test_what_needs_a_reader_comes_first_and_what_passed_takes_a_line(monkeypatch, tmp_path):
+    checks = [check(f"fine {number}", "PASS") for number in range(30)]
+    checks += [check("noisy", "AMBIGUOUS"), check("unlike", "FAIL", gates=False), check("slow", "FAIL")]
+    lines = printed(140, monkeypatch, tmp_path, checks).splitlines()
+    assert [line.split()[:2] for line in lines[1:4]] == [
+        ["slow", "fail"],
+        ["unlike", "differs"],
+        ["noisy", "undecided"],
+    ]
+    assert lines[4] == "passed  30 checks"
+    assert not [line for line in lines if "fine" in line]
+
+
+def test_a_tier_ends_with_the_verdicts_and_the_index(monkeypatch, tmp_path):
+    made = terminal.console()
+    made.width, made.file = 140, io.StringIO()
+    monkeypatch.setattr(run, "console", made)
+    fast = make_run(tmp_path / "a")
+    verdicts = [Verdict(verdict="PASS", sentence="3 checks passed.", checks=[])]
+    verdicts += [Verdict(verdict="FAIL", sentence="1 check failed: loss decreases.", checks=[])]
+    run.summarise_tier([run.Outcome(fast, verdict, False) for verdict in verdicts], tmp_path)
+    lines = made.file.getvalue().splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["squad", "PASS"], ["squad", "FAIL"]]
+    assert "1 check failed: loss decreases." in lines[2]
+    assert lines[-1] == f"index: {tmp_path / 'index.html'}"
 
 
 def test_a_pipe_is_as_wide_as_columns_says(monkeypatch):
