@@ -125,6 +125,16 @@ def _range(text: str) -> list[int]:
     return [*sizes, last]
 
 
+def hidden_share(alone: float, compute: float, together: float) -> tuple[float | None, str]:
+    """Return the part of the shorter of two times that costs nothing when both run together, in any unit of time.
+
+    1 where the shorter one is hidden, 0 where they run one after the other. Outside 0 to 1 there is no share: None with
+    ``slower`` (together they take longer than one after the other) or ``disturbed`` (less than the longer one alone).
+    """
+    share = (alone + compute - together) / min(alone, compute)
+    return (None, "slower") if share < 0 else (None, "disturbed") if share > 1 else (share, "")
+
+
 def size_text(size_bytes: float) -> str:
     """Write a size for a reader: ``1 KiB``, ``16 MiB``, ``100 B``."""
     for unit in ("tib", "gib", "mib", "kib"):

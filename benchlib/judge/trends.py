@@ -289,6 +289,12 @@ def judge_history(history: History) -> Verdict:
         where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
         checks += [_level_check(where, own, len(members)), _newest_check(where, own, newest)]
     verdict = verdict_of(checks)
+    if verdict.verdict == "PASS" and all(check.status == "SKIPPED" for check in checks[1:]):
+        longest = max(
+            map(len, history.series), default=0
+        )  # that files can be read says nothing about what was measured
+        reason = f"Too few runs: the longest series has {longest}; a change of level needs {2 * SHORTEST}."
+        return verdict.model_copy(update={"verdict": "SKIPPED", "sentence": reason})
     if verdict.verdict == "AMBIGUOUS":  # the words for one run advise what a history cannot do
         names = ", ".join(check.name for check in checks if check.gates and check.status == "AMBIGUOUS")
         return verdict.model_copy(update={"sentence": f"Open: {names}."})

@@ -199,7 +199,8 @@ def is_running(run_dir: Path | str) -> bool:
 
 def mark_skipped(run: Run, reason: str) -> None:
     """Write the result of a run whose backend is not available."""
-    save_result(run.path, Result.of(run.config, status="skipped", reason=reason, ended_at=time.time()))
+    now = time.time()
+    save_result(run.path, Result.of(run.config, status="skipped", reason=reason, started_at=now, ended_at=now))
 
 
 def mark_notebook_error(run_dir: Path, error: BaseException) -> None:

@@ -169,11 +169,22 @@ def identity(run: Run, config: BaseConfig | None, result: Result | None) -> tupl
 
 
 def span(result: Result | None, status: dict[str, Any] | None) -> tuple[float | None, float | None]:
-    """Return when a run started and ended, in unix seconds, as far as its records say."""
-    times = [(status or {}).get(name) for name in ("started_at", "ended_at")]
-    started = result.started_at if result else times[0]
-    ended = (result.ended_at if result else None) or times[1]
-    return tuple(float(value) if isinstance(value, (int, float)) else None for value in (started, ended))  # type: ignore[return-value]
+    """Return when a run started and ended, in unix seconds, as far as its records say.
+
+    Both times come from one record: the result, or for a run that broke or was skipped the supervisor's status.
+    """
+    return _span(result.model_dump(include={"status", "started_at", "ended_at"}) if result else {}, status or {})
+
+
+def _span(result: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    # The times of a skipped result are when it was written; nothing took that long.
+    measured = result.get("ended_at") and result.get("status") != "skipped"
+    times = result if measured else status if status.get("ended_at") else {"started_at": result.get("started_at")}
+    started, ended = (
+        float(value) if isinstance(value := times.get(name), (int, float)) else None
+        for name in ("started_at", "ended_at")
+    )
+    return started, ended
 
 
 class _Changed(ValueError):
@@ -291,7 +302,8 @@ def _machine(run: StoredRun, machine: dict[str, Any]) -> None:
 
 def _result(run: StoredRun, result: dict[str, Any]) -> None:
     run.benchmark, run.tier, run.backend = (str(result[name]) for name in ("benchmark", "tier", "backend"))
-    run.started, run.ended = _moment(result["started_at"]), _moment(result.get("ended_at") or result["started_at"])
+    run.started, ended = _moment(result["started_at"]), _moment(result.get("ended_at") or 0.0)
+    run.ended = ended if ended and result.get("status") != "skipped" else None
     run.ranks = int(_number(result.get("world_size") or 0))
     rows = result["rows"] if "rows" in result else _rows(result["metrics"])
     run.metrics = [_measured(*row) for row in rows]
@@ -350,8 +362,11 @@ FILL = {"config.json": _configured, "machine.json": _machine, "result.json": _re
 
 def _judge(run: StoredRun, folder: str, name: str, parts: dict[str, Any]) -> None:
     verdict, status, result = parts.get("verdict.json"), None, parts.get("result.json", {})
-    if (verdict is None or verdict.get("broken")) and os.path.exists(f"{folder}/{name}"):
+    if (verdict is None or verdict.get("broken") or run.ended is None) and os.path.exists(f"{folder}/{name}"):
         status = _object(read_bytes(f"{folder}/{name}"))
+        if not run.damaged:
+            started, ended = _span(result, status)
+            run.started, run.ended = _moment(started or run.started), _moment(ended) if ended else None
     skipped = str(result.get("reason", "")) if result.get("status") == "skipped" else None
     run.word, run.sentence = judgement(verdict, status, skipped)
 

@@ -183,9 +183,8 @@ def _mark_skipped(run_dir: Path, reason: str) -> None:
     from benchlib.config.schema import load_config
     from benchlib.results.run import Result, save_result
 
-    save_result(
-        run_dir, Result.of(load_config(run_dir, _config_file()), status="skipped", reason=reason, ended_at=time.time())
-    )
+    now, config = time.time(), load_config(run_dir, _config_file())
+    save_result(run_dir, Result.of(config, status="skipped", reason=reason, started_at=now, ended_at=now))
 
 
 def work(run_dir: Path, benchmark: str = "") -> int:

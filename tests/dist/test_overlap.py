@@ -67,4 +67,5 @@ def test_the_hidden_share_of_known_times(tmp_path):
 def test_the_share_is_not_cut_off():
     assert Overlap(2.0, 1.0, 2.0).hidden_share == 1
     assert Overlap(2.0, 1.0, 3.0).hidden_share == 0
-    assert Overlap(2.0, 1.0, 4.0).hidden_share == -1
+    assert Overlap(2.0, 1.0, 4.0).hidden_share is None  # they get in each other's way
+    assert Overlap(2.0, 1.0, 1.5).hidden_share is None  # one of them was disturbed when it was alone

@@ -1,10 +1,9 @@
 """How much of an asynchronous collective is hidden behind a computation.
 
 Each round times the collective alone, the computation alone and both together, and the medians over the rounds are
-compared: hidden = (alone + compute - together) / min(alone, compute), 1 where the shorter one costs nothing, 0 where
-they run one after the other, below 0 where they get in each other's way. It is told as measured, not cut off. On a CPU
-the collective computes too (copies, sums), so that as many free cores as its threads need are the condition for a high
-share.
+compared by ``hidden_share``: 1 where the shorter one costs nothing, 0 where they run one after the other. Times that give no
+share (the two get in each other's way, or one alone was disturbed) are kept without one. On a CPU the collective computes
+too (copies, sums), so that as many free cores as its threads need are the condition for a high share.
 """
 
 import gc
@@ -22,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchlib.benchmarks.collectives.bench import Bench, Row
 from benchlib.benchmarks.collectives.config import CollectivesConfig
-from benchlib.core.definitions import algbw_gbps, size_text
+from benchlib.core.definitions import algbw_gbps, hidden_share, size_text
 from benchlib.core.machine import MOVES
 from benchlib.results.metrics import derived, not_available
 from benchlib.runtime import devices, group
@@ -47,9 +46,9 @@ class Overlap:
     together_s: float
 
     @property
-    def hidden_share(self) -> float:
-        """The part of the shorter one that costs no time."""
-        return (self.alone_s + self.compute_s - self.together_s) / min(self.alone_s, self.compute_s)
+    def hidden_share(self) -> float | None:
+        """The part of the shorter one that costs no time; None where the times give no share."""
+        return hidden_share(self.alone_s, self.compute_s, self.together_s)[0]
 
 
 def overlapped(

@@ -7,7 +7,7 @@ from matplotlib.patches import Rectangle
 
 from benchlib.benchmarks.collectives import tables as series
 from benchlib.benchmarks.collectives.tables import VARIANTS, words
-from benchlib.core.definitions import size_text
+from benchlib.core.definitions import hidden_share, size_text
 from benchlib.core.text import quantity, seconds
 from benchlib.results.frames import Records
 from benchlib.show.figures import (
@@ -164,10 +164,11 @@ def overlap(run: Records, theme: Theme = LIGHT) -> Picture:
     axes.set_xlim(0, 1.18 * longest * scale)
     figure.legend(*axes.get_legend_handles_labels(), ncols=3, loc="outside lower center", handlelength=1)
     title = "Exchange and computation, one after the other and together"
-    if frame["hidden_share"].notna().any():
-        best = frame.nlargest(1, "hidden_share").iloc[0]
-        hidden = f"{100 * best['hidden_share']:.0f} %" if best["hidden_share"] > 0 else "Nothing"
-        title = f"{hidden} of the {words(best['operation'])} of {size_text(best['bytes'])} is hidden"
+    shares = [(hidden_share(item["alone_us"], item["compute_us"], item["together_us"]), item) for item in items]
+    if known := [(share or 0.0, item) for (share, kind), item in shares if kind != "disturbed"]:
+        share, best = max(known, key=lambda pair: pair[0])
+        amount = f"{100 * share:.0f} %" if share > 0 else "Nothing"
+        title = f"{amount} of the {words(best['operation'])} of {size_text(best['bytes'])} is hidden"
     alt = "; ".join(
         f"{words(item['operation'])} of {size_text(item['bytes'])}: computation {seconds(1e-6 * item['compute_us'])}, "
         f"exchange {seconds(1e-6 * item['alone_us'])}, together {seconds(1e-6 * item['together_us'])}"

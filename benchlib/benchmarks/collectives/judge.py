@@ -6,7 +6,7 @@ from typing import Any
 
 from benchlib.benchmarks.collectives import nccl_tests
 from benchlib.benchmarks.collectives.config import CollectivesConfig
-from benchlib.core.definitions import BUS_FACTORS, NO_LIMIT, size_text
+from benchlib.core.definitions import BUS_FACTORS, NO_LIMIT, hidden_share, size_text
 from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (
@@ -393,8 +393,17 @@ def _overlap(result: Result) -> str:
     rows = _rows(result, "overlap")
     if not rows:
         return ""
-    told = ", ".join(f"{_word(row['operation'])} {row['hidden_share']:.0%}" for row in rows)
-    return f"Beside a computation of the same length this share of the time is hidden at {size_text(rows[0]['bytes'])}: {told}."
+    groups: dict[str, list[str]] = {"": [], "slower": [], "disturbed": []}
+    for row in rows:
+        share, kind = hidden_share(row["alone_us"], row["compute_us"], row["together_us"])
+        groups[kind].append(f"{_word(row['operation'])} {share:.0%}" if share is not None else _word(row["operation"]))
+    text = ", ".join(groups[""]) or "none"
+    text = f"Beside a computation of the same length this share of the time is hidden at {size_text(rows[0]['bytes'])}: {text}."
+    if groups["slower"]:
+        text += f" Together slower than one after the other: {', '.join(groups['slower'])}."
+    if groups["disturbed"]:
+        text += f" Not known, since the time alone was disturbed: {', '.join(groups['disturbed'])}."
+    return text
 
 
 def _missing(result: Result) -> str:

@@ -219,7 +219,7 @@ def _same_work(result: Result, members: list[Row]) -> Check:
     if not recorded:
         reason = "no member left a recording"
         return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
-    reason = f"{len(recorded)} recordings with weights {wanted[0][:12]} and inputs {wanted[1][:12]}"
+    reason = f"{len(recorded)} recording{'s' * (len(recorded) != 1)} with weights {wanted[0][:12]} and inputs {wanted[1][:12]}"
     return fact_check(name, question, not wrong, reason + (f"; others: {', '.join(wrong)}" if wrong else ""))
 
 
@@ -295,7 +295,8 @@ def _not_worse(result: Result) -> Check:
         return Check(**common, status="SKIPPED", reason=_without_truth(result))
     farther = [row for row in rows if row["verdict"] == "farther"]
     reason = "; ".join(f"{row['member']} {_far(row)}" for row in farther)
-    reason = reason or f"{len(rows)} members are within twice the reference's own distance to double precision"
+    members = "1 member is" if len(rows) == 1 else f"{len(rows)} members are"
+    reason = reason or f"{members} within twice the reference's own distance to double precision"
     return Check(**common, status="FAIL" if farther else "PASS", reason=reason)
 
 

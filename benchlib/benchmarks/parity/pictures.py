@@ -329,8 +329,11 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
     )
     label(axes, theme, f"ms{of} (dot median, tick 95 %, end 99 %)")
     fast = next((item for item in tables.row_dicts(frame) if not item["is_reference"]), first)
-    title = f"{fast['member']} is fastest: {_ms(fast['p50_ms'])}"
-    title += f", {fast['ratio']:.2f} × the reference" if fast["ratio"] > 0 and not fast["is_reference"] else ""
+    if fast["ratio"] > 1 and not fast["is_reference"]:
+        title = f"No member is faster than the reference: {fast['member']} takes {fast['ratio']:.2f} × its time"
+    else:
+        title = f"{fast['member']} is fastest: {_ms(fast['p50_ms'])}"
+        title += f", {fast['ratio']:.2f} × the reference" if fast["ratio"] > 0 and not fast["is_reference"] else ""
     medians = "; ".join(
         f"{item['member']} {_ms(item['p50_ms'])}, 99 % {_ms(item['p99_ms'])}" for item in tables.row_dicts(frame)
     )

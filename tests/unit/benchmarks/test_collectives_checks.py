@@ -226,6 +226,23 @@ def test_what_crosses_several_times_and_what_lies_on_no_line_is_not_told(judged)
     assert "cannot be told apart: the times of 9 sizes are on no line." in said
 
 
+def test_a_share_outside_0_to_100_percent_is_not_stated(judged):
+    times = {"all_reduce": (3170, 609, 1570), "all_gather": (337, 611, 1500), "all_to_all": (500, 500, 700)}
+
+    def overlapped(result):
+        result.tables["overlap"] = [
+            {"operation": name, "bytes": MIB, "alone_us": alone, "compute_us": compute, "together_us": together,
+             "hidden_share": (alone + compute - together) / min(alone, compute)}
+            for name, (alone, compute, together) in times.items()
+        ]  # fmt: skip
+
+    said = next(sentence for sentence in reading(judged(overlapped)[0]) if "computation of the same length" in sentence)
+    assert said.endswith(
+        "is hidden at 1 MiB: all-to-all 60%. Together slower than one after the other: all-gather. "
+        "Not known, since the time alone was disturbed: all-reduce."
+    )
+
+
 def test_series_by_hand():
     times = np.array([[1.0, 3.0], [2.0, 2.5], [9.0, 4.0], [1.0, 2.0]])
     series = Series(10**9, times, 0, 1)

@@ -249,6 +249,12 @@ def test_a_broken_attention_kernel_is_told(tmp_path):
     )
 
 
+def test_one_is_counted_as_one(tmp_path):
+    found = judged(run_of(tmp_path / "run", members=("eager",)), tmp_path)
+    assert found["same weights and inputs"].reason.startswith("1 recording with")
+    assert found["accuracy against double precision"].reason.startswith("1 member is within twice")
+
+
 def test_without_bf16_nothing_shows_that_the_tolerance_can_fail(tmp_path):
     check = judged(run_of(tmp_path / "run", members=("eager", "sdpa_flash")), tmp_path)["tolerance sensitivity"]
     assert (check.status, check.gates) == ("SKIPPED", False)

@@ -16,7 +16,9 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge import trends
 from benchlib.judge.checks import Verdict, save_verdict
+from benchlib.judge.snapshot import snapshot as take_snapshot
 from benchlib.results import store as history
+from benchlib.results.run import Run
 from benchlib.show import index
 
 
@@ -190,7 +192,8 @@ def test_a_newest_run_off_its_band_is_open_only_on_the_worse_side(tmp_path):
 def test_too_few_runs_decide_nothing(tmp_path):
     verdict, checks = history_of(tmp_path, STEADY[:3])
     assert [checks[name].status for name in ("level", "newest run")] == ["SKIPPED", "SKIPPED"]
-    assert verdict.verdict == "PASS"  # of the records, which can be read
+    assert verdict.verdict == "SKIPPED"  # that the records can be read is no pass
+    assert verdict.sentence == "Too few runs: the longest series has 3; a change of level needs 6."
     assert trends.judge_history(trends.History(tmp_path, False, trends.Filter(), 0, [])).verdict == "SKIPPED"
 
 
@@ -378,6 +381,36 @@ def test_an_unreadable_baseline_is_no_regression(tmp_path):
     page = index.render(tmp_path).read_text()
     assert page.count("regression: ") == 1
     assert "not readable, nothing compared: key.json is cut" in page
+
+
+def test_a_run_that_broke_or_was_skipped_lasts_as_long_as_its_supervisor_says(tmp_path):
+    """Not from the result, which a broken run leaves open and which a skipped one writes in one moment."""
+    for number, (outcome, result) in enumerate((("failed", True), ("failed", False), ("skipped", True))):
+        folder = place(tmp_path, START - number * DAY, outcome=outcome, with_result=result)
+        status = json.loads((folder / "status.json").read_text())
+        write_json(
+            folder / "status.json", status | {"started_at": START - number * DAY, "ended_at": START - number * DAY + 31}
+        )
+        if result:
+            content = json.loads((folder / "result.json").read_text())
+            changes = (
+                {"ended_at": None, "status": "running"}
+                if outcome == "failed"
+                else {"ended_at": content["started_at"] - 2e-5}
+            )
+            write_json(folder / "result.json", content | changes)
+        for _ in range(2):  # read from its files, and from its summary
+            (run,) = (run for run in history.read(tmp_path) if run.path.endswith(folder.name))
+            assert run.ended - run.started == 31
+            snapshot = take_snapshot(Run(folder))
+            assert snapshot.ended_at - snapshot.started_at == 31
+            history.summarize(folder)
+
+
+def test_a_skipped_run_without_a_supervisor_has_no_duration(tmp_path):
+    folder = place(tmp_path, START, outcome="skipped", with_status=False)
+    (run,) = history.read(tmp_path)
+    assert (run.ended, take_snapshot(Run(folder)).ended_at) == (None, None)
 
 
 def test_a_repeat_with_the_same_numbers_is_no_copy(tmp_path):

@@ -242,6 +242,8 @@ def test_overlap_shows_both_orders_and_what_is_hidden():
         ]
     }
     assert figures_ranks.overlap(records(found)).alt.startswith("Nothing of the all-reduce")
+    found["overlap"][0] |= {"together_us": 1.0, "hidden_share": 1.8}
+    assert figures_ranks.overlap(records(found)).alt.startswith("Exchange and computation, one after the other")
 
 
 def test_the_rank_that_is_last_is_named_beside_the_even_share():

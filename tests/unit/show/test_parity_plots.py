@@ -224,6 +224,15 @@ def test_latency_stands_beside_the_reference():
     assert words(pictures.latency(records(found)).axes[0]) == ["10 ms"]
 
 
+def test_no_member_is_called_fastest_where_the_reference_is_faster():
+    found = tables(["eager", "sdpa_flash"])
+    found["latency"] = [
+        row | ({"p50_ms": row["p50_ms"] / 3} if row["member"] == "reference" else {}) for row in found["latency"]
+    ]
+    alt = pictures.latency(records(found)).alt
+    assert alt.startswith("No member is faster than the reference: eager takes 1.50 × its time")
+
+
 def test_closeness_is_the_ratio_of_distances_and_far_ones_are_written_out():
     figure = divergence.closeness(records())
     axes = figure.axes[0]
