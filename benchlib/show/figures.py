@@ -123,7 +123,10 @@ def _paper(name: str, theme: Theme, of_many: bool, rows: int, columns: int, **mo
         figure.name, figure.theme = name, theme
         if of_many:
             figure.colours, figure.kept = OF_MANY_COLOURS, (theme.card, theme.text, theme.muted, *theme.series)
-        return figure, list(figure.subplots(rows, columns, squeeze=False, **more).flat)
+        drawn = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
+        for axes in drawn:  # ticks are made later, perhaps outside of the style
+            axes.tick_params(colors=theme.muted, labelsize=9, length=0, pad=5)
+        return figure, drawn
 
 
 def finish(
@@ -201,7 +204,6 @@ def png(figure: Figure) -> bytes:
     canvas = figure.canvas
     if not isinstance(canvas, FigureCanvasAgg):
         canvas = FigureCanvasAgg(figure)
-    # Ticks are made when they are drawn, so the style has to hold until then.
     with _style(figure.theme) if isinstance(figure, Picture) else contextlib.nullcontext():
         canvas.draw()
     image = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
