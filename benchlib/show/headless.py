@@ -31,7 +31,7 @@ def parameters_of(path: Path) -> dict[str, Any]:
             or not isinstance(statement.target, ast.Name)
             or statement.value is None
         ):
-            raise UserError(f"{path}: line {statement.lineno} of the parameters cell is no `name: type = literal`")
+            raise UserError(f"{path}: line {statement.lineno} of the parameters cell is not `name: type = literal`")
         values[statement.target.id] = ast.literal_eval(statement.value)
     return values
 

@@ -1,4 +1,4 @@
-"""Live progress of a run in a notebook, with a Stop button; plain lines where nobody looks on.
+"""Live progress of a run in a notebook, with a Stop button; plain lines where no widget can be shown.
 
 In JupyterLab the progress is a widget. It is published together with an HTML form that takes its place at the end, so
 that the stored notebook and the report show how the run went without any widget. Headless runs (``BENCHLIB_HEADLESS=1``,
@@ -52,7 +52,7 @@ class View(Protocol):
     def show(self, progress: Progress) -> None:
         """Show the present state; called often, draws as often as it likes."""
 
-    def close(self, progress: Progress, said: str) -> None:
+    def close(self, progress: Progress, ending: str) -> None:
         """Show the last state and how the run ended."""
 
 
@@ -63,20 +63,20 @@ def watch(launch: Watched) -> dict[str, Any]:
     """
     progress = Progress()
     view: View = Panel(launch) if interactive() else Lines()
-    said = "interrupted"
+    ending = "interrupted"
     try:
         view.show(progress)
         for event in launch.events():
             progress.update(event)
             view.show(progress)
         status = launch.wait()
-        said = ENDS.get(str(status.get("outcome")), str(status.get("outcome")))
+        ending = ENDS.get(str(status.get("outcome")), str(status.get("outcome")))
         return status
     except BaseException:
         launch.stop()
         raise
     finally:
-        view.close(progress, said)
+        view.close(progress, ending)
 
 
 def interactive() -> bool:
@@ -105,10 +105,10 @@ class Lines:
         if line != self.last and (progress.phase != self.phase or now - self.printed >= self.every_s):
             self._print(line, progress.phase, now)
 
-    def close(self, progress: Progress, said: str) -> None:
+    def close(self, progress: Progress, ending: str) -> None:
         line = progress.line()
         self._print(
-            f"{said}: {line}" if said != "finished" else f"{said} after {time.monotonic() - progress.started:.0f} s",
+            f"{ending}: {line}" if ending != "finished" else f"{ending} after {time.monotonic() - progress.started:.0f} s",
             progress.phase,
             0.0,
         )
@@ -159,9 +159,9 @@ class Panel:
         self.text.value = _sentence(progress)
         self.curve.value = _curve(self.losses)
 
-    def close(self, progress: Progress, said: str) -> None:
+    def close(self, progress: Progress, ending: str) -> None:
         if self.handle is not None:
-            self.handle.update(_forms(progress, said), raw=True)
+            self.handle.update(_forms(progress, ending), raw=True)
         for widget in (self.bar, self.stop, self.text, self.curve, *self.box.children[:1], self.box):
             widget.close()
 
@@ -198,13 +198,13 @@ def _curve(losses: list[float]) -> str:
     )
 
 
-def _forms(progress: Progress, said: str) -> dict[str, str]:
+def _forms(progress: Progress, ending: str) -> dict[str, str]:
     """Return the forms of a state that need no widget: HTML and plain text."""
     took = time.monotonic() - progress.started
-    if said != "running":
+    if ending != "running":
         progress = dataclasses.replace(progress, left_s=None)  # nothing is left of a run that has ended
     line = progress.line() if progress.phase != "done" else progress.text
-    text = f"{said} after {took:.0f} s: {line}" if said != "running" else line
-    share = progress.done / progress.total if progress.total else (1.0 if said == "finished" else 0.0)
+    text = f"{ending} after {took:.0f} s: {line}" if ending != "running" else line
+    share = progress.done / progress.total if progress.total else (1.0 if ending == "finished" else 0.0)
     page = f'<p><progress max="1" value="{share:.3f}">{100 * share:.0f} %</progress> {html.escape(text)}</p>'
     return {"text/html": page, "text/plain": text}
