@@ -107,11 +107,9 @@ class Lines:
 
     def close(self, progress: Progress, ending: str) -> None:
         line = progress.line()
-        self._print(
-            f"{ending}: {line}" if ending != "finished" else f"{ending} after {time.monotonic() - progress.started:.0f} s",
-            progress.phase,
-            0.0,
-        )
+        if ending == "finished":
+            line = f"after {time.monotonic() - progress.started:.0f} s"
+        self._print(f"{ending}{' ' if ending == 'finished' else ': '}{line}", progress.phase, 0.0)
 
     def _print(self, line: str, phase: str, now: float) -> None:
         print(line, flush=True)
