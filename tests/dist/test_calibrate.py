@@ -66,7 +66,7 @@ def test_wrong_shares_are_refused(planted, said):
 
 
 def test_what_was_asked_is_known_on_resume_and_may_only_grow(tmp_path):
-    with pytest.raises(UserError, match="no calibration was begun there"):
+    with pytest.raises(UserError, match="no calibration was started there"):
         request({}, tmp_path)
     kept = Request(target="machine", tier="smoke", overrides={"seconds": "0.1"})
     write_json(tmp_path / "request.json", kept.model_dump(mode="json"))
