@@ -14,13 +14,7 @@ CPU = torch.device("cpu")
 LIMITS = {"fp32": 3e-6, "bf16": 3e-2, "fp16": 4e-3, "fp64": 1e-14}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small tensors: threads of tests that run beside this one would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def by_hand(case):

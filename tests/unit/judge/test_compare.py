@@ -9,8 +9,8 @@ import pandas
 import pytest
 from click.testing import CliRunner
 from make_run import make_run as write_run
+from pages import Page, assert_self_contained_and_accessible
 from scipy.stats import t
-from test_report import Page, assert_self_contained_and_accessible
 
 from benchlib.benchmarks import Benchmark
 from benchlib.cli import main

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from click.testing import CliRunner
 from make_run import START, _metric, make_run
-from test_index import DAY, on_machine, place, speed
+from series import DAY, STEADY, on_machine, place, speed
 
 from benchlib.cli import main
 from benchlib.commands import history as history_page
@@ -152,9 +152,6 @@ def history_of(store, values, **facts):
             on_machine(folder, **facts)
     verdict = trends.judge_history(trends.read_history(*trends.choose_store(str(store))))
     return verdict, {check.name.split(" of ")[0]: check for check in verdict.checks}
-
-
-STEADY = [60.0, 60.5, 59.5, 60.2, 59.8, 60.4, 59.9, 60.1, 60.3, 59.7]
 
 
 def test_a_steady_past_passes(tmp_path):

@@ -7,9 +7,8 @@ import shutil
 
 import pytest
 from make_run import START, _metric, make_run
-from test_history import STEADY
-from test_index import DAY, on_machine, place, speed
-from test_report import EVIL, Page, assert_self_contained_and_accessible
+from pages import EVIL, Page, assert_self_contained_and_accessible
+from series import DAY, STEADY, on_machine, place, speed
 
 from benchlib.judge import trends
 from benchlib.show import explorer, history

@@ -5,35 +5,13 @@ import re
 import time
 
 import pytest
-from make_run import START, _metric, make_run
-from test_report import EVIL, Page, assert_self_contained_and_accessible
+from make_run import START, _metric
+from pages import EVIL, Page, assert_self_contained_and_accessible
+from series import DAY, f1, on_machine, place, speed
 
 from benchlib.judge import trends
 from benchlib.results import store
 from benchlib.show import index, lines
-
-DAY = 86_400
-
-
-def f1(value):
-    return [_metric("f1_minisquad_tiny", value, "", "higher", 1)]
-
-
-def speed(value):
-    return [_metric("train_samples_per_s_minisquad_tiny", value, "samples/s", "higher", 1)]
-
-
-def place(outputs, moment, *, benchmark="squad", tier="quick", clock="101500", config=None, **changes):
-    day = time.strftime("%Y%m%d", time.localtime(moment))
-    folder = outputs / f"{tier}-{day}" / f"{benchmark}-cpu-{clock}-{abs(hash(moment)) % 16**6:06x}"
-    settings = {"tier": tier} | (config or {})
-    return make_run(folder, started_at=moment, config=settings, with_samples=False, **changes)
-
-
-def on_machine(folder, **facts):
-    machine = json.loads((folder / "machine.json").read_text())
-    machine["versions"] |= facts.pop("versions", {})
-    (folder / "machine.json").write_text(json.dumps(machine | facts))
 
 
 def rows_of(page):

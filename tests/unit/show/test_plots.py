@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from make_run import make_run
+from pages import contrast
 from PIL import Image
 
 from benchlib.benchmarks import BENCHMARKS
@@ -157,18 +158,6 @@ def test_pictures_leave_pyplot_alone(run):
         figures.png(draw(run))
     assert pyplot.get_fignums() == []
     assert dict(matplotlib.rcParams) == before
-
-
-def luminance(colour):
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one, other):
-    """Contrast ratio of WCAG 2, from 1 to 21."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("theme", [figures.LIGHT, figures.DARK], ids=["light", "dark"])

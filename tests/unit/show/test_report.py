@@ -5,78 +5,17 @@ import itertools
 import json
 import re
 import shlex
-from html.parser import HTMLParser
-from pathlib import Path
 
 import nbformat
 import pytest
 from make_run import config_of, make_run
-from test_plots import contrast
+from pages import EVIL, Page, assert_self_contained_and_accessible, contrast
 
 from benchlib.benchmarks import BENCHMARKS, Benchmark
 from benchlib.config.schema import build, command, parse_overrides, resolve
 from benchlib.results.run import Run
 from benchlib.show import markup, report, training
 from benchlib.show.figures import png
-
-EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
-FETCHING = ("src", "srcset", "data", "poster", "background", "action", "formaction", "xlink:href", "cite")
-VOID = {"meta", "img", "source", "br", "hr", "col", "link", "input"}
-
-
-class Page(HTMLParser):
-    """What a browser would meet: elements with their attributes, and the visible text."""
-
-    def __init__(self, path):
-        super().__init__(convert_charrefs=True)
-        self.source = Path(path).read_text(encoding="utf-8")
-        self.elements, self.text, self.open = [], "", []
-        self.feed(self.source)
-        assert self.open == [], f"left open: {self.open}"
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID and not self.source.startswith("/>", self.rawdata.find(">", 0) - 1):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] != "style":
-            self.text += data
-
-    def all(self, *tags):
-        return [attrs for tag, attrs in self.elements if tag in tags]
-
-
-def assert_self_contained_and_accessible(page):
-    assert page.all("script", "link", "iframe", "object", "embed", "base", "form") == []
-    for tag, attrs in page.elements:
-        assert not [name for name in attrs if name.startswith("on")], tag
-        for name in FETCHING:
-            assert attrs.get(name, "data:").startswith("data:"), (tag, name)
-        saves = "download" in attrs and attrs.get("href", "").startswith("data:application/gzip;base64,")
-        assert tag != "a" or saves or attrs.get("href", "#").startswith(("#", "https://", "http://", "mailto:"))
-    assert "url(" not in page.source
-    assert "@import" not in page.source
-    policies = [attrs["content"] for attrs in page.all("meta") if attrs.get("http-equiv") == "Content-Security-Policy"]
-    assert policies == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
-    assert page.all("html")[0]["lang"] == "en"
-    assert all(image.get("alt", "").strip() for image in page.all("img"))
-    assert all(header.get("scope") for header in page.all("th"))
-    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), levels
-    ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
-    assert len(ids) == len(set(ids))
-    targets = [attrs["href"][1:] for attrs in page.all("a") if attrs.get("href", "").startswith("#")]
-    assert set(targets) <= {*ids, "harmful-link"}
-    assert len(page.source.encode()) < 500_000
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import qa_reference
-from test_features import TOKENIZERS, _examples
+from texts import TOKENIZERS, odd_examples
 
 from benchlib.core.errors import UserError
 from benchlib.workloads import answers, features
@@ -12,7 +12,7 @@ TOKENIZER = TOKENIZERS["bert"]
 
 
 def _case(max_length=64, doc_stride=16, seed=0, kind="normal"):
-    examples = _examples(40, seed=seed)
+    examples = odd_examples(40, seed=seed)
     built = features.build(examples, TOKENIZER, max_length, doc_stride, False, None)
     rows = qa_reference.recipe(examples, TOKENIZER, max_length, doc_stride)
     random = np.random.default_rng(seed)

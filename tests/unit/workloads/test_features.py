@@ -2,66 +2,22 @@ import logging
 import multiprocessing
 import time
 from dataclasses import fields
-from random import Random
 
 import numpy as np
 import pytest
 import qa_reference
+from texts import TEXTS, TOKENIZERS, odd_examples
 
 from benchlib.core.errors import UserError
 from benchlib.workloads import features
 from benchlib.workloads.features import DamagedFile, read_arrays, write_arrays
 from benchlib.workloads.squad_text import Example
 
-WORDS = [
-    "the",
-    "river",
-    "flows",
-    "near",
-    "Zürich",
-    "and",
-    "1843",
-    "was",
-    "a",
-    "naïve",
-    "year",
-    ",",
-    "“quoted”",
-    "text",
-    "(b)",
-    "😀",
-    "東京",
-    "cost",
-    "$3.50",
-    "e-mail",
-]
-
-
-def _context(random, words):
-    return "".join(random.choice(["", " ", " ", " ", "  ", "\n"]) + random.choice(WORDS) for _ in range(words)).strip()
-
-
-def _examples(count=60, seed=0, longest=150):
-    """Questions with answers that begin and end anywhere: within words, at white space, at a window's edge."""
-    random, examples, context = Random(seed), [], ""
-    for i in range(count):
-        if i % 3 == 0:
-            context = _context(random, random.randint(3, longest))
-        start = random.randrange(len(context) - 2)
-        text = context[start : start + random.randint(1, 12)]
-        question = random.choice(["", "   ", "\n"]) + _context(random, random.randint(1, 9)) + "?"
-        examples.append(Example(f"q{i}", question, context, ((text, start),), "t"))
-    return examples
-
-
-TEXTS = [example.context for example in _examples(30, seed=9)]
-TOKENIZERS = {"bert": qa_reference.bert_tokenizer(TEXTS), "byte level": qa_reference.byte_level_tokenizer(TEXTS)}
-
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize(("max_length", "doc_stride"), [(384, 128), (96, 24), (64, 0)])
 def test_features_equal_the_usual_recipe(name, max_length, doc_stride):
-    examples, tokenizer = _examples(), TOKENIZERS[name]
+    examples, tokenizer = odd_examples(), TOKENIZERS[name]
     train = features.build(examples, tokenizer, max_length, doc_stride, True, None)
     evaluation = features.build(examples, tokenizer, max_length, doc_stride, False, None)
     rows = qa_reference.recipe(examples, tokenizer, max_length, doc_stride)
@@ -111,7 +67,7 @@ def test_every_window_with_the_answer_is_labelled_and_the_others_are_not():
 
 def test_a_question_longer_than_the_window_is_cut():
     endless = Example("long", "river " * 500, "the year was 1843 , near the river " * 10, (("1843", 13),))
-    short = _examples(1)[0]
+    short = odd_examples(1)[0]
     built = features.build([endless, short], TOKENIZERS["bert"], 96, 24, True, None)
     alone = features.build([short], TOKENIZERS["bert"], 96, 24, True, None)
     assert built.questions_cut == 1
@@ -123,24 +79,24 @@ def test_a_question_longer_than_the_window_is_cut():
 
 def test_a_context_without_tokens_has_a_window_without_an_answer():
     empty = Example("q", "what?", "\u200b\x00", (("\x00", 1),))
-    built = features.build([empty, *_examples(3)], TOKENIZERS["bert"], 64, 8, True, None)
+    built = features.build([empty, *odd_examples(3)], TOKENIZERS["bert"], 64, 8, True, None)
     assert built.lengths[0] == built.context_start[0] + built.suffix
     assert built.start_positions[0] == built.end_positions[0] == 0
 
 
 def test_lengths_without_room_and_slow_tokenizers_are_refused():
     with pytest.raises(UserError, match=r"max_length = 64 with doc_stride = 60 .* set max_length to 67 or more"):
-        features.build(_examples(3), TOKENIZERS["bert"], 64, 60, True, None)
+        features.build(odd_examples(3), TOKENIZERS["bert"], 64, 60, True, None)
 
     class Slow:
         is_fast = False
 
     with pytest.raises(UserError, match="not a fast one"):
-        features.build(_examples(3), Slow(), 64, 8, True, None)
+        features.build(odd_examples(3), Slow(), 64, 8, True, None)
 
 
 def test_the_tokenizer_keeps_its_state_and_its_state_does_not_matter():
-    examples, tokenizer = _examples(9), qa_reference.bert_tokenizer(TEXTS)
+    examples, tokenizer = odd_examples(9), qa_reference.bert_tokenizer(TEXTS)
     plain = features.build(examples, tokenizer, 96, 24, True, None)
     tokenizer.backend_tokenizer.enable_truncation(5)
     tokenizer.backend_tokenizer.enable_padding(length=50)
@@ -161,7 +117,7 @@ def _same(left, right):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_cache_gives_the_same_arrays_without_building(tmp_path, monkeypatch, training):
-    examples, tokenizer = _examples(), TOKENIZERS["bert"]
+    examples, tokenizer = odd_examples(), TOKENIZERS["bert"]
     first = features.build(examples, tokenizer, 96, 24, training, tmp_path)
     monkeypatch.setattr(features, "cut", None)  # a second build would fail
     second = features.build(examples, tokenizer, 96, 24, training, tmp_path)
@@ -171,7 +127,7 @@ def test_the_cache_gives_the_same_arrays_without_building(tmp_path, monkeypatch,
 
 
 def test_whatever_changes_the_features_changes_the_key(tmp_path):
-    examples, tokenizer = _examples(6), TOKENIZERS["bert"]
+    examples, tokenizer = odd_examples(6), TOKENIZERS["bert"]
     moved = [
         *examples[:-1],
         Example("q5", examples[-1].question, examples[-1].context, ((examples[-1].context[:2], 0),)),
@@ -192,7 +148,7 @@ def test_whatever_changes_the_features_changes_the_key(tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut", "one bit", "empty", "foreign", "header"])
 def test_a_damaged_file_is_found_and_built_anew(tmp_path, caplog, damage):
-    examples, tokenizer = _examples(), TOKENIZERS["bert"]
+    examples, tokenizer = odd_examples(), TOKENIZERS["bert"]
     good = features.build(examples, tokenizer, 96, 24, True, tmp_path)
     (path,) = tmp_path.glob("*.safetensors")
     raw = bytearray(path.read_bytes())
@@ -224,7 +180,7 @@ def _build_in_a_process(folder, tokenizer, queue, gate):
 
     features.cut = slow
     gate.wait()
-    built = features.build(_examples(), tokenizer, 96, 24, True, folder)
+    built = features.build(odd_examples(), tokenizer, 96, 24, True, folder)
     queue.put((built.from_cache, built.input_ids.sum().item()))
 
 
@@ -251,7 +207,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch, c
 
     monkeypatch.setattr(features, "write_arrays", full)
     with caplog.at_level(logging.WARNING):
-        assert len(features.build(_examples(), TOKENIZERS["bert"], 96, 24, True, tmp_path))
+        assert len(features.build(odd_examples(), TOKENIZERS["bert"], 96, 24, True, tmp_path))
     assert "No space left" in caplog.text
 
 
@@ -261,12 +217,12 @@ def test_a_place_that_can_hold_no_cache_costs_only_time(tmp_path, caplog, place)
     if place == "a file":
         folder.write_text("x")
     else:
-        features.build(_examples(), TOKENIZERS["bert"], 96, 24, True, folder)
+        features.build(odd_examples(), TOKENIZERS["bert"], 96, 24, True, folder)
         (path,) = folder.glob("*.safetensors")
         path.unlink()
         path.mkdir()
     with caplog.at_level(logging.WARNING):
-        built = features.build(_examples(), TOKENIZERS["bert"], 96, 24, True, folder)
+        built = features.build(odd_examples(), TOKENIZERS["bert"], 96, 24, True, folder)
     assert len(built) and not built.from_cache
     assert "cannot be locked" in caplog.text if place == "a file" else "cannot be written" in caplog.text
 
