@@ -5,8 +5,9 @@ to the maximum length and against the one that pads to the longest window of a b
 
 Method: each variant is a run of the benchmark itself (`python -m benchlib.runtime.worker`) in processes of its own. All train
 one epoch on the same questions with the same global batch. The variants take turns, `--rounds` times, so that a busy
-neighbour slows all of them; the ratio is formed within each round and the median of the rounds is told. The time is
-that of the training loop: start-up, tokenising and evaluation are excluded. A question has about one window.
+neighbour slows all of them; the ratio is formed within each round, and the table has the median of the rounds. The time is
+that of the training loop: start-up, tokenising and evaluation are excluded. A question has about one window. A variant whose
+precision this machine does not support is skipped.
 
     python scripts/bench_training.py --train train.json --eval dev.json --model FOLDER
     python scripts/bench_training.py --train train.json --eval dev.json --model FOLDER --questions 0 --f1 --rounds 1
@@ -25,12 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.config.schema import build, save_config
-from benchlib.core.machine import cpu_model, usable_cores
+from benchlib.core.machine import cpu_model, probe_devices, usable_cores
 from benchlib.results.run import load_result
 
 GLOBAL_BATCH = 16
+SHOWN_LINES = 20  # of a failed rank's log
 
-# name: (ranks, parameters); a rank has cores / ranks threads. The first one is what the others are compared with.
+# name: (ranks, parameters); a rank has cores / ranks threads. The others are compared with the first one that is run.
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "trainer-max-fp32": (2, {"engine": "trainer", "trainer_padding": "max_length"}),
     "trainer-longest-fp32": (2, {"engine": "trainer", "trainer_padding": "longest"}),
@@ -69,7 +71,9 @@ def run(name: str, options: argparse.Namespace, work: Path) -> dict[str, float]:
                 )
         codes = [process.wait() for process in processes]
         if any(codes):
-            raise SystemExit(f"{name} failed; see {work}/{name}.rank*.log")
+            failed = next(rank for rank, code in enumerate(codes) if code)
+            lines = (work / f"{name}.rank{failed}.log").read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+            raise SystemExit("\n".join([f"{name} failed, rank {failed} with exit code {codes[failed]}:", *lines]))
         result = load_result(run_dir)
     suffix = "_files"
     seen, seconds = sum(result.facts["samples_seen"]), result.value("train_s") or 0.0
@@ -101,6 +105,14 @@ def main() -> None:
     unknown = [name for name in names if name not in VARIANTS]
     if unknown:
         parser.error(f"unknown variant {unknown[0]}: known are {', '.join(VARIANTS)}")
+
+    lacks = probe_devices()["backends"]["cpu"].get("lacks", {})
+    skipped = {name: why for name in names if (why := lacks.get(VARIANTS[name][1].get("precision", "fp32")))}
+    for name, why in skipped.items():
+        print(f"{name}: skipped, {why}", flush=True)
+    names = [name for name in names if name not in skipped]
+    if not names:
+        parser.error("no variant can run here")
 
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as work:

@@ -162,6 +162,9 @@ class BaseConfig(BaseModel):
                 f"collective = {name} moves tensors of {' and '.join(MOVES[name])}, not of {kind} (backend {self.backend}): take {fitting}"
             )
 
+    def check_precision(self, lacks: Mapping[str, str]) -> None:
+        """Raise ``UserError`` for a precision in ``lacks``: those that the machine's device does not support, with the reasons."""
+
     def expected_work(self) -> str:
         """Say in a sentence what the run will do, for the dry run."""
         raise NotImplementedError(f"{type(self).__name__} does not say what it does")

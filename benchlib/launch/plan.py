@@ -74,6 +74,8 @@ class Draft:
         if self.auto:
             resolved = resolved.detected(backend=backend)
         resolved.config.check_whole()
+        if config.launcher not in clusters.ELSEWHERE:
+            resolved.config.check_precision(probe.get("backends", {}).get(backend, {}).get("lacks", {}))
         return Plan(resolved, probe)
 
 

@@ -25,14 +25,19 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 def probe() -> dict[str, Any]:
-    """Return what torch can use here: ``{"backends": {name: {available, count, names, reason}}, "versions": {...}}``.
+    """Return what torch can use here: ``{"backends": {name: {available, count, names, reason, lacks}}, "versions": {...}}``.
 
-    ``count`` is the number of devices, ``names`` their names, ``reason`` says why a backend is not available.
+    ``count`` is the number of devices, ``names`` their names, ``reason`` says why a backend is not available. ``lacks``
+    holds the precisions that the device does not support, each with the reason.
     """
     backends = {}
     for name in BACKENDS:
         names, reason = _available(name)
         backends[name] = {"available": not reason, "count": len(names), "names": names, "reason": reason}
+        if not reason:
+            where = torch.device(BACKENDS[name].device_type)
+            support = {precision: supports(precision, where) for precision in DTYPES}
+            backends[name]["lacks"] = {precision: why for precision, (has, why) in support.items() if not has}
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip} | _libraries()
     return {"backends": backends, "versions": {name: value for name, value in versions.items() if value}}
 

@@ -1,5 +1,6 @@
 """Parameters of the SQuAD benchmark. The defaults are those of the smoke tier."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -121,6 +122,11 @@ class SquadConfig(BaseConfig):
         super().check_whole()
         if self.backend == "cpu" and self.precision == "fp16":
             raise UserError("precision = 'fp16': a CPU has no fast fp16; use bf16 or fp32")
+
+    def check_precision(self, lacks: Mapping[str, str]) -> None:
+        """Raise ``UserError`` for a precision that the device does not support."""
+        if self.precision in lacks:
+            raise UserError(f"precision = {self.precision!r}: {lacks[self.precision]}")
 
     @property
     def global_batch(self) -> int:

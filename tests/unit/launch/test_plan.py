@@ -34,6 +34,20 @@ def test_values_are_held_against_the_backend_that_was_taken():
         plan.plan("squad", "smoke", "auto", {"precision": "fp16"}, CPU)
 
 
+def test_a_precision_that_the_device_lacks_is_refused_before_any_rank_starts():
+    old = {
+        "backends": {
+            "cpu": {**CPU["backends"]["cpu"], "lacks": {"bf16": "this CPU has no bf16 instructions: use fp32"}}
+        }
+    }
+    with pytest.raises(UserError, match="precision = 'bf16': this CPU has no bf16 instructions: use fp32"):
+        plan.plan("squad", "smoke", "cpu", {"precision": "bf16"}, old)
+    assert plan.plan("squad", "smoke", "cpu", {"precision": "fp32"}, old).config.precision == "fp32"
+    assert plan.plan("squad", "smoke", "cpu", {"precision": "bf16"}, CPU).config.precision == "bf16"
+    elsewhere = plan.plan("squad", "smoke", "cpu", {"precision": "bf16", "launcher": "slurm"}, old)
+    assert elsewhere.config.precision == "bf16"  # its nodes may have other processors
+
+
 def test_jobs_elsewhere_have_the_ranks_of_their_config():
     planned = plan.plan("squad", "smoke", "cuda", {"launcher": "slurm", "nnodes": 2}, GPUS)
     assert planned.config.nproc == 1 and "nproc" not in planned.resolved.origins
