@@ -38,6 +38,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("target")
+@click.argument("loose", nargs=-1, metavar="")
 @click.option("--tier", "-t", help="How much work: smoke, quick, nightly or weekend. [default: smoke]")
 @click.option(
     "--backend", "-b", default="auto", show_default=True, help="Where: auto, cpu, cuda, rocm, mps, xpu or tpu."
@@ -64,6 +65,7 @@ def main() -> None:
 @user_errors
 def run(
     target: str,
+    loose: tuple[str, ...],
     tier: str | None,
     backend: str,
     pairs: tuple[str, ...],
@@ -77,9 +79,14 @@ def run(
 ) -> None:
     """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
     from benchlib.commands import run as runner
+    from benchlib.core.errors import UserError
     from benchlib.launch import plan
     from benchlib.results.run import check_place
 
+    if loose:
+        pairs_of = " ".join(f"--set {word}" for word in loose if "=" in word)
+        remedy = f"set parameters with {pairs_of}" if pairs_of else "one benchmark or tier at a time"
+        raise UserError(f"{' '.join(loose)}: unexpected after {target}: {remedy}")
     if max_restarts is not None:  # in front: --set overrides it
         pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
     if not (dry_run or manifest):  # before torch is asked for its devices, which takes seconds

@@ -43,6 +43,7 @@ class Choice:
 def open_store(store: str, **asked: str) -> Choice:
     """Return the choice that a notebook's parameters make. Raises ``UserError`` for a wrong one."""
     session.refuse_unknown_parameters()
+    session.format_tables()
     return Choice(store, **asked)
 
 

@@ -1,17 +1,23 @@
 """What a notebook calls: open a run, execute it, judge it, show it. No torch: the device work is done by other processes."""
 
 import html
+import json
+import os
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.config.schema import command
-from benchlib.core.errors import BackendUnavailable, RunBroken, UserError, nearest
+from benchlib.config.schema import command, config_class
+from benchlib.core.errors import BackendUnavailable, RunBroken, Stopped, UserError, VerdictFailed, nearest
 from benchlib.core.files import outputs
+from benchlib.core.text import quantity
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import Verdict
-from benchlib.launch.plan import plan, prepare
-from benchlib.results.run import Run
+from benchlib.launch.plan import plan, prepare, prepare_again
+from benchlib.results.run import Run, find_runs
 
 if TYPE_CHECKING:
     import pandas
@@ -22,7 +28,8 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
 
     Of ``named`` parameters, '' and 0 leave the choice to the tier.
     """
-    refuse_unknown_parameters()
+    refuse_unknown_parameters(benchmark)
+    format_tables()
     if not isinstance(overrides, Mapping):
         raise UserError(f"overrides = {overrides!r}: expected a dict of fields, as in {{'epochs': 2}}")
     if run_dir:
@@ -34,16 +41,18 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
     return Run(prepare(plan(benchmark, tier, backend, {**chosen, **overrides}), outputs()))
 
 
-def refuse_unknown_parameters() -> None:
+def refuse_unknown_parameters(benchmark: str = "") -> None:
     """Raise ``UserError`` for a name that papermill injected and the parameters cell does not have.
 
-    papermill itself only warns and lets the notebook run with the default of what was meant.
+    papermill itself only warns and lets the notebook run with the default of what was meant. A field of the benchmark's
+    config that is no parameter of the notebook goes into ``overrides``.
     """
     import ast
     import sys
 
     ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    cells: list[str] = list(ipython.user_ns.get("In", [])) if ipython else []
+    variables: dict[str, Any] = ipython.user_ns if ipython else {}
+    cells: list[str] = list(variables.get("In", []))
     known: set[str] = set()
     for cell in cells:
         try:
@@ -58,35 +67,116 @@ def refuse_unknown_parameters() -> None:
         names = {target.id for target in targets if isinstance(target, ast.Name)}
         if cell.startswith("# Parameters\n") and known:
             unknown = sorted(names - known)
+            if unknown and benchmark and unknown[0] in config_class(benchmark).model_fields:
+                fields = [name for name in unknown if name in config_class(benchmark).model_fields]
+                given = ", ".join(f"{name}: {json.dumps(variables[name], default=str)}" for name in fields)
+                where = f'set this field of the config with -y "{{overrides: {{{given}}}}}"'
+                raise UserError(f"the notebook has no parameter {unknown[0]!r}: {where}")
             if unknown:
                 raise UserError(f"the notebook has no parameter {unknown[0]!r}: {nearest(unknown[0], known)}")
         known |= names
 
 
 def execute(run: Run) -> Run:
-    """Start the ranks, show their progress and return the finished run.
+    """Start the ranks, show their progress and return the finished run. A run that has begun is run again in a new folder.
 
-    Raises ``RankFailed`` with the failing rank's own traceback, ``BackendUnavailable`` for a skipped run and
-    ``KeyboardInterrupt`` after an interrupt. No process is left in any case.
+    Raises ``RankFailed`` with the failing rank's own traceback, ``BackendUnavailable`` for a skipped run and ``Stopped``
+    after an interrupt or the Stop button. No process is left in any case, and the report is written.
     """
     from benchlib.launch.launch import Launch
-    from benchlib.show.widgets import watch
+    from benchlib.show.widgets import headless, watch
 
+    if run.begun:
+        run = Run(prepare_again(run))
     launch = Launch(run.path)
     launch.start()
-    status = watch(launch)
+    try:
+        status = watch(launch)
+    except KeyboardInterrupt:
+        status = {"outcome": "stopped", "reason": "stopped by the user"}
     after = run.refresh()
+    if status["outcome"] == "complete":
+        return after
+    if not headless():
+        conclude(after, judge(after))
     if status["outcome"] == "skipped":
         raise BackendUnavailable(f"SKIPPED: {status['reason']}")
-    if status["outcome"] != "complete":
-        launch.raise_for_status()
-        raise RunBroken(status["reason"])
-    return after
+    if status["outcome"] == "stopped":
+        raise Stopped(status["reason"])
+    launch.raise_for_status()
+    raise RunBroken(status["reason"])
 
 
 def judge(run: Run) -> Verdict:
     """Check the run and write its verdict."""
     return judging.judge(run.path)
+
+
+def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
+    """Display the verdict; by hand also write the report and the list of runs, and display where they are.
+
+    Raises ``VerdictFailed`` for a run that failed, where ``fail_on_verdict`` asks for it: papermill ends with exit code 1.
+    """
+    from IPython.display import display
+
+    from benchlib.show.widgets import headless
+
+    display(verdict_text(verdict))  # type: ignore[no-untyped-call]
+    if not headless():
+        display(_places(run))  # type: ignore[no-untyped-call]
+    if fail_on_verdict and verdict.verdict == "FAIL":
+        raise VerdictFailed(verdict.sentence)
+
+
+def _places(run: Run) -> Any:
+    """Write the report and the list of runs; return where they are and the command that compares, as Markdown."""
+    from IPython.display import Markdown
+
+    from benchlib.show import index, report
+
+    def link(path: Path, label: str) -> str:  # relative to the notebook: JupyterLab opens it in a tab
+        return f"[{label}]({quote(os.path.relpath(path.resolve()))})"
+
+    path, store = report.render(run.path), run.path.resolve().parents[1]
+    lines = [f"report: {link(path, 'report.html')}", f"run folder: `{run.path.resolve()}`"]
+    if run.path.resolve() in {item.resolve() for item in find_runs(store)}:
+        lines.insert(1, f"all runs: {link(index.render(store), 'index.html')}")
+    earlier = (item for item in find_runs(store) if item.resolve() != run.path.resolve())
+    begin = f"{run.config.benchmark}-{run.config.backend}-"
+    alike = (item for item in earlier if item.name.startswith(begin) and item.parent.name.startswith(run.config.tier))
+    other = next((shlex.quote(str(item)) for item in alike), "OTHER_RUN")
+    lines.append(f"compare: `benchlib compare {other} {shlex.quote(str(run.path.resolve()))}`")
+    return Markdown("\n".join(f"- {line}" for line in lines))
+
+
+def format_tables() -> None:
+    """Let the kernel show tables left-aligned, with thousands separated."""
+    import sys
+
+    ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if ipython:
+        import pandas as pd
+
+        ipython.display_formatter.formatters["text/html"].for_type(pd.DataFrame, table_html)
+
+
+def table_html(frame: "pandas.DataFrame") -> str:
+    """Return a table as HTML: left-aligned, integers with thousands separated, other numbers with three digits or more."""
+    import pandas as pd
+
+    def shown(value: Any) -> Any:
+        if pd.api.types.is_bool(value) or not pd.api.types.is_number(value):
+            return value
+        return f"{value:,}" if pd.api.types.is_integer(value) else quantity(float(str(value)))
+
+    page: str = frame.map(shown, na_action="ignore").to_html(
+        border=0, na_rep="", max_rows=pd.get_option("display.max_rows")
+    )
+    for tag in ("th", "td"):
+        page = page.replace(
+            f"<{tag}>", f'<{tag} style="text-align: left">'
+        )  # JupyterLab aligns numbers and texts right
+    return page
 
 
 def whole(frame: "pandas.DataFrame") -> "pandas.DataFrame":
@@ -108,7 +198,7 @@ def config_table(run: Run) -> "pandas.DataFrame":
         rows.append(
             {
                 "parameter": name,
-                "value": str(value),
+                "value": f"{value:,}" if type(value) is int else str(value),
                 "from": run.origins.get(name, ""),
                 "default": "" if value == field.default else str(field.default),
                 "meaning": field.description or "",
@@ -120,13 +210,20 @@ def config_table(run: Run) -> "pandas.DataFrame":
 
 
 def checks_table(verdict: Verdict) -> "pandas.DataFrame":
-    """Return the checks with status, reason and limit, one row each."""
+    """Return the checks with status, reason and limit: failed and undecided ones first, those that passed in one row."""
     import pandas as pd
 
+    order = ["FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"]
     rows = [
         {"check": check.name, "status": check.status, "reason": check.reason, "limit": check.limit}
-        for check in verdict.checks
+        for check in sorted(verdict.checks, key=lambda check: [*order, "PASS"].index(check.status))
+        if check.status != "PASS"
     ]
+    passed = [check.name for check in verdict.checks if check.status == "PASS"]
+    if passed:
+        name = f"{len(passed)} check{'s' * (len(passed) != 1)}"
+        unsure = sum(check.status in ("FAIL", "AMBIGUOUS") for check in verdict.checks)
+        rows.insert(unsure, {"check": name, "status": "PASS", "reason": ", ".join(passed), "limit": ""})
     return whole(pd.DataFrame(rows).set_index("check"))
 
 

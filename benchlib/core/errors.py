@@ -4,7 +4,14 @@ import difflib
 from collections.abc import Iterable
 
 
-class UserError(ValueError):
+class OneLine:
+    """An error whose message says it all: a notebook shows it without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython asks for it
+        return [f"{type(self).__name__}: {self}"]
+
+
+class UserError(OneLine, ValueError):
     """Wrong input. The message states the value, the constraint and the remedy; no traceback is needed."""
 
 
@@ -26,16 +33,25 @@ class StorageError(UserError, OSError):
         return str(self.args[0])
 
 
-class BackendUnavailable(RuntimeError):
+class BackendUnavailable(OneLine, RuntimeError):
     """The backend cannot run here. The run ends as SKIPPED with this text as the reason."""
 
 
-class RunBroken(RuntimeError):
+class RunBroken(OneLine, RuntimeError):
     """A run ended before its result was complete; the text says what happened, and on which rank."""
 
 
+class Stopped(OneLine, KeyboardInterrupt):
+    """The user stopped the run, by an interrupt or the Stop button; its ranks have ended."""
+
+
+class VerdictFailed(OneLine, RuntimeError):
+    """A run failed its checks, and the notebook was asked to raise then (``fail_on_verdict``)."""
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return what a misspelt ``name`` may have meant: the most similar of ``names``, else all of them."""
+    """Return what a misspelt ``name`` may have meant: that with such initials (``lr``), the most similar one, else all."""
     known = sorted(names)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = [item for item in known if "_" in item and "".join(word[:1] for word in item.split("_")) == name]
+    close = close or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else "known: " + ", ".join(known)

@@ -15,6 +15,7 @@ from typing import Any
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config import cluster as clusters
 from benchlib.config.schema import (
+    BaseConfig,
     Resolved,
     absolute_paths,
     check_names,
@@ -29,7 +30,7 @@ from benchlib.core.errors import UserError, nearest
 from benchlib.core.files import outputs, write_json
 from benchlib.core.machine import best_backend, default_nproc, describe, probe_devices
 from benchlib.launch.launchers import LAUNCHERS
-from benchlib.results.run import new_run_dir
+from benchlib.results.run import Run, new_run_dir
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,20 @@ def prepare(planned: Plan, out: Path) -> Path:
 
     Raises ``StorageError`` where they cannot be written, and leaves no half-made folder.
     """
-    run_dir = new_run_dir(planned.config, out)
+    return _prepared(planned.config, planned.resolved.origins, planned.probe, out)
+
+
+def prepare_again(run: Run) -> Path:
+    """Make a new folder among the stored runs for the config of a run that has begun; return it."""
+    return _prepared(run.config, run.origins, run.machine.get("devices", {}), outputs())
+
+
+def _prepared(config: BaseConfig, origins: dict[str, str], probe: dict[str, Any], out: Path) -> Path:
+    run_dir = new_run_dir(config, out)
     try:
-        save_config(planned.config, run_dir)
-        write_json(run_dir / "origins.json", planned.resolved.origins)
-        write_json(run_dir / "machine.json", describe(planned.probe))
+        save_config(config, run_dir)
+        write_json(run_dir / "origins.json", origins)
+        write_json(run_dir / "machine.json", describe(probe))
     except BaseException:
         shutil.rmtree(run_dir, ignore_errors=True)
         with contextlib.suppress(OSError):  # the day's folder, where this was its first run

@@ -124,6 +124,18 @@ class Run:
             raise UserError(f"{path}: no such run folder; `benchlib list --runs` shows the stored ones")
 
     @property
+    def begun(self) -> bool:
+        """Whether ranks were started in the folder."""
+        return (self.path / "status.json").exists() or any(self.path.glob("events-*.jsonl"))
+
+    def __repr__(self) -> str:
+        read = tolerant(self, [])
+        config, verdict = read(lambda: self.config), read(lambda: self.verdict)
+        about = [config.benchmark, f"{config.tier} tier", config.backend] if config else ["damaged config"]
+        word = str((verdict or {}).get("verdict", "not judged yet"))
+        return f"{', '.join(about)}: {word}, in {self.path}"
+
+    @property
     def recognised(self) -> bool:
         """Whether the folder is a run's at all, whole or damaged: nothing may be written into another one."""
         return sum((self.path / name).exists() for name in _OWN_FILES) > 1

@@ -79,9 +79,14 @@ def watch(launch: Watched) -> dict[str, Any]:
         view.close(progress, ending)
 
 
+def headless() -> bool:
+    """Tell whether the notebook is executed by the kit itself, which reports to the terminal."""
+    return os.environ.get("BENCHLIB_HEADLESS", "") not in ("", "0")
+
+
 def interactive() -> bool:
     """Tell whether a widget can be shown: in a kernel, with ipywidgets, and not declared headless."""
-    if os.environ.get("BENCHLIB_HEADLESS", "") not in ("", "0") or "IPython" not in sys.modules:
+    if headless() or "IPython" not in sys.modules:
         return False
     from IPython import get_ipython
 

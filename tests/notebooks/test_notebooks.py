@@ -76,7 +76,7 @@ def test_notebooks_are_thin_and_import_no_torch(notebook):
 @pytest.mark.parametrize("path", MEASURING, ids=lambda path: path.stem)
 def test_parameters_are_fields_of_the_config(path):
     benchmark = next(item for item in BENCHMARKS.values() if item.notebook == path)
-    fields = set(config_class(benchmark.name).model_fields) | {"overrides", "run_dir"}
+    fields = set(config_class(benchmark.name).model_fields) | {"overrides", "run_dir", "fail_on_verdict"}
     assert set(parameters_of(path)) <= fields
     assert parameters_of(path)["tier"] == "smoke"
 

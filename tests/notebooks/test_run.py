@@ -172,6 +172,7 @@ def test_papermill_by_hand_refuses_an_unknown_parameter_before_any_rank(tmp_path
     notebook = home() / "notebooks" / "10_squad.ipynb"
     for parameters, words in (
         ({"tire": "quick"}, "did you mean tier"),
+        ({"epochs": 2}, r'-y "\{overrides: \{epochs: 2\}\}"'),
         ({"tier": "quik"}, "did you mean quick"),
         ({"seed": "x"}, "expected a whole number"),
     ):

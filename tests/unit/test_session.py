@@ -1,0 +1,147 @@
+"""What a notebook shows at its end, in its tables and for errors, without a kernel."""
+
+import pandas as pd
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from make_run import make_run
+
+from benchlib import session
+from benchlib.core.errors import BackendUnavailable, Stopped, UserError, VerdictFailed, nearest
+from benchlib.judge.checks import Check, Verdict
+from benchlib.launch import launch
+from benchlib.results.run import Run
+from benchlib.show import widgets
+
+
+@pytest.fixture
+def shown(monkeypatch, tmp_path):
+    """By hand, in a store of its own: what is displayed, as Markdown."""
+    monkeypatch.delenv("BENCHLIB_HEADLESS", raising=False)
+    monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path / "outputs"))
+    monkeypatch.setattr("benchlib.benchmarks.Benchmark.figures", {})
+    said = []
+    monkeypatch.setattr("IPython.display.display", lambda item: said.append(item.data))
+    return said
+
+
+def stored(tmp_path, number):
+    return Run(make_run(tmp_path / "outputs" / "quick-20260921" / f"squad-cpu-10150{number}-abcde{number}"))
+
+
+def test_a_run_by_hand_ends_with_report_folder_and_comparison(shown, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    earlier, run = stored(tmp_path, 1), stored(tmp_path, 2)
+    session.conclude(run, Verdict(verdict="PASS", sentence="3 checks passed.", checks=[]))
+    verdict, places = shown
+    assert verdict == "**PASS**: 3 checks passed."
+    assert (run.path / "report.html").exists()
+    assert (tmp_path / "outputs" / "index.html").exists()
+    assert f"(outputs/quick-20260921/{run.path.name}/report.html)" in places
+    assert f"run folder: `{run.path}`" in places
+    assert f"compare: `benchlib compare {earlier.path} {run.path}`" in places
+
+
+def test_under_the_command_line_the_notebook_leaves_report_and_list_to_it(shown, tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHLIB_HEADLESS", "1")
+    run = stored(tmp_path, 1)
+    (run.path / "report.html").unlink(missing_ok=True)
+    session.conclude(run, Verdict(verdict="FAIL", sentence="1 check failed.", checks=[]))
+    assert len(shown) == 1
+    assert not (run.path / "report.html").exists()
+
+
+@pytest.mark.parametrize(("verdict", "raises"), [("PASS", False), ("AMBIGUOUS", False), ("FAIL", True)])
+def test_only_a_failed_verdict_raises_and_only_where_asked(shown, tmp_path, monkeypatch, verdict, raises):
+    monkeypatch.setenv("BENCHLIB_HEADLESS", "1")
+    run, judged = stored(tmp_path, 1), Verdict(verdict=verdict, sentence="The sentence.", checks=[])
+    session.conclude(run, judged)
+    if raises:
+        with pytest.raises(VerdictFailed, match=r"The sentence\."):
+            session.conclude(run, judged, fail_on_verdict=True)
+    else:
+        session.conclude(run, judged, fail_on_verdict=True)
+
+
+class Ended:
+    """A launch whose run has ended, in a folder of which the test keeps account."""
+
+    folders = ()
+    outcome = "complete"
+
+    def __init__(self, folder):
+        Ended.folders = (*Ended.folders, folder)
+
+    def start(self):
+        pass
+
+    def raise_for_status(self):
+        pass
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    monkeypatch.setattr(Ended, "folders", ())
+    monkeypatch.setattr(launch, "Launch", Ended)
+    monkeypatch.setattr(widgets, "watch", lambda _: {"outcome": Ended.outcome, "reason": "stopped by the user"})
+    return Ended
+
+
+def test_the_run_cell_again_is_a_new_run_with_the_same_config(shown, ended, tmp_path):
+    first = stored(tmp_path, 1)
+    again = session.execute(first)
+    assert again.path != first.path
+    assert again.config == first.config
+    assert again.path.parents[1] == tmp_path / "outputs"
+    assert session.execute(again).path == again.path, "nothing was started in it yet"
+    assert ended.folders == (again.path, again.path)
+
+
+def test_stop_is_one_line_and_leaves_a_report(shown, ended, tmp_path, monkeypatch):
+    monkeypatch.setattr(Ended, "outcome", "stopped")
+    with pytest.raises(Stopped, match="stopped by the user") as stopped:
+        session.execute(stored(tmp_path, 1))
+    (folder,) = ended.folders
+    assert (folder / "report.html").exists()
+    assert isinstance(stopped.value, KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("error", [UserError("tier = 'x': wrong"), Stopped("by the user"), BackendUnavailable("none")])
+def test_an_error_that_a_user_can_act_on_is_one_line(error, monkeypatch):
+    lines = []
+    shell = InteractiveShell()
+    monkeypatch.setattr(shell, "_showtraceback", lambda _etype, _value, shown: lines.extend(shown))
+    shell.user_ns["error"] = error
+    shell.run_cell("def deep():\n    raise error\ndeep()")
+    assert lines == [f"{type(error).__name__}: {error}"]
+
+
+def test_tables_are_left_aligned_with_thousands():
+    frame = pd.DataFrame({"n": [1234567, 8], "x": [0.123456, None], "word": ["<b>", "12345"], "sure": [True, False]})
+    page = session.table_html(frame)
+    for text in ("1,234,567", "0.123<", "&lt;b&gt;", ">12345<", ">True<"):
+        assert text in page
+    assert "<td>" not in page
+    assert "nan" not in page.lower()
+    assert page.count('<td style="text-align: left">') == 8
+
+
+def test_checks_that_need_a_reader_come_first_and_the_passed_ones_share_a_row():
+    def check(name, status):
+        return Check(name=name, kind="sanity", question="", status=status, reason="why")
+
+    names = [("a", "PASS"), ("b", "SKIPPED"), ("c", "AMBIGUOUS"), ("d", "PASS"), ("e", "FAIL")]
+    table = session.checks_table(Verdict(verdict="FAIL", sentence="", checks=[check(*name) for name in names]))
+    assert list(table.index) == ["e", "c", "2 checks", "b"]
+    assert table.loc["2 checks", "reason"] == "a, d"
+
+
+def test_a_run_is_readable(tmp_path):
+    run = stored(tmp_path, 1)
+    assert repr(run) == f"squad, quick tier, cpu: PASS, in {run.path}"
+    (run.path / "config.json").write_text("{")
+    assert repr(Run(run.path)).startswith("damaged config: ")
+
+
+def test_initials_name_a_parameter():
+    assert nearest("lr", ["learning_rate", "tier", "model"]) == "did you mean learning_rate?"
+    assert nearest("epoch", ["epochs", "tier"]) == "did you mean epochs?"
