@@ -289,7 +289,7 @@ def examine() -> list[Finding]:
             Finding("torch", False, str(error), "pip install --constraint constraints.txt torch", needed=True),
         ]
     findings += [_backend(name, probe["backends"].get(name, {})) for name in BACKENDS]
-    findings += [_collective(name, reason) for name, reason in probe.get("collectives", {}).items()]
+    findings += [_collective(name, reason) for name, reason in probe.get("libraries", {}).items()]
     findings += _sensors()
     for module, use, install in OPTIONAL:
         there = importlib.util.find_spec(module) is not None

@@ -229,7 +229,7 @@ def work(run_dir: Path, benchmark: str = "") -> int:
 def _probe() -> int:
     from benchlib.runtime import devices, libraries
 
-    print(json.dumps({**devices.probe(), "collectives": libraries.probe()}))
+    print(json.dumps({**devices.probe(), "libraries": libraries.probe()}))
     return 0
 
 

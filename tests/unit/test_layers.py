@@ -1,11 +1,15 @@
 """Who may import whom: ten rows of packages and one rule of file names. A new file needs no entry here."""
 
+import ast
 import graphlib
 import subprocess
 import sys
 
 import grimp
 import pytest
+
+from benchlib.benchmarks import NAMES
+from benchlib.core.files import PACKAGE
 
 # The rooms in the order of the imports, with those that each may import beside itself. ``benchlib.benchmarks`` itself, the
 # registry, stands under all of them but core: it imports core and loads the rest lazily.
@@ -85,6 +89,20 @@ def test_the_front_imports_no_torch_and_what_ranks_execute_no_jupyter(graph):
         or (not in_front(name) and (others := graph.find_modules_directly_imported_by(name) & JUPYTER))
     }
     assert wrong == {}
+
+
+def test_no_shared_file_names_a_benchmark():
+    """A benchmark is loaded by name, and what only one has stands in its own folder."""
+    shared = [path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(PACKAGE / "benchmarks")]
+    named = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno} {node.value}"
+        for path in shared
+        if path.relative_to(PACKAGE).parts[0] not in WITH_TORCH
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in set(NAMES) - {"machine"}  # also a word of its own
+    ]
+    assert len(shared) > 50
+    assert named == []
 
 
 def test_there_are_no_cycles(graph):
