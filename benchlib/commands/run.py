@@ -242,6 +242,8 @@ class _Display(threading.Thread):
             while not self._end.wait(0.25):
                 for event in self._follower.poll():
                     self._progress.update(event)
+                if self._progress.phase == "done":  # for the ranks; the notebook goes on
+                    self._progress.text = "checking and drawing"
                 line, now = self._progress.line(), time.monotonic()
                 if line == shown:
                     continue

@@ -19,6 +19,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import not_written, parse_json, read_bytes
 
 Event = dict[str, Any]
+LONG_S = 5.0
 RATE_WINDOW = 20  # steps that the shown rate is averaged over
 # Words for the phases that benchmarks share; the event of another phase brings its own as ``text``.
 PHASES = {
@@ -182,7 +183,7 @@ class EventFollower:
 class Progress:
     """The phase of a run, how far it is and how fast, folded from its events.
 
-    ``rate`` is samples per second over the last steps, ``left_s`` the seconds left. ``part`` names what is at work in a phase
+    ``began`` is when the phase did, monotonic; a phase of more than ``LONG_S`` that cannot tell the time left shows the time it has taken. ``rate`` is samples per second over the last steps, ``left_s`` the seconds left. ``part`` names what is at work in a phase
     whose parts have a count of their own. ``text`` are the words for the phase.
     """
 
@@ -196,6 +197,7 @@ class Progress:
     left_s: float | None = None
     part: str = ""
     started: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.monotonic)
     _recent: list[tuple[float, int, float]] = field(default_factory=list, repr=False)
 
     def update(self, event: Event) -> bool:
@@ -203,6 +205,7 @@ class Progress:
         kind = event["kind"]
         if kind == "phase" and event["source"] == "rank0":
             self.phase, self.done, self.left_s, self.part = str(event.get("name", "")), 0, None, ""
+            self.began = time.monotonic()
             self.text = str(event.get("text") or PHASES.get(self.phase, self.phase))
             self.total = self.planned if self.phase == "train" else 0
             self._recent.clear()
@@ -248,4 +251,6 @@ class Progress:
             parts.append(f"{self.rate:,.1f} samples/s")
         if self.left_s is not None and self.done < self.total:
             parts.append(f"{self.left_s:.0f} s left")
+        elif (elapsed := time.monotonic() - self.began) >= LONG_S:
+            parts.append(f"for {elapsed:.0f} s")
         return "  ".join(parts)

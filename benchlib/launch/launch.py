@@ -28,6 +28,7 @@ from benchlib.launch.processes import MARK, free_shared_memory, kill_marked, sig
 Status = dict[str, Any]
 
 POLL_S = 0.1
+TICK_S = 1.0
 STOP_S = 14.0  # the supervisor needs at most its stages' sum
 BROKEN = ("failed", "timeout", "stalled")
 
@@ -158,14 +159,22 @@ class Launch:
         return self._process is not None and self._process.poll() is None
 
     def events(self) -> Iterator[Event]:
-        """Yield the events of all writers until the run has ended. Closing the iterator early stops the run."""
-        follower = EventFollower(self.run_dir)
+        """Yield the events of all writers until the run has ended, and a ``tick`` in each second without one.
+
+        Closing the iterator early stops the run.
+        """
+        follower, last = EventFollower(self.run_dir), time.monotonic()
         try:
             while True:
                 running = self.running  # asked before reading, so that the last events are not missed
-                yield from follower.poll()
+                new = follower.poll()
+                yield from new
                 if not running:
                     break
+                if new or time.monotonic() - last >= TICK_S:
+                    last = time.monotonic()
+                    if not new:
+                        yield {"t": time.time(), "source": "launch", "kind": "tick"}
                 time.sleep(POLL_S)
         except BaseException:
             self.stop()

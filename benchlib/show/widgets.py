@@ -205,7 +205,8 @@ def _forms(progress: Progress, ending: str) -> dict[str, str]:
     """Return the forms of a state that need no widget: HTML and plain text."""
     took = time.monotonic() - progress.started
     if ending != "running":
-        progress = dataclasses.replace(progress, left_s=None)  # nothing is left of a run that has ended
+        # Nothing is left of a run that has ended, and its last phase takes no longer.
+        progress = dataclasses.replace(progress, left_s=None, began=time.monotonic())
     line = progress.line() if progress.phase != "done" else progress.text
     text = f"{ending} after {took:.0f} s: {line}" if ending != "running" else line
     share = progress.done / progress.total if progress.total else (1.0 if ending == "finished" else 0.0)

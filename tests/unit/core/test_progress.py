@@ -1,6 +1,9 @@
 """What an onlooker is told, against cases that were worked out by hand."""
 
+import time
+
 from benchlib.core.events import Progress
+from benchlib.launch import launch
 
 
 def told(*events):
@@ -37,3 +40,22 @@ def test_parts_of_a_phase_are_named_and_promise_no_time():
     progress = told(phase, *parts)
     assert progress.line() == "computing and comparing members  bf16: gradients  4/7"
     assert told(phase, *parts, {"kind": "phase", "name": "write", "t": 2}).line() == "writing results"
+
+
+def test_a_long_phase_says_how_long_it_has_taken():
+    progress = told({"kind": "phase", "name": "model", "t": 0})
+    assert progress.line() == "loading the model"
+    progress.began -= 42
+    assert progress.line() == "loading the model  for 42 s"
+    progress.update({"source": "rank0", "kind": "phase", "name": "train", "t": 1})
+    assert progress.line() == "training"
+
+
+def test_a_launch_that_is_silent_ticks(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "TICK_S", 0.05)
+    end = time.monotonic() + 0.5
+    monkeypatch.setattr(launch.Launch, "running", property(lambda _: time.monotonic() < end))
+    ticks = list(launch.Launch(tmp_path).events())
+    assert 3 <= len(ticks) <= 5
+    assert {event["kind"] for event in ticks} == {"tick"}
+    assert not Progress().update(ticks[0])
