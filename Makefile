@@ -1,15 +1,28 @@
 # The short forms. `make quick` and `make test` set up .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
+# Runs and tests have set-ups of their own. For runs with all members of parity: make setup EXTRAS=notebooks,nvidia,parity
+EXTRAS ?= notebooks,nvidia
 SETUP := .venv/.ready
+TESTS := .venv/.ready-test
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+# Jupyter refuses root without this; in a container there is often no other user.
+ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: quick nightly weekend baseline report lab explorer test lint setup system
 
 setup: $(SETUP)
 
 $(SETUP): pyproject.toml constraints.txt
+	@echo "setting up .venv: fetches torch and Jupyter, takes minutes; only once"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(PIP) --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(TESTS): $(SETUP)
+	@echo "adding to .venv what lint and tests need"
+	$(PIP) --editable '.[test]'
 	@touch $@
 
 quick nightly weekend: $(SETUP)
@@ -22,21 +35,22 @@ baseline: $(SETUP)
 report: $(SETUP)
 	$(BIN)/benchlib report $(ARGS)
 
+# The root is the checkout, so that links from a notebook to its report work.
 lab: $(SETUP)
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(ROOT) $(ARGS)
 
 # The history with its explorer in the browser, without code cells.
 explorer: $(SETUP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[voila]'
+	$(PIP) --quiet --editable '.[voila]'
 	$(BIN)/voila notebooks/90_history.ipynb $(ARGS)
 
-lint: $(SETUP)
+lint: $(TESTS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # Two tests at a time, see conftest.py; `make test ARGS='-n 0 tests/unit'` runs some of them, one at a time.
-test: $(SETUP) lint
+test: $(TESTS) lint
 	$(BIN)/python -m pytest -n 2 --nbval --nbval-current-env $(ARGS)
 
 # As root: the Debian packages of the tests that join two hosts by a cable, and of the one that runs a job through SLURM.

@@ -183,8 +183,9 @@ class EventFollower:
 class Progress:
     """The phase of a run, how far it is and how fast, folded from its events.
 
-    ``began`` is when the phase did, monotonic; a phase of more than ``LONG_S`` that cannot tell the time left shows the time it has taken. ``rate`` is samples per second over the last steps, ``left_s`` the seconds left. ``part`` names what is at work in a phase
-    whose parts have a count of their own. ``text`` are the words for the phase.
+    ``began`` is when the phase did, monotonic: one of more than ``LONG_S`` that cannot tell the time left shows the time it
+    has taken. ``rate`` is samples per second over the last steps, ``left_s`` the seconds left. ``part`` names what is at work
+    in a phase whose parts have a count of their own. ``text`` are the words for the phase.
     """
 
     phase: str = "starting"
