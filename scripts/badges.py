@@ -2,8 +2,7 @@
 
 Question: which badges hold at the address where the repository really is?
 Method: the address is `Repository` in `[project.urls]` of pyproject.toml, else the remote `origin`, else --repository.
-With an address the Binder badges start the demo; without one they lead to binder/README.md, since a link that names a
-stranger's repository would run a stranger's code. What stands between the two comments in README.md is replaced.
+With an address the badges of CI and Binder are written; without one they are left out, since they could lead nowhere. What stands between the two comments in README.md is replaced.
 
     python scripts/badges.py                            # write
     python scripts/badges.py --repository OWNER/NAME    # for a repository that has no such remote yet
@@ -21,8 +20,12 @@ from benchlib.core.files import home, write_text
 
 BEGIN, END = "<!-- badges: written by scripts/badges.py -->", "<!-- /badges -->"
 ADDRESS = re.compile(r"(?:https://github\.com/|git@github\.com:|ssh://git@github\.com/)([\w.-]+/[\w.-]+?)(?:\.git)?/?")
-LAB = "lab/tree/notebooks/10_squad.ipynb"
-VOILA = "voila/render/notebooks/90_history.ipynb"
+# What a visitor wants to see comes first. binder/postBuild makes the report.
+DEMO = (
+    ("Explorer on Binder", "binder-explorer", "voila/render/notebooks/90_history.ipynb"),
+    ("A finished report on Binder", "binder-report", "files/binder/report.html"),
+    ("Notebooks on Binder", "binder-notebooks", "lab/tree/notebooks/10_squad.ipynb"),
+)
 
 
 def address() -> str:
@@ -37,22 +40,24 @@ def address() -> str:
 
 
 def binder(repository: str, path: str) -> str:
-    """Return the link that starts the demo with ``path`` open, or the page that tells how to start it."""
-    if not repository:
-        return "binder/README.md"
+    """Return the link that starts the demo with ``path`` open."""
     return f"https://mybinder.org/v2/gh/{repository}/HEAD?urlpath={quote(path, safe='')}"
 
 
 def badges(repository: str) -> str:
     """Return the badges as Markdown, one a line."""
-    # GitHub resolves a relative link from the page of the file, so this one needs no address.
-    workflow = "../../actions/workflows/ci.yml"
+    workflow = f"https://github.com/{repository}/actions/workflows/ci.yml"
     needs = tomllib.loads((home() / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
     python = quote(needs.removeprefix(">=") + "+")
-    rows = (
+    addressed = (
         ("CI", f"{workflow}/badge.svg", workflow),
-        ("Demo in JupyterLab on Binder", "https://mybinder.org/badge_logo.svg", binder(repository, LAB)),
-        ("Explorer on Binder", "https://img.shields.io/badge/binder-explorer-579aca", binder(repository, VOILA)),
+        *(
+            (text, f"https://img.shields.io/badge/{badge}-579aca", binder(repository, path))
+            for text, badge, path in DEMO
+        ),
+    )
+    rows = (
+        *(addressed if repository else ()),
         ("Licence: Apache 2.0", "https://img.shields.io/badge/licence-Apache--2.0-4c1", "LICENSE"),
         (f"Python {needs}", f"https://img.shields.io/badge/python-{python}-4c1", "pyproject.toml"),
     )

@@ -94,10 +94,16 @@ def links():
 
 def test_the_links_open_notebooks_that_are_there():
     paths = [unquote(parse_qs(urlsplit(link).query)["urlpath"][0]) for link in links()]
-    assert {path.split("/")[0] for path in paths} == {"lab", "voila"}
+    assert {path.split("/")[0] for path in paths} == {"lab", "voila", "files"}
+    made = re.findall(r"^cp \S+ (\S+)$", (BINDER / "postBuild").read_text(), re.MULTILINE)
     for path in paths:
-        notebook = path.removeprefix("lab/tree/").removeprefix("voila/render/")
-        assert (home() / notebook).is_file(), path
+        name = path.removeprefix("lab/tree/").removeprefix("voila/render/").removeprefix("files/")
+        assert (home() / name).is_file() or name in made, path
+
+
+def test_the_explorer_comes_first_then_a_report_then_the_notebooks():
+    text = script("badges").badges("owner/name")
+    assert text.index("voila%2Frender") < text.index("files%2Fbinder") < text.index("lab%2Ftree")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +122,9 @@ def test_badges_name_a_repository_only_where_it_is_known(url, expected):
     assert (found and found[1]) == expected
     text = badges.badges(expected or "")
     assert (f"https://mybinder.org/v2/gh/{expected}/HEAD?urlpath=lab%2Ftree" in text) == bool(expected)
-    assert ("](binder/README.md)" in text) == (not expected)
+    assert ("actions/workflows" in text) == bool(expected)
+    for link in re.findall(r"\]\(([^)]+)\)", text):  # of pictures and of what they lead to
+        assert link.startswith("https://") or (home() / link).is_file(), link
 
 
 def test_the_badges_of_the_readme_are_up_to_date():
