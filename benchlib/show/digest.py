@@ -4,6 +4,7 @@ No HTML here and no reading twice: every part of the run folder may be absent or
 ``problems`` instead of costing the rest of the report.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ from benchlib.launch.diagnosis import rank_endings, stack_groups
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run, tolerant
 from benchlib.results.store import identity, judgement, skip_reason, span
+
+Groups = list[tuple[str, list[dict[str, Any]]]]  # checks by kind
 
 
 @dataclass
@@ -34,8 +37,9 @@ class Digest:
     problems: list[str] = field(default_factory=list)
     gate: dict[str, Any] = field(default_factory=dict)
     cards: list[dict[str, str]] = field(default_factory=list)
-    checks: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
-    unjudged: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)
+    checks: Groups = field(default_factory=list)
+    passed: Groups = field(default_factory=list)
+    unjudged: Groups = field(default_factory=list)
     ranks: list[dict[str, Any]] = field(default_factory=list)
     stacks: list[tuple[str, str]] = field(default_factory=list)
     metrics: list[tuple[str, str, list[dict[str, str]]]] = field(default_factory=list)
@@ -76,12 +80,9 @@ def digest(run: Run) -> Digest:
         out.notes = list(result.notes)
         out.published = read(lambda: section(run)) if config else None
     everything = read(lambda: checks(verdict or {})) or []
-    out.checks = [
-        (kind, kept) for kind, rows in everything if (kept := [row for row in rows if row["word"] not in UNJUDGED])
-    ]
-    out.unjudged = [
-        (kind, left) for kind, rows in everything if (left := [row for row in rows if row["word"] in UNJUDGED])
-    ]
+    out.passed, out.unjudged = _with(everything, ("PASS",)), _with(everything, UNJUDGED)
+    others = {str(row["word"]) for _, rows in everything for row in rows} - {"PASS", *UNJUDGED}
+    out.checks = _with(everything, others)  # what needs a reader: failed, undecided, damaged
     out.ranks, out.stacks = read(lambda: (rank_endings(status), stack_groups(status))) or ([], [])
     read(lambda: run.samples)  # only the pictures use them; here a damaged file gets its name
     out.gate = found if isinstance(found := (verdict or {}).get("gate"), dict) else {}
@@ -90,6 +91,10 @@ def digest(run: Run) -> Digest:
         out.warnings = read(lambda: warnings(config, result)) or []
         out.config, out.command = changes(config, read(lambda: run.origins) or {}), command(config)
     return out
+
+
+def _with(groups: Groups, words: Collection[str]) -> Groups:
+    return [(kind, kept) for kind, rows in groups if (kept := [row for row in rows if row["word"] in words])]
 
 
 def _interval(metric: Metric) -> str:
@@ -164,7 +169,7 @@ def metrics(result: Result) -> list[tuple[str, str, list[dict[str, str]]]]:
     return out
 
 
-def checks(verdict: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+def checks(verdict: dict[str, Any]) -> Groups:
     """Return the checks by kind, what failed first within each."""
     order = ["FAIL", "AMBIGUOUS", "DIFFERS", "PASS", "NOT_COMPARABLE", "NO_BASELINE", "SKIPPED"]
     rows = [row for row in verdict.get("checks") or [] if isinstance(row, dict)]

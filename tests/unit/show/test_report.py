@@ -45,6 +45,22 @@ def test_whole_run(tmp_path):
     assert len(page.all("img")) == 6, "one of each that a training has; the peaks belong to another benchmark"
 
 
+def test_checks_that_need_a_reader_come_first_and_passed_ones_are_folded(tmp_path):
+    folder = make_run(tmp_path / "run")
+    verdict = json.loads((folder / "verdict.json").read_text())
+    checks = verdict["checks"]
+    checks.append({**checks[0], "name": "slow at the end", "kind": "regression", "status": "FAIL", "gates": True})
+    (folder / "verdict.json").write_text(json.dumps(verdict))
+    html = rendered(folder).text
+    text = html[html.index("Checks") :]
+    passed = [check["name"] for check in checks if check["status"] == "PASS"]
+    assert text.index("slow at the end") < text.index(f"{len(passed)} checks passed") < text.index(passed[0])
+    page = (folder / "report.html").read_text()
+    assert re.search(rf"<details class=\"more\"><summary>{len(passed)} checks passed", page), (
+        "closed until it is opened"
+    )
+
+
 def test_text_from_data_parameters_and_errors_is_escaped(tmp_path):
     error = {"type": "ValueError", "message": EVIL, "traceback": f"Traceback\nValueError: {EVIL}"}
     miss = {"id": EVIL, "question": EVIL, "prediction": EVIL, "answers": [EVIL], "f1": 0.0, "context": EVIL}
