@@ -29,7 +29,7 @@ LATEST = 50  # runs of one machine and backend that are read, from the newest on
 DAY_S = 86400.0
 COLUMNS = (
     "machine", "backend", "member", "device", "precision", "mode", "gates", "outcome", "reason", "max_difference",
-    "one_minus_cosine", "limit", "model", "stand_in", "torch", "versions", "ended_at", "age_days", "run",
+    "one_minus_cosine", "limit", "model", "stand_in", "torch", "versions", "ended_at", "age_days", "run", "own",
 )  # fmt: skip
 SCHEMA = 1
 FILE = "test_results.json"
@@ -425,10 +425,10 @@ def _parity_runs(folder: Path) -> list[Path]:
 
 
 def around(run: Any, now: float | None = None) -> "pandas.DataFrame":
-    """Return the matrix of a run, the other parity runs of its store and the committed results.
+    """Return the results of a run (``own`` is True), then those of its store's other parity runs and the committed ones.
 
     ``run`` is a ``Run``, or anything with its ``result``, which has no store. Its own results are in it, also where a newer
-    run lies beside it or a fault was planted in it.
+    run lies beside it or a fault was planted in it; runs with planted faults are never among the others.
     """
     path = Path(run.path).resolve() if getattr(run, "path", None) else None
     others = [Run(other) for other in _parity_runs(path.parent.parent) if other.resolve() != path] if path else []
@@ -438,7 +438,7 @@ def around(run: Any, now: float | None = None) -> "pandas.DataFrame":
     except (UserError, OSError) as error:
         return frame(dataclasses.replace(beside, left_out=(str(error), *beside.left_out)), now)
     kept = (_without(other, own) for other in beside.results)
-    return frame(Merged((own, *(other for other in kept if other.members)), beside.left_out), now)
+    return frame(Merged((own, *(other for other in kept if other.members)), beside.left_out), now, own)
 
 
 def _without(other: RunResult, own: RunResult) -> RunResult:
@@ -451,8 +451,8 @@ def _without(other: RunResult, own: RunResult) -> RunResult:
     )
 
 
-def frame(merged: Merged, now: float | None = None) -> "pandas.DataFrame":
-    """Return merged results as a frame: a row each, missing numbers as NaN, missing texts as ''."""
+def frame(merged: Merged, now: float | None = None, own: RunResult | None = None) -> "pandas.DataFrame":
+    """Return merged results as a frame, those of ``own`` first: one row each, missing numbers as NaN, missing texts as ''."""
     import pandas as pd
 
     moment = time.time() if now is None else now
@@ -477,12 +477,14 @@ def frame(merged: Merged, now: float | None = None) -> "pandas.DataFrame":
             "ended_at": run.ended_at.timestamp(),
             "age_days": (moment - run.ended_at.timestamp()) / DAY_S,
             "run": run.run,
+            "own": run is own,
         }
-        for run, row in merged.rows
+        for run, row in sorted(merged.rows, key=lambda pair: pair[0] is not own)
     ]
     made = pd.DataFrame(rows, columns=list(COLUMNS))
     numbers = ["max_difference", "one_minus_cosine", "limit", "ended_at", "age_days"]
     made[numbers] = made[numbers].astype(float)
+    made["own"] = made["own"].astype(bool)
     made.attrs["left_out"] = list(merged.left_out)
     return made
 

@@ -27,7 +27,9 @@ FEW_DPI, FEW_COLOURS = 112, 16
 ROW_IN = 0.235  # height of a row with a name
 LINES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 TONES = {"PASS": 2, "FAIL": 1, "DIFFERS": 4, "NOT COMPARED": 4}  # series of the theme; others are muted
-MOST_COLUMNS = 10
+MOST_COLUMNS = 8
+OTHERS = "Other runs and machines"
+GAP = 0.25  # between this run's column and the others
 UPRIGHT = 3  # columns up to which their names stand upright, in several lines
 ROOM = (40, 40, 22, 13, 8, 6, 0)  # letters beside the sign, by the number of columns
 QUANTITIES = {
@@ -132,25 +134,29 @@ def titled(words: str, scope: str) -> str:
 
 
 def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None) -> Picture:
-    """Outcome of every member (row) on every machine and backend (column) with its largest difference and its age.
+    """Outcome of every member (row) in this run, and apart from it in other runs, by machine and backend (column).
 
-    ``grid`` is a frame of :mod:`benchlib.benchmarks.parity.matrix`; without it the run stands beside the others of its store.
+    Cells give the largest difference. The title is about this run alone. ``grid`` is a frame of
+    :mod:`benchlib.benchmarks.parity.matrix`; without it the others are those of the run's store.
     """
     figure, axes = blank("backend-matrix", theme, of_many=True)
     frame = tables.matrix(run, grid)
     if frame.empty:
         return leave_empty(figure, axes, theme, "No member was compared.")
-    columns = list(dict.fromkeys(zip(frame["machine"], frame["backend"], strict=True)))
+    columns = list(dict.fromkeys(zip(frame["own"], frame["machine"], frame["backend"], strict=True)))
     shown = columns[:MOST_COLUMNS]
+    own = sum(mine for mine, *_ in shown)
+    apart = [x + (GAP if own and x >= own else 0) for x in range(len(shown))]
     frame["row"] = frame["member"].replace(WHOLE, "whole run")
     names = list(dict.fromkeys(sorted(frame["row"], key=_rank)))
     tall(figure, len(names), 0.25, 1.7)
     room = ROOM[min(len(shown), len(ROOM) - 1)]
     for row in tables.row_dicts(frame):
-        if (place := (row["machine"], row["backend"])) in shown:
+        if (place := (row["own"], row["machine"], row["backend"])) in shown:
             words = f"{SIGNS.get(row['word'], '?')} {_number(row, room)}"
-            _cell(axes, theme, shown.index(place), names.index(row["row"]), words, row["word"], _size(len(shown)))
-    parts = [frame[(frame["machine"] == machine) & (frame["backend"] == backend)] for machine, backend in shown]
+            x = apart[shown.index(place)]
+            _cell(axes, theme, x, names.index(row["row"]), words, row["word"], _size(len(shown)))
+    parts = [frame[(frame[["own", "machine", "backend"]] == list(place)).all(axis=1)] for place in shown]
     same = frame["model"].nunique() == 1
     if len(shown) <= UPRIGHT:
         heads = [_column(part, "" if same else _model(part)) for part in parts]
@@ -158,14 +164,25 @@ def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None)
         heads = [_line(part, not same) for part in parts]
         if any(head.endswith("*") for head in heads):
             label(axes, theme, "* tiny model or random weights")
-    _grid(axes, theme, names, heads, len(shown) > UPRIGHT)
-    outcomes = "; ".join(
+    _grid(axes, theme, names, heads, len(shown) > UPRIGHT, apart)
+    mine, others = frame[frame["own"]], frame[~frame["own"]]
+    if len(others):
+        tall(figure, len(names) + 1, 0.25, 1.7)
+        axes.set_ylim(len(names) - 0.4, -1.6)
+        for x, words in [(0, "This run")] * bool(own) + [(own, OTHERS)]:
+            size = 8.5 if len(shown) < 5 else 6.5
+            axes.text(apart[x] - 0.48, -1, words, va="center", color=theme.text, fontsize=size, fontweight="bold")
+    alt = f"{_alt(mine)}." if len(mine) else ""
+    alt += f" {OTHERS}: {_alt(others)}." if len(others) else ""
+    alt += f" {len(columns) - len(shown)} more are not shown." if len(columns) > len(shown) else ""
+    one_model = mine["model"].nunique() == 1
+    return head(figure, theme, titled(_tally(mine), tables.scope(run) if one_model else ""), alt)
+
+
+def _alt(frame: pd.DataFrame) -> str:
+    return "; ".join(
         f"{row['row']} on {row['machine']} ({row['backend']}): {row['word']}, {_number(row, 200)}"
         for row in tables.row_dicts(frame)
-    )
-    more = f" {len(columns) - len(shown)} more machines are not shown." if len(columns) > len(shown) else ""
-    return head(
-        figure, theme, titled(_tally(frame, len(columns)), tables.scope(run) if same else ""), f"{outcomes}.{more}"
     )
 
 
@@ -178,13 +195,13 @@ def _number(row: dict[str, Any], room: int) -> str:
     """Write what stands beside the sign: the largest difference, else what happened, in as many letters as there is room."""
     if not math.isnan(row["max_difference"]):
         return difference(row["max_difference"])
-    said = str(row["reason"] or "failed") if row["word"] == "FAIL" else str(row["word"].lower())
-    if len(said) <= room:
-        return said
+    text = str(row["reason"] or "failed") if row["word"] == "FAIL" else str(row["word"].lower())
+    if len(text) <= room:
+        return text
     return (
         "failed"
         if row["word"] == "FAIL" and room < 20
-        else textwrap.shorten(said, room, placeholder=" …")
+        else textwrap.shorten(text, room, placeholder=" …")
         if room > 8
         else ""
     )
@@ -215,22 +232,19 @@ def _model(frame: pd.DataFrame) -> str:
     return textwrap.shorten(" / ".join(dict.fromkeys(frame["model"])), 26, placeholder="…")
 
 
-def _tally(frame: pd.DataFrame, machines: int) -> str:
+def _tally(frame: pd.DataFrame) -> str:
     counted = frame["word"].value_counts()
     judged = int(sum(counted.get(word, 0) for word in ("PASS", "FAIL")))
     failed, apart = (list(dict.fromkeys(frame.loc[frame["word"] == word, "row"])) for word in ("FAIL", "DIFFERS"))
     if not judged and not apart:
         return "Nothing was compared: no member stands beside the reference"
-    said = [
-        f"{counted.get('PASS', 0)} of {judged} match the reference"
-        + (f" on {machines} machines" if machines > 1 else "")
-    ]
-    said += [f"{listed(failed)} fail{'s' if len(failed) == 1 else ''}"] if failed else []
-    said += [f"{listed(apart)} differ{'s' if len(apart) == 1 else ''} (informative)"] if apart else []
-    return "; ".join(said)
+    parts = [f"{counted.get('PASS', 0)} of {judged} match the reference"]
+    parts += [f"{listed(failed)} fail{'s' if len(failed) == 1 else ''}"] if failed else []
+    parts += [f"{listed(apart)} differ{'s' if len(apart) == 1 else ''} (informative)"] if apart else []
+    return "; ".join(parts)
 
 
-def _cell(axes: Axes, theme: Theme, x: int, y: int, words: str, word: str, size: float) -> None:
+def _cell(axes: Axes, theme: Theme, x: float, y: int, words: str, word: str, size: float) -> None:
     colour = tone(theme, word)
     axes.add_patch(Rectangle((x - 0.48, y - 0.45), 0.96, 0.9, facecolor=colour, alpha=TINT, linewidth=0))
     axes.text(x, y, words.strip(), ha="center", va="center", color=theme.text, fontsize=size)
@@ -240,14 +254,17 @@ def _size(columns: int) -> float:
     return 8.5 if columns < 5 else 7.0 if columns < 8 else 5.8
 
 
-def _grid(axes: Axes, theme: Theme, names: list[str], heads: list[str], slanted: bool) -> None:
-    """Write the names of rows on the left and of columns on top."""
+def _grid(
+    axes: Axes, theme: Theme, names: list[str], heads: list[str], slanted: bool, places: Sequence[float] = ()
+) -> None:
+    """Write the names of rows on the left and of columns, at ``places`` or one beside the other, on top."""
+    places = places or range(len(heads))
     name_rows(axes, theme, names)
     axes.grid(False)
     axes.spines[:].set_visible(False)
-    axes.set_xlim(-0.55, len(heads) - 0.45)
+    axes.set_xlim(-0.55, places[-1] + 0.55)
     axes.xaxis.tick_top()
-    axes.set_xticks(range(len(heads)), heads, rotation=38 if slanted else 0, ha="left" if slanted else "center")
+    axes.set_xticks(places, heads, rotation=38 if slanted else 0, ha="left" if slanted else "center")
     axes.tick_params(axis="x", length=0, pad=2, labelsize=7.5 if slanted else 8.5, labelcolor=theme.text)
 
 

@@ -460,8 +460,9 @@ def environments(run: Records) -> pd.DataFrame:
 
 
 def matrix_table(run: Records) -> pd.DataFrame:
-    """Return the outcomes of all machines and backends of the store, with age, versions and the run that they are from."""
+    """Return the outcomes of the store's other runs, on all machines and backends, with age and versions."""
     frame = matrix(run)
+    left_out = frame.attrs.get("left_out", [])
     rows = [
         {
             "member": row["member"],
@@ -475,10 +476,10 @@ def matrix_table(run: Records) -> pd.DataFrame:
             "versions": row["versions"] or NOTHING,
             "reason": _brief(row["reason"], 80),
         }
-        for row in row_dicts(frame)
+        for row in row_dicts(frame[~frame["own"]])
     ]
-    rows += [{"member": "left out", "reason": text} for text in frame.attrs.get("left_out", [])]
-    return _indexed(rows, "member", "This store holds no parity results.").fillna("")
+    rows += [{"member": "left out", "reason": text} for text in left_out]
+    return _indexed(rows, "member", "This store holds no other parity results.").fillna("")
 
 
 def _word(row: dict[str, Any]) -> str:
@@ -538,7 +539,7 @@ VIEWS: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Limits and their sources": limits,
     "Executed configuration": executors_table,
     "Environments of reference and members": environments,
-    "All machines and backends": matrix_table,
+    "Other runs and machines": matrix_table,
 }
 
 

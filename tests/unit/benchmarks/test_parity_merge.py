@@ -9,13 +9,14 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from benchlib.benchmarks.parity import command_verbs, matrix
+from benchlib.benchmarks.parity import command_verbs, matrix, pictures, tables
 from benchlib.benchmarks.parity import publish as export
 from benchlib.benchmarks.parity.matrix import FILE, read_file, read_run
 from benchlib.cli import main
-from benchlib.config.schema import build
+from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
 from benchlib.results.run import Result, Run, save_result
+from benchlib.show.report import html
 
 START = 1_790_000_000.0
 DAY = 86400.0
@@ -150,6 +151,42 @@ def test_a_run_is_always_in_its_own_picture(tmp_path):
     assert cells(matrix.around(run))[("node7", "cpu", "bf16")] == "PASS"
     alone = matrix.around(make_parity.records(make_parity.tables(["eager"])))
     assert ("this machine", "cpu", "eager") in cells(alone)
+
+
+def test_the_title_is_about_this_run_alone_and_others_stand_apart(tmp_path):
+    names = ["eager", "sdpa_math"]
+    run = Run(make(tmp_path, "000001-a", tables=make_parity.tables(names, crashed=names)))
+    alone = pictures.matrix(run)
+    assert alone.alt.startswith("0 of 2 match the reference; eager and sdpa_math fail")
+    assert pictures.OTHERS not in [text.get_text() for text in alone.axes[0].texts]
+    every = ["eager", "sdpa_math", "sdpa_flash", "fp64", "bf16", "native"]
+    make(tmp_path, "000002-b", tables=make_parity.tables(every), ended=START + DAY)
+    make(tmp_path, "000003-c", tables=make_parity.tables(["eager", "compile"]), host="node8")
+    planted = make(tmp_path, "000004-d", tables=make_parity.tables(["aotinductor"]), host="node9", planted_layer=1)
+    figure = pictures.matrix(run)
+    assert figure.get_suptitle() == alone.get_suptitle()
+    words = {text.get_text(): text.get_position()[0] for text in figure.axes[0].texts}
+    assert words["This run"] < words[pictures.OTHERS]
+    own, others = figure.alt.split(f"{pictures.OTHERS}: ")
+    assert "eager on node7 (cpu): FAIL" in own and "node8" not in own and "fp64" not in own
+    assert "fp64 on node7 (cpu): PASS" in others and "compile on node8 (cpu): PASS" in others
+    assert "node9" not in figure.alt and "aotinductor" not in figure.alt
+    table = tables.matrix_table(run)
+    assert {"fp64", "compile"} <= set(table.index) and "node9" not in set(table["machine"])
+    assert not ((table["machine"] == "node7") & table.index.isin(names)).any()  # these are this run's own
+    # Seen from the planted run itself, its own result is there, and the title is about it.
+    assert pictures.matrix(Run(planted)).alt.startswith("1 of 1 match the reference")
+
+
+def test_a_report_of_another_benchmark_has_no_picture_of_parity(tmp_path):
+    make(tmp_path, "000001-a")
+    folder = tmp_path / "smoke-20260921" / "squad-cpu-000002-b"
+    folder.mkdir()
+    config = build("squad", {"benchmark": "squad", "tier": "smoke"})
+    save_config(config, folder)
+    save_result(folder, Result.of(config, status="skipped", reason="no driver", started_at=START, ended_at=START))
+    page = html(Run(folder))
+    assert "no driver" in page and "match the reference" not in page and "backend-matrix" not in page
 
 
 def merge(*arguments):
