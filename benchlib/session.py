@@ -269,6 +269,15 @@ def figure(run: Run, name: str) -> None:
     show(figures[name](run))
 
 
+def table(run: Run, name: str) -> "pandas.DataFrame":
+    """Return a table of the run's benchmark by its heading. Raises ``UserError`` for one that it does not have."""
+    benchmark = BENCHMARKS[run.config.benchmark]
+    tables = benchmark.tables
+    if name not in tables:
+        raise UserError(f"{benchmark.name} has no table {name!r}: {nearest(name, tables)}")
+    return whole(tables[name](run))
+
+
 def reading(run: Run) -> Any:
     """Return the interpretation of the results, as Markdown to display."""
     from IPython.display import Markdown

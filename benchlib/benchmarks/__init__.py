@@ -8,6 +8,7 @@ The folder holds, by convention:
     judge.py      checks(run, comparison), limits(run), reading(run); where it has them published(run), claims(numbers), refuse(config)
     view.py       VIEW: its key numbers and the words for what it shows (optional)
     figures.py    FIGURES: its pictures by name, in the order of the report (optional)
+    tables.py     TABLES: its tables by heading, MORE: of its notebook alone (optional)
     command.py    command: a verb of its own for the command line (optional)
 
 and whatever else it needs. The name stands in ``NAMES``; a benchmark outside this package joins by an entry point of the
@@ -149,6 +150,11 @@ class Benchmark:
     def more_figures(self) -> Mapping[str, Callable[..., Any]]:
         """Those of its notebook alone."""
         return self.part("figures", "MORE", {})  # type: ignore[no-any-return]
+
+    @property
+    def tables(self) -> Mapping[str, Callable[..., Any]]:
+        """The tables of its report and its notebook, by heading: ``make(run) -> pandas.DataFrame``."""
+        return {**self.part("tables", "TABLES", {}), **self.part("tables", "MORE", {})}
 
     @property
     def command(self) -> Any:

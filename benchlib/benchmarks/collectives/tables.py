@@ -22,7 +22,7 @@ SERIES = {
     "median_us": 0.0, "p95_us": 0.0, "p99_us": 0.0, "ci_low_us": 0.0, "ci_high_us": 0.0, "algbw_gbps": 0.0, "busbw_gbps": 0.0, "wrong_elements": 0.0, "checked_elements": 0.0,
     "skew_us": 0.0, "slowest_rank": 0.0,
 }  # fmt: skip
-TABLES: dict[str, dict[str, Any]] = {
+COLUMNS: dict[str, dict[str, Any]] = {
     "series": SERIES,
     "ranks": {"operation": "", "variant": "", "dtype": "", "bytes": 0.0, "rank": 0.0, "median_us": 0.0, "p95_us": 0.0, "slowest_share": 0.0},
     "bounds": {"bound": "", "bytes": 0.0, "gbps": 0.0, "latency_us": 0.0, "provenance": "", "source": ""},
@@ -65,8 +65,8 @@ def share_text(value: float) -> str:
 
 
 def table(run: Records, name: str) -> pd.DataFrame:
-    """Return a table of ``TABLES`` with its columns: texts as they are, numbers as floats (NaN where there is none)."""
-    return frames.typed(run, name, TABLES[name])
+    """Return a table of ``COLUMNS`` with its columns: texts as they are, numbers as floats (NaN where there is none)."""
+    return frames.typed(run, name, COLUMNS[name])
 
 
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -429,7 +429,7 @@ def _indexed(found: list[dict[str, Any]], index: str, missing: str) -> pd.DataFr
 
 
 # What a report shows in place of the raw tables, under these headings; all rows are in result.json.
-VIEWS: dict[str, Callable[[Records], pd.DataFrame]] = {
+TABLES: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Wrong results": wrong_table,
     "Verified": verified,
     "Bus bandwidth by size": bandwidth,
@@ -438,12 +438,12 @@ VIEWS: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Shares of the limits": shares_table,
     "Start-up time and bandwidth": fits,
     "The same gradients over each library": gradients,
-    "What the library lacks": unsupported,
+    "Unsupported": unsupported,
     "Results of nccl-tests beside it": others,
 }
 
 
 def report(run: Records) -> dict[str, list[dict[str, Any]]]:
     """Return the views that have something to show, as rows of texts."""
-    frames = {heading: view(run) for heading, view in VIEWS.items()}
+    frames = {heading: view(run) for heading, view in TABLES.items()}
     return {heading: rows(frame.reset_index()) for heading, frame in frames.items() if len(frame.columns)}

@@ -20,7 +20,7 @@ from benchlib.results import frames
 from benchlib.results.frames import Records
 from benchlib.results.run import Run
 
-TABLES: dict[str, dict[str, Any]] = {
+COLUMNS: dict[str, dict[str, Any]] = {
     "members": {"member": "", "backend": "", "device": "", "precision": "", "mode": "", "gates": False, "outcome": "", "reason": "",
                 "seconds": 0.0, "what": ""},
     "quantities": {"member": "", "quantity": "", "value": 0.0, "limit": 0.0, "limit_text": "", "unit": "", "status": "", "gates": False,
@@ -49,11 +49,11 @@ SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERS": "≈", "SKIPPED": "–", "NOT 
 
 
 def table(run: Records, name: str) -> pd.DataFrame:
-    """Return a table of ``TABLES`` with its columns; rows that name no member (or kernel) are left out.
+    """Return a table of ``COLUMNS`` with its columns; rows that name no member (or kernel) are left out.
 
     Another benchmark may have a table of the same name: it then gives none.
     """
-    frame = frames.typed(run, name, TABLES[name])
+    frame = frames.typed(run, name, COLUMNS[name])
     return frame[frame["kernel" if name == "attention" else "member"] != ""].reset_index(drop=True)
 
 
@@ -526,7 +526,7 @@ def _indexed(rows: list[dict[str, Any]], index: str, missing: str) -> pd.DataFra
 
 
 # What a report shows in place of the raw tables, under these headings; all rows are in result.json.
-VIEWS: dict[str, Callable[[Records], pd.DataFrame]] = {
+TABLES: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Outcomes": outcomes_table,
     "Beyond limits": beyond,
     "Worst case of each member": worst,
@@ -541,11 +541,12 @@ VIEWS: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Environments of reference and members": environments,
     "Other runs and machines": matrix_table,
 }
+MORE = {"Tolerances": tolerances, "Outcomes by quantity": by_quantity}  # of the notebook alone
 
 
 def report(run: Records) -> dict[str, list[dict[str, Any]]]:
     """Return the views that have something to show, as rows of texts."""
-    frames = {heading: view(run) for heading, view in VIEWS.items()}
+    frames = {heading: view(run) for heading, view in TABLES.items()}
     return {
         heading: row_dicts(frame.reset_index())
         for heading, frame in frames.items()

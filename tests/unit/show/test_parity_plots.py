@@ -388,7 +388,7 @@ def test_every_run_of_parity_can_be_drawn(name, kind):
     figure.canvas.draw()
 
 
-@pytest.mark.parametrize("view", parity_tables.VIEWS.values(), ids=parity_tables.VIEWS)
+@pytest.mark.parametrize("view", parity_tables.TABLES.values(), ids=parity_tables.TABLES)
 def test_every_table_can_be_made_of_any_run(view):
     foreign = {key: [{"something": 1}, {"member": "x", "kernel": "y"}] for key in tables(["eager"])}
     for run in (records(), records({}, {}), records(foreign, {"model": 5})):
