@@ -18,6 +18,7 @@ from benchlib.judge import verdict as judging
 from benchlib.judge.checks import Verdict
 from benchlib.launch.plan import plan, prepare, prepare_again
 from benchlib.results.run import Run, find_runs
+from benchlib.results.store import judgement
 
 if TYPE_CHECKING:
     import pandas
@@ -121,7 +122,7 @@ def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
 
     from benchlib.show.widgets import headless
 
-    display(verdict_text(verdict))  # type: ignore[no-untyped-call]
+    display(verdict_text(verdict, run.status))  # type: ignore[no-untyped-call]
     if not headless():
         display(_places(run))  # type: ignore[no-untyped-call]
     if fail_on_verdict and verdict.verdict == "FAIL":
@@ -286,11 +287,11 @@ def reading(run: Run) -> Any:
     return Markdown("\n".join(f"- {sentence}" for sentence in sentences))
 
 
-def verdict_text(verdict: Verdict) -> Any:
-    """Return the verdict as Markdown to display."""
+def verdict_text(verdict: Verdict, status: dict[str, Any] | None = None) -> Any:
+    """Return the verdict as Markdown to display; ``status`` is that of the run's ranks."""
     from IPython.display import Markdown
 
-    word = "BROKEN" if verdict.broken else verdict.verdict
+    word, _ = judgement(verdict.model_dump(), status)
     return Markdown(f"**{word}**: {html.escape(verdict.sentence)}")
 
 

@@ -21,7 +21,7 @@ def test_a_station_has_its_file_and_its_functions(path, text):
 
 
 def test_the_number_that_is_followed_is_there():
-    assert re.search(r"^  train_questions: 6000$", (home() / "params/tiers/quick.yaml").read_text(), re.MULTILINE)
+    assert re.search(r"^  train_questions: 4000$", (home() / "params/tiers/quick.yaml").read_text(), re.MULTILINE)
 
 
 def test_every_path_on_the_page_exists():
