@@ -186,7 +186,7 @@ def test_a_report_of_another_benchmark_has_no_picture_of_parity(tmp_path):
     save_config(config, folder)
     save_result(folder, Result.of(config, status="skipped", reason="no driver", started_at=START, ended_at=START))
     page = html(Run(folder))
-    assert "no driver" in page and "match the reference" not in page and "backend-matrix" not in page
+    assert "No driver" in page and "match the reference" not in page and "backend-matrix" not in page
 
 
 def merge(*arguments):
