@@ -8,14 +8,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchlib.benchmarks import view
+from benchlib.benchmarks import BENCHMARKS, view
 from benchlib.config.schema import BaseConfig, changes, command
 from benchlib.core.text import GROUPS, KINDS, MARKS, UNJUDGED, duration, moment, quantity, text
 from benchlib.judge.published import section
 from benchlib.launch.diagnosis import rank_endings, stack_groups
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run, tolerant
-from benchlib.results.store import identity, judgement, skip_reason, span
+from benchlib.results.store import GATE, identity, judgement, skip_reason, span
+
+READ_FIRST = 3  # sentences of the reading beside the key numbers
 
 Groups = list[tuple[str, list[dict[str, Any]]]]  # checks by kind
 
@@ -33,6 +35,9 @@ class Digest:
     world_size: int | None = None
     started: str = ""
     duration: str = ""
+    question: str = ""
+    hardware: str = ""
+    reading: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     gate: dict[str, Any] = field(default_factory=dict)
@@ -83,10 +88,15 @@ def digest(run: Run) -> Digest:
     out.passed, out.unjudged = _with(everything, ("PASS",)), _with(everything, UNJUDGED)
     others = {str(row["word"]) for _, rows in everything for row in rows} - {"PASS", *UNJUDGED}
     out.checks = _with(everything, others)  # what needs a reader: failed, undecided, damaged
+    _add_limits(out.cards, [row for _, rows in everything for row in rows])
     out.ranks, out.stacks = read(lambda: (rank_endings(status), stack_groups(status))) or ([], [])
     read(lambda: run.samples)  # only the pictures use them; here a damaged file gets its name
     out.gate = found if isinstance(found := (verdict or {}).get("gate"), dict) else {}
     out.machine = read(lambda: machine_rows(run.machine)) or []
+    out.hardware = read(lambda: hardware(run.machine, out.backend)) or ""
+    out.question = BENCHMARKS[out.benchmark].question if out.benchmark in BENCHMARKS else ""
+    if config and result and result.status == "complete":
+        out.reading = _reading(run)
     if config:
         out.warnings = read(lambda: warnings(config, result)) or []
         out.config, out.command = changes(config, read(lambda: run.origins) or {}), command(config)
@@ -95,6 +105,35 @@ def digest(run: Run) -> Digest:
 
 def _with(groups: Groups, words: Collection[str]) -> Groups:
     return [(kind, kept) for kind, rows in groups if (kept := [row for row in rows if row["word"] in words])]
+
+
+def _reading(run: Run) -> list[str]:
+    """Return the first sentences of the reading; a result without the parts that it speaks of has none."""
+    try:
+        return BENCHMARKS[run.config.benchmark].reading(run)[:READ_FIRST]
+    except Exception:  # the numbers of a foreign or partial run; the notebook shows what is wrong with them
+        return []
+
+
+def hardware(machine: dict[str, Any], backend: str) -> str:
+    """Return host, processor and devices in one line."""
+    cpu = machine.get("cpu") or {}
+    names = ((machine.get("devices") or {}).get("backends", {}).get(backend) or {}).get("names") or []
+    counted = {name: names.count(name) for name in names} if backend != "cpu" else {}
+    processor = f"{cpu['model']} × {cpu.get('usable_cores', '?')}" if cpu.get("model") else ""
+    devices = ", ".join(f"{count} × {name}" for name, count in counted.items())
+    return "; ".join(part for part in (str(machine.get("host") or ""), processor, devices) if part)
+
+
+def _add_limits(cards: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:
+    """Add target or limit to the key numbers: those of the checks that compared the same value with one."""
+    for card in cards:
+        for row in rows:
+            own = row.get("metric_value") == card["exact"] and row["kind"] in ("target", "reference", "budget")
+            if row.get("limit") and row["word"] not in UNJUDGED and (own or row["name"] == card["name"] + GATE):
+                word = {"regression": "baseline", "reference": "published"}.get(row["kind"], row["kind"])
+                card["limit"] = f"{row['mark']} {word} {row['limit']}"
+                break
 
 
 def _interval(metric: Metric) -> str:
@@ -144,6 +183,7 @@ def cards(result: Result) -> list[dict[str, str]]:
                 "unit": unit,
                 "note": note,
                 "name": metric.name,
+                "exact": str(metric.value),
             }
         )
     return rows
@@ -189,7 +229,7 @@ def _check_row(row: dict[str, Any]) -> dict[str, Any]:
     shown = quantity(float(value), str(row.get("unit") or "")) if isinstance(value, (int, float)) else ""
     if isinstance(value, (int, float)) and float(value).is_integer() and abs(value) < 1e7:
         shown = f"{value:,.0f} {row.get('unit') or ''}".strip()  # counts have no decimals
-    return row | {"word": word, "mark": MARKS.get(word, "?"), "value": shown}
+    return row | {"word": word, "mark": MARKS.get(word, "?"), "value": shown, "metric_value": str(value)}
 
 
 def warnings(config: BaseConfig, result: Result | None) -> list[str]:

@@ -13,6 +13,7 @@ from pages import EVIL, Page, assert_self_contained_and_accessible, contrast
 
 from benchlib.benchmarks import BENCHMARKS, Benchmark
 from benchlib.config.schema import build, command, parse_overrides, resolve
+from benchlib.core.files import home
 from benchlib.results.run import Run
 from benchlib.show import markup, report, training
 from benchlib.show.figures import png
@@ -34,8 +35,8 @@ def rendered(folder):
 
 def test_whole_run(tmp_path):
     page = rendered(make_run(tmp_path / "run", notebook="Does it learn?"))
-    order = ["PASS", "never for the target of the real benchmark", "Training throughput", "Checks", "Results",
-             "The worst misses", "Measured", "Derived", "Claimed", "Not available", "The machine", "Run it again", "The notebook"]  # fmt: skip
+    order = ["PASS", "never for the target of the real benchmark", "Most of a step's time goes to backward", "Training throughput",
+             "Failed and undecided checks", "Results", "Other checks", "The worst misses", "Measured", "Derived", "Claimed", "Not available", "The machine", "Run it again", "The notebook"]  # fmt: skip
     places = [page.text.index(words) for words in order]
     assert places == sorted(places)
     assert "covered 40.0% of the whole training, 120 of 300 steps: 300 steps would take 410 s" in page.text
@@ -52,13 +53,55 @@ def test_checks_that_need_a_reader_come_first_and_passed_ones_are_folded(tmp_pat
     checks.append({**checks[0], "name": "slow at the end", "kind": "regression", "status": "FAIL", "gates": True})
     (folder / "verdict.json").write_text(json.dumps(verdict))
     html = rendered(folder).text
-    text = html[html.index("Checks") :]
+    text = html[html.index("Failed and undecided checks") :]
     passed = [check["name"] for check in checks if check["status"] == "PASS"]
     assert text.index("slow at the end") < text.index(f"{len(passed)} checks passed") < text.index(passed[0])
     page = (folder / "report.html").read_text()
     assert re.search(rf"<details class=\"more\"><summary>{len(passed)} checks passed", page), (
         "closed until it is opened"
     )
+
+
+def test_the_head_names_question_and_hardware_and_tiles_have_their_limits(tmp_path):
+    page = rendered(make_run(tmp_path / "run", steps=5, with_samples=False))
+    head = page.text[: page.text.index("PASS", page.text.index("quick tier"))]
+    assert "Does BERT fine-tuning on SQuAD learn what it should" in head
+    assert "made-up-host; Imaginary 3000 CPU × 2" in head
+    tiles = dict(re.findall(r'<dt title="([^"]*)">(.*?)</div>', page.source, re.DOTALL))
+    assert "✓ target ≥ 88" in tiles["f1_minisquad_tiny"]
+    assert "✓ budget ≤ 300 s" in tiles["total_s"]
+    assert "≈ baseline +20% of 0.242 s" in tiles["step_s_minisquad_tiny"]
+    assert "target" not in tiles["allreduce_gbps"], "a target that was not evaluated is none"
+
+
+def test_cells_that_only_assert_are_not_shown(tmp_path):
+    folder = make_run(tmp_path / "run", notebook="x", steps=5, with_samples=False)
+    notebook = nbformat.read(folder / "notebook.ipynb", as_version=4)
+    output = nbformat.v4.new_output("execute_result", {"text/plain": "['broken', 'checks']"}, execution_count=9)
+    cell = nbformat.v4.new_code_cell(
+        "sorted(verdict.model_dump())", outputs=[output], metadata={"tags": ["remove-cell"]}
+    )
+    notebook.cells.append(cell)
+    nbformat.write(notebook, folder / "notebook.ipynb")
+    page = rendered(folder)
+    assert "The notebook" in page.text
+    assert "model_dump" not in page.text
+    assert "['broken', 'checks']" not in page.text
+
+
+@pytest.mark.parametrize("path", sorted((home() / "notebooks").glob("[0-9]*.ipynb")), ids=lambda path: path.name)
+def test_every_cell_whose_output_is_compared_is_hidden_from_readers(path):
+    notebook = nbformat.read(path, as_version=4)
+    compared = [
+        cell
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        and any(output.output_type == "execute_result" for output in cell.outputs)
+        and "text/html" not in cell.outputs[0].get("data", {})
+        and "nbval-ignore-output" not in cell.metadata.get("tags", [])
+    ]
+    assert compared
+    assert all("remove-cell" in cell.metadata.get("tags", []) for cell in compared)
 
 
 def test_text_from_data_parameters_and_errors_is_escaped(tmp_path):
