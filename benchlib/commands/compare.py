@@ -31,6 +31,8 @@ MARKS = {
     "differs": "≠",
     "no difference found": "=",
     "within the limit": "✓",
+    "higher": "↑",
+    "lower": "↓",
 }
 STAR = (
     "* from the samples within one run per side: the spread between unchanged runs is not known, so the difference may be "
@@ -114,15 +116,13 @@ def band_text(row: Row) -> str:
     return text.band_text(row.band, row.kind)
 
 
-def word_text(row: Row, comparable: bool) -> str:
+def word_text(row: Row) -> str:
     """Write the word for a metric; a star where the spread between runs is not known."""
-    if not comparable and row.change is not None:
-        return "not comparable"
     return row.word + ("*" if _starred(row) else "")
 
 
 def _starred(row: Row) -> bool:
-    return row.basis == "samples" and row.word in ("worse", "better", "differs")
+    return row.basis == "samples" and row.word in ("worse", "better", "differs", "higher", "lower")
 
 
 def star_note(rows: Sequence[Row]) -> str:
@@ -152,8 +152,13 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
         reference, other = side_text(item)
         console.print(f"[bold]{escape(item.benchmark)}, {escape(item.tier)}[/]", soft_wrap=True)
         verdicts = [", ".join(dict.fromkeys(side.verdicts)) for side in (item.reference, item.other)]
-        console.print(f"  reference  {escape(reference)}  [dim]{escape(verdicts[0])}[/]", soft_wrap=True)
-        console.print(f"  compared   {escape(other)}  [dim]{escape(verdicts[1])}[/]\n", soft_wrap=True)
+        for side, name, verdict, machines in (
+            ("reference", reference, verdicts[0], item.reference.machines),
+            ("compared ", other, verdicts[1], item.other.machines),
+        ):
+            place = " and ".join(machines)
+            console.print(f"  {side}  {escape(name)}  [dim]{escape(verdict)}  {escape(place)}[/]", soft_wrap=True)
+        console.print()
         console.print(_metric_table(item, all_metrics, console.width))
         hidden = len(item.rows) - len(shown(item, all_metrics))
         if hidden:
@@ -175,12 +180,9 @@ def _metric_table(item: Contrast, all_metrics: bool, width: int) -> Table:
     """Return the table of metrics; a narrow terminal gets the same numbers on two lines a row."""
     look: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0), "header_style": "dim"}
     name, result = Column("metric", overflow="fold"), Column("result", no_wrap=True)
-    rows = [
-        (row, f"[{COLOURS.get(row.word, 'dim')}]{escape(word_text(row, item.comparable))}[/]")
-        for row in shown(item, all_metrics)
-    ]
+    rows = [(row, f"[{COLOURS.get(row.word, 'dim')}]{escape(word_text(row))}[/]") for row in shown(item, all_metrics)]
     if width < _WIDE:
-        narrow = Column("change", justify="right", no_wrap=True)
+        narrow = Column("ratio", justify="right", no_wrap=True)
         table = Table(name, narrow, Column("limit", no_wrap=True), result, **look)
         for row, word in rows:
             values = f"{escape(row.metric)}\n[dim]{escape(row.reference)} → {escape(row.other)}[/]"
@@ -188,7 +190,7 @@ def _metric_table(item: Contrast, all_metrics: bool, width: int) -> Table:
             table.add_row(values, change, f"{escape(row.limit)}\n[dim]{escape(band_text(row))}[/]", word)
         return table
     numbers = [
-        Column(head, justify="right", no_wrap=True) for head in ("reference", "compared", "change", "98 % interval")
+        Column(head, justify="right", no_wrap=True) for head in ("reference", "compared", "ratio", "98 % interval")
     ]
     table = Table(name, *numbers, Column("A/A band", no_wrap=True), Column("limit", no_wrap=True), result, **look)
     for row, word in rows:

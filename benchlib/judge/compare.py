@@ -4,7 +4,7 @@ A set is what an argument of ``benchlib compare`` names: a run folder, a folder 
 are one set), a shared report, a baseline's file or the first digits of its key.
 
 A difference is called a regression, worse or better only where the sets are comparable, that is where tier and fingerprint
-are the same. Elsewhere ratios are shown without a verdict.
+are the same. The same work on other hardware or versions is higher or lower; elsewhere ratios are shown without a word.
 """
 
 import re
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.errors import UserError
+from benchlib.core.machine import hardware
 from benchlib.core.text import moment, quantity
 from benchlib.judge import baselines
 from benchlib.judge.baselines import Baseline, differences
@@ -29,10 +30,12 @@ from benchlib.results.metrics import Direction, Metric
 from benchlib.results.run import PARTS, Result, fingerprint_key, is_run
 
 _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
+# Factors of the fingerprint that leave the work the same.
+PLACE = ("backend", "nodes", "cpu", "memory_gib", "devices", "benchlib", "torch", "transformers")
 NEUTRAL = {"ratio": 1.0, "difference": 0.0}
 Word = Literal[
     "regression", "worse", "better", "differs", "no difference found", "within the limit", "undecided", "no interval",
-    "only one side", "",
+    "only one side", "higher", "lower", "",
 ]  # fmt: skip
 
 
@@ -203,18 +206,30 @@ class Factor(BaseModel):
 
 
 class Named(BaseModel):
-    """A set of runs by its label, its runs' names and their verdicts."""
+    """A set of runs by its label, its runs' names, their verdicts and their machines."""
 
     model_config = ConfigDict(frozen=True)
 
     label: str
     runs: list[str]
     verdicts: list[str]
+    machines: list[str]
 
     @classmethod
     def of(cls, runs: RunSet) -> "Named":
         """Return the names of a set."""
-        return cls(label=runs.label, runs=[run.run for run in runs.runs], verdicts=[run.word for run in runs.runs])
+        return cls(
+            label=runs.label,
+            runs=[run.run for run in runs.runs],
+            verdicts=[run.word for run in runs.runs],
+            machines=list(dict.fromkeys(filter(None, map(_machine, runs.runs)))),
+        )
+
+
+def _machine(run: Snapshot) -> str:
+    """Return host and hardware of a run; a baseline keeps the hardware only."""
+    known = hardware(run.machine, run.backend)
+    return known or "; ".join(filter(None, (run.fingerprint.get("cpu"), run.fingerprint.get("devices"))))
 
 
 class Contrast(BaseModel):
@@ -250,7 +265,8 @@ def contrast(reference: RunSet, other: RunSet) -> Contrast:
     """Compare two sets of runs of one benchmark."""
     factors = [*_deciding(reference, other), *_worth_knowing(reference, other)]
     decisive = [factor.name for factor in factors if factor.decides]
-    rows = list(_rows(reference, other, comparable=not decisive))
+    same_work = all(name in PLACE for name in decisive)
+    rows = list(_rows(reference, other, not decisive, same_work))
     old, new = ({run.run for run in side.runs} for side in (reference, other))
     same, shared, notes = old == new, sorted(old & new), list[str]()
     if same:
@@ -258,7 +274,7 @@ def contrast(reference: RunSet, other: RunSet) -> Contrast:
         what = f"{other.first.run} is the same run" if len(new) == 1 else f"The same {len(new)} runs are"
         sentence = f"{what} on both sides: nothing to compare."
     else:
-        sentence = _sentence(rows, decisive)
+        sentence = _sentence(rows, decisive, same_work)
         if shared:
             are = "is" if len(shared) == 1 else "are"
             notes = [f"{', '.join(shared)} {are} on both sides: a run does not differ from itself."]
@@ -284,10 +300,11 @@ def _unmoved(row: Row) -> Row:
     return row.model_copy(update=none | {"word": "no difference found"})
 
 
-def _sentence(rows: Sequence[Row], decisive: Sequence[str]) -> str:
+def _sentence(rows: Sequence[Row], decisive: Sequence[str], same_work: bool) -> str:
     if decisive:
         differ = "differs" if len(decisive) == 1 else "differ"
-        return f"Not comparable: {_listed(decisive, 4)} {differ}; ratios are shown, no verdict."
+        what = "Same work, but" if same_work else "Not comparable:"
+        return f"{what} {_listed(decisive, 4)} {differ}; ratios are shown, no verdict."
     regressions = [row.metric for row in rows if row.word == "regression"]
     limited = [row for row in rows if row.limit]
     if regressions:
@@ -299,13 +316,13 @@ def _sentence(rows: Sequence[Row], decisive: Sequence[str]) -> str:
     return f"No regression found in {len(limited)} metric{'s' * (len(limited) > 1)} with a limit.{rest}"
 
 
-def _rows(reference: RunSet, other: RunSet, comparable: bool) -> Iterator[Row]:
+def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -> Iterator[Row]:
     limits = {limit.metric: limit for side in (reference, other) for limit in side.runs[-1].limits}
     old, new = reference.records(), other.records()
     calibration = _calibration(other.first) if comparable else None
     for name in dict.fromkeys(metric.name for record in (*old, *new) for metric in record.metrics):
         sides = side_of(old, name), side_of(new, name)
-        row = _row(name, limits.get(name), *sides, comparable, calibration)
+        row = _row(name, limits.get(name), *sides, comparable, same_work, calibration)
         if row is not None:
             yield row
 
@@ -320,6 +337,7 @@ def _row(
     old: Side | None,
     new: Side | None,
     comparable: bool,
+    same_work: bool,
     calibration: Calibration | None,
 ) -> Row | None:
     measured = [side for side in (new, old) if side is not None]
@@ -347,7 +365,7 @@ def _row(
         basis=result.basis,
         limit=limit.text(new.metric.direction) if limit else "",
         gate=check.status if check else None,
-        word=_word(result, new.metric.direction, check) if comparable else "",
+        word=_word(result, new.metric.direction, check) if comparable else _side_word(result) if same_work else "",
         reason=check.reason if check else "",
         headline=headline,
     )
@@ -390,6 +408,16 @@ def _word(result: Change, direction: Direction, check: Check | None) -> Word:
     if direction == "none":
         return "differs"
     return "better" if (result.value > neutral) == (direction == "higher") else "worse"
+
+
+def _side_word(result: Change) -> Word:
+    """Return what may be said of a change between the same work in two places: no gate, no better or worse."""
+    neutral = NEUTRAL[result.kind]
+    if result.basis == "none" and result.value != neutral:
+        return "no interval"
+    if result.low <= neutral <= result.high:
+        return "no difference found"
+    return "higher" if result.value > neutral else "lower"
 
 
 def _deciding(reference: RunSet, other: RunSet) -> list[Factor]:

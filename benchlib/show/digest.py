@@ -10,6 +10,7 @@ from typing import Any
 
 from benchlib.benchmarks import BENCHMARKS, view
 from benchlib.config.schema import BaseConfig, changes, command
+from benchlib.core.machine import hardware
 from benchlib.core.text import GROUPS, KINDS, MARKS, UNJUDGED, duration, moment, quantity, text
 from benchlib.judge.published import section
 from benchlib.launch.diagnosis import rank_endings, stack_groups
@@ -113,16 +114,6 @@ def _reading(run: Run) -> list[str]:
         return BENCHMARKS[run.config.benchmark].reading(run)[:READ_FIRST]
     except Exception:  # the numbers of a foreign or partial run; the notebook shows what is wrong with them
         return []
-
-
-def hardware(machine: dict[str, Any], backend: str) -> str:
-    """Return host, processor and devices in one line."""
-    cpu = machine.get("cpu") or {}
-    names = ((machine.get("devices") or {}).get("backends", {}).get(backend) or {}).get("names") or []
-    counted = {name: names.count(name) for name in names} if backend != "cpu" else {}
-    processor = f"{cpu['model']} × {cpu.get('usable_cores', '?')}" if cpu.get("model") else ""
-    devices = ", ".join(f"{count} × {name}" for name, count in counted.items())
-    return "; ".join(part for part in (str(machine.get("host") or ""), processor, devices) if part)
 
 
 def _add_limits(cards: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:

@@ -175,13 +175,25 @@ def test_between_what_is_not_comparable_no_difference_is_called_a_regression(mak
     assert [(f.name, f.reference, f.other) for f in found.factors if f.decides and f.name == factor[0]] == [factor]
     told = row(found)
     assert told.change == pytest.approx(0.1, rel=1e-3)
-    assert told.word == ""
+    assert told.word == ("lower" if factor[0] in ("torch", "cpu") else ""), "the same work elsewhere is high or low"
     done = run(*folders)
     assert done.exit_code == 0
+    assert "not comparable" not in done.output, "said once, in the sentence"
     table = done.output[: done.output.index("Not comparable because of")]
     assert not any(word in table for word in REFUSED)
     assert "ratios are shown, no verdict" in done.output
     assert run(*folders, "--strict").exit_code == 3
+
+
+def test_sides_name_their_machines(make, tmp_path):
+    machine = {"host": "node-7", "cpu": {"model": "Z80", "usable_cores": 4}}
+    folders = make("20261120", 100), make("20261121", 110, machine=machine)
+    done = run(*folders, "--html", tmp_path / "page.html")
+    for shown in (done.output, Page(tmp_path / "page.html").text):
+        assert "made-up-host; Imaginary 3000 CPU × 2" in shown
+        assert "node-7; Z80 × 4" in shown
+        assert "Same work, but cpu differs; ratios are shown, no verdict." in shown
+        assert "atio" in shown
 
 
 def test_what_does_not_decide_is_worth_knowing(make):
