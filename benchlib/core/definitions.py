@@ -136,8 +136,9 @@ def hidden_share(alone: float, compute: float, together: float) -> tuple[float |
 
 
 def size_text(size_bytes: float) -> str:
-    """Write a size for a reader: ``1 KiB``, ``16 MiB``, ``100 B``."""
+    """Write a size for a reader, rounded: ``1 KiB``, ``1.5 KiB``, ``16 MiB``, ``100 B``."""
     for unit in ("tib", "gib", "mib", "kib"):
         if size_bytes >= UNITS[unit]:
-            return f"{size_bytes / UNITS[unit]:.4g} {unit[0].upper()}iB"
+            amount = size_bytes / UNITS[unit]
+            return f"{round(amount, 1 if amount < 10 else None):g} {unit[0].upper()}iB"
     return f"{size_bytes:.4g} B"

@@ -51,12 +51,15 @@ def loss_curve(run: Records, theme: Theme = LIGHT) -> Picture:
     steps, smoothed = frame["step"].iloc[width - 1 :], frames.smooth(frame["loss"]).iloc[width - 1 :]
     axes.plot(steps, smoothed, color=theme.series[0], linewidth=2.2, marker="o" if len(frame) == 1 else "")
     first, last = float(smoothed.iloc[0]), float(smoothed.iloc[-1])
+    highest = float(max(frame["loss"].max(), smoothed.max()))
     for place, align in ((0, "left"), (-1, "right"))[: len(smoothed)]:
         value = smoothed.iloc[place]
-        note(axes, f"{value:.3g}", (steps.iloc[place], value), (0, 14), ha=align, fontsize=10, fontweight="bold")
+        # The end of a falling line has room below it, unless it is at the foot of the picture.
+        shift = -20 if place and value > 0.2 * highest else 14
+        note(axes, f"{value:.3g}", (steps.iloc[place], value), (0, shift), ha=align, fontsize=10, fontweight="bold")
     done, plan = int(frame["step"].iloc[-1]), frames.plan(run)
     planned, total = (int(plan.get(name) or 0) for name in ("planned_steps", "total_steps"))
-    axes.set_ylim(bottom=min(0.0, float(frame["loss"].min())))
+    axes.set_ylim(min(0.0, float(frame["loss"].min())), 1.15 * highest if highest > 0 else None)
     _step_axis(axes, frame["step"])
     of = ""
     if max(planned, total) > done:

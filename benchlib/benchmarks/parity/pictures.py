@@ -36,7 +36,7 @@ QUANTITIES = {
     "finite": "finite", "logits max difference": "logits", "logits cosine": "1 - cosine",
     "logits scale": "scale", "logits offset": "offset", "span agreement": "spans", "loss": "loss",
     "gradients": "gradients", "loss curve": "curve", "layers": "layers", "repeats": "repeats", "batch invariance": "batch",
-    "padding invariance": "padding", "f1 difference": "F1",
+    "padding invariance": "padding", "f1 difference": "delta F1",
 }  # fmt: skip
 TINT = 0.3
 EDGE = 3.0  # factor between the axis's end and its outermost value

@@ -64,8 +64,8 @@ def test_a_wrong_size_is_an_error_of_the_user_before_anything_starts():
 
 
 def test_sizes_are_written_for_a_reader():
-    assert [size_text(size) for size in (5, 1024, 1536, 2**24, 2**30, 2**40)] == [
-        "5 B", "1 KiB", "1.5 KiB", "16 MiB", "1 GiB", "1 TiB",
+    assert [size_text(size) for size in (5, 1024, 1048, 1536, 444_000, 2**24, 2**30, 2**40)] == [
+        "5 B", "1 KiB", "1 KiB", "1.5 KiB", "434 KiB", "16 MiB", "1 GiB", "1 TiB",
     ]  # fmt: skip
 
 

@@ -149,6 +149,28 @@ def test_loss_that_is_not_finite_leaves_a_gap(tmp_path):
     assert all(math.isfinite(value) for value in raw.get_ydata())
 
 
+@pytest.mark.parametrize(("low", "high"), [(120, 130), (110, 4600), (300, 980), (0.004, 1000)])
+def test_a_logarithmic_axis_has_more_than_one_tick(low, high):
+    figure, axes = figures.blank("x", figures.LIGHT)
+    axes.plot([1, 2], [low, high])
+    figures.log_values(axes)
+    figure.canvas.draw()
+    bottom, top = axes.get_ylim()
+    inside = [tick for tick in axes.get_yticks() if bottom <= tick <= top]
+    assert 2 <= len(inside) <= 10
+    assert len({axes.yaxis.get_major_formatter()(tick, 0) for tick in inside}) == len(inside)
+
+
+def test_values_written_beside_the_loss_lie_on_no_title(tmp_path):
+    picture = training.loss_curve(Run(make_run(tmp_path / "run", steps=10)))
+    axes = picture.figure.axes[0]
+    renderer = picture.figure.canvas.get_renderer()
+    title = axes.title if axes.title.get_text() else axes._left_title
+    assert title.get_text().startswith("Loss fell")
+    assert len(axes.texts) == 2
+    assert not any(text.get_window_extent(renderer).overlaps(title.get_window_extent(renderer)) for text in axes.texts)
+
+
 def test_pictures_leave_pyplot_alone(run):
     import matplotlib
     from matplotlib import pyplot
