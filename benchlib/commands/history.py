@@ -47,15 +47,17 @@ def parameters(store: Path | None, pairs: Iterable[str]) -> dict[str, str]:
 
 
 def make(store: Path | None, pairs: Iterable[str]) -> int:
-    """Judge a store, write its page into the folder of runs, say where it is; return the exit code of the verdict."""
+    """Judge a store, write its page into it, say where it is; return the exit code of the verdict."""
     values = parameters(store, pairs)
     # Read and judged here first: a wrong filter is reported at once, and the exit code needs no notebook.
     asked = {name: value for name, value in values.items() if name != "store"}
     history = trends.read_history(*trends.choose_store(values.get("store", ""), **asked))
     verdict = trends.judge_history(history)
-    executed = outputs() / ".history" / "notebook.ipynb"
+    # Beside the runs that were read; the demo runs of the kit are no place to write into.
+    folder = Path(values["store"]) if values.get("store") else outputs()
+    executed = folder / ".history" / "notebook.ipynb"
     _execute(executed, values)
-    page = outputs() / NAME
+    page = folder / NAME
     write_text(page, html(nbformat.read(executed, as_version=4), history, verdict))
     _print(history, verdict, page)
     return verdict.exit_code()
@@ -67,7 +69,7 @@ def _execute(executed: Path, values: dict[str, str]) -> None:
         execute(home() / "notebooks" / NOTEBOOK, executed, values, TIMEOUT_S)
     except OSError as error:
         raise UserError(
-            f"{executed} cannot be written ({error.strerror}): set BENCHLIB_OUTPUTS to another folder"
+            f"{executed} cannot be written ({error.strerror}): the history is written beside its runs, so copy them to a folder that can be written"
         ) from None
     except Exception as error:  # a failing cell, a dead kernel, a time-out
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Column, Table
 
 from benchlib.benchmarks import BENCHMARKS
@@ -32,8 +33,10 @@ from benchlib.results import store
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Run
 from benchlib.results.store import StoredRun
+from benchlib.show import index
 
 console = terminal.console(least_width=120)
+LONGEST_NAME = 46  # of a run in a list: leaves room for verdict, time and number in 80 columns
 ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
 
 
@@ -67,15 +70,26 @@ def show_kit() -> None:
 
 
 def show_runs(out: Path | None) -> None:
-    """Print the stored runs, the newest first; damaged ones and copies say so."""
+    """Print the stored runs, the newest first: name, verdict, time and key number; below it why a run did not pass."""
     folder = out or outputs()
     runs = store.read(folder)
     if not runs:
         raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
-    table = _table(Column("run", overflow="fold", min_width=30), Column("verdict", no_wrap=True), "result")
+    names = {run.path: terminal.one_line(run.path) for run in runs}
+    width = min(max(map(len, names.values())), LONGEST_NAME)
+    words = max(len(run.word) for run in runs)
     for run in reversed(runs):
-        table.add_row(escape(terminal.one_line(run.path)), escape(run.word), escape(terminal.one_line(_sentence(run))))
-    console.print(table)
+        line = f"{names[run.path]:<{width}}  {run.word:<{words}}  {run.moment:%H:%M}  "
+        number = _key_number(run, 80 - len(line))
+        console.print(escape(f"{line}{number}".rstrip()), soft_wrap=True)  # a name is there to be copied: never folded
+        if run.word != "PASS" or run.copy_of:
+            console.print(Padding(f"[dim]{escape(terminal.one_line(_sentence(run)))}[/]", (0, 0, 0, 4), expand=False))
+
+
+def _key_number(run: StoredRun, room: int) -> str:
+    """Return the first key number that fits; a value without a unit has its label."""
+    texts = (value if " " in value else f"{label} {value}" for label, value in index.row(run).numbers)
+    return next((text for text in map(terminal.one_line, texts) if len(text) <= room), "")
 
 
 def _sentence(run: StoredRun) -> str:

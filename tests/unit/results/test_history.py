@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -281,6 +282,18 @@ def listed(store):
     done = CliRunner().invoke(main, ["list", "--runs", "--out", str(store)])
     assert done.exit_code == 0, done.output
     return done.output
+
+
+def test_a_listed_run_has_time_and_key_number_in_80_columns_and_a_name_to_copy(tmp_path):
+    passed = place(tmp_path, START, metrics=[_metric("f1_minisquad_tiny", 91.0, "", "higher", 1)])
+    failed = place(tmp_path, START - DAY, verdict={"verdict": "FAIL", "sentence": "1 check failed.", "checks": []})
+    lines = listed(tmp_path).splitlines()
+    assert [line.split()[0] for line in (lines[0], lines[1])] == [
+        str(f.relative_to(tmp_path)) for f in (passed, failed)
+    ]
+    assert re.search(r"  PASS  \d\d:\d\d  F1 91\.00$", lines[0])
+    assert lines[2].strip() == "1 check failed."
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(

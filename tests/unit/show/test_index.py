@@ -15,7 +15,7 @@ from benchlib.show import index, lines
 
 
 def rows_of(page):
-    listed = page.source[page.source.index("<h2>By day</h2>") :]
+    listed = page.source[page.source.index("<h2>By day</h2>") :].partition("<h2>Trends</h2>")[0]
     return re.findall(r"<tr role=\"row\"><th scope=\"row\".*?</tr>", listed, re.DOTALL)
 
 
@@ -29,6 +29,13 @@ def test_runs_are_listed_by_day_the_newest_first(tmp_path):
     assert len(days) == 3
     assert [re.search(r"F1</span> ([\d.]+)", row)[1] for row in rows_of(page)] == ["91.00", "90.00", "80.00"]
     assert "from 80.00 to 91.00, lowest 80.00, highest 91.00" in page.source
+
+
+def test_runs_come_first_and_trends_after_them(tmp_path):
+    for age, value in ((0, 91.0), (1, 90.0)):
+        place(tmp_path, START - age * DAY, metrics=f1(value))
+    headings = re.findall(r"<h2>(.*?)</h2>", Page(index.render(tmp_path)).source)
+    assert headings == ["By day", "Trends", "Machines and versions"]
 
 
 def test_trends_keep_tiers_configs_and_metric_names_apart(tmp_path):
