@@ -91,7 +91,8 @@ def run(
         pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
     if not (dry_run or manifest):  # before torch is asked for its devices, which takes seconds
         check_place(out or runner.outputs())
-    plans = plan.plans(target, tier, backend, pairs, resume)
+    with runner.at_work("asking torch for the devices"):
+        plans = plan.plans(target, tier, backend, pairs, resume)
     if manifest:
         click.echo("---\n".join(runner.submission(planned, out) for planned in plans), nl=False)
         return

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
+from rich.status import Status
 from rich.table import Column, Table
 
 from benchlib.benchmarks import BENCHMARKS
@@ -179,7 +180,8 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = ()) -> Outc
             settled(run_dir)
     verdict = judging.final(Run(run_dir))
     try:
-        report = keep(run_dir, verdict)
+        with at_work("drawing the report"):
+            report = keep(run_dir, verdict)
     except StorageError:
         summarise(run_dir, verdict, None)
         raise
@@ -229,6 +231,11 @@ def settled(run_dir: Path) -> None:
         settle(run_dir)
 
 
+def at_work(words: str) -> contextlib.AbstractContextManager[Status | None]:
+    """Show in a terminal that something takes its time; print nothing elsewhere."""
+    return console.status(words) if console.is_terminal else contextlib.nullcontext()
+
+
 class _Display(threading.Thread):
     """Shows the progress of a run: one live line in a terminal, a line every few seconds elsewhere."""
 
@@ -237,7 +244,7 @@ class _Display(threading.Thread):
         self._follower, self._progress, self._end = EventFollower(run_dir), Progress(), threading.Event()
 
     def run(self) -> None:
-        with console.status("starting") if console.is_terminal else contextlib.nullcontext() as status:
+        with at_work("starting") as status:
             shown, printed = "", -LINE_EVERY_S
             while not self._end.wait(0.25):
                 for event in self._follower.poll():

@@ -1,9 +1,11 @@
 """The table of checks in terminals of different widths, and what a pipe gets."""
 
 import io
+import time
 
 import pytest
 from make_run import make_run
+from rich.console import Console
 
 from benchlib.commands import run
 from benchlib.core import terminal
@@ -73,3 +75,12 @@ def test_a_pipe_is_as_wide_as_columns_says(monkeypatch):
     assert terminal.console(least_width=120).width == 120
     monkeypatch.setenv("COLUMNS", "80")
     assert terminal.console(least_width=120).width == 80
+
+
+@pytest.mark.parametrize("terminal_", [True, False])
+def test_what_takes_its_time_shows_in_a_terminal_only(terminal_, monkeypatch):
+    made = Console(file=io.StringIO(), force_terminal=terminal_, width=80)
+    monkeypatch.setattr(run, "console", made)
+    with run.at_work("drawing the report"):
+        time.sleep(0.2)
+    assert ("drawing the report" in made.file.getvalue()) == terminal_
