@@ -100,7 +100,8 @@ def crossover(run: Records, theme: Theme = LIGHT) -> Picture:
     for name, frame in ratios.items():
         label = VARIANTS[name].replace(" + ", "\n+ ")
         ends.append(draw_line(axes, frame["bytes"], frame["ratio"], label, colours[name]))
-    low, high = min(every["ratio"].min(), 0.8) / 1.25, max(every["ratio"].max(), 1.25) * 1.25
+    # At least from 0.5 to 2, so that the axis has more ticks than 1.
+    low, high = min(every["ratio"].min(), 0.6) / 1.25, max(every["ratio"].max(), 1.7) * 1.25
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     kept = [step for step in STEPS if low <= step <= high]

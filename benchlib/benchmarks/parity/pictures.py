@@ -63,7 +63,8 @@ def powers(axis: Axis, values: Iterable[float], most: int = MOST_TICKS) -> float
     axes, across = axis.axes, axis is axis.axes.xaxis
     (axes.set_xscale if across else axes.set_yscale)("log")
     above = [value for value in known if value > 0] or [1e-7]
-    low, high = math.floor(math.log10(min(above))), math.ceil(math.log10(max(above)))
+    low = math.floor(math.log10(min(above)))
+    high = max(low + 1, math.ceil(math.log10(max(above))))  # two ticks at least
     step = max(1, -(-(high - low) // most))
     ticks = {10.0**power: f"1e{power}" for power in range(low, high + 1) if (power - high) % step == 0}
     begin, zero = min(above) / EDGE, 10.0 ** (low - max(1, 0.12 * (high - low)))

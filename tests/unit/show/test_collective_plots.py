@@ -223,6 +223,14 @@ def test_algorithms_are_ratios_to_the_library_with_the_crossing_marked():
     assert "reduce-scatter + all-gather: slower at every size" in figure.alt
 
 
+def test_the_axis_of_ratios_has_more_than_one_tick():
+    made = tables()
+    for series in made["series"]:  # every algorithm takes as long as the library
+        series["median_us"] = 100.0
+    axes = figures_ranks.crossover(records(made)).axes[0]
+    assert len(axes.get_yticks()) >= 2
+
+
 def test_overlap_shows_both_orders_and_what_is_hidden():
     figure = figures_ranks.overlap(records())
     bars = [bars[0] for bars in figure.axes[0].containers]  # computation, exchange, together

@@ -24,6 +24,7 @@ from make_parity import (
     records,
     tables,
 )
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from benchlib.benchmarks.parity import divergence, matrix, pictures
@@ -469,3 +470,11 @@ def test_quantities_of_the_fixture_are_all_named_in_the_picture():
     known = {row["quantity"] for row in quantities(["eager"])}
     assert known == set(pictures.QUANTITIES)
     assert np.isfinite([row["value"] for row in quantities(["eager"])]).all()
+
+
+@pytest.mark.parametrize("values", [[1e-7], [2e-6, 8e-6], [0.0, 1e-5], [1e-12, 1e3]])
+def test_an_axis_of_powers_has_more_than_one_tick(values):
+    axes = Figure().subplots()
+    pictures.powers(axes.yaxis, values)
+    bottom, top = axes.get_ylim()
+    assert sum(bottom <= tick <= top for tick in axes.get_yticks()) >= 2
