@@ -5,10 +5,12 @@ import itertools
 import json
 import re
 import shlex
+import shutil
+import subprocess
 
 import nbformat
 import pytest
-from make_run import config_of, make_run
+from make_run import CHECKS, config_of, make_run
 from pages import EVIL, Page, assert_self_contained_and_accessible, contrast
 
 from benchlib.benchmarks import BENCHMARKS, Benchmark
@@ -22,7 +24,7 @@ from benchlib.show.figures import png
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch, request):
     """Most of a report's time goes into drawing; two pictures do for the tests of everything else."""
-    if request.node.name not in ("test_whole_run", "test_huge_outputs_are_cut"):
+    if request.node.name not in ("test_whole_run", "test_a_print_takes_few_pages", "test_huge_outputs_are_cut"):
         kept = {name: BENCHMARKS["squad"].figures[name] for name in ("loss-curve", "memory")}
         monkeypatch.setattr(Benchmark, "figures", kept)
 
@@ -102,6 +104,28 @@ def test_every_cell_whose_output_is_compared_is_hidden_from_readers(path):
     ]
     assert compared
     assert all("remove-cell" in cell.metadata.get("tags", []) for cell in compared)
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed: apt-get install chromium")
+def test_a_print_takes_few_pages(tmp_path):
+    checks = [{**CHECKS[0], "name": f"check {number}"} for number in range(25)]
+    misses = [
+        {"id": f"id-{i}", "question": f"Which river is {i}?", "prediction": "x", "answers": ["y"], "f1": 0.0, "context": "words " * 60}
+        for i in range(20)
+    ]  # fmt: skip
+    page = report.render(make_run(tmp_path / "run", steps=60, checks=checks, misses=misses, notebook="x"))
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+    ]
+    pdf = tmp_path / "report.pdf"
+    command = ["chromium", *flags, f"--user-data-dir={tmp_path / 'profile'}", f"--print-to-pdf={pdf}", page.as_uri()]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    assert 1 <= len(re.findall(rb"/Type /Page\b", pdf.read_bytes())) <= 5
 
 
 def test_text_from_data_parameters_and_errors_is_escaped(tmp_path):
