@@ -92,7 +92,7 @@ def crossover(sizes: Sequence[float], own: Sequence[float], other: Sequence[floa
         return None, "slower at every size"
     changes = [index for index in range(len(gap) - 1) if (gap[index] < 0) != (gap[index + 1] < 0)]
     if len(changes) > 1:
-        return None, f"now faster, now slower: the curves cross {len(changes)} times"
+        return None, f"neither consistently faster nor slower: the curves cross {len(changes)} times"
     (last,) = changes
     at = float(np.exp(x[last] + (x[last + 1] - x[last]) * gap[last] / (gap[last] - gap[last + 1])))
     return at, "faster from there on" if gap[last + 1] < 0 else "faster up to there"

@@ -52,7 +52,7 @@ VIEW = View(
         "pairs": "Pairs of ranks",
         "overlap": "Exchange beside computation",
         "gradients": "Gradients over each library",
-        "unsupported": "What the library lacks",
+        "unsupported": "Unsupported",
         "nccl_tests": "Results of nccl-tests beside it",
     },
     tables=tables,

@@ -217,12 +217,18 @@ def test_sockets_that_are_slower_than_the_library_are_no_limit(judged):
 
 def test_what_crosses_several_times_and_what_lies_on_no_line_is_not_told(judged):
     def noisy(result):
-        result.tables["crossover"][0] |= {"bytes": None, "reason": "now faster, now slower: the curves cross 3 times"}
+        result.tables["crossover"][0] |= {
+            "bytes": None,
+            "reason": "neither consistently faster nor slower: the curves cross 3 times",
+        }
         line = next(row for row in result.tables["fits"] if row["variant"] == "library")
         line |= {"alpha_us": None, "bandwidth_gbps": None, "reason": "the times of 9 sizes are on no line"}
 
     said = " ".join(reading(judged(noisy)[0]))
-    assert "recursive doubling is now faster, now slower: the curves cross 3 times (9 sizes were timed)." in said
+    assert (
+        "recursive doubling is neither consistently faster nor slower: the curves cross 3 times (9 sizes were timed)."
+        in said
+    )
     assert "cannot be told apart: the times of 9 sizes are on no line." in said
 
 

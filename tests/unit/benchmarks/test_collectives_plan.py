@@ -172,7 +172,10 @@ def test_crossovers_by_hand():
     assert (at, said) == (pytest.approx(8192), "faster from there on")
     assert crossover(sizes, [1, 1, 1], [2, 2, 2]) == (None, "faster at every size")
     assert crossover(sizes, [2, 2, 2], [2, 1, 1]) == (None, "slower at every size")
-    assert crossover(sizes, [1, 3, 1], [2, 2, 2]) == (None, "now faster, now slower: the curves cross 2 times")
+    assert crossover(sizes, [1, 3, 1], [2, 2, 2]) == (
+        None,
+        "neither consistently faster nor slower: the curves cross 2 times",
+    )
     assert crossover([1], [1], [2]) == (None, "fewer than two sizes")
 
 

@@ -1,4 +1,4 @@
-"""The twenty published figures that cannot be are refused, each with its reason; honest ones pass untouched."""
+"""The twenty impossible published figures are refused, each with its reason; honest ones pass untouched."""
 
 from pathlib import Path
 

@@ -136,6 +136,8 @@ def test_states_links_and_foreign_text(tmp_path):
     assert EVIL in page.text
     for word in ("FAIL", "BROKEN", "SKIPPED", "UNFINISHED", "PASS"):
         assert word in page.text
+    titles = [attrs.get("title", "") for attrs in page.all("span")]
+    assert any(title.startswith("nothing says how the run ended") for title in titles)
     links = {attrs["href"] for attrs in page.all("a")}
     assert len(links) == 1
     assert "%231%3F%25" in links.pop()

@@ -16,6 +16,7 @@ from pages import EVIL, Page, assert_self_contained_and_accessible, contrast
 from benchlib.benchmarks import BENCHMARKS, Benchmark
 from benchlib.config.schema import build, command, parse_overrides, resolve
 from benchlib.core.files import home
+from benchlib.core.text import MARKS
 from benchlib.results.run import Run
 from benchlib.show import markup, report, training
 from benchlib.show.figures import png
@@ -164,6 +165,19 @@ def test_run_that_did_not_end_well_says_who_did_what(tmp_path, changes, word, sa
     assert said[0] in banner
     assert all(words in page.text for words in said)
     assert ("Loss fell from" in page.source) == (changes.get("outcome") != "skipped"), "what was kept is shown"
+
+
+def test_words_of_verdicts_carry_the_meaning_that_the_docs_give(tmp_path):
+    table = re.findall(r"^\| ([A-Z_]+) \| (.+?) \|", (home() / "docs" / "verdicts.md").read_text(), re.MULTILINE)
+    documented = dict(table)
+    assert set(documented) == set(MARKS)
+    meanings = report.Exporter().environment.get_template("parts.html.j2").module
+    for word, sentence in documented.items():
+        said = str(meanings.meaning(word)).partition(" (exit code")[0]
+        assert said and sentence.startswith(said), word
+    page = rendered(make_run(tmp_path / "run", outcome="failed", reason="rank 1 died"))
+    (title,) = [attrs["title"] for attrs in page.all("h1")]
+    assert title.startswith("a rank or the notebook died") and title.endswith("(exit code 2)")
 
 
 def test_stacks_of_ranks_in_the_same_place_are_told_once(tmp_path):
