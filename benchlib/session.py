@@ -1,7 +1,6 @@
 """What a notebook calls: open a run, execute it, judge it, show it. No torch: the device work is done by other processes."""
 
 import html
-import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -10,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.config.schema import command, config_class
+from benchlib.config.schema import command
 from benchlib.core.errors import BackendUnavailable, RunBroken, Stopped, UserError, VerdictFailed, nearest
 from benchlib.core.files import outputs
-from benchlib.core.text import quantity
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import Verdict
+from benchlib.judge.trends import History, judge_history
 from benchlib.launch.plan import plan, prepare, prepare_again
 from benchlib.results.run import Run, find_runs
 from benchlib.results.store import judgement
+from benchlib.show import notebook
+from benchlib.show.notebook import whole
 
 if TYPE_CHECKING:
     import pandas
@@ -29,8 +30,8 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
 
     Of ``named`` parameters, '' and 0 leave the choice to the tier.
     """
-    refuse_unknown_parameters(benchmark)
-    format_tables()
+    notebook.refuse_unknown_parameters(benchmark)
+    notebook.format_tables()
     if not isinstance(overrides, Mapping):
         raise UserError(f"overrides = {overrides!r}: expected a dict of fields, as in {{'epochs': 2}}")
     if run_dir:
@@ -40,42 +41,6 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
         return run
     chosen = {name: value for name, value in named.items() if value not in ("", 0)}
     return Run(prepare(plan(benchmark, tier, backend, {**chosen, **overrides}), outputs()))
-
-
-def refuse_unknown_parameters(benchmark: str = "") -> None:
-    """Raise ``UserError`` for a name that papermill injected and the parameters cell does not have.
-
-    papermill itself only warns and lets the notebook run with the default of what was meant. A field of the benchmark's
-    config that is no parameter of the notebook goes into ``overrides``.
-    """
-    import ast
-    import sys
-
-    ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    variables: dict[str, Any] = ipython.user_ns if ipython else {}
-    cells: list[str] = list(variables.get("In", []))
-    known: set[str] = set()
-    for cell in cells:
-        try:
-            statements = ast.parse(cell).body
-        except SyntaxError:  # a magic, which defines no parameter
-            continue
-        targets = [
-            node.targets[0] if isinstance(node, ast.Assign) else node.target
-            for node in statements
-            if isinstance(node, (ast.Assign, ast.AnnAssign))
-        ]
-        names = {target.id for target in targets if isinstance(target, ast.Name)}
-        if cell.startswith("# Parameters\n") and known:
-            unknown = sorted(names - known)
-            if unknown and benchmark and unknown[0] in config_class(benchmark).model_fields:
-                fields = [name for name in unknown if name in config_class(benchmark).model_fields]
-                given = ", ".join(f"{name}: {json.dumps(variables[name], default=str)}" for name in fields)
-                where = f'set this field of the config with -y "{{overrides: {{{given}}}}}"'
-                raise UserError(f"the notebook has no parameter {unknown[0]!r}: {where}")
-            if unknown:
-                raise UserError(f"the notebook has no parameter {unknown[0]!r}: {nearest(unknown[0], known)}")
-        known |= names
 
 
 def execute(run: Run) -> Run:
@@ -108,9 +73,9 @@ def execute(run: Run) -> Run:
     raise RunBroken(status["reason"])
 
 
-def judge(run: Run) -> Verdict:
-    """Check the run and write its verdict."""
-    return judging.judge(run.path)
+def judge(run: Run | History) -> Verdict:
+    """Check a run and write its verdict; a history is judged and nothing is written."""
+    return judge_history(run) if isinstance(run, History) else judging.judge(run.path)
 
 
 def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
@@ -150,44 +115,6 @@ def _places(run: Run) -> Any:
     return Markdown("\n".join(f"- {line}" for line in lines))
 
 
-def format_tables() -> None:
-    """Let the kernel show tables left-aligned, with thousands separated."""
-    import sys
-
-    ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if ipython:
-        import pandas as pd
-
-        ipython.display_formatter.formatters["text/html"].for_type(pd.DataFrame, table_html)
-
-
-def table_html(frame: "pandas.DataFrame") -> str:
-    """Return a table as HTML: left-aligned, integers with thousands separated, other numbers with three digits or more."""
-    import pandas as pd
-
-    def shown(value: Any) -> Any:
-        if pd.api.types.is_bool(value) or not pd.api.types.is_number(value):
-            return value
-        return f"{value:,}" if pd.api.types.is_integer(value) else quantity(float(str(value)))
-
-    page: str = frame.map(shown, na_action="ignore").to_html(
-        border=0, na_rep="", max_rows=pd.get_option("display.max_rows")
-    )
-    for tag in ("th", "td"):
-        page = page.replace(
-            f"<{tag}>", f'<{tag} style="text-align: left">'
-        )  # JupyterLab aligns numbers and texts right
-    return page
-
-
-def whole(frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    """Return the frame; from now on pandas shows sentences in full."""
-    import pandas as pd
-
-    pd.set_option("display.max_colwidth", None)
-    return frame
-
-
 def config_table(run: Run) -> "pandas.DataFrame":
     """Return the config with origin and meaning of each field, those first that differ from the defaults."""
     import pandas as pd
@@ -225,7 +152,7 @@ def checks_table(verdict: Verdict) -> "pandas.DataFrame":
         name = f"{len(passed)} check{'s' * (len(passed) != 1)}"
         unsure = sum(check.status in ("FAIL", "AMBIGUOUS") for check in verdict.checks)
         rows.insert(unsure, {"check": name, "status": "PASS", "reason": ", ".join(passed), "limit": ""})
-    return whole(pd.DataFrame(rows).set_index("check"))
+    return whole(pd.DataFrame(rows, columns=["check", "status", "reason", "limit"]).set_index("check"))
 
 
 def expectation(run: Run) -> "pandas.DataFrame":

@@ -28,7 +28,7 @@ ROOMS = {
 # Of a benchmark's files these are read where no torch is: by the front, before a run and after it.
 FRONT = {"__init__", "config", "judge", "view", "tables", "figures", "command"}
 WITH_TORCH = {"runtime", "workloads"}
-DOORS = {"cli", "session", "history_session"}
+DOORS = {"cli", "session"}
 HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate", "safetensors"}
 JUPYTER = {"IPython", "ipywidgets", "ipykernel", "jupyter_client", "nbclient", "nbconvert", "nbformat", "papermill"}
 

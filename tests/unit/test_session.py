@@ -10,7 +10,7 @@ from benchlib.core.errors import BackendUnavailable, Stopped, UserError, Verdict
 from benchlib.judge.checks import Check, Verdict
 from benchlib.launch import launch
 from benchlib.results.run import Run
-from benchlib.show import widgets
+from benchlib.show import notebook, widgets
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_an_error_that_a_user_can_act_on_is_one_line(error, monkeypatch):
 
 def test_tables_are_left_aligned_with_thousands():
     frame = pd.DataFrame({"n": [1234567, 8], "x": [0.123456, None], "word": ["<b>", "12345"], "sure": [True, False]})
-    page = session.table_html(frame)
+    page = notebook.table_html(frame)
     for text in ("1,234,567", "0.123<", "&lt;b&gt;", ">12345<", ">True<"):
         assert text in page
     assert "<td>" not in page

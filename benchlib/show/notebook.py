@@ -1,0 +1,82 @@
+"""What notebooks need around their cells: parameters that exist, and tables that can be read."""
+
+import ast
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from benchlib.config.schema import config_class
+from benchlib.core.errors import UserError, nearest
+from benchlib.core.text import quantity
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def refuse_unknown_parameters(benchmark: str = "") -> None:
+    """Raise ``UserError`` for a name that papermill injected and the parameters cell does not have.
+
+    papermill itself only warns and lets the notebook run with the default of what was meant. A field of the benchmark's
+    config that is no parameter of the notebook goes into ``overrides``.
+    """
+    ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    variables: dict[str, Any] = ipython.user_ns if ipython else {}
+    cells: list[str] = list(variables.get("In", []))
+    known: set[str] = set()
+    for cell in cells:
+        try:
+            statements = ast.parse(cell).body
+        except SyntaxError:  # a magic, which defines no parameter
+            continue
+        targets = [
+            node.targets[0] if isinstance(node, ast.Assign) else node.target
+            for node in statements
+            if isinstance(node, (ast.Assign, ast.AnnAssign))
+        ]
+        names = {target.id for target in targets if isinstance(target, ast.Name)}
+        if cell.startswith("# Parameters\n") and known:
+            unknown = sorted(names - known)
+            if unknown and benchmark and unknown[0] in config_class(benchmark).model_fields:
+                fields = [name for name in unknown if name in config_class(benchmark).model_fields]
+                given = ", ".join(f"{name}: {json.dumps(variables[name], default=str)}" for name in fields)
+                where = f'set this field of the config with -y "{{overrides: {{{given}}}}}"'
+                raise UserError(f"the notebook has no parameter {unknown[0]!r}: {where}")
+            if unknown:
+                raise UserError(f"the notebook has no parameter {unknown[0]!r}: {nearest(unknown[0], known)}")
+        known |= names
+
+
+def format_tables() -> None:
+    """Let the kernel show tables left-aligned, with thousands separated."""
+    ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if ipython:
+        import pandas as pd
+
+        ipython.display_formatter.formatters["text/html"].for_type(pd.DataFrame, table_html)
+
+
+def table_html(frame: "pandas.DataFrame") -> str:
+    """Return a table as HTML: left-aligned, integers with thousands separated, other numbers with three digits or more."""
+    import pandas as pd
+
+    def shown(value: Any) -> Any:
+        if pd.api.types.is_bool(value) or not pd.api.types.is_number(value):
+            return value
+        return f"{value:,}" if pd.api.types.is_integer(value) else quantity(float(str(value)))
+
+    page: str = frame.map(shown, na_action="ignore").to_html(
+        border=0, na_rep="", max_rows=pd.get_option("display.max_rows")
+    )
+    for tag in ("th", "td"):
+        page = page.replace(
+            f"<{tag}>", f'<{tag} style="text-align: left">'
+        )  # JupyterLab aligns numbers and texts right
+    return page
+
+
+def whole(frame: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Return the frame; from now on pandas shows sentences in full."""
+    import pandas as pd
+
+    pd.set_option("display.max_colwidth", None)
+    return frame
