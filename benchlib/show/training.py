@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from benchlib.core.stats import smoothing_window
+from benchlib.core.stats import LEAST_FOR_P95, drift_text, quarters, smoothing_window
 from benchlib.core.text import seconds
 from benchlib.results import frames
 from benchlib.results.frames import Records
@@ -93,9 +93,12 @@ def throughput(run: Records, theme: Theme = LIGHT) -> Picture:
         axes.axvspan(*shaded, color=theme.muted, alpha=0.16, linewidth=0)
     axes.set_ylim(0, 1.12 * float(frame["samples_per_s"].max()))
     _step_axis(axes, frame["step"])
-    # Where no window was recorded (a run that broke), nothing says that the speed had settled.
-    n, settled = len(counted), " in the steady state" if frames.steady(run) else f", median of {len(counted)} steps"
+    # Where no window was recorded (a run that broke) or too few steps, nothing says that the speed had settled.
+    n, rates = len(counted), counted["samples_per_s"].tolist()
+    settled = " in the steady state" if frames.steady(run) and quarters(rates) else f", median of {n} steps"
     title = f"{median:.3g} samples/s" + (" in the one step measured" if n == 1 else settled)
+    if moved := drift_text(rates):
+        title = f"Throughput {moved} samples/s: no steady state"
     alt = f"Median of {n} steps; {len(excluded)} first steps are shaded and not counted."
     below = "step (shaded: not counted)" if len(excluded) else "step"
     return finish(figure, axes, theme, title, below, "samples per second", alt)
@@ -103,7 +106,7 @@ def throughput(run: Records, theme: Theme = LIGHT) -> Picture:
 
 @styled
 def step_times(run: Records, theme: Theme = LIGHT) -> Picture:
-    """Histogram of the step times (the slowest rank of each step), with median and 95th percentile."""
+    """Histogram of the step times (the slowest rank of each step), with median and, from twenty steps on, 95th percentile."""
     import seaborn
 
     figure, axes = blank("step-times", theme)
@@ -112,19 +115,24 @@ def step_times(run: Records, theme: Theme = LIGHT) -> Picture:
         return leave_empty(figure, axes, theme, "Fewer than two steps were timed: there is no distribution.")
     scale, unit = _unit(slowest.median())
     median, p95 = float(slowest.median()), float(slowest.quantile(0.95))
+    marks = [(median, "median", theme.series[1], -4)]
+    title, alt = f"Median of {len(slowest)} steps: {seconds(median)}", "Histogram with the median."
+    if len(slowest) >= LEAST_FOR_P95:
+        marks.append((p95, "p95", theme.series[3], 4))
+        title = f"Median step {seconds(median)}; p95 is {p95 / median:.2f} × the median"
+        alt = "Histogram with median and 95th percentile."
     bins = min(40, max(8, int(len(slowest) ** 0.5) * 2))
     seaborn.histplot(slowest * scale, bins=bins, ax=axes, edgecolor=theme.card)
     axes.set_ylim(0, 1.28 * axes.dataLim.y1)
     # Above the bars, and each on its own side of its line, so that the two never lie on each other.
-    for value, word, colour, side in ((median, "median", theme.series[1], -4), (p95, "p95", theme.series[3], 4)):
+    for value, word, colour, side in marks:
         axes.axvline(value * scale, color=colour, linewidth=1.6)
         note(axes, f"{word} {seconds(value)}", (value * scale, 0.99), (side, 0), xycoords=("data", "axes fraction"),
              va="top", color=colour, fontweight="bold")  # fmt: skip
     axes.margins(x=0.16)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    title = f"Median step {seconds(median)}; p95 is {p95 / median:.2f} × the median"
     below = f"step time of the slowest rank ({unit}), n = {len(slowest):,}"
-    return finish(figure, axes, theme, title, below, "steps", "Histogram with median and 95th percentile.")
+    return finish(figure, axes, theme, title, below, "steps", alt)
 
 
 @styled

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.config.schema import EMBEDDED_MODEL
-from benchlib.core.stats import smoothed, smoothing_window
+from benchlib.core.stats import drift_text, smoothed, smoothing_window
 from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (
@@ -244,7 +244,7 @@ def _reference(config: SquadConfig, result: Result, quality: str) -> Check:
 
 
 def claims(numbers: Numbers) -> Iterator[Claim]:
-    """Yield what a training states: its whole, its steady steps, what it learnt, its operations, its exchange."""
+    """Yield what a training states: its whole, its counted steps, what it learnt, its operations, its exchange."""
     value, count = numbers.value, numbers.count
     seen, rate, ranks = count("samples_seen"), value("train_samples_per_s"), numbers.world_size
     if seen is not None:
@@ -258,7 +258,7 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
         )
         yield Claim(subject="whole training", speed=whole)
     if rate is not None:
-        yield Claim(subject="steady steps", speed=_steady_steps(numbers, rate))
+        yield Claim(subject="counted steps", speed=_steady_steps(numbers, rate))
     losses, rates = numbers.raw("loss"), numbers.facts.get("learning_rates")
     curve = smoothed(losses) if len(losses) > 1 else None
     shares = {name: share for name in ("padding_share", "exchange_overlap") if (share := value(name)) is not None}
@@ -287,7 +287,7 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
 
 
 def _steady_steps(numbers: Numbers, rate: float) -> Speed:
-    """Return the rates of the steady steps beside their raw times; times count where every step was a full batch."""
+    """Return the rates of the counted steps beside their raw times; times count where every step was a full batch."""
     batch = getattr(numbers.config, "global_batch", None)
     planned, expected = numbers.count("planned_steps"), numbers.count("samples_expected")
     full = batch is not None and planned is not None and expected == planned * batch
@@ -323,7 +323,7 @@ def reading(run: Run) -> list[str]:
     share = _share(result)
     sentences = [
         _learning(config, result, share),
-        _speed(config, result),
+        _speed(config, result, drift_text(run.samples.get(f"train_samples_per_s{config.scope()}", []))),
         _split(result),
         _exchange(config, result),
         summary(run),
@@ -346,12 +346,15 @@ def _learning(config: SquadConfig, result: Result, share: float) -> str:
     )
 
 
-def _speed(config: SquadConfig, result: Result) -> str:
+def _speed(config: SquadConfig, result: Result, drift: str) -> str:
     names = (f"train_samples_per_s{config.scope()}", f"mfu{config.scope()}", "padding_share")
     rate, mfu, padding = (result.value(name) for name in names)
     if rate is None:
         return ""
-    text = f"Training runs at {quantity(rate)} samples/s on {config.world_size} rank{'s' * (config.world_size > 1)}"
+    text = (
+        f"Training throughput {drift} samples/s by quarter" if drift else f"Training runs at {quantity(rate)} samples/s"
+    )
+    text += f" on {config.world_size} rank{'s' * (config.world_size > 1)}" + (": no steady state" if drift else "")
     if mfu is not None:
         text += f", {mfu:.1%} of the measured {config.precision} matrix-product peak of this machine"
     if padding is not None:

@@ -1,6 +1,6 @@
 """The metrics of a SQuAD run, computed from what each rank measured in each step.
 
-Letters: K steps, W ranks. A step's time is the slowest rank's; speed counts the steady steps only.
+Letters: K steps, W ranks. A step's time is the slowest rank's; speed counts the steps after the warm-up only.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.steps import COLUMNS, Trained
 from benchlib.core.events import Event
-from benchlib.core.stats import smoothed, smoothing_window
+from benchlib.core.stats import LEAST_FOR_P95, drift_text, smoothed, smoothing_window
 from benchlib.results.metrics import Direction, Metric, derived, measured, not_available
 from benchlib.workloads.collective_timing import AllReduce
 
@@ -62,7 +62,9 @@ def speed_metrics(trained: Trained, scope: str, world_size: int, peak: float | N
     end_to_end = float(everything["samples"].sum()) / trained.train_s
     padding = float(1 - everything["tokens"].sum() / everything["padded_tokens"].sum())
     window = f"steps {first + 1} to {len(trained.table)}"
+    moved = drift_text(samples)
     slowest = f"global batch over the time of the slowest rank, median step, {window}"
+    slowest += f"; {moved} by quarter: no steady state" if moved else ""
     whole = "all samples over the whole training, with its checkpoints and slow steps"
     exposed = "after the last gradient was ready, mean over the ranks; waiting for slower ranks is part of it"
     return [
@@ -189,12 +191,13 @@ def rank_rows(trained: Trained, resident_bytes: Sequence[float]) -> list[dict[st
     for rank, resident in enumerate(resident_bytes):
         times = steady["step_s"][:, rank]
         own = float(np.median(work[:, rank]))
+        p05, p95 = np.percentile(times, [5, 95]).tolist() if len(times) >= LEAST_FOR_P95 else (None, None)
         rows.append(
             {
                 "rank": rank,
                 "step_s_median": float(np.median(times)),
-                "step_s_p05": float(np.percentile(times, 5)),
-                "step_s_p95": float(np.percentile(times, 95)),
+                "step_s_p05": p05,
+                "step_s_p95": p95,
                 "own_work_s_median": own if math.isfinite(own) else None,
                 "samples": trained.samples_seen[rank],
                 "resident_memory_gb": resident / 1e9,

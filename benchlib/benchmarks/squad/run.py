@@ -24,6 +24,7 @@ from benchlib.core import files
 from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.events import EventWriter, Moment, read_events, restarts
 from benchlib.core.files import sha256, write_json
+from benchlib.core.stats import drift_text
 from benchlib.results.metrics import Metric, derived, measured, not_available
 from benchlib.results.run import Result, save_result
 from benchlib.runtime import devices, peaks
@@ -150,7 +151,11 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         measured("evaluate_s", evaluate_s, "s", "lower", reason="prediction, spans and scores"),
         measured("total_s", launched.since(), "s", "lower", reason="from the launch to the result"),
     ]
-    result.facts = _facts(config, trained, loaded, split, train_features, eval_features) | {"restarts": restarted}
+    throughput = result.metric(f"train_samples_per_s{scope}")
+    result.facts = _facts(config, trained, loaded, split, train_features, eval_features) | {
+        "restarts": restarted,
+        "throughput_drift": drift_text(throughput.samples if throughput else []),
+    }
     result.tables = {
         "misses": misses(split.eval, predictions, scores["per_question"]),
         "ranks": metrics.rank_rows(trained, resident),

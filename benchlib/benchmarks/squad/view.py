@@ -7,7 +7,7 @@ from benchlib.core.text import stand_ins
 
 
 def warnings(config: Any, result: Any) -> list[str]:
-    """Return what limits the meaning of the result: stand-ins for data and model, and a training that was cut."""
+    """Return what limits the meaning of the result: stand-ins, a training that was cut, a speed that drifted."""
     facts = result.facts if result else {}
     share = facts.get("epoch_share", 1.0)
     share = float(share) if isinstance(share, (int, float)) else 1.0
@@ -17,6 +17,8 @@ def warnings(config: Any, result: Any) -> list[str]:
         steps = f", {counts[0]:,} of {counts[1]:,} steps" if all(isinstance(count, int) for count in counts) else ""
         reason = f": {facts['plan_reason']}" if facts.get("plan_reason") else ""
         sentences.append(f"The run covered {share:.1%} of the whole training{steps}{reason}.")
+    if facts.get("throughput_drift"):
+        sentences.append(f"Training throughput {facts['throughput_drift']} samples/s by quarter: no steady state.")
     return sentences
 
 

@@ -252,7 +252,7 @@ def test_an_edited_baseline_contradicts_itself(stored, tmp_path):
 
     assert write(lambda metrics, record: None) == {}
     failures = write(triple)["rate from raw steps"]
-    assert failures[0].startswith("squad-run, steady steps:") and "at most" in failures[0]
+    assert failures[0].startswith("squad-run, counted steps:") and "at most" in failures[0]
     assert "raw samples" in write(lambda metrics, record: metrics["train_samples_per_s"].update(value=1e3))
 
 

@@ -1,6 +1,7 @@
 """Pictures: what is drawn is what was recorded, the bytes do not change, and colours can be told apart and read."""
 
 import io
+import json
 import math
 from types import SimpleNamespace
 
@@ -49,6 +50,33 @@ def test_throughput_counts_the_steady_steps_only(run):
     assert frame["steady"].tolist() == [False, False] + [True] * 48
     median = np.median(16 / recorded(run, "step_s")[2:])
     assert f"{median:.3g} samples/s" in training.throughput(run).alt
+
+
+def at_speeds(folder, speeds):
+    """Return a run whose steps of 16 samples went at these speeds, after two steps that do not count."""
+    path = make_run(folder, steps=len(speeds) + 2, with_samples=False) / "events-rank0.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in events:
+        if event["kind"] == "step":
+            event["step_s"] = 16 / [50, 50, *speeds][event["step"] - 1]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    result = json.loads((path.parent / "result.json").read_text())
+    result["facts"]["steady_from_step"] = 3
+    (path.parent / "result.json").write_text(json.dumps(result))
+    return Run(path.parent)
+
+
+def test_only_a_steady_speed_is_called_a_steady_state(tmp_path):
+    noise = np.tile([0.98, 1.0, 1.02, 1.01, 0.99], 8)
+    rising = np.repeat([63, 97, 94, 114], 10) * noise
+    assert (
+        "Throughput rose from 63 to 114 samples/s: no steady state"
+        in training.throughput(at_speeds(tmp_path / "a", rising)).alt
+    )
+    assert "94 samples/s in the steady state" in training.throughput(at_speeds(tmp_path / "b", 94 * noise)).alt
+    two = at_speeds(tmp_path / "c", [90, 98])
+    assert "94 samples/s, median of 2 steps" in training.throughput(two).alt
+    assert "Median of 2 steps" in training.step_times(two).alt and "p95" not in training.step_times(two).alt
 
 
 def test_time_split_adds_up_to_the_step(run):
