@@ -48,23 +48,6 @@ def default_sizes(device: torch.device) -> tuple[int, ...]:
     return (512, 1024) if device.type == "cpu" else (4096, 8192)
 
 
-def matmul_peak(
-    device: torch.device,
-    precision: str,
-    *,
-    sizes: Sequence[int] | None = None,
-    seconds: float = 0.3,
-    threads: int | None = None,
-) -> MatmulPeak:
-    """Return the peak of the size with the highest median, at about ``seconds`` for each size.
-
-    ``precision`` is a name of ``DTYPES``; ``threads`` are those of the CPU for the time of the measurement. A precision
-    that the device does not have gives no samples and the reason. A wrong product raises ``RunBroken``.
-    """
-    peaks = matmul_peaks(device, precision, sizes=sizes or default_sizes(device), seconds=seconds, threads=threads)
-    return max(peaks, key=lambda peak: peak.median or 0.0)
-
-
 def matmul_peaks(
     device: torch.device,
     precision: str,
@@ -77,7 +60,9 @@ def matmul_peaks(
     """Measure each size on its own, from the smallest on.
 
     A size is left out when one product of it would take longer than ``seconds``, judged by the smaller one before it.
-    ``slowdown`` makes each timed group longer by this share of its time.
+    ``precision`` is a name of ``DTYPES``; ``threads`` are those of the CPU for the time of the measurement. A precision
+    that the device does not have gives no samples and the reason. A wrong product raises ``RunBroken``. ``slowdown`` makes
+    each timed group longer by this share of its time.
     """
     reason = _unsupported(device, precision)
     if reason:
@@ -102,6 +87,16 @@ def matmul_peaks(
                     ]
                 break  # such as too little memory for the next size
     return peaks
+
+
+def peak_together(by_rank: Sequence[Sequence[MatmulPeak]]) -> tuple[float, int]:
+    """Return the peak of all ranks at once in FLOP/s, and its size n: the highest sum of the ranks' best samples of a size.
+
+    Only sizes that every rank measured can be summed: a slow rank may have left one out.
+    """
+    best = [{peak.size: peak.best for peak in peaks if peak.best} for peaks in by_rank]
+    sizes = set.intersection(*(set(rates) for rates in best))
+    return max((sum(rates[size] for rates in best), size) for size in sizes)
 
 
 def timed_groups(

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchlib.benchmarks.machine.judge import limits
+from benchlib.benchmarks.machine.judge import limits, reading
 from benchlib.config.schema import build, save_config
 from benchlib.core.events import read_events
 from benchlib.launch.launch import execute
@@ -34,13 +34,16 @@ def test_two_ranks_measure_a_machine(tmp_path):
     values = {metric.name: metric.value for metric in result.metrics}
     # Both ranks at once do not exceed twice the best single one: it would count something twice.
     assert values["matmul_fp32_flops"] <= 2 * values["matmul_fp32_best_flops"]
+    assert values["matmul_fp32_flops"] <= values["matmul_fp32_peak_flops"] <= 2 * values["matmul_fp32_best_flops"]
+    said = " ".join(reading(run))
+    assert f"fp32 peak at {result.metric('matmul_fp32_peak_flops').text} (n = " in said and "honestly" not in said
     assert values["matmul_fp32_alone_flops"] <= values["matmul_fp32_best_flops"]
     assert values["allreduce_gbps"] == pytest.approx(values["allreduce_algbw_gbps"])  # 2 (n - 1) / n = 1 for two ranks
     assert values["copy_host_gbytes_per_s"] > 0
     assert 0 < values["startup_s"] < values["total_s"]
     lacking = {metric.name: metric for metric in result.metrics if metric.value is None}
     assert set(lacking) == {
-        *("matmul_tf32_flops", "matmul_tf32_alone_flops", "matmul_tf32_best_flops"),
+        *("matmul_tf32_flops", "matmul_tf32_alone_flops", "matmul_tf32_best_flops", "matmul_tf32_peak_flops"),
         *("copy_device_gbytes_per_s", "copy_host_to_device_gbytes_per_s", "copy_device_to_host_gbytes_per_s"),
     }
     assert all(metric.provenance == "not_available" and metric.reason for metric in lacking.values())

@@ -18,15 +18,17 @@ def peaks(run: Records, theme: Theme = LIGHT) -> Picture:
     frame = frames.table(run, "matmul")
     if frame.empty:
         return leave_empty(figure, axes, theme, "No matrix product was measured.")
-    frame = frame.sort_values("precision").assign(gflops=frame["together_flops"] / 1e9)
+    frame = frame.sort_values("precision").assign(gflops=frame["best_flops"] / 1e9)
     seaborn.barplot(frame, x="n", y="gflops", hue="precision", estimator="sum", errorbar=None, saturation=1, ax=axes)
     for bars in axes.containers:
         axes.bar_label(bars, fmt=quantity, fontsize=8, padding=2)  # type: ignore[arg-type]
     axes.margins(y=0.3)
     axes.legend(ncols=len(axes.containers), loc="upper left")
     best = frame.groupby(["precision", "n"], as_index=False).agg({"gflops": "sum"}).nlargest(1, "gflops").iloc[0]
-    title = f"Matrix products reach {quantity(best['gflops'], 'GFLOP/s')} in {best['precision']}"
-    alt = "Bars: median by size and precision."
+    title = (
+        f"Matrix products reach {quantity(best['gflops'], 'GFLOP/s')} in {best['precision']} at n = {best['n']:,.0f}"
+    )
+    alt = "Bars: best samples of the ranks by size and precision, summed."
     return finish(figure, axes, theme, title, "n of n × n matrices", "GFLOP/s, all ranks at once", alt)
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from benchlib.benchmarks.machine.config import MachineConfig
+from benchlib.core.definitions import size_text
+from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, agreement_check, budget_check, finite_check, rule_check
 from benchlib.judge.impossible.claim import Claim, Collective, Speed
@@ -91,19 +93,29 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
 
 
 def reading(run: Run) -> list[str]:
-    """Return a sentence for each rate that was measured, with what it bounds, and where they stand beside published figures."""
-    result = run.result
-    assert result is not None
-    rates = [metric for metric in result.metrics if metric.direction == "higher" and metric.value is not None]
-    best = {
-        metric.unit: max((m for m in rates if m.unit == metric.unit), key=lambda m: m.value or 0.0) for metric in rates
-    }
-    bounds = [
-        f"The highest rate in {unit} is {metric.text} ({metric.name.replace('_', ' ')}): no benchmark on this machine can honestly show more."
-        for unit, metric in best.items()
+    """Return a sentence for each peak of this run, with its size, and where they stand beside published figures."""
+    config, result = run.config, run.result
+    assert isinstance(config, MachineConfig) and result is not None
+    peaks = [(name, result.metric(f"matmul_{name}_peak_flops")) for name in config.precisions]
+    sentences = [
+        f"Matrix products in {name} peak at {metric.text} ({metric.reason})."
+        for name, metric in peaks
+        if metric and metric.value is not None
     ]
-    stands = summary(run)
-    return [*bounds, stands] if stands else bounds
+    copies = [metric for metric in result.metrics if metric.name.startswith("copy_") and metric.value is not None]
+    if copies:
+        fastest = max(copies, key=lambda metric: metric.value or 0.0)
+        sentences.append(f"The fastest copies reach {fastest.text} ({fastest.reason}).")
+    rows = [row for row in result.tables.get("allreduce", []) if row["busbw_gbps"]]
+    if rows:
+        best = max(rows, key=lambda row: row["busbw_gbps"])
+        text = f"The all-reduce reaches {quantity(best['busbw_gbps'], 'Gbps')} of bus bandwidth at {size_text(best['bytes'])}"
+        largest, metric = max(rows, key=lambda row: row["bytes"]), result.metric("allreduce_gbps")
+        if largest is not best and metric:
+            text += f", and {metric.text} at {size_text(largest['bytes'])}, the largest message"
+        sentences.append(text + ".")
+    sentences.append("These are the best of this run and no bounds: other sizes, or a quieter machine, may show more.")
+    return [*sentences, stands] if (stands := summary(run)) else sentences
 
 
 # The values of a machine run under the names and conditions of the published figures.

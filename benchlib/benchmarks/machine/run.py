@@ -22,7 +22,7 @@ from benchlib.core.files import is_full
 from benchlib.results.metrics import Metric, derived, measured, not_available
 from benchlib.results.run import Result, save_result
 from benchlib.runtime import group
-from benchlib.runtime.peaks import MatmulPeak, copy_rates, matmul_peaks
+from benchlib.runtime.peaks import MatmulPeak, copy_rates, matmul_peaks, peak_together
 from benchlib.workloads.collective_timing import AllReduce, Pace, time_all_reduce
 
 MIB = 1 << 20
@@ -121,7 +121,7 @@ def _products(bench: _Bench, precision: str, table: list[dict[str, Any]]) -> lis
         )
     )
     bench.step()
-    names = (f"matmul_{precision}_flops", f"matmul_{precision}_alone_flops", f"matmul_{precision}_best_flops")
+    names = [f"matmul_{precision}{kind}_flops" for kind in ("", "_alone", "_best", "_peak")]
     lacking = next((peak.reason for peaks in by_rank for peak in peaks if peak.reason), "")
     if lacking:
         bench.step()
@@ -150,7 +150,9 @@ def _products(bench: _Bench, precision: str, table: list[dict[str, Any]]) -> lis
             table.append(row | {"alone_flops": alone[rank].median if size == best else None})
     highest = max(peak.best or 0.0 for peak in [*alone, *(peak for peaks in by_rank for peak in peaks)])
     ranks = f"sum over {bench.world.size} ranks" if bench.world.size > 1 else "one rank"
+    peak_flops, peak_size = peak_together(by_rank)
     return [
+        derived(names[3], peak_flops, "FLOP/s", "higher", f"n = {peak_size}, {ranks} at once, best samples"),
         derived(names[0], sums[best], "FLOP/s", "higher", f"n = {best}, {ranks} at once"),
         measured(
             names[1],

@@ -356,7 +356,9 @@ def _speed(config: SquadConfig, result: Result, drift: str) -> str:
     )
     text += f" on {config.world_size} rank{'s' * (config.world_size > 1)}" + (": no steady state" if drift else "")
     if mfu is not None:
+        peak = result.metric("matmul_peak_flops")
         text += f", {mfu:.1%} of the measured {config.precision} matrix-product peak of this machine"
+        text += f" ({peak.text}, {peak.reason.split(',')[0]})" if peak and peak.reason.startswith("n = ") else ""
     if padding is not None:
         text += f"; {padding:.1%} of the processed tokens are padding"
     return text + "."

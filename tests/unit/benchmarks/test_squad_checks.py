@@ -1,9 +1,13 @@
 """What a SQuAD run is judged by, on results made by hand: each check can fail, and a cut run cannot pass unseen."""
 
+import platform
+
 import pytest
 
-from benchlib.benchmarks.squad.judge import checks
+from benchlib.benchmarks.squad.judge import checks, reading
+from benchlib.benchmarks.squad.view import VIEW
 from benchlib.config.schema import build, save_config
+from benchlib.core.files import write_json
 from benchlib.judge.baselines import Comparison
 from benchlib.judge.checks import verdict_of
 from benchlib.results.metrics import derived, measured, not_available
@@ -114,3 +118,46 @@ def test_the_targets_hold_for_a_whole_training_on_squad(judged):
     assert (found["F1 reference"].status, found["F1 reference"].gates) == ("FAIL", False)
     assert judged(config=real, f1=88.0, exact_match=80.0)["F1 target"].status == "PASS"
     assert judged(config=real, losses=(2.0, 0.5))["final loss"].status == "FAIL"  # the loss has to be under its limit
+
+
+def test_a_speed_that_rose_is_told_as_such_by_reading_and_warnings(tmp_path):
+    config = build("squad", {"benchmark": "squad", "nproc": 2})
+    speeds = [level * share for level in (63, 97, 94, 114) for share in (0.98, 0.99, 1.0, 1.01, 1.02)]
+    for name, samples, drift in (
+        ("rising", speeds, "rose from 63 to 114"),
+        ("steady", [94.0] * 20, ""),
+        ("two", [90.0, 98.0], ""),
+    ):
+        metrics = [derived(f"train_samples_per_s{config.scope()}", samples, "samples/s", "higher")]
+        result = Result.of(config, status="complete", metrics=metrics, facts={"throughput_drift": drift})
+        (tmp_path / name).mkdir()
+        save_config(config, tmp_path / name)
+        write_json(tmp_path / name / "machine.json", {})
+        save_result(tmp_path / name, result)
+        said = [*reading(Run(tmp_path / name)), *VIEW.warnings(config, result)]
+        assert any("Training throughput rose from 63 to 114 samples/s by quarter" in one for one in said) == bool(drift)
+        assert sum("no steady state" in one for one in said) == (2 if drift else 0)
+        assert any("Training runs at 94" in one for one in said) == (not drift)
+
+
+def test_the_peak_is_the_best_that_a_run_of_this_day_measured(tmp_path):
+    from benchlib.benchmarks.squad.run import _recorded_peak
+
+    config, other = (
+        build("squad", {"benchmark": "squad", "nproc": 2}),
+        build("machine", {"benchmark": "machine", "nproc": 2}),
+    )
+    for name, value, host in (
+        ("low", 2.0e11, platform.node()),
+        ("high", 2.6e11, platform.node()),
+        ("elsewhere", 9e11, "another"),
+    ):
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "machine.json", {"host": host})
+        metrics = [derived("matmul_fp32_peak_flops", value, "FLOP/s", "higher", "n = 1024, sum over 2 ranks at once")]
+        save_result(tmp_path / name, Result.of(other, status="complete", metrics=metrics))
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "result.json").write_text("{")
+    peak, reason = _recorded_peak(config, tmp_path / "own")
+    assert (peak, reason) == (2.6e11, "n = 1024, sum over 2 ranks at once, measured by high")
+    assert _recorded_peak(build("squad", {"benchmark": "squad", "nproc": 1}), tmp_path / "own") == (None, "")

@@ -33,7 +33,7 @@ def test_bandwidths_by_hand():
 
 def test_the_rate_of_a_product_counts_two_operations_a_term(monkeypatch):
     monkeypatch.setattr(peaks, "_timed", lambda device, operation, repeats, slowdown=0.0: operation() is None or 0.002)
-    peak = peaks.matmul_peak(CPU, "fp32", sizes=[100], seconds=0)
+    (peak,) = peaks.matmul_peaks(CPU, "fp32", sizes=[100], seconds=0)
     assert peak.samples == pytest.approx([2 * 100**3 / 0.002] * peaks.MIN_SAMPLES)
     assert peak.best == peak.median == pytest.approx(1e9)
 
@@ -41,11 +41,18 @@ def test_the_rate_of_a_product_counts_two_operations_a_term(monkeypatch):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_peak_is_measured_quickly_and_the_threads_are_put_back(precision):
     before = torch.get_num_threads()
-    peak = peaks.matmul_peak(CPU, precision, sizes=[64, 128], seconds=0.02, threads=1)
+    peak = peaks.matmul_peaks(CPU, precision, sizes=[64, 128], seconds=0.02, threads=1)[-1]
     assert peak.size in (64, 128)
     assert len(peak.samples) >= peaks.MIN_SAMPLES
     assert 1e7 < peak.median <= peak.best < 1e15
     assert torch.get_num_threads() == before
+
+
+def test_the_peak_of_all_ranks_is_the_best_sum_of_a_size_that_every_rank_measured():
+    first = [peaks.MatmulPeak("fp32", 512, (90.0, 100.0)), peaks.MatmulPeak("fp32", 1024, (80.0, 130.0))]
+    second = [peaks.MatmulPeak("fp32", 512, (95.0,)), peaks.MatmulPeak("fp32", 1024, (60.0, 70.0))]
+    assert peaks.peak_together([first, second]) == (200.0, 1024)
+    assert peaks.peak_together([first, second[:1]]) == (195.0, 512)
 
 
 def test_a_product_that_would_take_too_long_is_left_out(monkeypatch):
@@ -56,7 +63,7 @@ def test_a_product_that_would_take_too_long_is_left_out(monkeypatch):
 
 
 def test_a_precision_that_is_not_there_has_a_reason_and_no_samples():
-    peak = peaks.matmul_peak(CPU, "tf32", sizes=[64], seconds=0.01)
+    (peak,) = peaks.matmul_peaks(CPU, "tf32", sizes=[64], seconds=0.01)
     assert peak.samples == ()
     assert peak.best is peak.median is None
     assert "tensor cores" in peak.reason
@@ -70,7 +77,7 @@ def test_a_wrong_product_is_found(monkeypatch):
 
     monkeypatch.setattr(torch, "mm", dropped_last_term)
     with pytest.raises(RunBroken, match="wrong by"):
-        peaks.matmul_peak(CPU, "fp32", sizes=[64], seconds=0.01)
+        peaks.matmul_peaks(CPU, "fp32", sizes=[64], seconds=0.01)
 
 
 def test_copies_count_read_and_written_bytes_and_are_verified(monkeypatch):
