@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import re
 import sys
 
 import nbformat
@@ -125,3 +126,12 @@ def test_committed_notebooks_are_normalised(path, notebook):
     again = copy.deepcopy(notebook)
     record_notebooks.normalise(again)
     assert nbformat.writes(again) + "\n" == path.read_text()
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=lambda benchmark: benchmark.name)
+def test_pictures_and_tables_of_a_notebook_are_there(benchmark):
+    source = benchmark.notebook.read_text(encoding="utf-8")
+    figures, tables = (set(re.findall(rf'session\.{kind}\(run, \\"([^"\\]+)', source)) for kind in ("figure", "table"))
+    assert figures
+    assert figures <= {*benchmark.figures, *benchmark.more_figures}
+    assert tables <= set(benchmark.tables)
