@@ -1,14 +1,15 @@
 """The command line. Modules are imported where they are used, so that ``benchlib --help`` stays quick."""
 
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from benchlib import __version__
-from benchlib.commands import OUT, SET, user_errors
-
-EXIT_INTERRUPTED = 130
+from benchlib.commands import EXIT_INTERRUPTED, OUT, SET, user_errors
 
 
 class _Verbs(click.Group):
@@ -24,6 +25,24 @@ class _Verbs(click.Group):
 
         return super().get_command(context, name) or (BENCHMARKS[name].command if name in BENCHMARKS else None)
 
+    def invoke(self, context: click.Context) -> Any:
+        """Run a verb; an interrupt ends it with its own exit code, where click alone would say 1, as for a failed gate."""
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            click.echo("Stopped by the user", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
+        """Run the command line; after an interrupt end at once, so that a second one cannot change the exit code."""
+        try:
+            return super().main(args, *more, **options)
+        except SystemExit as ending:
+            if args is None and ending.code == EXIT_INTERRUPTED:  # the program itself and no caller in its process
+                sys.stdout.flush()
+                os._exit(EXIT_INTERRUPTED)
+            raise
+
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="benchlib")
@@ -32,7 +51,8 @@ def main() -> None:
 
     \b
     Exit codes: 0 passed, 1 a check failed, 2 the run broke or the input was wrong,
-    3 a gate was skipped or had no baseline (only with --strict).
+    3 what was named could not be had (a backend, a benchmark that was skipped), or
+    with --strict a gate was skipped or had no baseline, 130 interrupted.
     """
 
 

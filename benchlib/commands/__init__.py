@@ -11,6 +11,7 @@ import click
 from benchlib.core.errors import UserError
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 def user_errors(command: Callable[..., Any]) -> Callable[..., Any]:

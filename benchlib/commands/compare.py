@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from benchlib.core import text
 from benchlib.core.errors import UserError
-from benchlib.core.files import write_text
+from benchlib.core.files import output_path
 from benchlib.core.terminal import console as terminal_console
 from benchlib.core.text import quantity
 from benchlib.judge.checks import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
@@ -230,6 +230,7 @@ def write_html(contrasts: Sequence[Contrast], notes: Sequence[str], path: Path) 
     if not path.parent.is_dir():
         raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
     try:
-        write_text(path, html(contrasts, notes))
+        with output_path(path) as temporary:
+            temporary.write_text(html(contrasts, notes), encoding="utf-8", errors="replace")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None

@@ -11,6 +11,7 @@ from benchlib.commands.run import shown
 from benchlib.config.schema import nearest, parse_overrides
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs, write_text
+from benchlib.core.interrupts import Interrupts
 from benchlib.core.terminal import console as terminal_console
 from benchlib.core.text import MARKS
 from benchlib.judge import trends
@@ -66,7 +67,8 @@ def make(store: Path | None, pairs: Iterable[str]) -> int:
 def _execute(executed: Path, values: dict[str, str]) -> None:
     try:
         executed.parent.mkdir(parents=True, exist_ok=True)
-        execute(home() / "notebooks" / NOTEBOOK, executed, values, TIMEOUT_S)
+        with Interrupts() as interrupts, interrupts.allowed():
+            execute(home() / "notebooks" / NOTEBOOK, executed, values, TIMEOUT_S)
     except OSError as error:
         raise UserError(
             f"{executed} cannot be written ({error.strerror}): the history is written beside its runs, so copy them to a folder that can be written"

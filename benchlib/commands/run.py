@@ -19,11 +19,13 @@ from rich.status import Status
 from rich.table import Column, Table
 
 from benchlib.benchmarks import BENCHMARKS
+from benchlib.commands import EXIT_INTERRUPTED
 from benchlib.config import cluster as clusters
 from benchlib.core import terminal
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs
+from benchlib.core.interrupts import Interrupts
 from benchlib.core.text import quantity
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
@@ -37,10 +39,10 @@ from benchlib.show.digest import cards
 from benchlib.show.headless import execute
 
 console = terminal.console(least_width=120)
-EXIT_INTERRUPTED = 130
 LINE_EVERY_S = 10.0  # between progress lines where the output is not a terminal
 YEAR_S = 365 * 86400.0
-SETTLE_S = 10.0  # for the supervisor to write how the ranks ended, after the notebook has gone
+NOTEBOOK_S = 60.0  # for the notebook beside its ranks: kernel, judgement, pictures
+SETTLE_S = 20.0  # for the supervisor to write how the ranks ended, after the notebook has gone
 NARROW = 100  # columns; below, a limit stands behind the result instead of in a column of its own
 COLOURS = {
     "PASS": "green",
@@ -103,7 +105,8 @@ def show_plan(planned: Plan, out: Path | None) -> None:
         console.print(content, markup=False, highlight=False, soft_wrap=True)
     console.print(f"\n[bold]expected work[/]\n  {escape(config.expected_work())}")
     console.print(
-        f"  ends by itself within {config.budget_s:.0f} s; is ended after {config.hard_limit_s:.0f} s at the latest\n"
+        f"  ends by itself within {config.budget_s:.0f} s; is ended after {config.hard_limit_s:.0f} s at the latest, its notebook "
+        f"after {config.hard_limit_s + NOTEBOOK_S:.0f} s\n"
     )
 
 
@@ -163,21 +166,29 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = ()) -> Outc
 
     Raises ``StorageError`` where the run, its verdict or its report cannot be written; the ranks have ended then.
     """
-    config = planned.config
+    with Interrupts() as interrupts:
+        return _run_one(planned, out, earlier, interrupts)
+
+
+def _run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord], interrupts: Interrupts) -> Outcome:
+    config, began = planned.config, time.time()
     run_dir = prepare(planned, out)
     if earlier:
         save_repeats(run_dir, earlier)
     console.print(
         f"[bold]{config.benchmark}[/]  tier {config.tier}  backend {config.backend}  {config.world_size} rank{'s' * (config.world_size > 1)}  [dim]{shown(run_dir)}[/]"
     )
-    interrupted = False
     if planned.unavailable:
         judging.mark_skipped(Run(run_dir), planned.unavailable)
     else:
         try:
-            interrupted = _execute(planned, run_dir)
+            _execute(planned, run_dir, interrupts)
         finally:
             settled(run_dir)
+        if interrupts.seen and not (run_dir / "status.json").exists() and not judging.is_running(run_dir):
+            from benchlib.launch.launch import write_stopped
+
+            write_stopped(run_dir, began)
     verdict = judging.final(Run(run_dir))
     try:
         with at_work("drawing the report"):
@@ -186,7 +197,7 @@ def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = ()) -> Outc
         summarise(run_dir, verdict, None)
         raise
     summarise(run_dir, verdict, report)
-    return Outcome(run_dir, verdict, interrupted)
+    return Outcome(run_dir, verdict, interrupts.seen)
 
 
 def _record(run_dir: Path) -> RunRecord:
@@ -199,8 +210,8 @@ def _worst(codes: list[int]) -> int:
     return max(codes, key=order.index, default=EXIT_PASS)
 
 
-def _execute(planned: Plan, run_dir: Path) -> bool:
-    """Execute the notebook of a run; return whether the user interrupted it."""
+def _execute(planned: Plan, run_dir: Path, interrupts: Interrupts) -> None:
+    """Execute the notebook of a run until its end, its limit or an interrupt."""
     config = planned.config
     path = BENCHMARKS[config.benchmark].notebook
     # The notebook reads config.json in the run folder; tier and backend are what a reader of its copy wants to see.
@@ -210,14 +221,15 @@ def _execute(planned: Plan, run_dir: Path) -> bool:
     try:
         # A job elsewhere may wait in a queue first; 0 is a queue without a limit.
         queue_s = clusters.load(config.cluster).queue_s or YEAR_S if config.launcher in clusters.ELSEWHERE else 0.0
-        execute(path, run_dir / "notebook.ipynb", parameters, config.hard_limit_s + 60 + queue_s)
+        limit_s = config.hard_limit_s + NOTEBOOK_S + queue_s
+        with interrupts.allowed():
+            execute(path, run_dir / "notebook.ipynb", parameters, limit_s)
     except KeyboardInterrupt:
-        return True
+        console.print("[yellow]stopping[/]  the ranks are ended and the report is written, which takes some seconds")
     except Exception as error:  # a failing cell, a dead kernel, a timeout: the verdict names it, the report shows it
         judging.mark_notebook_error(run_dir, error)
     finally:
         display.stop()
-    return False
 
 
 def settled(run_dir: Path) -> None:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -123,6 +124,28 @@ def _finish(temporary: Path, target: Path) -> None:
         os.replace(temporary, target)
     except OSError as error:
         raise not_written(target, error) from error
+
+
+@contextlib.contextmanager
+def output_path(path: Path | str) -> Iterator[Path]:
+    """Yield a temporary path whose content goes to the place that a user named, when the block ends without an error.
+
+    A regular file is written as by :func:`atomic_path`. A device, a pipe or a symbolic link is never replaced: the content
+    is written into it, and a pipe waits for its reader as in a shell. An error is a ``StorageError``.
+    """
+    target = Path(path)
+    if not target.is_symlink() and (target.is_file() or not target.exists()):
+        with atomic_path(target) as temporary:
+            yield temporary
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / "output"
+        yield temporary
+        try:
+            with temporary.open("rb") as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+        except OSError as error:
+            raise not_written(target, error) from error
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:

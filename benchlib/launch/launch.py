@@ -273,6 +273,13 @@ def settle(run_dir: Path | str) -> dict[str, Any] | None:
     return write_lost(path, "the run was cut off: its supervisor is gone and wrote no status")
 
 
+def write_stopped(run_dir: Path, started_at: float) -> None:
+    """Write the ``status.json`` of a run that was interrupted before its ranks were started."""
+    reason = "stopped by the user before a rank was started"
+    status = {"outcome": "stopped", "reason": reason, "culprit": None, "ranks": []}
+    files.write_json(run_dir / "status.json", {**status, "started_at": started_at, "ended_at": time.time()})
+
+
 def _supervisor_lives(run_dir: Path, launched: Event) -> bool:
     """Whether the supervisor of a launch lives: by the claim on the folder, else by its process id."""
     running = run_folder.claimed(run_dir)

@@ -6,11 +6,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchlib.core.errors import UserError
+
+END_S = 6.0  # for a kernel to end after an interrupt, and for its end to be noticed after it was killed
 
 
 def parameters_of(path: Path) -> dict[str, Any]:
@@ -36,28 +40,33 @@ def parameters_of(path: Path) -> dict[str, Any]:
     return values
 
 
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    # papermill dies at once on SIGTERM and leaves kernel and notebook behind; as an interrupt it ends both in order.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class _Kernel:
+    """The kernel of one notebook, so that it can be ended from outside, whatever it does or does not answer."""
 
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt(f"ended by {signal.Signals(signum).name}")
+    def __init__(self) -> None:
+        self._process: psutil.Process | None = None
+        self._ending = False
 
-    old = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    def started(self, pid: int) -> None:
+        """Note the kernel's process; end it at once where the notebook is to end already."""
+        with contextlib.suppress(psutil.Error):
+            self._process = psutil.Process(pid)
+        if self._ending:
+            self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, to a kernel that starts later as well."""
+        self._ending = True
+        if self._process is not None:
+            with contextlib.suppress(psutil.Error):
+                self._process.send_signal(number)
 
 
-def kernel_manager(log: Path | None = None) -> type:
+def kernel_manager(log: Path | None = None, started: Callable[[int], None] | None = None) -> type:
     """Return the class of jupyter_client that starts kernels of the running interpreter.
 
     What a kernel itself writes to stderr goes to the file ``log``: on an interrupt it prints pages about its sockets.
+    ``started`` is called with the process id of each.
     """
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
@@ -80,11 +89,10 @@ def kernel_manager(log: Path | None = None) -> type:
             )
 
         async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
-            if log is None:
-                await super().start_kernel(**options)
-                return
-            with log.open("ab") as handle:
-                await super().start_kernel(**options, stderr=handle)
+            with log.open("ab") if log else contextlib.nullcontext() as handle:
+                await super().start_kernel(**options, **({"stderr": handle} if handle else {}))
+            if started and self.provisioner is not None:
+                started(self.provisioner.pid)
 
     return ThisInterpreter
 
@@ -92,36 +100,58 @@ def kernel_manager(log: Path | None = None) -> type:
 def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: float) -> None:
     """Execute a notebook with ``parameters`` into ``output``; what ran is saved after every cell.
 
-    Raises ``papermill.PapermillExecutionError`` with the failing cell's error, ``KeyboardInterrupt`` after an
-    interrupt or SIGTERM, and ``CellTimeoutError`` of nbclient for a cell that runs longer than ``timeout_s``.
+    ``timeout_s`` is the limit for the whole notebook, its kernel's start included. A kernel that does not end then, or after
+    an interrupt, is interrupted and soon after killed. Raises ``papermill.PapermillExecutionError`` with the failing cell's
+    error, ``TimeoutError`` at the limit and ``KeyboardInterrupt`` after an interrupt.
     """
-    import papermill
-
     # The kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
     environment = {"BENCHLIB_HEADLESS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     (output.parent / "logs").mkdir(exist_ok=True)
     old = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
+    folder, kernel, failures = Path.cwd(), _Kernel(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            _execute(path, output, parameters, kernel)
+        except BaseException as error:
+            failures.append(error)
+
+    # In a thread of its own: whatever it waits for, this one sees signals and the time.
+    worker = threading.Thread(target=work, name="notebook", daemon=True)
     try:
-        with _terminated_like_interrupted():
-            papermill.execute_notebook(
-                str(path),
-                str(output),
-                parameters=dict(parameters),
-                kernel_name="python3",
-                language="python",
-                progress_bar=False,
-                log_output=False,
-                cwd=str(path.parent),
-                execution_timeout=int(timeout_s),
-                interrupt_on_timeout=True,
-                kernel_manager_class=kernel_manager(output.parent / "logs" / "kernel.err"),
-                autosave_cell_every=30,
-                start_timeout=120,
-            )
+        worker.start()
+        worker.join(timeout_s)
+        if worker.is_alive():
+            raise TimeoutError(f"no end within {timeout_s:.0f} s, the limit for the whole run; its kernel was killed")
     finally:
+        for number in (signal.SIGINT, signal.SIGKILL):
+            if worker.is_alive():
+                kernel.send(number)
+                worker.join(END_S)
+        os.chdir(folder)  # papermill works in the notebook's folder
         for name, value in old.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+    if failures:
+        raise failures[0]
+
+
+def _execute(path: Path, output: Path, parameters: Mapping[str, Any], kernel: _Kernel) -> None:
+    import papermill
+
+    papermill.execute_notebook(
+        str(path),
+        str(output),
+        parameters=dict(parameters),
+        kernel_name="python3",
+        language="python",
+        progress_bar=False,
+        log_output=False,
+        cwd=str(path.parent),
+        kernel_manager_class=kernel_manager(output.parent / "logs" / "kernel.err", kernel.started),
+        autosave_cell_every=30,
+        start_timeout=120,
+    )

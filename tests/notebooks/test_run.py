@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import nbformat
 import psutil
 import pytest
 
@@ -122,6 +123,55 @@ def test_an_interrupt_ends_the_run_in_order(training, number):
     assert process.returncode == 130
     assert_over(run_dir, family)
     assert "Stopped by the user" in report_of(run_dir)
+
+
+@pytest.mark.parametrize("delays", [[1.0], [2.0, 0.2], ["folder"], ["folder", 0.1, 0.5], ["kernel", 0.2, 1.0]], ids=str)
+def test_every_interrupt_is_130_and_a_run_that_began_has_status_and_report(tmp_path, delays):
+    process = start(tmp_path, *LONG)
+    for delay in delays:
+        if delay == "folder":
+            until(lambda: list(tmp_path.glob("*/squad-*/machine.json")))
+        elif delay == "kernel":
+            until(lambda: list(tmp_path.glob("*/squad-*/logs/kernel.err")))
+        else:
+            time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=2 * END_S + 15)
+    assert process.returncode == 130, output
+    assert "Stopped by the user" in output
+    for run_dir in tmp_path.glob("*/squad-*"):
+        assert json.loads((run_dir / "status.json").read_text())["outcome"] == "stopped"
+        assert "Stopped by the user" in report_of(run_dir)
+        assert_over(run_dir, [])
+
+
+def test_a_second_interrupt_while_the_ranks_are_ended_changes_nothing(training):
+    process, run_dir = training
+    family = _family(process)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.4)
+    process.communicate(timeout=END_S + 15)
+    assert process.returncode == 130
+    assert_over(run_dir, family)
+    assert json.loads((run_dir / "status.json").read_text())["outcome"] == "stopped"
+    assert "Stopped by the user" in report_of(run_dir)
+
+
+@pytest.mark.parametrize("cell", ["os.kill(os.getpid(), signal.SIGSTOP)", "signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"], ids=["stopped", "deaf"])  # fmt: skip
+def test_a_kernel_that_does_not_answer_is_killed_at_the_limit_of_the_whole_run(tmp_path, cell):
+    path = tmp_path / "book.ipynb"
+    quick = nbformat.v4.new_code_cell("import os, pathlib, signal, time; print(os.getpid())")
+    nbformat.write(nbformat.v4.new_notebook(cells=[quick, nbformat.v4.new_code_cell(cell)]), path)
+    words = "import pathlib, sys; from benchlib.show.headless import execute; execute(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), {}, 20.0)"
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", words, str(path), str(tmp_path / "executed.ipynb")], capture_output=True, text=True, check=False, timeout=90
+    )  # fmt: skip
+    assert "TimeoutError: no end within 20 s" in done.stderr
+    assert time.monotonic() - began < 20 + 2 * END_S
+    kernel = int(nbformat.read(tmp_path / "executed.ipynb", 4).cells[0].outputs[0].text)
+    assert not psutil.pid_exists(kernel)
 
 
 def test_a_killed_runner_leaves_no_process_and_the_next_report_tells(training):

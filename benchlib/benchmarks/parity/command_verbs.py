@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from benchlib.benchmarks.parity import golden, matrix, publish
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.matrix import read_file
-from benchlib.commands import run
+from benchlib.commands import EXIT_INTERRUPTED, run
 from benchlib.commands.run import COLOURS, console, shown
 from benchlib.config.schema import parse_overrides
 from benchlib.core import terminal
@@ -30,7 +30,6 @@ from benchlib.results.run import Run, check_place
 from benchlib.show.exports import counted
 
 BENCHMARK = "parity"
-EXIT_INTERRUPTED = 130
 OWN = ("record", "keep", "golden", "reference")  # what the commands themselves set
 # What is compared of two machines, by the names of their facts.
 FACTS = (

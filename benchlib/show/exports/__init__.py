@@ -14,7 +14,7 @@ import pandas as pd
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import nearest
 from benchlib.core.errors import StorageError, UserError
-from benchlib.core.files import atomic_path, write_text
+from benchlib.core.files import output_path
 from benchlib.judge.snapshot import Snapshot
 from benchlib.results.run import fingerprint_key
 
@@ -114,7 +114,8 @@ def put(text: str, output: str, what: str) -> str:
         sys.stdout.write(text)
         return ""
     path = file_at(output)
-    write_text(path, text)
+    with output_path(path) as temporary:
+        temporary.write_bytes(text.encode(errors="replace"))
     return f"{what} written to {path}"
 
 
@@ -155,7 +156,7 @@ def write_parquet(runs: Sequence[Snapshot], output: str, samples: bool = False) 
     if output in ("", "-"):
         raise UserError("Parquet is binary: name a file with --output FILE.parquet")
     frame, path = sample_frame(runs) if samples else metric_frame(runs), file_at(output)
-    with atomic_path(path) as temporary:
+    with output_path(path) as temporary:
         frame.to_parquet(temporary, index=False)
     return f"{counted(len(frame), 'row')} of {counted(len(runs), 'run')} written to {path}"
 

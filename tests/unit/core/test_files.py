@@ -1,10 +1,14 @@
 """Files are whole or absent; events survive damage."""
 
 import json
+import os
+import threading
+from pathlib import Path
 
 import pytest
 
-from benchlib.core.errors import UserError
+from benchlib.core import files
+from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, EventWriter, read_events
 from benchlib.core.files import atomic_path, read_json, write_json
 
@@ -50,3 +54,53 @@ def test_events_of_all_writers_come_in_the_order_of_time(tmp_path):
     assert len(read_events(tmp_path)) == 6
     for writer in writers:
         writer.close()
+
+
+@pytest.fixture
+def no_replacing(monkeypatch):
+    """As root a mistake would replace a device of this machine."""
+    monkeypatch.setattr("os.replace", lambda source, target: pytest.fail(f"{target} was replaced"))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "dangling", "device"])
+def test_output_goes_into_what_is_no_regular_file_and_never_replaces_it(tmp_path, kind, no_replacing):
+    path, other, received = tmp_path / "out", tmp_path / "other", []
+    if kind == "fifo":
+        os.mkfifo(path)
+        reader = threading.Thread(target=lambda: received.append(path.read_text()))
+        reader.start()
+    elif kind == "device":
+        path = Path("/dev/null")
+    else:
+        path.symlink_to(other)
+        if kind == "link":
+            other.write_text("an earlier and longer text")
+    before = os.lstat(path)
+    with files.output_path(path) as temporary:
+        temporary.write_text("rows")
+    if kind == "fifo":
+        reader.join(10)
+        assert received == ["rows"]
+    elif kind != "device":
+        assert other.read_text() == "rows"
+    assert (os.lstat(path).st_ino, os.lstat(path).st_mode) == (before.st_ino, before.st_mode)
+    assert not list(tmp_path.glob("*.tmp")) and not list(tmp_path.glob(".*.tmp"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_into_a_full_device_is_an_error(no_replacing):
+    with pytest.raises(StorageError, match="/dev/full cannot be written"), files.output_path("/dev/full") as temporary:
+        temporary.write_text("rows")
+
+
+def test_output_that_fails_leaves_the_earlier_file(tmp_path):
+    path = tmp_path / "out"
+    path.write_text("earlier")
+    with pytest.raises(OSError, match="cut"), files.output_path(path) as temporary:
+        _write_and_fail(temporary)
+    assert path.read_text() == "earlier" and list(tmp_path.iterdir()) == [path]
+
+
+def _write_and_fail(path):
+    path.write_text("half")
+    raise OSError("cut")

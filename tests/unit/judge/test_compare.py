@@ -286,6 +286,13 @@ def test_the_star_is_explained_where_it_stands_only(tmp_path):
     assert page.count("* from the samples") == 1
 
 
+def test_a_page_goes_through_a_link_and_leaves_it(make, tmp_path):
+    link = tmp_path / "link.html"
+    link.symlink_to(tmp_path / "page.html")
+    assert run(make("20261120", 100), make("20261121", 100), "--html", link).exit_code == 0
+    assert link.is_symlink() and "</html>" in (tmp_path / "page.html").read_text()
+
+
 def test_a_page_is_not_written_into_a_folder_that_is_not_there(make, tmp_path):
     done = run(make("20261120", 100), make("20261121", 100), "--html", tmp_path / "nowhere" / "x.html")
     assert done.exit_code == 2

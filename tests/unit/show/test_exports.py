@@ -228,6 +228,14 @@ def test_a_file_is_replaced_as_a_whole(runs, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", ["csv", "parquet", "junit", "github", "openmetrics", "prometheus"])
+def test_a_link_is_written_through_and_stays(runs, tmp_path, name):
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to(target)
+    export(runs, name, str(link))
+    assert link.is_symlink() and target.stat().st_size > 100
+
+
 def test_csv_has_a_row_a_metric_and_one_for_a_run_without(runs, tmp_path):
     export(runs, "csv", str(tmp_path / "runs.csv"))
     rows = list(csv.DictReader(io.StringIO((tmp_path / "runs.csv").read_text())))
