@@ -183,12 +183,16 @@ def baseline() -> None:
     "--add", is_flag=True, help="Keep the runs of the baseline as well: several show how much unchanged runs differ."
 )
 @click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
+@click.option("--force", is_flag=True, help="Accept runs whose spread makes a limit more than twice as wide.")
 @user_errors
-def accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool) -> None:
-    """Make RUN the baseline of its benchmark, tier and fingerprint. Several runs of one kind are accepted together."""
+def accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool, force: bool) -> None:
+    """Make RUN the baseline of its benchmark, tier and fingerprint. Several runs of one kind are accepted together.
+
+    Of several runs it shows how much they differ and the smallest loss that the gate will find.
+    """
     from benchlib.commands import list
 
-    list.accept_baseline(runs, reason, add, if_improved)
+    list.accept_baseline(runs, reason, add, if_improved, force)
 
 
 @baseline.command("list")

@@ -100,7 +100,7 @@ def _sentence(run: StoredRun) -> str:
     return (f"copy of {run.copy_of}: " if run.copy_of else "") + run.sentence
 
 
-def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improved: bool) -> None:
+def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improved: bool, force: bool = False) -> None:
     """Make runs the baseline of their fingerprint, or with ``add`` more runs of it, and say where it is.
 
     Several runs must be of one kind. Each is judged again first.
@@ -113,8 +113,16 @@ def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improve
         save_verdict(run.path, verdict)
     runs = [run.refresh() for run in runs]
     limits = BENCHMARKS[runs[0].config.benchmark].limits(runs[0])
-    path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved)
-    count = len(baselines.load_baseline(path).runs)
+    path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved, force=force)
+    accepted = baselines.load_baseline(path)
+    count = len(accepted.runs)
+    known = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
+    rows = [row.cells() for row in baselines.widths(accepted, limits, known)]
+    if rows:
+        table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for row in rows:
+            table.add_row(*map(escape, row.values()))
+        console.print(table)
     console.print(f"accepted: {escape(str(path))}\ncommit this file to share it.", soft_wrap=True)
     if count < ENOUGH_RUNS:
         console.print(

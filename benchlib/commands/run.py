@@ -143,9 +143,7 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
                 break
         if any(outcome.interrupted for outcome in done.values()):
             break
-    codes = [
-        EXIT_INTERRUPTED if outcome.interrupted else outcome.verdict.exit_code(strict) for outcome in done.values()
-    ]
+    codes = [outcome.exit_code(strict) for outcome in done.values()]
     written = write_index(store, quiet=True)
     if len(planned) > 1 and written == EXIT_PASS:
         summarise_tier(done.values(), store)
@@ -154,11 +152,18 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that ended."""
+    """A run that ended. ``missed``: the user named its benchmark or backend, and it was skipped."""
 
     run_dir: Path
     verdict: Verdict
     interrupted: bool
+    missed: bool = False
+
+    def exit_code(self, strict: bool = False) -> int:
+        """Return 130 after an interrupt, 3 for what was named and not had, else the code of the verdict."""
+        if self.interrupted:
+            return EXIT_INTERRUPTED
+        return self.verdict.exit_code(strict) or (EXIT_NOTHING_TO_COMPARE if self.missed else EXIT_PASS)
 
 
 def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = ()) -> Outcome:
@@ -197,7 +202,14 @@ def _run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord], interrupts:
         summarise(run_dir, verdict, None)
         raise
     summarise(run_dir, verdict, report)
-    return Outcome(run_dir, verdict, interrupts.seen)
+    return Outcome(run_dir, verdict, interrupts.seen, _missed(planned, verdict))
+
+
+def _missed(planned: Plan, verdict: Verdict) -> bool:
+    """Whether the user named what was skipped. A tier may skip what it chose, but not a backend that was named."""
+    if verdict.verdict != "SKIPPED" or verdict.elsewhere:
+        return False
+    return not planned.of_tier or (planned.backend_named and not verdict.checks)
 
 
 def _record(run_dir: Path) -> RunRecord:

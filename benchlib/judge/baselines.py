@@ -4,30 +4,38 @@ The key stands for the fingerprint: what has to be equal for two runs to be comp
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, read_model, write_json
-from benchlib.judge.calibration import Calibration, load_calibration
+from benchlib.core.text import band_text, quantity
+from benchlib.judge.calibration import Calibration, Setup, load_calibration, simulate
+from benchlib.judge.change import Kind, pooled
 from benchlib.judge.checks import Check
 from benchlib.judge.regression import (
     RegressionLimit,
     RunRecord,
     Side,
     baseline_check,
+    kind_of,
     open_checks,
     regression_check,
     repeats,
     side_of,
+    threshold,
 )
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Run, fingerprint, fingerprint_key
 
 SCHEMA: Final = 2
 MOST_RUNS = 20
+WIDEST = 2.0  # times that the spread between accepted runs may widen a limit: -20 % to -40 %
+COMPARISONS = 1000  # simulated for the smallest loss found, which is shown in whole percent
 
 
 class Baseline(BaseModel):
@@ -172,6 +180,84 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     return checks
 
 
+@dataclass(frozen=True)
+class Width:
+    """How much the accepted runs of a metric differ, and what the gate makes of it.
+
+    ``values`` are the runs' medians, ``own`` and ``bound`` the changes (or amounts) that the metric's limit and the gate
+    allow, ``effect`` the smallest loss that the gate finds in 99 % of single runs.
+    """
+
+    metric: Metric
+    kind: Kind
+    limit: str
+    values: list[float]
+    band: float
+    own: float
+    bound: float
+    effect: float
+
+    @property
+    def too_wide(self) -> bool:
+        """Whether the spread makes the limit more than ``WIDEST`` times as wide."""
+        return 0 < WIDEST * self.own < self.bound
+
+    def cells(self) -> dict[str, str]:
+        """Return what a reader sees of it."""
+        low, high = (quantity(value, self.metric.unit) for value in (min(self.values), max(self.values)))
+        sign = "-" if self.metric.direction == "higher" else "+"
+        bound, effect = (
+            f"{sign}{value:.0%}" if self.kind == "ratio" else f"{sign}{quantity(value, self.metric.unit)}"
+            for value in (self.bound, self.effect)
+        )
+        return {
+            "metric": self.metric.name,
+            "runs": f"{len(self.values)}, {low} to {high}",
+            "A/A band": band_text(self.band, self.kind, self.metric.unit),
+            "limit": self.limit if self.bound == self.own else f"{self.limit} becomes {bound}",
+            "smallest loss found": effect,
+        }
+
+
+def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Calibration | None = None) -> list[Width]:
+    """Return what the spread of the accepted runs makes of each limit; nothing for a metric of a single run."""
+    rows = []
+    for limit in limits:
+        side = baseline.side(limit.metric)
+        if side is None or len(side.runs) < 2:
+            continue
+        kind, direction = kind_of(limit, *(min(run) for run in side.runs)), side.metric.direction
+        medians = np.array([np.median(run) for run in side.runs])
+        spread = pooled(
+            [np.log(medians) if kind == "ratio" else medians], known.spread(limit.metric) if known else None
+        )
+        assert spread is not None
+        wanted = threshold(limit, kind, direction, side.value(kind), spread.band(kind))
+        own, bound = (abs(end - 1) if kind == "ratio" else end for end in (wanted.own, wanted.bound))
+        judged = (
+            limit if limit.amount is not None or kind == "ratio" else RegressionLimit(metric=limit.metric, amount=own)
+        )
+        setup = Setup(judged, direction, len(side.runs), known_dof=spread.dof if known else 0)
+        effect = simulate(setup, spread.s, COMPARISONS).effect
+        rows.append(
+            Width(side.metric, kind, limit.text(direction), medians.tolist(), spread.band(kind), own, bound, effect)
+        )
+    return rows
+
+
+def _require_narrow(rows: Sequence[Width]) -> None:
+    wide = [row.cells() for row in rows if row.too_wide]
+    if wide:
+        said = "; ".join(
+            f"{row['metric']} of {row['runs']}: the limit {row['limit']}, the smallest loss found is {row['smallest loss found']}"
+            for row in wide
+        )
+        raise UserError(
+            f"not accepted: the runs differ so much that a limit would become more than {WIDEST:g} times as wide ({said}). "
+            "Run again on a quiet machine, leave out disturbed runs, or accept them with --force"
+        )
+
+
 def accept(
     runs: Run | Sequence[Run],
     reason: str,
@@ -179,6 +265,7 @@ def accept(
     *,
     add: bool = False,
     if_improved: bool = False,
+    force: bool = False,
     root: Path | None = None,
 ) -> Path:
     """Make runs of one kind the baseline of their fingerprint, or with ``add`` more runs of it, and return the file.
@@ -186,7 +273,8 @@ def accept(
     All or none are accepted. Raises ``UserError`` for an incomplete run, did not pass or was slowed down on purpose
     (``require_acceptable``, by the stored verdict), for runs of different kinds and a run that is given twice, for an empty
     reason, with ``add`` where there is no baseline to add to, and with ``if_improved`` where a metric with a limit is worse
-    than in the baseline it would replace, so that gates never loosen.
+    than in the baseline it would replace, so that gates never loosen. Without ``force`` runs are refused whose spread makes a
+    limit more than ``WIDEST`` times as wide.
     """
     chosen = [runs] if isinstance(runs, Run) else list(runs)
     if add and if_improved:
@@ -216,6 +304,8 @@ def accept(
     baseline = Baseline(
         benchmark=first.config.benchmark, tier=first.config.tier, fingerprint=run_fingerprint(first), runs=kept
     )
+    if not force:
+        _require_narrow(widths(baseline, limits, comparison.calibration))
     path = (root or folder()) / baseline.benchmark / baseline.tier / f"{baseline.key}.json"
     write_json(path, baseline.model_dump(mode="json"))
     return path

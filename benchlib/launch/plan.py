@@ -5,6 +5,7 @@ seconds. The answer settles what a draft leaves to the machine, the backend of `
 """
 
 import contextlib
+import dataclasses
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -35,15 +36,24 @@ from benchlib.results.run import Run, new_run_dir
 
 @dataclass(frozen=True)
 class Plan:
-    """A run to be: its config, where the values came from and what torch reported about the machine."""
+    """A run to be: its config, where the values came from and what torch reported about the machine.
+
+    ``of_tier`` says that the user named a tier, which chose the benchmark.
+    """
 
     resolved: Resolved
     probe: dict[str, Any]
+    of_tier: bool = False
 
     @property
     def config(self) -> Any:
         """The config."""
         return self.resolved.config
+
+    @property
+    def backend_named(self) -> bool:
+        """Whether the user named the backend; with ``auto`` the machine chose it."""
+        return "backend" not in self.resolved.origins
 
     @property
     def unavailable(self) -> str:
@@ -128,7 +138,7 @@ def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], res
     given = {name: overrides if target in BENCHMARKS else _of_one_process(name, overrides) for name in names}
     drafts = [draft(name, level, backend, given[name]) for name in names]
     probe = probe_devices()
-    return [wanted.on(probe) for wanted in drafts]
+    return [dataclasses.replace(wanted.on(probe), of_tier=target not in BENCHMARKS) for wanted in drafts]
 
 
 def _that_fit(names: list[str], overrides: Mapping[str, Any]) -> list[str]:

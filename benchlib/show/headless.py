@@ -14,7 +14,8 @@ import psutil
 
 from benchlib.core.errors import UserError
 
-END_S = 6.0  # for a kernel to end after an interrupt, and for its end to be noticed after it was killed
+# For a kernel to end its ranks after an interrupt, and for its end to be noticed after it was killed.
+END_S = {signal.SIGINT: 12.0, signal.SIGKILL: 6.0}
 
 
 def parameters_of(path: Path) -> dict[str, Any]:
@@ -125,10 +126,10 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
         if worker.is_alive():
             raise TimeoutError(f"no end within {timeout_s:.0f} s, the limit for the whole run; its kernel was killed")
     finally:
-        for number in (signal.SIGINT, signal.SIGKILL):
+        for number, wait_s in END_S.items():
             if worker.is_alive():
                 kernel.send(number)
-                worker.join(END_S)
+                worker.join(wait_s)
         os.chdir(folder)  # papermill works in the notebook's folder
         for name, value in old.items():
             if value is None:

@@ -3,6 +3,7 @@
 Record and verify are runs of the benchmark like any other, through the same runner, with notebook, report and verdict.
 """
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -17,7 +18,7 @@ from rich.table import Column, Table
 from benchlib.benchmarks.parity import golden, matrix, publish
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.matrix import read_file
-from benchlib.commands import EXIT_INTERRUPTED, run
+from benchlib.commands import run
 from benchlib.commands.run import COLOURS, console, shown
 from benchlib.config.schema import parse_overrides
 from benchlib.core import terminal
@@ -61,10 +62,13 @@ def record(target: Path, tier: str, backend: str, pairs: Iterable[str], weights:
     store = out or outputs()
     check_place(store)
     outcome = run.run_one(planned, store)
-    made, code = outcome.run_dir / "golden", _exit_code(outcome, store)
+    # A recording compares nothing, and is what was asked for.
+    made, code = outcome.run_dir / "golden", _exit_code(dataclasses.replace(outcome, missed=False), store)
     if outcome.interrupted or outcome.verdict.broken or not (made / golden.NAME).exists():
         console.print("[yellow]nothing was published[/]  the run has no complete recording", soft_wrap=True)
-        return code or EXIT_BROKEN  # also where the backend is missing: there is no folder to copy next
+        return code or (
+            EXIT_NOTHING_TO_COMPARE if planned.unavailable else EXIT_BROKEN
+        )  # there is no folder to copy next
     _publish(made, target, weights)
     return code
 
@@ -91,21 +95,29 @@ def verify(
     _print_golden(folder, manifest, describe(planned.probe))
     outcome = run.run_one(planned, store)
     code = _exit_code(outcome, store)
-    missed = strict and code == EXIT_PASS and not _compared(outcome.run_dir, members.split(","))
-    return EXIT_NOTHING_TO_COMPARE if missed else code
+    rows = [row for _, row in matrix.collect([Run(outcome.run_dir)]).rows] if code == EXIT_PASS else []
+    named = planned.config.members
+    missed = not _named_compared(rows, named) or (strict and not _compared(rows, named))
+    return EXIT_NOTHING_TO_COMPARE if code == EXIT_PASS and missed else code
 
 
 def _exit_code(outcome: run.Outcome, store: Path) -> int:
     index = run.write_index(store, quiet=True)
-    return EXIT_INTERRUPTED if outcome.interrupted else index or outcome.verdict.exit_code(strict=False)
+    return outcome.exit_code() if outcome.interrupted else index or outcome.exit_code()
 
 
-def _compared(run_dir: Path, named: Sequence[str]) -> bool:
+def _named_compared(rows: Sequence[Any], named: Sequence[str]) -> bool:
+    """Whether every member that the user named was compared."""
+    compared = {row.member for row in rows if row.outcome in ("PASS", "FAIL")}
+    return set(named) <= compared
+
+
+def _compared(rows: Sequence[Any], named: Sequence[str]) -> bool:
     """Whether all gated members were compared; one that compiles or exports needs what is optional, and counts if ``named``.
 
     Baselines do not count: the golden folder is what there is to compare with.
     """
-    rows = [row for _, row in matrix.collect([Run(run_dir)]).rows if row.gates]
+    rows = [row for row in rows if row.gates]
     needed = [row for row in rows if row.member in named or row.member not in MEMBERS or not MEMBERS[row.member].slow]
     return bool(needed) and all(row.outcome in ("PASS", "FAIL") for row in needed)
 

@@ -1,15 +1,18 @@
 """The command line: wrong input ends before anything starts, and the way to the help is short."""
 
+import dataclasses
 import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from benchlib.cli import main
 from benchlib.commands import run as runner
+from benchlib.judge.checks import Check, verdict_of
 from benchlib.launch import plan
 
 PROBE = {
@@ -86,14 +89,37 @@ def test_a_tier_has_all_its_benchmarks(call):
 
 def test_a_missing_backend_is_skipped_with_its_reason_and_a_report(call, tmp_path):
     result = call("run", "squad", "--backend", "cuda", "--out", str(tmp_path))
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 3, "a backend that was named and is not there must not look like a pass"
     assert "SKIPPED" in result.output
     assert "no driver" in result.output
     run_dir = next(tmp_path.glob("smoke-*/squad-cuda-*"))
     assert json.loads((run_dir / "result.json").read_text())["status"] == "skipped"
     assert "no driver" in (run_dir / "report.html").read_text()
     assert (tmp_path / "index.html").exists()
-    assert call("run", "squad", "--backend", "cuda", "--strict", "--out", str(tmp_path)).exit_code == 3
+    assert call("run", "smoke", "--backend", "cuda", "--out", str(tmp_path)).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("of_tier", "backend", "checks", "missed"),
+    [
+        (False, "auto", 1, True),
+        (False, "cpu", 0, True),
+        (True, "auto", 1, False),
+        (True, "auto", 0, False),
+        (True, "cpu", 1, False),
+        (True, "cpu", 0, True),
+    ],
+)
+def test_what_was_named_and_skipped_is_exit_code_3_and_a_tier_may_skip(of_tier, backend, checks, missed):
+    chosen = plan.plan("parity", "smoke", backend, {}, PROBE)
+    chosen = dataclasses.replace(chosen, of_tier=of_tier)
+    skipped = Check(name="parity", kind="target", question="?", status="SKIPPED", reason="nothing was compared")
+    verdict = verdict_of([skipped] * checks, skipped="" if checks else "no device")
+    assert verdict.verdict == "SKIPPED"
+    assert runner._missed(chosen, verdict) is missed
+    outcome = runner.Outcome(Path("run"), verdict, False, missed)
+    assert outcome.exit_code() == (3 if missed else 0)
+    assert dataclasses.replace(outcome, interrupted=True).exit_code() == 130
 
 
 def test_list_names_everything(call):

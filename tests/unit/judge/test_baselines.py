@@ -143,11 +143,40 @@ def test_a_band_wider_than_the_limit_becomes_the_threshold(make_run, tmp_path):
     root = tmp_path / "baselines"
     baselines.accept(make_run("a", rate=60.0), "first", LIMITS, root=root)
     for name, rate in (("b", 100.0), ("c", 160.0)):
-        baselines.accept(make_run(name, rate=rate), "again", LIMITS, add=True, root=root)
+        baselines.accept(make_run(name, rate=rate), "again", LIMITS, add=True, force=True, root=root)
     run = make_run("new", rate=70.0)
     (check,) = [c for c in baselines.regression_checks(run, LIMITS, baselines.find(run, root)) if "rate" in c.name]
     assert check.limit.startswith("-74.")
     assert "wider than -20%" in check.limit
+
+
+def test_runs_that_would_loosen_the_limit_are_refused_unless_forced(make_run, tmp_path):
+    """Of 67, 41 and 30, ln's deviation is 0.406; 1.96 x sqrt(2) x 0.406 turns -20 % into -67 %."""
+    root = tmp_path / "baselines"
+    runs = [make_run(name, rate=rate) for name, rate in (("a", 67.0), ("b", 41.0), ("c", 30.0))]
+    for call in (lambda: baselines.accept(runs, "night", LIMITS, root=root), lambda: one_by_one(runs, root)):
+        with pytest.raises(UserError, match=r"-20% becomes -\d\d%, the smallest loss found is -\d+%.*--force"):
+            call()
+    path = baselines.accept(runs, "night", LIMITS, force=True, root=root)
+    (rate, f1) = [row.cells() for row in baselines.widths(baselines.load_baseline(path), LIMITS)]
+    assert rate["limit"] == "-20% becomes -67%" and rate["runs"] == "3, 30.15 samples/s to 67.34 samples/s"
+    assert int(rate["smallest loss found"].strip("-%")) > 67
+    assert f1["limit"] == "-1" and f1["smallest loss found"] == "-1"
+
+
+def one_by_one(runs, root):
+    baselines.accept(runs[0], "first", LIMITS, root=root)
+    for run in runs[1:]:
+        baselines.accept(run, "again", LIMITS, add=True, root=root)
+
+
+def test_the_smallest_loss_found_agrees_with_the_gate(make_run, tmp_path):
+    """Three runs with s = 0.02: a loss somewhat beyond the shown one always fails, one somewhat within it not always."""
+    runs = [make_run(name, rate=rate) for name, rate in (("a", 98.0), ("b", 100.0), ("c", 102.0))]
+    path = baselines.accept(runs, "night", LIMITS, root=tmp_path / "baselines")
+    rate = baselines.widths(baselines.load_baseline(path), LIMITS)[0]
+    assert rate.own == pytest.approx(0.2) and rate.bound == pytest.approx(0.2) and not rate.too_wide
+    assert 0.25 < rate.effect < 0.45, "the limit of 20 %, and what the interval of four runs with so few degrees takes"
 
 
 def test_add_needs_a_baseline_and_a_new_run(make_run, tmp_path):
@@ -240,7 +269,7 @@ def test_an_accepted_run_is_compared_with_the_others_only(make_run, tmp_path):
     checks = baselines.regression_checks(first, LIMITS, baselines.find(first, root))
     assert {check.status for check in checks} == {"NO_BASELINE"}
     assert "this run is the baseline itself" in checks[0].reason
-    baselines.accept(second, "second", LIMITS, add=True, root=root)
+    baselines.accept(second, "second", LIMITS, add=True, force=True, root=root)
     check = baselines.regression_checks(first, LIMITS, baselines.find(first, root))[0]
     assert "201.0 samples/s: ratio 0.500" in check.reason
 
@@ -248,7 +277,11 @@ def test_an_accepted_run_is_compared_with_the_others_only(make_run, tmp_path):
 def test_a_better_value_passes_however_wide_its_interval(make_run, tmp_path):
     root = tmp_path / "baselines"
     baselines.accept(
-        [make_run(name, rate=rate) for name, rate in (("a", 60.0), ("b", 100.0), ("c", 160.0))], "x", LIMITS, root=root
+        [make_run(name, rate=rate) for name, rate in (("a", 60.0), ("b", 100.0), ("c", 160.0))],
+        "x",
+        LIMITS,
+        force=True,
+        root=root,
     )
     for name, rate, status in (("better", 110.0, "PASS"), ("worse", 90.0, "AMBIGUOUS")):
         run = make_run(name, rate=rate)
