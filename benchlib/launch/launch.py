@@ -276,7 +276,7 @@ def settle(run_dir: Path | str) -> dict[str, Any] | None:
 def write_stopped(run_dir: Path, started_at: float) -> None:
     """Write the ``status.json`` of a run that was interrupted before its ranks were started."""
     reason = "stopped by the user before a rank was started"
-    status = {"outcome": "stopped", "reason": reason, "culprit": None, "ranks": []}
+    status: Status = {"outcome": "stopped", "reason": reason, "culprit": None, "ranks": []}
     files.write_json(run_dir / "status.json", {**status, "started_at": started_at, "ended_at": time.time()})
 
 

@@ -93,7 +93,7 @@ def kernel_manager(log: Path | None = None, started: Callable[[int], None] | Non
             with log.open("ab") if log else contextlib.nullcontext() as handle:
                 await super().start_kernel(**options, **({"stderr": handle} if handle else {}))
             if started and self.provisioner is not None:
-                started(self.provisioner.pid)
+                started(self.provisioner.pid)  # type: ignore[attr-defined]
 
     return ThisInterpreter
 
@@ -117,19 +117,21 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
             _execute(path, output, parameters, kernel)
         except BaseException as error:
             failures.append(error)
+        finally:
+            ended.set()
 
     # In a thread of its own: whatever it waits for, this one sees signals and the time.
-    worker = threading.Thread(target=work, name="notebook", daemon=True)
+    # It is waited for by an event: a join that a signal interrupts takes the thread for ended (CPython 3.11).
+    ended = threading.Event()
     try:
-        worker.start()
-        worker.join(timeout_s)
-        if worker.is_alive():
+        threading.Thread(target=work, name="notebook", daemon=True).start()
+        if not ended.wait(timeout_s):
             raise TimeoutError(f"no end within {timeout_s:.0f} s, the limit for the whole run; its kernel was killed")
     finally:
         for number, wait_s in END_S.items():
-            if worker.is_alive():
+            if not ended.is_set():
                 kernel.send(number)
-                worker.join(wait_s)
+                ended.wait(wait_s)
         os.chdir(folder)  # papermill works in the notebook's folder
         for name, value in old.items():
             if value is None:
