@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import pandas
 
 
+# JupyterLab aligns the cells of tables right, also those with words.
+_LEFT = "<style scoped>table.left th, table.left td {text-align: left}</style>"
+
+
 def refuse_unknown_parameters(benchmark: str = "") -> None:
     """Raise ``UserError`` for a name that papermill injected and the parameters cell does not have.
 
@@ -65,13 +69,9 @@ def table_html(frame: "pandas.DataFrame") -> str:
         return f"{value:,}" if pd.api.types.is_integer(value) else quantity(float(str(value)))
 
     page: str = frame.map(shown, na_action="ignore").to_html(
-        border=0, na_rep="", max_rows=pd.get_option("display.max_rows")
+        border=0, na_rep="", max_rows=pd.get_option("display.max_rows"), classes="left"
     )
-    for tag in ("th", "td"):
-        page = page.replace(
-            f"<{tag}>", f'<{tag} style="text-align: left">'
-        )  # JupyterLab aligns numbers and texts right
-    return page
+    return f"<div>{_LEFT}{page}</div>"
 
 
 def whole(frame: "pandas.DataFrame") -> "pandas.DataFrame":
