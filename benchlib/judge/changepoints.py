@@ -92,13 +92,13 @@ def levels(values: Sequence[float]) -> Levels:
     if free > 0:
         spread = max(math.sqrt(float(np.square(around).sum()) / free), least)
     back = np.exp if ratio else np.asarray
-    found = []
+    levels = []
     for start, end in zip(starts, ends, strict=True):
         centre = float(np.median(clean[start:end]))
         half = _half_band(spread, end - start, free, COVERAGE) if free >= SCATTER - 1 else 0.0
         low, middle, high = (float(back(centre + sign * half)) for sign in (-1, 0, 1))
-        found.append(Level(start, end, middle, low, high))
-    return Levels(tuple(found), spread, free, ratio)
+        levels.append(Level(start, end, middle, low, high))
+    return Levels(tuple(levels), spread, free, ratio)
 
 
 def _spread_of_neighbours(x: np.ndarray) -> float:

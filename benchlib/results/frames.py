@@ -73,10 +73,10 @@ def typed(run: Records, name: str, columns: Mapping[str, Any]) -> pd.DataFrame:
 
     ``columns`` gives of each an example of its kind: ``""``, ``0.0`` or ``False``.
     """
-    found = table(run, name)
-    frame = pd.DataFrame(index=found.index)
+    records = table(run, name)
+    frame = pd.DataFrame(index=records.index)
     for column, kind in columns.items():
-        values = found[column] if column in found else pd.Series(None, index=found.index, dtype=object)
+        values = records[column] if column in records else pd.Series(None, index=records.index, dtype=object)
         if isinstance(kind, float):
             frame[column] = pd.to_numeric(values, errors="coerce").astype(float)
         else:
@@ -176,9 +176,9 @@ def split(run: Records) -> dict[str, float]:
         return float(values.median()) if values.notna().any() else None
 
     exposed = median("exchange_exposed_s")
-    found = {part: median(f"time_{part}_s") or median(f"{part}_s") for part in PARTS}
-    found["exchange"] = found["exchange"] if exposed is None else exposed
-    parts = {part: value for part, value in found.items() if value is not None}
+    medians = {part: median(f"time_{part}_s") or median(f"{part}_s") for part in PARTS}
+    medians["exchange"] = medians["exchange"] if exposed is None else exposed
+    parts = {part: value for part, value in medians.items() if value is not None}
     whole = median("step_s") or 0.0
     rest = whole - sum(parts.values())
     if parts and rest > 0.005 * whole:

@@ -101,10 +101,10 @@ def numbers(reduction: str, dtype: str, rank: int, ranks: int, places: torch.Ten
     step = 2 if reduction == "avg" else 1  # so that the sum over the ranks is a multiple of their number
     apart = max(q for q in range(1, min(ranks, max(1, (room + 1) // (2 * step))) + 1) if ranks % q == 0)
     spread = min(room - step * (apart - 1), PERIOD)
-    found = 1 + _position(places, spread) + step * ((rank + places) % apart)
+    values = 1 + _position(places, spread) + step * ((rank + places) % apart)
     if taking_part < ranks:
-        found = torch.where((rank - places) % ranks < taking_part, found, 0)
-    return found
+        values = torch.where((rank - places) % ranks < taking_part, values, 0)
+    return values
 
 
 def _position(places: torch.Tensor, spread: int) -> torch.Tensor:

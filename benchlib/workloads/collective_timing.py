@@ -280,9 +280,9 @@ def _gathered(
     mine = torch.tensor([*counts, *(round(1e9 * run[0]) for run in runs)], dtype=torch.int64, device=device)
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, mine)
-    found = torch.stack(parts, dim=1).cpu().numpy()
-    wrong, checked = found[:2].sum(axis=1).tolist()
-    return Series(thing.bytes, 1e-9 * found[2:], wrong, checked)
+    columns = torch.stack(parts, dim=1).cpu().numpy()
+    wrong, checked = columns[:2].sum(axis=1).tolist()
+    return Series(thing.bytes, 1e-9 * columns[2:], wrong, checked)
 
 
 def slowest(values: Sequence[float], device: torch.device) -> list[float]:

@@ -45,14 +45,14 @@ def lacking(cases: Sequence[Case], at: Place) -> dict[Kind, str]:
         mine[kind] = _try(kind, Place(at.rank, at.ranks, at.device, group))
         if group is not None and _left_unequal(bool(mine[kind]), time.monotonic() - began, at):
             group = _trial_group(at)  # the ranks are at different points of the old one, which nobody can tell apart
-    found: dict[Kind, str] = {}
+    reasons: dict[Kind, str] = {}
     everybody = process_group.all_gather_objects(mine)
     for rank, theirs in enumerate(everybody):
         for kind, reason in theirs.items():
             if reason:
                 alike = all(others[kind] == reason for others in everybody)
-                found.setdefault(kind, reason if alike else f"{reason} (rank {rank})")
-    return found
+                reasons.setdefault(kind, reason if alike else f"{reason} (rank {rank})")
+    return reasons
 
 
 def _trial_group(at: Place) -> Group:
@@ -83,7 +83,7 @@ def _try(kind: Kind, at: Place) -> str:
     return ""
 
 
-def rows(found: dict[Kind, str]) -> list[dict[str, Any]]:
+def rows(reasons: dict[Kind, str]) -> list[dict[str, Any]]:
     """Return the table ``unsupported``: a row for each operation, type and reduction that is missing."""
     return [
         {
@@ -94,7 +94,7 @@ def rows(found: dict[Kind, str]) -> list[dict[str, Any]]:
             "in_place": in_place,
             "reason": reason,
         }
-        for (operation, variant, dtype, reduction, in_place), reason in found.items()
+        for (operation, variant, dtype, reduction, in_place), reason in reasons.items()
     ]
 
 

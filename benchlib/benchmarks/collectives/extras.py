@@ -281,15 +281,15 @@ def measure_overlap(bench: Bench, cases: Sequence[Case]) -> None:
     for case in cases:
         if bench.fits(f"the overlap of {case.label()}", case.bytes, OVERLAP_SERIES):
             exercise = Exercise(case, bench.place, bench.fault)
-            found, wrong, checked = _overlapped(exercise, bench)
+            timed, wrong, checked = _overlapped(exercise, bench)
             rows.append(
                 {
                     "operation": case.operation,
                     "bytes": exercise.bytes,
-                    "alone_us": 1e6 * found.alone_s,
-                    "compute_us": 1e6 * found.compute_s,
-                    "together_us": 1e6 * found.together_s,
-                    "hidden_share": found.hidden_share,
+                    "alone_us": 1e6 * timed.alone_s,
+                    "compute_us": 1e6 * timed.compute_s,
+                    "together_us": 1e6 * timed.together_s,
+                    "hidden_share": timed.hidden_share,
                 }
             )
             bench.count(f"overlapped {case.label()}", *_over_ranks(wrong, checked), exercise.first_wrong)
@@ -304,8 +304,8 @@ def _overlapped(exercise: Exercise, bench: Bench) -> tuple[Overlap, int, int]:
     def verify() -> None:
         counts.append(exercise.check())
 
-    found = overlapped(exercise.start, device=bench.world.device, prepare=exercise.restore, verify=verify)
-    return found, sum(count[0] for count in counts), sum(count[1] for count in counts)
+    timed = overlapped(exercise.start, device=bench.world.device, prepare=exercise.restore, verify=verify)
+    return timed, sum(count[0] for count in counts), sum(count[1] for count in counts)
 
 
 def overlap_cases(config: CollectivesConfig, lacking: Collection[Kind]) -> list[Case]:
@@ -313,12 +313,12 @@ def overlap_cases(config: CollectivesConfig, lacking: Collection[Kind]) -> list[
     if "overlap" not in config.variants:
         return []
     size = min(config.size_list[-1], OVERLAP_BYTES)
-    found = []
+    chosen = []
     for operation in config.operations:
         if operation in OVERLAPPED:
             reduction = config.reductions[0] if OPS[operation].reduces else ""
-            found.append(Case(operation, "async", config.dtypes[0], reduction, OPS[operation].placements[0], size))
-    return [case for case in found if case.kind not in lacking]
+            chosen.append(Case(operation, "async", config.dtypes[0], reduction, OPS[operation].placements[0], size))
+    return [case for case in chosen if case.kind not in lacking]
 
 
 def measure_gradients(bench: Bench) -> None:

@@ -46,14 +46,14 @@ def refuse(config: CollectivesConfig) -> None:
 def limits(run: Run) -> list[RegressionLimit]:
     """Return how much worse each metric may get than the baseline."""
     assert run.result is not None
-    found = []
+    limit_list = []
     for metric in run.result.metrics:
         if metric.name.endswith(("_busbw_gbps", "_socket_share")) or metric.name == "gradient_allreduce_gbps":
             share = ALL_REDUCE_SHARE if "allreduce" in metric.name else BANDWIDTH_SHARE
-            found.append(RegressionLimit(metric=metric.name, share=share))
+            limit_list.append(RegressionLimit(metric=metric.name, share=share))
         elif metric.name in LATENCIES:
-            found.append(RegressionLimit(metric=metric.name, share=LATENCY_SHARE))
-    return found
+            limit_list.append(RegressionLimit(metric=metric.name, share=LATENCY_SHARE))
+    return limit_list
 
 
 # What no operation between ranks exceeds: each of its bytes is copied, and passes the link. A raw socket is no such
@@ -226,7 +226,7 @@ def _targets(config: CollectivesConfig, result: Result) -> list[Check]:
 
 def _shares(config: CollectivesConfig, result: Result) -> list[Check]:
     """Judge each share that the config asks for, at each of its sizes; one that was not measured is not met."""
-    found = []
+    asked = []
     for operation in ("all_reduce", "broadcast", "send_recv", "all_gather", "reduce_scatter"):
         wanted = getattr(config, f"target_share_{operation}")
         if wanted is None:
@@ -234,12 +234,12 @@ def _shares(config: CollectivesConfig, result: Result) -> list[Check]:
         rows = [row for row in result.tables.get("shares", []) if row["operation"] == operation and row["target"]]
         question = f"Does {operation.replace('_', '-')} reach its share of what raw sockets carry?"
         name = f"{operation.replace('_', '-')} share"
-        found += [_share(f"{name} at {size_text(row['bytes'])}", question, row, wanted) for row in rows]
+        asked += [_share(f"{name} at {size_text(row['bytes'])}", question, row, wanted) for row in rows]
         if not rows:
             why = "no size of this run is large enough for the target, or the time did not hold it"
             metric = not_available("share", "", "higher", why)
-            found.append(limit_check(name, question, metric, wanted, source="set by hand"))
-    return found
+            asked.append(limit_check(name, question, metric, wanted, source="set by hand"))
+    return asked
 
 
 def _share(name: str, question: str, row: dict[str, Any], wanted: float) -> Check:
@@ -274,7 +274,7 @@ def reading(run: Run) -> list[str]:
     """Return sentences about what was verified, which share of which limit was reached, and what takes the time."""
     config, result = run.config, run.result
     assert isinstance(config, CollectivesConfig) and result is not None
-    found = [
+    sentences = [
         _verified_sentence(result),
         *_shares_sentence(result),
         _memory(result),
@@ -287,7 +287,7 @@ def reading(run: Run) -> list[str]:
         _cut(result),
         summary(run),
     ]
-    return [sentence for sentence in found if sentence]
+    return [sentence for sentence in sentences if sentence]
 
 
 def _rows(result: Result, table: str) -> list[Row]:

@@ -123,23 +123,23 @@ def _connected(
     listener = stack.enter_context(socket.create_server((address, 0), family=family))
     listener.settimeout(CONNECT_S)
     places = group.all_gather_objects((address, listener.getsockname()[1]))
-    found: dict[str, socket.socket] = {}
+    links: dict[str, socket.socket] = {}
     reason = ""
     try:
         if place.rank in targets:
-            found["out"] = socket.create_connection(places[targets[place.rank]], timeout=CONNECT_S)
+            links["out"] = socket.create_connection(places[targets[place.rank]], timeout=CONNECT_S)
         if place.rank in targets.values():
-            found["into"] = listener.accept()[0]
+            links["into"] = listener.accept()[0]
     except OSError as error:
         reason = f"rank {place.rank} at {address} cannot connect to the others: {error}"
-    for one in found.values():
+    for one in links.values():
         stack.enter_context(one)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         one.settimeout(TRANSFER_S)
     reason = next((text for text in group.all_gather_objects(reason) if text), "")
     if reason:
         raise NoSockets(reason)
-    return found
+    return links
 
 
 def own_address() -> str:
@@ -263,7 +263,7 @@ def share_sizes(config: CollectivesConfig) -> list[int]:
 
 def share_cases(config: CollectivesConfig, lacking: Sequence[tuple[Any, ...]]) -> list[Case]:
     """Return the cases of which shares are measured, in the headline type, reduction and placement."""
-    found = []
+    chosen = []
     for size in share_sizes(config):
         for operation in config.operations:
             for variant in ("library", "direct"):
@@ -272,8 +272,8 @@ def share_cases(config: CollectivesConfig, lacking: Sequence[tuple[Any, ...]]) -
                 reduction = config.reductions[0] if OPS[operation].reduces else ""
                 case = Case(operation, variant, config.dtypes[0], reduction, OPS[operation].placements[0], size)
                 if case.kind not in lacking:
-                    found.append(case)
-    return found
+                    chosen.append(case)
+    return chosen
 
 
 def measure_shares(bench: Bench, wires: Sockets | str, cases: Sequence[Case]) -> None:

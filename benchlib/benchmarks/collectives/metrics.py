@@ -201,14 +201,14 @@ def _ledger_columns(taken: Taken) -> dict[str, Any]:
 
 def curves(everything: Sequence[Taken], dtype: str) -> dict[tuple[str, str], list[Taken]]:
     """Return the series by size of each operation and variant, in the first type, reduction and placement."""
-    found: dict[tuple[str, str], dict[int, Taken]] = {}
+    by_line: dict[tuple[str, str], dict[int, Taken]] = {}
     kinds: dict[tuple[str, str], tuple[Any, ...]] = {}
     for taken in everything:
         case, key = taken.case, (taken.case.operation, taken.case.variant)
         # The plan begins with the kind of which headline figures are.
         if case.dtype == dtype and kinds.setdefault(key, case.kind) == case.kind:
-            found.setdefault(key, {}).setdefault(taken.series.bytes, taken)
-    return {key: [of[size] for size in sorted(of)] for key, of in found.items()}
+            by_line.setdefault(key, {}).setdefault(taken.series.bytes, taken)
+    return {key: [of[size] for size in sorted(of)] for key, of in by_line.items()}
 
 
 def fit_rows(lines: dict[tuple[str, str], list[Taken]], dtype: str) -> list[Row]:
@@ -218,21 +218,21 @@ def fit_rows(lines: dict[tuple[str, str], list[Taken]], dtype: str) -> list[Row]
         if operation == "barrier" or variant == "async" or line[0].series.times_s.shape[1] < 2:
             continue
         sizes = [taken.series.bytes for taken in line]
-        found = fit(sizes, [float(np.median(taken.series.seconds)) for taken in line])
+        line_fit = fit(sizes, [float(np.median(taken.series.seconds)) for taken in line])
         factor = busbw_gbps(operation, 1e9, 1.0, line[0].series.times_s.shape[1]) / 8  # bus bytes per byte of S
         rows.append(
             {
                 "operation": operation,
                 "variant": variant,
                 "dtype": dtype,
-                "alpha_us": None if found.reason else US * found.alpha_s,
-                "bandwidth_gbps": None if found.reason else 8e-9 * factor / found.beta_s_per_byte,
-                "half_bytes": None if found.reason else found.half_bytes,
-                "residual": None if math.isnan(found.residual) else found.residual,
-                "points": found.points,
+                "alpha_us": None if line_fit.reason else US * line_fit.alpha_s,
+                "bandwidth_gbps": None if line_fit.reason else 8e-9 * factor / line_fit.beta_s_per_byte,
+                "half_bytes": None if line_fit.reason else line_fit.half_bytes,
+                "residual": None if math.isnan(line_fit.residual) else line_fit.residual,
+                "points": line_fit.points,
                 "from_bytes": min(sizes),
                 "to_bytes": max(sizes),
-                "reason": found.reason,
+                "reason": line_fit.reason,
             }
         )
     return rows
@@ -261,14 +261,14 @@ def metric_name(operation: str) -> str:
 
 def metrics(lines: dict[tuple[str, str], list[Taken]], fits: Sequence[Row], ranks: int) -> list[Metric]:
     """Return of each operation its bus bandwidth at the largest size, and of the library's its time at the smallest."""
-    found: list[Metric] = []
+    values: list[Metric] = []
     for (operation, variant), line in lines.items():
         name = metric_name(operation)
         if variant in ("library", "direct") and operation != "barrier":
-            found.append(_bandwidth(name + ("_direct" if variant == "direct" else ""), line[-1], ranks))
+            values.append(_bandwidth(name + ("_direct" if variant == "direct" else ""), line[-1], ranks))
         if variant == "library":
-            found.append(_latency(f"{name}_latency_us", line[0], ranks))
-    return found + _of_fit(fits)
+            values.append(_latency(f"{name}_latency_us", line[0], ranks))
+    return values + _of_fit(fits)
 
 
 NO_BUS = "one rank has no bus to send on; set nproc to 2 or more"

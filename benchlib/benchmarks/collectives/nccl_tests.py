@@ -90,11 +90,11 @@ def _claimed(one: Collective, placement: str, source: str) -> dict[str, Any]:
 
 def write(runs: Sequence[Snapshot], output: str) -> str:
     """Write the series of each run as tests of nccl-tests; runs of other benchmarks are left out, none is a ``UserError``."""
-    found = [(run, groups) for run in runs if (groups := _groups(run))]
-    if not found:
+    readable = [(run, groups) for run in runs if (groups := _groups(run))]
+    if not readable:
         raise UserError("nccl-tests: no run measured a collective between ranks; name a run of collectives")
-    texts = [_test(run, rows) for run, groups in found for rows in groups]
-    return put("\n".join(texts), output, f"{counted(len(texts), 'test')} of {counted(len(found), 'run')}")
+    texts = [_test(run, rows) for run, groups in readable for rows in groups]
+    return put("\n".join(texts), output, f"{counted(len(texts), 'test')} of {counted(len(readable), 'run')}")
 
 
 def _groups(run: Snapshot) -> list[list[dict[str, Any]]]:

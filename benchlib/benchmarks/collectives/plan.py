@@ -18,12 +18,12 @@ def plan(config: CollectivesConfig) -> list[Case]:
     What comes to the same elements is measured once, as what it is first: two series of one case would be told apart
     by nothing, in the ledger, the tables and the pictures.
     """
-    found: dict[tuple[Kind, int], Case] = {}
+    unique: dict[tuple[Kind, int], Case] = {}
     for case in (*_curves(config), *_variants(config), *_types(config)):
         barrier = case.operation == "barrier"
         elements = 0 if barrier else OPS[case.operation].elements(case.bytes, case.dtype, config.world_size)
-        found.setdefault((case.kind, elements), case)
-    return list(found.values())
+        unique.setdefault((case.kind, elements), case)
+    return list(unique.values())
 
 
 def _reductions(config: CollectivesConfig, operation: str) -> list[str]:
@@ -65,14 +65,14 @@ def _types(config: CollectivesConfig) -> Iterator[Case]:
     does not hold is at the end.
     """
     for size in parse_sizes(config.type_sizes):
-        found = [
+        sized = [
             (worth, Case(*kind, size, TYPE_SHARE))
             for operation in config.operations
             if operation != "barrier"
             for dtype in config.dtypes
             for worth, kind in _kinds(config, operation, dtype)
         ]
-        yield from (case for _, case in sorted(found, key=lambda pair: pair[0]))
+        yield from (case for _, case in sorted(sized, key=lambda pair: pair[0]))
 
 
 def _kinds(config: CollectivesConfig, operation: str, dtype: str) -> Iterator[tuple[int, Kind]]:

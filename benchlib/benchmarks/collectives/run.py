@@ -117,9 +117,9 @@ def _write(bench: Bench, run_dir: Path, startup_s: float) -> None:
         "wrong": bench.wrong,
     }
     metrics.save_ledger(run_dir, bench.taken)
-    found = metrics.metrics(lines, fits, bench.world.size) + bench.metrics
-    found.append(measured("startup_s", startup_s, "s", "lower"))
-    found.append(measured("total_s", bench.began.since(), "s", "lower"))
+    values = metrics.metrics(lines, fits, bench.world.size) + bench.metrics
+    values.append(measured("startup_s", startup_s, "s", "lower"))
+    values.append(measured("total_s", bench.began.since(), "s", "lower"))
     facts = {
         "wrong_elements": bench.wrong_elements,
         "checked_elements": bench.checked_elements,
@@ -134,7 +134,7 @@ def _write(bench: Bench, run_dir: Path, startup_s: float) -> None:
         status="complete",
         started_at=bench.began.wall,
         ended_at=bench.began.wall + bench.began.since(),
-        metrics=found,
+        metrics=values,
         facts=facts,
         tables=bench.tables,
         notes=[f"Cut: {text}." for text in bench.cut],

@@ -144,14 +144,14 @@ def ratios(run: Records) -> dict[str, pd.DataFrame]:
 
     None for one rank, which exchanges nothing by any algorithm.
     """
-    found = series_lines(run, "median_us") if ranks(run) > 1 else {}
-    base = found.get(("all_reduce", "library"))
+    entries = series_lines(run, "median_us") if ranks(run) > 1 else {}
+    base = entries.get(("all_reduce", "library"))
     if base is None:
         return {}
     merged = {
-        name: found["all_reduce", name].merge(base, on="bytes", suffixes=("", "_library"))
+        name: entries["all_reduce", name].merge(base, on="bytes", suffixes=("", "_library"))
         for name in ALGORITHMS
-        if ("all_reduce", name) in found
+        if ("all_reduce", name) in entries
     }
     return {
         name: pd.DataFrame({"bytes": frame["bytes"], "ratio": frame["value"] / frame["value_library"]})
@@ -199,13 +199,13 @@ def apart(run: Records, operation: str) -> pd.DataFrame:
         same &= raw[name] == first[name]
     times = raw[same].groupby(["bytes", "round"])["seconds"].agg(["min", "max", "size"])
     times = times[times["size"] > 1].reset_index()
-    found = []
+    entries = []
     for size in sorted({float(value) for value in times["bytes"]}):
         group = times[times["bytes"] == size]
         gaps = 1e6 * (group["max"] - group["min"])
         ends = {f"p{q:02d}": float(gaps.quantile(q / 100)) for q in (5, 25, 50, 75, 95)}
-        found.append({"bytes": size, **ends, "time_us": 1e6 * float(group["max"].median())})
-    return pd.DataFrame(found)
+        entries.append({"bytes": size, **ends, "time_us": 1e6 * float(group["max"].median())})
+    return pd.DataFrame(entries)
 
 
 # Tables of collectives for notebooks and reports: what was verified, bandwidth and time by size, shares, fits, what is missing.
@@ -219,11 +219,11 @@ BANDWIDTH, TIME = "Gbps (bus)", "median time"
 def verified(run: Records) -> pd.DataFrame:
     """Return by operation what was timed and compared, and how many elements were wrong."""
     frame = table(run, "series")
-    found = []
+    entries = []
     for operation in _order(frame["operation"]):
         part = frame[frame["operation"] == operation]
         sizes = part.loc[part["bytes"] > 0, "bytes"]
-        found.append({
+        entries.append({
             "operation": words(operation),
             "types": _listed(part["dtype"]),
             "reductions": _listed(part["reduction"]),
@@ -233,12 +233,12 @@ def verified(run: Records) -> pd.DataFrame:
             "elements compared": f"{part['checked_elements'].sum():,.0f}",
             "wrong": f"{part['wrong_elements'].sum():,.0f}",
         })  # fmt: skip
-    return _indexed(found, "operation", "No collective was timed.")
+    return _indexed(entries, "operation", "No collective was timed.")
 
 
 def wrong_table(run: Records) -> pd.DataFrame:
     """Return the cases with wrong elements, and the first of them with its rank."""
-    found = [
+    entries = [
         {
             "case": row["case"],
             "wrong": f"{row['wrong_elements']:,.0f}",
@@ -247,38 +247,38 @@ def wrong_table(run: Records) -> pd.DataFrame:
         }
         for row in rows(table(run, "wrong"))
     ]
-    return _indexed(found, "case", "No element was wrong.")
+    return _indexed(entries, "case", "No element was wrong.")
 
 
 def bandwidth(run: Records) -> pd.DataFrame:
     """Return the bus bandwidth in Gbps by operation and variant (rows) and size (columns); the limits come last."""
-    found = _by_size(run, BANDWIDTH, "busbw_gbps", quantity)
-    sizes = [column for column in found[0] if column != BANDWIDTH] if found else []
+    entries = _by_size(run, BANDWIDTH, "busbw_gbps", quantity)
+    sizes = [column for column in entries[0] if column != BANDWIDTH] if entries else []
     for name, frame in bounds(run).items():
         if name != "claimed link":
             at = {size_text(row["bytes"]): quantity(row["gbps"]) for row in rows(frame) if row["bytes"] > 0}
         else:
             at = dict.fromkeys(sizes, quantity(float(frame["gbps"].max())))
-        if found:
-            found.append({BANDWIDTH: name.replace("tcp", "TCP")} | {size: at.get(size, NOTHING) for size in sizes})
-    return _indexed(found, BANDWIDTH, "No bandwidth between ranks was measured.")
+        if entries:
+            entries.append({BANDWIDTH: name.replace("tcp", "TCP")} | {size: at.get(size, NOTHING) for size in sizes})
+    return _indexed(entries, BANDWIDTH, "No bandwidth between ranks was measured.")
 
 
 def times(run: Records) -> pd.DataFrame:
     """Return the median time of the slowest rank by operation and variant (rows) and size (columns)."""
-    found = _by_size(run, TIME, "median_us", lambda value: seconds(1e-6 * value))
-    return _indexed(found, TIME, "No time was recorded.")
+    entries = _by_size(run, TIME, "median_us", lambda value: seconds(1e-6 * value))
+    return _indexed(entries, TIME, "No time was recorded.")
 
 
 def spread(run: Records) -> pd.DataFrame:
     """Return how the times of each operation are spread, and both its bandwidths: at the smallest, a middle and the largest size."""
-    found = []
+    entries = []
     for _, group in main(run).groupby(["operation", "variant"], sort=False):
         items = rows(group.dropna(subset=["median_us"]))
-        found += [items[at] for at in sorted({0, len(items) // 2, len(items) - 1}) if items]
-    order = _order(pd.Series([item["operation"] for item in found], dtype=str))
-    found.sort(key=lambda item: (order.index(item["operation"]), item["variant"] != "library", item["variant"]))
-    return _indexed([_spread_row(item) for item in found], "operation", "No time was recorded.")
+        entries += [items[at] for at in sorted({0, len(items) // 2, len(items) - 1}) if items]
+    order = _order(pd.Series([item["operation"] for item in entries], dtype=str))
+    entries.sort(key=lambda item: (order.index(item["operation"]), item["variant"] != "library", item["variant"]))
+    return _indexed([_spread_row(item) for item in entries], "operation", "No time was recorded.")
 
 
 def _spread_row(item: dict[str, Any]) -> dict[str, str]:
@@ -305,17 +305,19 @@ def _by_size(run: Records, head: str, column: str, write: Any) -> list[dict[str,
     step = max(1, -(-len(sizes) // MOST_SIZES))
     kept = sizes[::-1][::step][::-1]
     order = _order(pd.Series([key[0] for key in lines], dtype=str))
-    found = []
+    entries = []
     for operation, variant in sorted(lines, key=lambda key: (order.index(key[0]), key[1] != "library", key[1])):
         at = {row["bytes"]: write(row["value"]) for row in rows(lines[operation, variant])}
         if set(at) & set(kept):
-            found.append({head: words(operation, variant)} | {size_text(size): at.get(size, NOTHING) for size in kept})
-    return found
+            entries.append(
+                {head: words(operation, variant)} | {size_text(size): at.get(size, NOTHING) for size in kept}
+            )
+    return entries
 
 
 def shares_table(run: Records) -> pd.DataFrame:
     """Return the share of each limit, with its target where there is one."""
-    found = [
+    entries = [
         {
             "operation": words(row["operation"], row["variant"]),
             "size": size_text(row["bytes"]),
@@ -327,7 +329,7 @@ def shares_table(run: Records) -> pd.DataFrame:
         }
         for row in rows(shares(run))
     ]
-    return _indexed(found, "operation", "No operation was measured beside a limit.")
+    return _indexed(entries, "operation", "No operation was measured beside a limit.")
 
 
 def fits(run: Records) -> pd.DataFrame:
@@ -337,7 +339,7 @@ def fits(run: Records) -> pd.DataFrame:
     """
     frame = table(run, "fits").dropna(subset=["residual"])  # of too few sizes there is no line at all
     frame = frame[frame["variant"] != "async"]  # measured at both ends of the range only
-    found = [
+    entries = [
         {
             "operation": words(row["operation"], row["variant"]),
             "α": _or(row["alpha_us"], lambda value: seconds(1e-6 * value), NOT_TOLD),
@@ -347,12 +349,12 @@ def fits(run: Records) -> pd.DataFrame:
         }
         for row in rows(frame)
     ]
-    return _indexed(found, "operation", "No start-up time and bandwidth were fitted.")
+    return _indexed(entries, "operation", "No start-up time and bandwidth were fitted.")
 
 
 def gradients(run: Records) -> pd.DataFrame:
     """Return how far the gradients of one training step over each collective library are from the single process."""
-    found = [
+    entries = [
         {
             "library": row["collective"],
             "largest difference": _or_nothing(row["max_difference"], "{:.2g}"),
@@ -362,21 +364,21 @@ def gradients(run: Records) -> pd.DataFrame:
         }
         for row in rows(table(run, "gradients"))
     ]
-    return _indexed(found, "library", "No gradients were compared.")
+    return _indexed(entries, "library", "No gradients were compared.")
 
 
 def unsupported(run: Records) -> pd.DataFrame:
     """Return what the collective library does not have, with its own words."""
     frame = table(run, "unsupported")
-    found = []
+    entries = []
     for (operation, reason), part in frame.groupby(["operation", "reason"], sort=False):
-        found.append({
+        entries.append({
             "operation": words(str(operation)),
             "types": _listed(part["dtype"]),
             "reductions": _listed(part["reduction"]),
             "reason": str(reason),
         })  # fmt: skip
-    return _indexed(found, "operation", "The library has everything that was asked for.")
+    return _indexed(entries, "operation", "The library has everything that was asked for.")
 
 
 def others(run: Records) -> pd.DataFrame:
@@ -388,11 +390,11 @@ def others(run: Records) -> pd.DataFrame:
         if variant == "library"
         for row in rows(line)
     }
-    found = []
+    entries = []
     for row in rows(frame[frame["busbw_gbps"].notna()]):
         here = own.get((row["operation"], row["bytes"]))
         ratio = quantity(here / row["busbw_gbps"]) if here and row["busbw_gbps"] > 0 else NOTHING
-        found.append({
+        entries.append({
             "operation": words(row["operation"]),
             "size": size_text(row["bytes"]),
             "placement": row["placement"],
@@ -403,7 +405,7 @@ def others(run: Records) -> pd.DataFrame:
             "wrong": _or_nothing(row["wrong_elements"], "{:,.0f}"),
             "source": row["source"],
         })  # fmt: skip
-    return _indexed(found, "operation", "No results of nccl-tests were named (parameter nccl_tests).")
+    return _indexed(entries, "operation", "No results of nccl-tests were named (parameter nccl_tests).")
 
 
 def _order(operations: pd.Series) -> list[str]:
@@ -423,9 +425,9 @@ def _or(value: float, write: Callable[[float], str], missing: str) -> str:
     return missing if math.isnan(value) else write(value)
 
 
-def _indexed(found: list[dict[str, Any]], index: str, missing: str) -> pd.DataFrame:
+def _indexed(entries: list[dict[str, Any]], index: str, missing: str) -> pd.DataFrame:
     """Return the rows, or one row that says what is missing."""
-    return pd.DataFrame(found).set_index(index) if found else pd.DataFrame({"": [missing]}).set_index("")
+    return pd.DataFrame(entries).set_index(index) if entries else pd.DataFrame({"": [missing]}).set_index("")
 
 
 # What a report shows in place of the raw tables, under these headings; all rows are in result.json.
