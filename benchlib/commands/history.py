@@ -36,10 +36,10 @@ class _Exporter(Exporter):
 def parameters(store: Path | None, pairs: Iterable[str]) -> dict[str, str]:
     """Return the notebook's parameters from the command line; an unknown name is a ``UserError`` with the nearest one."""
     values = parse_overrides(pairs)
-    known = parameters_of(home() / "notebooks" / NOTEBOOK)
+    available = parameters_of(home() / "notebooks" / NOTEBOOK)
     for name in values:
-        if name not in known:
-            raise UserError(f"the history has no parameter {name!r}: {nearest(name, known)}")
+        if name not in available:
+            raise UserError(f"the history has no parameter {name!r}: {nearest(name, available)}")
     if store is not None:
         values["store"] = str(store)
     if values.get("store"):

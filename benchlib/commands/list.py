@@ -116,8 +116,8 @@ def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improve
     path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved, force=force)
     accepted = baselines.load_baseline(path)
     count = len(accepted.runs)
-    known = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
-    rows = [row.cells() for row in baselines.widths(accepted, limits, known)]
+    calibration = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
+    rows = [row.cells() for row in baselines.widths(accepted, limits, calibration)]
     if rows:
         table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), header_style="dim")
         for row in rows:
@@ -185,8 +185,8 @@ def show_baseline(key: str) -> None:
             if metric.ci_low is None or metric.ci_high is None
             else f"{quantity(metric.ci_low)} to {quantity(metric.ci_high)}"
         )
-        known = measured.spread(metric.name) if measured else None
-        table.add_row(metric.name, *_of_all_runs(item, metric, known), str(metric.n), interval)
+        spread = measured.spread(metric.name) if measured else None
+        table.add_row(metric.name, *_of_all_runs(item, metric, spread), str(metric.n), interval)
     console.print(table)
     table = _table("factor", "value")
     for name, value in item.fingerprint.items():
@@ -227,12 +227,12 @@ MARKS = {"trusted": "trusted", "unconfirmed": "[yellow]unconfirmed[/]", "invalid
 
 def show(metric: str = "", device: str = "") -> None:
     """Print the published figures, those of one metric or device where asked; ``UserError`` where there are none."""
-    known = registry()
-    if metric and not any(name.startswith(metric) for name in known.quantities):
-        raise UserError(f"no figure of metric {metric!r}: {nearest(metric, known.quantities)}")
+    figures = registry()
+    if metric and not any(name.startswith(metric) for name in figures.quantities):
+        raise UserError(f"no figure of metric {metric!r}: {nearest(metric, figures.quantities)}")
     rows = list(listed(metric, device))
     if not rows:
-        names = sorted({item.name for item in known.devices.values() if not device or item.torch})
+        names = sorted({item.name for item in figures.devices.values() if not device or item.torch})
         where = f" of {metric}" if metric else ""
         raise UserError(f"no published figure{where} for a device like {device!r}: known are {'; '.join(names)}")
     console = terminal.console(least_width=120)

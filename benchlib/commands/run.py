@@ -63,9 +63,9 @@ def submission(planned: Plan, out: Path | None) -> str:
     config = planned.config
     job = LAUNCHERS[config.launcher](config, run_path(config, out or outputs()))
     if not job.submits:
-        known = "kubernetes, slurm or torchx"
+        launchers = "kubernetes, slurm or torchx"
         raise UserError(
-            f"launcher={config.launcher} hands nothing to a cluster: --manifest needs --set launcher={known}"
+            f"launcher={config.launcher} hands nothing to a cluster: --manifest needs --set launcher={launchers}"
         )
     return job.files[job.submits]
 

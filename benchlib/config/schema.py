@@ -269,9 +269,9 @@ def read_params(kind: str, name: str) -> dict[str, Any]:
     """
     folder = home() / "params" / kind
     path = folder / f"{name}.yaml"
-    known = [item.stem for item in folder.glob("*.yaml")]
-    if name not in known:
-        raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, known)}")
+    available = [item.stem for item in folder.glob("*.yaml")]
+    if name not in available:
+        raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, available)}")
     content = _read_once(path, path.stat().st_mtime_ns)
     if kind == "tiers" and "budget_s" not in content.get("all", {}):
         raise UserError(f"{path}: a tier needs its budget: `all: {{budget_s: SECONDS}}`")

@@ -51,7 +51,7 @@ class VerdictFailed(OneLine, RuntimeError):
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return what a misspelt ``name`` may have meant: that with such initials (``lr``), the most similar one, else all."""
-    known = sorted(names)
-    close = [item for item in known if "_" in item and "".join(word[:1] for word in item.split("_")) == name]
-    close = close or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else "known: " + ", ".join(known)
+    available = sorted(names)
+    close = [item for item in available if "_" in item and "".join(word[:1] for word in item.split("_")) == name]
+    close = close or difflib.get_close_matches(name, available, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else "known: " + ", ".join(available)

@@ -47,11 +47,11 @@ SCOPES = {
 
 def stand_ins(scope: str, model: Any) -> list[str]:
     """Return a sentence that names the stand-ins of a ``scope`` and of a model, as facts give it; none where all is real."""
-    known = model if isinstance(model, dict) else {}
+    facts = model if isinstance(model, dict) else {}
     named = [
         *scope.split("_"),
-        *["tiny"] * (known.get("name") == "tiny"),
-        *["random"] * (known.get("init") == "random"),
+        *["tiny"] * (facts.get("name") == "tiny"),
+        *["random"] * (facts.get("init") == "random"),
     ]
     parts = [SCOPES.get(part, part) for part in dict.fromkeys(named) if part]
     if not parts:

@@ -248,12 +248,12 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Calibra
 def _require_narrow(rows: Sequence[Width]) -> None:
     wide = [row.cells() for row in rows if row.too_wide]
     if wide:
-        said = "; ".join(
+        reasons = "; ".join(
             f"{row['metric']} of {row['runs']}: the limit {row['limit']}, the smallest loss found is {row['smallest loss found']}"
             for row in wide
         )
         raise UserError(
-            f"not accepted: the runs differ so much that a limit would become more than {WIDEST:g} times as wide ({said}). "
+            f"not accepted: the runs differ so much that a limit would become more than {WIDEST:g} times as wide ({reasons}). "
             "Run again on a quiet machine, leave out disturbed runs, or accept them with --force"
         )
 

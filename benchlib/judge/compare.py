@@ -228,8 +228,8 @@ class Named(BaseModel):
 
 def _machine(run: Snapshot) -> str:
     """Return host and hardware of a run; a baseline keeps the hardware only."""
-    known = hardware(run.machine, run.backend)
-    return known or "; ".join(filter(None, (run.fingerprint.get("cpu"), run.fingerprint.get("devices"))))
+    parts = hardware(run.machine, run.backend)
+    return parts or "; ".join(filter(None, (run.fingerprint.get("cpu"), run.fingerprint.get("devices"))))
 
 
 class Contrast(BaseModel):

@@ -281,13 +281,13 @@ def section(run: Run) -> dict[str, Any] | None:
 
 
 def _described(item: Figure) -> dict[str, str]:
-    known = registry()
+    figures = registry()
     return {
         "published": item.text,
         "conditions": conditions_text(item),
-        "source": known.cite(item),
-        "url": known.sources[item.source].url,
-        "date": known.dated(item),
+        "source": figures.cite(item),
+        "url": figures.sources[item.source].url,
+        "date": figures.dated(item),
         "validity": item.validity,
         "notes": "; ".join(part for part in (KINDS[item.kind], item.note, item.reason) if part),
     }
@@ -295,10 +295,10 @@ def _described(item: Figure) -> dict[str, str]:
 
 def listed(metric: str = "", device: str = "") -> Iterator[tuple[Figure, dict[str, str]]]:
     """Yield the figures of a metric (by the start of its name) and of a device (by the start of a word of its name)."""
-    known = registry()
-    order = list(known.quantities)
-    for item in sorted(known.figures, key=lambda figure: order.index(figure.metric)):
-        name = known.devices[item.conditions.device].name if item.conditions.device else ""
+    figures = registry()
+    order = list(figures.quantities)
+    for item in sorted(figures.figures, key=lambda figure: order.index(figure.metric)):
+        name = figures.devices[item.conditions.device].name if item.conditions.device else ""
         named = f" {name} {item.conditions.device or ''}".lower()
         if item.metric.startswith(metric) and (not device or f" {device.lower()}" in named):
             yield item, _described(item)

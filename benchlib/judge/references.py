@@ -215,8 +215,8 @@ def parse(content: Any) -> Registry:
                 conditions = {**(group.get("conditions") or {}), **(item.get("conditions") or {})}
                 figure = common | item | {"conditions": conditions}
                 if figure["metric"] not in quantities:
-                    known = ", ".join(quantities)
-                    raise UserError(f"{PATH.name}: {item['id']}: metric {figure['metric']!r} is not one of {known}")
+                    available = ", ".join(quantities)
+                    raise UserError(f"{PATH.name}: {item['id']}: metric {figure['metric']!r} is not one of {available}")
                 figures.append(figure | {"quantity": quantities[figure["metric"]]})
         return Registry.model_validate(rest | {"figures": figures})
     except (KeyError, TypeError, AttributeError) as error:

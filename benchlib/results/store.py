@@ -255,8 +255,8 @@ class Reader:
         if content not in self._configs:
             values, config = _object(content), None
             with contextlib.suppress(UserError):
-                known = config_class(str(values["benchmark"])).model_fields
-                config = build(values["benchmark"], {name: value for name, value in values.items() if name in known})
+                fields = config_class(str(values["benchmark"])).model_fields
+                config = build(values["benchmark"], {name: value for name, value in values.items() if name in fields})
             self._configs[content] = values, config
         return self._configs[content]
 

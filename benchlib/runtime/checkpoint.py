@@ -279,14 +279,14 @@ def newest_shared(
     ``RunBroken`` where a file arrives other than it was sent.
     """
     held = _look(folder, usable) if leads else _Held(False)
-    known: list[_Held] = all_gather_objects(held)
-    faults = [fault for one in known for fault in one.faults]
-    source = max(range(len(known)), key=lambda rank: (known[rank].step, -rank))
-    best = known[source]
+    by_rank: list[_Held] = all_gather_objects(held)
+    faults = [fault for one in by_rank for fault in one.faults]
+    source = max(range(len(by_rank)), key=lambda rank: (by_rank[rank].step, -rank))
+    best = by_rank[source]
     if best.step < 0:
         return None, faults
     path = folder / folder_name(best.step)
-    if any(one.leads and one.digest != best.digest for one in known):
+    if any(one.leads and one.digest != best.digest for one in by_rank):
         _share(path, best.files, source, leads and held.digest != best.digest, device, alive)
     barrier()  # the other ranks of a node read what its leader received
     return read(path), faults

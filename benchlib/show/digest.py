@@ -151,16 +151,16 @@ def cards(result: Result) -> list[dict[str, str]]:
     present = [metric for metric in result.metrics if metric.value is not None]
     own = view(result.benchmark)
     wanted = own.headlines
-    found = [
+    chosen = [
         (prefix, metric)
         for prefix in wanted
         for metric in present
         if metric.name == prefix or metric.name.startswith(prefix + "_")
     ]
     if not wanted:
-        found = [(metric.name, metric) for metric in present[:6]]
+        chosen = [(metric.name, metric) for metric in present[:6]]
     rows = []
-    for prefix, metric in dict(found).items():
+    for prefix, metric in dict(chosen).items():
         value, _, unit = metric.text.partition(" ")
         note = (
             f"95 %: {_interval(metric)}, n = {metric.n}"
@@ -241,12 +241,12 @@ def machine_rows(machine: dict[str, Any]) -> list[tuple[str, str]]:
         if name.endswith("_bytes") and isinstance(value, (int, float)):
             label, shown = label.removesuffix(" bytes"), f"{value / 2**30:.1f} GiB"
         if name == "devices" and isinstance(value, dict):
-            found = [
+            devices = [
                 f"{kind}: {text(item.get('names') or item.get('count') or '')}"
                 for kind, item in (value.get("backends") or {}).items()
                 if item.get("available")
             ]
-            shown = "; ".join(found)
+            shown = "; ".join(devices)
         if shown:
             rows.append((label, shown))
     return rows

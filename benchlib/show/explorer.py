@@ -79,11 +79,13 @@ class View:
             keys = [run.series for run in whole]
             longest = max(keys, key=keys.count) if keys else ""
             self.picked = tuple([run.path for run in whole if run.series == longest][:PICKED] or paths[:PICKED])
-        known = self.known_metrics()
-        self.metrics = tuple(name for name in self.metrics if name in known)
+        available = self.known_metrics()
+        self.metrics = tuple(name for name in self.metrics if name in available)
         if not self.metrics:
             wanted = CURVE_METRIC["throughput"]
-            self.metrics = (next((name for name in known if name.startswith(wanted)), known[0]),) if known else ()
+            self.metrics = (
+                (next((name for name in available if name.startswith(wanted)), available[0]),) if available else ()
+            )
 
     def chosen(self) -> list[StoredRun]:
         """Return the picked runs, the newest first."""

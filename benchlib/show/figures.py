@@ -246,14 +246,14 @@ class End:
 
 def size_axis(axes: Axes, sizes: Iterable[float]) -> None:
     """Make x logarithmic with at most ``TICKS`` of the sizes written; one size stands in the middle."""
-    known = sorted({size for size in sizes if size > 0})
+    positive = sorted({size for size in sizes if size > 0})
     axes.set_xscale("log", base=2)
-    if not known:
+    if not positive:
         return
-    axes.set_xlim(known[0] / 1.5, known[-1] * 1.5)
-    apart = (known[-1] / known[0]) ** (1 / TICKS)
-    kept = known[-1:]  # the largest is always written
-    for size in known[-2::-1]:
+    axes.set_xlim(positive[0] / 1.5, positive[-1] * 1.5)
+    apart = (positive[-1] / positive[0]) ** (1 / TICKS)
+    kept = positive[-1:]  # the largest is always written
+    for size in positive[-2::-1]:
         if size * apart <= kept[-1]:
             kept.append(size)
     axes.set_xticks(kept, [size_text(size) for size in kept])

@@ -26,7 +26,7 @@ def refuse_unknown_parameters(benchmark: str = "") -> None:
     ipython = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     variables: dict[str, Any] = ipython.user_ns if ipython else {}
     cells: list[str] = list(variables.get("In", []))
-    known: set[str] = set()
+    defined: set[str] = set()
     for cell in cells:
         try:
             statements = ast.parse(cell).body
@@ -38,16 +38,16 @@ def refuse_unknown_parameters(benchmark: str = "") -> None:
             if isinstance(node, (ast.Assign, ast.AnnAssign))
         ]
         names = {target.id for target in targets if isinstance(target, ast.Name)}
-        if cell.startswith("# Parameters\n") and known:
-            unknown = sorted(names - known)
+        if cell.startswith("# Parameters\n") and defined:
+            unknown = sorted(names - defined)
             if unknown and benchmark and unknown[0] in config_class(benchmark).model_fields:
                 fields = [name for name in unknown if name in config_class(benchmark).model_fields]
                 given = ", ".join(f"{name}: {json.dumps(variables[name], default=str)}" for name in fields)
                 where = f'set this field of the config with -y "{{overrides: {{{given}}}}}"'
                 raise UserError(f"the notebook has no parameter {unknown[0]!r}: {where}")
             if unknown:
-                raise UserError(f"the notebook has no parameter {unknown[0]!r}: {nearest(unknown[0], known)}")
-        known |= names
+                raise UserError(f"the notebook has no parameter {unknown[0]!r}: {nearest(unknown[0], defined)}")
+        defined |= names
 
 
 def format_tables() -> None:

@@ -114,8 +114,8 @@ def score(predictions: Mapping[str, str], examples: Sequence[Example]) -> dict[s
     "f1", "exact_match"} in percent. An example without a prediction counts 0. Predictions for other questions are a
     ``UserError``: they belong to other data.
     """
-    known = {example.id for example in examples}
-    foreign = [name for name in predictions if name not in known]
+    ids = {example.id for example in examples}
+    foreign = [name for name in predictions if name not in ids]
     if foreign:
         raise UserError(
             f"{len(foreign)} predictions are for questions that are not in the data, such as {foreign[0]!r}: give the data they were made for"

@@ -76,10 +76,10 @@ def _try(kind: Kind, at: Place) -> str:
         trial.restore()
         trial.run()
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        if kind[3] == "avg" and "can't be cast" in said:  # torch divides the sum, and has nowhere to put a fraction
+        message = " ".join(str(error).split()) or type(error).__name__
+        if kind[3] == "avg" and "can't be cast" in message:  # torch divides the sum, and has nowhere to put a fraction
             return "it does not average whole numbers"
-        return said[:200]
+        return message[:200]
     return ""
 
 

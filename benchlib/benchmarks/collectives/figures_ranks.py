@@ -166,8 +166,8 @@ def overlap(run: Records, theme: Theme = LIGHT) -> Picture:
     figure.legend(*axes.get_legend_handles_labels(), ncols=3, loc="outside lower center", handlelength=1)
     title = "Exchange and computation, one after the other and together"
     shares = [(hidden_share(item["alone_us"], item["compute_us"], item["together_us"]), item) for item in items]
-    if known := [(share or 0.0, item) for (share, kind), item in shares if kind != "disturbed"]:
-        share, best = max(known, key=lambda pair: pair[0])
+    if measured := [(share or 0.0, item) for (share, kind), item in shares if kind != "disturbed"]:
+        share, best = max(measured, key=lambda pair: pair[0])
         amount = f"{100 * share:.0f} %" if share > 0 else "Nothing"
         title = f"{amount} of the {words(best['operation'])} of {size_text(best['bytes'])} is hidden"
     alt = "; ".join(

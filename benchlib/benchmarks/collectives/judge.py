@@ -141,13 +141,13 @@ def _right(result: Result) -> Check:
     # The rows of the series are counted anew: the total must not be able to hide them.
     wrong = max(wrong, sum(int(row.get("wrong_elements") or 0) for row in result.tables.get("series", [])))
     rows = result.tables.get("wrong", [])
-    told = "; ".join(f"{row['case']}: {row['wrong_elements']:,} wrong, {row['first']}" for row in rows[:NAMED])
+    details = "; ".join(f"{row['case']}: {row['wrong_elements']:,} wrong, {row['first']}" for row in rows[:NAMED])
     more = f"; and {len(rows) - NAMED} more cases" if len(rows) > NAMED else ""
     return fact_check(
         "right results",
         "Is every element of every run what it has to be, on every rank?",
         wrong == 0,
-        f"{wrong:,} wrong elements of {checked:,} compared" + (f": {told}{more}" if told else ""),
+        f"{wrong:,} wrong elements of {checked:,} compared" + (f": {details}{more}" if details else ""),
         limit="= 0",
         value=float(wrong),
         unit="elements",
@@ -186,12 +186,12 @@ def _same_gradients(result: Result) -> Check:
         return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
     worst = [max(row["max_difference"], row.get("gloo_difference") or 0.0) for row in compared]
     passed = all(value <= row["tolerance"] for value, row in zip(worst, compared, strict=True))
-    told = ", ".join(f"{row['collective']} {value:.2g}" for value, row in zip(worst, compared, strict=True))
+    differences = ", ".join(f"{row['collective']} {value:.2g}" for value, row in zip(worst, compared, strict=True))
     return fact_check(
         name,
         question,
         passed,
-        f"largest difference in fp64: {told}" + (f"; {skipped}" if skipped else ""),
+        f"largest difference in fp64: {differences}" + (f"; {skipped}" if skipped else ""),
         limit=f"<= {compared[0]['tolerance']:g}",
         value=max(worst),
     )
@@ -245,9 +245,9 @@ def _shares(config: CollectivesConfig, result: Result) -> list[Check]:
 def _share(name: str, question: str, row: dict[str, Any], wanted: float) -> Check:
     metric = derived("share", row["share"], "", "higher")
     check = limit_check(name, question, metric, wanted, source=f"of {row['bound']}, measured in turns")
-    told = f"{row['busbw_gbps']:.3g} of {row['bound_gbps']:.3g} Gbps over {row['rounds']} rounds"
-    told += "; faster than the sockets, which are no limit here" if row["share"] > NO_LIMIT else ""
-    return check.model_copy(update={"reason": f"{check.reason}: {told}"})
+    rates = f"{row['busbw_gbps']:.3g} of {row['bound_gbps']:.3g} Gbps over {row['rounds']} rounds"
+    rates += "; faster than the sockets, which are no limit here" if row["share"] > NO_LIMIT else ""
+    return check.model_copy(update={"reason": f"{check.reason}: {rates}"})
 
 
 # What the numbers of a collectives run say, in sentences, each with its ratio to a bound.
@@ -303,8 +303,8 @@ def _verified_sentence(result: Result) -> str:
     if not wrong:
         return f"Every one of the {checked:,} elements that were compared is right, bit by bit."
     first = next(iter(_rows(result, "wrong")), None)
-    told = f", first in {first['case']}: {first['first']}" if first else ""
-    return f"{wrong:,} of {checked:,} elements are wrong{told}: no speed of this run counts."
+    where = f", first in {first['case']}: {first['first']}" if first else ""
+    return f"{wrong:,} of {checked:,} elements are wrong{where}: no speed of this run counts."
 
 
 def _shares_sentence(result: Result) -> Iterator[str]:
@@ -385,8 +385,10 @@ def _skew(result: Result) -> str:
         return ""
     worst = max(together, key=lambda row: row["skew_us"] / row["median_us"])
     share = worst["skew_us"] / worst["median_us"]
-    told = f"Between the first and the last rank lie at most {share:.0%} of an operation's time ({_word(worst['operation'])}, {size_text(worst['bytes'])}"
-    return told + f"; rank {worst['slowest_rank']} is the last most often)." if share > HIGH_SKEW else told + ")."
+    sentence = f"Between the first and the last rank lie at most {share:.0%} of an operation's time ({_word(worst['operation'])}, {size_text(worst['bytes'])}"
+    return (
+        sentence + f"; rank {worst['slowest_rank']} is the last most often)." if share > HIGH_SKEW else sentence + ")."
+    )
 
 
 def _overlap(result: Result) -> str:
@@ -414,16 +416,16 @@ def _missing(result: Result) -> str:
     for row in rows:
         kind = " ".join(word for word in (_word(row["operation"]), row["reduction"], row["dtype"]) if word)
         reasons.setdefault(row["reason"], set()).add(kind)
-    told = "; ".join(f"{', '.join(sorted(kinds))} ({reason})" for reason, kinds in reasons.items())
-    return f"Not supported by {result.facts['collective']}: {told}."
+    listed = "; ".join(f"{', '.join(sorted(kinds))} ({reason})" for reason, kinds in reasons.items())
+    return f"Not supported by {result.facts['collective']}: {listed}."
 
 
 def _cut(result: Result) -> str:
     cut = result.facts.get("cut") or []
     short = [f"{what} {share:.0%}" for what, share in (result.facts.get("shortened") or {}).items()]
-    told = f"The time did not hold all that was planned: {'; '.join(cut[:5])}. " if cut else ""
-    told += f"To fit it, series were given a part of their time: {', '.join(short)}." if short else ""
-    return told.strip()
+    sentence = f"The time did not hold all that was planned: {'; '.join(cut[:5])}. " if cut else ""
+    sentence += f"To fit it, series were given a part of their time: {', '.join(short)}." if short else ""
+    return sentence.strip()
 
 
 # The values of a collectives run under the names and conditions of the published figures.

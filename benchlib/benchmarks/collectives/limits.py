@@ -337,5 +337,5 @@ def _metrics(samples: dict[tuple[str, str, int], list[float]]) -> Iterator[Metri
         if sizes:
             size = max(sizes)
             name = operation.replace("all_reduce", "allreduce") + ("_direct" if variant == "direct" else "")
-            told = f"of the rate of {BOUND_OF[operation]}, at {size_text(size)}, measured in turns"
-            yield derived(f"{name}_socket_share", samples[operation, variant, size], "ratio", "higher", told)
+            basis = f"of the rate of {BOUND_OF[operation]}, at {size_text(size)}, measured in turns"
+            yield derived(f"{name}_socket_share", samples[operation, variant, size], "ratio", "higher", basis)

@@ -70,8 +70,8 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Fit:
     alpha, beta = solved.x * scale
     residual = float(np.sqrt(np.mean(((alpha + beta * x) / y - 1) ** 2)))
     if residual > MOST_RESIDUAL:
-        told = f"the times of {len(x)} sizes are on no line: the best one misses them by {residual:.0%}, more than {MOST_RESIDUAL:.0%}"
-        return Fit(residual=residual, points=len(x), reason=told)
+        reason = f"the times of {len(x)} sizes are on no line: the best one misses them by {residual:.0%}, more than {MOST_RESIDUAL:.0%}"
+        return Fit(residual=residual, points=len(x), reason=reason)
     return Fit(float(alpha), float(beta), residual, len(x))
 
 
@@ -278,16 +278,16 @@ def _bandwidth(name: str, large: Taken, ranks: int) -> Metric:
     rates = bus(large.case.operation, large.series)
     if not rates:
         return not_available(f"{name}_busbw_gbps", "Gbps", "higher", NO_BUS)
-    told = f"{large.case.label()}, {size_text(large.series.bytes)}, {ranks} ranks"
-    return derived(f"{name}_busbw_gbps", rates, "Gbps", "higher", told)
+    reason = f"{large.case.label()}, {size_text(large.series.bytes)}, {ranks} ranks"
+    return derived(f"{name}_busbw_gbps", rates, "Gbps", "higher", reason)
 
 
 def _latency(name: str, small: Taken, ranks: int) -> Metric:
     if ranks < 2:
         return not_available(name, "us", "lower", NO_BUS)
     size = size_text(small.series.bytes) if small.series.bytes else "no data"
-    told = f"{small.case.label()}, {size}, {ranks} ranks"
-    return measured(name, list(US * small.series.seconds), "us", "lower", reason=told)
+    reason = f"{small.case.label()}, {size}, {ranks} ranks"
+    return measured(name, list(US * small.series.seconds), "us", "lower", reason=reason)
 
 
 def _of_fit(fits: Sequence[Row]) -> list[Metric]:
@@ -296,5 +296,5 @@ def _of_fit(fits: Sequence[Row]) -> list[Metric]:
         return []
     if row["reason"]:
         return [not_available("allreduce_alpha_us", "us", "none", row["reason"])]
-    told = f"start-up time of t = alpha + S * beta over {row['points']} sizes, residual {row['residual']:.1%}"
-    return [derived("allreduce_alpha_us", row["alpha_us"], "us", "none", told)]
+    reason = f"start-up time of t = alpha + S * beta over {row['points']} sizes, residual {row['residual']:.1%}"
+    return [derived("allreduce_alpha_us", row["alpha_us"], "us", "none", reason)]

@@ -110,10 +110,10 @@ class Schedule:
 
     def least_s(self, size_bytes: int) -> float:
         """Return what a series of this size takes with as few runs as there may be."""
-        known = [size for size in self.per_run_s if size <= size_bytes]
-        if not known:
+        measured = [size for size in self.per_run_s if size <= size_bytes]
+        if not measured:
             return 0.0
-        nearest = max(known)
+        nearest = max(measured)
         grows = size_bytes / nearest if nearest > STARTUP_BYTES else 1.0
         return self.runs * self.per_run_s[nearest] * max(1.0, grows)
 

@@ -120,9 +120,9 @@ def shares(run: Records) -> pd.DataFrame:
     frame, limits = table(run, "shares").dropna(subset=["share", "bytes"]), bounds(run)
     more = []
     for name in ("memory copy", "claimed link"):
-        known = {(row["operation"], row["variant"]) for row in rows(frame[frame["bound"] == name])}
+        measured = {(row["operation"], row["variant"]) for row in rows(frame[frame["bound"] == name])}
         for row in rows(frame.drop_duplicates(["operation", "variant", "bytes"])):
-            if (row["operation"], row["variant"]) in known or name not in limits:
+            if (row["operation"], row["variant"]) in measured or name not in limits:
                 continue
             at = limits[name][limits[name]["bytes"].isna() | (limits[name]["bytes"] == row["bytes"])]["gbps"]
             if len(at):
@@ -409,8 +409,8 @@ def others(run: Records) -> pd.DataFrame:
 
 
 def _order(operations: pd.Series) -> list[str]:
-    known = [name for name in (*TOGETHER, *ROOTED, "barrier") if name in set(operations)]
-    return known + sorted(set(operations) - set(known))
+    ordered = [name for name in (*TOGETHER, *ROOTED, "barrier") if name in set(operations)]
+    return ordered + sorted(set(operations) - set(ordered))
 
 
 def _listed(values: pd.Series) -> str:

@@ -126,12 +126,12 @@ def published(run: Run) -> list[Measured]:
     config, result = run.config, run.result
     assert isinstance(config, MachineConfig) and result is not None
     device = device_name(run.machine, config.backend, config.nproc)
-    found = []
+    values = []
     for precision in config.precisions:
         rate = result.value(f"matmul_{precision}_alone_flops")
         if rate is not None:
             label = f"matrix products in {precision}"
-            found.append(Measured("matmul_flops", label, rate, device, {"precision": precision, "devices": 1}))
+            values.append(Measured("matmul_flops", label, rate, device, {"precision": precision, "devices": 1}))
     rate = result.value("allreduce_gbps")
     if rate is not None:
         conditions = {
@@ -140,5 +140,5 @@ def published(run: Run) -> list[Measured]:
             "nodes": config.nnodes,
             "message_bytes": int(max(config.allreduce_mib) * 2**20),
         }
-        found.append(Measured("allreduce_gbps", "all-reduce", rate, device, conditions))
-    return found
+        values.append(Measured("allreduce_gbps", "all-reduce", rate, device, conditions))
+    return values

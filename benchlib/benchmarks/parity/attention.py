@@ -298,8 +298,8 @@ def _finite(value: float) -> float | None:
 
 def _name(dtype: str) -> str:
     """Return the kit's name of a type; torch's own is understood."""
-    known = {str(value).removeprefix("torch."): name for name, value in DTYPES.items()}
-    name = known.get(dtype, dtype)
+    names = {str(value).removeprefix("torch."): name for name, value in DTYPES.items()}
+    name = names.get(dtype, dtype)
     if name not in DTYPES:
         raise UserError(f"dtype = {dtype}: attention is compared in {', '.join(DTYPES)}")
     return name

@@ -178,9 +178,9 @@ def depth(run: Records, theme: Theme = LIGHT) -> Picture:
             markersize=2.5,
             gid="member",
         )
-        known = [(x, y) for x, y in zip(frame["index"], values, strict=True) if math.isfinite(y)]
-        if known:
-            ends.append(End(float(known[-1][0]), float(known[-1][1]), name, colour))
+        finite = [(x, y) for x, y in zip(frame["index"], values, strict=True) if math.isfinite(y)]
+        if finite:
+            ends.append(End(float(finite[-1][0]), float(finite[-1][1]), name, colour))
     _layer_axis(axes, layers)
     for limit, words in limits.items():
         axes.axhline(limit, color=theme.muted, linewidth=1.4, linestyle=TOLERANCE, gid="tolerance")
@@ -385,12 +385,12 @@ def kernels(run: Records, theme: Theme = LIGHT) -> Picture:
 
 
 def _lengths(axes: Axes, lengths: pd.Series) -> None:
-    known = sorted(set(lengths))
+    ticks = sorted(set(lengths))
     axes.set_xscale("log", base=2)
-    step = -(-len(known) // MOST_LENGTHS)
-    kept = known[::-1][::step]
+    step = -(-len(ticks) // MOST_LENGTHS)
+    kept = ticks[::-1][::step]
     axes.set_xticks(kept, [f"{length:,.0f}" for length in kept])
-    axes.set_xlim(known[0] / 1.4, known[-1] * 1.4)
+    axes.set_xlim(ticks[0] / 1.4, ticks[-1] * 1.4)
     axes.minorticks_off()
 
 

@@ -257,14 +257,14 @@ def _of_fp32(config: ParityConfig, result: Result, members: list[Row], quantity:
 def _reference_accuracy(config: ParityConfig, result: Result) -> Check:
     """Compare the reference itself with double precision. One farther off than limits are ever eased fails the run."""
     name, question = "reference accuracy", "Is the reference itself close enough to double precision?"
-    known = [row for row in result.tables.get("logits", []) if row["reference_truth_max_abs"] is not None]
-    if not known:
+    compared = [row for row in result.tables.get("logits", []) if row["reference_truth_max_abs"] is not None]
+    if not compared:
         reason = _without_truth(result)
         return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
     backend = str(result.facts["reference"]["backend"])
     table = tolerances.between(backend, config.backend, "fp32", tolerances.LOGITS).value
     limit = tolerances.MOST_EASED * table
-    worst = max(known, key=lambda row: row["reference_truth_max_abs"])
+    worst = max(compared, key=lambda row: row["reference_truth_max_abs"])
     distance = (
         f"its logits are within {worst['reference_truth_max_abs']:.2g} of double precision, worst at {worst['case']}"
     )
@@ -569,6 +569,6 @@ def _missing(result: Result) -> str:
     for row in skipped:
         reasons.setdefault(row["reason"], []).append(row)
     missing = [f"{_names(rows)} ({reason})" for reason, rows in reasons.items()]
-    known = {row["member"] for row in skipped}
-    missing += [text for text in result.facts.get("cut", []) if text.partition(":")[0] not in known]
+    named = {row["member"] for row in skipped}
+    missing += [text for text in result.facts.get("cut", []) if text.partition(":")[0] not in named]
     return f"Not computed: {'; '.join(missing)}." if missing else ""

@@ -169,10 +169,10 @@ def _max_ulp(a: np.ndarray, b: np.ndarray) -> int:
 def _from_truth(side: dict[str, np.ndarray], truth: dict[str, np.ndarray] | None) -> float | None:
     if truth is None:
         return None
-    known = {head: np.isfinite(truth[head]) for head in HEADS}
-    if not any(where.any() for where in known.values()):
+    finite = {head: np.isfinite(truth[head]) for head in HEADS}
+    if not any(where.any() for where in finite.values()):
         return None
-    distance = max(max_abs(side[head][known[head]], truth[head][known[head]]) for head in HEADS)
+    distance = max(max_abs(side[head][finite[head]], truth[head][finite[head]]) for head in HEADS)
     return distance if math.isfinite(distance) else None
 
 
@@ -328,10 +328,10 @@ def truth(cases: list[Case]) -> dict[str, Any] | None:
 
     Within a factor of 2 both are as close: two roundings of one sum differ as much by chance.
     """
-    known = [
+    finite = [
         case for case in cases if case.truth is not None and any(np.isfinite(case.truth[head]).any() for head in HEADS)
     ]
-    rows = [case.row() for case in known]
+    rows = [case.row() for case in finite]
     own, other = ([row[name] for row in rows] for name in ("truth_max_abs", "reference_truth_max_abs"))
     if not rows or None in own or None in other:
         return None

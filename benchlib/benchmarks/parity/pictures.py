@@ -59,16 +59,16 @@ def powers(axis: Axis, values: Iterable[float], most: int = MOST_TICKS) -> float
     Where a value is 0, the axis has room for it at its lower end, written as 0; values that are no finite numbers do
     not count.
     """
-    known = [value for value in values if math.isfinite(value)]
+    finite = [value for value in values if math.isfinite(value)]
     axes, across = axis.axes, axis is axis.axes.xaxis
     (axes.set_xscale if across else axes.set_yscale)("log")
-    above = [value for value in known if value > 0] or [1e-7]
+    above = [value for value in finite if value > 0] or [1e-7]
     low = math.floor(math.log10(min(above)))
     high = max(low + 1, math.ceil(math.log10(max(above))))  # two ticks at least
     step = max(1, -(-(high - low) // most))
     ticks = {10.0**power: f"1e{power}" for power in range(low, high + 1) if (power - high) % step == 0}
     begin, zero = min(above) / EDGE, 10.0 ** (low - max(1, 0.12 * (high - low)))
-    if any(value == 0 for value in known):
+    if any(value == 0 for value in finite):
         ticks = {zero: "0"} | {place: word for place, word in ticks.items() if place > 3 * zero}
         begin = zero / EDGE
     (axes.set_xlim if across else axes.set_ylim)(begin, max(above) * EDGE)
@@ -188,8 +188,8 @@ def _alt(frame: pd.DataFrame) -> str:
 
 
 def _rank(name: str) -> int:
-    known = list(MEMBERS)
-    return known.index(name) if name in known else -1 if name == "whole run" else len(known)
+    order = list(MEMBERS)
+    return order.index(name) if name in order else -1 if name == "whole run" else len(order)
 
 
 def _number(row: dict[str, Any], room: int) -> str:
@@ -277,18 +277,18 @@ def quantities(run: Records, theme: Theme = LIGHT) -> Picture:
     if not names:
         return leave_empty(figure, axes, theme, "No quantity was compared.")
     tall(figure, len(names), 0.25, 1.45)
-    known = [name for name in QUANTITIES if name in set(frame["quantity"])]
-    known += sorted(set(frame["quantity"]) - set(known))
+    ordered = [name for name in QUANTITIES if name in set(frame["quantity"])]
+    ordered += sorted(set(frame["quantity"]) - set(ordered))
     beyond = []
     for row in tables.row_dicts(frame[frame["member"].isin(names)]):
         word = tables.outcome_word(row["status"], row["gates"], not math.isnan(row["value"]))
         words = SIGNS["SKIPPED"] if row["status"] == "SKIPPED" else _value(row)
         words = f"{SIGNS[word]}{words}" if word in ("FAIL", "DIFFERS") else words
-        roomy = len(words) < (6 if len(known) <= 12 else 5)
-        size = min(_size(len(known)) + 1.5, 8.5) if roomy else 6.2 if len(words) < 6 or len(known) <= 12 else 5.6
-        _cell(axes, theme, known.index(row["quantity"]), names.index(row["member"]), words, word, size)
+        roomy = len(words) < (6 if len(ordered) <= 12 else 5)
+        size = min(_size(len(ordered)) + 1.5, 8.5) if roomy else 6.2 if len(words) < 6 or len(ordered) <= 12 else 5.6
+        _cell(axes, theme, ordered.index(row["quantity"]), names.index(row["member"]), words, word, size)
         beyond += [row["member"]] if word == "FAIL" else []
-    _grid(axes, theme, names, [QUANTITIES.get(name, name) for name in known], len(known) > 3)
+    _grid(axes, theme, names, [QUANTITIES.get(name, name) for name in ordered], len(ordered) > 3)
     beyond = list(dict.fromkeys(beyond))
     title = (
         f"{listed(beyond)} {'are' if len(beyond) > 1 else 'is'} beyond tolerance"

@@ -154,8 +154,8 @@ def _matrix(merged: Merged) -> list[str]:
     places = list(dict.fromkeys((run.backend, run.machine) for run in merged.results))
     cells = {(row.member, run.backend, run.machine): word(row) for run, row in merged.rows}
     names = list(dict.fromkeys(row.member for _, row in merged.rows))
-    known = [name for name in MEMBERS if name in names]
-    ordered = [*known, *sorted(name for name in names if name not in MEMBERS and name != WHOLE)]
+    own = [name for name in MEMBERS if name in names]
+    ordered = [*own, *sorted(name for name in names if name not in MEMBERS and name != WHOLE)]
     ordered += [WHOLE] if WHOLE in names else []
     rows = [
         ("the run as a whole" if name == WHOLE else name, *(_signed(cells.get((name, *place), "")) for place in places))
@@ -200,16 +200,16 @@ def _row(run: RunResult, row: MemberResult) -> Sequence[str]:
 
 def _reasons(merged: Merged) -> list[str]:
     """Return what is said of results that are no PASS, one line for those that share it."""
-    said: dict[tuple[str, str, str], list[str]] = {}
+    statements: dict[tuple[str, str, str], list[str]] = {}
     for run, row in merged.rows:
         if row.outcome != "PASS" and row.reason:
-            said.setdefault((word(row), row.reason, f"{run.backend} on {run.machine}"), []).append(row.member)
+            statements.setdefault((word(row), row.reason, f"{run.backend} on {run.machine}"), []).append(row.member)
     return [
         *(
             f"- {_signed(outcome)} {_plain(place)}, {_plain(', '.join(names))}: {_plain(reason)}"
-            for (outcome, reason, place), names in said.items()
+            for (outcome, reason, place), names in statements.items()
         ),
-        *([""] if said else []),
+        *([""] if statements else []),
     ]
 
 

@@ -70,8 +70,8 @@ def members(run: Records) -> list[str]:
 def ordered(run: Records, names: Iterable[str]) -> list[str]:
     """Return the names in the order of :func:`members`; those that it does not know come last."""
     wanted = dict.fromkeys(names)
-    known = [name for name in members(run) if name in wanted]
-    return known + [name for name in wanted if name not in known and name not in (REFERENCE, TRUTH)]
+    own = [name for name in members(run) if name in wanted]
+    return own + [name for name in wanted if name not in own and name not in (REFERENCE, TRUTH)]
 
 
 def facts(run: Records) -> Mapping[str, Any]:
@@ -351,8 +351,8 @@ def first_layers(run: Records) -> pd.DataFrame:
     first = first_beyond(run)
     rows = []
     for name, frame in layers(run).items():
-        known = frame.dropna(subset=["relative_l2"])
-        top = row_dicts(known.sort_values("relative_l2").tail(1)) if len(known) else []
+        compared = frame.dropna(subset=["relative_l2"])
+        top = row_dicts(compared.sort_values("relative_l2").tail(1)) if len(compared) else []
         rows.append({
             "member": name, "layers": len(frame), "first beyond": short(first[name]["layer"]) if name in first else "none",
             "there": _or_nothing(first[name]["relative_l2"]) if name in first else NOTHING,

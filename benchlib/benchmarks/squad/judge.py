@@ -366,11 +366,11 @@ def _speed(config: SquadConfig, result: Result, drift: str) -> str:
 
 def _split(result: Result) -> str:
     parts = {name: result.value(f"time_{name}_s") for name in ("data", "forward", "backward", "exchange", "optimizer")}
-    known = {name: value for name, value in parts.items() if value is not None}
-    if len(known) < 2:
+    stated = {name: value for name, value in parts.items() if value is not None}
+    if len(stated) < 2:
         return ""
-    name, most = max(known.items(), key=lambda item: item[1])
-    return f"Most of a step's time goes to {name}: {quantity(most, 's')} of {quantity(sum(known.values()), 's')} for all parts."
+    name, most = max(stated.items(), key=lambda item: item[1])
+    return f"Most of a step's time goes to {name}: {quantity(most, 's')} of {quantity(sum(stated.values()), 's')} for all parts."
 
 
 def _exchange(config: SquadConfig, result: Result) -> str:

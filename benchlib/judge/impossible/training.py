@@ -219,11 +219,11 @@ def below_peak(
         how = f"({tokens_per_s:,.1f} tokens/s × {6 if training else 2} × {parameters:.3g} parameters) "
     peak, source = peak_flops, f"the {peak_kind or 'stated'} peak" + (f" ({peak_source})" if peak_source else "")
     if peak is None:
-        known = vendor_peak(device)
-        dense = known.dense_flops.get(precision or "bf16") if known else None
-        if known is None or dense is None:
+        vendor = vendor_peak(device)
+        dense = vendor.dense_flops.get(precision or "bf16") if vendor else None
+        if vendor is None or dense is None:
             return Finding("SKIPPED", f"{quantity(flops_per_s, FLOP)} {how}: {_unknown_peak(device)}")
-        peak, source = dense * ranks, f"the claimed dense {precision or 'bf16'} peak of {ranks} × {known.name}"
+        peak, source = dense * ranks, f"the claimed dense {precision or 'bf16'} peak of {ranks} × {vendor.name}"
     reason = f"{quantity(flops_per_s, FLOP)} {how}are {flops_per_s / peak:.1%} of {source} of {quantity(peak, FLOP)}"
     most = peak * PEAK_SLACK
     wrong, limit = "no device exceeds its peak", f"<= {quantity(most, FLOP)}"
@@ -241,19 +241,19 @@ def share_of_peak(
     peak_sparse: bool = False,
 ) -> Finding | None:
     """MFU is FLOP/s over the dense peak of this very device in the precision of the work; it does not exceed 1."""
-    known = vendor_peak(device)
+    vendor = vendor_peak(device)
     other = peak_precision if precision and peak_precision != precision else ""
     if mfu < 0:
         return finding(False, f"MFU {mfu:.1%}", wrong="below zero")
     if mfu > PEAK_SLACK:
         peak = f"the peak of {quantity(peak_flops, FLOP)}" if peak_flops else "the peak it was taken of"
-        dense = (known.dense_flops.get(precision or "bf16") or 0.0) * ranks if known else 0.0
+        dense = (vendor.dense_flops.get(precision or "bf16") or 0.0) * ranks if vendor else 0.0
         if other:
             wrong = f"{peak} is that of {other}, while the work ran in {precision}"
-        elif known is None and device:
+        elif vendor is None and device:
             wrong = f"{peak} is not that of {device}, whose peak is not known; MFU is not available"
-        elif known and peak_flops and dense > peak_flops * PEAK_SLACK:
-            wrong = f"{peak} is not the dense {precision or 'bf16'} peak of {known.name}, {quantity(dense, FLOP)}"
+        elif vendor and peak_flops and dense > peak_flops * PEAK_SLACK:
+            wrong = f"{peak} is not the dense {precision or 'bf16'} peak of {vendor.name}, {quantity(dense, FLOP)}"
         else:
             wrong = f"{peak} is another device's or another precision's, or the work was counted twice"
         return finding(False, f"MFU {mfu:.1%} is impossible", wrong=wrong, value=mfu, limit="<= 1")
@@ -266,7 +266,7 @@ def share_of_peak(
             f"MFU {mfu:.1%} is of a sparse peak, twice the dense one: MFU is not available; "
             f"of the dense peak it would be {2 * mfu:.1%}",
         )
-    if peak_flops is None and known is None:
+    if peak_flops is None and vendor is None:
         return Finding("SKIPPED", f"MFU is not available: {_unknown_peak(device)}")
     if flops_per_s is None or peak_flops is None:
         return None

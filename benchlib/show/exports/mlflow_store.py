@@ -36,10 +36,10 @@ def write(runs: Sequence[Snapshot], output: str) -> str:
 
     try:
         client = MlflowClient(tracking_uri=uri)
-        known = sum(_store(client, uri, run) for run in runs)
+        updated = sum(_store(client, uri, run) for run in runs)
     except (MlflowException, SQLAlchemyError) as error:
         raise UserError(f"MLflow at {uri}: {str(error).splitlines()[0]}") from None
-    there = f", {known} of them already stored" if known else ""
+    there = f", {updated} of them already stored" if updated else ""
     return f"{counted(len(runs), 'run')} in MLflow at {uri}{there}"
 
 
