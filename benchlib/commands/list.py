@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Column, Table
 
-from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks import BENCHMARKS, Benchmark
 from benchlib.config import cluster
 from benchlib.config.schema import nearest, read_params, tier_names
 from benchlib.core import terminal
@@ -44,13 +44,20 @@ def _table(*columns: str | Column) -> Table:
     return Table(*columns, box=None, padding=(0, 2), header_style="bold")
 
 
+def _notebook(benchmark: Benchmark) -> str:
+    try:
+        return benchmark.notebook.name
+    except UserError:
+        return "none"
+
+
 def show_kit() -> None:
     """Print benchmarks, tiers, backends and clusters."""
     table = _table("benchmark", "question", "tiers", "notebook")
     tiers = {name: read_params("tiers", name) for name in tier_names()}
     for benchmark in BENCHMARKS.values():
         has = ", ".join(name for name, content in tiers.items() if benchmark.name in content)
-        table.add_row(benchmark.name, benchmark.question, has, benchmark.notebook.name)
+        table.add_row(benchmark.name, benchmark.question, has, _notebook(benchmark))
     console.print(table)
     table = _table("tier", "what it is")
     for name, content in tiers.items():

@@ -86,6 +86,12 @@ def band_text(band: float, kind: str, unit: str = "") -> str:
     return f"±{band:.1%}" if f"{abs(low):.1%}" == f"{band:.1%}" else f"{low:.1%} to +{band:.1%}"
 
 
+def capitalized(words: str) -> str:
+    """Return a sentence with a capital first letter; one that begins with a parameter or a path stays as it is."""
+    first, _, rest = words.partition(" ")
+    return words[:1].upper() + words[1:] if first.isalpha() and not rest.startswith("=") else words
+
+
 def moment(seconds: float) -> str:
     """Write a unix time as local date and time with its zone; one that no calendar has as an unknown time."""
     try:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from benchlib.core.files import write_json
-from benchlib.core.text import quantity
+from benchlib.core.text import capitalized, quantity
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.findings import Finding
 from benchlib.judge.impossible.rules import ask, judge_claims
@@ -79,7 +79,7 @@ def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", runs: i
     ``runs`` is the number of repetitions that are judged together.
     """
     if broken:
-        return Verdict(verdict="FAIL", broken=True, sentence=broken[:1].upper() + broken[1:], checks=checks)
+        return Verdict(verdict="FAIL", broken=True, sentence=capitalized(broken), checks=checks)
     if skipped:
         return Verdict(verdict="SKIPPED", sentence=f"Nothing ran: {skipped}", checks=checks)
     failed = [check for check in checks if check.gates and check.status == "FAIL"]
@@ -98,7 +98,7 @@ def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", runs: i
             checks=checks,
         )
     compared_with_nothing = [check for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
-    rest = f"; {len(compared_with_nothing)} not evaluated (no comparable baseline)" if compared_with_nothing else ""
+    rest = f"; {len(compared_with_nothing)} not compared (no comparable baseline)" if compared_with_nothing else ""
     missing = ", ".join(check.name for check in checks if check.gates and check.status == "SKIPPED")
     rest += f"; incomplete: {missing}" if missing else ""
     if all(check.kind in ("outcome", "budget") for check in passed):

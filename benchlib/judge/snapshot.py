@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.errors import UserError
+from benchlib.core.run_folder import file_faults
 from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.checks import Verdict
 from benchlib.judge.regression import KEPT_SAMPLES, RegressionLimit, thinned
@@ -118,6 +119,7 @@ def snapshot(run: Run) -> Snapshot:
     config, result = read(lambda: run.config), read(lambda: run.result)
     verdict, status = read(lambda: _verdict(run)), read(lambda: run.status)
     word, sentence = judgement(verdict.model_dump() if verdict else None, status, skip_reason(result))
+    problems += read(lambda: file_faults(run.path) or []) or []
     if problems:  # without its config, result or verdict a run is not what its other records still say
         word, sentence = "DAMAGED", "Parts of the run cannot be read: " + "; ".join(dict.fromkeys(problems)) + "."
     benchmark, tier, backend = identity(run, config, result)

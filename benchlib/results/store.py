@@ -26,6 +26,7 @@ from benchlib.config.schema import BaseConfig, build, config_class
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import check_schema, read_bytes, write_bytes
+from benchlib.core.text import capitalized
 from benchlib.results.run import Result, Run, fingerprint, fingerprint_key
 
 if TYPE_CHECKING:
@@ -120,20 +121,16 @@ def judgement(
     if verdict and not verdict.get("broken"):
         return str(verdict.get("verdict", "UNFINISHED")), sentence
     if outcome == "skipped" or skipped is not None:
-        return "SKIPPED", _capitalized(reason or skipped or "")
+        return "SKIPPED", capitalized(reason or skipped or "")
     if outcome not in ("", "complete"):
         # The supervisor's own words: it saw which rank did what.
         word = "STOPPED" if outcome == "stopped" else "BROKEN"
-        return word, _capitalized(reason) or sentence or f"The run ended: {outcome}."
+        return word, capitalized(reason) or sentence or f"The run ended: {outcome}."
     if verdict:
         return "BROKEN", sentence
     if status:
         return "UNFINISHED", "The ranks ended, but the run has no verdict yet: `benchlib report` makes it."
     return "UNFINISHED", "Nothing says how this run ended: it is still running, or it was killed with its supervisor."
-
-
-def _capitalized(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 def named(folder: Path | str) -> tuple[str, str, str]:

@@ -145,7 +145,7 @@ def _right(result: Result) -> Check:
     more = f"; and {len(rows) - NAMED} more cases" if len(rows) > NAMED else ""
     return fact_check(
         "right results",
-        "Is every element of every run what it has to be, on every rank?",
+        "Is every element of every result correct, on every rank?",
         wrong == 0,
         f"{wrong:,} wrong elements of {checked:,} compared" + (f": {details}{more}" if details else ""),
         limit="= 0",

@@ -70,7 +70,7 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Fit:
     alpha, beta = solved.x * scale
     residual = float(np.sqrt(np.mean(((alpha + beta * x) / y - 1) ** 2)))
     if residual > MOST_RESIDUAL:
-        reason = f"the times of {len(x)} sizes are on no line: the best one misses them by {residual:.0%}, more than {MOST_RESIDUAL:.0%}"
+        reason = f"the times of {len(x)} sizes do not fit a line: the best one misses them by {residual:.0%}, more than {MOST_RESIDUAL:.0%}"
         return Fit(residual=residual, points=len(x), reason=reason)
     return Fit(float(alpha), float(beta), residual, len(x))
 

@@ -78,7 +78,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         ),
         rule_check(
             "possible scaling",
-            "Are all ranks together no faster than their number times the best of one?",
+            "Are all ranks together at most as fast as the best rank times their number?",
             "scaling",
             stated,
         ),

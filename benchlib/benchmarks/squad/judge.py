@@ -370,7 +370,7 @@ def _split(result: Result) -> str:
     if len(stated) < 2:
         return ""
     name, most = max(stated.items(), key=lambda item: item[1])
-    return f"Most of a step's time goes to {name}: {quantity(most, 's')} of {quantity(sum(stated.values()), 's')} for all parts."
+    return f"The largest part of a step goes to {name}: {quantity(most, 's')} of {quantity(sum(stated.values()), 's')} for all parts."
 
 
 def _exchange(config: SquadConfig, result: Result) -> str:

@@ -152,7 +152,7 @@ def test_times_on_no_line_are_not_fitted():
     assert found.points == 4 and found.residual > 0.5
     assert (
         found.reason
-        == f"the times of 4 sizes are on no line: the best one misses them by {found.residual:.0%}, more than 50%"
+        == f"the times of 4 sizes do not fit a line: the best one misses them by {found.residual:.0%}, more than 50%"
     )
 
 

@@ -48,7 +48,7 @@ def test_names_of_folders_are_harmless_everywhere(tmp_path, name, monkeypatch):
 
 @pytest.mark.usefixtures("no_pictures")
 def test_stored_words_cannot_steer_the_terminal(tmp_path):
-    run = place(tmp_path, verdict={"sentence": f"fine{ANSI} [bold]x[/bold]\u202e {EVIL}"})
+    run = place(tmp_path, verdict={"verdict": "FAIL", "sentence": f"fine{ANSI} [bold]x[/bold]\u202e {EVIL}"})
     code, said = command("list", "--runs", out=tmp_path)
     assert code == 0
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said)

@@ -24,6 +24,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
 from benchlib.cli import main
+from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.judge.snapshot import load, snapshot
 from benchlib.results.run import Run
@@ -409,3 +410,19 @@ def test_the_text_formats_go_to_the_standard_output(store, name, monkeypatch):
     assert done.exit_code == 0, done.output
     assert "squad" in done.stdout
     assert "written to" not in done.stdout
+
+
+@pytest.mark.parametrize("damage", ["result.json is missing", "result.json was altered after the run"])
+def test_a_run_that_was_damaged_after_its_verdict_passes_nowhere(tmp_path, damage):
+    folder = make_run(tmp_path / "quick-20261121" / "squad-cpu-100000-whole")
+    run_folder.record_files(folder)
+    assert snapshot(Run(folder)).word == "PASS"
+    path = folder / "result.json"
+    if "missing" in damage:
+        path.unlink()
+    else:  # the same size: only its checksum tells
+        path.write_text(path.read_text().replace("91.4", "99.4"))
+    run = snapshot(Run(folder))
+    assert run.word == "DAMAGED"
+    assert damage in run.sentence
+    assert junitparser.JUnitXml.fromstring(junit.text([run]).encode()).errors == 1

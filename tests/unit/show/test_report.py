@@ -38,7 +38,7 @@ def rendered(folder):
 
 def test_whole_run(tmp_path):
     page = rendered(make_run(tmp_path / "run", notebook="Does it learn?"))
-    order = ["PASS", "never for the target of the real benchmark", "Most of a step's time goes to backward", "Training throughput",
+    order = ["PASS", "never for the target of the real benchmark", "The largest part of a step goes to backward", "Training throughput",
              "Failed and undecided checks", "Results", "Other checks", "The worst misses", "Measured", "Derived", "Claimed", "Not available", "The machine", "Run it again", "The notebook"]  # fmt: skip
     places = [page.text.index(words) for words in order]
     assert places == sorted(places)
