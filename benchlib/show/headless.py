@@ -112,12 +112,19 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
     os.environ.update(environment)
     folder, kernel, failures = Path.cwd(), _Kernel(), list[BaseException]()
 
+    def close_loop() -> None:
+        from jupyter_core.utils import ensure_event_loop
+
+        with contextlib.suppress(RuntimeError):
+            ensure_event_loop().close()  # nbclient leaves the loop of its thread open
+
     def work() -> None:
         try:
             _execute(path, output, parameters, kernel)
         except BaseException as error:
             failures.append(error)
         finally:
+            close_loop()
             ended.set()
 
     # In a thread of its own: whatever it waits for, this one sees signals and the time.

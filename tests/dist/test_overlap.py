@@ -41,7 +41,8 @@ def measured(rank, size):
         time.sleep(SHORT_S)
         return Done()
 
-    assert abs(overlapped(blocking, lambda: time.sleep(LONG_S), rounds=3).hidden_share) < 0.4
+    share = overlapped(blocking, lambda: time.sleep(LONG_S), rounds=3).hidden_share
+    assert share is None or share < 0.4  # none where the two together took a little longer than one after the other
 
     tensor = torch.ones(1 << 20)
     real = overlapped(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MAX, async_op=True), rounds=3)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 
 import numpy as np
 import psutil
@@ -43,6 +44,7 @@ def one_thread():
     """As a rank sets it: several threads on cores that others use are many times slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    forkserver._forkserver._stop()  # other tests started one, with their environment and modules
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("OPENBLAS_NUM_THREADS", "2")  # as a rank with two threads has it: no obstacle to a fork

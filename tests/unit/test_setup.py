@@ -28,7 +28,10 @@ def closure(name, extras, seen):
 
 
 def shown(*words):
-    done = subprocess.run(["make", "-n", *words], cwd=home(), capture_output=True, text=True, check=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}
+    done = subprocess.run(
+        ["make", "-n", "--no-print-directory", *words], cwd=home(), env=env, capture_output=True, text=True, check=True
+    )
     return done.stdout
 
 
