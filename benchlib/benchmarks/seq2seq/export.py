@@ -1,0 +1,169 @@
+"""The result of a run as one JSON file for other programs: ``bench_{GPU}_{N}gpu_{TIMESTAMP}.json``.
+
+:class:`Bench` is the schema, ``docs/bench.schema.json`` the same for programs that do not read Python. A field is added with
+the same version; one that is changed or dropped raises it. ``benchlib compare`` reads such a file like the run's folder.
+"""
+
+import datetime
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import write_text
+from benchlib.judge.snapshot import Snapshot
+from benchlib.results.metrics import Metric
+from benchlib.results.run import Result
+from benchlib.show.exports import counted, put
+
+NAME = "seq2seq"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Metadata(_Part):
+    """What ran, where, when and how it was judged."""
+
+    run: str = Field(description="name of the run folder")
+    benchmark: Literal["seq2seq"]
+    tier: str = Field(description="how much work: smoke, quick, nightly, weekend or one of your own")
+    backend: str = Field(description="cpu, cuda, rocm, mps, xpu or tpu")
+    device: str = Field(description="name of the device that each rank had; of a CPU backend the processor")
+    gpus: int = Field(ge=0, description="devices over all nodes; 0 for a CPU backend")
+    ranks: int = Field(ge=1, description="processes over all nodes")
+    verdict: str = Field(description="PASS, FAIL or AMBIGUOUS")
+    sentence: str = Field(description="the verdict in a sentence")
+    started_at: datetime.datetime = Field(description="UTC")
+    ended_at: datetime.datetime | None = Field(description="UTC")
+    machine: dict[str, Any] = Field(description="processor, memory, system, versions, drivers, devices")
+    fingerprint: dict[str, str] = Field(description="what has to be equal for two runs to be comparable")
+    facts: dict[str, Any] = Field(description="counts and flags of the run: parameters, precision, global_batch …")
+
+
+class Epoch(_Part):
+    """One pass over the samples."""
+
+    epoch: int = Field(ge=0, description="number, from 0")
+    counted: bool = Field(description="false for the epoch that warms up")
+    seconds: float = Field(gt=0, description="wall time")
+    loss: float | None = Field(description="mean of the epoch, in nats per token")
+
+
+class Number(Metric):
+    """A metric of the whole run, with its samples: all of them, or 200 quantiles of more."""
+
+    samples: list[float] = Field(default_factory=list)
+
+
+class Bench(_Part):
+    """The whole file."""
+
+    format: Literal["benchlib-bench"] = "benchlib-bench"
+    schema_version: Literal[1] = 1
+    metadata: Metadata
+    config: dict[str, Any] = Field(description="every parameter with the value that ran")
+    epochs: list[Epoch]
+    summary: list[Number] = Field(description="every metric with unit, provenance, 95 % interval and samples")
+
+
+def bench(run: Snapshot) -> Bench:
+    """Return the file of a complete run."""
+    assert run.result is not None
+    small = run.thinned()
+    assert small.result is not None
+    names = (run.machine.get("devices") or {}).get("backends", {}).get(run.backend, {}).get("names") or []
+    processor = str((run.machine.get("cpu") or {}).get("model") or "cpu")
+    gpu = run.backend != "cpu"
+    return Bench(
+        metadata=Metadata(
+            **{name: getattr(run, name) for name in ("run", "benchmark", "tier", "backend", "sentence", "machine")},
+            device=str(names[0] if gpu and names else run.backend if gpu else processor),
+            gpus=run.result.world_size if gpu else 0,
+            ranks=run.result.world_size,
+            verdict=run.word,
+            started_at=_utc(run.result.started_at),
+            ended_at=None if run.result.ended_at is None else _utc(run.result.ended_at),
+            fingerprint=run.fingerprint,
+            facts=small.result.facts,
+        ),
+        config=run.config,
+        epochs=[Epoch(**row) for row in run.result.tables.get("epochs", [])],
+        summary=[
+            Number(**metric.model_dump(), samples=small.samples.get(metric.name, [])) for metric in run.result.metrics
+        ],
+    )
+
+
+def _utc(seconds: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+
+
+def file_name(content: Bench) -> str:
+    """Return ``bench_{GPU}_{N}gpu_{TIMESTAMP}.json``: device, devices (0 for a CPU backend), start in UTC."""
+    device = re.sub(r"[^A-Za-z0-9.]+", "-", content.metadata.device).strip("-.") or "device"
+    return f"bench_{device}_{content.metadata.gpus}gpu_{content.metadata.started_at:%Y%m%dT%H%M%SZ}.json"
+
+
+def write(runs: Sequence[Snapshot], output: str) -> str:
+    """Write a file for each complete run into the folder ``output`` ('' is the current one), or print one with ``-``.
+
+    Runs of other benchmarks and incomplete ones are left out; none is a ``UserError``.
+    """
+    files = [bench(run) for run in runs if run.benchmark == NAME and run.complete and run.word != "DAMAGED"]
+    if not files:
+        raise UserError(f"bench: no complete run of {NAME} among {counted(len(runs), 'run')}; name one")
+    if output == "-":
+        if len(files) > 1:
+            raise UserError(f"bench: {len(files)} runs do not fit one output: name a folder with --output FOLDER")
+        return put(files[0].model_dump_json(indent=1) + "\n", "-", "")
+    folder = Path(output or ".").expanduser()
+    if not folder.is_dir():
+        raise UserError(f"--output {output}: bench writes files named after device and time: name a folder that exists")
+    names = [file_name(content) for content in files]
+    if len(set(names)) < len(names):
+        raise UserError(
+            "bench: two runs of one device began in the same second and would share a file: export them apart"
+        )
+    for name, content in zip(names, files, strict=True):
+        write_text(folder / name, content.model_dump_json(indent=1) + "\n")
+    return f"{', '.join(names)} written to {folder}"
+
+
+def read(content: Any, name: str) -> Snapshot:
+    """Return the run that the content of such a file describes; ``UserError`` names the first thing that is wrong."""
+    try:
+        file = Bench.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(
+            f"{name}: not such a file of this version ({'.'.join(map(str, first['loc']))}: {first['msg']})"
+        ) from None
+    about = file.metadata
+    common = {name: getattr(about, name) for name in ("benchmark", "tier", "backend")}
+    started = about.started_at.timestamp()
+    return Snapshot(
+        **common,
+        run=about.run,
+        word=about.verdict,
+        sentence=about.sentence,
+        started_at=started,
+        config=file.config,
+        machine=about.machine,
+        fingerprint=about.fingerprint,
+        samples={number.name: number.samples for number in file.summary if number.samples},
+        result=Result(
+            **common,
+            status="complete",
+            world_size=about.ranks,
+            started_at=started,
+            ended_at=about.ended_at.timestamp() if about.ended_at else None,
+            metrics=[Metric(**number.model_dump(exclude={"samples"})) for number in file.summary],
+            facts=about.facts,
+            tables={"epochs": [epoch.model_dump() for epoch in file.epochs]},
+        ),
+    )

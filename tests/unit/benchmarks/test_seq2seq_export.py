@@ -1,0 +1,102 @@
+"""The file of a run for other programs: its name, its schema by a second library, and the way back into a comparison."""
+
+import json
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from benchlib.benchmarks.seq2seq import export
+from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
+from benchlib.cli import main
+from benchlib.core.errors import UserError
+from benchlib.core.files import home
+from benchlib.judge.compare import read_kinds
+from benchlib.judge.snapshot import Snapshot
+from benchlib.results.metrics import derived, not_available
+from benchlib.results.run import Result
+from benchlib.show.exports import export as write
+
+H100 = "NVIDIA H100 80GB HBM3"
+STARTED = 1_795_367_498.25  # 2026-11-22 17:11:38 UTC
+
+
+def run(name="seq2seq-cuda-171138-abc", backend="cuda", ranks=4, speed=100.0, started=STARTED, **more):
+    config = Seq2seqConfig(backend=backend, nproc=ranks, batch_size=32)
+    metrics = [
+        derived("train_samples_per_s", [speed, speed + 1, speed + 3], "samples/s", "higher"),
+        not_available("power_w", "W", "lower", "no sensor"),
+    ]
+    common = {"benchmark": "seq2seq", "tier": "smoke", "backend": backend}
+    return Snapshot(
+        **common, run=name, word="PASS", sentence="9 checks passed.", started_at=started, config=config.model_dump(mode="json"),
+        machine={"host": name, "cpu": {"model": "AMD EPYC (7763)"}, "devices": {"backends": {"cuda": {"names": [H100] * ranks}}}},
+        result=Result(
+            **common, status="complete", world_size=ranks, started_at=started, ended_at=started + 60, metrics=metrics,
+            facts={"epoch_items": 512, "precision": "bf16"},
+            tables={"epochs": [{"epoch": n, "counted": n > 0, "seconds": 5.0 + n, "loss": 9.0 - n} for n in range(4)]},
+        ),
+        fingerprint={"backend": backend, "world_size": str(ranks), "nodes": "1",
+                     **{f"config.{key}": json.dumps(value) for key, value in config.work().items()}},
+        samples={metrics[0].name: metrics[0].samples},
+    ).model_copy(update=more)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("backend", "ranks", "name"),
+    [
+        ("cuda", 4, "bench_NVIDIA-H100-80GB-HBM3_4gpu_20261122T171138Z.json"),
+        ("cpu", 2, "bench_AMD-EPYC-7763_0gpu_20261122T171138Z.json"),
+    ],
+)
+def test_a_file_is_named_after_device_devices_and_start(tmp_path, backend, ranks, name):
+    assert name in write([run(backend=backend, ranks=ranks)], "bench", str(tmp_path))
+    content = json.loads((tmp_path / name).read_text())
+    assert (content["metadata"]["gpus"], content["metadata"]["ranks"]) == (ranks if backend == "cuda" else 0, ranks)
+
+
+def test_the_committed_schema_is_that_of_the_model_and_accepts_the_file(tmp_path):
+    schema = json.loads((home() / "docs" / "bench.schema.json").read_text())
+    assert schema == export.Bench.model_json_schema()
+    export.write([run()], str(tmp_path))
+    content = json.loads(next(tmp_path.iterdir()).read_text())
+    jsonschema.validate(content, schema, cls=jsonschema.Draft202012Validator)
+    for change in ({"schema_version": 2}, {"epochs": [{"epoch": 0}]}, {"more": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(content | change, schema, cls=jsonschema.Draft202012Validator)
+        with pytest.raises(UserError, match=next(iter(change))):
+            export.read(content | change, "file")
+
+
+def test_a_file_comes_back_as_the_run_that_it_was(tmp_path):
+    export.write([run()], str(tmp_path))
+    path = next(tmp_path.iterdir())
+    (kind,), excluded = read_kinds(str(path))
+    assert excluded == []
+    back, was = kind.first, run()
+    for name in ("run", "word", "config", "machine", "fingerprint", "samples"):
+        assert getattr(back, name) == getattr(was, name), name
+    assert back.result.facts == was.result.facts
+    assert [metric.model_dump() for metric in back.result.metrics] == [
+        metric.model_dump() for metric in was.result.metrics
+    ]
+    assert back.result.tables == was.result.tables
+
+
+def test_files_are_compared_by_price(tmp_path):
+    export.write([run("one"), run("two", speed=200.0, ranks=2, started=STARTED + 1)], str(tmp_path))
+    paths = [str(path) for path in sorted(tmp_path.iterdir(), key=lambda path: path.stat().st_size)]
+    done = CliRunner().invoke(main, ["compare", *paths, "--cost", "one=3", "--cost", "two=4", "--json"])
+    assert done.exit_code == 0, done.output
+    machines = {one["runs"][0]: one for one in json.loads(done.stdout)["worth"][0]["machines"]}
+    assert [machines[name]["devices"] * machines[name]["usd_per_device_hour"] for name in ("one", "two")] == [12, 8]
+
+
+def test_what_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no complete run"):
+        export.write([run(word="DAMAGED"), run(benchmark="squad")], str(tmp_path))
+    with pytest.raises(UserError, match="same second"):
+        export.write([run("a"), run("b")], str(tmp_path))
+    with pytest.raises(UserError, match="name a folder"):
+        export.write([run()], str(tmp_path / "nowhere"))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,73 @@
+"""Both engines against each other, the closed forms of parameters and FLOPs against torch's own counts."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchlib.benchmarks.seq2seq.config import SIZES, Seq2seqConfig
+from benchlib.workloads import encdec
+from benchlib.workloads.encdec import Plain, Tuned
+
+SHAPE = {"d_model": 16, "nhead": 2, "encoder_layers": 2, "decoder_layers": 3, "dim_feedforward": 24}
+SHAPE |= {"vocabulary": 40, "sequence": 6}
+
+
+def pair(dtype: torch.dtype = torch.float64) -> tuple[Plain, Tuned, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(3)
+    plain, tuned = Plain(**SHAPE).to(dtype), Tuned(**SHAPE).to(dtype)
+    tuned.load_state_dict(plain.state_dict())
+    return plain, tuned, torch.randint(40, (5, 6)), torch.randint(40, (5, 6))
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [("small", 3_527_168), ("medium", 52_668_416), ("large", 211_266_560), ("xl", 2_854_764_544)],
+)
+def test_the_ladder_has_exactly_these_parameters(size: str, parameters: int) -> None:
+    config = Seq2seqConfig(size=size)
+    assert {name: getattr(config, name) for name in SIZES[size]} == SIZES[size]
+    with torch.device("meta"):
+        model = Plain(**config.shape)
+    assert config.parameters == sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize("longest", [0, 6])
+def test_plain_and_tuned_have_the_same_loss_and_gradients(monkeypatch: pytest.MonkeyPatch, longest: int) -> None:
+    monkeypatch.setitem(encdec._PLAIN_PRODUCTS, "cpu", longest)  # the fused kernel, and plain products
+    monkeypatch.setitem(encdec._CHUNK, "cpu", 40 * 7)  # 7 of the 30 rows at a time: the last chunk is shorter
+    plain, tuned, source, target = pair()
+    losses = [model(source, target) for model in (plain, tuned)]
+    for loss in losses:
+        (loss / 30).backward()
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-13)
+    for (name, one), other in zip(plain.named_parameters(), tuned.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-10, atol=1e-14, msg=name)
+
+
+def test_with_bf16_both_stay_near_fp32() -> None:
+    plain, tuned, source, target = pair(torch.float32)
+    exact = plain(source, target).item()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert [model(source, target).item() for model in (plain, tuned)] == pytest.approx([exact, exact], rel=5e-3)
+
+
+@pytest.mark.parametrize("kind", [Plain, Tuned])
+def test_no_place_sees_what_it_has_to_predict(kind: type[Plain]) -> None:
+    torch.manual_seed(3)
+    model, source, target = kind(**SHAPE).double(), torch.randint(40, (1, 6)), torch.randint(40, (1, 6))
+    states = model.hidden(source, encdec.shifted_right(target))
+    changed = target.clone()
+    changed[0, 3] = (target[0, 3] + 1) % 40
+    moved = (model.hidden(source, encdec.shifted_right(changed)) - states).abs().amax(2)[0] > 1e-9
+    assert moved.tolist() == [False] * 4 + [True] * 2
+
+
+@pytest.mark.parametrize("kind", [Plain, Tuned])
+def test_flops_are_those_that_torch_counts(kind: type[Plain]) -> None:
+    model, source = kind(**SHAPE), torch.randint(40, (5, 6))
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH):  # the counter does not know a CPU's fused kernel
+        model(source, source).backward()
+    assert counter.get_total_flops() == 5 * Seq2seqConfig(**SHAPE).sample_flops

@@ -1,0 +1,108 @@
+"""Synthetic pairs: the distribution against its formula, sample i against a second writing of the same definition."""
+
+import dataclasses
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from benchlib.core.errors import UserError
+from benchlib.workloads.pairs import Pairs, entropy, generate
+from benchlib.workloads.shards import open_source
+
+PAIRS = Pairs(samples=1000, sequence=32, vocabulary=64, seed=3)
+
+
+def splitmix(counter, seed):
+    """SplitMix64 as its authors print it, in Python's whole numbers."""
+    mask = (1 << 64) - 1
+
+    def mixed(state):
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & mask
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & mask
+        return state ^ (state >> 31)
+
+    golden = 0x9E3779B97F4A7C15
+    return mixed((mixed(seed * golden & mask) + (counter + 1) * golden) & mask)
+
+
+def test_a_sample_is_what_its_definition_says():
+    got = generate(PAIRS, np.array([7, 999]))
+    for row, index in enumerate((7, 999)):
+        for token in range(PAIRS.sequence):
+            draw = splitmix(index * PAIRS.sequence + token, PAIRS.seed)
+            for part, uniform in enumerate((draw >> 32, draw & 0xFFFFFFFF)):
+                assert got[row, part, token] == (uniform * uniform >> 32) * PAIRS.vocabulary >> 32
+    assert got.dtype == np.int64 and got.shape == (2, 2, 32)
+
+
+def test_a_sample_depends_on_seed_and_index_alone():
+    whole = generate(PAIRS, np.arange(1000))
+    order = np.random.default_rng(0).permutation(1000)
+    assert np.array_equal(generate(PAIRS, order), whole[order])
+    assert np.array_equal(generate(dataclasses.replace(PAIRS, samples=10**9), order[:5]), whole[order[:5]])
+    assert len(np.unique(whole.reshape(1000, -1), axis=0)) == 1000
+    other = generate(dataclasses.replace(PAIRS, seed=4), np.arange(1000))
+    assert (
+        abs(np.mean(other == whole) - 0.04) < 0.01
+    )  # of equal tokens by chance: the sum of the squared shares is 0.039
+
+
+def test_the_tokens_have_the_stated_distribution_and_its_entropy():
+    """Pearson's statistic of 2 million tokens, and the cross entropy of the counted shares beside the stated entropy."""
+    tokens = generate(dataclasses.replace(PAIRS, samples=10**6), np.arange(31250))
+    shares = np.bincount(tokens.ravel(), minlength=64) / tokens.size
+    expected = np.array([math.sqrt((k + 1) / 64) - math.sqrt(k / 64) for k in range(64)])
+    assert (
+        (shares - expected) ** 2 / expected
+    ).sum() * tokens.size < 113  # chi-square, 63 degrees: beyond it 1 in 10,000
+    assert entropy(64) == pytest.approx(-(shares * np.log(shares)).sum(), abs=2e-3)
+    assert entropy(1) == 0
+    halves = [tokens[:, 0, 1:].ravel(), tokens[:, 0, :-1].ravel(), tokens[:, 1, 1:].ravel()]
+    assert np.abs(np.corrcoef(halves) - np.eye(3)).max() < 0.005  # neither neighbours nor source and target go together
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocabulary": 65537, "token_bytes": 2}, "vocabulary = 65,537: 2 bytes hold 65,536 tokens; set token_bytes=8"),
+        ({"vocabulary": 2**31 + 1}, "set a smaller one"),
+        ({"token_bytes": 4}, "token_bytes = 4: choose 8"),
+        ({"samples": 0}, "samples = 0: must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(PAIRS, **change)
+
+
+@pytest.mark.parametrize("read_ahead", [0, 1, 3])
+def test_batches_come_in_order_and_their_threads_end(read_ahead):
+    orders = [np.arange(step, 1000, 100) for step in range(7)]
+    batches = list(open_source(PAIRS, read_ahead=read_ahead).batches(orders))
+    for order, batch in zip(orders, batches, strict=True):
+        expected = generate(PAIRS, order)
+        assert np.array_equal(batch.source.numpy(), expected[:, 0])
+        assert np.array_equal(batch.target.numpy(), expected[:, 1])
+        assert batch.waited_s >= 0
+    left = open_source(PAIRS, read_ahead=read_ahead).batches(orders)
+    next(left)
+    left.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("samples")]
+
+
+def test_orders_are_taken_no_further_than_the_read_ahead_and_errors_reach_the_caller():
+    taken = []
+
+    def orders():
+        for step in range(100):
+            taken.append(step)
+            yield np.array([step if step < 5 else 1000])
+
+    batches = open_source(PAIRS, read_ahead=2).batches(orders())
+    next(batches)
+    assert taken == [0, 1]
+    with pytest.raises(IndexError, match="samples 1000 to 1000 of 1000"):
+        list(batches)
+    assert len(taken) <= 7
