@@ -1,0 +1,170 @@
+"""Machines with runs and prices: what is paid for, what their work is. The definitions stand in ``benchlib.judge.cost``."""
+
+import datetime
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchlib.benchmarks import view
+from benchlib.core.errors import UserError
+from benchlib.core.machine import hardware
+from benchlib.judge.compare import RunSet, read_kinds
+from benchlib.judge.prices import Asked, Names, Price, assign
+from benchlib.judge.regression import Side, side_of
+
+HOUR_S = 3600.0
+# Fields of every config that say where and by how many the work is done, and the seed: the work stays the same.
+PLACE = ("nproc", "nnodes", "threads", "collective", "seed")
+
+UNPRICED = Price(math.nan, "")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Runs of one machine and kind, and what an hour of one of its devices costs."""
+
+    label: str
+    runs: RunSet
+    price: Price = UNPRICED
+
+    def _factor(self, name: str) -> int:
+        number = self.runs.first.fingerprint.get(name, "")
+        return int(number) if number.isdigit() else 1
+
+    @property
+    def devices(self) -> int:
+        """What is paid for: what the run states, else nodes of a CPU backend and ranks of others."""
+        return int(self.fact("paid_devices") or 0) or self._factor(
+            "nodes" if self.runs.first.backend == "cpu" else "world_size"
+        )
+
+    @property
+    def device(self) -> str:
+        """What one of them is."""
+        backend = self.runs.first.backend
+        return "whole machine" if backend == "cpu" else ", ".join(sorted(self.names.devices)) or backend
+
+    @property
+    def usd_per_s(self) -> float:
+        """What a second of all its devices costs."""
+        return self.price.usd_per_device_hour * self.devices / HOUR_S
+
+    @property
+    def names(self) -> Names:
+        """The names by which a price may mean it."""
+        run = self.runs.first
+        if run.backend == "cpu":
+            devices = [(run.machine.get("cpu") or {}).get("model") or run.fingerprint.get("cpu", "")]
+        else:
+            backends = (run.machine.get("devices") or {}).get("backends") or {}
+            devices = backends.get(run.backend, {}).get("names") or [run.fingerprint.get("devices", "")]
+        hosts = {str(run.machine.get("host") or "") for run in self.runs.runs}
+        own = {self.label, self.runs.label, Path(self.runs.label).name, *(run.run for run in self.runs.runs)}
+        return Names(self.label, frozenset(own - {""}), frozenset(hosts - {""}), frozenset({*devices} - {""}))
+
+    @cached_property
+    def hardware(self) -> str:
+        """Its hosts, processor and devices in one line."""
+        run = self.runs.first
+        return hardware(run.machine, run.backend) or "; ".join(sorted(self.names.devices))
+
+    def side(self, prefix: str) -> Side | None:
+        """Return the metric whose name begins so, over its runs; None where no run has it."""
+        listed = [metric.name for run in self.runs.runs if run.result for metric in run.result.metrics]
+        name = next((name for name in listed if name == prefix or name.startswith(prefix + "_")), None)
+        return side_of(self.runs.records(), name) if name else None
+
+    def usable(self, prefix: str) -> Side | str:
+        """Return the metric whose name begins so, or the reason why there are no values of it above zero."""
+        side = self.side(prefix)
+        if side and side.runs and min(map(min, side.runs)) > 0:
+            return side
+        return (side.metric.reason if side and not side.runs else "") or f"the run has no usable {prefix}"
+
+    @cached_property
+    def rate(self) -> Side | str:
+        """The items per second, or why it has none."""
+        benchmark = self.runs.first.benchmark
+        prefix = view(benchmark).rate
+        return self.usable(prefix) if prefix else f"{benchmark} has no rate to compare by price"
+
+    def fact(self, name: str) -> float | None:
+        """Return a number above zero that its first run states; None where it does not."""
+        run = self.runs.first
+        value = run.result.facts.get(name) if run.result else None
+        return value if isinstance(value, (int, float)) and value > 0 else None
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The fields of its config that change the work, from the fingerprint, which also a baseline keeps."""
+        factors = self.runs.first.fingerprint
+        return {name[7:]: json.loads(value) for name, value in factors.items() if name.startswith("config.")}
+
+    def work(self) -> dict[str, Any]:
+        """Return what its work is, by name: the config without the ways to do it, effective batch, items and scope."""
+        own, run = view(self.runs.first.benchmark), self.runs.first
+        work: dict[str, Any] = {"items of an epoch": self.fact("epoch_items")}
+        sizes = [self.config[name] for name in own.batch if name in self.config]
+        if sizes:
+            work["effective batch"] = math.prod(sizes) * self._factor("world_size")
+        if isinstance(self.rate, Side):
+            work["scope of the rate"] = self.rate.metric.name.removeprefix(own.rate).strip("_") or "the real thing"
+        work |= {name: value for name, value in self.config.items() if name not in (*PLACE, *own.ways, *own.batch)}
+        stated = run.result.facts.get("precision") if run.result else None
+        return work | ({"precision": stated} if isinstance(stated, str) else {})  # what an automatic choice came to
+
+
+def read_machines(arguments: Iterable[str]) -> tuple[dict[str, list[Machine]], list[str]]:
+    """Return the machines of each benchmark whose runs have a rate, in the order of the arguments, and what is left out.
+
+    Raises ``UserError`` for an argument that cannot be read, and where no benchmark has two machines to compare.
+    """
+    machines: dict[str, list[Machine]] = {}
+    notes: list[str] = []
+    for argument in arguments:
+        kinds, excluded = read_kinds(argument)
+        notes += [f"{argument}, excluded: {line}" for line in excluded]
+        benchmarks = [runs.first.benchmark for runs in kinds]
+        for runs, benchmark in zip(kinds, benchmarks, strict=True):
+            alone = Path(argument).is_dir() and benchmarks.count(benchmark) == 1
+            machine = Machine(Path(argument).name or argument if alone else _kind(runs), runs)
+            if isinstance(machine.rate, str):
+                notes.append(f"{runs.first.run}, excluded: {machine.rate}")
+            else:
+                machines.setdefault(benchmark, []).append(machine)
+    compared = {name: _with_own_labels(kept) for name, kept in machines.items() if len(kept) > 1}
+    notes += [f"{name}: only {kept[0].label} has runs of it" for name, kept in machines.items() if len(kept) == 1]
+    if not compared:
+        raise UserError("nothing to compare by price: two machines with runs of one benchmark that has a rate are needed; "
+                        + "; ".join(notes or ["none was named"]))  # fmt: skip
+    return compared, list(dict.fromkeys(notes))
+
+
+def _kind(runs: RunSet) -> str:
+    """Name runs that have no folder of their own by their hardware and ranks."""
+    ranks = runs.first.fingerprint.get("world_size", "1")
+    devices = ", ".join(sorted(Machine("", runs).names.devices)) or runs.first.backend
+    return f"{devices}, {ranks} rank{'s' * (ranks != '1')}" if runs.first.backend == "cpu" else f"{ranks} × {devices}"
+
+
+def _with_own_labels(machines: list[Machine]) -> list[Machine]:
+    """Return the machines with labels that differ: where they do not the names of runs, and where those do not with a number."""
+    for numbered in (False, True):
+        labels = [machine.label for machine in machines]
+        machines = [
+            machine if labels.count(machine.label) == 1
+            else replace(machine, label=f"{machine.label} ({labels[: place + 1].count(machine.label)})")
+            if numbered else replace(machine, label=machine.runs.first.run)
+            for place, machine in enumerate(machines)
+        ]  # fmt: skip
+    return machines
+
+
+def priced(machines: Sequence[Machine], asked: Asked, today: datetime.date | None = None) -> list[Machine]:
+    """Return the machines with the prices that were asked for, see ``benchlib.judge.prices.assign``."""
+    prices = assign(asked, [machine.names for machine in machines], today=today)
+    return [replace(machine, price=price) for machine, price in zip(machines, prices, strict=True)]

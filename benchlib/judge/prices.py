@@ -1,0 +1,207 @@
+"""What an hour of a device costs: the prices that a buyer gives, for the rest the price sheet ``params/prices.yaml``."""
+
+import datetime
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from benchlib.core.errors import UserError
+from benchlib.core.files import home
+from benchlib.judge.references import registry
+
+STALE_DAYS = 90
+Kind = Literal["on-demand", "spot"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+class Entry(BaseModel):
+    """A provider's price of one device, as it stood on its page on ``date``. ``device`` is an id of the references."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    device: str
+    kind: Kind
+    usd_per_device_hour: float = Field(gt=0)
+    provider: str = Field(min_length=1)
+    source: str = Field(pattern="^https://.+")
+    date: datetime.date
+
+
+class Sheet(BaseModel):
+    """The content of the price sheet, checked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prices: tuple[Entry, ...]
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "Sheet":
+        keys = [(entry.device, entry.kind) for entry in self.prices]
+        for device, kind in keys:
+            if device not in registry().devices:
+                raise ValueError(f"device {device!r} is not in `devices` of references.yaml")
+            if keys.count((device, kind)) > 1:
+                raise ValueError(f"{device} has two prices {kind}: leave one")
+        for entry in self.prices:
+            if entry.date > datetime.date.today() + datetime.timedelta(days=1):  # a day for other time zones
+                raise ValueError(f"the price of {entry.device} is of {entry.date}, which is in the future")
+        return self
+
+    def entry(self, device: str, kind: Kind) -> Entry | None:
+        """Return the first price of the device that torch reports by this name; None where there is none."""
+        ids = registry().devices_of(device)
+        return next((entry for entry in self.prices if entry.device in ids and entry.kind == kind), None)
+
+
+def read_sheet() -> Sheet:
+    """Read ``params/prices.yaml``; ``UserError`` names the first thing that is wrong in it."""
+    path = home() / "params" / "prices.yaml"
+    try:
+        return Sheet.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not a price sheet ({' '.join(str(error).split())})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+@dataclass(frozen=True)
+class Price:
+    """USD per device hour, where it comes from, and what the reader has to know of it ('' for nothing)."""
+
+    usd_per_device_hour: float
+    origin: str
+    warning: str = ""
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names by which a price finds a side: its own (argument and runs), then its hosts, then its devices."""
+
+    label: str
+    own: frozenset[str]
+    hosts: frozenset[str] = frozenset()
+    devices: frozenset[str] = frozenset()
+
+    def level(self, name: str) -> int | None:
+        """Return how precisely ``name`` means this side: 0 itself, 1 its host, 2 its device; None where it does not.
+
+        Case does not count. A device is also meant by whole words of its name, as H100 is of NVIDIA H100 80GB HBM3.
+        """
+        for level, names in enumerate((self.own, self.hosts)):
+            if name.casefold() in {other.casefold() for other in names}:
+                return level
+        word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
+        return 2 if any(word.search(device) for device in self.devices) else None
+
+    def text(self) -> str:
+        """The names for a reader who has to choose one."""
+        places = ", ".join([*sorted(self.hosts), *sorted(self.devices)])
+        return f"{self.label} ({places})" if places else self.label
+
+
+@dataclass
+class Asked:
+    """What ``--cost`` said: prices in the order of the sides, or by name, and which of the sheet's prices fill the rest."""
+
+    plain: list[float] = field(default_factory=list)
+    named: dict[str, float] = field(default_factory=dict)
+    kind: Kind = "on-demand"
+
+
+def parse(texts: Iterable[str]) -> Asked:
+    """Read ``NAME=3.00``, ``3.00``, ``3.00,2.50``, ``on-demand`` and ``spot``; ``UserError`` says what is wrong."""
+    asked = Asked()
+    for text in (part.strip() for given in texts for part in given.split(",")):
+        name, sign, amount = text.rpartition("=")
+        if text in KINDS:
+            asked.kind = text
+        elif not sign:
+            asked.plain.append(_usd(text, text))
+        elif not name:
+            raise UserError(f"--cost {text}: the name is missing; write NAME=3.00")
+        elif name in asked.named:
+            raise UserError(f"--cost gives {name} two prices: leave one")
+        else:
+            asked.named[name] = _usd(amount, text)
+    if asked.plain and asked.named:
+        raise UserError("--cost mixes prices by name and by order: name all of them, or none")
+    return asked
+
+
+def _usd(amount: str, text: str) -> float:
+    try:
+        usd = float(amount)
+    except ValueError:
+        raise UserError(
+            f"--cost {text}: {amount!r} is no price; write NAME=3.00, 3.00 (USD per device hour), {' or '.join(KINDS)}"
+        ) from None
+    if not (math.isfinite(usd) and usd > 0):
+        raise UserError(f"--cost {text}: a price is a number above zero, in USD per device hour")
+    return usd
+
+
+def assign(
+    asked: Asked, sides: Sequence[Names], sheet: Sheet | None = None, today: datetime.date | None = None
+) -> list[Price]:
+    """Return the price of each side: the one given, else that of the sheet for its device.
+
+    Where several names mean a side, the most precise one counts. Raises ``UserError`` for too few or too many prices in
+    order, a name that means no side, two names that mean one equally, and a side without any price.
+    """
+    expected = "; ".join(side.text() for side in sides)
+    if asked.plain:
+        if len(asked.plain) != len(sides):
+            raise UserError(
+                f"--cost gives {len(asked.plain)} price{'s' * (len(asked.plain) != 1)} for {len(sides)}: give one for each, in this order: {expected}"
+            )
+        return [Price(usd, "given") for usd in asked.plain]
+    for name in asked.named:
+        if all(side.level(name) is None for side in sides):
+            raise UserError(
+                f"--cost {name}=…: nothing compared has this name; give a run, host or machine of: {expected}"
+            )
+    given = [_named(asked.named, side) for side in sides]
+    sheet = sheet or read_sheet()
+    prices = [usd or _listed(side, asked.kind, sheet, today) for usd, side in zip(given, sides, strict=True)]
+    lacking = [side for side, price in zip(sides, prices, strict=True) if price is None]
+    if lacking:
+        listed = ", ".join(entry.device for entry in sheet.prices if entry.kind == asked.kind)
+        raise UserError(
+            f"no price for {'; '.join(side.text() for side in lacking)}: add --cost NAME=3.00 (USD per device hour); "
+            f"params/prices.yaml has prices {asked.kind} of {listed or 'nothing'}"
+        )
+    return [price for price in prices if price is not None]
+
+
+def _named(named: Mapping[str, float], side: Names) -> Price | None:
+    levels: dict[int, list[str]] = {}
+    for name in named:
+        level = side.level(name)
+        if level is not None:
+            levels.setdefault(level, []).append(name)
+    if not levels:
+        return None
+    first, *others = levels[min(levels)]
+    if others:
+        raise UserError(f"--cost: {' and '.join([first, *others])} both mean {side.text()}: leave one")
+    return Price(named[first], "given")
+
+
+def _listed(side: Names, kind: Kind, sheet: Sheet, today: datetime.date | None) -> Price | None:
+    entry = next((entry for name in sorted(side.devices) if (entry := sheet.entry(name, kind))), None)
+    if entry is None:
+        return None
+    age = ((today or datetime.date.today()) - entry.date).days
+    old = f"The price of {registry().devices[entry.device].name} is {age} days old ({entry.date}): look at {entry.source}."
+    return Price(
+        entry.usd_per_device_hour,
+        f"{entry.provider}, {entry.kind}, {entry.date}",
+        old if age > STALE_DAYS else "",
+    )

@@ -1,0 +1,281 @@
+"""What people see of a comparison by price: the words of its table, its pictures, its page, and what its notebook shows."""
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+import benchlib
+from benchlib.core.errors import UserError
+from benchlib.core.text import quantity
+from benchlib.judge.cost import (
+    Row,
+    Value,
+    Worth,
+    amount_text,
+    parse_deadline,
+    worth,
+)
+from benchlib.judge.machines import priced, read_machines
+from benchlib.judge.prices import Asked, parse
+from benchlib.judge.trends import demo_store
+from benchlib.show import markup, notebook
+from benchlib.show.figures import (
+    DARK,
+    DASHED,
+    LIGHT,
+    WIDTH_IN,
+    End,
+    Picture,
+    Theme,
+    blank,
+    finish,
+    head,
+    label_rows,
+    name_ends,
+    note,
+    plain_numbers,
+    png,
+    show,
+    styled,
+)
+from benchlib.show.notebook import whole
+
+LETTERS = 26  # of a machine's label in a picture
+WIDE = 20.0  # ratio of the largest to the smallest value from which an axis is logarithmic
+REACH = 3.0  # times the longest bar that intervals are drawn to: a longer one would leave nothing of the bars
+TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
+DEMO_USD = 0.10
+
+
+class Cell(NamedTuple):
+    """A machine in a row as words: the sign of the best, the value, and its interval or why it has none."""
+
+    mark: str
+    value: str
+    below: str
+
+
+def cell(row: Row, index: int) -> Cell:
+    """Write a machine in a row: ✓ is the best, ≈ the best by its value in an open order. Only times carry their unit."""
+    value, unit = row.values[index], "s" if row.unit == "s" else ""
+    if value.value is None:
+        return Cell("", "–", "not available")
+    mark = "" if index != row.best else "✓" if row.certain else "≈"
+    return Cell(mark, amount_text(value.value, unit), value.ends(unit) or value.reason)
+
+
+def row_text(row: Row) -> str:
+    """Write what a row is, with its unit: ``Cost per epoch (USD)``; times carry theirs themselves."""
+    return row.label if row.unit == "s" or row.unit.endswith("/s") else f"{row.label} ({row.unit})"
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= LETTERS else f"{label[: LETTERS - 1]}…"
+
+
+def _errors(values: Sequence[Value]) -> tuple[list[float], list[float]]:
+    """Return how far the intervals reach below and above the values."""
+    pairs = [(value.value or 0.0, value.low, value.high) for value in values]
+    return (
+        [middle - (middle if low is None else low) for middle, low, _ in pairs],
+        [(middle if high is None else high) - middle for middle, _, high in pairs],
+    )
+
+
+@styled
+def bars(item: Worth, row: Row, theme: Theme = LIGHT) -> Picture:
+    """A quantity of all machines as bars with their intervals, the best one in green where the order is certain.
+
+    Beside break-even prices stand those that are paid.
+    """
+    figure, axes = blank(row.name, theme, of_many=True)
+    cells, places = [cell(row, index) for index in range(len(row.values))], range(len(row.values))
+    figure.set_size_inches(WIDTH_IN, 1.15 + 0.42 * len(cells))
+    values = [value.value or 0.0 for value in row.values]
+    colours = [theme.series[2 if words.mark == "✓" else 0] for words in cells]
+    axes.barh(places, values, height=0.55, color=colours, alpha=0.85)
+    looks: Any = {"fmt": "none", "ecolor": theme.text, "elinewidth": 1.1, "capsize": 3}
+    axes.errorbar(values, places, xerr=_errors(row.values), **looks)
+    most = max(values)
+    ends = [min(max(value.value or 0.0, value.high or 0.0), REACH * most) for value in row.values]
+    if row.name == "break_even":
+        prices = [machine.usd_per_device_hour for machine in item.machines]
+        axes.plot(prices, places, "D", color=theme.series[1], markersize=6, label="price")
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
+        ends = [max(end, price) for end, price in zip(ends, prices, strict=True)]
+    label_rows(axes, [_short(machine.label) for machine in item.machines])
+    for place, (end, words) in enumerate(zip(ends, cells, strict=True)):
+        written = "not available" if words.value == "–" else f"{words.value} {words.mark}".strip()
+        if row.name == "break_even":
+            price = quantity(item.machines[place].usd_per_device_hour)
+            written = f"{price} → {words.value}" if words.below != "the cheapest" else words.below
+        note(axes, written, (end, place), (9, 0), fontsize=8.5)
+    axes.set_xlim(0, 1.4 * max(ends))
+    axes.locator_params(axis="x", nbins=5)
+    axes.set_xlabel(row.unit + ("" if row.direction == "none" else f", {row.direction} is better"))
+    alt = [
+        f"{machine.label} {words.value}" + (f" ({words.below})" if words.below else "")
+        for machine, words in zip(item.machines, cells, strict=True)
+    ]
+    return head(figure, theme, row_text(row), "; ".join(alt))
+
+
+@styled
+def front(item: Worth, theme: Theme = LIGHT) -> Picture:
+    """Time against cost: the machines that nothing beats, joined by the Pareto front, and those that something does."""
+    figure, axes = blank("front", theme, of_many=True)
+    longest = max(machine.seconds.value or 0.0 for machine in item.machines)
+    scale, unit = next((unit for unit in TIME_UNITS if longest >= unit[0]), TIME_UNITS[-1])
+    ends: list[End] = []
+    for machine in item.machines:
+        x, y = (machine.seconds.value or 0.0) / scale, machine.usd.value or 0.0
+        colour = theme.series[2] if machine.front else theme.muted
+        looks: Any = {"fmt": "o", "color": colour, "elinewidth": 1, "capsize": 2.5, "markersize": 7}
+        wide = [[part / scale for part in side] for side in _errors([machine.seconds])]
+        axes.errorbar(x, y, xerr=wide, yerr=_errors([machine.usd]), **looks)
+        ends.append(End(x, y, _short(machine.label), colour))
+    best = sorted((end.x, end.y) for end, machine in zip(ends, item.machines, strict=True) if machine.front)
+    if len(best) > 1:
+        axes.step(*zip(*best, strict=True), where="post", color=theme.series[2], linewidth=1.2, linestyle=DASHED)
+    _scale(axes, "x", [machine.seconds for machine in item.machines], scale)
+    _scale(axes, "y", [machine.usd for machine in item.machines], 1.0)
+    axes.grid(visible=True, axis="both")
+    name_ends(axes, theme, ends)
+    words = "; ".join(
+        f"{machine.label} {amount_text(machine.seconds.value or 0.0, 's')}, {amount_text(machine.usd.value or 0.0, 'USD')}"
+        + (", on the front" if machine.front else "")
+        for machine in item.machines
+    )
+    title = f"Time and cost of {item.amount}"
+    return finish(figure, axes, theme, title, f"time of {item.amount} ({unit})", "USD", words)
+
+
+def _scale(axes: Axes, axis: str, values: Sequence[Value], scale: float) -> None:
+    """Let an axis begin at zero, or make it logarithmic where the values lie far apart, with room for the names."""
+    highs = [max(value.value or 0.0, value.high or 0.0) / scale for value in values]
+    lows = [(value.low or value.value or 0.0) / scale for value in values]
+    if max(highs) > WIDE * min(lows):
+        getattr(axes, f"set_{axis}scale")("log")
+        plain_numbers(getattr(axes, f"{axis}axis"))
+        getattr(axes, f"set_{axis}lim")(0.6 * min(lows), 1.8 * max(highs))
+    else:
+        getattr(axes, f"set_{axis}lim")(0, 1.22 * max(highs))
+
+
+def pictures(item: Worth, theme: Theme = LIGHT) -> list[Picture]:
+    """Return all pictures of a comparison: time against cost first; quantities that no machine has are left out."""
+    shown = [row for row in item.rows if any(value.value is not None for value in row.values)]
+    return [front(item, theme), *(bars(item, row, theme) for row in shown)]
+
+
+def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
+    """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
+    drawn = [
+        [
+            {"alt": light.alt, "light": _data(light), "dark": _data(dark)}
+            for light, dark in zip(pictures(item, LIGHT), pictures(item, DARK), strict=True)
+        ]
+        for item in items
+    ]
+    pairs = list(zip(items, drawn, strict=True))
+    return markup.page("cost.html.j2", items=pairs, notes=notes, cell=cell, row_text=row_text, quantity=quantity)
+
+
+def _data(picture: Picture) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png(picture)).decode()}"
+
+
+# What the notebook shows.
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a notebook's parameters ask for, checked; nothing is read yet."""
+
+    runs: tuple[str, ...]
+    asked: Asked
+    deadline_s: float | None
+    demo: bool
+
+    def table(self) -> pd.DataFrame:
+        """Return the parameters as they were understood, one row each."""
+        given = [f"{usd:g}" for usd in self.asked.plain] + [f"{name} {usd:g}" for name, usd in self.asked.named.items()]
+        rows = {
+            "runs": "the demo runs of the kit" if self.demo else ", ".join(self.runs),
+            "USD per device hour": f"{DEMO_USD:g} for each: assumed for the demo runs, no offer"
+            if self.demo
+            else ", ".join(given) or f"price sheet, {self.asked.kind}",
+            "deadline": "none" if self.deadline_s is None else amount_text(self.deadline_s, "s"),
+        }
+        return whole(pd.DataFrame({"asked for": rows}))
+
+
+def open_runs(runs: str, prices: str, deadline: str) -> Choice:
+    """Return the choice that a notebook's parameters make; lists are separated by commas. Raises ``UserError`` for a wrong one."""
+    notebook.refuse_unknown_parameters()
+    notebook.format_tables()
+    named = tuple(part.strip() for part in runs.split(",") if part.strip())
+    if prices and not named:
+        raise UserError(f"prices = {prices!r} without runs: name the runs that they are for")
+    asked = parse([prices] if prices else [])
+    return Choice(named or (str(demo_store()),), asked, parse_deadline(deadline) if deadline else None, not named)
+
+
+def compare(choice: Choice) -> list[Worth]:
+    """Read the runs and compare them, one comparison for each benchmark that has a rate."""
+    compared, _ = read_machines(choice.runs)
+    return [
+        worth(
+            priced(machines, Asked(plain=[DEMO_USD] * len(machines)) if choice.demo else choice.asked),
+            choice.deadline_s,
+        )
+        for machines in compared.values()
+    ]
+
+
+def table(item: Worth) -> pd.DataFrame:
+    """Return the comparison as a table: a row for each quantity, a column for each machine, the best marked."""
+    rows = {
+        "Price (USD per device hour)": [
+            f"{quantity(machine.usd_per_device_hour)}, {machine.price_from}" for machine in item.machines
+        ],
+        "Devices": [f"{machine.devices} × {machine.device}" for machine in item.machines],
+    }
+    for row in item.rows:
+        cells = [cell(row, index) for index in range(len(item.machines))]
+        rows[row_text(row)] = [
+            " ".join(filter(None, (words.value, f"({words.below})" * bool(words.below), words.mark))) for words in cells
+        ]
+    rows |= {f"Differs: {difference.name}": difference.values for difference in item.differences}
+    labels = [machine.label for machine in item.machines]
+    return whole(pd.DataFrame.from_dict(rows, orient="index", columns=labels))
+
+
+def show_pictures(item: Worth) -> None:
+    """Display all pictures of a comparison."""
+    for picture in pictures(item):
+        show(picture)
+
+
+def reading(items: Sequence[Worth]) -> Any:
+    """Return the answers to a buyer's questions and what limits them, as Markdown to display."""
+    from IPython.display import Markdown
+
+    answers = [f"**{answer.question}** {answer.sentence}" for item in items for answer in item.answers]
+    sentences = [*answers, *dict.fromkeys(words for item in items for words in item.notes)]
+    return Markdown("\n".join(f"- {html.escape(sentence, quote=False)}" for sentence in sentences))
+
+
+def provenance(items: Sequence[Worth]) -> pd.DataFrame:
+    """Return the runs, machines and prices that the comparison rests on."""
+    rows = [
+        {"benchmark": item.benchmark, "machine": machine.label, "runs": ", ".join(machine.runs), "hardware": machine.hardware,
+         "price from": machine.price_from, "read by": f"benchlib {benchlib.__version__}"}
+        for item in items for machine in item.machines
+    ]  # fmt: skip
+    return whole(pd.DataFrame(rows).set_index("machine"))

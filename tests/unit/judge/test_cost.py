@@ -1,0 +1,372 @@
+"""Machines by price: definitions by hand, intervals against a bootstrap by force, orders that are certain and that are not."""
+
+import datetime
+import json
+import math
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from make_run import make_run
+from pages import Page, assert_self_contained_and_accessible
+
+from benchlib.cli import main
+from benchlib.core.errors import UserError
+from benchlib.judge import cost, prices
+from benchlib.judge.compare import RunSet
+from benchlib.judge.cost import front, worth
+from benchlib.judge.machines import Machine
+from benchlib.judge.prices import Names, Price, Sheet, assign, parse, read_sheet
+from benchlib.judge.snapshot import Snapshot
+from benchlib.results.metrics import derived, measured, not_available
+from benchlib.results.run import Result
+from benchlib.show import cost as showing
+
+TODAY = datetime.date(2026, 11, 22)
+RATE = "train_samples_per_s_minisquad_tiny"
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def run(
+    rates,
+    *,
+    name="run",
+    backend="cpu",
+    ranks=1,
+    nodes=1,
+    host="host",
+    devices=(),
+    epoch=3000,
+    flops=(),
+    watts=(),
+    **config,
+):
+    """Return a run of squad as a snapshot: samples of its rate, of FLOP/s and of watts, and its config."""
+    settings = {
+        "batch_size": 8,
+        "accumulation": 1,
+        "precision": "fp32",
+        "epochs": 2.0,
+        "nproc": ranks,
+        "seed": 0,
+    } | config
+    factors = {f"config.{key}": json.dumps(value) for key, value in settings.items()}
+    metrics = [derived(RATE, list(rates), "samples/s", "higher")]
+    metrics += [derived("flops_per_s_minisquad_tiny", list(flops), "FLOP/s", "higher")] if flops else []
+    metrics += [
+        measured("power_w", list(watts), "W") if len(watts) else not_available("power_w", "W", "lower", "no sensor")
+    ]
+    common = {"benchmark": "squad", "tier": "smoke", "backend": backend}
+    return Snapshot(
+        **common, run=name, word="PASS", sentence="",
+        machine={"host": host, "cpu": {"model": "CPU"}, "devices": {"backends": {backend: {"names": list(devices)}}}},
+        result=Result(**common, status="complete", world_size=ranks, started_at=1.0, metrics=metrics,
+                      facts={"epoch_items": epoch} if epoch else {}),
+        fingerprint={"backend": backend, "world_size": str(ranks), "nodes": str(nodes), "cpu": "CPU", **factors},
+        samples={metric.name: metric.samples for metric in metrics if metric.samples},
+    )  # fmt: skip
+
+
+def machine(label, usd, *rates, **more):
+    """Return a machine with a run for each list of rates."""
+    runs = [run(samples, name=f"{label}-{index}", **more) for index, samples in enumerate(rates)]
+    return Machine(label, RunSet(label, tuple(runs)), Price(usd, "given"))
+
+
+def compared(*machines, **more):
+    return worth(machines, **more)
+
+
+def values(item, name):
+    row = item.row(name)
+    return [value.value for value in row.values]
+
+
+# Prices.
+
+SIDES = [
+    Names("a", frozenset({"a", "squad-1"}), frozenset({"node1"}), frozenset({H100})),
+    Names("b", frozenset({"b", "squad-2"}), frozenset({"node2"}), frozenset({"NVIDIA A100-SXM4-80GB"})),
+]
+EMPTY = Sheet(prices=())
+
+
+@pytest.mark.parametrize("text", ["a=-1", "a=0", "a=nan", "inf", "a=", "=3", "", "three", "1,a=2", "a=1,a=2"])
+def test_prices_that_cannot_be_are_refused(text):
+    with pytest.raises(UserError, match="--cost"):
+        parse([text])
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["1"], "1 price for 2.*in this order: a .*b "),
+        (["1", "2,3"], "3 prices for 2"),
+        (["c=1"], "nothing compared has this name.*a .node1, NVIDIA H100"),
+        (["a=1"], "no price for b"),
+        (["node1=1", "NODE1=2", "b=1"], "both mean a"),
+        (["A10=1", "a=1"], "nothing compared has this name"),  # A10 is another device than A100
+    ],
+)
+def test_prices_have_to_fit_what_is_compared(texts, words):
+    with pytest.raises(UserError, match=words):
+        assign(parse(texts), SIDES, EMPTY)
+
+
+@pytest.mark.parametrize(
+    ("texts", "usd"),
+    [
+        (["1", "2"], (1, 2)),
+        (["2,1"], (2, 1)),
+        (["b=1", "a=2"], (2, 1)),
+        (["squad-1=1", "node2=2"], (1, 2)),
+        (["h100=1", "A100-SXM4-80GB=2"], (1, 2)),
+        (["NVIDIA=1", "node2=2"], (1, 2)),  # the host is more precise than the device
+        (["node1=4", "a=3", "b=1"], (3, 1)),  # the machine itself more than its host
+    ],
+)
+def test_a_price_finds_its_machine(texts, usd):
+    assert tuple(price.usd_per_device_hour for price in assign(parse(texts), SIDES, EMPTY)) == usd
+
+
+def sheet(**more):
+    entry = {
+        "device": "h100-sxm",
+        "kind": "on-demand",
+        "usd_per_device_hour": 3.5,
+        "provider": "P",
+        "source": "https://p.example",
+    }
+    return Sheet(prices=[entry | {"date": TODAY} | more])
+
+
+def test_the_sheet_fills_what_is_not_given_by_the_name_of_the_device():
+    given, listed = assign(parse(["b=1"]), SIDES[::-1], sheet(), TODAY)
+    assert (given.usd_per_device_hour, given.origin) == (1, "given")
+    assert (listed.usd_per_device_hour, listed.origin) == (3.5, "P, on-demand, 2026-11-22")
+    with pytest.raises(UserError, match=r"no price for a .*prices spot of nothing"):
+        assign(parse(["spot", "b=1"]), SIDES, sheet(), TODAY)
+
+
+@pytest.mark.parametrize(("days", "old"), [(90, False), (91, True)])
+def test_an_old_price_says_so(days, old):
+    price = assign(parse(["b=1"]), SIDES, sheet(date=TODAY - datetime.timedelta(days=days)), TODAY)[0]
+    assert bool(price.warning) is old
+    assert not old or f"{days} days old" in price.warning
+
+
+def test_the_kits_own_sheet_is_whole():
+    entries = read_sheet().prices
+    assert {entry.kind for entry in entries} == set(prices.KINDS)
+    assert all(entry.date <= datetime.date.today() for entry in entries)
+    assert read_sheet().entry(H100, "on-demand").device == "h100-sxm"
+    with pytest.raises(ValueError, match="two prices"):
+        Sheet(prices=[*entries, entries[0]])
+    with pytest.raises(ValueError, match="in the future"):
+        sheet(date=datetime.date(2999, 1, 1))
+    with pytest.raises(ValueError, match="not in `devices`"):
+        sheet(device="h1000")
+
+
+# Definitions.
+
+
+def test_a_table_by_hand():
+    # 3,000 samples at 100/s and at 150/s; 2 and 4 USD an hour; 1e9 and 4e9 FLOP/s; 200 W and 450 W.
+    slow = machine("slow", 2.0, [100.0] * 5, flops=[1e9] * 5, watts=[200.0] * 5)
+    quick = machine("quick", 4.0, [150.0] * 5, flops=[4e9] * 5, watts=[450.0] * 5)
+    item = compared(slow, quick, deadline_s=50.0)
+    assert values(item, "epoch_s") == pytest.approx([30, 20])
+    assert values(item, "rate") == pytest.approx([100, 150])
+    assert values(item, "usd_per_epoch") == pytest.approx([2 * 30 / 3600, 4 * 20 / 3600])
+    assert values(item, "usd_per_million") == pytest.approx([2 * 1e4 / 3600, 4 * 1e6 / 150 / 3600])
+    assert values(item, "usd_per_exaflop") == pytest.approx([2 * 1e9 / 3600, 4 * 2.5e8 / 3600])
+    assert values(item, "wh_per_million") == pytest.approx([2e6 / 3600, 3e6 / 3600])
+    assert values(item, "break_even") == pytest.approx([2, 3])  # 1.5 times as fast is worth 1.5 times the price
+    assert [row.best for row in item.rows] == [1, 1, 0, 0, 1, 0, None]
+    assert [row.certain for row in item.rows] == [True] * 6 + [False]
+    # Two epochs: 60 s on the cheaper machine are too long, 40 s are not.
+    within = item.answers[2]
+    assert (within.machine, within.certain) == ("quick", True)
+    assert "2 epochs take 40 s" in within.sentence
+    assert [offer.front for offer in item.machines] == [True, True]
+
+
+def test_nothing_within_the_deadline_is_said():
+    item = compared(machine("a", 1, [100.0, 100.0]), machine("b", 1, [50.0, 50.0]), deadline_s=59.0)
+    assert item.answers[2].machine == ""
+    assert "None finishes 2 epochs within 59 s: the fastest, a, takes 60 s" in item.answers[2].sentence.replace(
+        "1 min", "60 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "devices"),
+    [
+        ({"backend": "cpu", "ranks": 4}, 1),
+        ({"backend": "cpu", "ranks": 4, "nodes": 2}, 2),
+        ({"backend": "cuda", "ranks": 4, "devices": [H100] * 4}, 4),
+    ],
+)
+def test_what_is_paid_for_is_counted(more, devices):
+    one = machine("a", 3.0, [100.0], **more)
+    assert one.devices == devices
+    assert one.usd_per_s == pytest.approx(3.0 * devices / 3600)
+
+
+def test_the_pareto_front_by_hand():
+    assert front([(1, 9), (2, 5), (3, 5), (4, 1), (4, 2), (1, 9)]) == [0, 1, 3, 5]
+
+
+# Intervals and orders.
+
+
+def test_the_interval_of_a_cost_is_that_of_a_bootstrap_by_force():
+    rng = np.random.default_rng(3)
+    rates, watts = rng.lognormal(4, 0.3, 60), rng.lognormal(5, 0.2, 40)
+    item = compared(machine("a", 3.0, rates, watts=watts), machine("b", 3.0, rates / 2))
+    medians = np.median(rng.choice(rates, (20_000, 60)), axis=1)
+    powers = np.median(rng.choice(watts, (20_000, 40)), axis=1)
+    for name, drawn in (
+        ("usd_per_epoch", 3 / 3600 * 3000 / medians),
+        ("wh_per_million", 1e6 / 3600 * powers / medians),
+    ):
+        value = item.row(name).values[0]
+        assert (value.low, value.high) == pytest.approx(np.percentile(drawn, [1, 99]), rel=0.03)
+
+
+def test_the_spread_between_runs_counts_from_three_runs_on():
+    from scipy.stats import t
+
+    rates = (100.0, 110.0, 121.0)
+    value = compared(machine("a", 1, *[[rate] * 5 for rate in rates]), machine("b", 1, [60.0])).row("rate").values[0]
+    half = t.ppf(0.99, 2) * math.log(1.1) / math.sqrt(3)
+    assert value.value == pytest.approx(110)
+    assert (value.low, value.high) == pytest.approx((110 * math.exp(-half), 110 * math.exp(half)))
+
+
+def noisy(middle, seed):
+    return middle * np.random.default_rng(seed).normal(1, 0.1, 100)
+
+
+def test_an_order_is_certain_or_open():
+    wide_apart = compared(machine("a", 1, noisy(100, 1)), machine("b", 1, noisy(130, 2)))
+    assert [(answer.machine, answer.certain) for answer in wide_apart.answers] == [("b", True), ("b", True)]
+    assert [showing.cell(wide_apart.row("rate"), index).mark for index in (0, 1)] == ["", "✓"]
+    close = compared(machine("a", 1, noisy(100, 1)), machine("b", 1, noisy(101, 2)))
+    assert [answer.certain for answer in close.answers] == [False, False]
+    assert "may be as good" in close.answers[0].sentence
+    assert "≈" in [showing.cell(close.row("rate"), index).mark for index in (0, 1)]
+    assert cost.judge_worth([close]).verdict == "AMBIGUOUS"
+    # A price that outweighs the noise makes the cheaper one certain, and leaves the faster one open.
+    priced = compared(machine("a", 1, noisy(100, 1)), machine("b", 2, noisy(101, 2)))
+    assert [answer.certain for answer in priced.answers] == [False, True]
+
+
+def test_single_numbers_leave_the_order_open_and_one_run_at_two_prices_does_not():
+    single = compared(machine("a", 1, [100.0]), machine("b", 1, [200.0]))
+    assert [answer.certain for answer in single.answers] == [False, False]
+    assert single.row("rate").values[0].low is None
+    spot = compared(machine("a", 3, noisy(100, 1)), machine("a", 2, noisy(100, 1)))
+    assert spot.answers[1].certain is True
+
+
+# Unlike work.
+
+
+@pytest.mark.parametrize(
+    ("other", "name", "shown"),
+    [
+        ({"batch_size": 16}, "effective batch", ["8", "16"]),
+        ({"precision": "bf16"}, "precision", ["fp32", "bf16"]),
+        ({"epoch": 500}, "items of an epoch", ["3,000", "500"]),
+        ({"max_steps": 11}, "max_steps", ["not stated", "11"]),
+    ],
+)
+def test_unlike_work_is_compared_per_item_and_the_difference_is_named(other, name, shown):
+    item = compared(machine("a", 1, [100.0]), machine("b", 1, [200.0], **other), deadline_s=60)
+    assert [difference.name for difference in item.differences] == [name]
+    assert item.differences[0].values == shown
+    assert [row.name for row in item.rows] == ["rate", "usd_per_million", "wh_per_million", "break_even"]
+    assert item.amount == "a million samples"
+    assert item.answers[2].certain is None
+    assert "work differs" in " ".join(item.notes)
+
+
+def test_ranks_threads_and_ways_leave_the_work_the_same():
+    other = machine("b", 1, [200.0], ranks=2, batch_size=4, threads=3, compile=True, seed=9)
+    assert compared(machine("a", 1, [100.0]), other).same_work
+
+
+def test_other_units_are_refused():
+    one, other = machine("a", 1, [100.0]), machine("b", 1, [100.0])
+    metric = other.runs.first.result.metrics[0]
+    other.runs.first.result.metrics[0] = metric.model_copy(update={"unit": "tokens/s"})
+    with pytest.raises(UserError, match="cannot be compared"):
+        compared(one, other)
+
+
+# Doors.
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Two machines with a run each, as folders."""
+    metrics = [
+        {"name": RATE, "value": speed, "unit": "samples/s", "direction": "higher", "provenance": "derived", "n": 1}
+        for speed in (100.0, 150.0)
+    ]
+    for name, metric in zip(("old", "new"), metrics, strict=True):
+        make_run(tmp_path / name / "squad", metrics=[metric], with_samples=False, facts={"epoch_items": 3000})
+    return [str(tmp_path / name) for name in ("old", "new")]
+
+
+def call(*words):
+    return CliRunner().invoke(main, ["compare", *words])
+
+
+def test_the_command_compares_and_writes_a_page(stored, tmp_path):
+    page = tmp_path / "page.html"
+    done = call(*stored, "--cost", "old=1", "--cost", "new=3", "--deadline", "1h", "--html", str(page))
+    assert done.exit_code == 0, done.output
+    assert "old is the cheapest: 0.00833 USD for an epoch; new costs 2 times as much" in " ".join(done.output.split())
+    assert_self_contained_and_accessible(Page(page))
+    item = json.loads(call(*stored, "--cost", "1,3", "--json").stdout)["worth"][0]
+    assert cost.Worth.model_validate(item).row("break_even").values[1].value == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cost", "old=-1"], "above zero"),
+        (["--cost", "1"], "1 price for 2"),
+        (["--cost", "on-demand"], "no price for old"),
+        (["--cost", "1,2", "--deadline", "soon"], "8h"),
+        (["--cost", "1,2", "--deadline", "0h"], "above zero"),
+    ],
+)
+def test_wrong_input_of_the_command_is_refused(stored, words, said):
+    done = call(*stored, *words)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_what_has_no_rate_is_excluded_with_the_reason(stored, tmp_path):
+    make_run(tmp_path / "third", metrics=[], with_samples=False)
+    done = call(*stored, str(tmp_path / "third"), "--cost", "1,2")
+    assert "third, excluded: the run has no usable train_samples_per_s" in done.output
+    done = call(stored[0], str(tmp_path / "third"), "--cost", "1,2")
+    assert done.exit_code == 2
+    assert "two machines with runs of one benchmark" in done.output
+
+
+def test_a_deadline_is_read_with_its_unit():
+    assert [cost.parse_deadline(words) for words in ("8h", "90min", "1.5 d", "30s")] == [28800, 5400, 129600, 30]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_terminal_shows_all_machines(stored, columns, monkeypatch):
+    monkeypatch.setattr("benchlib.commands.compare._WIDTH", columns)
+    lines = call(*stored, "--cost", "1,3").output.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert any("old" in line and "new" in line for line in lines)
