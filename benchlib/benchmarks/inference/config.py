@@ -1,0 +1,143 @@
+"""Parameters of the inference benchmark. The defaults are those of the smoke tier."""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from benchlib.config.schema import BaseConfig
+from benchlib.core.errors import UserError
+
+Scenario = Literal["Offline", "Server", "Interactive", "SingleStream", "MultiStream"]
+PEAK_PROBE = 5.0  # times the limit of the first token: a shorter probe is over before its queue is as long as that
+RANDOM_MODEL, EMBEDDED_MODEL = "llama3-8b-random", "tiny"
+
+
+class InferenceConfig(BaseConfig):
+    """MLPerf LoadGen against one engine. ``rules=mlperf`` sets all that the real rules fix; ``reduced`` lists what it reduces."""
+
+    PATHS: ClassVar[dict[str, bool]] = {"data_file": True, "model": False}
+    ONE_PROCESS: ClassVar[bool] = True
+    FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "data_file", "engine": "workers"}
+
+    benchmark: Literal["inference"] = "inference"
+
+    scenarios: list[Scenario] = Field(["Offline", "Server"], min_length=1, description="of LoadGen, one test each")
+    rules: Literal["reduced", "mlperf"] = Field(
+        "reduced", description="the real rules, or shorter ones that are listed"
+    )
+    accuracy: bool = Field(True, description="answer the whole set once and score it with ROUGE")
+    audit: bool = Field(False, description="MLPerf's TEST06: are the tokens consistent?")
+    find_peak: bool = Field(False, description="search for the highest Server rate, and confirm it")
+
+    model: str = Field(
+        EMBEDDED_MODEL, min_length=1, description="hub name, folder, tiny (embedded) or llama3-8b-random (speed alone)"
+    )
+    shrink: int = Field(1, ge=1, le=128, description="llama3-8b-random: divides layers, widths and vocabulary")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of weights and matrix products")
+    data: Literal["mininews", "cnn_dailymail", "file"] = Field(
+        "mininews", description="embedded generator, abisee/cnn_dailymail (validation), or data_file"
+    )
+    data_file: str = Field("", description="cnn_eval.json of the MLPerf reference; sets data=file")
+    samples: int = Field(32, ge=0, description="of the data set; 0: all (mininews: 1,000)")
+    max_new: int = Field(128, ge=2, le=8192, description="most tokens of an answer")
+
+    engine: Literal["auto", "static", "continuous", "http", "sim"] = Field(
+        "auto", description="auto: static batches for Offline, continuous batching for all else"
+    )
+    slots: int = Field(8, ge=1, le=4096, description="queries that the engine works on at once")
+    step_s: float = Field(0.005, gt=0, le=10, description="engine=sim: seconds for each token")
+    workers: list[str] = Field([], description="URLs of OpenAI-compatible servers; sets engine=http")
+
+    server_qps: float = Field(10.0, gt=0, le=1e6, description="queries per second of Server")
+    expected_qps: float = Field(
+        20.0, gt=0, le=1e6, description="guess of the Offline rate, from which LoadGen sizes it"
+    )
+    expected_latency_s: float = Field(0.5, gt=0, le=600, description="guess for SingleStream and MultiStream")
+    min_duration_s: float = Field(1.0, ge=0, le=1e5, description="rules=reduced: least time of a test")
+    min_queries: int = Field(64, ge=1, le=10**7, description="rules=reduced: least queries of a test")
+    percentile: float = Field(90.0, ge=50, le=99.9, description="rules=reduced: of the latency limits")
+    ttft_limit_s: float = Field(2.0, gt=0, le=600, description="rules=reduced: time to the first token, Server")
+    tpot_limit_s: float = Field(0.1, gt=0, le=60, description="rules=reduced: time per output token, Server")
+    price_per_hour_usd: float | None = Field(None, gt=0, description="of the whole system; for the cost of tokens")
+    deadline_s: float = Field(60.0, gt=0, le=3600, description="after which a query counts as failed")
+    test_limit_s: float = Field(0.0, ge=0, description="after which a test is ended; 0: from its expected length")
+    peak_seconds: float = Field(0.2, gt=0, le=60, description="for each measurement behind the roofline")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _what_follows(cls, values: object) -> object:
+        if isinstance(values, dict) and values.get("data_file"):
+            values = values | {"data": "file"}
+        if isinstance(values, dict) and values.get("workers"):
+            values = values | {"engine": "http"}
+        return values
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "InferenceConfig":
+        if len(set(self.scenarios)) < len(self.scenarios):
+            raise ValueError(f"scenarios = {','.join(self.scenarios)}: name each once")
+        if self.data == "file" and not self.data_file:
+            raise ValueError("data = file needs data_file=FILE, the cnn_eval.json of the MLPerf reference")
+        if self.engine == "http" and not self.workers:
+            raise ValueError("engine = http needs workers=URL,URL")
+        if self.shrink > 1 and self.model != RANDOM_MODEL:
+            raise ValueError(f"shrink = {self.shrink} divides the shape of model={RANDOM_MODEL} alone: leave it at 1")
+        if self.rules == "mlperf" and (self.samples or self.data == "mininews" or self.max_new != 128):
+            raise ValueError(
+                "rules = mlperf: the whole of cnn_dailymail (samples=0) and 128 new tokens; other data are rules=reduced"
+            )
+        if self.find_peak and "Server" not in self.scenarios:
+            raise ValueError("find_peak searches for the rate of Server: add it to scenarios")
+        if self.find_peak and self.rules == "reduced" and self.min_duration_s < PEAK_PROBE * self.ttft_limit_s:
+            raise ValueError(
+                f"find_peak: in probes of min_duration_s = {self.min_duration_s:g} no queue reaches the limit ttft_limit_s = "
+                f"{self.ttft_limit_s:g}, and any rate passes: make one {PEAK_PROBE:g} times the other"
+            )
+        return self
+
+    def check_whole(self) -> None:
+        """Raise ``UserError`` also for a precision that the backend does not have."""
+        super().check_whole()
+        if self.backend == "cpu" and self.precision == "fp16":
+            raise UserError("precision = 'fp16': a CPU has no fast fp16; use bf16 or fp32")
+
+    def engine_of(self, scenario: str) -> str:
+        """Return the engine that a scenario runs on."""
+        if self.engine != "auto":
+            return self.engine
+        return "static" if scenario == "Offline" else "continuous"
+
+    @property
+    def random(self) -> bool:
+        """Whether the weights are random: then answers have a fixed length and no accuracy."""
+        return self.model == RANDOM_MODEL
+
+    def scope(self) -> str:
+        """Return the suffix of metrics' names: '' for Llama-3.1-8B-Instruct on all of cnn_dailymail by the real rules.
+
+        What stands in for the model, the data, the engine or the rules is in the name.
+        """
+        name = Path(self.model).name.lower()
+        model = "" if "llama-3.1-8b-instruct" in name else f"_{name.replace('-', '_').replace('.', '_')}"
+        shrunk = f"_shrunk{self.shrink}" if self.shrink > 1 else ""
+        data = {"mininews": "_mininews", "file": "_file", "cnn_dailymail": "_subset" if self.samples else ""}[self.data]
+        sim = "_sim" if self.engine == "sim" else ""
+        return model + shrunk + data + sim + ("_reduced" if self.rules == "reduced" else "")
+
+    def expected_work(self) -> str:
+        """Say what will be measured."""
+        tests: list[str] = list(self.scenarios)
+        tests += ["accuracy"] * (self.accuracy and not self.random) + ["TEST06"] * self.audit
+        tests += ["FindPeakPerformance"] * self.find_peak
+        samples = f"{self.samples:,} samples" if self.samples else "all samples"
+        where = f" at {', '.join(self.workers)}" if self.workers else ""
+        return (
+            f"MLPerf LoadGen with {self.rules} rules: {', '.join(tests)}; {self.model} ({self.precision}){where} on {samples} of {self.data}, "
+            f"engine {self.engine} with {self.slots} slots, Server at {self.server_qps:g} queries/s"
+        )
+
+    def work(self) -> dict[str, object]:
+        """Return the fields that change the work; limits of time do not."""
+        skip = {"deadline_s", "test_limit_s", "peak_seconds", "price_per_hour_usd"}
+        return {name: value for name, value in super().work().items() if name not in skip}

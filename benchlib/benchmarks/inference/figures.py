@@ -1,0 +1,169 @@
+"""Pictures of an inference run: latencies as cumulative curves, single queries in time, the machine over the clock of the tests."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from benchlib.core.text import seconds
+from benchlib.results import frames
+from benchlib.results.frames import Records
+from benchlib.show.figures import LIGHT, Picture, Theme, blank, finish, head, label_rows, leave_empty, note, styled
+
+# Open loops and closed ones answer different questions and are in no common picture.
+OPEN, CLOSED = ("Server", "Interactive"), ("SingleStream", "MultiStream")
+POINTS = 400  # of a curve: more are not seen
+
+
+def _cumulative(
+    name: str, kind: str, words: str, limit: str, scenarios: tuple[str, ...] = OPEN
+) -> Callable[..., Picture]:
+    """Return a picture of the share of queries within a time, for each test of these scenarios; with the limits drawn in."""
+
+    @styled
+    def draw(run: Records, theme: Theme = LIGHT) -> Picture:
+        figure, axes = blank(name, theme)
+        samples, tests = frames.readable(run, "samples") or {}, frames.table(run, "tests")
+        drawn, worst = [], []
+        for place, row in enumerate(tests.to_dict("records") if len(tests) else []):
+            if row["scenario"] not in scenarios:
+                continue
+            start = f"{kind}_s_{str(row['test']).lower()}"
+            values: list[float] = next(
+                (list(raw) for key, raw in samples.items() if f"{key}_".startswith(f"{start}_")), []
+            )
+            if not values:
+                continue
+            ordered = 1e3 * np.sort(values)
+            picks = np.unique(np.linspace(0, len(ordered) - 1, min(POINTS, len(ordered))).round().astype(int))
+            colour = theme.series[place % len(theme.series)]
+            axes.step(
+                ordered[picks],
+                (picks + 1) / len(ordered) * 100,
+                where="post",
+                color=colour,
+                label=f"{row['test']}, n = {len(ordered):,}",
+            )
+            drawn.append(str(row["test"]))
+            bound = row.get(limit)
+            if bound and bound == bound:
+                axes.axvline(1e3 * bound, color=colour, linestyle="--", linewidth=1)
+                note(axes, f"limit {1e3 * bound:g} ms", (1e3 * bound, 50), (-4, 0), fontsize=8, color=theme.muted)
+                high = ordered[min(int(len(ordered) * row["percentile"] / 100), len(ordered) - 1)]
+                worst.append(f"{row['test']} p{row['percentile']:g} {seconds(high / 1e3)} of {seconds(bound)}")
+        if not drawn:
+            return leave_empty(figure, axes, theme, f"No {words} was recorded.")
+        axes.set_xscale("log")
+        axes.set_ylim(0, 101)
+        axes.legend(loc="lower right")
+        title = f"{words}: {'; '.join(worst)}" if worst else f"{words} of {', '.join(drawn)}"
+        return finish(
+            figure,
+            axes,
+            theme,
+            title,
+            "ms",
+            "% of queries within this time",
+            "One cumulative curve for each test; dashes: limits.",
+        )
+
+    return draw
+
+
+@styled
+def timeline(run: Records, theme: Theme = LIGHT) -> Picture:
+    """When the fastest, the median and the slowest query of a scenario had its first and its last token."""
+    figure, axes = blank("query-timeline", theme)
+    frame = frames.table(run, "timeline")
+    if frame.empty:
+        return leave_empty(figure, axes, theme, "No query streamed its tokens.")
+    for place, row in enumerate(frame.to_dict("records")):
+        first, last, issued = 1e3 * row["first_s"], 1e3 * row["last_s"], max(0.0, 1e3 * row["issued_s"])
+        axes.barh(
+            place,
+            first - issued,
+            left=issued,
+            height=0.5,
+            color=theme.series[1],
+            label="" if place else "to the first token",
+        )
+        axes.barh(place, last - first, left=first, height=0.5, color=theme.series[0], label="" if place else "tokens")
+        note(axes, f"{row['tokens']} tokens", (last, place), (4, 0), fontsize=8)
+    label_rows(axes, [f"{row['scenario']}, {row['query']}" for row in frame.to_dict("records")])
+    axes.set_xlim(0, 1.18e3 * float(frame["last_s"].max()))
+    axes.legend(loc="upper right")
+    slowest = frame.nlargest(1, "last_s").iloc[0]
+    axes.set_xlabel("ms from the start of the query")
+    title = f"Slowest query ({slowest['scenario']}): {seconds(slowest['last_s'])}, first token after {seconds(slowest['first_s'])}"
+    return head(figure, theme, title, "Bars: waiting for the first token, then tokens.")
+
+
+@styled
+def machine(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Processor, memory and device over the clock of the run, with the tests as shaded spans."""
+    figure, axes = blank("machine-over-time", theme)
+    readings = [event for event in frames.readable(run, "events") or [] if event.get("kind") == "sensor"]
+    tests = frames.table(run, "tests")
+    if len(readings) < 2 or tests.empty:
+        return leave_empty(figure, axes, theme, "No sensor was read during the tests.")
+    zero = float(readings[0]["t"])
+    times = [float(event["t"]) - zero for event in readings]
+    memory = [
+        (float(event["t"]) - zero, event["rss_bytes"])
+        for event in frames.readable(run, "events") or []
+        if "rss_bytes" in event
+    ]
+    most = max((value for _, value in memory), default=0)
+    series = {
+        "processor, % of one core": [event.get("cpu_percent") for event in readings],
+    }
+    if run.result.backend != "cpu":  # there the device is the processor
+        series["device, % utilised"] = [event.get("utilization_percent") for event in readings]
+    shown = 0
+    lines = {
+        words: [(time, value) for time, value in zip(times, values, strict=True) if isinstance(value, (int, float))]
+        for words, values in series.items()
+    } | {"memory of the test, % of its most": [(time, 100 * value / most) for time, value in memory]}
+    for place, (words, pairs) in enumerate(lines.items()):
+        if len(pairs) > 1:
+            axes.plot(*zip(*pairs, strict=True), label=words, color=theme.series[place % len(theme.series)])
+            shown += 1
+    for row in tests.to_dict("records"):
+        if row.get("began") and row.get("ended"):
+            axes.axvspan(row["began"] - zero, row["ended"] - zero, alpha=0.12, color=theme.muted, linewidth=0)
+            middle = (row["began"] + row["ended"]) / 2 - zero
+            axes.text(
+                middle,
+                0.02,
+                str(row["test"]),
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                va="bottom",
+                fontsize=8,
+                rotation=90,
+                color=theme.muted,
+            )
+    if not shown:
+        return leave_empty(figure, axes, theme, "No sensor gave two values.")
+    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])  # room for the legend above the lines
+    axes.legend(loc="upper right")
+    return finish(
+        figure,
+        axes,
+        theme,
+        "The machine over the clock of the tests",
+        "s from the first reading",
+        "%",
+        "Shaded: tests.",
+    )
+
+
+FIGURES: dict[str, Callable[..., Picture]] = {
+    "first-token": _cumulative("first-token", "ttft", "time to the first token", "ttft_limit_s"),
+    "time-per-token": _cumulative("time-per-token", "tpot", "time per output token", "tpot_limit_s"),
+    "latency": _cumulative("latency", "latency", "end-to-end latency", "no_limit"),
+    "latency-closed-loop": _cumulative(
+        "latency-closed-loop", "latency", "latency in a closed loop", "no_limit", CLOSED
+    ),
+    "query-timeline": timeline,
+    "machine-over-time": machine,
+}

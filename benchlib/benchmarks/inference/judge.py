@@ -1,0 +1,210 @@
+"""What an inference run means: which tests are valid, whether its answers are right, and what the numbers say."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.benchmarks.inference.rules import GEN_LEN, GEN_LEN_SHARE, ROUGE, ROUGE_SHARE
+from benchlib.core.errors import UserError
+from benchlib.core.text import quantity
+from benchlib.judge.baselines import Comparison, regression_checks
+from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check
+from benchlib.judge.impossible.claim import Claim, Latency, LoadGen, Requests
+from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.regression import RegressionLimit
+from benchlib.results.metrics import Metric
+from benchlib.results.run import Result, Run
+
+CACHED = 0.5  # of a fresh prompt's time to the first token: a repeated one below it was not computed again
+# The rules that a check of its own shows; "numbers agree" stands for all others.
+SHOWN = ("LoadGen verdict", "LoadGen errors", "possible values")
+# How much worse than the baseline, as a share; by the beginnings of names.
+LIMITS = {
+    "samples_per_s_offline": 0.20, "tokens_per_s_offline": 0.20, "ttft_s_server": 0.30, "tpot_s_server": 0.30,
+    "ttft_s_interactive": 0.30, "tpot_s_interactive": 0.30, "latency_s_singlestream": 0.25, "resident_memory_gb": 0.25,
+}  # fmt: skip
+ROUGE_POINTS = 1.0  # that ROUGE-1 may fall below the baseline
+
+
+def _parts(run: Run) -> tuple[InferenceConfig, Result]:
+    assert isinstance(run.config, InferenceConfig) and run.result is not None
+    return run.config, run.result
+
+
+def refuse(config: Any) -> None:
+    """Raise ``UserError`` for a model that is given as a folder without weights."""
+    folder = Path(config.model)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise UserError(f"model = {config.model}: no *.safetensors in this folder")
+
+
+def limits(run: Run) -> list[RegressionLimit]:
+    """Return how much worse each metric of a run may get than the baseline."""
+    config, result = _parts(run)
+    shares = [
+        RegressionLimit(metric=metric.name, share=share)
+        for metric in result.metrics
+        for start, share in LIMITS.items()
+        if metric.name.startswith(start)
+    ]
+    scored = [RegressionLimit(metric=f"rouge1{config.scope()}", amount=ROUGE_POINTS)]
+    return [*shares, *(scored if result.metric(scored[0].metric) else [])]
+
+
+def checks(run: Run, comparison: Comparison) -> list[Check]:
+    """Judge a run that has a result."""
+    config, result = _parts(run)
+    stated = own_claims(Numbers.of_run(run))
+    return [
+        *[_valid(row) for row in result.tables.get("tests", [])],
+        *[_prefix_cache(row) for row in result.tables.get("prefix_cache", [])],
+        *_audited(config, result),
+        *_accurate(config, result),
+        finite_check(stated),
+        agreement_check(stated, SHOWN),
+        budget_check(run, result.value("total_s") or 0.0),
+        *regression_checks(run, limits(run), comparison),
+    ]
+
+
+def _valid(row: dict[str, Any]) -> Check:
+    late = f", {row['failed']} failed" if row["failed"] else ""
+    good = f"LoadGen says {row['loadgen']}; {row['queries']:,} queries{late}, no error, possible times, client in time"
+    return fact_check(
+        f"valid {row['test']}",
+        f"Is the test {row['test']} valid, by LoadGen and by its raw samples?",
+        row["valid"] == "VALID",
+        row["why"] or good,
+    )
+
+
+def _prefix_cache(row: dict[str, Any]) -> Check:
+    """Compare the best times: noise only makes a time longer, and a cache makes all repetitions shorter."""
+    repeated, fresh = min(row["repeated_s"]), min(row["fresh_s"])
+    name, question = f"no prefix cache ({row['engine']})", "Does a repeated prompt take as long as a fresh one?"
+    share = repeated / fresh
+    reason = (
+        f"first token of a repeated prompt of {row['tokens']} tokens after {quantity(repeated, 's')}, of fresh ones {quantity(fresh, 's')}: "
+        f"{share:.2f}, at least {CACHED:g}; MLPerf forbids a cache across queries"
+    )
+    return fact_check(name, question, share >= CACHED, reason, value=share, limit=f">= {CACHED:g}")
+
+
+def _audited(config: InferenceConfig, result: Result) -> Iterator[Check]:
+    audit = result.facts.get("audit")
+    if audit:
+        wrong, count = audit["wrong_count"], audit["answers"]
+        reason = f"{count} answers" + (f", {wrong} wrong: {audit['wrong'][0]}" if wrong else ", all consistent")
+        question = "TEST06: do answers begin with their first token, end once, and have the tokens that were reported?"
+        yield fact_check("TEST06", question, not wrong and count > 0, reason)
+
+
+def _accurate(config: InferenceConfig, result: Result) -> Iterator[Check]:
+    facts = result.facts.get("accuracy")
+    if facts is None:
+        if config.accuracy:
+            why = "random weights have no accuracy"
+            question = "Are the answers right?"
+            yield Check(name="accuracy", kind="sanity", question=question, status="SKIPPED", reason=why, gates=False)
+        return
+    complete = facts["answered"] == facts["samples"] and not facts["failed"] and not facts["num_errors"]
+    reason = f"{facts['answered']:,} of {facts['samples']:,} samples answered, {facts['failed']} failed, {facts['num_errors']} errors in LoadGen's log"
+    yield fact_check("accuracy complete", "Was every sample answered once, without an error?", complete, reason)
+    value, shuffled = (result.metric(f"{name}{config.scope()}") for name in ("rouge1", "control_rouge1_shuffled"))
+    if value and shuffled and value.value is not None and shuffled.value is not None:
+        text = f"ROUGE-1 {value.value:.2f} with their own references, {shuffled.value:.2f} with others'"
+        yield fact_check(
+            "better than chance", "Do the answers fit their own articles?", value.value > shuffled.value, text
+        )
+    for kind, limit in ROUGE.items():
+        metric = result.metric(f"{kind}{config.scope()}")
+        yield _reference(f"reference {kind}", metric, ROUGE_SHARE * limit, None, bool(facts["full_set"]))
+    length = result.metric(f"gen_len{config.scope()}")
+    yield _reference(
+        "reference length",
+        length,
+        (1 - GEN_LEN_SHARE) * GEN_LEN,
+        (1 + GEN_LEN_SHARE) * GEN_LEN,
+        bool(facts["full_set"]),
+    )
+
+
+def _reference(name: str, metric: Metric | None, least: float, most: float | None, full: bool) -> Check:
+    limit = f">= {least:,.4f}" if most is None else f"{least:,.0f} to {most:,.0f}"
+    common: dict[str, Any] = {
+        "name": name, "kind": "target", "question": "Does the full set reach what MLPerf's checker asks for?", "limit": limit,
+        "source": "mlcommons/inference, submission checker, v5.1 to v6.1, datacenter",
+    }  # fmt: skip
+    if metric is None or metric.value is None or not full:
+        reason = f"only on the full validation set of CNN/DailyMail by rules=mlperf; here {metric.text if metric else 'not measured'}"
+        return Check(**common, status="SKIPPED", reason=reason, gates=False)
+    good = metric.value >= least and (most is None or metric.value <= most)
+    return Check(
+        **common,
+        status="PASS" if good else "FAIL",
+        reason=f"{metric.text}, limit {limit}",
+        value=metric.value,
+        unit=metric.unit,
+    )
+
+
+def claims(numbers: Numbers) -> Iterator[Claim]:
+    """Yield what each test states: requests, latencies, and LoadGen's rate beside the one from raw samples."""
+    for row in numbers.rows("tests"):
+        name = str(row.get("test", ""))
+        issued, failed = row.get("queries"), row.get("failed")
+        scenario = name.lower()
+        latencies = []
+        for kind in ("ttft", "tpot", "latency"):
+            raw = numbers.raw(f"{kind}_s_{scenario}")
+            tails = {share: numbers.value(f"{kind}_p{share}_s_{scenario}") for share in (90, 99)}
+            percentiles = {float(share): value for share, value in tails.items() if value is not None}
+            if raw or percentiles:
+                part = Latency(
+                    name=f"{kind} of {name}", samples_s=raw, percentiles_s=percentiles, of_tokens=kind != "latency"
+                )
+                latencies.append(part)
+        yield Claim(
+            subject=name,
+            latencies=latencies,
+            requests=Requests(issued=issued, completed=(issued or 0) - (failed or 0), failed=failed),
+            loadgen=LoadGen(
+                scenario="Server" if row.get("scenario") == "Interactive" else str(row.get("scenario", "")),
+                valid=row.get("loadgen") == "VALID",
+                errors=row.get("num_errors"),
+                samples_per_s=row.get("loadgen_per_s"),
+                raw_samples_per_s=row.get("samples_per_s"),
+            ),
+        )
+
+
+def reading(run: Run) -> list[str]:
+    """Return what the run says, in sentences."""
+    config, result = _parts(run)
+    sentences = []
+    for row in result.tables.get("tests", []):
+        end = f"_{str(row['test']).lower()}{config.scope()}"
+        text = f"{row['test']} is {row['valid']}"
+        rate, tokens = result.metric(f"samples_per_s{end}"), result.metric(f"tokens_per_s{end}")
+        if rate and tokens:
+            text += f": {rate.text} and {tokens.text} on {row['engine']}"
+        first, gap = result.metric(f"ttft_p99_s{end}"), result.metric(f"tpot_p99_s{end}")
+        if first and gap and first.value is not None and gap.value is not None:
+            largest = ", the largest of them" if first.n <= 100 else ""
+            text += f"; p99 of {first.n:,} queries{largest}: first token after {first.text}, then {gap.text} a token"
+        sentences.append(text + (f". It would be valid if this were mended: {row['why']}." if row["why"] else "."))
+    share = result.metric(f"roofline_share_offline{config.scope()}")
+    if share and share.value is not None:
+        sentences.append(
+            f"Offline reaches {100 * share.value:.3g} % of what memory and matrix products allow ({share.reason})."
+        )
+    rows = result.tables.get("rouge", [])
+    if len(rows) == 3:
+        r1 = [f"{row['rouge1']:.1f}" for row in rows]
+        sentences.append(
+            f"ROUGE-1 is {r1[0]}; with references of other articles {r1[1]}, for the article's beginning {r1[2]}."
+        )
+    if count := len(result.tables.get("reduced", [])):
+        sentences.append(f"{count} rules of MLPerf are reduced, so no number of this run is an MLPerf result.")
+    return sentences

@@ -1,0 +1,314 @@
+"""One LoadGen test in a process of its own.
+
+LoadGen keeps static state, cannot be aborted and waits for ever for a query that is not completed. So each test is a
+process: ``StartTest`` blocks a daemon thread of it, its main thread watches. A query that is not answered within its
+deadline is completed with two filler tokens and counts as failed; a test that does not end in time ends with its process.
+
+``issue`` notes the queries and hands them to another thread: it runs on LoadGen's issuing thread, and whatever it does
+makes later queries late. No torch here: the engine loads what it needs.
+"""
+
+import array
+import contextlib
+import math
+import multiprocessing
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchlib.core.errors import BackendUnavailable, RunBroken
+from benchlib.launch.processes import die_with_parent
+from benchlib.workloads.llm.engines import Engine, Settings, make
+from benchlib.workloads.llm.queries import QueryLog
+
+FILLER = (0, 0)
+TICK_S = 0.05
+SAY_S = 1.0  # between signs of life
+WARM_UP_S = 120.0
+REPEATS = 5  # of the prompt that shows a prefix cache
+AUDIT = """*.*.mode = 2
+*.*.accuracy_log_rng_seed = 720381539243781796
+*.*.accuracy_log_sampling_target = {answers}
+*.*.min_duration = 0
+*.*.min_query_count = {answers}
+*.*.sample_concatenate_permutation = 0
+"""
+
+
+@dataclass(frozen=True)
+class Test:
+    """What a test process is told. ``settings_expected`` must be read back from LoadGen after its conf was read."""
+
+    name: str
+    scenario: str  # LoadGen's
+    model_key: str
+    mode: str  # PerformanceOnly, AccuracyOnly, FindPeakPerformance
+    engine: str
+    settings: Settings
+    conf: str
+    expected: dict[str, float]
+    prompts: list[list[int]]
+    warm_up: list[list[int]]  # prompts that are not in the data set
+    repeated: list[list[int]]  # one prompt that is sent again and again, then as many others of its length
+    max_new: int
+    folder: Path
+    deadline_s: float
+    limit_s: float
+    audit: int = 0  # answers that TEST06 logs; 0: no audit
+    threads: int = 1
+
+
+@dataclass
+class Outcome:
+    """What a test process leaves: ``reason`` says why it has no log, '' where it ended by itself."""
+
+    reason: str = ""
+    skipped: bool = False
+    table: np.ndarray | None = None
+    errors: list[str] = field(default_factory=list)
+    repeated: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Sut:
+    """The system under test: LoadGen's callbacks on one side, an engine's on the other."""
+
+    def __init__(self, lg: Any, test: Test, engine: Engine) -> None:
+        self.lg, self.test, self.engine = lg, test, engine
+        self.log = QueryLog()
+        self.expired: set[int] = set()
+        self.issue_cpu_s = 0.0
+        self.lengths = [len(prompt) for prompt in test.prompts]
+        self.needs_first = test.scenario != "Offline"
+        self._queue: queue.SimpleQueue[tuple[Sequence[int], Sequence[int]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._submit, name="submit", daemon=True).start()
+
+    def issue(self, ids: Sequence[int], samples: Sequence[int]) -> None:
+        """Take queries from LoadGen."""
+        began, now = time.thread_time(), time.monotonic()
+        issue, lengths = self.log.issue, self.lengths
+        for rid, sample in zip(ids, samples, strict=True):
+            issue(rid, sample, now, math.nan, lengths[sample])
+        self._queue.put((ids, samples))
+        self.issue_cpu_s += time.thread_time() - began
+
+    def _submit(self) -> None:
+        while (batch := self._queue.get()) is not None:
+            for rid, sample in zip(*batch, strict=True):
+                try:
+                    self.engine.submit(rid, self.test.prompts[sample], self.test.max_new, self.on_first, self.on_done)
+                except Exception as error:  # the engine refuses it: the query failed, the test goes on
+                    self.on_done(rid, [], f"{type(error).__name__}: {error}")
+
+    def on_first(self, rid: int, time_s: float, token: int) -> None:
+        """Report a first token to LoadGen, once."""
+        if rid not in self.expired and self.log.first(rid, time_s) and self.needs_first:
+            self._report(self.lg.FirstTokenComplete, rid, [token])
+
+    def on_done(self, rid: int, ids: Sequence[int], error: str) -> None:
+        """Report a completion to LoadGen, once; a failure with filler tokens."""
+        if rid in self.expired or not self.log.done(rid, time.monotonic(), len(ids), error):
+            return
+        if error and self.needs_first and not self.log.has_first(rid):
+            self._report(self.lg.FirstTokenComplete, rid, FILLER[:1])
+        self._report(self.lg.QuerySamplesComplete, rid, FILLER if error else ids, count=True)
+
+    def expire(self) -> None:
+        """Fail the queries whose deadline has passed."""
+        for rid in self.log.overdue(time.monotonic(), self.test.deadline_s):
+            self.on_done(rid, [], f"no answer within {self.test.deadline_s:g} s")
+            self.expired.add(rid)  # what still comes of it is late, and no second completion
+
+    def _report(self, call: Callable[[Any], None], rid: int, ids: Sequence[int], count: bool = False) -> None:
+        data = array.array("i", ids)
+        address, size = data.buffer_info()
+        more = (size,) if count else ()
+        call([self.lg.QuerySampleResponse(rid, address, size * data.itemsize, *more)])
+
+
+def settings_of(lg: Any, test: Test) -> Any:
+    """Return LoadGen's settings from the conf; ``RunBroken`` where it did not take over what the conf says."""
+    conf = test.folder / "user.conf"
+    conf.write_text(test.conf, encoding="utf-8")
+    settings = lg.TestSettings()
+    code = settings.FromConfig(str(conf), test.model_key, test.scenario)
+    if code:
+        raise RunBroken(f"LoadGen could not read {conf.name} (code {code}):\n{test.conf}")
+    for name, value in test.expected.items():
+        used = float(getattr(settings, name))
+        if abs(used - value) > 1e-9 * max(1.0, abs(value)):
+            raise RunBroken(
+                f"LoadGen ignored a line of {conf.name}: {name} is {used:g} and not {value:g}; the file:\n{test.conf}"
+            )
+    settings.scenario = getattr(lg.TestScenario, test.scenario)
+    settings.mode = getattr(lg.TestMode, test.mode)
+    return settings
+
+
+def _ask(engine: Engine, prompts: Sequence[Sequence[int]], max_new: int, first_rid: int, together: bool) -> list[float]:
+    """Answer prompts at the engine, all at once or one by one; return the seconds to each first token."""
+    firsts: dict[int, float] = {}
+    began: dict[int, float] = {}
+    errors: list[str] = []
+    left = threading.Semaphore(0)
+
+    def done(_: int, __: Sequence[int], error: str) -> None:
+        if error:
+            errors.append(error)
+        left.release()
+
+    for number, prompt in enumerate(prompts):
+        rid = first_rid - number
+        began[rid] = time.monotonic()
+        engine.submit(rid, prompt, max_new, lambda rid, now, _: firsts.update({rid: now}), done)
+        if not together and not left.acquire(timeout=WARM_UP_S):
+            raise RunBroken(f"the engine did not answer a warm-up query within {WARM_UP_S:g} s")
+    for _ in range(len(prompts) if together else 0):
+        if not left.acquire(timeout=WARM_UP_S):
+            raise RunBroken(f"the engine did not answer its warm-up queries within {WARM_UP_S:g} s")
+    if errors:
+        raise RunBroken(f"the engine failed at a warm-up query: {errors[0]}")
+    return [firsts.get(rid, float("nan")) - start for rid, start in began.items()]
+
+
+def _perform(test: Test, say: Connection) -> Outcome:
+    import mlperf_loadgen as lg
+
+    began = time.monotonic()
+    engine = make(test.engine, test.settings)
+    engine.start()
+    facts: dict[str, Any] = {"engine": dict(engine.facts), "engine_start_s": time.monotonic() - began}
+    _ask(engine, test.warm_up, test.max_new, -1, together=True)
+    if test.repeated:
+        times = _ask(engine, test.repeated, 2, -1_000, together=False)
+        facts["repeat_ttft_s"], facts["fresh_ttft_s"] = times[1:REPEATS], times[REPEATS:]
+    facts["warm_up_s"] = time.monotonic() - began - facts["engine_start_s"]
+    settings = settings_of(lg, test)
+    output = lg.LogOutputSettings()
+    output.outdir = str(test.folder)
+    logging = lg.LogSettings()
+    logging.log_output = output
+    logging.enable_trace = test.scenario == "Server" and test.mode == "PerformanceOnly"
+    audit = ""
+    if test.audit:
+        audit = str(test.folder / "audit.config")
+        Path(audit).write_text(AUDIT.format(answers=test.audit), encoding="utf-8")
+    sut = Sut(lg, test, engine)
+    if hasattr(engine, "on_send"):  # one that sends queries elsewhere says where to, and how often
+        engine.on_send = sut.log.send
+    count = len(test.prompts)
+    handle = lg.ConstructFastSUT(sut.issue, lambda: None)
+    library = lg.ConstructQSL(
+        count, min(count, int(settings.performance_sample_count_override) or count), _nothing, _nothing
+    )
+    failure: list[str] = []
+
+    def start() -> None:
+        try:
+            lg.StartTestWithLogSettings(handle, library, settings, logging, audit)
+        except BaseException:  # an exception in a callback comes out here, and the process would die at its exit
+            failure.append(traceback.format_exc())
+
+    process, wall, cpu = psutil.Process(), time.monotonic(), time.process_time()
+    thread = threading.Thread(target=start, name="LoadGen", daemon=True)
+    thread.start()
+    reported, looked = 0.0, wall
+    reason = ""
+    while thread.is_alive():
+        thread.join(TICK_S)
+        now = time.monotonic()
+        if now - looked > min(SAY_S, test.deadline_s / 4):  # looks at every query: not at each tick
+            looked = now
+            sut.expire()
+        if now - wall > test.limit_s:
+            reason = f"the test did not end within {test.limit_s:.0f} s; {sut.log.unended} queries were open"
+            break
+        if now - reported > SAY_S:
+            reported = now
+            say.send(("progress", (sut.log.ended, process.memory_info().rss)))
+    spent = time.monotonic() - wall
+    facts |= {
+        "driver_cpu_share": (time.process_time() - cpu) / spent,
+        "issue_cpu_s": sut.issue_cpu_s,
+        "resident_bytes": process.memory_info().rss,
+        "seconds": spent,
+    }
+    reason = reason or (f"LoadGen's test ended with an exception: {failure[0]}" if failure else "")
+    errors = sorted(set(sut.log.errors.values()))
+    return Outcome(reason, False, sut.log.table(), errors, sut.log.repeated, facts)
+
+
+def _nothing(_: Any) -> None:
+    """LoadGen asks for samples to be loaded; all of them are in memory."""
+
+
+def _main(test: Test, say: Connection) -> None:
+    """Run in the child. Leaves by ``os._exit``: LoadGen and engines have threads that would outlive the interpreter."""
+    die_with_parent(os.getppid())
+    os.environ["OMP_NUM_THREADS"] = str(test.threads)
+    code = 0
+    try:
+        test.folder.mkdir(parents=True)  # new and empty: what lies in it is of this test
+        with contextlib.suppress(ImportError):
+            import torch
+
+            torch.set_num_threads(test.threads)
+        outcome = _perform(test, say)
+    except BackendUnavailable as error:
+        outcome = Outcome(str(error), skipped=True)
+    except KeyboardInterrupt:
+        os._exit(130)
+    except BaseException as error:
+        traceback.print_exc()
+        outcome = Outcome(f"{type(error).__name__}: {error}")
+        code = 1
+    with contextlib.suppress(OSError):
+        say.send(("end", outcome))
+    os._exit(code)
+
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+# Loaded once, before tests are forked off; no thread runs in that process and no model is in it.
+_CONTEXT.set_forkserver_preload(["benchlib.workloads.llm.batches", "mlperf_loadgen", "numpy", "psutil"])
+
+
+def perform(test: Test, tell: Callable[[int, int], None]) -> Outcome:
+    """Run a test in a process and return what it left. ``tell(completed queries, resident bytes)`` is called while it
+    runs, with -1 for no news.
+
+    The process is ended at the latest 30 s after the test's own limit, and on every exception here.
+    """
+    here, there = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(target=_main, args=(test, there), name=test.name)
+    process.start()
+    there.close()
+    patience = time.monotonic() + test.limit_s + WARM_UP_S * 2 + 30
+    try:
+        while time.monotonic() < patience:
+            if not here.poll(SAY_S):
+                tell(-1, 0)
+                continue
+            try:
+                kind, value = here.recv()
+            except EOFError:
+                process.join(5)
+                return Outcome(f"the process of the test ended with code {process.exitcode}; see logs/rank0.err")
+            if kind == "end":
+                process.join(5)
+                return value  # type: ignore[no-any-return]
+            tell(*value)
+        return Outcome("the process of the test hung and was ended")
+    finally:
+        if process.is_alive():
+            process.kill()
+        process.join(5)

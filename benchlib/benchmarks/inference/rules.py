@@ -1,0 +1,184 @@
+"""MLPerf's rules for Llama-3.1-8B: what they ask for, what a run reduces, and what a test takes. No torch.
+
+The values are those of the mlperf.conf inside LoadGen 6.0.17 and of mlcommons/inference, tools/submission (v5.1 to v6.1).
+"""
+
+import math
+from dataclasses import dataclass
+
+from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.core.early_stopping import queries_needed
+
+SET = 13_368  # articles of the validation set of CNN/DailyMail
+MODEL, INTERACTIVE = "llama3_1-8b", "llama3_1-8b-interactive"
+# Accuracy of the datacenter division on the full set, in percent, and generated characters (share that may be missing or more)
+ROUGE = {"rouge1": 38.7792, "rouge2": 15.9075, "rougeL": 24.4957, "rougeLsum": 35.793}
+ROUGE_SHARE, GEN_LEN, GEN_LEN_SHARE = 0.99, 8_167_644, 0.10
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a scenario asks for. ``percentile`` from 0 to 100; limits in s, None where the scenario has none."""
+
+    min_queries: int
+    min_duration_s: float
+    samples: int
+    percentile: float
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    of_model: bool = True  # whether MLPerf has this scenario for this model
+
+
+RULES = {
+    "Offline": Rule(SET, 600, SET, 99),
+    "Server": Rule(100, 600, SET, 99, 2.0, 0.1),
+    "Interactive": Rule(100, 600, SET, 99, 0.5, 0.03),
+    "SingleStream": Rule(100, 600, 5_000, 90),
+    "MultiStream": Rule(662, 600, SET, 99, of_model=False),
+}
+STREAMS = 8  # samples of a MultiStream query
+
+
+def lg_scenario(scenario: str) -> str:
+    """Return LoadGen's name: Interactive is Server with another model key."""
+    return "Server" if scenario == "Interactive" else scenario
+
+
+def model_key(scenario: str) -> str:
+    """Return the key of LoadGen's configuration."""
+    return INTERACTIVE if scenario == "Interactive" else "llama3_1-8b-edge" if scenario == "SingleStream" else MODEL
+
+
+def applied(config: InferenceConfig, scenario: str) -> Rule:
+    """Return the rule as a run applies it. Interactive keeps the ratio of its limits to those of Server."""
+    full = RULES[scenario]
+    if config.rules == "mlperf":
+        return full
+    ratios = (RULES[scenario].ttft_s or 0) / 2.0, (RULES[scenario].tpot_s or 0) / 0.1
+    return Rule(
+        config.min_queries,
+        config.min_duration_s,
+        config.samples or SET,
+        config.percentile,
+        config.ttft_limit_s * ratios[0] if full.ttft_s else None,
+        config.tpot_limit_s * ratios[1] if full.tpot_s else None,
+        full.of_model,
+    )
+
+
+def user_conf(config: InferenceConfig, scenario: str, samples: int, server_qps: float | None = None) -> str:
+    """Return the text of user.conf: the target, and with reduced rules all that they replace.
+
+    LoadGen takes ``key = value`` only with blanks around the sign, and ignores what it does not know: ``expected_settings``
+    says what must be read back.
+    """
+    name = lg_scenario(scenario)
+    lines = []
+    if name == "Server":
+        lines.append(f"*.Server.target_qps = {server_qps or config.server_qps!r}")
+    elif name == "Offline":
+        lines.append(f"*.Offline.target_qps = {config.expected_qps!r}")
+    else:
+        lines.append(f"*.{name}.target_latency = {1e3 * config.expected_latency_s:g}")
+    if config.rules == "reduced":
+        rule = applied(config, scenario)
+        lines.append(f"*.{name}.min_duration = {round(1e3 * rule.min_duration_s)}")
+        lines.append(f"*.{name}.min_query_count = {rule.min_queries}")
+        lines.append(f"*.*.performance_sample_count_override = {samples}")
+        if name != "Offline":
+            lines.append(f"*.{name}.target_latency_percentile = {rule.percentile:g}")
+        if rule.ttft_s is not None and rule.tpot_s is not None:
+            # The model's own key: wildcards stand below it within one file.
+            lines.append(f"{model_key(scenario)}.{name}.ttft_latency = {round(1e3 * rule.ttft_s)}")
+            lines.append(f"{model_key(scenario)}.{name}.tpot_latency = {round(1e3 * rule.tpot_s)}")
+    return "\n".join(lines) + "\n"
+
+
+def expected_settings(
+    config: InferenceConfig, scenario: str, samples: int, server_qps: float | None = None
+) -> dict[str, float]:
+    """Return attributes of LoadGen's settings with the values that must be read back from it."""
+    name, rule = lg_scenario(scenario), applied(config, scenario)
+    values: dict[str, float] = {
+        "min_duration_ms": round(1e3 * rule.min_duration_s),
+        "min_query_count": rule.min_queries,
+        "performance_sample_count_override": samples if config.rules == "reduced" else rule.samples,
+        "use_token_latencies": 1,
+    }
+    if name == "Server":
+        values["server_target_qps"] = server_qps or config.server_qps
+        values["server_target_latency_percentile"] = rule.percentile / 100
+        values["ttft_latency"] = round(1e3 * (rule.ttft_s or 0)) * 10**6
+        values["tpot_latency"] = round(1e3 * (rule.tpot_s or 0)) * 10**6
+    elif name == "Offline":
+        values["offline_expected_qps"] = config.expected_qps
+    elif name == "SingleStream":
+        values["single_stream_expected_latency_ns"] = 1e9 * config.expected_latency_s
+        values["single_stream_target_latency_percentile"] = rule.percentile / 100
+    else:
+        values["multi_stream_expected_latency_ns"] = 1e9 * config.expected_latency_s
+        values["multi_stream_target_latency_percentile"] = rule.percentile / 100
+    return values
+
+
+def reduced(config: InferenceConfig, scenario: str, samples: int) -> list[dict[str, str]]:
+    """Return each rule that a test does not keep: rule, what MLPerf asks for, what this run asks for."""
+    full, mine, rows = RULES[scenario], applied(config, scenario), []
+
+    def compare(rule: str, asked: object, used: object, kept: bool) -> None:
+        if not kept:
+            rows.append({"scenario": scenario, "rule": rule, "MLPerf": str(asked), "this run": str(used)})
+
+    compare(
+        "least duration",
+        f"{full.min_duration_s:g} s",
+        f"{mine.min_duration_s:g} s",
+        mine.min_duration_s >= full.min_duration_s,
+    )
+    compare("least queries", f"{full.min_queries:,}", f"{mine.min_queries:,}", mine.min_queries >= full.min_queries)
+    compare("data set", f"{full.samples:,} samples", f"{samples:,} samples", samples >= full.samples)
+    if scenario != "Offline":
+        compare("percentile", f"p{full.percentile:g}", f"p{mine.percentile:g}", mine.percentile >= full.percentile)
+    for name, asked, used in (("TTFT", full.ttft_s, mine.ttft_s), ("TPOT", full.tpot_s, mine.tpot_s)):
+        if asked is not None and used is not None:
+            compare(f"{name} limit", f"{1e3 * asked:g} ms", f"{1e3 * used:g} ms", used <= asked)
+    if not full.of_model:
+        compare("scenario", "not one of this model", scenario, False)
+    return rows
+
+
+def queries_issued(config: InferenceConfig, scenario: str, samples: int, server_qps: float | None = None) -> int:
+    """Return how many samples LoadGen will issue: what its least numbers ask for, in whole sets (equal issue)."""
+    rule = applied(config, scenario)
+    if scenario == "Offline":
+        asked = max(rule.min_queries, 1.1 * rule.min_duration_s * config.expected_qps)
+    elif lg_scenario(scenario) == "Server":
+        asked = max(rule.min_queries, rule.min_duration_s * (server_qps or config.server_qps))
+    else:
+        # LoadGen prepares twice the queries that the expected latency gives; it ends after the least time and number.
+        asked = max(rule.min_queries, rule.min_duration_s / config.expected_latency_s)
+        return math.ceil(asked) * (STREAMS if scenario == "MultiStream" else 1)
+    return math.ceil(asked / samples) * samples
+
+
+def plan(config: InferenceConfig, scenario: str, samples: int, server_qps: float | None = None) -> dict[str, object]:
+    """Return what a test takes, before it runs: queries that the percentile needs, queries issued, expected seconds."""
+    rule, issued = applied(config, scenario), queries_issued(config, scenario, samples, server_qps)
+    rate = config.expected_qps if scenario == "Offline" else server_qps or config.server_qps
+    queries = issued // (STREAMS if scenario == "MultiStream" else 1)
+    seconds = issued / rate if lg_scenario(scenario) in ("Offline", "Server") else queries * config.expected_latency_s
+    needed = (
+        1
+        if scenario == "Offline"
+        else queries_needed(rule.percentile / 100, 0 if lg_scenario(scenario) == "Server" else 1)
+    )
+    return {
+        "scenario": scenario,
+        "engine": config.engine_of(scenario),
+        "percentile": "" if scenario == "Offline" else f"p{rule.percentile:g}",
+        "queries needed": needed,
+        "with one late query": "" if scenario == "Offline" else queries_needed(rule.percentile / 100, 1),
+        "queries issued": queries,
+        "enough": "yes" if queries >= needed else f"no: raise min_queries to {needed}",
+        "expected_s": round(max(seconds, rule.min_duration_s), 1),
+    }

@@ -1,0 +1,386 @@
+"""The inference benchmark: one LoadGen test after the other, each in a process of its own, then accuracy and bounds.
+
+This process loads the data, plans, and reads what the tests left; it computes nothing while a test runs.
+"""
+
+import math
+import os
+import time
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import transformers
+
+from benchlib.benchmarks.inference import loadgen, logs, rules
+from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.benchmarks.inference.loadgen import REPEATS, Outcome, Test
+from benchlib.benchmarks.inference.measures import Tested, metrics_of, why_invalid
+from benchlib.core.errors import BackendUnavailable, RunBroken
+from benchlib.core.events import EventWriter, Moment, read_events
+from benchlib.core.files import atomic_path
+from benchlib.results.metrics import Metric, derived, measured, not_available
+from benchlib.results.run import Result, save_result
+from benchlib.runtime import group
+from benchlib.runtime.peaks import copy_rates, default_sizes, matmul_peaks
+from benchlib.workloads.llm import articles, queries, scores
+from benchlib.workloads.llm.articles import Summaries
+from benchlib.workloads.llm.engines import ENGINES, Settings
+from benchlib.workloads.llm.server import TOKEN
+
+WARM_UPS = 4
+PROBE_TOKENS = 384  # of the prompt that is sent again and again
+SLACK = 4.0  # a test may take this much longer than expected, and its deadline, before it is ended
+AUDITED = 100  # answers that TEST06 looks at
+POINTS = 400  # of a picture's curve: more are not seen
+
+
+@dataclass
+class _Bench:
+    """What every step needs, and what it adds to."""
+
+    config: InferenceConfig
+    run_dir: Path
+    events: EventWriter
+    device: torch.device
+    data: Summaries
+    metrics: list[Metric] = field(default_factory=list)
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    kept: list[tuple[str, np.ndarray]] = field(default_factory=list)
+
+    def row(self, table: str, **values: Any) -> None:
+        """Add a row to a table of the result."""
+        self.tables.setdefault(table, []).append(values)
+
+
+def run(config: InferenceConfig, run_dir: Path, events: EventWriter) -> None:
+    """Run all tests as the only rank and write ``result.json``."""
+    began = Moment.at(psutil.Process().create_time())
+    events.emit("phase", name="init")
+    if find_spec("mlperf_loadgen") is None:
+        raise BackendUnavailable(
+            "MLPerf LoadGen is not installed: pip install 'benchlib[inference]' (wheels for Linux)"
+        )
+    with group.world(config, run_dir) as world:
+        events.emit("phase", name="data")
+        vocabulary = 128256 // config.shrink if config.random and config.shrink > 1 else 0
+        data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, vocabulary)
+        bench = _Bench(config, run_dir, events, world.device, data)
+        bench.facts["prompt_tokens"] = sorted(map(len, data.prompts))
+        startup_s = began.since()
+        for scenario in config.scenarios:
+            bench.row("plan", **rules.plan(config, scenario, len(data.prompts)))
+            bench.tables.setdefault("reduced", []).extend(rules.reduced(config, scenario, len(data.prompts)))
+        for scenario in config.scenarios:
+            _performance(bench, scenario)
+        if config.find_peak:
+            _find_peak(bench)
+        if config.audit:
+            _audit(bench)
+        if config.accuracy and not config.random:
+            _accuracy(bench)
+        events.emit("phase", name="bounds")
+        _roofline(bench)
+        events.emit("phase", name="write")
+        _save(bench, began, startup_s)
+
+
+def _settings(config: InferenceConfig, data: Summaries, device: torch.device) -> Settings:
+    longest = max(map(len, data.prompts)) + config.max_new
+    positions = math.ceil(max(longest, PROBE_TOKENS + 2) / 64) * 64
+    return Settings(
+        model=config.model,
+        device=str(device),
+        precision=config.precision,
+        slots=config.slots,
+        positions=positions,
+        shrink=config.shrink,
+        fixed_length=config.random,
+        step_s=config.step_s,
+        urls=tuple(config.workers),
+        token=os.environ.get(TOKEN, ""),
+        deadline_s=config.deadline_s,
+    )
+
+
+def _test(bench: _Bench, name: str, scenario: str, mode: str, server_qps: float | None = None, audit: int = 0) -> Test:
+    config, count = bench.config, len(bench.data.prompts)
+    engine = config.engine_of(scenario)
+    vocabulary = 128256 // config.shrink if config.random and config.shrink > 1 else 0
+    spare = articles.outside(bench.data.tokenizer, 40 * REPEATS + WARM_UPS, vocabulary)
+    long = [
+        [token for prompt in spare[place : place + 40] for token in prompt][:PROBE_TOKENS]
+        for place in range(0, 40 * REPEATS, 40)
+    ]
+    # Whether a repeated prompt is faster: asked where first tokens are seen, once for an engine.
+    asked = any(row["engine"] == engine for row in bench.tables.get("prefix_cache", []))
+    expected = float(rules.plan(config, scenario, count, server_qps)["expected_s"])  # type: ignore[arg-type]
+    factor = 40 if mode == "FindPeakPerformance" else 1
+    return Test(
+        name=name,
+        scenario=rules.lg_scenario(scenario),
+        model_key=rules.model_key(scenario),
+        mode=mode,
+        engine=engine,
+        settings=_settings(config, bench.data, bench.device),
+        conf=rules.user_conf(config, scenario, count, server_qps),
+        expected=rules.expected_settings(config, scenario, count, server_qps),
+        prompts=bench.data.prompts,
+        warm_up=spare[-WARM_UPS:],
+        repeated=[] if asked else [long[0]] * REPEATS + long[1:],
+        max_new=config.max_new,
+        folder=bench.run_dir / "loadgen" / name,
+        deadline_s=config.deadline_s,
+        limit_s=config.test_limit_s or factor * SLACK * expected + config.deadline_s,
+        audit=audit,
+        threads=torch.get_num_threads(),
+    )
+
+
+def _perform(bench: _Bench, test: Test) -> Outcome:
+    """Run a test; ``BackendUnavailable`` where what it needs is not here, ``RunBroken`` where it did not end by itself."""
+    bench.events.emit("phase", name=test.name)
+    total = len(test.prompts)
+
+    def tell(done: int, rss_bytes: int) -> None:
+        if done < 0:
+            bench.events.emit("heartbeat")
+        else:
+            bench.events.emit(
+                "progress", phase=test.name, done=done, total=max(total, done), unit="queries", rss_bytes=rss_bytes
+            )
+
+    outcome = loadgen.perform(test, tell)
+    if outcome.skipped:
+        raise BackendUnavailable(outcome.reason)
+    if outcome.reason:
+        raise RunBroken(f"{test.name}: {outcome.reason}")
+    bench.facts["engine"] = {**bench.facts.get("engine", {}), test.engine: outcome.facts["engine"]}
+    if test.repeated:
+        repeat, fresh = (outcome.facts[name] for name in ("repeat_ttft_s", "fresh_ttft_s"))
+        bench.row("prefix_cache", engine=test.engine, tokens=PROBE_TOKENS, repeated_s=repeat, fresh_s=fresh)
+    return outcome
+
+
+def _tested(bench: _Bench, test: Test, scenario: str, outcome: Outcome) -> Tested:
+    assert outcome.table is not None
+    table = logs.add_schedule(outcome.table, logs.schedule(test.folder))
+    bench.kept.append((test.name, table))
+    return Tested(
+        scenario=scenario,
+        table=table,
+        log=logs.detail(test.folder),
+        rule=rules.applied(bench.config, scenario),
+        repeated=outcome.repeated,
+        errors=outcome.errors,
+        facts=outcome.facts,
+        computes=ENGINES[test.engine].torch,
+    )
+
+
+def _add(bench: _Bench, name: str, tested: Tested, test: Test) -> list[str]:
+    """Add the row of a test, and return why it is not valid."""
+    reasons, done = why_invalid(tested), queries.completed(tested.table)
+    bench.row(
+        "tests",
+        test=name,
+        scenario=tested.scenario,
+        engine=test.engine,
+        loadgen=str(tested.log.get("result_validity", "")),
+        valid="INVALID" if reasons else "VALID",
+        why="; ".join(reasons),
+        queries=len(tested.table),
+        failed=int(tested.table["failed"].sum()),
+        tokens=int(done["tokens"].sum()),
+        samples_per_s=tested.samples_per_s,
+        loadgen_per_s=tested.stated_per_s,
+        server_qps=float(tested.log.get("effective_target_qps", 0))
+        if rules.lg_scenario(tested.scenario) == "Server"
+        else None,
+        seconds=queries.span_s(done) if len(done) else None,
+        began=tested.log.get("began"),
+        ended=tested.log.get("ended"),
+        num_errors=int(tested.log.get("num_errors", 0)),
+        repeated=tested.repeated,
+        ttft_limit_s=tested.rule.ttft_s,
+        tpot_limit_s=tested.rule.tpot_s,
+        percentile=tested.rule.percentile,
+        least_tokens=int(done["tokens"].min()) if len(done) else 0,
+        most_tokens=int(done["tokens"].max()) if len(done) else 0,
+    )
+    return reasons
+
+
+def _performance(bench: _Bench, scenario: str) -> None:
+    test = _test(bench, scenario, scenario, "PerformanceOnly")
+    tested = _tested(bench, test, scenario, _perform(bench, test))
+    _add(bench, scenario, tested, test)
+    bench.metrics += metrics_of(tested, bench.config, read_events(bench.run_dir))
+    _timeline(bench, tested)
+
+
+def _timeline(bench: _Bench, tested: Tested) -> None:
+    """Keep when the events of the fastest, the median and the slowest query were, from its start."""
+    done = queries.completed(tested.table)
+    if tested.scenario == "Offline" or not len(done):
+        return
+    order = np.argsort(queries.latency_s(done), kind="stable")
+    for which, place in (("fastest", 0), ("median", len(order) // 2), ("slowest", len(order) - 1)):
+        query = done[order[place] : order[place] + 1]
+        begin = float(queries.start_s(query)[0])
+        bench.row(
+            "timeline",
+            scenario=tested.scenario,
+            query=which,
+            issued_s=float(query["issued_s"][0]) - begin,
+            first_s=float(query["first_s"][0]) - begin,
+            last_s=float(query["last_s"][0]) - begin,
+            prompt_tokens=int(query["prompt_tokens"][0]),
+            tokens=int(query["tokens"][0]),
+        )
+
+
+def _find_peak(bench: _Bench) -> None:
+    """Let LoadGen search for the highest rate of Server, and confirm it: its search tests one percentile in short probes."""
+    test = _test(bench, "FindPeak", "Server", "FindPeakPerformance")
+    _perform(bench, test)
+    stated = logs.peak_qps(logs.detail(test.folder))
+    name = f"peak_qps_server{bench.config.scope()}"
+    if stated is None:
+        why = "LoadGen's search reported no rate: the first probe must pass, lower server_qps"
+        bench.metrics.append(not_available(name, "queries/s", "higher", why))
+        return
+    confirm = _test(bench, "FindPeak confirmed", "Server", "PerformanceOnly", server_qps=stated)
+    tested = _tested(bench, confirm, "Server", _perform(bench, confirm))
+    reasons = _add(bench, "FindPeak confirmed", tested, confirm)
+    bench.facts["peak_qps_loadgen"] = stated
+    bench.metrics.append(
+        not_available(
+            name, "queries/s", "higher", f"LoadGen found {stated:g}, a run at that rate is INVALID: {reasons[0]}"
+        )
+        if reasons
+        else measured(
+            name, stated, "queries/s", "higher", reason="found by LoadGen, confirmed by a VALID run at this rate"
+        )
+    )
+
+
+def _audit(bench: _Bench) -> None:
+    scenario = next((one for one in bench.config.scenarios if one != "Offline"), "Offline")
+    answers = min(AUDITED, len(bench.data.prompts))
+    test = _test(bench, "TEST06", scenario, "PerformanceOnly", audit=answers)
+    _perform(bench, test)
+    # Servers do not say which tokens end their answers; the tokenizer does.
+    ends = bench.facts["engine"][test.engine].get("ends") or [bench.data.tokenizer.eos_token_id]
+    count, wrong = logs.audit(test.folder, tuple(ends))
+    bench.facts["audit"] = {"answers": count, "asked": answers, "wrong": wrong[:20], "wrong_count": len(wrong)}
+
+
+def _accuracy(bench: _Bench) -> None:
+    test = _test(bench, "accuracy", "Offline", "AccuracyOnly")
+    outcome = _perform(bench, test)
+    assert outcome.table is not None
+    log, answers = logs.detail(test.folder), logs.answers(test.folder)
+    bench.events.emit("phase", name="scores")
+    rows, end = scores.score(bench.data, answers), bench.config.scope()
+    for row in rows:
+        row.pop("per_text")
+        bench.row("rouge", **row)
+    bench.facts["accuracy"] = {
+        "samples": len(bench.data.prompts),
+        "answered": len(answers),
+        "failed": int(outcome.table["failed"].sum()),
+        "num_errors": int(log["num_errors"]),
+        "errors": outcome.errors[:5],
+        "splitter": rows[0]["splitter"],
+        "full_set": bench.config.rules == "mlperf",
+    }
+    how = f"rouge_score with stemmer, mean of {len(answers):,} texts; sentences by {rows[0]['splitter']}"
+    bench.metrics += [derived(f"{kind}{end}", rows[0][kind], "%", "higher", how) for kind in scores.KINDS]
+    bench.metrics += [
+        derived(
+            f"control_rouge1_shuffled{end}", rows[1]["rouge1"], "%", "none", "control: references of other articles"
+        ),
+        derived(f"control_rouge1_lead{end}", rows[2]["rouge1"], "%", "none", "control: the article's first characters"),
+        derived(f"gen_len{end}", rows[0]["gen_len"], "characters", "none", "of all answers, after splitting"),
+    ]
+
+
+def _roofline(bench: _Bench) -> None:
+    """Add the least time that Offline could take: decoding reads weights and cache for each step, prefill multiplies.
+
+    decode: steps x bytes of weights + bytes of the cache at each token, over the bandwidth of a copy as large as the weights;
+    prefill: 2 x parameters x prompt tokens, over the peak of matrix products in this precision.
+    """
+    config, end = bench.config, bench.config.scope()
+    names = (f"decode_bound_tokens_per_s{end}", f"prefill_bound_tokens_per_s{end}", f"roofline_share_offline{end}")
+    engine = bench.facts.get("engine", {}).get(config.engine_of("Offline"), {})
+    row = next((row for row in bench.tables.get("tests", []) if row["scenario"] == "Offline"), None)
+    if "read_bytes" not in engine or row is None or not row["seconds"]:
+        why = "the engine does not say how large its weights are" if row else "Offline was not run"
+        units = ("tokens/s", "tokens/s", "ratio")
+        bench.metrics += [not_available(name, unit, "higher", why) for name, unit in zip(names, units, strict=True)]
+        return
+    kind = "host" if bench.device.type == "cpu" else "device"
+    size = max(int(engine["read_bytes"]), 2**20)
+    bandwidth = 1e9 * float(np.median(copy_rates(kind, bench.device, min(size, 2**30), config.peak_seconds)))
+    peaks = matmul_peaks(bench.device, config.precision, sizes=default_sizes(bench.device), seconds=config.peak_seconds)
+    flops = max((float(np.median(peak.samples)) for peak in peaks if peak.samples), default=math.nan)
+    table = next(table for name, table in bench.kept if name == "Offline")
+    done = queries.completed(table)
+    prompts, tokens = float(done["prompt_tokens"].sum()), float(done["tokens"].sum())
+    context = float(np.mean(done["prompt_tokens"] + done["tokens"] / 2))
+    cache = context * engine["cache_bytes_per_token"]
+    decode = bandwidth / (engine["read_bytes"] / config.slots + cache)
+    prefill = flops / (2 * engine["product_parameters"])
+    least_s = tokens / decode + prompts / prefill
+    how = f"{bandwidth / 1e9:.3g} GB/s over weights / {config.slots} slots + a cache of {context:.0f} tokens"
+    bench.metrics += [
+        derived(names[0], decode, "tokens/s", "none", how),
+        derived(names[1], prefill, "tokens/s", "none", f"{flops / 1e9:.4g} GFLOP/s over 2 x parameters"),
+        derived(
+            names[2], least_s / row["seconds"], "ratio", "higher", "least time by both bounds over the time of Offline"
+        ),
+    ]
+
+
+def _save(bench: _Bench, began: Moment, startup_s: float) -> None:
+    config = bench.config
+    _save_queries(bench)
+    bench.metrics.append(measured("startup_s", startup_s, "s", "lower", reason="imports, process group, data"))
+    bench.metrics.append(measured("total_s", began.since(), "s", "lower"))
+    lengths = bench.facts.pop("prompt_tokens")
+    bench.facts |= {
+        "prompt_tokens_least": lengths[0],
+        "prompt_tokens_median": lengths[len(lengths) // 2],
+        "prompt_tokens_most": lengths[-1],
+        "samples": len(lengths),
+        "threads": torch.get_num_threads(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "loadgen": "6.0.17"},
+    }
+    result = Result.of(
+        config,
+        status="complete",
+        started_at=began.wall,
+        ended_at=time.time(),
+        metrics=bench.metrics,
+        facts=bench.facts,
+        tables=bench.tables,
+        notes=bench.notes,
+    )
+    save_result(bench.run_dir, result)
+
+
+def _save_queries(bench: _Bench) -> None:
+    """Write the raw samples of all queries to ``queries.parquet``."""
+    import pandas as pd
+
+    frames = [pd.DataFrame(table).assign(test=name) for name, table in bench.kept]
+    with atomic_path(bench.run_dir / "queries.parquet") as temporary:
+        pd.concat(frames).to_parquet(temporary, index=False)

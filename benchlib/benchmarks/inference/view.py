@@ -1,0 +1,82 @@
+"""What an inference run shows first, and its words."""
+
+from typing import Any
+
+from benchlib.benchmarks import View
+from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.results.run import Result
+
+
+def warnings(config: InferenceConfig, result: Result | None) -> list[str]:
+    """Return what limits the meaning of a result."""
+    words = []
+    if config.rules == "reduced":
+        words.append("Reduced rules: these are no MLPerf results. The table of reduced rules lists each.")
+    if config.model == "tiny":
+        words.append(
+            "The model is the embedded stand-in of 0.6 million parameters on generated news: its scores say nothing about others."
+        )
+    if config.random:
+        words.append("Random weights: speed alone, with answers of a fixed length.")
+    if config.engine == "sim":
+        words.append("The engine is simulated: it computes nothing.")
+    return words
+
+
+def tables(run: Any) -> dict[str, list[dict[str, Any]]]:
+    """Return the tables of the report."""
+    stored = run.result.tables
+    shown = (
+        "test",
+        "engine",
+        "valid",
+        "loadgen",
+        "queries",
+        "failed",
+        "server_qps",
+        "samples_per_s",
+        "loadgen_per_s",
+        "seconds",
+        "why",
+    )
+    return {
+        "Tests": [{name: row[name] for name in shown} for row in stored.get("tests", [])],
+        "Before the run: how many queries a percentile takes": stored.get("plan", []),
+        "Reduced rules": stored.get("reduced", []),
+        "ROUGE and its controls": [
+            {name: value for name, value in row.items() if name != "splitter"} for row in stored.get("rouge", [])
+        ],
+        "Timeline of single queries": stored.get("timeline", []),
+    }
+
+
+VIEW = View(
+    headlines=(
+        "tokens_per_s_offline",
+        "samples_per_s_offline",
+        "ttft_p99_s_server",
+        "tpot_p99_s_server",
+        "goodput_per_s_server",
+        "latency_p90_s_singlestream",
+        "peak_qps_server",
+        "rouge1",
+        "roofline_share_offline",
+        "total_s",
+    ),
+    labels={
+        "tokens_per_s_offline": "Tokens/s, Offline",
+        "samples_per_s_offline": "Samples/s, Offline",
+        "ttft_p99_s_server": "First token, p99, Server",
+        "tpot_p99_s_server": "Time per token, p99, Server",
+        "goodput_per_s_server": "Goodput, Server",
+        "latency_p90_s_singlestream": "Latency, p90, SingleStream",
+        "peak_qps_server": "Peak rate, Server",
+        "control_rouge1_shuffled": "ROUGE-1, control: other references",
+        "control_rouge1_lead": "ROUGE-1, control: lead",
+        "rouge1": "ROUGE-1",
+        "roofline_share_offline": "Share of the roofline, Offline",
+    },
+    tables=tables,
+    warnings=warnings,
+    rate="tokens_per_s_offline",
+)

@@ -1,0 +1,142 @@
+"""Parameters of the serving benchmark. The defaults are those of the smoke tier, with two unlike workers that compute nothing."""
+
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, PositiveFloat, field_validator, model_validator
+
+from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
+
+_NOT_WORK = ("target_efficiency", "project_samples")
+
+
+class ServingConfig(BaseConfig):
+    """Workers, the load on them and the limits that it has to meet."""
+
+    ONE_PROCESS: ClassVar[bool] = True
+    FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "recovery": "workers"}
+
+    benchmark: Literal["serving"] = "serving"
+
+    workers: list[str] = Field(
+        [], description="servers, http://HOST:PORT; dns+http://NAME:PORT: each address of the name; empty: started here"
+    )
+    mode: Literal["single", "distributed", "both"] = Field(
+        "both", description="each worker alone, all together, or both and what a further one adds"
+    )
+    engine: Literal["sim", "static", "continuous"] = Field("sim", description="of workers that are started here")
+    model: str = Field(
+        EMBEDDED_MODEL,
+        min_length=1,
+        description="of these: hub name, folder, tiny, or llama3-8b-random: its shape, random weights",
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of these")
+    worker_count: int = Field(2, ge=1, le=64, description="how many are started here")
+    worker_slots: int = Field(8, ge=1, le=4096, description="queries that each of these works on at once")
+    sim_step_ms: list[PositiveFloat] = Field(
+        [15, 25], min_length=1, description="engine sim: time of a token, in ms, by worker"
+    )
+
+    prompt_tokens: int = Field(
+        100, ge=4, le=100_000, description="tokens of a prompt, the mean; each has 0.5 to 1.5 times as many"
+    )
+    max_new: int = Field(16, ge=2, le=8192, description="most new tokens of an answer")
+    concurrency: int = Field(16, ge=1, le=4096, description="queries that a worker has at once, alone as together")
+    queries: int = Field(32, ge=8, le=1_000_000, description="queries per worker in a run that measures a rate")
+    rounds: int = Field(2, ge=1, le=50, description="repetitions of these runs, in turns")
+
+    arrivals: Literal["poisson", "constant"] = Field("poisson", description="of the queries of open loops")
+    loads: list[Annotated[float, Field(ge=0.01, le=10)]] = Field(
+        [0.4, 0.8, 2.0], min_length=1, description="rates of the sweep, as shares of the joint rate"
+    )
+    point_s: float = Field(
+        0.5, gt=0, le=3600, description="time for which a rate is sent, in seconds; three times to confirm"
+    )
+    refine: int = Field(
+        1, ge=0, le=10, description="further rates between the last that met the limits and the first that missed"
+    )
+    concurrencies: list[Annotated[int, Field(ge=1, le=4096)]] = Field(
+        [1, 16], description="closed loops: queries under way at once, over all workers"
+    )
+    ttft_ms: float = Field(500, gt=0, description="limit of the time to the first token, in ms")
+    tpot_ms: float = Field(100, gt=0, description="limit of the time per further token, in ms")
+    percentile: float = Field(
+        99, ge=50, le=99.9, description="percentile of both times that has to be within its limit"
+    )
+
+    deadline_s: float = Field(60, gt=0, description="seconds from a query's first sending until it has failed")
+    stall_s: float = Field(20, gt=0, description="seconds without a byte until a query is given to another worker")
+    gone_s: float = Field(5, gt=0, description="seconds without any worker until what is left has failed")
+    recovery: bool = Field(True, description="kill a worker during a run and start it again; only those started here")
+
+    target_efficiency: float | None = Field(
+        None, gt=0, le=1, description="least rate of all over the sum of each alone"
+    )
+    project_samples: int = Field(
+        13368, ge=1, description="samples of the projection: the full set of MLPerf's Llama 3.1 8B"
+    )
+
+    @field_validator("workers")
+    @classmethod
+    def _are_addresses(cls, value: list[str]) -> list[str]:
+        for url in value:
+            parts = urlsplit(url.removeprefix("dns+"))
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+                raise ValueError(f"{url!r} is not the address of a server; write http://HOST:PORT")
+            if parts.password or parts.username:
+                raise ValueError("an address must not hold a password: it is stored; set the variable BENCHLIB_TOKEN")
+        return [url.rstrip("/") for url in value]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_machines_are_left_alone(cls, values: Any) -> Any:
+        return {"recovery": False, **values} if isinstance(values, dict) and values.get("workers") else values
+
+    @model_validator(mode="after")
+    def _recovery_needs_own_workers(self) -> "ServingConfig":
+        if self.recovery and self.workers:
+            raise ValueError(
+                "recovery = true kills a worker: only those that are started here; leave workers or recovery out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _points_are_long_enough(self) -> "ServingConfig":
+        # In a run of three points a service that lags by a third of the load has its last query wait for one.
+        if self.mode != "single" and self.point_s < self.limits_s["ttft"]:
+            least = self.limits_s["ttft"]
+            raise ValueError(
+                f"point_s = {self.point_s:g} with ttft_ms = {self.ttft_ms:g}: before the limit of the first token has passed no "
+                f"queue that grows can miss it; set point_s={least:g} or more"
+            )
+        return self
+
+    @property
+    def scope(self) -> str:
+        """What the metrics' names say of the work: it is not that of a real user."""
+        return "sim" if self.engine == "sim" and not self.workers else "random_prompts"
+
+    @property
+    def limits_s(self) -> dict[str, float]:
+        """The limits in seconds."""
+        return {"ttft": self.ttft_ms / 1e3, "tpot": self.tpot_ms / 1e3}
+
+    def expected_work(self) -> str:
+        """Say what will be sent to whom."""
+        who = (
+            f"{len(self.workers)} servers"
+            if self.workers
+            else f"{self.worker_count} workers ({self.engine}) started here"
+        )
+        runs = {"single": "each alone", "distributed": "all together", "both": "each alone and all together"}[self.mode]
+        work = f"{who}: {self.rounds} rounds of {self.queries} queries per worker, {runs}, {self.concurrency} at once per worker"
+        if self.mode != "single":
+            loads = ", ".join(f"{load:g}" for load in self.loads)
+            work += (
+                f"; open loops of {self.point_s:g} s at {loads} of the joint rate, closed loops at {self.concurrencies}"
+            )
+        return work + ("; a worker is killed and started again" if self.recovery and self.mode != "single" else "")
+
+    def work(self) -> dict[str, Any]:
+        """Return the fields that change the work; targets do not."""
+        return {name: value for name, value in super().work().items() if name not in _NOT_WORK}

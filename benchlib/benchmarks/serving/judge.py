@@ -1,0 +1,187 @@
+"""What a run of the serving benchmark is judged by: no query lost, a client that was on time, a knee that a longer run confirms."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchlib.benchmarks.serving.config import ServingConfig
+from benchlib.core.text import duration, quantity
+from benchlib.judge.baselines import Comparison, regression_checks
+from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check, limit_check
+from benchlib.judge.impossible.claim import Claim, Latency, Requests, Speed
+from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.regression import RegressionLimit
+from benchlib.results.run import Run
+
+MOST_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as together
+SHARES = {
+    "samples_per_s_all": 0.25,
+    "tokens_per_s_all": 0.25,
+    "knee_per_s": 0.35,
+    "ttft_at_knee_ms": 1.0,
+    "tpot_at_knee_ms": 0.5,
+}
+
+
+def limits(run: Run) -> list[RegressionLimit]:
+    """Return how much worse rates and times may get; the knee is found in steps, so it may move by one."""
+    config = run.config
+    assert isinstance(config, ServingConfig)
+    return [RegressionLimit(metric=f"{name}_{config.scope}", share=share) for name, share in SHARES.items()]
+
+
+def claims(numbers: Numbers) -> Iterator[Claim]:
+    """Yield what the run states of speed, requests and times."""
+    rows = numbers.rows("workers")
+    alone = [row["alone_per_s"] for row in rows if row.get("alone_per_s")]
+    together = numbers.positive("samples_per_s_all")
+    if together and alone and len(alone) == len(rows):
+        speed = Speed(
+            samples_per_s=together,
+            ranks=len(rows),
+            one_device_samples_per_s=max(alone),
+            one_device="the fastest worker alone",
+        )
+        yield Claim(subject="all workers", speed=speed)
+    issued, failed = numbers.count("issued"), numbers.count("failed")
+    if issued is not None and failed is not None:
+        yield Claim(subject="all runs", requests=Requests(issued=issued, failed=failed, completed=issued - failed))
+    for name in ("ttft", "tpot"):
+        values = numbers.raw(f"{name}_at_knee_ms")
+        if values:
+            parts = {part: numbers.value(f"{name}_p{part:g}_at_knee_ms") for part in (90.0, 99.0)}
+            stated = {part: value / 1e3 for part, value in parts.items() if value is not None}
+            times = Latency(
+                name=f"{name} at the knee", samples_s=[value / 1e3 for value in values], percentiles_s=stated
+            )
+            yield Claim(subject="open loop", latencies=[times])
+
+
+def checks(run: Run, comparison: Comparison) -> list[Check]:
+    """Judge a run that has a result."""
+    config, result = run.config, run.result
+    assert isinstance(config, ServingConfig) and result is not None
+    stated = own_claims(Numbers.of_run(run))
+    made = [_answered(result.facts), _efficiency(run, config)]
+    if config.mode != "single":
+        made += [_knee(run), *([_recovered(config, result.facts["recovery"])] if result.facts.get("recovery") else [])]
+    if config.target_efficiency is not None:
+        metric = result.metric(f"scaling_efficiency_{config.scope}")
+        question = "Does a further worker add what it can do alone?"
+        made.append(
+            limit_check("target efficiency", question, metric, config.target_efficiency, source="target_efficiency")
+        )
+    return [
+        *made,
+        finite_check(stated),
+        agreement_check(stated, ("possible values",)),
+        budget_check(run, result.value("total_s") or 0.0),
+        *regression_checks(run, limits(run), comparison),
+    ]
+
+
+def _answered(facts: dict[str, Any]) -> Check:
+    failed, repeated, issued = facts["failed"], facts["repeated"], facts["issued"]
+    reason = f"{issued:,} queries, {failed} failed, {repeated} answered twice"
+    reason += "".join(f"; {why}" for why in facts["errors"][:2])
+    question = "Did every query get one answer, with exactly the tokens that its server counted?"
+    return fact_check("every query answered", question, issued > 0 and not failed and not repeated, reason)
+
+
+def _efficiency(run: Run, config: ServingConfig) -> Check:
+    """Fail where every round scales better than the sum of its workers: then alone and together were not the same work."""
+    result = run.result
+    assert result is not None
+    metric = result.metric(f"scaling_efficiency_{config.scope}")
+    name, question = "possible scaling", "Are all workers together at most as fast as the sum of each alone?"
+    if metric is None or metric.value is None:
+        reason = metric.reason if metric else "the run has no such metric"
+        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+    rounds = run.samples.get(metric.name, [metric.value])
+    reason = f"{metric.value:.2f} of the sum, {min(rounds):.2f} to {max(rounds):.2f} by round"
+    return fact_check(
+        name, question, min(rounds) <= MOST_EFFICIENCY, reason, limit=f"<= {MOST_EFFICIENCY}", value=metric.value
+    )
+
+
+def _knee(run: Run) -> Check:
+    """Pass for a confirmed knee; where the client was late no rate says anything about the workers."""
+    assert run.result is not None
+    rows = run.result.tables.get("load", [])
+    name, question = "limits met", "Is there a rate at which both limits were met, also in a run three times as long?"
+    confirmed = [row for row in rows if row["phase"] == "confirmation" and not row["why"]]
+    if confirmed:
+        reason = f"{confirmed[-1]['rate']:.3g} queries/s, confirmed by {confirmed[-1]['queries']:,} queries"
+        return fact_check(name, question, True, reason, kind="target")
+    refused = [row for row in rows if row["client"]]
+    if refused:
+        reason = f"undecided: {refused[-1]['client']}; a quieter machine for the client decides it"
+        return Check(name=name, kind="target", question=question, status="SKIPPED", reason=reason)
+    reason = f"{rows[-1]['rate']:.3g} queries/s: {rows[-1]['why']}" if rows else "no rate was tried"
+    return fact_check(name, question, False, reason, kind="target")
+
+
+def _recovered(config: ServingConfig, recovery: dict[str, Any]) -> Check:
+    """A killed worker costs no query; answers are the same where arithmetic does not depend on the batch (fp32 on a CPU)."""
+    good = not recovery["failed"] and not recovery["repeated"]
+    exact = config.precision == "fp32" and config.backend == "cpu"
+    if exact:
+        good &= recovery["same_answers"] == recovery["answers"]
+    reason = (
+        f"{recovery['queries']} queries, {recovery['failed']} lost, {recovery['requeued']} sent again; "
+        f"{recovery['same_answers']} of {recovery['answers']} answers as in the undisturbed run; "
+        f"killed at {recovery['killed_s']:.1f} s, back at {recovery['back_s']:.1f} s with {recovery['after_return']} queries after it"
+    )
+    return fact_check(
+        "recovery", "Is no query lost when a worker is killed, and are the answers the same?", good, reason
+    )
+
+
+def reading(run: Run) -> list[str]:
+    """Return what the numbers say: rates, efficiency and where the rest went, the knee, the projection."""
+    config, result = run.config, run.result
+    assert isinstance(config, ServingConfig) and result is not None
+    scope = config.scope
+    metric = {
+        name: result.metric(f"{name}_{scope}")
+        for name in ("samples_per_s_all", "scaling_efficiency", "knee_per_s", "projected_hours")
+    }
+    value = {name: item.value if item else None for name, item in metric.items()}
+    sentences = []
+    if value["samples_per_s_all"]:
+        sentences.append(
+            f"Together the {result.facts['workers']} workers answer {quantity(value['samples_per_s_all'], 'queries/s')}."
+        )
+    if value["scaling_efficiency"]:
+        parts = {row["part"]: row["share"] for row in result.tables.get("cost", []) if row["part"] != "ideal"}
+        words = ", ".join(f"{name} {share:+.1%}" for name, share in parts.items())
+        sentences.append(
+            f"That is {value['scaling_efficiency']:.0%} of the sum of each alone; of the joint run's time beyond the ideal: {words}."
+        )
+    for row in result.tables.get("splits", []):
+        sentences.append(
+            f"The {row['split']} split was predicted to take {row['predicted_s']:.2f} s and took {row['measured_s']:.2f} s "
+            f"({row['measured_over_predicted']:.2f} times)."
+        )
+    if value["knee_per_s"]:
+        share = (
+            f", {value['knee_per_s'] / value['samples_per_s_all']:.0%} of the joint rate"
+            if value["samples_per_s_all"]
+            else ""
+        )
+        missed = next((row for row in result.tables.get("load", []) if row["why"]), None)
+        end = (
+            f"; at {missed['rate']:.3g}/s: {missed['why']}"
+            if missed
+            else "; no rate of the sweep missed them: the knee is higher"
+        )
+        sentences.append(f"Both limits hold up to {quantity(value['knee_per_s'], 'queries/s')}{share}{end}.")
+    if value["projected_hours"] and metric["projected_hours"]:
+        item = metric["projected_hours"]
+        low_s, high_s = (duration(3600 * end) if end is not None else "" for end in (item.ci_low, item.ci_high))
+        span = f" ({low_s} to {high_s})" if low_s else ""
+        sentences.append(
+            f"{config.project_samples:,} such queries would take {duration(3600 * value['projected_hours'])}{span} at that rate, after the start-up."
+        )
+    what = "`sim` computes nothing" if scope == "sim" else "the prompts are random tokens"
+    sentences.append(f"These figures are of the path and not of a model that answers users: {what}.")
+    return sentences

@@ -1,0 +1,1 @@
+"""Serving of language models: engines, raw samples of queries, data."""

@@ -1,0 +1,100 @@
+"""Prompts and references for summaries: generated ones, CNN/DailyMail, or the file of the MLPerf reference."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from benchlib.core.errors import DataError
+from benchlib.core.files import read_bytes
+from benchlib.workloads.llm import mininews
+from benchlib.workloads.llm.decoders import EMBEDDED, RANDOM, TINY, absent, folder
+from benchlib.workloads.llm.mininews import PROMPT, Article
+
+CNN, CNN_VERSION = "abisee/cnn_dailymail", "3.0.0"
+MOST = 1_000  # of mininews where all are asked for
+
+
+@dataclass(frozen=True)
+class Summaries:
+    """Prompts as tokens, texts and references in the same order, and the tokenizer that decodes answers."""
+
+    prompts: list[list[int]]
+    texts: list[str]
+    references: list[str]
+    tokenizer: PreTrainedTokenizerBase
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of an answer without special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
+
+
+def load(data: str, path: str, samples: int, seed: int, model: str, vocabulary: int = 0) -> Summaries:
+    """Load the first ``samples`` (0: all) of a data set as prompts for a model.
+
+    ``vocabulary`` maps tokens into a smaller one, for random weights that were shrunk. Raises ``BackendUnavailable`` where
+    data or tokenizer cannot be had, ``DataError`` for a broken file.
+    """
+    tokenizer = _tokenizer(model)
+    no_ids: list[int] | None = None
+    if data == "mininews":
+        articles = mininews.generate(samples or MOST, seed)
+        rows = [(one.prompt, one.text, one.summary, no_ids) for one in articles]
+    elif data == "file":
+        rows = _file(Path(path))
+    else:
+        rows = [(one.prompt, one.text, one.summary, no_ids) for one in _hub(path or CNN)]
+    rows = rows[:samples] if samples else rows
+    # No chat template; the tokenizer adds the token that begins a text.
+    prompts = [list(ids) if ids else list(tokenizer(prompt)["input_ids"]) for prompt, _, _, ids in rows]
+    if vocabulary:
+        prompts = [[token % vocabulary for token in ids] for ids in prompts]
+    return Summaries(prompts, [row[1] for row in rows], [row[2] for row in rows], tokenizer)
+
+
+def _tokenizer(model: str) -> PreTrainedTokenizerBase:
+    # Random weights need tokens of real lengths and no words: the embedded pieces serve.
+    where = str(TINY) if model in (EMBEDDED, RANDOM) else folder(model)
+    try:
+        return AutoTokenizer.from_pretrained(where, use_fast=True)  # type: ignore[no-any-return]
+    except (OSError, ValueError) as error:
+        raise absent(model, error) from error
+
+
+def _hub(name: str) -> list[Article]:
+    import datasets
+
+    try:
+        split: Any = datasets.load_dataset(name, CNN_VERSION, split="validation")
+    except Exception as error:  # hub, network, cache and format have errors of their own
+        raise absent(name, error) from error
+    return [Article(row["id"], row["article"], row["highlights"]) for row in split]
+
+
+def _file(path: Path) -> list[tuple[str, str, str, list[int] | None]]:
+    """Read ``cnn_eval.json``: a list of instruction, input, tok_input (ids, optional) and output."""
+    try:
+        rows = json.loads(read_bytes(path))
+        return [
+            (
+                row.get("instruction", PROMPT).format(input=row["input"]),
+                row["input"],
+                row["output"],
+                row.get("tok_input"),
+            )
+            for row in rows
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path}: expected a list of objects with input and output, as in cnn_eval.json ({error!r})"
+        ) from None
+
+
+def outside(tokenizer: PreTrainedTokenizerBase, count: int, vocabulary: int = 0) -> list[list[int]]:
+    """Return ``count`` prompts that are in no data set, for warm-up and probes."""
+    made = mininews.generate(count, seed=2**31 - 1, split="train")
+    prompts = [list(tokenizer(one.prompt)["input_ids"]) for one in made]
+    return [[token % vocabulary for token in ids] for ids in prompts] if vocabulary else prompts

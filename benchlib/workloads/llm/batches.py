@@ -1,0 +1,271 @@
+"""Engines that compute here with transformers: static batches of ``generate``, and its continuous batching. Greedy decoding.
+
+An answer ends at its end-of-sequence token, which belongs to it, or at its greatest length; then it is handed on, even where
+its batch goes on.
+"""
+
+import contextlib
+import math
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.workloads.llm import decoders
+from benchlib.workloads.llm.decoders import Decoder
+from benchlib.workloads.llm.engines import OnDone, OnFirst, Settings
+
+STOPPED = "the engine was stopped"
+DIED = "transformers' continuous batching ended by itself; see the log, and start the engine again"
+PAGE = 32  # tokens of a page of the cache
+BATCH_TOKENS = 1024  # of a step with continuous batching: long prompts are prefilled in parts
+POLL_S = 0.2
+
+
+@dataclass
+class _Query:
+    rid: int
+    ids: Sequence[int]
+    max_new: int
+    on_first: OnFirst
+    on_done: OnDone
+    started: bool = False
+    ended: bool = False
+    tokens: list[int] = field(default_factory=list)
+
+    def end(self, tokens: Sequence[int], error: str = "") -> None:
+        """Hand the answer on, once."""
+        if not self.ended:
+            self.ended = True
+            self.on_done(self.rid, tokens, error)
+
+
+class _Loaded:
+    """What both engines are: a decoder that is loaded at the start, and a queue."""
+
+    @property
+    def failure(self) -> str:
+        """See ``Engine``."""
+        return ""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.facts: dict[str, Any] = {}
+        self.decoder: Decoder | None = None
+        self._over = threading.Event()
+
+    def _load(self) -> Decoder:
+        settings = self.settings
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        self.decoder = decoders.load(
+            settings.model, settings.device, settings.precision, settings.positions, settings.shrink
+        )
+        self.facts = {**self.decoder.facts(), "slots": settings.slots, "threads": torch.get_num_threads()}
+        self.facts["ends"] = list(self.decoder.ends)
+        return self.decoder
+
+    def _check(self, ids: Sequence[int], max_new: int) -> None:
+        if self._over.is_set() or self.decoder is None:
+            raise UserError(STOPPED)
+        if len(ids) + max_new > self.decoder.positions:
+            raise UserError(
+                f"a prompt of {len(ids):,} tokens and {max_new} new ones: the engine takes {self.decoder.positions:,}"
+            )
+
+
+class _Watch(StoppingCriteria):
+    """Sees each new token of a static batch: notes the first ones and hands on the answers that end."""
+
+    def __init__(self, batch: Sequence[_Query], ends: frozenset[int], over: threading.Event) -> None:
+        self.batch, self.ends, self.over = batch, ends, over
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        """Return which rows need no more tokens, (B,) of bool."""
+        new, now = input_ids[:, -1].tolist(), time.monotonic()
+        for query, token in zip(self.batch, new, strict=True):
+            if query.ended:
+                continue
+            query.tokens.append(token)
+            if not query.started:
+                query.started = True
+                query.on_first(query.rid, now, token)
+            if token in self.ends or len(query.tokens) >= query.max_new:
+                query.end(query.tokens)
+        stop = self.over.is_set()
+        return torch.tensor([stop or query.ended for query in self.batch], device=input_ids.device)
+
+
+class Static(_Loaded):
+    """Takes what waits, at most ``slots`` queries, answers them as one batch, and takes the next.
+
+    Prompts are padded on the left to the longest of their batch. A batch waits ``wait_s`` for its next query.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._queue: queue.SimpleQueue[_Query | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="static batches", daemon=True)
+
+    def start(self) -> None:
+        """Load the model and start the thread."""
+        self._load()
+        self._thread.start()
+
+    def submit(self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone) -> None:
+        """Take a query."""
+        self._check(ids, max_new)
+        self._queue.put(_Query(rid, ids, max_new, on_first, on_done))
+
+    def stop(self) -> None:
+        """End after the token that is computed now."""
+        self._over.set()
+        self._queue.put(None)
+        self._thread.join()
+        while True:
+            try:
+                query = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if query:
+                query.end([], STOPPED)
+
+    def _serve(self) -> None:
+        while not self._over.is_set():
+            query = self._queue.get()
+            batch = [query] if query else []
+            while batch and len(batch) < self.settings.slots:
+                try:
+                    query = self._queue.get(timeout=self.settings.wait_s)
+                except queue.Empty:
+                    break
+                if query is None:
+                    break
+                batch.append(query)
+            if batch:
+                self._answer(batch)
+
+    def _answer(self, batch: list[_Query]) -> None:
+        assert self.decoder is not None
+        decoder, error = self.decoder, STOPPED
+        try:
+            longest = max(len(query.ids) for query in batch)
+            ids = torch.full((len(batch), longest), decoder.pad)
+            mask = torch.zeros_like(ids)
+            for row, query in enumerate(batch):
+                ids[row, longest - len(query.ids) :] = torch.tensor(query.ids)
+                mask[row, longest - len(query.ids) :] = 1
+            ends = frozenset() if self.settings.fixed_length else frozenset(decoder.ends)
+            watch = _Watch(batch, ends, self._over)
+            model: Any = decoder.model
+            device = model.device
+            # The watch ends rows: with an EOS of its own generate would do so, too, but for the padding of ended rows.
+            how = GenerationConfig(
+                max_new_tokens=max(query.max_new for query in batch), do_sample=False, pad_token_id=decoder.pad
+            )
+            with torch.inference_mode():
+                model.generate(
+                    ids.to(device),
+                    attention_mask=mask.to(device),
+                    generation_config=how,
+                    stopping_criteria=StoppingCriteriaList([watch]),
+                )
+        except Exception as failure:  # whatever it is, the queries of this batch have no other answer
+            error = f"{type(failure).__name__}: {failure}"
+        for query in batch:
+            query.end([], error)
+
+
+class Continuous(_Loaded):
+    """Lets queries join and leave the batch at every token. No block of the cache is shared across queries."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._open: dict[str, _Query] = {}
+        self._manager: Any = None
+        self._thread = threading.Thread(target=self._drain, name="continuous batching", daemon=True)
+
+    def start(self) -> None:
+        """Load the model and start transformers' thread and the one that reads its results."""
+        try:
+            from transformers import ContinuousBatchingConfig
+        except ImportError as error:
+            raise BackendUnavailable(f"continuous batching needs transformers of 5.17 or later ({error})") from None
+        decoder = self._load()
+        slots = self.settings.slots
+        try:
+            limits = ContinuousBatchingConfig(
+                page_size=PAGE,
+                num_blocks=slots * (math.ceil(decoder.positions / PAGE) + 1),
+                max_batch_tokens=max(BATCH_TOKENS, slots),
+                max_requests_per_batch=slots,
+                allow_block_sharing=self.settings.share_prefixes,
+            )
+        except TypeError as error:
+            raise BackendUnavailable(f"continuous batching needs transformers of 5.17 or later ({error})") from None
+        how = GenerationConfig(do_sample=False, pad_token_id=decoder.pad, eos_token_id=self._ends)
+        model: Any = decoder.model
+        self._manager = model.init_continuous_batching(generation_config=how, continuous_batching_config=limits)
+        self._manager.start()
+        self._thread.start()
+
+    @property
+    def _ends(self) -> list[int]:
+        assert self.decoder is not None
+        return [-1] if self.settings.fixed_length else list(self.decoder.ends)
+
+    def submit(self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone) -> None:
+        """Take a query."""
+        self._check(ids, max_new)
+        self._open[str(rid)] = _Query(rid, ids, max_new, on_first, on_done)
+        self._manager.add_request(
+            list(ids), request_id=str(rid), max_new_tokens=max_new, eos_token_id=self._ends, streaming=True
+        )
+        if self.failure:  # asked once the query is open: where the thread dies later, ``_drain`` ends it
+            self._fail()
+
+    @property
+    def failure(self) -> str:
+        """See ``Engine``: transformers' thread died, and what is put in its queue stays there."""
+        return DIED if self._manager is not None and not self._over.is_set() and not self._manager.is_running() else ""
+
+    def stop(self) -> None:
+        """Stop transformers' thread, which would outlive the process, and end what is left."""
+        self._over.set()
+        if self._manager is not None:
+            self._manager.stop(block=True, timeout=30, hard_stop=True)
+            self._thread.join()
+        for query in list(self._open.values()):
+            query.end([], STOPPED)
+        self._open.clear()
+
+    def _drain(self) -> None:
+        while not self._over.is_set():
+            output = self._manager.get_result(timeout=POLL_S)
+            now = time.monotonic()
+            if output is None:
+                if self.failure:
+                    self._fail()
+                    return
+                continue
+            query = self._open.get(output.request_id)
+            if query is None:
+                continue
+            tokens = [int(token) for token in output.generated_tokens]
+            if tokens and not query.started:
+                query.started = True
+                query.on_first(query.rid, now, tokens[0])
+            if output.is_finished() and self._open.pop(output.request_id, None):
+                query.end(tokens, str(output.error or ""))
+
+    def _fail(self) -> None:
+        """End all queries: transformers' thread died. Who takes a query out ends it: two threads may be here at once."""
+        while self._open:
+            with contextlib.suppress(KeyError):
+                self._open.popitem()[1].end([], DIED)

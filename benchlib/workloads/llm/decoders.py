@@ -1,0 +1,113 @@
+"""Decoders by name: the embedded one, one of the hub or a folder, or random weights at the shape of Llama-3.1-8B."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.files import PACKAGE
+
+EMBEDDED, RANDOM = "tiny", "llama3-8b-random"
+TINY = PACKAGE / "assets" / "tiny-llama"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# https://huggingface.co/meta-llama/Llama-3.1-8B, config.json
+LLAMA3_8B: dict[str, Any] = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072, "tie_word_embeddings": False,
+    "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model in evaluation mode on its device; ``ends`` are its end-of-sequence tokens, ``pad`` fills batches."""
+
+    model: PreTrainedModel
+    ends: tuple[int, ...]
+    pad: int
+    positions: int
+
+    def facts(self) -> dict[str, Any]:
+        """Return what bounds of speed follow from: parameters, bytes of weights and of the cache, shape."""
+        config, weights = self.model.config, list(self.model.parameters())
+        tied = 1 if config.tie_word_embeddings else 2
+        # The input embeddings are looked up, the output ones multiplied: tied ones are both.
+        looked_up = config.vocab_size * config.hidden_size * (tied - 1)
+        heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        itemsize = weights[0].element_size()
+        return {
+            "parameters": sum(weight.numel() for weight in weights),
+            "read_bytes": (sum(weight.numel() for weight in weights) - looked_up) * itemsize,
+            "product_parameters": sum(weight.numel() for weight in weights if weight.ndim > 1) - looked_up,
+            "weight_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
+            "cache_bytes_per_token": 2 * config.num_hidden_layers * heads * width * itemsize,
+            "layers": config.num_hidden_layers,
+            "hidden": config.hidden_size,
+            "vocabulary": config.vocab_size,
+            "dtype": str(weights[0].dtype).removeprefix("torch."),
+            "transformers": transformers.__version__,
+        }
+
+
+def folder(name: str) -> str:
+    """Return where transformers finds the model or tokenizer of this name."""
+    return str(TINY) if name == EMBEDDED else name
+
+
+def absent(name: str, error: Exception) -> BackendUnavailable:
+    """Return the error that says that weights or data are not to be had here, and what to do."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return BackendUnavailable(
+        f"{name}: not on this machine and not fetched ({first}); give a folder that holds it, or accept its licence, "
+        "log in with `hf auth login` and unset HF_HUB_OFFLINE"
+    )
+
+
+def load(name: str, device: str = "cpu", precision: str = "fp32", positions: int = 0, shrink: int = 1) -> Decoder:
+    """Load a decoder for answers of up to ``positions`` tokens with their prompts (0: what the model has, at most 4,096).
+
+    Raises ``BackendUnavailable`` where the weights cannot be had, ``UserError`` for a model that is too short.
+    """
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    dtype = DTYPES[precision]
+    if name == RANDOM:
+        model = _random(shrink, device, dtype)
+    else:
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder(name), dtype=dtype, attn_implementation="sdpa", use_safetensors=True
+            )
+            model.to(device)  # type: ignore[arg-type]
+        except (OSError, ValueError) as error:
+            raise absent(name, error) from error
+    config = model.config
+    longest = int(config.max_position_embeddings)
+    if positions > longest:
+        raise UserError(f"{name} has {longest:,} positions, prompts and answers take {positions:,}: shorten them")
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    ends = [int(end) for end in ends if end is not None]
+    pad = config.pad_token_id if config.pad_token_id is not None else ends[0] if ends else 0
+    return Decoder(model.eval(), tuple(ends), int(pad), positions or min(longest, 4096))
+
+
+def _random(shrink: int, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Return random weights at the shape of Llama-3.1-8B, divided by ``shrink``; drawn on the device itself."""
+    sizes = {"hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 256}
+    shape = {**LLAMA3_8B, **{name: max(least, LLAMA3_8B[name] // shrink) for name, least in sizes.items()}}
+    if shrink > 1:
+        shape |= {"num_attention_heads": 4, "num_key_value_heads": 1, "bos_token_id": 0, "eos_token_id": [1, 2, 3]}
+    torch.manual_seed(0)
+    with torch.device(device):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            return transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
+        finally:
+            torch.set_default_dtype(before)

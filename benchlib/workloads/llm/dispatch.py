@@ -1,0 +1,534 @@
+"""The engine ``http``: sends queries to one or more OpenAI-compatible servers, and loses none with a server that is lost.
+
+An event loop in a thread of its own holds a queue. Each query goes to the worker with a free slot that would be done with it
+first: least outstanding tokens over measured tokens per second. A query comes back to the front of the queue when its
+connection breaks, its stream ends early or stands still, or its answer makes no sense; the worker is asked for its ``/health``
+until it answers again. A query fails, and is counted, at its deadline, when its servers refuse it, after ``MOST_ATTEMPTS``,
+or when no worker was left for ``gone_s``. A worker that gave nonsense three times in a row gets nothing more.
+"""
+
+import asyncio
+import json
+import math
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from benchlib.core.errors import UserError
+from benchlib.workloads.llm.engines import OnDone, OnFirst, Settings
+
+MOST_ATTEMPTS = 8  # of a query: one that ends every worker it meets must not end them all
+NONSENSE = 3  # wrong answers in a row, after which a worker is trusted no more
+MEMORY_S = 10.0  # time constant of the measured speed
+DNS = "dns+"  # before a URL: each address of the name is a worker, as of a headless service
+WARM_UP = [7, 11, 13]  # a prompt that is in no data set
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How queries are sent, in seconds where a field ends on ``_s``. ``weighted`` false: each worker gets as many queries."""
+
+    cap: int = 16  # queries that a worker has at once
+    weighted: bool = True
+    deadline_s: float = 60.0  # of a query, from its first sending on
+    stall_s: float = 20.0  # without a byte from the worker: the attempt is lost
+    gone_s: float = 3.0  # without any worker: what is left fails
+    probe_s: float = 0.5  # between two questions for the health of a worker
+    probe_limit_s: float = 2.0  # for the answer
+    start_s: float = 120.0  # for all workers to be ready at the start
+    model: str = ""  # '': the first that the worker names
+
+
+@dataclass
+class Query:
+    """One query and what became of it so far."""
+
+    rid: int
+    body: bytes
+    max_new: int
+    on_first: OnFirst
+    on_done: OnDone
+    attempt: int = 0
+    deadline: float = math.inf
+    has_first: bool = False
+    last_error: str = ""
+    avoid: int = -1  # the worker that lost it last: another one takes it, where there is another
+
+
+@dataclass
+class Worker:
+    """A server. ``work`` are the tokens that it may still have to give; ``lost`` attempts were given to others."""
+
+    index: int
+    url: str
+    ready: bool = False
+    refused: str = ""  # why it gets nothing more
+    reason: str = "not asked yet"  # why it is not ready
+    model: str = ""
+    open: dict[int, "asyncio.Task[None]"] = field(default_factory=dict)
+    work: int = 0
+    given: int = 0
+    done: int = 0
+    lost: int = 0
+    tokens: int = 0
+    nonsense: int = 0
+    missed: int = 0  # health questions in a row
+    heard: float = 0.0
+    pause_until: float = 0.0
+    most_open: int = 0
+    idle_slot_s: float = 0.0  # from the end of a query to the next in its slot, while others waited
+    freed: list[float] = field(default_factory=list)
+    _busy_s: float = 0.0
+    _recent: float = 0.0
+    _since: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second of the last seconds in which it had work; 0 where it has not answered yet."""
+        return self._recent / self._busy_s if self._busy_s > 0 else 0.0
+
+    def begin(self, now: float, work: int) -> None:
+        """Note that it got a query."""
+        if not self.open:
+            self._since = now
+        self.work += work
+        self.given += 1
+
+    def end(self, now: float, work: int, tokens: int) -> None:
+        """Note that a query ended, with so many tokens."""
+        self.work -= work
+        self.tokens += tokens
+        passed = now - self._since
+        forget = math.exp(-passed / MEMORY_S)
+        self._busy_s, self._recent, self._since = self._busy_s * forget + passed, self._recent * forget + tokens, now
+
+
+class _Lost(Exception):
+    """An attempt that another worker can make again."""
+
+
+class _Nonsense(_Lost):
+    """A worker's answer that is no answer."""
+
+
+class _Refused(Exception):
+    """A query that every worker would refuse."""
+
+
+class Dispatcher:
+    """See the module. ``attempts`` and ``events`` are the record; times are those of ``time.monotonic()``."""
+
+    def __init__(self, settings: Settings, policy: Policy | None = None) -> None:
+        if not settings.urls:
+            raise UserError("engine http needs addresses of servers: workers=http://HOST:PORT, separated by commas")
+        # Twice what a worker works on: its next query waits there, and not for a way back and forth.
+        self.policy = policy or Policy(cap=2 * settings.slots, deadline_s=settings.deadline_s)
+        self.facts: dict[str, Any] = {}
+        self.failure = ""  # one worker that is gone is not the end; queries fail on their own where all are
+        self.workers: list[Worker] = []
+        self.attempts: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+        self.on_send: Callable[[int, int, int], None] | None = None  # query, worker, attempt
+        self._urls, self._token = settings.urls, settings.token
+        self._queue: deque[Query] = deque()
+        self._inbox: deque[Query] = deque()
+        self._called = False
+        self._gone = ""
+        self._none_since = math.inf
+        self._stopping = False
+        self._loop = asyncio.new_event_loop()
+        self._session: aiohttp.ClientSession
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+
+    # From other threads
+
+    def start(self) -> None:
+        """Find the workers, wait until each is ready, and send each a query to see that it gives token ids.
+
+        Raises ``UserError`` for one that does not get ready in time, refuses the token or answers without ids.
+        """
+        self._thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
+        except BaseException:
+            self.stop()
+            raise
+
+    def submit(self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone) -> None:
+        """Take a query; only notes it."""
+        body = json.dumps(list(map(int, ids))).encode()
+        self._inbox.append(Query(rid, body, max_new, on_first, on_done))
+        if not self._called:  # one call for all that come until the loop looks
+            self._called = True
+            self._loop.call_soon_threadsafe(self._take)
+
+    def stop(self) -> None:
+        """End the thread; what is left fails."""
+        if self._loop.is_closed():
+            return
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+
+    def cpu_s(self) -> float:
+        """Return the processor time of the dispatcher's thread so far."""
+        assert self._thread.ident
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+
+    async def _counters(self) -> list[dict[str, float]]:
+        return await asyncio.gather(*(self._metrics(worker) for worker in self.workers))
+
+    def counters(self) -> list[dict[str, float]]:
+        """Return the numbers of each worker's ``/metrics`` by name; empty where it has none."""
+        return asyncio.run_coroutine_threadsafe(self._counters(), self._loop).result()
+
+    # In the loop
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _begin(self) -> None:
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=self.policy.stall_s)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
+        urls = [url for given in self._urls for url in await _addresses(given)]
+        self.workers = [Worker(index, url) for index, url in enumerate(dict.fromkeys(urls))]
+        began = time.monotonic()
+        await asyncio.gather(*(self._greet(worker, began + self.policy.start_s) for worker in self.workers))
+        self.facts = {
+            "workers": [worker.url for worker in self.workers],
+            "models": [worker.model for worker in self.workers],
+        }
+        for worker in self.workers:
+            self._spawn(self._watch(worker))
+        self._spawn(self._count_out())
+
+    async def _greet(self, worker: Worker, end: float) -> None:
+        """Wait for a worker, and see by a query of two tokens that it speaks with token ids and takes our token."""
+        while not await self._healthy(worker):
+            if time.monotonic() > end:
+                raise UserError(
+                    f"worker {worker.url} was not ready within {self.policy.start_s:g} s ({worker.reason}): start it, or correct workers="
+                )
+            await asyncio.sleep(0.05)
+        answer: list[int] = []
+        try:
+            worker.model = self.policy.model or await self._first_model(worker)
+            query = Query(-1, json.dumps(WARM_UP).encode(), 2, lambda *_: None, lambda *_: None)
+            answer = await self._exchange(worker, query)
+        except (_Lost, _Refused, aiohttp.ClientError, TimeoutError) as error:
+            raise UserError(f"worker {worker.url} does not answer a query of 3 token ids: {error}") from None
+        assert answer
+        worker.ready, worker.reason = True, ""
+
+    async def _first_model(self, worker: Worker) -> str:
+        """Return the first model that a worker names; servers refuse other names than theirs."""
+        async with self._session.get(f"{worker.url}/v1/models") as response:
+            if response.status in (401, 403):
+                raise _Refused(
+                    f"{response.status}: it refuses the bearer token; set the environment variable BENCHLIB_TOKEN to the worker's"
+                )
+            try:
+                return str((await response.json(content_type=None))["data"][0]["id"])
+            except (ValueError, KeyError, IndexError, TypeError):
+                return ""
+
+    async def _end(self) -> None:
+        self._stopping = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._drop("the dispatcher was stopped")
+        if hasattr(self, "_session"):
+            await self._session.close()
+
+    def _take(self) -> None:
+        """Move what was submitted to the queue."""
+        self._called = False
+        while self._inbox:
+            self._queue.append(self._inbox.popleft())
+        if self._gone or self._stopping:
+            self._drop(self._gone or "the dispatcher was stopped")
+        self._pump()
+
+    def _drop(self, why: str) -> None:
+        while self._inbox:
+            self._queue.append(self._inbox.popleft())
+        while self._queue:
+            query = self._queue.popleft()
+            query.on_done(query.rid, [], f"{why}; before: {query.last_error}" if query.last_error else why)
+
+    def _pump(self) -> None:
+        """Send what is queued as long as a worker has room for it."""
+        while self._queue:
+            now = time.monotonic()
+            if now > self._queue[0].deadline:
+                query = self._queue.popleft()
+                query.on_done(query.rid, [], f"not answered within {self.policy.deadline_s:g} s; {query.last_error}")
+                continue
+            worker = self._choose(self._queue[0], now)
+            if worker is None:
+                return
+            self._send(worker, self._queue.popleft(), now)
+
+    def _choose(self, query: Query, now: float) -> Worker | None:
+        ready = [worker for worker in self.workers if worker.ready and now >= worker.pause_until]
+        ready = [worker for worker in ready if worker.index != query.avoid] or ready
+        if not self.policy.weighted:  # as many for each: who has fewest is next, and is waited for
+            worker = min(ready, key=lambda worker: worker.done + len(worker.open), default=None)
+            return worker if worker and len(worker.open) < self.policy.cap else None
+        room = [worker for worker in ready if len(worker.open) < self.policy.cap]
+        usual = sum(speeds) / len(speeds) if (speeds := [worker.speed for worker in ready if worker.speed]) else 1.0
+        return min(room, key=lambda worker: (worker.work + query.max_new) / (worker.speed or usual), default=None)
+
+    def _send(self, worker: Worker, query: Query, now: float) -> None:
+        query.attempt += 1
+        query.deadline = min(query.deadline, now + self.policy.deadline_s)
+        if worker.freed:
+            worker.idle_slot_s += now - worker.freed.pop()
+        if self.on_send:
+            self.on_send(query.rid, worker.index, query.attempt)
+        worker.begin(now, query.max_new)
+        worker.open[query.rid] = self._spawn(self._attempt(worker, query, now))
+        worker.most_open = max(worker.most_open, len(worker.open))
+
+    async def _attempt(self, worker: Worker, query: Query, sent: float) -> None:
+        """Send a query to a worker once, and complete it, queue it again or let it fail."""
+        ids: list[int] = []
+        outcome, error, again = "ok", "", False
+        try:
+            async with asyncio.timeout_at(query.deadline):  # the loop's clock is time.monotonic()
+                ids = await self._exchange(worker, query)
+            worker.nonsense = 0
+        except TimeoutError:
+            if time.monotonic() < query.deadline:  # the worker's connection stood still
+                outcome, error, again = "stalled", f"{worker.url}: nothing came for {self.policy.stall_s:g} s", True
+                self._lose(worker, error)
+            else:
+                outcome, error = "failed", f"not answered within {self.policy.deadline_s:g} s, at last by {worker.url}"
+        except _Nonsense as reason:
+            outcome, error, again = "nonsense", f"{worker.url}: {reason}", True
+            self._distrust(worker, error)
+        except _Refused as reason:
+            outcome, error = "failed", f"{worker.url}: {reason}"
+        except aiohttp.ClientPayloadError:
+            outcome, error, again = "lost", f"{worker.url}: the stream ended before its end", True
+            self._lose(worker, error)
+        except (_Lost, aiohttp.ClientError, ConnectionError, OSError) as reason:
+            outcome, error, again = "lost", f"{worker.url}: {str(reason) or type(reason).__name__}", True
+            if not isinstance(reason, _Lost):
+                self._lose(worker, error)
+        except asyncio.CancelledError:
+            outcome, error, again = "lost", f"{worker.url}: {worker.reason or 'stopped'}", True
+        now = time.monotonic()
+        worker.open.pop(query.rid, None)
+        worker.end(now, query.max_new, len(ids))
+        row = {"query": query.rid, "worker": worker.index, "attempt": query.attempt, "sent_s": sent, "ended_s": now}
+        self.attempts.append(row | {"tokens": len(ids), "outcome": outcome, "error": error})
+        if outcome == "ok":
+            worker.done += 1
+            query.on_done(query.rid, ids, "")
+        elif again and query.attempt < MOST_ATTEMPTS and not self._stopping and not self._gone:
+            worker.lost += 1
+            query.last_error, query.avoid = error, worker.index
+            self._queue.appendleft(query)
+        else:
+            why = self._gone or error
+            query.on_done(query.rid, [], f"{why} (after {query.attempt} attempts)" if again else why)
+        if self._queue:
+            worker.freed.append(now)
+            self._pump()
+
+    async def _exchange(self, worker: Worker, query: Query) -> list[int]:
+        """Return the answer of a worker, complete and checked."""
+        model = json.dumps(worker.model).encode()
+        body = b'{"model":%b,"prompt":%b,"max_tokens":%d,"temperature":0,"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true}}' % (
+            model, query.body, query.max_new,
+        )  # fmt: skip
+        async with self._session.post(f"{worker.url}/v1/completions", data=body) as response:
+            if response.status != 200:
+                await self._refused(worker, response)
+            ids, stated, ended, rest = list[int](), None, False, b""
+            async for chunk in response.content.iter_any():
+                worker.heard = time.monotonic()
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if not line.startswith(b"data:") or ended:
+                        continue
+                    data = line[5:].strip()
+                    if data == b"[DONE]":
+                        ended = True
+                        continue
+                    new, usage = _read_event(data, worker)
+                    stated = usage if usage is not None else stated
+                    if new and not query.has_first:
+                        query.has_first = True
+                        query.on_first(query.rid, worker.heard, new[0])
+                    ids += new
+                if len(ids) > query.max_new:
+                    raise _Nonsense(f"{len(ids)} tokens, {query.max_new} were asked for")
+        if not ended:
+            raise aiohttp.ClientPayloadError("the stream ended before its end")
+        if not ids or (stated is not None and stated != len(ids)):
+            raise _Nonsense(
+                f"{len(ids)} token ids where {stated if stated is not None else 'at least 1'} tokens are stated"
+            )
+        return ids
+
+    async def _refused(self, worker: Worker, response: aiohttp.ClientResponse) -> None:
+        """Raise what a status other than 200 means."""
+        words = f"{response.status} {(await response.content.read(300)).decode(errors='replace').strip()}"
+        if response.status == 429:  # it is there, and full
+            worker.pause_until = time.monotonic() + 0.1
+            self._loop.call_at(worker.pause_until + 0.001, self._pump)
+            raise _Lost(words)
+        if response.status == 503:
+            self._lose(worker, words)
+            raise _Lost(words)
+        if response.status >= 500:
+            raise _Nonsense(words)
+        if response.status in (401, 403):
+            self._distrust(worker, f"it refuses the bearer token ({words})", NONSENSE)
+            raise _Lost(words)
+        raise _Refused(words)
+
+    # Workers that are lost, and come back
+
+    def _lose(self, worker: Worker, why: str) -> None:
+        """Send nothing more to a worker until it is healthy again."""
+        if worker.ready:
+            worker.ready, worker.reason = False, why
+            worker.freed.clear()
+            self._note(worker, "down", why)
+
+    def _distrust(self, worker: Worker, why: str, times: int = 1) -> None:
+        worker.nonsense += times
+        if worker.nonsense >= NONSENSE and not worker.refused:
+            worker.refused = why
+            self._lose(worker, why)
+
+    def _note(self, worker: Worker, what: str, why: str = "") -> None:
+        self.events.append({"t_s": time.monotonic(), "worker": worker.index, "event": what, "reason": why})
+
+    async def _healthy(self, worker: Worker) -> bool:
+        limit = aiohttp.ClientTimeout(total=self.policy.probe_limit_s)
+        try:
+            async with self._session.get(f"{worker.url}/health", timeout=limit) as response:
+                worker.reason = "" if response.status == 200 else f"/health answers {response.status}"
+                return response.status == 200
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            worker.reason = f"/health: {str(error) or type(error).__name__}"
+            return False
+
+    async def _watch(self, worker: Worker) -> None:
+        """Ask for a worker's health; lose it after two questions without an answer, take it back when it answers."""
+        while not worker.refused:
+            await asyncio.sleep(self.policy.probe_s)
+            asked, was = time.monotonic(), worker.reason
+            if await self._healthy(worker):
+                worker.missed = 0
+                if not worker.ready and not worker.refused:
+                    worker.ready = True
+                    self._note(worker, "up", was)
+                    self._none_since, self._gone = math.inf, ""
+                    self._pump()
+                continue
+            worker.missed += worker.heard < asked  # one that streams is busy, not dead
+            if worker.missed >= 2:
+                self._lose(worker, worker.reason)
+                for task in list(worker.open.values()):  # it hangs: their connections may never break
+                    task.cancel()
+
+    async def _count_out(self) -> None:
+        """Let everything fail when no worker was ready for ``gone_s``; let queries expire that nobody takes."""
+        while True:
+            await asyncio.sleep(min(0.1, self.policy.gone_s / 4))
+            now = time.monotonic()
+            if any(worker.ready for worker in self.workers):
+                self._none_since = math.inf
+            else:
+                self._none_since = min(self._none_since, now)
+            if now - self._none_since >= self.policy.gone_s and not self._gone:
+                reasons = "; ".join(worker.refused or f"{worker.url}: {worker.reason}" for worker in self.workers)
+                self._gone = f"no worker was left for {self.policy.gone_s:g} s ({reasons})"
+                self._drop(self._gone)
+            if self._queue:
+                self._pump()
+
+    async def _metrics(self, worker: Worker) -> dict[str, float]:
+        try:
+            async with self._session.get(f"{worker.url}/metrics") as response:
+                text = await response.text() if response.status == 200 else ""
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return {}
+        numbers = {}
+        for line in text.splitlines():
+            name, _, value = line.rpartition(" ")
+            if name and not line.startswith("#"):
+                try:
+                    numbers[name] = float(value)
+                except ValueError:
+                    continue
+        return numbers
+
+
+def _read_event(data: bytes, worker: Worker) -> tuple[list[int], int | None]:
+    """Return the new token ids of an event, and the count of tokens that it states. Raises ``_Nonsense``."""
+    try:
+        values = json.loads(data)
+        if "error" in values:
+            raise _Nonsense(str(values["error"])[:300])
+        usage = values.get("usage")
+        count = int(usage["completion_tokens"]) if usage else None
+        new: list[int] = []
+        for choice in values["choices"]:
+            if "token_ids" not in choice and choice.get("text"):
+                raise _Nonsense(
+                    "text without token ids: the server has to know return_token_ids (vLLM, SGLang of 2026-07)"
+                )
+            new += choice.get("token_ids") or []
+        if not all(type(item) is int for item in new):
+            raise _Nonsense(f"token ids that are none: {str(new)[:80]}")
+        return new, count
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _Nonsense(f"an event that is none ({type(error).__name__}): {data[:80]!r}") from None
+
+
+async def _addresses(given: str) -> list[str]:
+    """Return the URLs of a worker: itself, or one for each address of its name where it begins with ``dns+``."""
+    url = given.removeprefix(DNS).rstrip("/")
+    parts = urlsplit(url)
+    try:
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable or parts.path or parts.query:
+        raise UserError(f"workers: {given!r} is not an address; write http://HOST:PORT, or dns+http://NAME:PORT")
+    if not given.startswith(DNS):
+        return [url]
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        rows = await asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UserError(f"workers: {parts.hostname} has no address: {error}") from None
+    hosts = sorted({str(row[4][0]) for row in rows})
+    return [f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host in hosts]

@@ -1,0 +1,198 @@
+"""What answers queries: the interface of an engine, the table of engines, and ``sim``, which computes nothing. No torch.
+
+    engine = make("sim", Settings(step_s=0.01))
+    engine.start()
+    engine.submit(7, ids, 128, on_first, on_done)
+    engine.stop()
+
+``submit`` returns at once. For every query the engine calls, from threads of its own,
+
+    on_first(rid, time_s, token)   once, when the first token is there (``time.monotonic()``)
+    on_done(rid, ids, error)       once, with all new tokens (EOS included); ``error`` is '' or why the query failed
+
+A callback may be called before ``submit`` returns. An engine answers as if each query were alone: no cache is shared across
+queries, decoding is greedy.
+"""
+
+import heapq
+import importlib
+import itertools
+import threading
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from benchlib.core.errors import UserError, nearest
+
+OnFirst = Callable[[int, float, int], None]
+OnDone = Callable[[int, Sequence[int], str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What engines are made of; each takes what it needs.
+
+    ``slots`` are the queries that are worked on at once. ``fixed_length``: the end-of-sequence token is ignored, and every
+    answer has the most tokens that its query asks for.
+    """
+
+    model: str = ""
+    device: str = "cpu"
+    precision: str = "fp32"
+    slots: int = 8
+    threads: int = 0  # of the processor, for the whole process; 0: as they are
+    wait_s: float = 0.005  # static: how long a batch waits for its next query
+    positions: int = 0  # most tokens of a prompt with its answer; 0: what the model has
+    shrink: int = 1  # random weights: layers, widths and vocabulary are divided by this
+    fixed_length: bool = False
+    share_prefixes: bool = False  # continuous: the prefix cache that MLPerf forbids; for the test that notices it
+    step_s: float = 0.01  # sim: one token
+    prefill_s: float = 0.0  # sim: before the first token
+    min_new: int = 2  # sim: least tokens of an answer
+    urls: tuple[str, ...] = ()  # http
+    token: str = ""  # http: bearer token
+    deadline_s: float = 60.0  # http: of a query, from its first sending on
+
+
+class Engine(Protocol):
+    """See the module. ``facts`` are plain values for the record: parameters, bytes of weights, versions.
+
+    ``vocabulary`` among them says which token ids it takes: 0 to one below it; an engine without it takes all.
+    """
+
+    facts: dict[str, Any]
+
+    @property
+    def failure(self) -> str:
+        """Why it answers nothing any more; '' while it works."""
+        ...
+
+    def start(self) -> None:
+        """Load what is needed and start; returns when queries can be answered."""
+        ...
+
+    def submit(self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone) -> None:
+        """Take a query with the prompt ``ids``, to be answered with at most ``max_new`` tokens."""
+        ...
+
+    def stop(self) -> None:
+        """End all threads; queries that are still worked on end with an error."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row of the table: ``module:class``, what it is in words, and whether it computes with torch."""
+
+    reference: str
+    words: str
+    torch: bool = True
+
+
+_HERE = __name__.rpartition(".")[0]
+ENGINES: dict[str, Kind] = {
+    "sim": Kind(f"{__name__}:Sim", "fixed time per token, computes nothing", torch=False),
+    "http": Kind(
+        "benchlib.workloads.llm.dispatch:Dispatcher", "OpenAI-compatible servers, with token ids", torch=False
+    ),
+    "static": Kind(f"{_HERE}.batches:Static", "transformers generate on static batches"),
+    "continuous": Kind(f"{_HERE}.batches:Continuous", "transformers continuous batching"),
+}
+
+
+def make(name: str, settings: Settings, available: Collection[str] = ENGINES.keys()) -> Engine:
+    """Make the engine of this name; it is not started. Raises ``UserError`` for a name that is not ``available``."""
+    if name not in available:
+        raise UserError(f"engine {name!r}: no such engine; {nearest(name, available)}")
+    module, _, cls = ENGINES[name].reference.partition(":")
+    engine: Engine = getattr(importlib.import_module(module), cls)(settings)
+    return engine
+
+
+def sim_answer(ids: Sequence[int], max_new: int, min_new: int = 2, fixed_length: bool = False) -> list[int]:
+    """Return the tokens that ``sim`` answers a prompt with: always the same, lengths vary from prompt to prompt."""
+    seed = zlib.crc32(array("i", ids).tobytes())
+    least = min(min_new, max_new)
+    length = max_new if fixed_length else least + seed % (max_new - least + 1)
+    return [3 + (seed + 7919 * place) % 500 for place in range(length)]
+
+
+@dataclass
+class _Query:
+    rid: int
+    ids: list[int]
+    on_first: OnFirst
+    on_done: OnDone
+
+
+class Sim:
+    """Answers with made-up tokens after a fixed time per token, ``slots`` queries at once. Uses next to no processor time."""
+
+    failure = ""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.facts: dict[str, Any] = {"step_s": settings.step_s, "prefill_s": settings.prefill_s}
+        self._waiting: deque[_Query] = deque()
+        self._due: list[tuple[float, int, bool, _Query]] = []  # time, order, whether it is the end, query
+        self._order = itertools.count()
+        self._busy = 0
+        self._change = threading.Condition()
+        self._over = False
+        self._thread = threading.Thread(target=self._serve, name="sim", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone) -> None:
+        """Take a query."""
+        answer = sim_answer(ids, max_new, self.settings.min_new, self.settings.fixed_length)
+        with self._change:
+            if self._over:
+                raise UserError("the engine was stopped")
+            self._waiting.append(_Query(rid, answer, on_first, on_done))
+            self._change.notify()
+
+    def stop(self) -> None:
+        """End the thread; what is left fails."""
+        with self._change:
+            self._over = True
+            self._change.notify()
+        self._thread.join()
+        left = [*self._waiting, *(query for _, _, end, query in self._due if end)]
+        self._waiting.clear()
+        self._due.clear()
+        for query in left:
+            query.on_done(query.rid, [], "the engine was stopped")
+
+    def _serve(self) -> None:
+        while True:
+            with self._change:
+                self._admit()
+                now = time.monotonic()
+                if self._over:
+                    return
+                if not self._due or self._due[0][0] > now:
+                    self._change.wait(self._due[0][0] - now if self._due else None)
+                    continue
+                _, _, end, query = heapq.heappop(self._due)
+                self._busy -= end
+            if end:
+                query.on_done(query.rid, query.ids, "")
+            else:
+                query.on_first(query.rid, now, query.ids[0])
+
+    def _admit(self) -> None:
+        """Give free slots to those who wait, in their order."""
+        while self._waiting and self._busy < self.settings.slots:
+            query = self._waiting.popleft()
+            self._busy += 1
+            first = time.monotonic() + self.settings.prefill_s + self.settings.step_s
+            last = first + (len(query.ids) - 1) * self.settings.step_s
+            heapq.heappush(self._due, (first, next(self._order), False, query))
+            heapq.heappush(self._due, (last, next(self._order), True, query))

@@ -1,0 +1,205 @@
+"""Load on an engine, and what came of it: at once, open loop (a rate) and closed loop (a concurrency). No torch.
+
+Open loop sends by a schedule, whatever the server does: users who do not know of each other. Closed loop sends the next query
+when one is answered: so many users, each of whom waits. They answer different questions and belong in different charts.
+
+The knee is the highest rate at which every limit was met, with all lower ones, and again in a longer run.
+"""
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchlib.workloads.llm import queries
+from benchlib.workloads.llm.engines import Engine
+from benchlib.workloads.llm.queries import QueryLog, percentile
+
+LATE_SHARE = 0.1  # of the limit of the first token that a client's lateness (p99) may take
+LATE_S = 0.010  # that it may always take
+RATE_SHARE = 0.05  # by which the rate that was sent may differ from the schedule's
+TRIES = 3  # of a rate at which the client was late
+BEAT_S = 2.0  # between signs of life to the caller
+POISSON, CONSTANT = "poisson", "constant"
+_NUMBERS = itertools.count(1)  # of queries, over all runs of a process: a late answer must not meet another query
+
+Row = dict[str, Any]
+
+
+def schedule(arrivals: str, rate: float, count: int, seed: int) -> np.ndarray:
+    """Return when each of ``count`` queries is due, in s from the beginning: Poisson arrivals or equal distances."""
+    if arrivals == CONSTANT:
+        return np.arange(count) / rate  # type: ignore[no-any-return]
+    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
+
+
+class Client:
+    """Sends the prompts to an engine, one run at a time, from the calling thread. ``answers`` are tokens by prompt."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Sequence[Sequence[int]],
+        max_new: int,
+        limit_s: float,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.engine, self.prompts, self.max_new, self.limit_s, self._alive = engine, prompts, max_new, limit_s, alive
+        self.log = QueryLog()
+        self.answers: dict[int, list[int]] = {}
+        self.cpu_s = 0.0
+        self.wall_s = 0.0
+
+    def at_once(self, count: int) -> np.ndarray:
+        """Send all queries at once: the engine orders the work."""
+        return self._run(count, lambda number: math.nan)
+
+    def open_loop(self, due_s: np.ndarray) -> np.ndarray:
+        """Send each query when it is due, in s from now."""
+        begin = time.monotonic() + 0.005
+        return self._run(len(due_s), lambda number: begin + float(due_s[number]))
+
+    def closed_loop(self, concurrency: int, count: int) -> np.ndarray:
+        """Keep ``concurrency`` queries under way until ``count`` were sent."""
+        return self._run(count, lambda number: math.nan, concurrency)
+
+    def _run(self, count: int, due: Callable[[int], float], concurrency: int = 0) -> np.ndarray:
+        """Return the table of ``count`` queries. Those open when nothing was sent or ended for ``limit_s`` have failed."""
+        self.log, self.answers = QueryLog(), {}
+        room = threading.Semaphore(concurrency or count)
+        ended, over = itertools.count(1), threading.Event()
+        moved, signalled = (
+            [time.monotonic()],
+            [time.monotonic()],
+        )  # when something ended, when the caller heard that we live
+        samples: dict[int, int] = {}
+        log, answers = self.log, self.answers
+
+        def on_first(rid: int, time_s: float, _token: int) -> None:
+            log.first(rid, time_s)
+
+        def on_done(rid: int, ids: Sequence[int], error: str) -> None:
+            if not log.done(rid, time.monotonic(), len(ids), error):
+                return
+            if not error:
+                answers[samples[rid]] = list(ids)
+            moved[0] = time.monotonic()
+            room.release()
+            if next(ended) == count:
+                over.set()
+
+        if hasattr(self.engine, "on_send"):
+            self.engine.on_send = log.send
+        cpu, began = time.process_time(), time.monotonic()
+        for number in range(count):
+            scheduled = due(number)
+            if (wait := scheduled - time.monotonic()) > 0:
+                time.sleep(wait)
+            if time.monotonic() - signalled[0] > BEAT_S:
+                signalled[0] = time.monotonic()
+                self._alive()
+            if not room.acquire(timeout=self.limit_s):
+                break  # nothing ended for so long: the rest is not sent
+            rid, sample = next(_NUMBERS), number % len(self.prompts)
+            samples[rid] = sample
+            log.issue(rid, sample, time.monotonic(), scheduled, len(self.prompts[sample]))
+            self.engine.submit(rid, self.prompts[sample], self.max_new, on_first, on_done)
+        moved[0] = time.monotonic()
+        while not over.wait(BEAT_S if self.limit_s > BEAT_S else self.limit_s):
+            self._alive()
+            if time.monotonic() - moved[0] > self.limit_s:
+                break
+        self.cpu_s, self.wall_s = time.process_time() - cpu, time.monotonic() - began
+        return log.table()
+
+
+def measure(table: np.ndarray, limits_s: Mapping[str, float], share: float, repeated: int = 0) -> Row:
+    """Return what a run of queries gave: rates in 1/s, times in ms. ``share`` is the percentile of the limits (0.99).
+
+    ``why`` says why the limits were not met, or why the run says nothing about the server; '' where they were.
+    """
+    done, late = queries.completed(table), queries.lateness_s(table)
+    span = queries.span_s(done)
+    times = {"ttft": queries.ttft_s(done), "tpot": queries.tpot_s(done), "latency": queries.latency_s(done)}
+    times = {name: values[~np.isnan(values)] for name, values in times.items()}  # one token has no time per token
+    good = int(queries.meets(table, limits_s).sum())
+    row: Row = {
+        "queries": len(table), "failed": int(table["failed"].sum()), "duration_s": span,
+        "samples_per_s": len(done) / span if len(done) else 0.0,
+        "tokens_per_s": float(done["tokens"].sum()) / span if len(done) else 0.0,
+        "goodput_per_s": good / span if len(done) else 0.0,
+        **{f"{name}_p{100 * part:g}_ms": 1e3 * percentile(values, part) if len(values) else None for name, values in times.items() for part in (0.5, 0.9, 0.99)},
+        "late_p99_ms": 1e3 * percentile(late, 0.99) if len(late) else None,
+        "attempts": int(table["attempt"].sum()) - len(table),
+    }  # fmt: skip
+    reasons = [f"{row['failed']} of {len(table)} queries failed"] if row["failed"] else []
+    if repeated:
+        reasons.append(f"{repeated} first tokens or completions came twice")
+    reasons += [
+        f"{name} p{100 * share:g} {1e3 * value:.0f} ms, limit {1e3 * limit:g} ms"
+        for name, limit in limits_s.items()
+        if not (value := percentile(times[name], share)) < limit
+    ]
+    client = client_late(table, limits_s.get("ttft", math.inf))
+    return row | {"client": client, "why": "; ".join([*([client] if client else []), *reasons])}
+
+
+def client_late(table: np.ndarray, ttft_limit_s: float) -> str:
+    """Return why the client was no fair one: it sent late, or at another rate than its schedule's; '' where it was fair."""
+    late = queries.lateness_s(table)
+    if len(late) < 2:
+        return ""
+    p99, most = percentile(late, 0.99), max(LATE_S, LATE_SHARE * ttft_limit_s)
+    if p99 > most:
+        return f"the client sent late: p99 {1e3 * p99:.1f} ms, at most {1e3 * most:.1f} ms"
+    planned, sent = (float(table[name].max() - table[name].min()) for name in ("scheduled_s", "issued_s"))
+    if planned > 0 and abs(sent / planned - 1) > RATE_SHARE:
+        return f"the client sent for {sent:.2f} s what was due in {planned:.2f} s"
+    return ""
+
+
+def find_knee(
+    probe: Callable[[float, int], Row],
+    rates: Sequence[float],
+    queries_of: Callable[[float], int],
+    *,
+    refine: int = 2,
+    longer: int = 3,
+) -> tuple[list[Row], Row | None]:
+    """Return all rows of a sweep over rising rates and the one that confirms the knee; None where no rate was confirmed.
+
+    ``probe(rate, queries)`` measures. After the first rate that misses, ``refine`` rates between it and the last that met are
+    tried, each in the middle; then the highest that met is run again with ``longer`` times the queries, and where that
+    misses the next lower one. A rate at which the client was late is tried up to ``TRIES`` times.
+    """
+    rows: list[Row] = []
+
+    def take(phase: str, rate: float, count: int) -> bool:
+        for _ in range(TRIES):  # a late client says nothing about the server
+            rows.append({"phase": phase, "rate": rate, **probe(rate, count)})
+            if not rows[-1].get("client"):
+                break
+        return not rows[-1]["why"]
+
+    met: list[float] = []
+    missed = math.inf
+    for rate in sorted(rates):
+        if take("sweep", rate, queries_of(rate)):
+            met.append(rate)
+        else:
+            missed = rate
+            break
+    for _ in range(refine if met and math.isfinite(missed) else 0):
+        middle = (met[-1] + missed) / 2
+        if take("between", middle, queries_of(middle)):
+            met.append(middle)
+        else:
+            missed = middle
+    for rate in reversed(met):
+        if take("confirmation", rate, longer * queries_of(rate)):
+            return rows, rows[-1]
+    return rows, None

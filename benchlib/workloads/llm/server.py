@@ -1,0 +1,375 @@
+"""A worker: one engine behind an HTTP server that speaks OpenAI's completions, with token ids in and out.
+
+    benchlib serve --engine sim --port 8000
+
+``POST /v1/completions`` takes ``prompt`` (token ids) and ``max_tokens`` and answers greedily, as one object or, with
+``stream``, as server-sent events: the first token as soon as it is there, then the others. ``return_token_ids`` adds the ids,
+as vLLM and SGLang do. ``/health`` answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The
+worker listens on this machine alone unless it is given an address and a token. SIGTERM lets it finish what it accepted.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import itertools
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.files import write_json
+from benchlib.launch.diagnosis import EXIT_SKIPPED
+from benchlib.launch.processes import die_with_parent
+from benchlib.workloads.llm.engines import Engine, Settings, make
+
+SERVED = ("sim", "static", "continuous")  # the engines that answer here; another server is no worker of this one
+TOKEN = "BENCHLIB_TOKEN"  # the environment's variable; a command line can be read by everybody on the machine
+BACKLOG = 4096  # connections that the system may hold until they are accepted
+# A client that goes on sending what was refused is cut off soon; it has this long to read the reason.
+RUNNER: dict[str, Any] = {"access_log": None, "shutdown_timeout": 1.0, "lingering_time": 0.1}
+FILES = 65536  # open files to ask for: each connection is one
+# Fields that would make the answer another than the greedy one, with the only value that they may have.
+GREEDY: dict[str, tuple[Any, ...]] = {
+    "temperature": (0, None), "n": (1, None), "best_of": (1, None), "echo": (False, None), "logprobs": (None,),
+    "suffix": (None, ""), "stop": (None, []), "presence_penalty": (0, None), "frequency_penalty": (0, None),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a worker accepts. Bodies in bytes, times in seconds."""
+
+    body_bytes: int = 4 * 2**20
+    queue: int = 4096  # requests accepted and not answered yet; beyond it 429
+    new_tokens: int = 8192
+    drain_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request, checked."""
+
+    ids: list[int]
+    max_new: int
+    stream: bool
+    with_ids: bool
+
+    @classmethod
+    def parse(cls, body: bytes, limits: Limits, vocabulary: int = 2**31) -> "Ask":
+        """Read the body of a request; token ids are below ``vocabulary``. ``ValueError`` says what is wrong with it."""
+        try:
+            values = json.loads(body)
+        except (ValueError, RecursionError):
+            raise ValueError("the body is not JSON") from None
+        if not isinstance(values, dict):
+            raise ValueError("the body has to be a JSON object")
+        for name, allowed in GREEDY.items():
+            if name in values and values[name] not in allowed:
+                raise ValueError(f"{name} = {values[name]!r}: this worker decodes greedily; leave {name} out")
+        ids = values.get("prompt")
+        if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
+            ids = ids[0]
+        if not isinstance(ids, list) or not ids or not all(type(item) is int for item in ids):
+            raise ValueError("prompt has to be a list of token ids: this worker has no tokenizer")
+        if min(ids) < 0 or max(ids) >= vocabulary:  # such an id would end more than its own query
+            raise ValueError(
+                f"prompt has token ids from {min(ids)} to {max(ids)}: this model has 0 to {vocabulary - 1}"
+            )
+        max_new = values.get("max_tokens", 16)
+        if type(max_new) is not int or not 1 <= max_new <= limits.new_tokens:
+            raise ValueError(f"max_tokens = {max_new!r}: expected a whole number from 1 to {limits.new_tokens}")
+        return cls(ids, max_new, values.get("stream") is True, values.get("return_token_ids") is True)
+
+
+class Server:
+    """The requests of one engine. ``open`` counts those that it works on, whether or not their client still waits."""
+
+    def __init__(self, engine: Engine, name: str, limits: Limits = Limits(), token: str = "") -> None:
+        self.engine, self.name, self.limits, self.draining = engine, name, limits, False
+        self.counts = dict.fromkeys(("ok", "error", "refused"), 0)
+        self.tokens, self.open = 0, 0
+        self._token = f"Bearer {token}".encode() if token else b""
+        self._ids = itertools.count(1)
+        self._events: dict[int, asyncio.Queue[tuple[str, Any, str]]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._began = time.time()
+
+    def application(self) -> web.Application:
+        """Return the application, for the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        application = web.Application(client_max_size=self.limits.body_bytes, middlewares=[self._guard])
+        application.router.add_post("/v1/completions", self._complete)
+        application.router.add_get("/v1/models", self._models)
+        application.router.add_get("/health", self._health)
+        application.router.add_get("/metrics", self._metrics)
+        return application
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Ask for the token, but for ``/health``, which probes read; answer errors in OpenAI's form."""
+        given = request.headers.get("Authorization", "").encode()
+        try:
+            if (request.content_length or 0) > self.limits.body_bytes:
+                raise web.HTTPRequestEntityTooLarge(self.limits.body_bytes, request.content_length or 0)
+            await (
+                request.read()
+            )  # bounded; a client may not see the reason of a refusal that it was not through with asking
+            if self._token and request.path != "/health" and not hmac.compare_digest(given, self._token):
+                return self._refuse(401, "the bearer token is missing or wrong")
+            return await handler(request)  # type: ignore[no-any-return]
+        except web.HTTPRequestEntityTooLarge:
+            return self._refuse(413, f"the body is larger than {self.limits.body_bytes:,} bytes")
+        except web.HTTPException as error:
+            return self._refuse(error.status, error.reason)
+
+    def _refuse(self, status: int, message: str) -> web.Response:
+        self.counts["refused"] += 1
+        headers = {"Retry-After": "1"} if status in (429, 503) else {}
+        response = web.json_response({"error": {"message": message, "code": status}}, status=status, headers=headers)
+        if status == 413:  # what is left of the body is not read
+            response.force_close()
+        return response
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        if self.draining:
+            return self._refuse(503, "this worker is shutting down")
+        if self.engine.failure:
+            return self._refuse(503, self.engine.failure)
+        if self.open >= self.limits.queue:
+            return self._refuse(429, f"{self.open} requests are open, which is this worker's limit")
+        try:
+            ask = Ask.parse(await request.read(), self.limits, self.engine.facts.get("vocabulary", 2**31))
+        except ValueError as error:
+            return self._refuse(400, str(error))
+        rid = next(self._ids)
+        events = self._events[rid] = asyncio.Queue()
+        self.open += 1
+        try:
+            try:
+                self.engine.submit(rid, ask.ids, ask.max_new, self._on_first, self._on_done)
+            except UserError as error:  # longer than the model takes; its callbacks are never called
+                self.open -= 1
+                return self._refuse(400, str(error))
+            if ask.stream:
+                return await self._stream(request, rid, ask, events)
+            return await self._whole(rid, ask, events)
+        finally:
+            self._events.pop(rid, None)
+
+    # The engine calls from threads of its own.
+
+    def _on_first(self, rid: int, _time_s: float, token: int) -> None:
+        assert self._loop
+        self._loop.call_soon_threadsafe(self._deliver, rid, "first", token, "")
+
+    def _on_done(self, rid: int, ids: Sequence[int], error: str) -> None:
+        assert self._loop
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            self._loop.call_soon_threadsafe(self._deliver, rid, "done", list(ids), error)
+
+    def _deliver(self, rid: int, kind: str, value: Any, error: str) -> None:
+        if kind == "done":
+            self.open -= 1
+            self.counts["error" if error else "ok"] += 1
+            self.tokens += len(value)
+        if rid in self._events:  # else its client has gone
+            self._events[rid].put_nowait((kind, value, error))
+
+    async def _whole(self, rid: int, ask: Ask, events: "asyncio.Queue[tuple[str, Any, str]]") -> web.Response:
+        kind = "first"
+        while kind != "done":
+            kind, ids, error = await events.get()
+        if error:
+            return web.json_response({"error": {"message": error, "code": 500}}, status=500)
+        return web.json_response(self._chunk(rid, ask, ids, self._reason(ask, ids)) | _usage(ask, ids))
+
+    async def _stream(
+        self, request: web.Request, rid: int, ask: Ask, events: "asyncio.Queue[tuple[str, Any, str]]"
+    ) -> web.StreamResponse:
+        kind, value, error = await events.get()
+        if error:
+            return web.json_response({"error": {"message": error, "code": 500}}, status=500)
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(headers=headers)
+        with contextlib.suppress(ConnectionError):  # the client has gone; the engine goes on
+            await response.prepare(request)
+            sent = 0
+            if kind == "first":
+                await response.write(_event(self._chunk(rid, ask, [value], None)))
+                sent = 1
+                _, value, error = await events.get()
+            if error:
+                await response.write(_event({"error": {"message": error, "code": 500}}))
+            else:
+                last = self._chunk(rid, ask, value[sent:], self._reason(ask, value))
+                await response.write(_event(last | _usage(ask, value)) + b"data: [DONE]\n\n")
+            await response.write_eof()
+        return response
+
+    def _chunk(self, rid: int, ask: Ask, ids: Sequence[int], reason: str | None) -> dict[str, Any]:
+        text = "".join(f" {item}" for item in ids)  # a word for each token: clients of text count something
+        choice = {"index": 0, "text": text, "finish_reason": reason} | (
+            {"token_ids": list(ids)} if ask.with_ids else {}
+        )
+        return {"id": f"cmpl-{rid}", "object": "text_completion", "created": int(time.time()), "model": self.name, "choices": [choice]}  # fmt: skip
+
+    @staticmethod
+    def _reason(ask: Ask, ids: Sequence[int]) -> str:
+        return "length" if len(ids) >= ask.max_new else "stop"
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": self.name, "object": "model"}]})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        status = self.engine.failure or ("draining" if self.draining else "ready")
+        return web.json_response({"status": status, "open": self.open}, status=200 if status == "ready" else 503)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        times = os.times()
+        lines = [
+            "# TYPE benchlib_requests_total counter",
+            *(f'benchlib_requests_total{{outcome="{name}"}} {count}' for name, count in self.counts.items()),
+            "# TYPE benchlib_generated_tokens_total counter",
+            f"benchlib_generated_tokens_total {self.tokens}",
+            "# TYPE benchlib_requests_open gauge",
+            f"benchlib_requests_open {self.open}",
+            "# TYPE process_cpu_seconds_total counter",
+            f"process_cpu_seconds_total {times.user + times.system:.6f}",
+            "# TYPE process_start_time_seconds gauge",
+            f"process_start_time_seconds {self._began:.3f}",
+        ]
+        return web.Response(text="\n".join(lines) + "\n", headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+def _event(values: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(values, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _usage(ask: Ask, ids: Sequence[int]) -> dict[str, Any]:
+    count, new = len(ask.ids), len(ids)
+    return {"usage": {"prompt_tokens": count, "completion_tokens": new, "total_tokens": count + new}}
+
+
+def check_place(host: str, token: str) -> None:
+    """Raise ``UserError`` for an address that other machines reach without a token."""
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    if host != "localhost" and not token:
+        raise UserError(
+            f"--host {host} lets other machines in: set a bearer token in the environment variable {TOKEN} (or --token-file), "
+            "or leave --host out"
+        )
+
+
+async def serve(server: Server, host: str, port: int, announce: Path | None = None) -> bool:
+    """Serve until SIGTERM or SIGINT, then answer what was accepted. Return whether all of it was, in the time for it.
+
+    ``announce`` is a file that gets the address once the worker takes requests; port 0 is any free one.
+    """
+    runner = web.AppRunner(server.application(), **RUNNER)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port, backlog=BACKLOG)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
+    bound = runner.addresses[0]
+    name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+    url = f"http://{name}:{bound[1]}"
+    if announce:
+        write_json(announce, {"url": url, "pid": os.getpid()})
+    print(f"{server.name} serves on {url}", flush=True)
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+    server.draining = True  # /health says so, while what was accepted is answered
+    end = time.monotonic() + server.limits.drain_s
+    while (server.open or server._events) and time.monotonic() < end:
+        await asyncio.sleep(0.02)
+    left = server.open
+    await runner.cleanup()
+    print(f"ended with {left} requests unanswered" if left else "ended, every request answered", flush=True)
+    return not left
+
+
+def _allow_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a worker process is started with, as one JSON object; ``announce`` and ``with_parent`` are for who starts it."""
+
+    engine: str
+    model: str = "tiny"
+    device: str = Settings.device
+    precision: str = Settings.precision
+    slots: int = Settings.slots
+    threads: int = Settings.threads
+    fixed_length: bool = False
+    step_ms: float = 1e3 * Settings.step_s
+    prefill_ms: float = 1e3 * Settings.prefill_s
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token_file: str = ""
+    max_queue: int = Limits.queue
+    max_body: int = Limits.body_bytes
+    drain_s: float = Limits.drain_s
+    announce: str = ""
+    with_parent: bool = False
+
+    def settings(self) -> Settings:
+        """Return what of it the engine needs."""
+        return Settings(
+            model=self.model, device=self.device, precision=self.precision, slots=self.slots,
+            threads=self.threads, fixed_length=self.fixed_length, step_s=1e-3 * self.step_ms, prefill_s=1e-3 * self.prefill_ms,
+        )  # fmt: skip
+
+
+def main(text: str) -> int:
+    """Serve as ``Options`` say. Exit codes: 0 drained, 1 not all answered, 2 wrong input, 77 no such device here."""
+    engine = None
+    try:
+        options = Options(**json.loads(text))
+        if options.with_parent:
+            die_with_parent(os.getppid())
+        token = (
+            Path(options.token_file).read_text().strip() if options.token_file else os.environ.get(TOKEN, "").strip()
+        )
+        check_place(options.host, token)
+        _allow_connections()
+        engine = make(options.engine, options.settings(), SERVED)
+        engine.start()
+        limits = Limits(options.max_body, options.max_queue, drain_s=options.drain_s)
+        server = Server(engine, options.engine if options.engine == "sim" else options.model, limits, token)
+        announce = Path(options.announce) if options.announce else None
+        return 0 if asyncio.run(serve(server, options.host, options.port, announce)) else 1
+    except BackendUnavailable as error:
+        print(f"benchlib serve: {error}", file=sys.stderr)
+        return EXIT_SKIPPED
+    except (UserError, OSError) as error:
+        print(f"benchlib serve: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if engine:
+            engine.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

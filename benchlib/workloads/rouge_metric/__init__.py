@@ -1,0 +1,1 @@
+"""ROUGE as MLPerf computes it, as a local metric of ``evaluate``."""

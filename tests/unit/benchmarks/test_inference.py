@@ -1,0 +1,374 @@
+"""LoadGen against engines that misbehave, rules read back from it, and the cases in which it prints VALID for nonsense."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mlperf_loadgen", reason="pip install 'benchlib[inference]'")
+
+from llm_servers import TOKEN, own
+
+from benchlib.benchmarks.inference import loadgen, logs, measures, rules
+from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.benchmarks.inference.judge import _prefix_cache
+from benchlib.benchmarks.inference.measures import percentile_metric, rate_metric, why_invalid
+from benchlib.core.errors import RunBroken
+from benchlib.judge.impossible.claim import Claim, Latency, LoadGen
+from benchlib.judge.impossible.rules import judge_claims
+from benchlib.show.digest import interval
+from benchlib.workloads.llm import engines, queries
+from benchlib.workloads.llm.engines import Kind, Settings, Sim
+
+SAMPLES = 32
+QUICK = InferenceConfig(
+    engine="sim", samples=SAMPLES, server_qps=200, expected_qps=400, expected_latency_s=0.02, min_duration_s=0.05
+)
+PROMPTS = [[5, 6, 7 + row] for row in range(SAMPLES)]
+
+
+def planned(folder, scenario="Server", config=QUICK, **more):
+    values = {
+        "name": scenario, "scenario": rules.lg_scenario(scenario), "model_key": rules.model_key(scenario), "mode": "PerformanceOnly",
+        "engine": "sim", "settings": Settings(step_s=0.001, slots=16), "conf": rules.user_conf(config, scenario, SAMPLES),
+        "expected": rules.expected_settings(config, scenario, SAMPLES), "prompts": PROMPTS, "warm_up": [[3, 4]], "repeated": [],
+        "max_new": 12, "folder": folder / scenario, "deadline_s": 5.0, "limit_s": 20.0,
+    }  # fmt: skip
+    return loadgen.Test(**{**values, **more})
+
+
+def ended(test, outcome, scenario="Server"):
+    table = logs.add_schedule(outcome.table, logs.schedule(test.folder))
+    rule = rules.applied(QUICK, scenario)
+    log = logs.detail(test.folder)
+    return measures.Tested(scenario, table, log, rule, outcome.repeated, outcome.errors, outcome.facts, computes=False)
+
+
+def run(test):
+    outcome = loadgen.perform(test, lambda done, rss: None)
+    assert outcome.reason == ""
+    return outcome
+
+
+# Engines that misbehave. They are made in the test's process by name.
+
+
+class OneToken(Sim):
+    def submit(self, rid, ids, max_new, on_first, on_done):
+        super().submit(rid, ids, 1, on_first, on_done)
+
+
+class NoFirst(Sim):
+    def submit(self, rid, ids, max_new, on_first, on_done):
+        super().submit(rid, ids, max_new, lambda *_: None, on_done)
+
+
+class Twice(Sim):
+    def submit(self, rid, ids, max_new, on_first, on_done):
+        def done(*answer):
+            on_done(*answer)
+            on_done(*answer)
+
+        super().submit(rid, ids, max_new, on_first, done)
+
+
+class Silent(Sim):
+    def submit(self, rid, ids, max_new, on_first, on_done):
+        if rid < 0:  # a warm-up query
+            super().submit(rid, ids, max_new, on_first, on_done)
+
+
+def in_process(test):
+    """Run a test in this process, where the engines above are: LoadGen keeps state, so each caller is a process of its own."""
+    engines.ENGINES.update(
+        {name: Kind(f"{__name__}:{name}", "", torch=False) for name in ("OneToken", "NoFirst", "Twice", "Silent")}
+    )
+    sent = type("Pipe", (), {"send": lambda self, _: None})()
+    test.folder.mkdir(parents=True)
+    return loadgen._perform(test, sent)
+
+
+def child(engine, folder, limit_s="20", deadline_s="5"):
+    """Start this file as a program that runs one test and prints what it makes of it."""
+    command = [sys.executable, __file__, engine, str(folder), limit_s, deadline_s]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "reasons"),
+    [
+        ("OneToken", ["fewer than two tokens", "LoadGen logged"]),
+        ("NoFirst", ["had no first token", "LoadGen logged"]),
+        ("Twice", ["came twice"]),
+    ],
+)
+def test_engines_that_misbehave_are_invalid_though_loadgen_says_valid(engine, reasons, tmp_path):
+    out, err = child(engine, tmp_path).communicate(timeout=60)
+    assert out.startswith("VALID;"), err
+    for reason in reasons:
+        assert reason in out
+
+
+def test_a_query_without_end_fails_at_its_deadline_and_the_test_ends(tmp_path):
+    out, err = child("Silent", tmp_path, deadline_s="0.3").communicate(timeout=60)
+    assert "64 of 64 queries failed (the first: no answer within 0.3 s)" in out, err
+
+
+def test_an_interrupt_ends_a_hung_test_at_once(tmp_path):
+    process = child("Silent", tmp_path, "100", "100")
+    end = time.monotonic() + 30
+    while not (tmp_path / "Server" / "mlperf_log_detail.txt").exists():  # LoadGen began
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=5)
+    assert process.returncode == 130
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    test = planned(
+        tmp_path_factory.mktemp("server"), repeated=[[9] * 20] * loadgen.REPEATS + [[8, n] * 10 for n in range(4)]
+    )
+    return test, run(test)
+
+
+def test_a_server_run_of_sim_is_valid_and_its_times_are_loadgens(server):
+    test, outcome = server
+    mine = ended(test, outcome)
+    assert why_invalid(mine) == []
+    assert mine.log["result_validity"] == "VALID" and len(mine.table) == 64
+    first = np.sort(queries.ttft_s(mine.table))
+    stated = mine.log["result_first_token_50.00_percentile_latency_ns"] * 1e-9
+    assert queries.percentile(first, 0.5) == pytest.approx(stated, abs=1e-3)
+    assert queries.lateness_s(mine.table).min() >= 0
+    assert len(outcome.facts["repeat_ttft_s"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: {"table": late(t.table)}, "the client sent late"),
+        (lambda t: {"log": {**t.log, "num_errors": 3}}, "LoadGen logged 3 errors"),
+        (lambda t: {"table": t.table[:-1]}, "LoadGen counts 64 samples, the client 63"),
+        (lambda t: {"facts": {**t.facts, "driver_cpu_share": 0.97}}, "used 97 % of a core"),
+        (lambda t: {"log": {**t.log, "result_completed_samples_per_sec": 2e6}}, "the last issued query"),
+        (
+            lambda t: {"log": {**t.log, "result_validity": "INVALID", "early_stopping_met": False}},
+            "at least 44 are needed",
+        ),
+        (lambda t: {"table": at_once(t.table)}, "came all at once"),
+    ],
+)
+def test_each_reason_is_given(server, change, reason):
+    mine = ended(*server)
+    assert any(reason in text for text in why_invalid(dataclasses.replace(mine, **change(mine))))
+
+
+def late(table):
+    late = table.copy()
+    late["issued_s"][::10] += 1.0
+    return late
+
+
+def at_once(table):
+    same = table.copy()
+    same["first_s"][3] = same["last_s"][3]
+    return same
+
+
+def test_accuracy_answers_are_those_of_the_engine_and_the_audit_sees_what_is_wrong(tmp_path):
+    test = planned(tmp_path, "Offline", mode="AccuracyOnly")
+    run(test)
+    assert logs.answers(test.folder) == {row: engines.sim_answer(ids, 12) for row, ids in enumerate(PROMPTS)}
+    audited = dataclasses.replace(planned(tmp_path, "Server"), audit=20, folder=tmp_path / "audit")
+    run(audited)
+    count, wrong = logs.audit(audited.folder, ends=(2,))
+    assert count >= 20 and wrong == []
+    token = engines.sim_answer(PROMPTS[0], 12)[0]
+    assert any("end-of-sequence" in text for text in logs.audit(audited.folder, ends=(token,))[1])
+
+
+@pytest.mark.parametrize(("scenario", "mode"), [("Server", "PerformanceOnly"), ("Offline", "AccuracyOnly")])
+def test_loadgen_over_two_servers_loses_nothing_when_one_is_killed(tmp_path, scenario, mode):
+    servers = [own(step_s=0.01, slots=4) for _ in range(2)]
+    killed = threading.Event()
+
+    def kill():
+        while not killed.is_set() and servers[0].server.counts["ok"] < 5:  # one of them is its greeting
+            time.sleep(0.001)
+        servers[0].cut()
+
+    killer = threading.Thread(target=kill)
+    try:
+        settings = Settings(urls=tuple(server.url for server in servers), token=TOKEN)
+        test = planned(tmp_path, scenario, mode=mode, engine="http", settings=settings, warm_up=[])
+        killer.start()
+        outcome = run(test)
+    finally:
+        killed.set()
+        killer.join()
+        servers[1].cut()
+    table = outcome.table
+    assert len(table) >= SAMPLES and len(set(table["query"])) == len(table) and not table["failed"].any()
+    assert outcome.repeated == 0 and outcome.errors == []
+    assert set(table["worker"]) == {0, 1} and table["attempt"].max() == 2, "queries of the killed one were sent again"
+    if mode == "AccuracyOnly":
+        assert logs.answers(test.folder) == {row: engines.sim_answer(ids, 12) for row, ids in enumerate(PROMPTS)}
+    else:
+        assert why_invalid(ended(test, outcome)) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("*.Server.target_qps=300", "ignored"),
+        ("*.Server.target_qsp = 300", "ignored"),
+        ("*.Server.target_qps = 5s", "code -22"),
+    ],
+)
+def test_lines_that_loadgen_ignores_are_found(tmp_path, line, reason):
+    """A typing error in the conf is silent in LoadGen: what was read back tells."""
+    test = planned(tmp_path, conf=line + chr(10), expected={"server_target_qps": 300.0})
+    assert reason in loadgen.perform(test, lambda done, rss: None).reason
+
+
+@pytest.mark.parametrize("scenario", ["Offline", "Server", "Interactive", "SingleStream"])
+def test_the_real_rules_are_those_of_the_embedded_conf(tmp_path, scenario):
+    """With rules=mlperf the conf names the target alone, and LoadGen has all that the kit's table of rules says."""
+    config = InferenceConfig(rules="mlperf", data="cnn_dailymail", samples=0, model="meta-llama/Llama-3.1-8B-Instruct")
+    expected = rules.expected_settings(config, scenario, rules.SET)
+    assert (
+        expected["min_duration_ms"] == 600_000 and len(rules.user_conf(config, scenario, rules.SET).splitlines()) == 1
+    )
+    test = planned(
+        tmp_path, scenario, config, conf=rules.user_conf(config, scenario, rules.SET), expected=expected, limit_s=0.1
+    )
+    assert loadgen.perform(test, lambda done, rss: None).reason.startswith("the test did not end within")
+
+
+def test_what_is_reduced_is_listed_and_nothing_else():
+    rows = {(row["rule"]): (row["MLPerf"], row["this run"]) for row in rules.reduced(QUICK, "Server", SAMPLES)}
+    assert rows["least queries"] == ("100", "64") and rows["percentile"] == ("p99", "p90") and "TTFT limit" not in rows
+    full = InferenceConfig(rules="mlperf", data="cnn_dailymail", samples=0, model="meta-llama/Llama-3.1-8B-Instruct")
+    assert all(rules.reduced(full, scenario, rules.SET) == [] for scenario in ("Offline", "Server", "Interactive"))
+    assert full.scope() == "" and "_reduced" in QUICK.scope() and "_sim" in QUICK.scope()
+
+
+def test_the_plan_says_how_many_queries_a_percentile_takes():
+    tight = QUICK.model_copy(update={"percentile": 99.0, "min_queries": 100})
+    row = rules.plan(tight, "Server", 50)
+    assert row["queries needed"] == 459 and row["enough"] == "no: raise min_queries to 459"
+    assert rules.queries_issued(tight, "Server", 50) == 100
+    full = InferenceConfig(rules="mlperf", data="cnn_dailymail", samples=0, model="m", server_qps=30)
+    assert rules.queries_issued(full, "Server", rules.SET) == 2 * rules.SET  # 18,000 in whole sets
+
+
+def test_a_search_for_the_peak_takes_probes_in_which_a_queue_shows():
+    values = {"scenarios": ["Server"], "find_peak": True, "ttft_limit_s": 0.2}
+    with pytest.raises(ValueError, match="no queue reaches the limit"):
+        InferenceConfig(**values, min_duration_s=0.9)
+    assert InferenceConfig(**values, min_duration_s=1.0).find_peak
+
+
+def test_a_prefix_cache_is_noticed():
+    row = {"engine": "continuous", "tokens": 384, "fresh_s": [0.02, 0.021], "repeated_s": [0.022, 0.02]}
+    assert _prefix_cache(row).status == "PASS"
+    assert _prefix_cache({**row, "repeated_s": [0.03, 0.004]}).status == "FAIL"
+
+
+def test_a_prefix_cache_that_is_switched_on_is_noticed_at_the_engine_itself():
+    """By the run's own probe: a repeated prompt of 384 tokens, among fresh ones of the same length."""
+    import torch
+
+    torch.set_num_threads(1)
+    prompts = np.random.default_rng(0).integers(3, 900, (loadgen.REPEATS, 384)).tolist()
+    found = {}
+    for shared in (False, True):
+        engine = engines.make("continuous", Settings(model="tiny", slots=2, share_prefixes=shared))
+        engine.start()
+        try:
+            loadgen._ask(engine, prompts[1:3], 2, -1, together=True)
+            times = loadgen._ask(engine, [prompts[0]] * loadgen.REPEATS + prompts[1:], 2, -1_000, together=False)
+        finally:
+            engine.stop()
+        row = {
+            "engine": "continuous",
+            "tokens": 384,
+            "repeated_s": times[1 : loadgen.REPEATS],
+            "fresh_s": times[loadgen.REPEATS :],
+        }
+        found[shared] = _prefix_cache(row).status, row
+    assert found[False][0] == "PASS" and found[True][0] == "FAIL", found
+
+
+def test_intervals_hold_the_value():
+    times = np.arange(1, 201) / 100
+    metric = percentile_metric("x_s", times, 0.9, "s", "")
+    assert (metric.value, metric.n) == (1.81, 200) and metric.ci_low < 1.81 < metric.ci_high
+    # Of 200 binomial draws at 0.9 the middle 95 % are 171 to 188.
+    assert (metric.ci_low, metric.ci_high) == (1.71, 1.89)
+    # All n lie below p99 with 0.99^n: 53 % of 64, 2.50 % of 367 and 2.48 % of 368. An end holds with 97.5 % or is none.
+    few, short, enough = (percentile_metric("x_s", np.arange(1.0, n + 1), 0.99, "s", "") for n in (64, 367, 368))
+    # Of 64: P(3 or more above p99) = 2.6 %, P(4 or more) = 0.4 %, so that 61 of them lie below it with 97.5 %.
+    assert (few.value, few.ci_low, few.ci_high) == (64, 61, None) and "largest" in few.reason
+    assert (short.ci_high, enough.ci_high) == (None, 368) and interval(few) == "at least 61.00 s"
+    table = np.zeros(100, queries.QUERY)
+    table["scheduled_s"], table["last_s"], table["tokens"] = 0, np.arange(1, 101) / 10, 7
+    rate = rate_metric("r", table, table["tokens"].astype(float), "tokens/s", "")
+    assert rate.value == pytest.approx(70) and rate.ci_low <= 70 <= rate.ci_high
+
+
+VALID = {"scenario": "Server", "valid": True, "errors": 0, "samples_per_s": 44.0, "raw_samples_per_s": 44.0}
+
+
+@pytest.mark.parametrize(
+    ("claim", "rule"),
+    [
+        ({"loadgen": {**VALID, "errors": 50}}, "LoadGen errors"),
+        ({"loadgen": {**VALID, "samples_per_s": 427.5}}, "LoadGen rate"),
+        ({"latencies": [{"name": "TTFT", "percentiles_s": {99: 0.0}, "of_tokens": True}]}, "tokens take time"),
+        ({"latencies": [{"name": "TPOT", "percentiles_s": {99: -0.0021}, "of_tokens": True}]}, "no time below zero"),
+    ],
+)
+def test_what_loadgen_calls_valid_and_cannot_be_is_refused(claim, rule):
+    """The cases were printed by LoadGen 6.0.17: no first token, one token, two completions, the last issued query first."""
+    honest = Claim(loadgen=LoadGen(**VALID), latencies=[Latency(name="TTFT", percentiles_s={99: 0.1}, of_tokens=True)])
+    assert not [judgement for judgement in judge_claims([honest]) if judgement.status == "FAIL"]
+    failed = [
+        judgement.rule.name for judgement in judge_claims([Claim.model_validate(claim)]) if judgement.status == "FAIL"
+    ]
+    assert failed == [rule]
+
+
+def test_a_log_without_an_end_is_no_result(tmp_path):
+    with pytest.raises(RunBroken, match="no end of its log"):
+        logs.detail(tmp_path)
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    sys.modules["test_inference"] = sys.modules["__main__"]
+    engine, folder, limit_s, deadline_s = sys.argv[1:]
+    mine = planned(Path(folder), engine=engine, limit_s=float(limit_s), deadline_s=float(deadline_s))
+    try:
+        outcome = in_process(mine)
+    except KeyboardInterrupt:
+        os._exit(130)
+    result = ended(mine, outcome)
+    print(result.log["result_validity"], *why_invalid(result), sep="; ", flush=True)
+    os._exit(0)

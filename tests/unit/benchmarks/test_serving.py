@@ -1,0 +1,196 @@
+"""The serving benchmark: what it makes of rates that were worked out by hand, and what its checks refuse."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from benchlib.benchmarks.serving import judge, metrics, tables
+from benchlib.benchmarks.serving.bench import Bench
+from benchlib.benchmarks.serving.figures import FIGURES
+from benchlib.config.schema import resolve
+from benchlib.core.errors import UserError
+from benchlib.judge.baselines import Comparison
+from benchlib.judge.compare import RunSet
+from benchlib.judge.cost import worth
+from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.rules import judge_claims
+from benchlib.judge.machines import Machine
+from benchlib.judge.prices import Price
+from benchlib.judge.snapshot import Snapshot
+from benchlib.results.run import Result
+
+URLS = ["http://a:8000", "http://b:8000"]
+
+
+def config(**values):
+    return resolve("serving", "smoke", "cpu", {"workers": ",".join(URLS), **values}).config
+
+
+def joint(rate=12.0, given=(80, 40), ends=(10.0, 9.0), idle=(8.0, 0.0)):
+    return {
+        "samples_per_s": rate, "tokens_per_s": 9 * rate, "duration_s": max(ends), "given": list(given), "end_s": list(ends),
+        "idle_slot_s": list(idle),
+    }  # fmt: skip
+
+
+def row(phase, rate, why="", client="", queries=100):
+    times = {f"{name}_p{part}_ms": 10.0 for name in ("ttft", "tpot", "latency") for part in (50, 90, 99)}
+    return {"phase": phase, "rate": rate, "why": why, "client": client, "queries": queries, "goodput_per_s": rate, "late_p99_ms": 0.5, "samples_per_s": rate, **times}  # fmt: skip
+
+
+@pytest.fixture
+def bench():
+    """Two workers of 10 and 5 queries/s; together 12 instead of 15, in 10 s instead of 8."""
+    made = Bench(config(concurrency=16), None, list(URLS), "", [])
+    made.alone, made.worker_cpu = [[10.0], [5.0]], [0.5, None]
+    made.together, made.equal = [joint()], [joint(9.6, (60, 60), (12.5, 12.0))]
+    made.sweep = [row("sweep", 6.0), row("sweep", 12.0, "slow"), row("confirmation", 6.0)]
+    made.knee, made.knee_samples = made.sweep[-1], {"ttft": [0.01] * 100, "tpot": [0.01] * 100}
+    made.cpu_ms, made.issued = [0.2], 500
+    return made
+
+
+def run_of(bench):
+    result = Result.of(bench.config, status="complete", metrics=metrics.metrics(bench, 1.0, 20.0), facts=metrics.facts(bench), tables=metrics.series(bench))  # fmt: skip
+    return SimpleNamespace(config=bench.config, result=result, samples={item.name: item.samples for item in result.metrics}, events=[], machine={})  # fmt: skip
+
+
+def statuses(run):
+    return {check.name: check.status for check in judge.checks(run, Comparison(status="NO_BASELINE"))}
+
+
+def test_where_the_time_went_is_worked_out_by_hand(bench):
+    made = metrics.series(bench)
+    # ideal 120 / 15 = 8 s; worker 0 had 80 of them: 8 s, worker 1 had 40: 8 s, so the split costs nothing
+    assert {item["part"]: pytest.approx(item["seconds"]) for item in made["cost"]} == {
+        "ideal": 8.0, "split": 0.0, "dispatcher": 0.5, "slowness": 1.5,
+    }  # fmt: skip
+    bench.together = [joint(given=(60, 60))]  # worker 1 alone takes 12 s for that
+    assert [item["seconds"] for item in metrics.series(bench)["cost"]] == pytest.approx([8.0, 4.0, 0.5, -2.5])
+    assert sum(item["share"] for item in made["cost"]) == pytest.approx(1)
+    weighted, equal = made["splits"]
+    assert (weighted["predicted_s"], equal["predicted_s"]) == (8.0, 12.0)
+    assert (weighted["measured_over_predicted"], equal["measured_over_predicted"]) == pytest.approx((1.25, 12.5 / 12))
+    assert made["scaling"][-1]["efficiency"] == pytest.approx(0.8)
+    assert [item["predicted_share"] for item in made["workers"]] == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_a_run_is_priced_by_new_tokens_and_servers(bench):
+    def machine(usd):
+        result = run_of(bench).result
+        run = Snapshot(
+            benchmark="serving", tier="smoke", backend="cpu", run="r", word="PASS", sentence="", result=result,
+            fingerprint={"world_size": "1", "config.concurrency": "16", "config.workers": json.dumps(list(URLS))},
+        )  # fmt: skip
+        return Machine(f"at {usd} USD", RunSet("r", (run,)), Price(usd, "given"))
+
+    item = worth([machine(1.8), machine(3.6)])
+    # Two servers at 1.80 USD: 3.60 USD an hour for 108 tokens/s.
+    assert (item.items, item.machines[0].devices) == ("tokens", 2)
+    assert item.row("usd_per_million").values[0].value == pytest.approx(3.6 / 3600 * 1e6 / 108)
+    bench.together = []  # one worker at a time measures no joint rate
+    assert "both" in machine(1).rate
+
+
+def test_the_projection_is_samples_over_rate(bench):
+    made = {item.name: item for item in metrics.metrics(bench, 1.0, 20.0)}
+    assert made["projected_hours_random_prompts"].value == pytest.approx(13368 / 12 / 3600)
+    assert made["worker_startup_s"].provenance == "not_available"
+    bench.knee, bench.together, bench.config = None, [], config(mode="single")
+    made = {item.name: item.provenance for item in metrics.metrics(bench, 1.0, 20.0)}
+    assert made["knee_per_s_random_prompts"] == made["scaling_efficiency_random_prompts"] == "not_available"
+
+
+def test_a_sound_run_passes_and_says_what_it_found(bench):
+    run = run_of(bench)
+    assert {statuses(run)[name] for name in ("every query answered", "possible scaling", "limits met", "finite", "numbers agree")} == {"PASS"}  # fmt: skip
+    text = " ".join(judge.reading(run))
+    assert "80% of the sum" in text and "predicted to take 8.00 s and took 10.00 s" in text and "random tokens" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "status"),
+    [
+        (lambda bench: setattr(bench, "failed", 1), "every query answered", "FAIL"),
+        (lambda bench: setattr(bench, "repeated", 1), "every query answered", "FAIL"),
+        (lambda bench: setattr(bench, "together", [joint(16.5)]), "possible scaling", "FAIL"),
+        (lambda bench: setattr(bench, "sweep", [row("sweep", 6.0, "slow")]), "limits met", "FAIL"),
+        (lambda bench: setattr(bench, "sweep", [row("sweep", 6.0, "late", "late")]), "limits met", "SKIPPED"),
+        (lambda bench: bench.knee_samples.update(ttft=[-0.01] * 100), "finite", "FAIL"),
+        (lambda bench: setattr(bench, "config", config(target_efficiency=0.9)), "target efficiency", "FAIL"),
+        (lambda bench: setattr(bench, "config", config(target_efficiency=0.8)), "target efficiency", "PASS"),
+        (lambda bench: setattr(bench, "recovery", recovered(failed=1)), "recovery", "FAIL"),
+        (lambda bench: setattr(bench, "recovery", recovered(same_answers=63)), "recovery", "FAIL"),
+        (lambda bench: setattr(bench, "recovery", recovered()), "recovery", "PASS"),
+    ],
+)
+def test_what_is_wrong_does_not_pass(bench, change, check, status):
+    change(bench)
+    assert statuses(run_of(bench))[check] == status
+
+
+def recovered(**more):
+    return {"queries": 128, "failed": 0, "repeated": 0, "requeued": 16, "answers": 64, "same_answers": 64, "killed_s": 0.3, "back_s": 1.0, "end_s": 3.0, "after_return": 9} | more  # fmt: skip
+
+
+def test_two_workers_faster_than_twice_the_fastest_are_impossible(bench):
+    bench.alone, bench.together = [[10.0123], [5.0]], [joint(22.0123)]
+    failed = [judged.rule.name for judged in judge_claims(own_claims(Numbers.of_run(run_of(bench)))) if judged.failures]
+    assert failed == ["scaling"]
+
+
+def test_pictures_and_tables_say_what_they_show(bench):
+    bench.closed = [row("", 0.0) | {"concurrency": 4, "tokens_per_s": 90.0}]
+    bench.recovery = recovered()
+    bench.inflight = [{"t_s": t / 10, "worker": w, "open": 4} for t in range(10) for w in range(2)]
+    bench.losses = [{"t_s": 0.3, "worker": 0, "event": "down", "times": 1, "reason": "gone"}, {"t_s": 0.3, "worker": 0, "event": "requeued", "times": 16, "reason": "gone"}]  # fmt: skip
+    run = run_of(bench)
+    for name, words in (("load-latency", "Both limits hold up to 6 "), ("concurrency", "4 queries at once"), ("scaling", "2 workers reach 80%"), ("in-flight", "16 queries sent again, 0 of 128 lost")):  # fmt: skip
+        picture = FIGURES[name](run)
+        assert not picture.empty and words in picture.alt
+    shown = tables.report(run)
+    assert shown["Open loops"][1]["limits"] == "slow" and shown["Workers"][0]["share predicted"] == "66.7%"
+    bench = Bench(config(), None, list(URLS), "", [])
+    bench.alone, bench.worker_cpu = [[], []], [None, None]
+    empty = run_of(bench)
+    assert all(draw(empty).empty for draw in FIGURES.values())
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"workers": "a:8000"}, "not the address of a server"),
+        ({"workers": "http://user:secret@a:8000"}, "must not hold a password"),
+        ({"workers": "http://a:8000", "recovery": True}, "only those that are started here"),
+        ({"percentile": 100}, "percentile"),
+        ({"ttft_ms": 3000}, "set point_s=3 or more"),
+        ({"nproc": 2}, "the work of one process"),
+    ],
+)
+def test_wrong_parameters_are_refused_before_anything_starts(values, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        resolve("serving", "smoke", "cpu", values)
+
+
+def test_what_the_client_needs_has_no_torch():
+    """The image of the dispatcher has none."""
+    import grimp
+
+    graph = grimp.build_graph("benchlib", include_external_packages=True, cache_dir=None)
+    for module in ("benchlib.benchmarks.serving.run", "benchlib.workloads.llm.server"):
+        upstream = graph.find_upstream_modules(module) | {module}
+        assert not upstream & {"torch", "transformers", "datasets"}, module
+
+
+def test_without_torch_there_is_the_cpu(monkeypatch):
+    """A client of servers needs no more; the other backends say what is missing."""
+    import importlib.util
+
+    from benchlib.core import machine
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    backends = machine.probe_devices()["backends"]
+    assert [name for name, device in backends.items() if device["available"]] == ["cpu"]
+    assert "torch is not installed" in backends["cuda"]["reason"]

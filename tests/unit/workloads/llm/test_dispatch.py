@@ -1,0 +1,199 @@
+"""The dispatcher against servers that die, hang, return, lie, stop half way or are slow: nothing is lost, nothing comes twice."""
+
+import math
+import threading
+import time
+
+import pytest
+from llm_servers import TOKEN, Faulty, own
+
+from benchlib.core.errors import UserError
+from benchlib.workloads.llm.dispatch import MOST_ATTEMPTS, NONSENSE, Dispatcher, Policy
+from benchlib.workloads.llm.engines import Settings, sim_answer
+from benchlib.workloads.llm.load import Client
+
+PROMPTS = [[3 + (7 * row + place) % 400 for place in range(5 + row % 4)] for row in range(40)]
+QUICK = Policy(cap=4, deadline_s=5, stall_s=0.3, gone_s=0.3, probe_s=0.05, probe_limit_s=0.2, start_s=2)
+
+
+@pytest.fixture
+def place():
+    """Start servers and dispatchers that end with the test."""
+    hosted, made = [], []
+
+    class Place:
+        def own(self, **options):
+            hosted.append(own(**options))
+            return hosted[-1]
+
+        def faulty(self, fault):
+            server = Faulty(fault)
+            hosted.append(server.hosted)
+            return server
+
+        def client(self, *servers, policy=QUICK, token=TOKEN):
+            made.append(Dispatcher(Settings(urls=tuple(server.url for server in servers), token=token), policy))
+            made[-1].start()
+            return Client(made[-1], PROMPTS, 16, 10)
+
+    yield Place()
+    for dispatcher in made:
+        dispatcher.stop()
+    for item in hosted:
+        if not item.loop.is_closed():
+            item.cut()
+        if hasattr(item, "engine"):
+            item.engine.stop()
+
+
+def whole(client, table, failed=0):
+    """Every query ended once, the failed ones are counted, and the others have exactly the tokens of an undisturbed run."""
+    assert len(table) == len(set(table["query"])) and client.log.unended == 0 and client.log.repeated == 0
+    assert int(table["failed"].sum()) == failed == len(client.log.errors)
+    assert len(client.answers) == len(table) - failed
+    assert all(ids == sim_answer(PROMPTS[sample], 16) for sample, ids in client.answers.items())
+    done = table[~table["failed"]]
+    assert (done["first_s"] >= done["issued_s"]).all() and (done["last_s"] >= done["first_s"]).all()
+    return True
+
+
+def test_unlike_workers_get_work_by_their_speed_or_as_many_queries(place):
+    slow, quick = place.own(step_s=0.02), place.own(step_s=0.004)
+    patient = {**vars(QUICK), "stall_s": 10}
+    client = place.client(slow, quick, policy=Policy(**patient))
+    table = client.at_once(40)
+    assert whole(client, table)
+    shares = [int((table["worker"] == index).sum()) for index in range(2)]
+    assert shares[1] > 2 * shares[0], "five times as fast, but for the first queries and the last"
+    equal = place.client(slow, quick, policy=Policy(**patient | {"weighted": False}))
+    table = equal.at_once(40)
+    assert whole(equal, table) and [int((table["worker"] == index).sum()) for index in range(2)] == [20, 20]
+
+
+def test_a_worker_never_has_more_than_its_cap(place):
+    client = place.client(place.own(slots=16))
+    assert whole(client, client.at_once(40)) and client.engine.workers[0].most_open == QUICK.cap
+
+
+@pytest.mark.parametrize("fault", ["half", "no end", "garbage", "miscounts", "too many", "500", "503", "429", "slow"])
+def test_a_worker_that_fails_now_and_then_loses_nothing(place, fault):
+    faulty = place.faulty(lambda number: fault if number % 4 == 2 else "")
+    client = place.client(faulty, place.own())
+    table = client.at_once(40)
+    assert whole(client, table)
+    again = int((table["attempt"] > 1).sum())
+    assert (again == 0) == (fault == "slow") and not client.engine.workers[0].refused
+    assert client.engine.workers[0].done > 0
+
+
+def test_a_worker_that_only_talks_nonsense_is_trusted_no_more(place):
+    faulty = place.faulty(lambda number: "garbage")
+    client = place.client(faulty, place.own())
+    assert whole(client, client.at_once(40))
+    worker = client.engine.workers[0]
+    assert "an event that is none" in worker.refused and NONSENSE <= worker.lost <= NONSENSE + QUICK.cap
+    asked = faulty.asked
+    client.at_once(40)
+    assert faulty.asked == asked
+
+
+def test_a_stream_that_stands_still_goes_to_another_worker(place):
+    client = place.client(place.faulty(lambda number: "hang" if number == 3 else ""), place.own())
+    table = client.at_once(40)
+    assert whole(client, table) and [row["outcome"] for row in client.engine.attempts].count("stalled") == 1
+
+
+def test_a_worker_that_hangs_with_its_health_loses_all_its_queries_to_others(place):
+    faulty = place.faulty(lambda number: "hang" if number > 4 else "")
+    policy = Policy(**{**vars(QUICK), "stall_s": 30})
+    client = place.client(faulty, place.own(), policy=policy)
+    threading.Timer(0.05, lambda: setattr(faulty, "healthy", False)).start()
+    assert whole(client, client.at_once(40))
+    assert [event["event"] for event in client.engine.events] == ["down"]
+
+
+def test_a_worker_that_is_killed_and_comes_back_on_its_port(place):
+    dying = place.own(step_s=0.02)
+    client = place.client(dying, place.own(step_s=0.02), policy=Policy(**{**vars(QUICK), "stall_s": 10}))
+    table, done = [], threading.Event()
+
+    def run():
+        table.append(client.at_once(40))
+        done.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(0.1)
+    dying.cut()
+    time.sleep(0.15)
+    place.own(port=dying.port, step_s=0.02)
+    thread.join()
+    assert whole(client, table[0])
+    assert [event["event"] for event in client.engine.events] == ["down", "up"]
+    assert client.engine.workers[0].lost > 0
+    last = max(row["sent_s"] for row in client.engine.attempts if row["worker"] == 0 and row["outcome"] == "ok")
+    assert last > client.engine.events[1]["t_s"], "it was given work again"
+
+
+def test_when_all_are_gone_the_rest_fails_in_time_and_is_counted(place):
+    servers = [place.own(step_s=0.02), place.own(step_s=0.02)]
+    client = place.client(*servers)
+    for server in servers:
+        threading.Timer(0.15, server.cut).start()
+    began = time.monotonic()
+    table = client.at_once(40)
+    assert time.monotonic() - began < 3
+    failed = int(table["failed"].sum())
+    assert failed > 0 and whole(client, table, failed)
+    assert all("no worker was left for 0.3 s" in why for why in client.log.errors.values())
+    assert len(client.at_once(3)) == 3 and len(client.log.errors) == 3, "later ones fail at once"
+
+
+def test_a_query_without_end_fails_at_its_deadline(place):
+    policy = Policy(**{**vars(QUICK), "deadline_s": 0.4, "stall_s": 30})
+    client = place.client(place.faulty(lambda number: "hang" if number == 2 else ""), policy=policy)
+    table = client.at_once(10)
+    assert whole(client, table, 1) and "not answered within 0.4 s" in next(iter(client.log.errors.values()))
+
+
+def test_a_query_that_no_worker_can_answer_ends(place):
+    faulty = place.faulty(lambda number: "half")
+    client = place.client(faulty)
+    table = client.at_once(1)
+    assert table["failed"].all() and table["attempt"][0] == MOST_ATTEMPTS and faulty.asked == MOST_ATTEMPTS + 1
+
+
+def test_a_wrong_token_or_no_ids_or_nobody_is_refused_at_the_start(place):
+    with pytest.raises(UserError, match="refuses the bearer token"):
+        place.client(place.own(), token="another")
+    dead = place.own()
+    dead.cut()
+    with pytest.raises(UserError, match=r"not ready within 0.2 s .*onnect"):
+        place.client(dead, policy=Policy(start_s=0.2))
+    with pytest.raises(UserError, match="without token ids"):
+        place.client(Words())
+    with pytest.raises(UserError, match="is not an address"):
+        place.client(type("Nowhere", (), {"url": "here:8000"}))
+
+
+class Words(Faulty):
+    """Answers in text alone, as a server that does not know return_token_ids."""
+
+    def __init__(self):
+        super().__init__(lambda number: "text")
+
+    async def _complete(self, request):
+        self.asked += 1
+        from aiohttp import web
+
+        return web.Response(body=b'data: {"choices": [{"text": "words"}]}\n\ndata: [DONE]\n\n')
+
+
+def test_open_loop_times_start_at_the_schedule_and_the_first_token_counts_once(place):
+    client = place.client(
+        place.own(step_s=0.002, slots=16), place.faulty(lambda number: "half" if number % 3 == 0 else "")
+    )
+    due = [0.004 * number for number in range(30)]
+    table = client.open_loop(due)
+    assert whole(client, table) and not math.isnan(table["scheduled_s"].sum())
+    assert table["scheduled_s"][-1] - table["scheduled_s"][0] == pytest.approx(due[-1])

@@ -1,0 +1,129 @@
+"""Load: schedules, closed loops, the search for the knee against a server whose knee is known by construction."""
+
+import math
+
+import numpy as np
+import pytest
+
+from benchlib.workloads.llm.engines import Settings, Sim
+from benchlib.workloads.llm.load import CONSTANT, POISSON, Client, client_late, find_knee, measure, schedule
+from benchlib.workloads.llm.queries import QUERY
+
+PROMPTS = [[3, 4, 5 + row] for row in range(20)]
+
+
+@pytest.fixture
+def sim():
+    engine = Sim(Settings(step_s=0.001, slots=4, fixed_length=True))
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+def test_schedules_have_their_rate():
+    assert schedule(CONSTANT, 50, 5, 0).tolist() == pytest.approx([0, 0.02, 0.04, 0.06, 0.08])
+    gaps = np.diff(schedule(POISSON, 50, 20_000, 0))
+    assert gaps.mean() == pytest.approx(0.02, rel=0.03) and gaps.std() == pytest.approx(0.02, rel=0.03)
+    assert (schedule(POISSON, 50, 100, 1) != schedule(POISSON, 50, 100, 0)).all()
+
+
+def test_a_closed_loop_keeps_to_its_concurrency(sim):
+    client = Client(sim, PROMPTS, 10, 5)
+    table = client.closed_loop(3, 30)
+    order = np.sort(np.concatenate([table["issued_s"], table["last_s"]]))
+    open_at = [(table["issued_s"] <= time).sum() - (table["last_s"] < time).sum() for time in order]
+    assert len(table) == 30 and max(open_at) == 3 and not table["failed"].any()
+
+
+class Forgets:
+    """Ends every query but the third."""
+
+    def submit(self, rid, ids, max_new, on_first, on_done):
+        self.count = getattr(self, "count", 0) + 1
+        if self.count != 3:
+            on_first(rid, 0.0, 1)
+            on_done(rid, [1, 2], "")
+            on_done(rid, [1, 2], "")
+
+
+def test_a_query_that_never_ends_or_ends_twice_is_counted():
+    client = Client(Forgets(), PROMPTS, 2, 0.1)
+    table = client.at_once(5)
+    row = measure(table, {}, 0.99, client.log.repeated)
+    assert row["failed"] == 1 and client.log.repeated == 4
+    assert "1 of 5 queries failed" in row["why"] and "came twice" in row["why"]
+
+
+def rows(issued, first, last, tokens=3, scheduled=None, failed=False):
+    table = np.zeros(len(issued), QUERY)
+    table["issued_s"], table["first_s"], table["last_s"], table["tokens"] = issued, first, last, tokens
+    table["scheduled_s"] = issued if scheduled is None else scheduled
+    table["attempt"], table["failed"] = 1, failed
+    return table
+
+
+def test_a_run_is_measured_by_hand():
+    table = rows(issued=[0, 1, 2], first=[0.1, 1.1, 2.4], last=[0.3, 1.3, 2.8])
+    row = measure(table, {"ttft": 0.3, "tpot": 0.5}, 0.5)
+    assert row["samples_per_s"] == pytest.approx(3 / 2.8) and row["tokens_per_s"] == pytest.approx(9 / 2.8)
+    assert row["goodput_per_s"] == pytest.approx(2 / 2.8)  # the third took 0.4 s to its first token
+    assert row["ttft_p50_ms"] == pytest.approx(100) and row["tpot_p99_ms"] == pytest.approx(200) and not row["why"]
+    assert "ttft p99 400 ms, limit 300 ms" in measure(table, {"ttft": 0.3}, 0.99)["why"]
+    assert "failed" in measure(rows([0, 1], [0.1, 1.1], [0.2, 1.2], failed=[False, True]), {}, 0.5)["why"]
+
+
+def test_a_late_client_is_refused():
+    issued = np.arange(10.0)
+    assert client_late(rows(issued, issued, issued), 2.0) == ""
+    assert "sent late" in client_late(rows(issued + 0.3, issued + 1, issued + 2, scheduled=issued), 2.0)
+    drifting = rows(1.07 * issued, issued + 1, issued + 2, scheduled=issued)
+    assert "what was due in 9.00 s" in client_late(drifting, 1e3)
+
+
+def served(knee, noise=()):
+    """A probe whose limits are met up to ``knee``; at the rates in ``noise`` a short run meets them and a long one does not."""
+    asked = []
+
+    def probe(rate, count):
+        asked.append((rate, count))
+        good = rate <= knee and not (count > 100 and rate in noise)
+        return {"why": "" if good else "slow"}
+
+    return probe, asked
+
+
+def test_the_knee_is_between_the_rates_and_confirmed_by_a_longer_run():
+    probe, asked = served(33)
+    _, knee = find_knee(probe, [10, 20, 40, 80], lambda rate: 100)
+    assert knee["rate"] == 30 and knee["phase"] == "confirmation" and asked[-1] == (30, 300)
+    assert [rate for rate, _ in asked] == [10, 20, 40, 30, 35, 30], "80 is not tried: 40 missed"
+    probe, asked = served(33, noise={30})
+    assert find_knee(probe, [10, 20, 40], lambda rate: 100)[1]["rate"] == 20
+    assert find_knee(served(5)[0], [10, 20], lambda rate: 100)[1] is None
+    assert find_knee(served(math.inf)[0], [10, 20], lambda rate: 100)[1]["rate"] == 20
+
+
+def test_a_rate_at_which_the_client_was_late_is_tried_again():
+    late = iter(["late", "", "", "late", "late", "late"])
+
+    def probe(rate, count):
+        client = next(late, "")
+        return {"client": client, "why": client or ("slow" if rate > 15 else "")}
+
+    points, knee = find_knee(probe, [10, 20], lambda rate: 100, refine=0)
+    assert [(row["rate"], row["client"]) for row in points] == [(10, "late"), (10, ""), (20, ""), *[(10, "late")] * 3]
+    assert knee is None
+
+
+@pytest.mark.alone
+def test_the_knee_of_sim_is_below_its_capacity(sim):
+    """4 slots, 10 tokens of 1 ms: 400 queries/s at the very most. Rates at which this machine sent late do not count."""
+    client = Client(sim, PROMPTS, 10, 5)
+    limits = {"ttft": 0.2}
+    points, knee = find_knee(
+        lambda rate, count: measure(client.open_loop(schedule(POISSON, rate, count, 0)), limits, 0.9),
+        [100, 1000], lambda rate: int(rate * 0.4), refine=0, longer=2,
+    )  # fmt: skip
+    fair = [row for row in points if not row["client"]]
+    assert all("ttft p90" in row["why"] for row in fair if row["rate"] == 1000)
+    assert (knee and knee["rate"] == 100) or points[-1]["client"]

@@ -1,0 +1,91 @@
+"""Times of queries against cases worked out by hand, and the sim engine against its own arithmetic."""
+
+import itertools
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from benchlib.core.errors import UserError
+from benchlib.workloads.llm import queries
+from benchlib.workloads.llm.engines import Settings, make, sim_answer
+from benchlib.workloads.llm.queries import QueryLog
+
+
+def log_of_three():
+    log = QueryLog()
+    log.issue(7, 0, issued_s=10.0, scheduled_s=9.5)
+    log.issue(8, 1, issued_s=11.0)
+    log.issue(9, 2, issued_s=12.0)
+    assert log.first(7, 10.5)
+    assert log.done(7, 12.5, tokens=5)
+    assert log.done(8, 13.0, tokens=1)
+    return log
+
+
+def test_times_are_those_of_the_definitions():
+    table = log_of_three().table()
+    assert queries.ttft_s(table)[0] == pytest.approx(1.0)  # from the schedule, not from the late issue
+    assert queries.tpot_s(table)[0] == pytest.approx(0.5)  # 2 s for the 4 tokens after the first
+    assert queries.latency_s(table)[:2] == pytest.approx([3.0, 2.0])
+    assert math.isnan(queries.tpot_s(table)[1])  # one token has no gap
+    assert queries.lateness_s(table) == pytest.approx([0.5])
+    assert table["failed"].tolist() == [False, False, True]  # the third one never ended
+    assert queries.span_s(queries.completed(table)) == pytest.approx(3.5)
+
+
+def test_a_query_starts_and_ends_once():
+    log = log_of_three()
+    assert not log.first(7, 20.0)
+    assert not log.done(7, 20.0, tokens=9)
+    assert log.repeated == 2
+    assert log.table()["last_s"][0] == 12.5
+    assert log.overdue(13.0, limit_s=0.5) == [9] and log.unended == 1
+
+
+def test_percentiles_are_measured_values():
+    assert queries.percentile(range(100), 0.99) == 99
+    assert queries.percentile(range(200), 0.99) == 198
+    assert math.isnan(queries.conservative(range(458), 0.99))
+    assert math.isnan(queries.conservative(range(661), 0.99))
+    assert queries.conservative(range(662), 0.99) == 661  # LoadGen sets none aside
+    assert queries.conservative(range(838), 0.99) == 836
+
+
+def test_queries_meet_limits_strictly():
+    table = np.zeros(3, queries.QUERY)
+    table["scheduled_s"], table["first_s"], table["last_s"], table["tokens"] = 0, [1, 2, 1], [2, 3, 2], 2
+    table["failed"] = [False, False, True]
+    assert queries.meets(table, {"ttft": 2.0, "tpot": 1.5}).tolist() == [True, False, False]
+
+
+def test_sim_takes_its_steps_and_no_more_queries_than_slots():
+    engine = make("sim", Settings(slots=2, step_s=0.01, fixed_length=True))
+    engine.start()
+    began, ended, firsts, all_done = time.monotonic(), {}, {}, threading.Event()
+
+    def done(rid, ids, error):
+        ended[rid] = (time.monotonic() - began, list(ids), error)
+        if len(ended) == 3:
+            all_done.set()
+
+    for rid in range(3):
+        engine.submit(rid, [rid, 5], 4, lambda rid, now, token: firsts.setdefault(rid, (now - began, token)), done)
+    assert all_done.wait(10)
+    engine.submit(3, [1], 1000, lambda *_: None, done)
+    engine.stop()
+    assert ended[0][1] == sim_answer([0, 5], 4, fixed_length=True) and firsts[0][1] == ended[0][1][0]
+    assert firsts[0][0] >= 0.01 and ended[0][0] >= 0.04 and ended[2][0] >= 0.08  # the third waits for a slot
+    assert ended[3][1:] == ([], "the engine was stopped")
+
+
+def test_answers_of_sim_differ_in_length():
+    lengths = [len(sim_answer([i, j], 16)) for i, j in itertools.product(range(10), range(10))]
+    assert min(lengths) >= 2 and max(lengths) <= 16 and len(set(lengths)) > 10
+
+
+def test_an_engine_that_is_not_there_is_named():
+    with pytest.raises(UserError, match=r"no such engine.*sim"):
+        make("sym", Settings())

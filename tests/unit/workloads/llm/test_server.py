@@ -1,0 +1,204 @@
+"""The worker: what it speaks, what it refuses, how many connections it holds, and how it ends."""
+
+import asyncio
+import json
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import aiohttp
+import pytest
+from llm_servers import TOKEN, own
+
+from benchlib.core.errors import UserError
+from benchlib.workloads.llm.dispatch import Dispatcher, Policy
+from benchlib.workloads.llm.engines import Settings, sim_answer
+from benchlib.workloads.llm.load import Client
+from benchlib.workloads.llm.pool import Pool
+from benchlib.workloads.llm.server import Limits, check_place, main
+
+IDS = [5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def worker():
+    hosted = own(limits=Limits(body_bytes=20_000, queue=3))
+    yield hosted
+    hosted.cut()
+    hosted.engine.stop()
+
+
+def ask(worker, path="/v1/completions", data=None, token=TOKEN, **values):
+    """Return status and body of a request."""
+    body = data if data is not None else json.dumps(values).encode() if values else None
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(worker.url + path, body, headers), timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_an_answer_has_the_ids_of_the_engine_whole_or_streamed(worker):
+    expected = sim_answer(IDS, 8)
+    status, body = ask(worker, prompt=IDS, max_tokens=8, return_token_ids=True)
+    answer = json.loads(body)
+    assert status == 200 and answer["choices"][0]["token_ids"] == expected
+    assert answer["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": len(expected),
+        "total_tokens": 3 + len(expected),
+    }
+    status, body = ask(worker, prompt=IDS, max_tokens=8, return_token_ids=True, stream=True)
+    *events, end, rest = body.split("\n\n")
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert (end, rest) == ("data: [DONE]", "") and len(chunks[0]["choices"][0]["token_ids"]) == 1
+    assert [item for chunk in chunks for item in chunk["choices"][0]["token_ids"]] == expected
+    assert (
+        chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+        and chunks[0]["choices"][0]["finish_reason"] is None
+    )
+    assert "token_ids" not in ask(worker, prompt=IDS, max_tokens=8)[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "status", "words"),
+    [
+        ({"prompt": "text", "max_tokens": 4}, 400, "token ids"),
+        ({"prompt": [], "max_tokens": 4}, 400, "token ids"),
+        ({"prompt": [1, True], "max_tokens": 4}, 400, "token ids"),
+        ({"prompt": [-1], "max_tokens": 4}, 400, "token ids"),
+        ({"prompt": [1, 2**31], "max_tokens": 4}, 400, "token ids"),
+        ({"prompt": IDS, "max_tokens": 0}, 400, "max_tokens = 0"),
+        ({"prompt": IDS, "max_tokens": 10**9}, 400, "max_tokens"),
+        ({"prompt": IDS, "temperature": 0.7}, 400, "greedily"),
+        ({"prompt": IDS, "n": 2}, 400, "greedily"),
+        ({"data": b"not json"}, 400, "not JSON"),
+        ({"data": b"[" * 15_000}, 400, "not JSON"),
+        ({"prompt": [1] * 9000, "max_tokens": 4}, 413, "larger than 20,000 bytes"),
+        ({"prompt": IDS, "token": "wrong"}, 401, "token is missing or wrong"),
+        ({"prompt": IDS, "token": ""}, 401, "token is missing or wrong"),
+        ({"path": "/nowhere"}, 404, "Not Found"),
+    ],
+)
+def test_what_it_cannot_answer_is_refused_with_the_reason(worker, values, status, words):
+    got, body = ask(worker, **values)
+    assert got == status and words in json.loads(body)["error"]["message"]
+
+
+def test_the_engine_states_which_token_ids_and_lengths_it_takes(worker, monkeypatch):
+    monkeypatch.setitem(worker.engine.facts, "vocabulary", 256)
+    assert ask(worker, prompt=[0, 255], max_tokens=2)[0] == 200
+    for prompt in ([1, 256], [1, 99_999_999], [-1, 5]):
+        status, body = ask(worker, prompt=prompt, max_tokens=2)
+        assert status == 400 and "this model has 0 to 255" in json.loads(body)["error"]["message"]
+
+    def too_long(*_):
+        raise UserError("a prompt of 500 tokens: the engine takes 512")
+
+    monkeypatch.setattr(worker.engine, "submit", too_long)
+    assert [ask(worker, prompt=IDS)[0] for _ in range(5)] == [400] * 5  # none of them holds one of its 3 places
+
+
+def test_a_worker_whose_engine_died_says_so(worker, monkeypatch):
+    monkeypatch.setattr(worker.engine, "failure", "the thread died")
+    for path, values in (("/health", {}), ("/v1/completions", {"prompt": IDS, "max_tokens": 2})):
+        status, body = ask(worker, path, **values)
+        assert status == 503 and "the thread died" in body
+
+
+def test_a_body_of_100_mb_is_refused_before_it_is_read(worker):
+    """Announced in the header, or streamed without saying how much: the worker cuts a client off that goes on sending."""
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+    for more in ("Content-Length: 100000000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", worker.port), timeout=10) as connection:
+            connection.sendall((head + more).encode())
+            sent, block = 0, b"10000\r\n" + b"x" * 65536 + b"\r\n"
+            try:
+                while sent < 100_000_000:
+                    sent += connection.send(block if "chunked" in more else b"x" * 65536)
+                    time.sleep(0.001)  # all of it would take 1.5 s
+            except OSError:
+                pass
+            assert sent < 60_000_000
+    assert ask(worker, prompt=IDS, max_tokens=2)[0] == 200
+
+
+def test_beyond_its_queue_it_asks_to_wait(worker):
+    async def many():
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+
+            async def once():
+                async with session.post(
+                    worker.url + "/v1/completions", json={"prompt": IDS, "max_tokens": 60}
+                ) as answer:
+                    return answer.status, answer.headers.get("Retry-After")
+
+            return await asyncio.gather(*(once() for _ in range(8)))
+
+    answers = asyncio.run(many())
+    assert sorted(status for status, _ in answers) == [200] * 3 + [429] * 5 and (429, "1") in answers
+
+
+def test_health_needs_no_token_and_metrics_count(worker):
+    assert ask(worker, "/health", token="")[0] == 200 and ask(worker, "/metrics", token="")[0] == 401
+    lines = dict(line.rsplit(" ", 1) for line in ask(worker, "/metrics")[1].splitlines() if not line.startswith("#"))
+    assert float(lines['benchlib_requests_total{outcome="ok"}']) >= 1 and float(lines["benchlib_requests_open"]) == 0
+    prometheus = pytest.importorskip("prometheus_client.parser")
+    families = {family.name for family in prometheus.text_string_to_metric_families(ask(worker, "/metrics")[1])}
+    assert {"benchlib_requests", "benchlib_generated_tokens", "process_cpu_seconds"} <= families
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "node1"])
+def test_other_machines_are_let_in_by_a_token_alone(host, capsys, monkeypatch):
+    monkeypatch.delenv("BENCHLIB_TOKEN", raising=False)
+    check_place(host, "secret")
+    for own_place in ("127.0.0.1", "::1", "localhost"):
+        check_place(own_place, "")
+    with pytest.raises(UserError, match="lets other machines in"):
+        check_place(host, "")
+    assert main(json.dumps({"engine": "sim", "host": host})) == 2 and "BENCHLIB_TOKEN" in capsys.readouterr().err
+
+
+def test_an_unknown_engine_is_answered_with_those_that_are_served(capsys):
+    for name in ("http", "vllm"):
+        assert main(json.dumps({"engine": name})) == 2
+        words = capsys.readouterr().err
+        assert f"engine '{name}'" in words and "http" not in words.replace("'http'", "")
+
+
+def test_a_worker_process_holds_1000_connections_and_drains(tmp_path):
+    """And its client loses nothing while it drains, nor when it is killed and started again."""
+    options = [{"engine": "sim", "slots": 8, "step_ms": 5}] * 2
+    with Pool(tmp_path, options) as pool:
+        port = int(pool.urls[0].rpartition(":")[2])
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(1000)]
+        prompts = [[3 + row, 4, 5] for row in range(60)]
+        policy = Policy(cap=16, probe_s=0.05, gone_s=5)
+        dispatcher = Dispatcher(Settings(urls=tuple(pool.urls), token=pool.token), policy)
+        dispatcher.start()
+        client = Client(dispatcher, prompts, 16, 20)
+        try:
+            assert not client.at_once(60)["failed"].any()
+            loop = asyncio.new_event_loop()
+            running = loop.run_in_executor(None, client.at_once, 60)
+            time.sleep(0.08)
+            pool.signal(0, signal.SIGTERM)  # with queries under way: it answers them and ends
+            table = loop.run_until_complete(running)
+            assert not table["failed"].any() and client.log.repeated == 0
+            assert pool.processes[0].wait(10) == 0
+            assert "every request answered" in (tmp_path / "worker-0.log").read_text()
+            assert all(row["outcome"] == "ok" or "503" in row["error"] for row in dispatcher.attempts)
+            pool.signal(1, signal.SIGKILL)
+            pool.start(0)
+            pool.wait(0)
+            table = client.at_once(20)
+            assert not table["failed"].any() and set(table["worker"]) == {0}
+            loop.close()
+        finally:
+            dispatcher.stop()
+            for connection in held:
+                connection.close()

@@ -1,0 +1,162 @@
+"""The generated articles, ROUGE against a second library, the embedded decoder, and engines that must agree token for token."""
+
+import re
+import threading
+import time
+
+import pytest
+import torch
+
+from benchlib.core.errors import BackendUnavailable, DataError, UserError
+from benchlib.workloads.llm import articles, decoders, mininews
+from benchlib.workloads.llm.engines import Settings, make
+from benchlib.workloads.llm.server import Options
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_splits_share_no_sentence():
+    phrases = {
+        split: {phrase for group in kinds.values() for phrase in group} for split, kinds in mininews.PHRASES.items()
+    }
+    assert not phrases["train"] & phrases["test"]
+
+
+def test_a_summary_states_facts_of_its_article_and_a_longer_set_starts_with_the_shorter():
+    made = mininews.generate(40, 3)
+    assert made[:10] == mininews.generate(10, 3) and made != mininews.generate(40, 4)
+    for article in made:
+        names = re.findall(r"[A-Z][a-z]+|\d+", article.summary)
+        assert names and all(name in article.text for name in names)
+        assert not article.text.startswith(article.summary[:20])
+    assert len({len(article.summary.split(".")) for article in made}) > 2  # lengths vary
+    with pytest.raises(UserError, match="test"):
+        mininews.generate(1, 0, "validation")
+
+
+def answer(engine, prompts, max_new, together=True):
+    done, left = {}, threading.Semaphore(0)
+
+    def ended(rid, ids, error):
+        assert error == ""
+        done[rid] = list(ids)
+        left.release()
+
+    for rid, prompt in enumerate(prompts):
+        engine.submit(rid, prompt, max_new, lambda *_: None, ended)
+        if not together:
+            assert left.acquire(timeout=60)
+    for _ in prompts if together else ():
+        assert left.acquire(timeout=60)
+    return [done[rid] for rid in range(len(prompts))]
+
+
+def greedy(model, ids, max_new, ends):
+    """The plainest loop: the whole sequence anew for each token."""
+    new = []
+    with torch.inference_mode():
+        while len(new) < max_new and not (new and new[-1] in ends):
+            new.append(int(model(torch.tensor([[*ids, *new]])).logits[0, -1].argmax()))
+    return new
+
+
+def test_static_and_continuous_batches_give_the_tokens_of_the_plainest_loop():
+    data = articles.load("mininews", "", 6, 0, "tiny")
+    plain = decoders.load("tiny")
+    expected = [greedy(plain.model, ids, 24, plain.ends) for ids in data.prompts]
+    assert len({len(tokens) for tokens in expected}) > 1
+    assert sum(tokens[-1] in plain.ends for tokens in expected) > 2
+    for name in ("static", "continuous"):
+        engine = make(name, Settings(model="tiny", slots=4))
+        engine.start()
+        try:
+            assert answer(engine, data.prompts, 24) == expected
+            with pytest.raises(UserError, match="the engine takes 512"):
+                engine.submit(99, [3] * 500, 128, print, print)
+        finally:
+            engine.stop()
+
+
+def test_continuous_batching_whose_thread_died_ends_every_query_at_once():
+    engine, ended = make("continuous", Settings(model="tiny", slots=4)), {}
+    engine.start()
+    try:
+        assert engine.failure == "" and engine.facts["vocabulary"] < 10**8
+        for rid, ids in enumerate(([5, 6, 7], [5, 10**8])):  # the second is what a server refuses
+            engine.submit(rid, ids, 400, lambda *_: None, lambda rid, _, error: ended.update({rid: error}))
+        end = time.monotonic() + 20
+        while not engine.failure and time.monotonic() < end:
+            time.sleep(0.01)
+        assert engine.failure
+        engine.submit(2, [5, 6], 4, print, lambda rid, _, error: ended.update({rid: error}))
+        assert all(ended[rid] for rid in (0, 1, 2)) and ended[2] == engine.failure
+    finally:
+        engine.stop()
+
+
+def test_an_engine_computes_with_the_threads_that_its_worker_was_given():
+    engine, threads = make("static", Options(engine="static", threads=2).settings()), []
+    engine.start()
+    try:
+        ended = threading.Event()
+        engine.submit(0, [5], 1, lambda *_: threads.append(torch.get_num_threads()), lambda *_: ended.set())
+        assert ended.wait(10) and threads == [2] and engine.facts["threads"] == 2
+    finally:
+        engine.stop()
+
+
+def test_random_weights_have_the_shape_and_answers_of_fixed_length():
+    engine = make("static", Settings(model="llama3-8b-random", shrink=64, fixed_length=True, positions=256))
+    engine.start()
+    assert [len(tokens) for tokens in answer(engine, [[5, 6, 7], [8]], 9)] == [9, 9]
+    facts = engine.facts
+    engine.stop()
+    # By hand: 1 layer of hidden 128 with 4 heads on 1, intermediate 224, vocabulary 2004, untied.
+    layer = 128 * 128 * 2 + 2 * 128 * 32 + 3 * 128 * 224 + 2 * 128
+    assert facts["parameters"] == layer + 2 * 2004 * 128 + 128
+    assert facts["read_bytes"] == 4 * (facts["parameters"] - 2004 * 128)
+    assert facts["cache_bytes_per_token"] == 2 * 1 * 1 * 32 * 4
+
+
+def test_the_8b_shape_has_the_published_number_of_parameters():
+    shape = decoders.LLAMA3_8B
+    h, f, kv = shape["hidden_size"], shape["intermediate_size"], shape["hidden_size"] // 4
+    layer = 2 * h * h + 2 * h * kv + 3 * h * f + 2 * h
+    assert shape["num_hidden_layers"] * layer + 2 * shape["vocab_size"] * h + h == 8_030_261_248
+
+
+def test_files_of_the_reference_are_read_and_broken_ones_named(tmp_path):
+    path = tmp_path / "cnn_eval.json"
+    path.write_text('[{"instruction": "Sum up: {input}", "input": "a text", "tok_input": [0, 7, 8], "output": "text"}]')
+    data = articles.load("file", str(path), 0, 0, "tiny")
+    assert data.prompts == [[0, 7, 8]] and data.references == ["text"]
+    path.write_text('[{"input": "a text"}]')
+    with pytest.raises(DataError, match=r"cnn_eval.*output"):
+        articles.load("file", str(path), 0, 0, "tiny")
+
+
+def test_what_is_not_here_is_skipped_with_what_to_do():
+    with pytest.raises(BackendUnavailable, match="accept its licence"):
+        decoders.load("meta-llama/Llama-3.1-8B-Instruct")
+    with pytest.raises(BackendUnavailable, match="give a folder"):
+        articles.load("cnn_dailymail", "", 4, 0, "tiny")
+
+
+def test_rouge_is_that_of_a_second_library():
+    from torchmetrics.functional.text.rouge import rouge_score
+
+    from benchlib.workloads.llm.scores import rouge
+
+    made = ["Calder burned the stadium in Stanmere.", "Pelham has 62 horses."]
+    targets = ["Calder burned the gardens in Stanmere.", "Pelham has 57 nurses. Jutland has 62 horses."]
+    ours = rouge(made, targets)
+    theirs = rouge_score(made, targets, use_stemmer=True, rouge_keys=("rouge1", "rouge2", "rougeL"))
+    for kind in ("rouge1", "rouge2", "rougeL"):
+        assert ours[kind] == pytest.approx(100 * float(theirs[f"{kind}_fmeasure"]), abs=1e-3)
+    assert ours["gen_len"] == sum(map(len, made)) and "punkt" in ours["splitter"]
