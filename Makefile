@@ -1,8 +1,8 @@
 # The short forms. `make quick` and `make test` set up .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
-# Runs and tests have set-ups of their own. For runs with all members of parity: make setup EXTRAS=notebooks,nvidia,parity
-EXTRAS ?= notebooks,nvidia
+# Runs and tests have set-ups of their own. For runs with all members of parity: make setup EXTRAS=notebooks,nvidia,inference,parity
+EXTRAS ?= notebooks,nvidia,inference
 SETUP := .venv/.ready
 TESTS := .venv/.ready-test
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
@@ -39,10 +39,11 @@ report: $(SETUP)
 lab: $(SETUP)
 	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(ROOT) $(ARGS)
 
-# The history with its explorer in the browser, without code cells.
+# The history with its explorer in the browser, without code and without the cells of tests.
 explorer: $(SETUP)
 	$(PIP) --quiet --editable '.[voila]'
-	$(BIN)/voila notebooks/90_history.ipynb $(ARGS)
+	$(BIN)/voila notebooks/90_history.ipynb --TagRemovePreprocessor.enabled=True \
+		--TagRemovePreprocessor.remove_cell_tags=remove-cell $(ARGS)
 
 lint: $(TESTS)
 	$(BIN)/ruff check .

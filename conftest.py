@@ -1,8 +1,8 @@
 """What holds for all tests: no hub, no display, runs that stay out of the checkout's outputs, and what runs beside what.
 
-``make test`` runs two tests at a time (``-n 2``). A file stays on one worker, and so do all files of tests/dist: they
-start several processes each and wait for them most of the time, while the other worker has the rest of the tests to
-itself. A test that compares times is marked ``alone``: nothing else of the suite runs while it does.
+``make test`` runs two tests at a time (``-n 2``). A file stays on one worker. The first worker takes the files of
+tests/dist, which start several processes each and wait for them most of the time, the other one the rest, long files first;
+whoever is done helps the other. A test that compares times is marked ``alone``: nothing else of the suite runs while it does.
 """
 
 import atexit
@@ -57,12 +57,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Say which tests one worker runs, one after the other. (``--dist loadgroup`` loses its groups under pytest 9.2.)"""
+    """Say which file a worker takes next. (``--dist loadgroup`` loses its groups under pytest 9.2.)"""
     from xdist.scheduler import LoadFileScheduling
 
     class Streams(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return "tests/dist" if nodeid.startswith("tests/dist/") else super()._split_scope(nodeid)
+        def _assign_work_unit(self, node: Any) -> None:
+            first = node is next(iter(self.assigned_work))
+            # Notebooks take a minute each, files of tests/unit seconds: these come last and even out the end.
+            kinds = ["notebooks", "tests/notebooks", "tests/unit"]
+            kinds.insert(0 if first else 3, "tests/dist")
+            wanted = next((name for kind in kinds for name in self.workqueue if name.startswith(kind)), None)
+            self.workqueue.move_to_end(wanted or next(iter(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
 
-    config.option.loadscopereorder = False  # xdist puts the most tests first; tests/dist are few and take longest
+    config.option.loadscopereorder = False  # xdist puts the most tests first, which are not those that take longest
     return Streams(config, log)

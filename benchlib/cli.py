@@ -9,21 +9,26 @@ from typing import Any
 import click
 
 from benchlib import __version__
-from benchlib.commands import EXIT_INTERRUPTED, OUT, SET, user_errors
+from benchlib.commands import EXIT_USAGE, OUT, SET, user_errors
+from benchlib.core import interrupts
+from benchlib.core.interrupts import EXIT_INTERRUPTED
 
 
 class _Verbs(click.Group):
     """The verbs below, and those that benchmarks bring along; these are imported when they are asked for."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        from benchlib.benchmarks import BENCHMARKS
+        from benchlib.benchmarks import loadable
 
-        return sorted([*super().list_commands(context), *(b.name for b in BENCHMARKS.values() if b.has("command"))])
+        return sorted([*super().list_commands(context), *(item.name for item in loadable() if item.has("command"))])
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         from benchlib.benchmarks import BENCHMARKS
 
-        return super().get_command(context, name) or (BENCHMARKS[name].command if name in BENCHMARKS else None)
+        def of_benchmark() -> click.Command | None:
+            return BENCHMARKS[name].command if name in BENCHMARKS else None
+
+        return super().get_command(context, name) or user_errors(of_benchmark)()  # type: ignore[no-any-return]
 
     def invoke(self, context: click.Context) -> Any:
         """Run a verb; an interrupt ends it with its own exit code, where click alone would say 1, as for a failed gate."""
@@ -35,13 +40,40 @@ class _Verbs(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
         """Run the command line; after an interrupt end at once, so that a second one cannot change the exit code."""
+        if args is not None:  # a caller in its own process
+            return super().main(args, *more, **options)
+        interrupts.end_during_imports()
+        from benchlib.core.terminal import open_ended
+
+        sys.stdout, sys.stderr = open_ended(sys.stdout), open_ended(sys.stderr)
         try:
             return super().main(args, *more, **options)
+        except KeyboardInterrupt:  # before click looks after it
+            interrupts.end()
         except SystemExit as ending:
-            if args is None and ending.code == EXIT_INTERRUPTED:  # the program itself and no caller in its process
-                sys.stdout.flush()
+            code = _flushed(ending.code)
+            if code == EXIT_INTERRUPTED:
                 os._exit(EXIT_INTERRUPTED)
-            raise
+            sys.exit(code)
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """Read the words of the command line; click alone would end an interrupt here with 1."""
+        try:
+            return super().make_context(*args, **options)
+        except KeyboardInterrupt:
+            interrupts.end()
+
+
+def _flushed(code: Any) -> Any:
+    """Write out what was printed, and return the exit code: 2 where a full disk took none of it. Python alone would say 120."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would fail once more at the end
+        if not code:
+            click.echo(f"error: the standard output cannot be written: {error.strerror}", err=True)
+        return code or EXIT_USAGE
+    return code
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -279,17 +311,40 @@ def references(metric: str, device: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the whole comparison as JSON.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page that can be shared.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if sides are not comparable.")
+@click.option(
+    "--cost",
+    "prices",
+    multiple=True,
+    metavar="NAME=3.00",
+    help="Compare by price: USD per device hour by run, host or machine, or without names in the order of the sides; "
+    "on-demand or spot takes params/prices.yaml. May be repeated.",
+)
+@click.option(
+    "--deadline", default="", metavar="8h", help="With --cost: which machine is the cheapest within this time?"
+)
 @user_errors
-def compare(sides: tuple[str, ...], all_metrics: bool, as_json: bool, html: Path | None, strict: bool) -> None:
+def compare(
+    sides: tuple[str, ...],
+    all_metrics: bool,
+    as_json: bool,
+    html: Path | None,
+    strict: bool,
+    prices: tuple[str, ...],
+    deadline: str,
+) -> None:
     """Compare runs with the first one. Each side is a run folder, a folder of runs, a report.html or a baseline.
 
-    All complete runs of a folder are one side. Exit code 1: a metric got worse than its benchmark allows.
+    All complete runs of a folder are one side. Exit code 1: a metric got worse than its benchmark allows. With --cost or
+    --deadline machines are compared by time, price and energy instead.
     """
     from benchlib.commands import compare as comparing
 
+    if prices or deadline:
+        comparing.compare_worth(sides, prices, deadline, as_json, html)
+        return
     contrasts, notes = comparing.compare(sides)
     if html:
-        comparing.write_html(contrasts, notes, html)
+        comparing.write_html(comparing.html(contrasts, notes), html)
     if as_json:
         click.echo(comparing.to_json(contrasts, notes))
     else:
@@ -346,6 +401,32 @@ def judge(files: tuple[Path, ...], as_json: bool) -> None:
     from benchlib.commands import judge as judging
 
     sys.exit(judging.judge_files(files, as_json))
+
+
+@main.command()
+@click.option("--engine", required=True, help="What answers: sim, static, continuous.")
+@click.option("--model", help="Hub name, folder, tiny, or llama3-8b-random. [default: tiny, the kit's own]")
+@click.option("--device", help="Where: cpu, cuda, xpu, mps. [default: cpu]")
+@click.option("--precision", help="fp32, bf16 or fp16. [default: fp32]")
+@click.option("--slots", type=click.IntRange(1), help="Queries that are worked on at once. [default: 8]")
+@click.option("--threads", type=click.IntRange(0), help="CPU threads of torch; 0: its own default. [default: 0]")
+@click.option("--fixed-length", is_flag=True, default=None, help="Ignore the end of a text: max_tokens each time.")
+@click.option("--step-ms", type=click.FloatRange(0), help="sim: time of one token. [default: 10]")
+@click.option("--prefill-ms", type=click.FloatRange(0), help="sim: time before the first token. [default: 0]")
+@click.option("--host", help="Address to listen on; any but this machine's own needs a token. [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="0: any free one. [default: 8000]")
+@click.option("--token-file", help="File with the bearer token. [default: the variable BENCHLIB_TOKEN]")
+@click.option("--max-queue", type=click.IntRange(1), help="Open requests; beyond them 429. [default: 4096]")
+@click.option("--max-body", type=click.IntRange(1), help="Bytes of a request; beyond them 413. [default: 4 MiB]")
+@click.option("--drain-s", type=click.FloatRange(0), help="Seconds to finish what it has after SIGTERM. [default: 60]")
+def serve(**options: Any) -> None:
+    """Serve a language model over HTTP, until SIGTERM: a worker for `benchlib run serving --set workers=http://HOST:PORT`.
+
+    It speaks OpenAI's completions with token ids, /health and /metrics.
+    """
+    from benchlib.commands import serve as serving
+
+    serving.serve(options)
 
 
 @main.command()

@@ -3,7 +3,7 @@
 import html
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -14,10 +14,11 @@ from benchlib.core.errors import BackendUnavailable, RunBroken, Stopped, UserErr
 from benchlib.core.files import outputs
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import Verdict
+from benchlib.judge.cost import Worth, judge_worth
 from benchlib.judge.trends import History, judge_history
 from benchlib.launch.plan import plan, prepare, prepare_again
 from benchlib.results.run import Run, find_runs
-from benchlib.results.store import judgement
+from benchlib.results.store import state
 from benchlib.show import notebook
 from benchlib.show.notebook import whole
 
@@ -73,9 +74,11 @@ def execute(run: Run) -> Run:
     raise RunBroken(status["reason"])
 
 
-def judge(run: Run | History) -> Verdict:
-    """Check a run and write its verdict; a history is judged and nothing is written."""
-    return judge_history(run) if isinstance(run, History) else judging.judge(run.path)
+def judge(run: Run | History | Sequence[Worth]) -> Verdict:
+    """Check a run and write its verdict; a history and a comparison by price are judged and nothing is written."""
+    if isinstance(run, Run):
+        return judging.judge(run.path)
+    return judge_history(run) if isinstance(run, History) else judge_worth(run)
 
 
 def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
@@ -87,7 +90,7 @@ def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
 
     from benchlib.show.widgets import headless
 
-    display(verdict_text(verdict, run.status))  # type: ignore[no-untyped-call]
+    display(verdict_text(verdict, run))  # type: ignore[no-untyped-call]
     if not headless():
         display(_places(run))  # type: ignore[no-untyped-call]
     if fail_on_verdict and verdict.verdict == "FAIL":
@@ -107,9 +110,13 @@ def _places(run: Run) -> Any:
     lines = [f"report: {link(path, 'report.html')}", f"run folder: `{run.path.resolve()}`"]
     if run.path.resolve() in {item.resolve() for item in find_runs(store)}:
         lines.insert(1, f"all runs: {link(index.render(store), 'index.html')}")
+    if run.result is None:  # nothing to compare: stopped or broken
+        return Markdown("\n".join(f"- {line}" for line in lines))
     earlier = (item for item in find_runs(store) if item.resolve() != run.path.resolve())
     begin = f"{run.config.benchmark}-{run.config.backend}-"
-    alike = (item for item in earlier if item.name.startswith(begin) and item.parent.name.startswith(run.config.tier))
+    tier = run.config.tier
+    alike = (item for item in earlier if item.name.startswith(begin) and item.parent.name.startswith(tier))
+    alike = (item for item in alike if (item / "result.json").exists())
     other = next((shlex.quote(str(item)) for item in alike), "OTHER_RUN")
     lines.append(f"compare: `benchlib compare {other} {shlex.quote(str(run.path.resolve()))}`")
     return Markdown("\n".join(f"- {line}" for line in lines))
@@ -214,11 +221,11 @@ def reading(run: Run) -> Any:
     return Markdown("\n".join(f"- {sentence}" for sentence in sentences))
 
 
-def verdict_text(verdict: Verdict, status: dict[str, Any] | None = None) -> Any:
-    """Return the verdict as Markdown to display; ``status`` is that of the run's ranks."""
+def verdict_text(verdict: Verdict, run: Run | None = None) -> Any:
+    """Return the verdict of a run, or of a history, as Markdown to display."""
     from IPython.display import Markdown
 
-    word, _ = judgement(verdict.model_dump(), status)
+    word = state(run, verdict.model_dump())[0] if run else verdict.verdict
     return Markdown(f"**{word}**: {html.escape(verdict.sentence)}")
 
 
@@ -243,6 +250,8 @@ def metrics_table(run: Run) -> "pandas.DataFrame":
     """Return the metrics with their interval, count and provenance, one row each."""
     import pandas as pd
 
+    from benchlib.show.digest import interval
+
     if run.result is None:
         raise UserError(f"{run.path} has no result")
     rows = [
@@ -251,7 +260,7 @@ def metrics_table(run: Run) -> "pandas.DataFrame":
             "value": metric.text,
             "n": metric.n,
             "provenance": metric.provenance,
-            "95 % interval": "" if metric.ci_low is None else f"{metric.ci_low:.4g} to {metric.ci_high:.4g}",
+            "95 % interval": interval(metric),
             "note": metric.reason,
         }
         for metric in run.result.metrics

@@ -8,11 +8,14 @@ files change only when a config, a profile or a launcher does.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchlib.config.cluster import load
 from benchlib.config.schema import resolve
 from benchlib.core.files import home, write_text
+from benchlib.launch import services
 from benchlib.launch.launchers import LAUNCHERS
 
 # File: benchmark, tier, backend, and what is set by hand.
@@ -36,10 +39,22 @@ JOBS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "torchx/app.py": ("squad", "smoke", "cpu", {"launcher": "torchx", "cluster": "torchx", "nnodes": 2}),
 }  # fmt: skip
 PYTHON = "python3"
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+# Two nodes with one GPU each, whichever server they run, and the client; the prompts have MLPerf's lengths.
+SERVICES: dict[str, Callable[[], str]] = {
+    "kubernetes/serving-engine.yaml": lambda: services.service("engine", load("serving"), MODEL, 2),
+    "kubernetes/serving-vllm.yaml": lambda: services.service("vllm", load("serving"), MODEL, 2),
+    "kubernetes/serving-client.yaml": lambda: services.client(
+        "serving", load("client"), ["dns+http://benchlib-engine:8000"], "nightly",
+        ["concurrency=64", "max_new=128", "prompt_tokens=870", "ttft_ms=2000", "tpot_ms=100"],
+    ),
+}  # fmt: skip
 
 
 def content(name: str) -> str:
     """Return the text of one example."""
+    if name in SERVICES:
+        return SERVICES[name]()
     benchmark, tier, backend, values = JOBS[name]
     config = resolve(benchmark, tier, backend, values).config
     folder = Path("/outputs/example") / f"{benchmark}-{Path(name).stem}"
@@ -50,7 +65,7 @@ def content(name: str) -> str:
 
 def main() -> None:
     """Write all examples."""
-    for name in JOBS:
+    for name in (*JOBS, *SERVICES):
         path = home() / "deploy" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, content(name))

@@ -5,29 +5,35 @@ The folder holds, by convention:
     __init__.py   the question, as its docstring
     config.py     <Name>Config: the parameters, a subclass of BaseConfig
     run.py        run(config, run_dir, events): what every rank executes
-    judge.py      checks(run, comparison), limits(run), reading(run); where it has them published(run), claims(numbers), refuse(config)
+    judge.py      checks(run, comparison), limits(run), reading(run); where it has them published(run), claims(numbers), refuse(config),
+                  missed(run)
     view.py       VIEW: its key numbers and the words for what it shows (optional)
     figures.py    FIGURES: its pictures by name, in the order of the report (optional)
     tables.py     TABLES: its tables by heading, MORE: of its notebook alone (optional)
+    export.py     read(content, name): a run from a file that an export of its own wrote (optional)
     command.py    command: a verb of its own for the command line (optional)
 
 and whatever else it needs. The name stands in ``NAMES``; a benchmark outside this package joins by an entry point of the
 group ``benchlib.benchmarks`` whose name is its own and whose value is its package. The tiers are ``params/tiers/*.yaml``, the
 notebook is ``notebooks/NN_<name>.ipynb`` (of one from outside: in its own folder). Parts are imported when they are used: the front never loads torch.
+One from outside that cannot be imported costs only the commands that need it.
 """
 
+import contextlib
+import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import home
 
-NAMES = ("machine", "squad", "collectives", "parity")
+NAMES = ("machine", "squad", "collectives", "parity", "inference", "serving", "seq2seq")
 LABELS = {"total_s": "Whole run"}  # of metrics that every benchmark has
 
 
@@ -44,6 +50,13 @@ class View:
     ones, as rows by heading. ``warnings(config, result)`` says what limits the meaning of a result; ``result`` is None
     where the run left none. ``exports`` are formats of the benchmark alone: name, what it is, ``module:function``; see
     ``benchlib.show.exports.Export``.
+
+    ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts
+    items per second over all devices, its unit ``samples/s``, ``tokens/s`` ... Beside it the metrics ``flops_per_s`` and
+    ``power_w`` are read, and two facts: ``epoch_items``, how many items an epoch of the whole work has, and ``paid_devices``,
+    how many are paid for where that is not one for each rank (or node of a CPU backend). ``batch`` are the fields of its config
+    whose product with the ranks is the effective batch, ``ways`` those that change how the work is done and not
+    what is done.
     """
 
     headlines: tuple[str, ...] = ()
@@ -52,6 +65,9 @@ class View:
     tables: Callable[[Any], dict[str, list[dict[str, Any]]]] | None = None
     warnings: Callable[[Any, Any], list[str]] = _nothing
     exports: tuple[tuple[str, str, str], ...] = ()
+    rate: str = ""
+    batch: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ()
 
     def label(self, metric: str) -> str:
         """Return the words for a metric."""
@@ -70,27 +86,57 @@ class Benchmark:
 
     name: str
     package: str
+    joined: bool = False
+
+    @functools.cached_property
+    def fault(self) -> str:
+        """Why a benchmark from outside cannot be loaded, '' where it can: one sentence. Imports what the front needs of it."""
+        try:
+            if self.joined:
+                _ = self.config, self.checks, self.view, self.command
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def _import(self, file: str = "") -> ModuleType:
+        with self._guarded(file):
+            return importlib.import_module(f"{self.package}.{file}" if file else self.package)
+
+    @contextlib.contextmanager
+    def _guarded(self, file: str) -> Iterator[None]:
+        """Raise ``UserError`` for whatever the code of a benchmark from outside raises; errors of the kit's own stay what they are."""
+        try:
+            yield
+        except Exception as error:
+            if not self.joined or isinstance(error, UserError):
+                raise
+            where = f"{self.package}.{file}" if file else self.package
+            raise UserError(
+                f"benchmark {self.name} cannot be loaded, {where}: {type(error).__name__}: {error}; mend or uninstall its package"
+            ) from error
 
     def has(self, file: str) -> bool:
         """Whether the benchmark has such a file. Imports its package only."""
-        return importlib.util.find_spec(f"{self.package}.{file}") is not None
+        with self._guarded(file):
+            return importlib.util.find_spec(f"{self.package}.{file}") is not None
 
     def part(self, file: str, name: str, default: Any = None) -> Any:
         """Return ``name`` of the benchmark's ``file``; ``default``, where one is given, where it has none."""
         if default is not None and not self.has(file):
             return default
-        module = importlib.import_module(f"{self.package}.{file}")
-        return getattr(module, name) if default is None else getattr(module, name, default)
+        module = self._import(file)
+        with self._guarded(file):
+            return getattr(module, name) if default is None else getattr(module, name, default)
 
     @property
     def question(self) -> str:
         """The question that the benchmark answers."""
-        return (importlib.import_module(self.package).__doc__ or self.name).strip().splitlines()[0]
+        return (self._import().__doc__ or self.name).strip().splitlines()[0]
 
     @property
     def notebook(self) -> Path:
         """Its notebook: among those of the checkout, else in its own folder. Raises ``UserError`` where it has none."""
-        folders = (home() / "notebooks", *map(Path, importlib.import_module(self.package).__path__))
+        folders = (home() / "notebooks", *map(Path, self._import().__path__))
         for folder in folders:
             for path in sorted(folder.glob(f"[0-9]*_{self.name}.ipynb")):
                 return path
@@ -137,6 +183,11 @@ class Benchmark:
         return self.part("judge", "refuse", _nothing)  # type: ignore[no-any-return]
 
     @property
+    def missed(self) -> Callable[[Any], Mapping[str, list[str]] | list[Any]]:
+        """``missed(run)``: by parameter, the values that a run did not do; where the user named them, the exit code says so."""
+        return self.part("judge", "missed", _nothing)  # type: ignore[no-any-return]
+
+    @property
     def view(self) -> View:
         """What it shows first, and its words."""
         return self.part("view", "VIEW", View())  # type: ignore[no-any-return]
@@ -165,12 +216,24 @@ class Benchmark:
 def _all() -> dict[str, Benchmark]:
     own = {name: f"{__name__}.{name}" for name in NAMES}
     joined = {entry.name: entry.value for entry in entry_points(group=__name__)}
-    return {name: Benchmark(name, package) for name, package in {**joined, **own}.items()}
+    return {name: Benchmark(name, package, joined=name not in own) for name, package in {**joined, **own}.items()}
 
 
 BENCHMARKS: dict[str, Benchmark] = _all()
 
 
+def loadable() -> list[Benchmark]:
+    """Return the benchmarks that can be loaded, for what takes something from each."""
+    return [benchmark for benchmark in BENCHMARKS.values() if not benchmark.fault]
+
+
+def of_run(name: str) -> Benchmark | None:
+    """Return the benchmark of a stored run; None where this kit does not have it or cannot load it."""
+    benchmark = BENCHMARKS.get(name)
+    return benchmark if benchmark and not benchmark.fault else None
+
+
 def view(benchmark: str) -> View:
     """Return the view of a benchmark by name; of one that this kit does not have an empty one."""
-    return BENCHMARKS[benchmark].view if benchmark in BENCHMARKS else View()
+    own = of_run(benchmark)
+    return own.view if own else View()

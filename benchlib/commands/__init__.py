@@ -9,9 +9,11 @@ from typing import Any
 import click
 
 from benchlib.core.errors import UserError
+from benchlib.core.interrupts import EXIT_INTERRUPTED
+
+__all__ = ["EXIT_INTERRUPTED", "EXIT_USAGE", "OUT", "SET", "user_errors"]
 
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 def user_errors(command: Callable[..., Any]) -> Callable[..., Any]:

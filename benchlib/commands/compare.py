@@ -1,13 +1,11 @@
-"""``benchlib compare``: read the sides, compare each with the first, show it in the terminal, as JSON or as a page."""
+"""``benchlib compare``: read the sides, compare each with the first or all by price, show it in the terminal, as JSON or as a page."""
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
+import click
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -18,9 +16,11 @@ from benchlib.core.terminal import console as terminal_console
 from benchlib.core.text import quantity
 from benchlib.judge.checks import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.judge.compare import Argument, Contrast, Factor, Row, contrast, read_argument
-from benchlib.show import markup
+from benchlib.judge.cost import Worth, parse_deadline, worth
+from benchlib.judge.machines import priced, read_machines
+from benchlib.judge.prices import parse
+from benchlib.show import cost, markup
 
-TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 COLOURS = {"regression": "bold red", "worse": "red", "better": "green", "undecided": "yellow", "differs": "yellow"}
 TONES = {"regression": "bad", "worse": "warn", "better": "good", "undecided": "warn", "differs": "warn"}
 MARKS = {
@@ -40,6 +40,7 @@ STAR = (
 )
 _TERMINAL = {"bad": "bold red", "warn": "bold yellow", "good": "bold green", "calm": "bold"}
 _WIDE = 130  # columns that the whole table takes
+_FIRST, _EACH = 26, 26  # columns of a table by price: names, each machine
 _WIDTH = 150  # where the output is no terminal, which would fold at 80
 
 
@@ -99,7 +100,7 @@ def change_text(row: Row) -> str:
 
 
 def interval_text(row: Row) -> str:
-    """Write the 98 % interval; '' where one number on each side gives none."""
+    """Write the 98 % interval; '' where too few samples give none."""
     if row.low is None or row.high is None or row.basis == "none":
         return ""
     if row.kind == "ratio":
@@ -150,7 +151,7 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
         console.width = _WIDTH
     for item in contrasts:
         reference, other = side_text(item)
-        console.print(f"[bold]{escape(item.benchmark)}, {escape(item.tier)}[/]", soft_wrap=True)
+        console.print(f"[bold]{escape(item.heading)}[/]", soft_wrap=True)
         verdicts = [", ".join(dict.fromkeys(side.verdicts)) for side in (item.reference, item.other)]
         for side, name, verdict, machines in (
             ("reference", reference, verdicts[0], item.reference.machines),
@@ -208,29 +209,90 @@ def _factor_table(factors: Sequence[Factor]) -> Table:
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
     """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([TEMPLATES, TEMPLATES / "report"]),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "signs": markup.signs, "change": change_text, "interval": interval_text, "band": band_text, "word": word_text,
-    }  # fmt: skip
-    environment.globals["star_note"] = star_note
-    style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
-    page = environment.get_template("compare.html.j2").render(
-        contrasts=[(item, *side_text(item)) for item in contrasts], notes=notes, style=style, tones=TONES, marks=MARKS
-    )
-    return re.sub(r"\n{2,}", "\n", page)
+    filters = {"change": change_text, "interval": interval_text, "band": band_text, "word": word_text}
+    sides = [(item, *side_text(item)) for item in contrasts]
+    looks = {"star_note": star_note, "tones": TONES, "marks": MARKS}
+    return markup.page("compare.html.j2", filters, contrasts=sides, notes=notes, **looks)
 
 
-def write_html(contrasts: Sequence[Contrast], notes: Sequence[str], path: Path) -> None:
-    """Write the page; a folder that is not there or a place that cannot be written is a ``UserError``."""
+def write_html(page: str, path: Path) -> None:
+    """Write a page; a folder that is not there or a place that cannot be written is a ``UserError``."""
     if not path.parent.is_dir():
         raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
     try:
         with output_path(path) as temporary:
-            temporary.write_text(html(contrasts, notes), encoding="utf-8", errors="replace")
+            temporary.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def worths(sides: Sequence[str], prices: Sequence[str], deadline: str) -> tuple[list[Worth], list[str]]:
+    """Compare machines by price, benchmark by benchmark; return that and notes on what was excluded.
+
+    Raises ``UserError`` for prices or a deadline that cannot be, before any run is read, and for runs without a rate.
+    """
+    asked, deadline_s = parse(prices), parse_deadline(deadline) if deadline else None
+    compared, notes = read_machines(sides)
+    return [worth(priced(machines, asked), deadline_s) for machines in compared.values()], notes
+
+
+def compare_worth(sides: Sequence[str], prices: Sequence[str], deadline: str, as_json: bool, html: Path | None) -> None:
+    """Compare by price and show it, as the command line asks for it."""
+    items, notes = worths(sides, prices, deadline)
+    if html:
+        write_html(cost.page(items, notes), html)
+    if as_json:
+        click.echo(worth_json(items, notes))
+    else:
+        show_worth(items, notes)
+    if html:
+        click.echo(f"page: {html}", err=as_json)
+
+
+def worth_json(items: Sequence[Worth], notes: Sequence[str]) -> str:
+    """Return the comparison by price as JSON."""
+    content = {"schema_version": 1, "worth": [item.model_dump(mode="json") for item in items], "notes": list(notes)}
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
+    """Print the comparison by price: the answers, then the table, as many machines side by side as the terminal takes."""
+    console = terminal_console()
+    if not console.is_terminal:
+        console.width = _WIDTH
+    for item in items:
+        console.print(f"[bold]{escape(item.benchmark)}, {escape(item.tier)}[/]")
+        for answer in item.answers:
+            colour = "dim" if answer.certain is None else "green" if answer.certain else "yellow"
+            console.print(f"\n[bold {colour}]{escape(answer.question)}[/] {escape(answer.sentence)}")
+        beside = max(1, (console.width - _FIRST) // _EACH)
+        for start in range(0, len(item.machines), beside):
+            console.print()
+            console.print(_worth_table(item, range(start, min(start + beside, len(item.machines)))))
+        for difference in item.differences:
+            values = " / ".join(difference.values)
+            console.print(f"[yellow]The work differs in {escape(difference.name)}: {escape(values)}[/]")
+        for words in item.notes:
+            console.print(f"[dim]{escape(words)}[/]")
+        console.print()
+    for words in notes:
+        console.print(f"[yellow]{escape(words)}[/]", soft_wrap=True)
+
+
+def _worth_table(item: Worth, shown: range) -> Table:
+    heads = [Column(escape(item.machines[index].label), justify="right", overflow="fold") for index in shown]
+    table = Table(Column("", overflow="fold"), *heads, box=None, padding=(0, 2, 0, 0), header_style="bold")
+    machines = [item.machines[index] for index in shown]
+    rows = [
+        ("Price (USD per device hour)", [cost.Cell("", quantity(machine.usd_per_device_hour), machine.price_from) for machine in machines]),
+        ("Devices", [cost.Cell("", str(machine.devices), machine.device) for machine in machines]),
+        *((cost.row_text(row), [cost.cell(row, index) for index in shown]) for row in item.rows),
+    ]  # fmt: skip
+    for name, cells in rows:
+        looks = [{"✓": "bold green", "≈": "yellow"}.get(cell.mark, "none") for cell in cells]
+        words = [
+            f"[{look}]{escape(f'{cell.mark} {cell.value}'.strip())}[/]\n[dim]{escape(cell.below)}[/]"
+            for look, cell in zip(looks, cells, strict=True)
+        ]
+        table.add_row(escape(name), *words)
+    return table

@@ -19,7 +19,7 @@ from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.core.files import PACKAGE, outputs
 from benchlib.core.machine import BACKENDS, cpu_model, probe_devices, usable_cores, versions
-from benchlib.core.text import band_text, day, quantity
+from benchlib.core.text import band_text, day, duration, quantity
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
@@ -51,17 +51,27 @@ def _notebook(benchmark: Benchmark) -> str:
         return "none"
 
 
+def budget_s(tier: dict[str, Any]) -> float:
+    """Return the seconds that the benchmarks of a tier, one after the other, may take by their budgets."""
+    every = tier.get("all", {})
+    values = [(every | (tier[name] or {})).get("budget_s") for name in BENCHMARKS if name in tier]
+    return float(sum(value for value in values if value))
+
+
 def show_kit() -> None:
     """Print benchmarks, tiers, backends and clusters."""
     table = _table("benchmark", "question", "tiers", "notebook")
     tiers = {name: read_params("tiers", name) for name in tier_names()}
     for benchmark in BENCHMARKS.values():
+        if benchmark.fault:
+            table.add_row(benchmark.name, f"[red]not loadable[/]: {escape(benchmark.fault)}", "", "")
+            continue
         has = ", ".join(name for name, content in tiers.items() if benchmark.name in content)
         table.add_row(benchmark.name, benchmark.question, has, _notebook(benchmark))
     console.print(table)
-    table = _table("tier", "what it is")
+    table = _table("tier", "what it is", "time budget of all its benchmarks")
     for name, content in tiers.items():
-        table.add_row(name, content.get("description", ""))
+        table.add_row(name, content.get("description", ""), f"at most {duration(budget_s(content))}")
     console.print(table)
     table = _table("backend", "what it is", "needs")
     for backend in BACKENDS.values():
@@ -95,7 +105,7 @@ def show_runs(out: Path | None) -> None:
 
 def _key_number(run: StoredRun, room: int) -> str:
     """Return the first key number that fits; a value without a unit has its label."""
-    texts = (value if " " in value else f"{label} {value}" for label, value in index.row(run).numbers)
+    texts = (value if " " in value else f"{label} {value}" for label, value in index.row(run, None).numbers)
     return next((text for text in map(terminal.one_line, texts) if len(text) <= room), "")
 
 
@@ -201,12 +211,12 @@ def show_baseline(key: str) -> None:
     console.print(table)
 
 
-def _of_all_runs(baseline: baselines.Baseline, metric: Metric, known: Spread | None) -> tuple[str, str]:
+def _of_all_runs(baseline: baselines.Baseline, metric: Metric, calibrated: Spread | None) -> tuple[str, str]:
     """Return a metric's value over all accepted runs and its A/A band, as texts."""
     side = baseline.side(metric.name)
     if side is None or not side.runs or min(map(min, side.runs)) <= 0:
         return metric.text, ""
-    spread = change(side.runs, side.runs, known=known).spread
+    spread = change(side.runs, side.runs, calibrated=calibrated).spread
     return side.text("ratio"), band_text(spread.band(), "ratio") if spread else ""
 
 
@@ -328,15 +338,15 @@ def examine() -> list[Finding]:
     return [*findings, *_data(), _space()]
 
 
-def _backend(name: str, found: dict[str, Any]) -> Finding:
-    if found.get("available"):
-        names = ", ".join(dict.fromkeys(found.get("names", []))) or "ready"
-        return Finding(f"backend {name}", True, f"{found.get('count', 1)} x {names}" if name != "cpu" else names)
+def _backend(name: str, probed: dict[str, Any]) -> Finding:
+    if probed.get("available"):
+        names = ", ".join(dict.fromkeys(probed.get("names", []))) or "ready"
+        return Finding(f"backend {name}", True, f"{probed.get('count', 1)} x {names}" if name != "cpu" else names)
     return Finding(
         f"backend {name}",
         False,
         # The reason ends with what to install.
-        str(found.get("reason") or f"torch does not report it: {BACKENDS[name].install}"),
+        str(probed.get("reason") or f"torch does not report it: {BACKENDS[name].install}"),
         needed=name == "cpu",
     )
 

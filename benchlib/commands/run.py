@@ -21,10 +21,10 @@ from rich.table import Column, Table
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands import EXIT_INTERRUPTED
 from benchlib.config import cluster as clusters
-from benchlib.core import terminal
+from benchlib.core import run_folder, terminal
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, Progress
-from benchlib.core.files import outputs
+from benchlib.core.files import outputs, read_object
 from benchlib.core.interrupts import Interrupts
 from benchlib.core.text import quantity
 from benchlib.judge import baselines
@@ -34,14 +34,15 @@ from benchlib.judge.regression import RunRecord, save_repeats
 from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.plan import Plan, prepare
 from benchlib.results.run import Run, find_runs, run_path, tolerant
-from benchlib.results.store import judgement
+from benchlib.results.store import state
 from benchlib.show.digest import cards
 from benchlib.show.headless import execute
 
 console = terminal.console(least_width=120)
 LINE_EVERY_S = 10.0  # between progress lines where the output is not a terminal
 YEAR_S = 365 * 86400.0
-NOTEBOOK_S = 60.0  # for the notebook beside its ranks: kernel, judgement, pictures
+NOTEBOOK_S = 60.0  # for the notebook after its ranks were ended, while it computes: judgement, pictures
+ENDING_S = 2.0  # for it to learn that they were
 SETTLE_S = 20.0  # for the supervisor to write how the ranks ended, after the notebook has gone
 NARROW = 100  # columns; below, a limit stands behind the result instead of in a column of its own
 COLOURS = {
@@ -105,8 +106,8 @@ def show_plan(planned: Plan, out: Path | None) -> None:
         console.print(content, markup=False, highlight=False, soft_wrap=True)
     console.print(f"\n[bold]expected work[/]\n  {escape(config.expected_work())}")
     console.print(
-        f"  ends by itself within {config.budget_s:.0f} s; is ended after {config.hard_limit_s:.0f} s at the latest, its notebook "
-        f"after {config.hard_limit_s + NOTEBOOK_S:.0f} s\n"
+        f"  ends by itself within {config.budget_s:.0f} s; is ended after {config.hard_limit_s:.0f} s at the latest; a notebook that "
+        f"still draws gets {NOTEBOOK_S:.0f} s more\n"
     )
 
 
@@ -183,14 +184,25 @@ def _run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord], interrupts:
     console.print(
         f"[bold]{config.benchmark}[/]  tier {config.tier}  backend {config.backend}  {config.world_size} rank{'s' * (config.world_size > 1)}  [dim]{shown(run_dir)}[/]"
     )
+    with run_folder.attended(run_dir):
+        return _finished(planned, run_dir, began, interrupts)
+
+
+def _finished(planned: Plan, run_dir: Path, began: float, interrupts: Interrupts) -> Outcome:
+    """Execute, judge and report a run whose folder is there."""
     if planned.unavailable:
         judging.mark_skipped(Run(run_dir), planned.unavailable)
     else:
+        late = ""
         try:
-            _execute(planned, run_dir, interrupts)
+            late = _execute(planned, run_dir, interrupts)
         finally:
             settled(run_dir)
-        if interrupts.seen and not (run_dir / "status.json").exists() and not judging.is_running(run_dir):
+        if late:
+            from benchlib.launch.launch import blame_notebook
+
+            blame_notebook(run_dir, late)
+        if interrupts.seen and not (run_dir / "status.json").exists() and not run_folder.is_running(run_dir):
             from benchlib.launch.launch import write_stopped
 
             write_stopped(run_dir, began)
@@ -202,14 +214,20 @@ def _run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord], interrupts:
         summarise(run_dir, verdict, None)
         raise
     summarise(run_dir, verdict, report)
-    return Outcome(run_dir, verdict, interrupts.seen, _missed(planned, verdict))
+    return Outcome(run_dir, verdict, interrupts.seen, _missed(planned, run_dir, verdict))
 
 
-def _missed(planned: Plan, verdict: Verdict) -> bool:
+def _missed(planned: Plan, run_dir: Path, verdict: Verdict) -> bool:
     """Whether the user named what was skipped. A tier may skip what it chose, but not a backend that was named."""
-    if verdict.verdict != "SKIPPED" or verdict.elsewhere:
+    if verdict.broken or verdict.elsewhere:
         return False
-    return not planned.of_tier or (planned.backend_named and not verdict.checks)
+    if verdict.verdict == "SKIPPED" and (not planned.of_tier or (planned.backend_named and not verdict.checks)):
+        return True
+    missed = dict(BENCHMARKS[planned.config.benchmark].missed(Run(run_dir)))
+    named = [f"{name} {value}" for name, values in missed.items() if planned.set_by_hand(name) for value in values]
+    if named:
+        console.print(f"[yellow]skipped although named[/]  {escape(', '.join(named))}: exit code 3\n", soft_wrap=True)
+    return bool(named)
 
 
 def _record(run_dir: Path) -> RunRecord:
@@ -222,8 +240,8 @@ def _worst(codes: list[int]) -> int:
     return max(codes, key=order.index, default=EXIT_PASS)
 
 
-def _execute(planned: Plan, run_dir: Path, interrupts: Interrupts) -> None:
-    """Execute the notebook of a run until its end, its limit or an interrupt."""
+def _execute(planned: Plan, run_dir: Path, interrupts: Interrupts) -> str:
+    """Execute the notebook of a run until its end, its limit or an interrupt; return what to say of one that had to be killed."""
     config = planned.config
     path = BENCHMARKS[config.benchmark].notebook
     # The notebook reads config.json in the run folder; tier and backend are what a reader of its copy wants to see.
@@ -233,15 +251,17 @@ def _execute(planned: Plan, run_dir: Path, interrupts: Interrupts) -> None:
     try:
         # A job elsewhere may wait in a queue first; 0 is a queue without a limit.
         queue_s = clusters.load(config.cluster).queue_s or YEAR_S if config.launcher in clusters.ELSEWHERE else 0.0
-        limit_s = config.hard_limit_s + NOTEBOOK_S + queue_s
+        limit_s = config.hard_limit_s + queue_s + ENDING_S
         with interrupts.allowed():
-            execute(path, run_dir / "notebook.ipynb", parameters, limit_s)
+            execute(path, run_dir / "notebook.ipynb", parameters, limit_s, NOTEBOOK_S)
     except KeyboardInterrupt:
         console.print("[yellow]stopping[/]  the ranks are ended and the report is written, which takes some seconds")
     except Exception as error:  # a failing cell, a dead kernel, a timeout: the verdict names it, the report shows it
         judging.mark_notebook_error(run_dir, error)
+        return str(error) if isinstance(error, TimeoutError) else ""
     finally:
         display.stop()
+    return ""
 
 
 def settled(run_dir: Path) -> None:
@@ -249,7 +269,7 @@ def settled(run_dir: Path) -> None:
     from benchlib.launch.launch import settle
 
     end = time.monotonic() + SETTLE_S
-    while time.monotonic() < end and not (run_dir / "status.json").exists() and judging.is_running(run_dir):
+    while time.monotonic() < end and not (run_dir / "status.json").exists() and run_folder.is_running(run_dir):
         time.sleep(0.1)
     with contextlib.suppress(UserError):  # a damaged status.json: the verdict says so
         settle(run_dir)
@@ -383,9 +403,8 @@ def _key_numbers(run_dir: Path) -> str:
 
 
 def _word(run_dir: Path, verdict: Verdict) -> str:
-    """Return the word for a run in its colour: its verdict, or BROKEN or STOPPED."""
-    status = tolerant(Run(run_dir), [])(lambda: Run(run_dir).status)  # a damaged one is in the verdict already
-    word, _ = judgement(verdict.model_dump(), status)
+    """Return the word for a run in its colour: its verdict, or BROKEN, STOPPED or DAMAGED."""
+    word, *_ = state(Run(run_dir), verdict.model_dump())
     return f"[{COLOURS.get(verdict.verdict, 'white')}]{word}[/]"
 
 
@@ -415,14 +434,23 @@ def report_all(runs: Iterable[Path], out: Path | None) -> int:
     return max(codes)
 
 
+def _require_benchmark(run: Run) -> None:
+    """Raise ``UserError`` for a run whose benchmark is not here: what cannot be judged is not called broken."""
+    values = tolerant(run, [])(lambda: read_object(run.path / "config.json", {"benchmark": str}))
+    own = BENCHMARKS.get(values["benchmark"]) if values else None
+    if own and own.fault:
+        raise UserError(own.fault)
+
+
 def _report(run_dir: Path) -> int:
     """Judge and render one run; return the exit code."""
     try:
         run = Run(run_dir)
         if not run.recognised:
             raise UserError("not a run folder of benchlib: nothing is written there")
-        if judging.is_running(run_dir):
-            console.print(f"{shown(run_dir)}: still running, nothing changed", soft_wrap=True)
+        _require_benchmark(run)
+        if run_folder.at_work(run_dir):
+            console.print(f"RUNNING  {shown(run_dir)}: still going on, nothing changed", soft_wrap=True)
             return EXIT_PASS
         settled(run_dir)
         verdict = judging.judged(Run(run_dir))

@@ -146,6 +146,11 @@ class Kubernetes(Node):
     claim_path: str = Field("/outputs", pattern=MOUNT, description="where pods mount the claim")
     data_claim: str = Field("", pattern=NAME_OR_NONE, description="volume claim with data sets and models; '': none")
     data_path: str = Field("/data", pattern=MOUNT, description="where pods mount the data claim; HF_HOME lies there")
+    token_secret: str = Field(
+        "",
+        pattern=NAME_OR_NONE,
+        description="secret whose key `token` the workers of a service ask for; '': serving has none",
+    )
     host_network: bool = Field(False, description="pods use the node's network: for RDMA without a device plug-in")
     groups: tuple[Group, ...] = Field((), description="kinds of nodes; none: all nodes are as described here")
 
@@ -159,8 +164,8 @@ class Kubernetes(Node):
 
     @model_validator(mode="after")
     def _paths_differ(self) -> "Kubernetes":
-        one, other = f"{self.claim_path}/", f"{self.data_path}/"
-        if self.data_claim and (one.startswith(other) or other.startswith(one)):
+        entry, other = f"{self.claim_path}/", f"{self.data_path}/"
+        if self.data_claim and (entry.startswith(other) or other.startswith(entry)):
             raise ValueError(f"claim_path {self.claim_path} and data_path {self.data_path} lie in each other")
         return self
 

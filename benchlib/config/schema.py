@@ -92,6 +92,21 @@ class BaseConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
+    def _choices_of_numbers_from_text(cls, values: Any) -> Any:
+        # Of the command line come texts; pydantic reads them as numbers, but not in a Literal.
+        if isinstance(values, dict):
+            for name, value in values.items():
+                field = cls.model_fields.get(name)
+                choices = (
+                    typing.get_args(field.annotation)
+                    if field and typing.get_origin(field.annotation) is Literal
+                    else ()
+                )
+                values = {**values, name: next((choice for choice in choices if str(choice) == value), value)}
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
     def _mpi_starts_its_own_ranks(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("collective") == "mpi":
             return {"launcher": "mpirun", **values}
@@ -445,15 +460,20 @@ def changes(config: BaseConfig, origins: Mapping[str, str]) -> list[tuple[str, s
     ]
 
 
-def command(config: BaseConfig) -> str:
-    """Return the command line that runs the same config again, with every value that its tier and backend do not give."""
+def command(config: BaseConfig, ranks: bool = True) -> str:
+    """Return the command line that runs the same config again, with every value that its tier and backend do not give.
+
+    ``ranks`` states their number even where it was chosen by itself: the devices of another machine may be others.
+    """
     words = ["benchlib", "run", config.benchmark, "--tier", config.tier, "--backend", config.backend]
     try:
         usual: BaseConfig = resolve(config.benchmark, config.tier, config.backend).config
     except UserError:  # the tier's file changed or went away: then everything that is not a default is written out
         usual = config_class(config.benchmark)(benchmark=config.benchmark)
     for name, value in config.model_dump(mode="json").items():
-        if name not in ("benchmark", "tier", "backend") and (value != getattr(usual, name) or name == "nproc"):
+        if name not in ("benchmark", "tier", "backend") and (
+            value != getattr(usual, name) or (ranks and name == "nproc")
+        ):
             words += ["--set", f"{name}={_written(value)}"]
     return shlex.join(words)
 

@@ -260,12 +260,12 @@ def read_model(path: Path | str, model: type[Model], what: str, known_schema: in
         raise UserError(f"{path}: not {what} ({where + ': ' if where else ''}{first['msg']})") from None
 
 
-def check_schema(path: Path | str, value: Any, known: int) -> None:
+def check_schema(path: Path | str, value: Any, newest: int) -> None:
     """Raise ``UserError`` for an object whose ``schema_version`` a later benchlib wrote."""
     version = value.get("schema_version", 1) if isinstance(value, dict) else 1
-    if isinstance(version, int) and version > known:
+    if isinstance(version, int) and version > newest:
         raise UserError(
-            f"{path}: written by a later benchlib (schema {version}, this one reads up to {known}): update benchlib"
+            f"{path}: written by a later benchlib (schema {version}, this one reads up to {newest}): update benchlib"
         )
 
 

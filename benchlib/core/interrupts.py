@@ -1,13 +1,40 @@
 """Ctrl+C, SIGTERM and SIGHUP while something goes on that has to be ended in order."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
+EXIT_INTERRUPTED = 130
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def end() -> NoReturn:
+    """End this program as interrupted, at once and in one line; only for a moment with nothing to clear up."""
+    with contextlib.suppress(OSError):
+        os.write(2, b"Stopped by the user\n")
+    os._exit(EXIT_INTERRUPTED)
+
+
+def end_during_imports() -> None:
+    """Let Ctrl+C end this program while a module is imported, else raise ``KeyboardInterrupt``.
+
+    An import has nothing to clear up, and what it makes of an exception is no one's to say: libraries print pages of it, turn it
+    into an ``ImportError`` or swallow it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the program was told to ignore it
+        signal.signal(signal.SIGINT, _end_or_raise)
+
+
+def _end_or_raise(_number: int, frame: Any) -> None:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            end()
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 class Interrupts:

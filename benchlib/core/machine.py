@@ -3,6 +3,7 @@ it is asked for its devices in a process of its own."""
 
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -205,8 +206,14 @@ def _nvidia(path: Path, library: ModuleType | Any | None) -> str:
 def probe_devices() -> dict[str, Any]:
     """Ask torch, in a process of its own, which backends it has; see ``benchlib.runtime.devices.probe`` for the answer.
 
-    Raises ``UserError`` where torch cannot be loaded, with what it said.
+    Where torch is not installed there is the CPU, for work that needs no torch. Raises ``UserError`` where it cannot be
+    loaded, with what it said.
     """
+    if importlib.util.find_spec("torch") is None:
+        why = "torch is not installed: a client of servers needs none, everything else does"
+        missing = {name: {"available": False, "count": 0, "names": [], "reason": why} for name in BACKENDS}
+        here = {"available": True, "count": 1, "names": ["cpu"], "reason": "", "lacks": {}}
+        return {"backends": missing | {"cpu": here}, "versions": {}, "libraries": {}}
     command = [sys.executable, "-m", "benchlib.runtime.worker", "--probe"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)

@@ -2,24 +2,29 @@
 
 One launch at a time works in a run folder, from before its first file until its supervisor has ended. It holds a lock of the
 operating system on ``RUN_DIR/.lock``, which is free again when its process dies, however it dies, and which depends neither on
-process ids nor on clocks.
+process ids nor on clocks. The command line holds a second one, ``RUN_DIR/.front.lock``, until the run has its report.
 
 ``files.json`` has size and SHA-256 of what was measured, so that later damage is seen: a cut ``events-rank0.jsonl`` is still a
 list of complete lines, and cut predictions may still be JSON. Notebook, verdict and report are not in it: they can be made again.
 """
 
+import contextlib
 import fnmatch
 import hashlib
 import os
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
+from benchlib.core.events import read_events
 from benchlib.core.files import not_written, read_bytes, read_object, sha256, write_json
 
 LOCK = ".lock"
+FRONT = ".front.lock"
+HEARTBEAT_S = 10.0  # the supervisor writes what its sensors say every second
 TRY_S = 0.5  # ``claimed`` holds the lock for a moment as well
 FILES = "files.json"
 _MAGIC = b"PAR1"  # begins and ends a Parquet file
@@ -27,14 +32,14 @@ GROWING = "events-*.jsonl"  # an event may follow the list; what stood before it
 KEPT = ("config.json", "machine.json", "job.json", "status.json", "result.json", "samples.parquet", "predictions.json")
 
 
-def claim(run_dir: Path | str) -> int:
+def claim(run_dir: Path | str, lock: str = LOCK) -> int:
     """Claim a run folder and return the descriptor that holds it until it is closed, in all who inherited it.
 
     Raises ``UserError`` where another process works in the folder, ``StorageError`` where nothing can be written.
     """
     import fcntl
 
-    path = Path(run_dir) / LOCK
+    path = Path(run_dir) / lock
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
@@ -48,19 +53,48 @@ def claim(run_dir: Path | str) -> int:
             if time.monotonic() > end:
                 os.close(descriptor)
                 raise UserError(
-                    f"{run_dir} is in use: another process works on this run; wait for its end or take a new folder"
+                    f"{run_dir} is in use: another process works on this run; wait for its end, or start another run"
                 ) from None
             time.sleep(0.02)
         except OSError:  # a file system without locks: only the files of an earlier launch tell of it
             return descriptor
 
 
-def claimed(run_dir: Path | str) -> bool | None:
+@contextlib.contextmanager
+def attended(run_dir: Path) -> Iterator[None]:
+    """Hold a run folder for the block: before its ranks start and after they end it is still at work for all others."""
+    held = claim(run_dir, FRONT)
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
+def at_work(run_dir: Path | str) -> bool:
+    """Whether somebody works on a run: its ranks or its front. Where locks tell nothing, whether its supervisor still writes."""
+    held = [claimed(run_dir, lock) for lock in (LOCK, FRONT)]
+    return True in held or (False not in held and _beats(run_dir))
+
+
+def is_running(run_dir: Path | str) -> bool:
+    """Whether the ranks of a run folder are at work, or their supervisor still writes how they ended."""
+    held = claimed(run_dir)
+    return _beats(run_dir) if held is None else held
+
+
+def _beats(run_dir: Path | str) -> bool:
+    if (Path(run_dir) / "status.json").exists():
+        return False
+    events = read_events(run_dir)
+    return bool(events) and abs(time.time() - events[-1]["t"]) < HEARTBEAT_S
+
+
+def claimed(run_dir: Path | str, lock: str = LOCK) -> bool | None:
     """Whether a process works in a run folder; None where that is unknown (never claimed, or a file system without locks)."""
     import fcntl
 
     try:
-        descriptor = os.open(Path(run_dir) / LOCK, os.O_RDONLY)
+        descriptor = os.open(Path(run_dir) / lock, os.O_RDONLY)
     except OSError:
         return None
     try:
@@ -113,23 +147,6 @@ def _fault(run_dir: Path, name: str, wanted: Any, manifest: Path) -> str:
         data = data[:size]
     if len(data) > size or hashlib.sha256(data).hexdigest() != wanted.get("sha256"):
         return f"{name} was altered after the run"
-    return ""
-
-
-def size_fault(folder: str, manifest: dict[str, Any]) -> str:
-    """Return the first file that is missing or has another size than in ``files.json``; '' where sizes agree.
-
-    For lists of thousands of runs: it opens none of the files, and leaves the growing ones to :func:`file_faults`.
-    """
-    for name, wanted in manifest["files"].items():
-        if name not in KEPT:
-            continue
-        try:
-            size = os.stat(f"{folder}/{name}").st_size
-        except FileNotFoundError:
-            return f"{name} is missing"
-        if size != wanted["bytes"]:
-            return f"{name} has {size:,} bytes, {wanted['bytes']:,} when the run ended"
     return ""
 
 

@@ -8,13 +8,15 @@ from constants. Legend of the names:
 - ``load_1m`` runnable processes of the machine, mean of a minute
 - of the devices that the run uses (of the processor package for the backend cpu): ``power_w`` sum,
   ``energy_j`` sum of the hardware's own counters, ``temperature_c`` highest, ``utilization_percent`` mean,
-  ``device_memory_bytes`` sum of what is in use, by whomever
+  ``device_memory_bytes`` sum of what is in use, by whomever; ``devices`` has the same of each device, in the order of
+  the ranks of this machine (none for the processor)
 - ``energy_integrated_j`` trapezoids over the ``power_w`` readings since the first one: derived, not a counter
 """
 
 import contextlib
 import importlib
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,15 +27,25 @@ import psutil
 
 from benchlib.core.machine import BACKENDS
 
-DEVICE_NAMES = ("power_w", "energy_j", "temperature_c", "utilization_percent", "device_memory_bytes")
+COMBINED: dict[str, Callable[[list[float]], float]] = {
+    "power_w": sum,
+    "energy_j": sum,
+    "temperature_c": max,
+    "utilization_percent": statistics.fmean,
+    "device_memory_bytes": sum,
+}
+DEVICE_NAMES = tuple(COMBINED)
 POWERCAP = Path("/sys/class/powercap")
 
 
-class Source(Protocol):
-    """Reads the devices of one kind. ``read`` returns a value or the reason of its absence for each device name."""
+Reading = dict[str, float | str]  # all of DEVICE_NAMES: a number, or a text that says why there is none
 
-    def read(self) -> dict[str, float | str]:
-        """Return all of ``DEVICE_NAMES``: a number, or a text that says why there is none."""
+
+class Source(Protocol):
+    """Reads the devices of one kind."""
+
+    def read(self) -> list[Reading]:
+        """Return the reading of each device."""
         ...
 
     def close(self) -> None:
@@ -48,15 +60,26 @@ def _visible(backend: str, count: int) -> list[str]:
     return (names or [str(index) for index in range(count)])[:count]
 
 
-def _each(handles: Sequence[Any], ask: Callable[[Any], float], combine: Callable[[list[float]], float]) -> float | str:
-    try:
-        return combine([float(ask(handle)) for handle in handles])
-    except Exception as error:  # each library has its own family of errors; all mean that the device gives no value
-        return str(error) or type(error).__name__
+def _asked(handle: Any, questions: dict[str, Callable[[Any], Any]]) -> Reading:
+    reading: Reading = {}
+    for name, ask in questions.items():
+        try:
+            reading[name] = float(ask(handle))
+        except Exception as error:  # each library has its own family of errors; all mean that the device gives no value
+            reading[name] = str(error) or type(error).__name__
+    return reading
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _together(readings: list[Reading]) -> Reading:
+    """Return the reading of all devices together; where one gives no value there is none, and the reason names it."""
+    if len(readings) == 1:
+        return readings[0]
+    result: Reading = dict.fromkeys(DEVICE_NAMES, "no device is visible")
+    for name, combine in COMBINED.items() if readings else ():
+        values = [reading[name] for reading in readings]
+        missing = [f"device {number}: {value}" for number, value in enumerate(values) if isinstance(value, str)]
+        result[name] = missing[0] if missing else combine([float(value) for value in values])
+    return result
 
 
 class Nvml:
@@ -72,18 +95,17 @@ class Nvml:
             return self.library.nvmlDeviceGetHandleByIndex(int(name))
         return self.library.nvmlDeviceGetHandleByUUID(name)
 
-    def read(self) -> dict[str, float | str]:
+    def read(self) -> list[Reading]:
         """Power comes in mW, energy in mJ since the driver was loaded."""
         nv = self.library
-        return {
-            "power_w": _each(self.handles, lambda h: nv.nvmlDeviceGetPowerUsage(h) / 1e3, sum),
-            "energy_j": _each(self.handles, lambda h: nv.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3, sum),
-            "temperature_c": _each(
-                self.handles, lambda h: nv.nvmlDeviceGetTemperature(h, nv.NVML_TEMPERATURE_GPU), max
-            ),
-            "utilization_percent": _each(self.handles, lambda h: nv.nvmlDeviceGetUtilizationRates(h).gpu, _mean),
-            "device_memory_bytes": _each(self.handles, lambda h: nv.nvmlDeviceGetMemoryInfo(h).used, sum),
+        questions: dict[str, Callable[[Any], Any]] = {
+            "power_w": lambda h: nv.nvmlDeviceGetPowerUsage(h) / 1e3,
+            "energy_j": lambda h: nv.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3,
+            "temperature_c": lambda h: nv.nvmlDeviceGetTemperature(h, nv.NVML_TEMPERATURE_GPU),
+            "utilization_percent": lambda h: nv.nvmlDeviceGetUtilizationRates(h).gpu,
+            "device_memory_bytes": lambda h: nv.nvmlDeviceGetMemoryInfo(h).used,
         }
+        return [_asked(handle, questions) for handle in self.handles]
 
     def close(self) -> None:
         """Shut NVML down."""
@@ -118,16 +140,16 @@ class Amdsmi:
     def _memory_bytes(self, handle: Any) -> float:
         return float(self.library.amdsmi_get_gpu_memory_usage(handle, self.library.AmdSmiMemoryType.VRAM))
 
-    def read(self) -> dict[str, float | str]:
+    def read(self) -> list[Reading]:
         """Temperatures are those of the hot spot."""
-        smi = self.library
-        return {
-            "power_w": _each(self.handles, self._power_w, sum),
-            "energy_j": _each(self.handles, self._energy_j, sum),
-            "temperature_c": _each(self.handles, self._temperature_c, max),
-            "utilization_percent": _each(self.handles, lambda h: smi.amdsmi_get_gpu_activity(h)["gfx_activity"], _mean),
-            "device_memory_bytes": _each(self.handles, self._memory_bytes, sum),
+        questions: dict[str, Callable[[Any], Any]] = {
+            "power_w": self._power_w,
+            "energy_j": self._energy_j,
+            "temperature_c": self._temperature_c,
+            "utilization_percent": lambda h: self.library.amdsmi_get_gpu_activity(h)["gfx_activity"],
+            "device_memory_bytes": self._memory_bytes,
         }
+        return [_asked(handle, questions) for handle in self.handles]
 
     def close(self) -> None:
         """Shut amdsmi down."""
@@ -177,16 +199,18 @@ class Processor:
         ]
         return max(values) if values else "the system shows no processor temperature"
 
-    def read(self) -> dict[str, float | str]:
+    def read(self) -> list[Reading]:
         """Read the counters; the first power needs a second reading."""
         energy = self._energy_j()
-        return {
-            "power_w": self._power_w(energy),
-            "energy_j": energy,
-            "temperature_c": self._temperature_c(),
-            "utilization_percent": psutil.cpu_percent(),
-            "device_memory_bytes": "the processor has no memory of its own: see rss_bytes_per_pid",
-        }
+        return [
+            {
+                "power_w": self._power_w(energy),
+                "energy_j": energy,
+                "temperature_c": self._temperature_c(),
+                "utilization_percent": psutil.cpu_percent(),
+                "device_memory_bytes": "the processor has no memory of its own: see rss_bytes_per_pid",
+            }
+        ]
 
     def close(self) -> None:
         """Nothing is held."""
@@ -198,9 +222,9 @@ class Absent:
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
-    def read(self) -> dict[str, float | str]:
+    def read(self) -> list[Reading]:
         """Return the reason for every name."""
-        return dict.fromkeys(DEVICE_NAMES, self.reason)
+        return [dict.fromkeys(DEVICE_NAMES, self.reason)]
 
     def close(self) -> None:
         """Nothing is held."""
@@ -249,10 +273,16 @@ class Sensors:
         self._reasons = {}
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
         values: dict[str, Any] = {"rss_bytes_per_pid": self._rss(), "cpu_percent": self._cpu_percent(), "load_1m": load}
-        for name, value in self.source.read().items():
+        readings = self.source.read()
+        for name, value in _together(readings).items():
             values[name] = None if isinstance(value, str) else value
             if isinstance(value, str):
                 self._reasons[name] = value
+        if isinstance(self.source, (Nvml, Amdsmi)):
+            values["devices"] = [
+                {name: None if isinstance(value, str) else value for name, value in reading.items()}
+                for reading in readings
+            ]
         values["energy_integrated_j"] = self._integrate(values["power_w"])
         return values
 

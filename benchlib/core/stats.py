@@ -12,6 +12,7 @@ import numpy as np
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+LEAST_FOR_INTERVAL = 5  # samples: the range of n holds the median with 1 - 2^(1 - n), 75 % for three and 94 % for five
 LEAST_PER_QUARTER = 5  # samples: with fewer, one slow step makes a quarter differ
 DRIFT = 1.1  # of the largest median of a quarter over the smallest: less is noise to a reader
 LEAST_FOR_P95 = 20  # samples: of fewer no twentieth exists
@@ -19,7 +20,7 @@ LEAST_FOR_P95 = 20  # samples: of fewer no twentieth exists
 
 @dataclass(frozen=True)
 class Summary:
-    """Of n samples, in their unit. The interval is None for fewer than two samples."""
+    """Of n samples, in their unit. The interval is None for fewer than five samples: not even their range holds the median so often."""
 
     n: int
     median: float
@@ -34,18 +35,21 @@ class Summary:
 def summary(samples: Sequence[float]) -> Summary:
     """Summarise finite samples; none, or one that is not finite, raises ``ValueError``."""
     values = finite(samples)
-    low, high = median_interval(values) if len(values) > 1 else (None, None)
+    low, high = median_interval(values) if len(values) >= LEAST_FOR_INTERVAL else (None, None)
     p05, median, p95, p99 = (float(value) for value in np.percentile(values, [5, 50, 95, 99]))
     return Summary(len(values), median, float(values.mean()), p05, p95, p99, low, high)
 
 
 def median_interval(samples: Sequence[float] | np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the median of two or more samples in the order in which they were taken.
+    """Return the 95 % bootstrap interval of the median of five or more samples in the order in which they were taken.
 
     Autocorrelated samples are resampled in blocks (``block_length``) from the series closed to a circle: D. N. Politis and
     J. P. Romano, "A circular block-resampling procedure for stationary data", in Exploring the Limits of Bootstrap, 1992.
+    Fewer samples raise ``ValueError``: no resampling makes an interval of 95 % of them.
     """
     values = finite(samples)
+    if len(values) < LEAST_FOR_INTERVAL:
+        raise ValueError(f"{len(values)} samples have no interval of {CONFIDENCE:.0%}: {LEAST_FOR_INTERVAL} are needed")
     length = block_length(values)
     if length == 1:
         return resampled([np.sort(values)], lambda data, axis: np.median(data, axis=axis), CONFIDENCE, seed)

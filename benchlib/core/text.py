@@ -2,10 +2,11 @@
 
 import datetime
 import math
+from collections.abc import Sequence
 from typing import Any
 
 GROUPS = (
-    ("measured", "Measured", "taken on this machine in this run"),
+    ("measured", "Measured", "taken on this machine, in this run unless the note names another"),
     ("derived", "Derived", "computed from measured values"),
     ("claimed", "Claimed", "stated by a document or a vendor, not checked here"),
     ("not_available", "Not available", "this machine or this run cannot give it"),
@@ -18,6 +19,7 @@ MARKS = {
     "SKIPPED": "–",
     "NO_BASELINE": "○",
     "NOT_COMPARABLE": "≠",
+    "RUNNING": "▸",
     "UNFINISHED": "…",
     "STOPPED": "■",
     "DAMAGED": "!",
@@ -56,14 +58,26 @@ def stand_ins(scope: str, model: Any) -> list[str]:
     parts = [SCOPES.get(part, part) for part in dict.fromkeys(named) if part]
     if not parts:
         return []
-    listed = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
     return [
-        f"These results come from {listed}. They count only for their own baseline, never for the target of the real benchmark."
+        f"These results come from {listing(parts)}. They count only for their own baseline, never for the target of the real benchmark."
     ]
 
 
+def listing(names: Sequence[str]) -> str:
+    """Write names as a list: ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+UNITS = {"ratio": "", "us": "µs"}  # as readers see them
+
+
 def quantity(value: float, unit: str = "") -> str:
-    """Format a value with about three significant digits: ``0.0512 s``, ``1,234 samples/s``, ``88.4``, ``220.1 GFLOP/s``."""
+    """Format a value with about three significant digits: ``0.0512 s``, ``1,234 samples/s``, ``88.4``, ``220.1 GFLOP/s``; a ratio has no unit.
+
+    Less than an hour is written in minutes.
+    """
+    if unit == "h" and 0 < abs(value) < 1:
+        return quantity(60 * value, "min")
     if unit == "FLOP/s":
         for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
             if abs(value) >= scale:
@@ -75,7 +89,7 @@ def quantity(value: float, unit: str = "") -> str:
         text = f"{value:,.0f}" if size >= 1000 else f"{value:.1f}"
     else:
         text = f"{value:.3g}" if size < 10 else f"{value:.2f}"
-    return f"{text} {unit}".strip()
+    return f"{text} {UNITS.get(unit, unit)}".strip()
 
 
 def band_text(band: float, kind: str, unit: str = "") -> str:
@@ -139,11 +153,15 @@ def text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, dict):
-        return ", ".join(f"{str(name).replace('_', ' ')} {text(item)}" for name, item in value.items())
+        return ", ".join(f"{str(name).replace('_', ' ')} {_dated(str(name), item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         shown = ", ".join(text(item) for item in value[:12])
         return shown + (f" … ({len(value)} in all)" if len(value) > 12 else "")
     return "" if value is None else str(value)
+
+
+def _dated(name: str, value: Any) -> str:
+    return moment(value) if name.endswith("_at") and isinstance(value, (int, float)) and value > 0 else text(value)
 
 
 def cell(value: Any, name: str) -> str:

@@ -219,7 +219,7 @@ class Width:
         }
 
 
-def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Calibration | None = None) -> list[Width]:
+def widths(baseline: Baseline, limits: Iterable[RegressionLimit], measured: Calibration | None = None) -> list[Width]:
     """Return what the spread of the accepted runs makes of each limit; nothing for a metric of a single run."""
     rows = []
     for limit in limits:
@@ -229,7 +229,7 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Calibra
         kind, direction = kind_of(limit, *(min(run) for run in side.runs)), side.metric.direction
         medians = np.array([np.median(run) for run in side.runs])
         spread = pooled(
-            [np.log(medians) if kind == "ratio" else medians], known.spread(limit.metric) if known else None
+            [np.log(medians) if kind == "ratio" else medians], measured.spread(limit.metric) if measured else None
         )
         assert spread is not None
         wanted = threshold(limit, kind, direction, side.value(kind), spread.band(kind))
@@ -237,7 +237,7 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Calibra
         judged = (
             limit if limit.amount is not None or kind == "ratio" else RegressionLimit(metric=limit.metric, amount=own)
         )
-        setup = Setup(judged, direction, len(side.runs), known_dof=spread.dof if known else 0)
+        setup = Setup(judged, direction, len(side.runs), known_dof=spread.dof if measured else 0)
         effect = simulate(setup, spread.s, COMPARISONS).effect
         rows.append(
             Width(side.metric, kind, limit.text(direction), medians.tolist(), spread.band(kind), own, bound, effect)
@@ -330,8 +330,14 @@ def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
         raise UserError(
             f"{run.path} was started again {count} time{'s' * (count != 1)} after failures: its times hold only a part of the run; run it again"
         )
-    if run.config.planted_slowdown:
-        raise UserError(f"{run.path} was slowed down on purpose (planted_slowdown) and cannot be accepted")
+    fields = type(run.config).model_fields
+    planted = [
+        name for name in fields if name.startswith("planted_") and getattr(run.config, name) != fields[name].default
+    ]
+    if planted:
+        raise UserError(
+            f"{run.path} was slowed down or changed on purpose ({', '.join(planted)}) and cannot be accepted"
+        )
     if verdict["verdict"] in ("FAIL", "SKIPPED"):
         others = [check["name"] for check in verdict["checks"] if check["gates"] and check["status"] == "FAIL"]
         raise UserError(
@@ -355,9 +361,9 @@ def _kept(comparison: Comparison, run: Run) -> list[RunRecord]:
 
 def _new(record: RunRecord, kept: Sequence[RunRecord]) -> RunRecord:
     """Return the record; a run that counts twice would make the spread between runs look smaller than it is."""
-    for known in kept:
-        if known.is_copy_of(record):
-            twice = "is in the baseline already" if known.run == record.run else f"is a copy of {known.run}"
+    for accepted in kept:
+        if accepted.is_copy_of(record):
+            twice = "is in the baseline already" if accepted.run == record.run else f"is a copy of {accepted.run}"
             raise UserError(f"{record.run} {twice}: accept runs of their own")
     return record
 

@@ -201,7 +201,7 @@ def calibrate_metric(
         kind=kind,
         values=medians.tolist(),
         spread=spread.s,
-        single=_count(limit, [(one, [other]) for one, other in itertools.permutations(sides, 2)]),
+        single=_count(limit, [(entry, [other]) for entry, other in itertools.permutations(sides, 2)]),
         left_out=_count(limit, [(side, [*sides[:place], *sides[place + 1 :]]) for place, side in enumerate(sides)]),
         planted=[
             item for share, records in sorted(planted.items()) if (item := _planted(limit, share, records, sides, kind))
@@ -290,7 +290,7 @@ def simulate(setup: Setup, s: float, comparisons: int = COMPARISONS, noise: Nois
     for index, draw in enumerate(draws):
         values = _LEVEL * np.exp(draw) if setup.kind == "ratio" else _LEVEL + draw
         old, new = ([[value] for value in side] for side in (values[: setup.old_runs], values[setup.old_runs :]))
-        result = change(new, old, kind=setup.kind, known=spreads[index])
+        result = change(new, old, kind=setup.kind, calibrated=spreads[index])
         level = float(np.mean(values[: setup.old_runs]))
         bound = threshold(setup.limit, setup.kind, setup.direction, level, result.band).bound
         status = status_of(result, bound, setup.direction)

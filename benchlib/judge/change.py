@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchlib.core.stats import finite, resampled
+from benchlib.core.stats import LEAST_FOR_INTERVAL, finite, resampled
 
 # Two-sided: a change that is not there lies beyond either end in at most 1 % of the comparisons.
 GATE_CONFIDENCE = 0.98
@@ -25,7 +25,10 @@ BAND_COVERAGE = 0.95
 # comparison undecided. They widen the A/A band only; from three runs on the interval counts them.
 LEAST_DOF = 2
 
+SIGNS = (1.0, -1.0)  # of the first side and of the one that it is compared with
+
 Kind = Literal["ratio", "difference"]
+Basis = Literal["runs", "samples", "none"]
 Runs = Sequence[Sequence[float]]
 
 
@@ -53,7 +56,8 @@ class Change:
     """``value`` is new / old (or new - old) and ``low`` to ``high`` its 98 % interval.
 
     ``basis`` says which noise the interval rests on: ``runs`` (between runs), ``samples`` (within one run on each side, the
-    spread between runs is not known well enough) or ``none`` (one number on each side). ``spread`` is that between unchanged runs, or None
+    spread between runs is not known well enough) or ``none`` (fewer than five samples in every run: what they scatter widens
+    ``low`` to ``high``, which holds the change less often than in 98 %). ``spread`` is that between unchanged runs, or None
     where no side has two runs and none is known.
     """
 
@@ -61,7 +65,7 @@ class Change:
     value: float
     low: float
     high: float
-    basis: Literal["runs", "samples", "none"]
+    basis: Basis
     old_runs: int
     new_runs: int
     spread: Spread | None
@@ -72,41 +76,75 @@ class Change:
         return self.spread.band(self.kind) if self.spread else 0.0
 
 
-def change(new: Runs, old: Runs, *, kind: Kind = "ratio", known: Spread | None = None) -> Change:
-    """Compare two sides, each the samples of one or more runs; ``known`` is a spread between runs measured elsewhere.
+def change(new: Runs, old: Runs, *, kind: Kind = "ratio", calibrated: Spread | None = None) -> Change:
+    """Compare two sides, each the samples of one or more runs; ``calibrated`` is a spread between runs measured elsewhere.
 
     A side's value is the (geometric) mean of its runs' medians. The interval between runs is Student's
-    ``t * s * sqrt(1/r + 1/k)`` with s pooled over both sides and ``known``. Raises ``ValueError`` for a side without
+    ``t * s * sqrt(1/r + 1/k)`` with s pooled over both sides and ``calibrated``. Raises ``ValueError`` for a side without
     samples, samples that are not finite, and for a ratio of values that are not above zero.
     """
     if not new or not old:
         raise ValueError("a comparison needs at least one run on each side")
-    sides = [[finite(run) for run in side] for side in (new, old)]
-    if kind == "ratio" and min(run.min() for side in sides for run in side) <= 0:
+    value, low, high, basis, spread = _interval((new, old), kind, calibrated)
+    return Change(kind, value, low, high, basis, len(old), len(new), spread)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The value of one side, above zero, with its 98 % interval; ``basis`` as in :class:`Change`."""
+
+    value: float
+    low: float
+    high: float
+    basis: Basis
+
+    def under(self, factor: float) -> "Estimate":
+        """Return ``factor / value``, as a time or a price is of a rate."""
+        return Estimate(factor / self.value, factor / self.high, factor / self.low, self.basis)
+
+    def times(self, factor: float) -> "Estimate":
+        """Return ``factor * value``."""
+        return Estimate(factor * self.value, factor * self.low, factor * self.high, self.basis)
+
+
+def estimate(runs: Runs) -> Estimate:
+    """Return the value of one side, the geometric mean of its runs' medians, with the interval that ``change`` takes.
+
+    Raises ``ValueError`` for a side without samples, and for samples that are not finite or not above zero.
+    """
+    if not runs:
+        raise ValueError("an estimate needs at least one run")
+    return Estimate(*_interval((runs,), "ratio", None)[:4])
+
+
+def _interval(
+    sides: Sequence[Runs], kind: Kind, calibrated: Spread | None
+) -> tuple[float, float, float, Basis, Spread | None]:
+    """Return value, interval, basis and spread of the first side, or of the first against the second."""
+    runs = [[finite(run) for run in side] for side in sides]
+    if kind == "ratio" and min(run.min() for side in runs for run in side) <= 0:
         raise ValueError("a ratio needs values above zero")
     scale = np.log if kind == "ratio" else np.asarray
-    medians = [np.array([scale(np.median(run)) for run in side]) for side in sides]
-    value = float(medians[0].mean() - medians[1].mean())
-    low, high = _within(sides, medians, value, scale)
-    basis: Literal["runs", "samples", "none"] = (
-        "samples" if any(len(run) > 1 for side in sides for run in side) else "none"
-    )
-    spread = pooled(medians, known)
+    medians = [np.array([scale(np.median(run)) for run in side]) for side in runs]
+    value = float(sum(sign * side.mean() for sign, side in zip(SIGNS, medians, strict=False)))
+    low, high = _within(runs, medians, value, scale)
+    basis: Basis = "samples" if any(len(run) >= LEAST_FOR_INTERVAL for side in runs for run in side) else "none"
+    spread = pooled(medians, calibrated)
     if spread is not None and spread.dof >= LEAST_DOF:
-        half = student(spread.dof) * spread.s * math.sqrt(sum(1 / len(side) for side in sides))
+        half = student(spread.dof) * spread.s * math.sqrt(sum(1 / len(side) for side in runs))
         basis = "runs"
         low, high = min(low, value - half), max(high, value + half)
     if kind == "ratio":
         value, low, high = (math.exp(max(-700.0, min(end, 700.0))) for end in (value, low, high))
-    return Change(kind, value, low, high, basis, len(old), len(new), spread)
+    return value, low, high, basis, spread
 
 
-def pooled(medians: Sequence[np.ndarray], known: Spread | None) -> Spread | None:
+def pooled(medians: Sequence[np.ndarray], calibrated: Spread | None) -> Spread | None:
     """Return the spread between runs, pooled over the sides and what is known; None where nothing has two runs."""
     squares = sum(float(((side - side.mean()) ** 2).sum()) for side in medians)
     dof = sum(len(side) - 1 for side in medians)
-    if known is not None:
-        squares, dof = squares + known.s**2 * known.dof, dof + known.dof
+    if calibrated is not None:
+        squares, dof = squares + calibrated.s**2 * calibrated.dof, dof + calibrated.dof
     return Spread(math.sqrt(squares / dof), dof) if dof else None
 
 
@@ -130,7 +168,7 @@ def _within(
 ) -> tuple[float, float]:
     """Return the interval of the change by resampling the samples of each run that has several."""
     weights, data, fixed = [], [], 0.0
-    for sign, side, middle in zip((1.0, -1.0), sides, medians, strict=True):
+    for sign, side, middle in zip(SIGNS, sides, medians, strict=False):
         for run, median in zip(side, middle, strict=True):
             if len(run) > 1 and np.ptp(run) > 0:
                 weights.append(sign / len(side))

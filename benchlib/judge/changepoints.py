@@ -141,15 +141,15 @@ def _confirmed(x: np.ndarray, ends: list[int], least: float) -> list[int]:
     return ends
 
 
-def _chance(one: np.ndarray, other: np.ndarray, least: float) -> float:
+def _chance(item: np.ndarray, other: np.ndarray, least: float) -> float:
     """Return p of the two-sided t test with pooled variance, each side scattering by ``least`` or more."""
     # scipy.stats has this test as well, but takes a second to import; its distribution alone does not.
     from scipy.special import stdtr
 
-    free = len(one) + len(other) - 2
-    squares = sum((len(side) - 1) * max(float(side.var(ddof=1)), least**2) for side in (one, other))
-    error = math.sqrt(squares / free * (1 / len(one) + 1 / len(other)))
-    return 2 * float(stdtr(free, -abs(float(one.mean() - other.mean())) / error))
+    free = len(item) + len(other) - 2
+    squares = sum((len(side) - 1) * max(float(side.var(ddof=1)), least**2) for side in (item, other))
+    error = math.sqrt(squares / free * (1 / len(item) + 1 / len(other)))
+    return 2 * float(stdtr(free, -abs(float(item.mean() - other.mean())) / error))
 
 
 def _half_band(spread: float, runs: int, free: int, coverage: float) -> float:

@@ -70,6 +70,7 @@ class Verdict(BaseModel):
         return EXIT_NOTHING_TO_COMPARE if strict and undecided else EXIT_PASS
 
 
+BARE = "Nothing that the run was for could be evaluated"
 _NARROWER = "More accepted runs (accept --add), a calibration or a quieter machine narrow the interval."
 
 
@@ -104,7 +105,7 @@ def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", runs: i
     if all(check.kind in ("outcome", "budget") for check in passed):
         # That a run completed in time says nothing about what it was for.
         why = [f"{check.name}: {check.reason}" for check in checks if check.gates and check.status == "SKIPPED"]
-        sentence = f"No check could be evaluated: {why[0]}." if why else "No check could be evaluated."
+        sentence = f"{BARE}: {why[0]}." if why else f"{BARE}."
         return Verdict(verdict="SKIPPED", sentence=sentence, checks=checks)
     return Verdict(verdict="PASS", sentence=f"{_count(passed)} passed{rest}.", checks=checks)
 

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks import loadable, of_run
 from benchlib.core.errors import UserError
+from benchlib.core.files import read_json
 from benchlib.core.machine import hardware
 from benchlib.core.text import moment, quantity
 from benchlib.judge import baselines
@@ -77,26 +78,45 @@ class Argument:
 
 def read_argument(text: str) -> Argument:
     """Read what ``text`` names. Raises ``UserError`` where that is nothing, damaged, or of several fingerprints."""
-    runs, argument, kept = _runs(text), Argument(text), list[Snapshot]()
-    for run in runs:
-        original = next((other.run for other in kept if other.config == run.config and other.result == run.result), "")
-        if not run.complete:
-            argument.excluded.append(f"{run.run}: {_why(run)}")
-        elif original:  # counted as a second run it would make the spread between runs look smaller than it is
-            argument.excluded.append(f"{run.run}: a copy of {original}")
-        else:
-            kept.append(run)
-    if not kept:
-        raise UserError(
-            f"{text} has no complete run to compare: " + "; ".join(argument.excluded[:5])
-            if len(runs) > 1
-            else f"{text} is not a complete run: {_why(runs[0])}"
-        )
+    kept, excluded = _complete(text)
+    argument = Argument(text, excluded=excluded)
     for benchmark in dict.fromkeys(run.benchmark for run in kept):
         members = tuple(run for run in kept if run.benchmark == benchmark)
         _require_one_fingerprint(text, benchmark, members)
         argument.sets[benchmark] = RunSet(text, members)
     return argument
+
+
+def read_kinds(text: str) -> tuple[list[RunSet], list[str]]:
+    """Read what ``text`` names as one set for each benchmark, tier and fingerprint, and why other runs are excluded.
+
+    Raises ``UserError`` where it names nothing or is damaged.
+    """
+    kept, excluded = _complete(text)
+    groups: dict[tuple[str, ...], list[Snapshot]] = {}
+    for run in kept:
+        groups.setdefault((run.benchmark, run.tier, fingerprint_key(run.fingerprint)), []).append(run)
+    return [RunSet(text, tuple(members)) for members in groups.values()], excluded
+
+
+def _complete(text: str) -> tuple[list[Snapshot], list[str]]:
+    """Return the complete runs that ``text`` names, each once, and the reasons why others are excluded."""
+    runs, kept, excluded = _runs(text), list[Snapshot](), list[str]()
+    for run in runs:
+        original = next((other.run for other in kept if other.config == run.config and other.result == run.result), "")
+        if not run.complete or run.word == "DAMAGED":
+            excluded.append(f"{run.run}: {_why(run)}")
+        elif original:  # counted as a second run it would make the spread between runs look smaller than it is
+            excluded.append(f"{run.run}: a copy of {original}")
+        else:
+            kept.append(run)
+    if not kept:
+        raise UserError(
+            f"{text} has no complete run to compare: " + "; ".join(excluded[:5])
+            if len(runs) > 1
+            else f"{text} is not a complete run: {_why(runs[0])}"
+        )
+    return kept, excluded
 
 
 def _runs(text: str) -> list[Snapshot]:
@@ -105,6 +125,11 @@ def _runs(text: str) -> list[Snapshot]:
         # A file of a run folder stands for its run; any other JSON has to be a baseline.
         if path.name in PARTS and is_run(path.parent):
             return load(path.parent)
+        content = read_json(path)
+        about = content.get("metadata") if isinstance(content, dict) and "format" in content else None
+        benchmark = of_run(str(about.get("benchmark"))) if isinstance(about, dict) else None
+        if benchmark and (read := benchmark.part("export", "read", False)):
+            return [read(content, str(path))]  # a file that the benchmark's own export wrote
         return _accepted(baselines.load_baseline(path))
     if not path.exists() and _KEY.match(text):
         return _accepted(baselines.by_key(text))
@@ -139,8 +164,8 @@ def _accepted(baseline: Baseline) -> list[Snapshot]:
 
 def _why(run: Snapshot) -> str:
     if run.problems:
-        return "; ".join(run.problems)
-    return run.sentence if run.word != "PASS" else "its result is not complete"
+        return f"{run.word}: {'; '.join(run.problems)}"
+    return f"{run.word}: {run.sentence}" if run.word != "PASS" else "its result is not complete"
 
 
 def _require_one_fingerprint(text: str, benchmark: str, runs: Sequence[Snapshot]) -> None:
@@ -247,6 +272,12 @@ class Contrast(BaseModel):
     notes: list[str]
 
     @property
+    def heading(self) -> str:
+        """The benchmark and its tier, or both tiers where they differ."""
+        tiers = next(((row.reference, row.other) for row in self.factors if row.name == "tier"), (self.tier,))
+        return f"{self.benchmark}, {' beside '.join(tiers)}"
+
+    @property
     def regressions(self) -> list[Row]:
         """The metrics that got worse than the benchmark's limit allows."""
         return [row for row in self.rows if row.word == "regression"]
@@ -349,7 +380,7 @@ def _row(
     values = (min(run) for side in (old, new) for run in side.runs)
     kind = kind_of(limit or RegressionLimit(metric=name, share=0), *values)
     spread = calibration.spread(name) if calibration else None
-    result = change(new.runs, old.runs, kind=kind, known=spread)
+    result = change(new.runs, old.runs, kind=kind, calibrated=spread)
     check = regression_check(limit, new, old, spread) if limit and comparable else None
     return Row(
         metric=name,
@@ -372,7 +403,7 @@ def _row(
 
 
 def _is_headline(name: str) -> bool:
-    prefixes = {prefix for benchmark in BENCHMARKS.values() for prefix in benchmark.view.headlines}
+    prefixes = {prefix for benchmark in loadable() for prefix in benchmark.view.headlines}
     return any(name == prefix or name.startswith(prefix + "_") for prefix in prefixes)
 
 
@@ -396,7 +427,7 @@ def _word(result: Change, direction: Direction, check: Check | None) -> Word:
         return "regression" if check.status == "FAIL" else "undecided"
     neutral = NEUTRAL[result.kind]
     if result.basis == "none" and result.value != neutral:
-        # One number on each side: nothing tells noise from change, but a limit was kept or not.
+        # Too few samples to tell noise from change, but a limit was kept or not.
         return "within the limit" if check is not None else "no interval"
     within = (
         1 / (1 + result.band) <= result.value <= 1 + result.band

@@ -120,14 +120,14 @@ class Placement:
     reason: str = ""
 
 
-def comparable(measured: Measured, known: Registry | None = None) -> Placement:
+def comparable(measured: Measured, references: Registry | None = None) -> Placement:
     """Return the figures that a value may be placed beside, and those that miss it nearly."""
-    known = known or registry()
+    references = references or registry()
     rows, near, differences = list[Row](), list[Near](), list[tuple[Figure, dict[str, str]]]()
-    for item in known.figures:
+    for item in references.figures:
         if item.metric != measured.quantity or item.validity == "invalid":
             continue
-        differs, remarks = _compare(item, measured, known)
+        differs, remarks = _compare(item, measured, references)
         differences.append((item, differs))
         if not differs:
             rows.append(Row(item, measured.value, remarks))
@@ -135,10 +135,10 @@ def comparable(measured: Measured, known: Registry | None = None) -> Placement:
         elif len(differs) <= NEAR and "device" not in differs and item.kind != "limit":
             near.append(Near(item, tuple(differs.values())))
     near.sort(key=lambda miss: len(miss.differs))
-    return Placement(measured, tuple(rows), tuple(near), "" if rows else _reason(measured, differences, known))
+    return Placement(measured, tuple(rows), tuple(near), "" if rows else _reason(measured, differences, references))
 
 
-def _compare(item: Figure, measured: Measured, known: Registry) -> tuple[dict[str, str], tuple[str, ...]]:
+def _compare(item: Figure, measured: Measured, references: Registry) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return what keeps a figure from being comparable, by condition, and what a reader should know of it beside that."""
     differs, remarks = {}, []
     for name in type(item.conditions).model_fields:
@@ -152,9 +152,9 @@ def _compare(item: Figure, measured: Measured, known: Registry) -> tuple[dict[st
         if there is None or here in (None, ""):
             agree = may or there is here is None
         else:
-            agree = there in known.devices_of(here) if name == "device" else _agree(name, there, here)
+            agree = there in references.devices_of(here) if name == "device" else _agree(name, there, here)
         if (must or may) and not agree:
-            there = known.devices[there].name if name == "device" and there else there
+            there = references.devices[there].name if name == "device" and there else there
             differs[name] = f"{label}: {shown(name, there)} there, {shown(name, here)} here"
     return differs, tuple(remarks)
 
@@ -176,12 +176,12 @@ def shown(name: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _reason(measured: Measured, differences: Sequence[tuple[Figure, Mapping[str, str]]], known: Registry) -> str:
+def _reason(measured: Measured, differences: Sequence[tuple[Figure, Mapping[str, str]]], references: Registry) -> str:
     what = measured.quantity.removesuffix("_gbps").replace("_", " ")
     if not differences:
         return f"the registry holds no usable figure of {what}"
     match = differences[0][0].quantity.match
-    if "device" in match and not known.devices_of(measured.device):
+    if "device" in match and not references.devices_of(measured.device):
         return f"no published figure is for this device ({measured.device or 'unknown'})"
     same = [differs for _, differs in differences if "device" not in differs]
     if not same:

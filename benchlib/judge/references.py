@@ -250,16 +250,16 @@ class VendorPeak:
 @functools.cache
 def vendor_peak(device: str) -> VendorPeak | None:
     """Return what the vendor claims of a device, by the name that its driver reports; None for an unknown device."""
-    known = registry().devices_of(device)
+    matching = registry().devices_of(device)
     rates: dict[str, float] = {}
     for item in registry().figures:
-        if item.metric == "matmul_flops" and item.kind == "specified" and item.conditions.device in known:
+        if item.metric == "matmul_flops" and item.kind == "specified" and item.conditions.device in matching:
             precision = item.conditions.precision or "bf16"
             # Two tables may differ: what exceeds the higher one exceeds both.
             rates[precision] = max(item.in_kit_unit()[1], rates.get(precision, 0.0))
     if "bf16" in rates:
         rates.setdefault("fp16", rates["bf16"])  # the same units multiply both at the same rate
-    devices = [registry().devices[name] for name in known]
+    devices = [registry().devices[name] for name in matching]
     links = [device.link_gbytes_per_s for device in devices if device.link_gbytes_per_s]
     if not rates and not links:
         return None

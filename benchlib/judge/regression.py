@@ -197,7 +197,7 @@ def status_of(result: Change, bound: float, direction: Direction, size: float = 
     return "PASS" if most <= limit + slack else "AMBIGUOUS"
 
 
-def regression_check(limit: RegressionLimit, new: Side, old: Side, known: Spread | None = None) -> Check:
+def regression_check(limit: RegressionLimit, new: Side, old: Side, calibrated: Spread | None = None) -> Check:
     """Compare a metric with its baseline by ``benchlib.judge.change.change``; the direction is the metric's.
 
     ``known`` is the spread between unchanged runs that a calibration measured.
@@ -207,7 +207,7 @@ def regression_check(limit: RegressionLimit, new: Side, old: Side, known: Spread
     if lacking is not None:
         return lacking
     kind = kind_of(limit, *(min(run) for side in (new, old) for run in side.runs))
-    result = change(new.runs, old.runs, kind=kind, known=known)
+    result = change(new.runs, old.runs, kind=kind, calibrated=calibrated)
     wanted = threshold(limit, kind, metric.direction, old.value(kind), result.band)
     size = abs(old.value(kind)) if kind == "difference" else 0.0  # ratios have a scale of their own
     status = status_of(result, wanted.bound, metric.direction, size)
@@ -236,11 +236,13 @@ def _no_value(new: Side, old: Side) -> Check | None:
 
 def _text(result: Change, unit: str) -> str:
     if result.kind == "ratio":
-        text = f"ratio {result.value:.3f}"
-        return text if result.basis == "none" else f"{text}, 98 % interval {result.low:.3f} to {result.high:.3f}"
-    text = _signed(result.value, unit)
-    interval = f"{_signed(result.low, unit)} to {_signed(result.high, unit)}"
-    return text if result.basis == "none" else f"{text}, 98 % interval {interval}"
+        text, interval = f"ratio {result.value:.3f}", f"{result.low:.3f} to {result.high:.3f}"
+    else:
+        text = _signed(result.value, unit)
+        interval = f"{_signed(result.low, unit)} to {_signed(result.high, unit)}"
+    if result.basis == "none":
+        return text if result.low == result.high else f"{text}, {interval} by too few samples for an interval"
+    return f"{text}, 98 % interval {interval}"
 
 
 def _limit_text(limit: RegressionLimit, wanted: Threshold, result: Change, metric: Metric) -> str:

@@ -30,12 +30,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.errors import UserError
-from benchlib.core.run_folder import file_faults
 from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.checks import Verdict
 from benchlib.judge.regression import KEPT_SAMPLES, RegressionLimit, thinned
 from benchlib.results.run import Result, Run, is_run, tolerant
-from benchlib.results.store import identity, judgement, skip_reason, span
+from benchlib.results.store import identity, span, state
 
 T = TypeVar("T")
 KEPT_BYTES = 8_000  # of one table or one fact, as JSON
@@ -51,7 +50,7 @@ WRITTEN_BYTES = 90_000  # of compressed data: with base64 a quarter of what a re
 
 
 class Snapshot(BaseModel):
-    """A run, complete or not. ``word`` is PASS, FAIL, AMBIGUOUS, SKIPPED, BROKEN, STOPPED, UNFINISHED or DAMAGED.
+    """A run, complete or not. ``word`` is PASS, FAIL, AMBIGUOUS, SKIPPED, BROKEN, STOPPED, RUNNING, UNFINISHED or DAMAGED.
 
     ``samples`` are raw samples by metric, ``limits`` how much worse the benchmark lets its metrics get, ``fingerprint``
     the factors that make it comparable, ``left_out`` what :meth:`thinned` dropped.
@@ -118,10 +117,8 @@ def snapshot(run: Run) -> Snapshot:
     read = tolerant(run, problems)
     config, result = read(lambda: run.config), read(lambda: run.result)
     verdict, status = read(lambda: _verdict(run)), read(lambda: run.status)
-    word, sentence = judgement(verdict.model_dump() if verdict else None, status, skip_reason(result))
-    problems += read(lambda: file_faults(run.path) or []) or []
-    if problems:  # without its config, result or verdict a run is not what its other records still say
-        word, sentence = "DAMAGED", "Parts of the run cannot be read: " + "; ".join(dict.fromkeys(problems)) + "."
+    word, sentence, damage = state(run)
+    problems += damage
     benchmark, tier, backend = identity(run, config, result)
     started, ended = span(result, status)
     complete = config is not None and result is not None and result.status == "complete"

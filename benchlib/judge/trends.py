@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from benchlib.benchmarks import BENCHMARKS, view
+from benchlib.benchmarks import BENCHMARKS, loadable, view
 from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs
@@ -106,7 +106,7 @@ def key_metrics(runs: Sequence[StoredRun]) -> list[str]:
 
 def label(metric: str, benchmark: str = "") -> str:
     """Return a metric's name for a reader, without its scope; without a benchmark in the words of the first that has any."""
-    views = [view(benchmark)] if benchmark else [item.view for item in BENCHMARKS.values()]
+    views = [view(benchmark)] if benchmark else [item.view for item in loadable()]
     words = [own.label(metric) for own in views]
     return next((word for word in words if word != metric.replace("_", " ")), words[0])
 

@@ -4,8 +4,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
@@ -180,21 +178,6 @@ def _why_broken(run: Run) -> str:
         )
         return f"the run ended without a status: its supervisor was killed or the machine went down; {what}"
     return "every rank exited, but no complete result was written"
-
-
-def is_running(run_dir: Path | str) -> bool:
-    """Whether a process on this machine still works on the run folder."""
-    running = run_folder.claimed(run_dir)
-    if running is not None:
-        return running
-    path = str(Path(run_dir).resolve())
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if any(word.endswith(("benchlib.launch.supervise", "benchlib.runtime.worker")) for word in words) and path in {
-            str(Path(w).resolve()) for w in words if "/" in w
-        }:
-            return True
-    return False
 
 
 def mark_skipped(run: Run, reason: str) -> None:

@@ -33,6 +33,11 @@ class Limits:
         return cls(startup, float(config.get("stall_timeout_s", cls.stall_s)), wall)
 
 
+def already_executed(run_dir: Path) -> str:
+    """Return what to tell who starts a run in a folder that holds one: in a notebook, and in a terminal."""
+    return f"{run_dir} was already executed: rerun the Setup cell, or start `benchlib run` again, for a new run"
+
+
 class HasRanks(Protocol):
     """The part of a config that a launcher reads."""
 

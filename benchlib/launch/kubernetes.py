@@ -135,10 +135,10 @@ def job_name(run_dir: Path | str) -> str:
 def manifest(run: Submission) -> str:
     """Return the objects of a run as YAML."""
     objects = FLAVOURS[run.profile.kubernetes.flavour](run)
-    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=4096)
+    return yaml.dump_all(objects, Dumper=YamlDumper, sort_keys=False, width=4096)
 
 
-class _Dumper(yaml.SafeDumper):
+class YamlDumper(yaml.SafeDumper):
     """Writes texts of several lines as such, and no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -149,7 +149,7 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
 
-_Dumper.add_representer(str, _text)
+YamlDumper.add_representer(str, _text)
 
 
 # The objects of each kind of job

@@ -21,7 +21,7 @@ from benchlib.core import files, run_folder
 from benchlib.core.errors import RunBroken, StorageError, UserError
 from benchlib.core.events import Event, EventFollower, read_events
 from benchlib.launch.diagnosis import EXIT_STORAGE, RankRecord
-from benchlib.launch.jobs import Job, Limits
+from benchlib.launch.jobs import Job, Limits, already_executed
 from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.processes import MARK, free_shared_memory, kill_marked, signal_name
 
@@ -78,11 +78,11 @@ class Launch:
     def start(self) -> "Launch":
         """Start the supervisor, which starts the ranks.
 
-        Raises ``UserError`` where the folder has no config, is in use or was used before: old events and ports would
+        Raises ``UserError`` where the folder has no config, is in use or was executed before: old events and ports would
         be taken for new ones.
         """
         if self._process:
-            raise UserError(f"{self.run_dir} was already used for a run (it has a supervisor): take a new folder")
+            raise UserError(already_executed(self.run_dir))
         held = run_folder.claim(self.run_dir)
         try:
             self._start(held)
@@ -93,11 +93,8 @@ class Launch:
         return self
 
     def _start(self, held: int) -> None:
-        used = [
-            path.name for path in (self.run_dir / "status.json", *self.run_dir.glob("events-*.jsonl")) if path.exists()
-        ]
-        if used:
-            raise UserError(f"{self.run_dir} was already used for a run (it has {', '.join(used)}): take a new folder")
+        if (self.run_dir / "status.json").exists() or any(self.run_dir.glob("events-*.jsonl")):
+            raise UserError(already_executed(self.run_dir))
         job = self._job()
         if lack := job.lacks():
             raise UserError(f"launcher {job.name}: {lack}")
@@ -278,6 +275,17 @@ def write_stopped(run_dir: Path, started_at: float) -> None:
     reason = "stopped by the user before a rank was started"
     status: Status = {"outcome": "stopped", "reason": reason, "culprit": None, "ranks": []}
     files.write_json(run_dir / "status.json", {**status, "started_at": started_at, "ended_at": time.time()})
+
+
+def blame_notebook(run_dir: Path, reason: str) -> None:
+    """Say of ranks that were stopped because their notebook had to be killed at the limit that the limit ended the run."""
+    with contextlib.suppress(UserError):  # a damaged status.json: the verdict says so
+        status = files.read_object(run_dir / "status.json", {"outcome": str})
+        if status["outcome"] == "stopped":
+            files.write_json(
+                run_dir / "status.json", {**status, "outcome": "timeout", "reason": f"the notebook: {reason}"}
+            )
+            run_folder.record_files(run_dir)
 
 
 def _supervisor_lives(run_dir: Path, launched: Event) -> bool:

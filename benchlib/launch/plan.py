@@ -16,6 +16,7 @@ from typing import Any
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config import cluster as clusters
 from benchlib.config.schema import (
+    BY_HAND,
     BaseConfig,
     Resolved,
     absolute_paths,
@@ -54,6 +55,10 @@ class Plan:
     def backend_named(self) -> bool:
         """Whether the user named the backend; with ``auto`` the machine chose it."""
         return "backend" not in self.resolved.origins
+
+    def set_by_hand(self, name: str) -> bool:
+        """Whether the user named the value of a parameter; else its tier, its backend or its default did."""
+        return self.resolved.origins.get(name) == BY_HAND
 
     @property
     def unavailable(self) -> str:

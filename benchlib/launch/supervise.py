@@ -36,7 +36,7 @@ from benchlib.core.files import read_json, write_json
 from benchlib.core.sensors import Sensors
 from benchlib.launch import diagnosis, nodes
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, RankRecord
-from benchlib.launch.jobs import Job, Limits
+from benchlib.launch.jobs import Job, Limits, already_executed
 from benchlib.launch.launchers import local_ranks
 from benchlib.launch.nodes import Lost, Node
 from benchlib.launch.processes import descendants, die_with_parent, kill, signal_name
@@ -489,7 +489,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _supervise(run_dir: Path, nproc: int) -> int:
     if (run_dir / "events-supervisor.jsonl").exists():
-        print(f"{run_dir} was already used for a run: take a new folder", file=sys.stderr)
+        print(already_executed(run_dir), file=sys.stderr)
         return 2
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     config = read_json(run_dir / "config.json")

@@ -51,7 +51,7 @@ def measured(
     derived: bool = False,
     reason: str = "",
 ) -> Metric:
-    """Make a metric of one or more samples; the value is their median, with its interval from two samples on.
+    """Make a metric of one or more samples; the value is their median, with its interval from five samples on.
 
     A sample that is not finite makes the value None: such a metric fails its checks. ``derived`` marks a value that
     was computed from measured ones.

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib.config.schema import BaseConfig, load_config
+from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.events import Event, read_events
 from benchlib.core.files import atomic_path, not_written, read_bytes, read_model, read_object, write_json
@@ -224,6 +225,22 @@ def tolerant(run: Run, problems: list[str]) -> Reader:
             return None
 
     return read
+
+
+def damage(run: Run) -> list[str]:
+    """Return what of a run's files cannot be read or was cut or altered after the run, one sentence each.
+
+    A config of another version, or of a benchmark that is not there, is no damage.
+    """
+    problems: list[str] = []
+    read = tolerant(run, problems)
+    config = run.path / "config.json"
+    read(lambda: read_object(config, {"benchmark": str, "tier": str, "backend": str}))
+    for part in (lambda: run.machine, lambda: run.result, lambda: run.verdict, lambda: run.status, lambda: run.samples):
+        read(part)
+    faults = read(lambda: run_folder.file_faults(run.path))
+    problems += faults or []
+    return list(dict.fromkeys(problems))
 
 
 def is_run(folder: Path) -> bool:

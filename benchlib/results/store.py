@@ -1,12 +1,11 @@
 """Stored runs: one reader, and one value for each run, which list, index, history and exports share.
 
-``read`` goes through a folder of runs. Of each run it reads four small files and looks at the sizes of others; of the samples
-it sees the two ends, of the events nothing. A folder that cannot be read is a run with a reason in ``damaged``, never an
-error.
+``read`` goes through a folder of runs. A folder that cannot be read is a run with a reason in ``damaged``, never an error.
+Lists, reports, exports and comparisons have the same word for the same folder: ``judgement``.
 
 ``summary.json`` holds what is needed of a run's files. It is written with the verdict (``summarize``) and used as long as
-these files keep their sizes and times of change. A run without one is read from its files: runs of benchlib 0.1, copies
-that got new times, damaged runs.
+these files keep their sizes and times of change. A run without one is read from its files, and their checksums are compared:
+runs of benchlib 0.1, copies that got new times, damaged runs.
 """
 
 import contextlib
@@ -27,13 +26,13 @@ from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import check_schema, read_bytes, write_bytes
 from benchlib.core.text import capitalized
-from benchlib.results.run import Result, Run, fingerprint, fingerprint_key
+from benchlib.results.run import Result, Run, damage, fingerprint, fingerprint_key, tolerant
 
 if TYPE_CHECKING:
     import pandas
 
 SUMMARY = "summary.json"
-SUMMARY_SCHEMA = 1  # of its fields and their meaning: a summary of another number is not used
+SUMMARY_SCHEMA = 2  # of its fields and their meaning: a summary of another number is not used
 FILES = ("config.json", "machine.json", "result.json", "verdict.json")
 CHECKED = (*FILES, "files.json", "samples.parquet", "status.json", "job.json", "predictions.json")
 DAY = re.compile(r"(?P<tier>.+)-(?P<day>\d{8})$", re.DOTALL)
@@ -60,7 +59,7 @@ class Measured(NamedTuple):
 class StoredRun:
     """What one run folder says.
 
-    ``path`` is relative to the store. ``word`` is the verdict, or BROKEN, STOPPED, UNFINISHED or DAMAGED. ``series`` stands
+    ``path`` is relative to the store. ``word`` is the verdict, or BROKEN, STOPPED, RUNNING, UNFINISHED or DAMAGED. ``series`` stands
     for the fingerprint without versions: runs of the same series measured the same work on the same hardware. ``facts`` are
     the host, its system and all versions; ``planted`` is a slow-down that was put in on purpose. ``regressions`` are
     (metric, reason), ``unreadable`` says why there was no baseline to read. ``digest`` stands for config and result: runs
@@ -110,12 +109,21 @@ class StoredRun:
 
 
 def judgement(
-    verdict: Mapping[str, Any] | None, status: Mapping[str, Any] | None, skipped: str | None = None
+    verdict: Mapping[str, Any] | None,
+    status: Mapping[str, Any] | None,
+    skipped: str | None = None,
+    damage: Iterable[str] = (),
+    at_work: bool = False,
 ) -> tuple[str, str]:
     """Return the word of a run and its sentence: from the verdict, else from how the ranks ended.
 
-    ``skipped`` is the reason of a result that was skipped, None for any other result.
+    ``skipped`` is the reason of a result that was skipped, None for any other result. What a run with ``damage`` still says
+    is not what it said: the damage goes first. ``at_work`` tells of a run without a verdict whether it is still going on.
     """
+    if faults := list(damage):
+        return "DAMAGED", f"Files are unreadable or changed: {'; '.join(faults)}."
+    if verdict is None and at_work:
+        return "RUNNING", "The run is still going on."
     outcome, reason = (str((status or {}).get(name) or "") for name in ("outcome", "reason"))
     sentence = str((verdict or {}).get("sentence") or "")
     if verdict and not verdict.get("broken"):
@@ -130,7 +138,16 @@ def judgement(
         return "BROKEN", sentence
     if status:
         return "UNFINISHED", "The ranks ended, but the run has no verdict yet: `benchlib report` makes it."
-    return "UNFINISHED", "Nothing says how this run ended: it is still running, or it was killed with its supervisor."
+    return "UNFINISHED", "Nothing says how this run ended: it was killed with its supervisor, or never started."
+
+
+def state(run: Run, verdict: Mapping[str, Any] | None = None) -> tuple[str, str, list[str]]:
+    """Return the word of a run, its sentence and its damage, for ``verdict`` or the stored one."""
+    read, faults = tolerant(run, []), damage(run)
+    verdict = verdict or read(lambda: run.verdict)
+    result, status = read(lambda: run.result), read(lambda: run.status)
+    at_work = verdict is None and run_folder.at_work(run.path)
+    return *judgement(verdict, status, skip_reason(result), faults, at_work), faults
 
 
 def named(folder: Path | str) -> tuple[str, str, str]:
@@ -224,7 +241,7 @@ class Reader:
             except (OSError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
                 reason = (str(error) or type(error).__name__).splitlines()[0].replace(f"{folder}/{name}: ", "")
                 run.damaged = run.damaged or f"{name} is not readable: {reason}"
-        if not parts.keys() & {"verdict.json", "config.json"}:
+        if "config.json" not in parts:
             run.damaged = run.damaged or "the folder has no config.json"
         run.started = run.started or _started(folder)
         run.facts = self._facts.setdefault(tuple(run.facts.items()), run.facts)
@@ -365,18 +382,17 @@ def _judge(run: StoredRun, folder: str, name: str, parts: dict[str, Any]) -> Non
             started, ended = _span(result, status)
             run.started, run.ended = _moment(started or run.started), _moment(ended) if ended else None
     skipped = str(result.get("reason", "")) if result.get("status") == "skipped" else None
-    run.word, run.sentence = judgement(verdict, status, skipped)
+    at_work = verdict is None and run_folder.at_work(folder)
+    run.word, run.sentence = judgement(verdict, status, skipped, at_work=at_work)
 
 
 def _intact(_run: StoredRun, folder: str, name: str, _parts: dict[str, Any]) -> None:
-    """Raise where files are not as they were when the run ended, as far as sizes and the ends of the samples tell."""
+    """Raise where files are not as they were when the run ended; of the samples of a run of benchlib 0.1 only the ends tell."""
     samples = f"{folder}/samples.parquet"
     if os.path.lexists(samples) and (fault := run_folder.samples_fault(samples)):
         raise _Changed(f"samples.parquet is not readable: {fault}")
-    if os.path.exists(path := f"{folder}/{name}"):
-        fault = run_folder.size_fault(folder, _object(read_bytes(path)))
-        if fault:
-            raise _Changed(fault)
+    if faults := run_folder.file_faults(Path(folder)):
+        raise _Changed("; ".join(faults))
 
 
 def summarize(folder: Path | str) -> None:
@@ -413,15 +429,14 @@ PICKED: dict[str, tuple[str, ...]] = {
 }
 
 
-def _states(folder: str) -> list[list[int]]:
-    """Return what tells whether the files of a run changed: their sizes and times of change, [] for an absent one."""
-    states = []
-    for name in CHECKED:
-        try:
-            state = os.stat(f"{folder}/{name}")
-            states.append([state.st_size, state.st_mtime_ns])
-        except OSError:
-            states.append([])
+def _states(folder: str) -> dict[str, list[int]]:
+    """Return what tells whether the files of a run changed: their sizes and times of change, without those that are absent."""
+    states = {}
+    with os.scandir(folder) as items:
+        for item in items:
+            if item.name in CHECKED or item.name.startswith("events-"):
+                about = item.stat()
+                states[item.name] = [about.st_size, about.st_mtime_ns]
     return states
 
 

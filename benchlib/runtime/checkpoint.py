@@ -280,13 +280,13 @@ def newest_shared(
     """
     held = _look(folder, usable) if leads else _Held(False)
     by_rank: list[_Held] = all_gather_objects(held)
-    faults = [fault for one in by_rank for fault in one.faults]
+    faults = [fault for item in by_rank for fault in item.faults]
     source = max(range(len(by_rank)), key=lambda rank: (by_rank[rank].step, -rank))
     best = by_rank[source]
     if best.step < 0:
         return None, faults
     path = folder / folder_name(best.step)
-    if any(one.leads and one.digest != best.digest for one in by_rank):
+    if any(item.leads and item.digest != best.digest for item in by_rank):
         _share(path, best.files, source, leads and held.digest != best.digest, device, alive)
     barrier()  # the other ranks of a node read what its leader received
     return read(path), faults

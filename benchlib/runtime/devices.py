@@ -196,6 +196,11 @@ def require_precision(precision: str, where: torch.device) -> None:
         raise UserError(f"precision = {precision}: {reason}")
 
 
+def mixed_precision(where: torch.device) -> str:
+    """Return the precision of matrix products that the device is made for: bf16, else fp16, else fp32."""
+    return next(name for name in ("bf16", "fp16", "fp32") if supports(name, where)[0])
+
+
 def autocast(precision: str, where: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Return the context in which matrix products run in ``precision``; nothing changes for fp32."""
     if precision == "fp32":
@@ -208,11 +213,12 @@ def grad_scaler(precision: str, where: torch.device) -> torch.amp.GradScaler | N
     return torch.amp.GradScaler(where.type) if precision == "fp16" else None
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory(keep: bool = True) -> bool:
     """Let the C library keep freed memory instead of giving it back to the system; False where it cannot.
 
     A training step allocates the same blocks again and again; without this each of them is mapped and cleared page by
-    page every time, a tenth of a step on a CPU. For worker processes only: the process never shrinks.
+    page every time, a tenth of a step on a CPU. For worker processes only: the process never shrinks. ``keep=False`` sets
+    what glibc comes to by itself: blocks above 32 MiB are given back at once.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -220,4 +226,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False  # a C library without it (musl)
-    return bool(mallopt(_M_MMAP_THRESHOLD, 1 << 30)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+    large, free = (1 << 30, 2**31 - 1) if keep else (32 << 20, 64 << 20)
+    return bool(mallopt(_M_MMAP_THRESHOLD, large)) and bool(mallopt(_M_TRIM_THRESHOLD, free))

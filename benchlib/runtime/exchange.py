@@ -21,7 +21,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 Group = dist.ProcessGroup | None  # None is the default group
 Op = dist.ReduceOp | dist.ReduceOp.RedOpType
@@ -108,7 +107,7 @@ def combination(op: Op, dtype: torch.dtype) -> Combine:
 
     Raises ``ValueError`` where the type has no such reduction, as the libraries refuse it.
     """
-    name, combine = next(((name, combine) for known, name, combine in REDUCTIONS if op == known), ("", None))
+    name, combine = next(((name, combine) for supported, name, combine in REDUCTIONS if op == supported), ("", None))
     if combine is None:
         names = ", ".join(name for _, name, _ in REDUCTIONS)
         raise ValueError(f"the reduction {op} is not supported; use one of {names}")
@@ -449,6 +448,9 @@ def use_direct(model: nn.Module) -> int:
 
     Raises ``ValueError`` where there is none, and torch's own for one whose parameters lie on several meshes.
     """
+    # It brings DTensor and sympy, which ranks without FSDP2 need not wait for.
+    from torch.distributed.fsdp import FSDPModule
+
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise ValueError("the model has no FSDP2 module; shard it first (torch.distributed.fsdp.fully_shard)")

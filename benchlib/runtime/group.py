@@ -250,12 +250,12 @@ def statement(config: BaseConfig, torch_version: str) -> Statement:
 def difference(statements: Sequence[Statement], hosts: Sequence[str]) -> str:
     """Return where the ranks differ, with the hosts and values of the first two that do; '' where they are alike."""
     first, differences = statements[0], []
-    for name in dict.fromkeys(name for one in statements for name in one):
+    for name in dict.fromkeys(name for item in statements for name in item):
         here = first.get(name, "missing")
         others = [
             (host, value)
-            for host, one in zip(hosts, statements, strict=True)
-            if (value := one.get(name, "missing")) != here
+            for host, item in zip(hosts, statements, strict=True)
+            if (value := item.get(name, "missing")) != here
         ]
         if others:
             host, value = others[0]
@@ -274,8 +274,8 @@ def _content(text: str) -> str:
     if path.is_file():
         return f"a file with SHA-256 {sha256(path)[:16]}"
     digest = hashlib.sha256()
-    for one in sorted(path.iterdir()):
-        if one.is_file() and not one.name.startswith("."):
-            size = one.stat().st_size
-            digest.update(f"{one.name} {sha256(one) if size <= _WHOLE_BYTES else size}\n".encode())
+    for item in sorted(path.iterdir()):
+        if item.is_file() and not item.name.startswith("."):
+            size = item.stat().st_size
+            digest.update(f"{item.name} {sha256(item) if size <= _WHOLE_BYTES else size}\n".encode())
     return f"a folder with SHA-256 {digest.hexdigest()[:16]}"

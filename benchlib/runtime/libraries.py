@@ -64,7 +64,7 @@ def _of_torch(name: str, steps: str = "") -> Callable[[], str]:
     def missing() -> str:
         if dist.is_backend_available(name):
             return ""
-        built_in = [known for known in ("gloo", "nccl", "xccl", "ucc") if dist.is_backend_available(known)]
+        built_in = [library for library in ("gloo", "nccl", "xccl", "ucc") if dist.is_backend_available(library)]
         text = f"this torch ({torch.__version__}) is built without {name} and has {', '.join(built_in) or 'none'}"
         return f"{text}: {steps}" if steps else text
 

@@ -191,7 +191,7 @@ def _check_parts(name: str, part: Tensor, whole: Tensor, ranks: int) -> None:
 
 def _operator(name: str, reduction: Any, tensor: Tensor) -> MPI.Op:
     """Return MPI's operator; ``ValueError`` for a reduction or a type that MPI does not have."""
-    operator = next((op for known, op in _OPS if reduction == known), None)
+    operator = next((op for supported, op in _OPS if reduction == supported), None)
     if operator is None:
         raise ValueError(f"mpi {name}: reduction {reduction} is not available: use sum, avg, product, min or max")
     _check(name, tensor)
@@ -238,8 +238,8 @@ def _item(size: int) -> MPI.Datatype:
     return MPI.Datatype.Create_struct([pieces, rest], [0, pieces * LIMIT], [piece, MPI.BYTE]).Commit()
 
 
-def _shared(one: Tensor, other: Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+def _shared(entry: Tensor, other: Tensor) -> bool:
+    return entry.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _own_block(part: Tensor, whole: Tensor, rank: int) -> bool:
@@ -254,8 +254,10 @@ def _joined(tensors: Tensors, filled: bool) -> tuple[Tensor, Callable[[], None]]
     """
     first = tensors[0]
     if any(tensor.numel() != first.numel() or tensor.dtype != first.dtype for tensor in tensors):
-        raise ValueError(f"mpi: tensors of one size and type are needed, got {[tuple(one.shape) for one in tensors]}")
-    if all(_shared(one, first) and _own_block(one, first, index) for index, one in enumerate(tensors)):
+        raise ValueError(
+            f"mpi: tensors of one size and type are needed, got {[tuple(entry.shape) for entry in tensors]}"
+        )
+    if all(_shared(entry, first) and _own_block(entry, first, index) for index, entry in enumerate(tensors)):
         return first.as_strided((first.numel() * len(tensors),), (1,)), lambda: None
     if filled:
         copy = torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from benchlib.core.errors import RunBroken
-from benchlib.runtime import devices
+from benchlib.runtime import devices, group
+from benchlib.runtime.group import World
 from benchlib.runtime.timing import hold
 
 GROUP_S = 0.01
@@ -97,6 +98,23 @@ def peak_together(by_rank: Sequence[Sequence[MatmulPeak]]) -> tuple[float, int]:
     best = [{peak.size: peak.best for peak in peaks if peak.best} for peaks in by_rank]
     sizes = set.intersection(*(set(rates) for rates in best))
     return max((sum(rates[size] for rates in best), size) for size in sizes)
+
+
+def all_ranks_peak(here: World, precision: str, seconds: float) -> tuple[float | None, str]:
+    """Measure all ranks at the same time, with the threads of their work; return their sum in FLOP/s and what it is of.
+
+    Where a device has no such products it is None and the reason. All ranks call it.
+    """
+    group.barrier()
+    threads = torch.get_num_threads()
+    own = matmul_peaks(here.device, precision, sizes=default_sizes(here.device), seconds=seconds, threads=threads)
+    by_rank = group.all_gather_objects(own)
+    lacking = next((peak.reason for peaks_of_rank in by_rank for peak in peaks_of_rank if peak.reason), "")
+    if lacking:
+        return None, lacking
+    peak, size = peak_together(by_rank)
+    each = f", {threads} threads each" if here.device.type == "cpu" else ""
+    return peak, f"n = {size}, {precision} products, {here.size} ranks at once{each}, the best of this run"
 
 
 def timed_groups(

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchlib.benchmarks import BENCHMARKS, view
+from benchlib.benchmarks import BENCHMARKS, of_run, view
 from benchlib.config.schema import BaseConfig, changes, command
 from benchlib.core.machine import hardware
 from benchlib.core.text import GROUPS, KINDS, MARKS, UNJUDGED, duration, moment, quantity, text
@@ -16,7 +16,7 @@ from benchlib.judge.published import section
 from benchlib.launch.diagnosis import rank_endings, stack_groups
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run, tolerant
-from benchlib.results.store import GATE, identity, judgement, skip_reason, span
+from benchlib.results.store import GATE, identity, skip_reason, span, state
 
 READ_FIRST = 3  # sentences of the reading beside the key numbers
 
@@ -56,6 +56,7 @@ class Digest:
     machine: list[tuple[str, str]] = field(default_factory=list)
     config: list[tuple[str, str, str, str]] = field(default_factory=list)
     command: str = ""
+    skipped: bool = False
 
     @property
     def mark(self) -> str:
@@ -71,7 +72,7 @@ def digest(run: Run) -> Digest:
     config, result = read(lambda: run.config), read(lambda: run.result)
     verdict, status = read(lambda: run.verdict), read(lambda: run.status)
     verdict, status = (part if isinstance(part, dict) else None for part in (verdict, status))
-    word, sentence = judgement(verdict, status, skip_reason(result))
+    word, sentence, damage = state(run)
     out = Digest(run.path.name, *identity(run, config, result), word, sentence, problems=problems)
     out.world_size = config.world_size if config else (result.world_size if result else None)
     started, ended = span(result, status)
@@ -91,16 +92,19 @@ def digest(run: Run) -> Digest:
     out.checks = _with(everything, others)  # what needs a reader: failed, undecided, damaged
     _add_limits(out.cards, [row for _, rows in everything for row in rows])
     out.ranks, out.stacks = read(lambda: (rank_endings(status), stack_groups(status))) or ([], [])
-    read(lambda: run.samples)  # only the pictures use them; here a damaged file gets its name
-    out.gate = found if isinstance(found := (verdict or {}).get("gate"), dict) else {}
+    problems += damage  # of files that only pictures use, too
+    out.gate = gate if isinstance(gate := (verdict or {}).get("gate"), dict) else {}
     out.machine = read(lambda: machine_rows(run.machine)) or []
     out.hardware = read(lambda: hardware(run.machine, out.backend)) or ""
-    out.question = BENCHMARKS[out.benchmark].question if out.benchmark in BENCHMARKS else ""
+    out.question = own.question if (own := of_run(out.benchmark)) else ""
     if config and result and result.status == "complete":
         out.reading = _reading(run)
     if config:
-        out.warnings = read(lambda: warnings(config, result)) or []
-        out.config, out.command = changes(config, read(lambda: run.origins) or {}), command(config)
+        # Of a run that was skipped there are no results whose meaning is limited, and no ranks to repeat.
+        ran = skip_reason(result) is None
+        out.warnings = read(lambda: warnings(config, result)) or [] if ran else []
+        out.skipped = not ran
+        out.config, out.command = changes(config, read(lambda: run.origins) or {}), command(config, ranks=ran)
     return out
 
 
@@ -121,13 +125,18 @@ def _add_limits(cards: list[dict[str, str]], rows: list[dict[str, Any]]) -> None
     for card in cards:
         for row in rows:
             own = row.get("metric_value") == card["exact"] and row["kind"] in ("target", "reference", "budget")
-            if row.get("limit") and row["word"] not in UNJUDGED and (own or row["name"] == card["name"] + GATE):
+            judged = row["word"] not in UNJUDGED
+            # A target that could not be judged, as of a training that was cut, is still what the value aims at.
+            if row.get("limit") and (own or (judged and row["name"] == card["name"] + GATE)):
                 word = {"regression": "baseline", "reference": "published"}.get(row["kind"], row["kind"])
-                card["limit"] = f"{row['mark']} {word} {row['limit']}"
+                card["limit"] = f"{row['mark']} {word} {row['limit']}" + ("" if judged else ", not judged")
                 break
 
 
-def _interval(metric: Metric) -> str:
+def interval(metric: Metric) -> str:
+    """Write the 95 % interval of a metric, '' where it has none; with units only where they differ from the value's."""
+    if metric.ci_low is not None and metric.ci_high is None:
+        return f"at least {quantity(metric.ci_low, metric.unit)}"
     if metric.ci_low is None or metric.ci_high is None:
         return ""
     value, low, high = (
@@ -163,9 +172,15 @@ def cards(result: Result) -> list[dict[str, str]]:
     for prefix, metric in dict(chosen).items():
         value, _, unit = metric.text.partition(" ")
         note = (
-            f"95 %: {_interval(metric)}, n = {metric.n}"
-            if _interval(metric)
-            else ("one value" if metric.n == 1 else metric.provenance)
+            f"95 %: {interval(metric)}, n = {metric.n}"
+            if interval(metric)
+            else (
+                "one value"
+                if metric.n == 1
+                else f"{metric.provenance}, n = {metric.n}"
+                if metric.n
+                else metric.provenance
+            )
         )
         rows.append(
             {
@@ -188,7 +203,7 @@ def metrics(result: Result) -> list[tuple[str, str, list[dict[str, str]]]]:
             {
                 "name": metric.name,
                 "value": metric.text,
-                "interval": _interval(metric),
+                "interval": interval(metric),
                 "n": str(metric.n) if metric.n else "",
                 "reason": metric.reason,
             }

@@ -130,7 +130,7 @@ def _paper(name: str, theme: Theme, of_many: bool, rows: int, columns: int, **mo
 
 
 def finish(
-    figure: Picture, axes: Axes, theme: Theme, title: str, x: str, y: str, alt: str = "", wide: int = 54
+    figure: Picture, axes: Axes, theme: Theme, title: str, x: str, y: str, alt: str = "", wide: int = 50
 ) -> Picture:
     """Write title and axes. ``wide`` is how many letters of the title fit right of the left edge of the axes."""
     title = title[:1].upper() + title[1:]
@@ -195,8 +195,8 @@ def _few_colours(image: Image.Image, picture: Picture | type[Picture]) -> Image.
     return image.quantize(palette=few, dither=Image.Dither.NONE)
 
 
-def _distance(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+def _distance(item: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return max(abs(a - b) for a, b in zip(item, other, strict=True))
 
 
 def png(figure: Figure) -> bytes:
@@ -311,7 +311,7 @@ def name_ends(axes: Axes, theme: Theme, ends: Sequence[End]) -> None:
 
 def spread(places: Sequence[float], heights: Sequence[float], top: float = 1.0) -> list[float]:
     """Move middles of words (in order) as little as it takes until none lie on each other, and none above ``top``."""
-    gaps = [(one + other) / 2 for one, other in pairwise(heights)]
+    gaps = [(item + other) / 2 for item, other in pairwise(heights)]
     offsets = [0.0, *accumulate(gaps)]
     groups: list[list[float]] = []  # of each: the sum of the wanted places, how many
     for place, offset in zip(places, offsets, strict=False):

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from benchlib.core.errors import UserError
 
 # For a kernel to end its ranks after an interrupt, and for its end to be noticed after it was killed.
 END_S = {signal.SIGINT: 12.0, signal.SIGKILL: 6.0}
+WATCH_S = 2.0  # for which a kernel is watched at its limit, again and again
+WORKING = 0.05  # of a core: a kernel that checks and draws uses more, one that hangs in a driver or was stopped none
 
 
 def parameters_of(path: Path) -> dict[str, Any]:
@@ -54,6 +57,14 @@ class _Kernel:
             self._process = psutil.Process(pid)
         if self._ending:
             self.send(signal.SIGKILL)
+
+    def used_s(self) -> float:
+        """Return the processor seconds that the kernel itself has used; 0 where there is none."""
+        with contextlib.suppress(psutil.Error):
+            if self._process is not None:
+                times = self._process.cpu_times()
+                return float(times.user + times.system)
+        return 0.0
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, to a kernel that starts later as well."""
@@ -98,11 +109,11 @@ def kernel_manager(log: Path | None = None, started: Callable[[int], None] | Non
     return ThisInterpreter
 
 
-def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: float) -> None:
+def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: float, more_s: float = 0.0) -> None:
     """Execute a notebook with ``parameters`` into ``output``; what ran is saved after every cell.
 
-    ``timeout_s`` is the limit for the whole notebook, its kernel's start included. A kernel that does not end then, or after
-    an interrupt, is interrupted and soon after killed. Raises ``papermill.PapermillExecutionError`` with the failing cell's
+    ``timeout_s`` is the limit for the whole notebook, its kernel's start included. A kernel that does not end then is killed,
+    one that computes gets up to ``more_s`` more. After an interrupt of this program it is interrupted and soon killed. Raises ``papermill.PapermillExecutionError`` with the failing cell's
     error, ``TimeoutError`` at the limit and ``KeyboardInterrupt`` after an interrupt.
     """
     # The kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
@@ -132,7 +143,9 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
     ended = threading.Event()
     try:
         threading.Thread(target=work, name="notebook", daemon=True).start()
-        if not ended.wait(timeout_s):
+        if not ended.wait(timeout_s) and not _ended_at_work(kernel, ended, more_s):
+            kernel.send(signal.SIGKILL)
+            ended.wait(END_S[signal.SIGKILL])
             raise TimeoutError(f"no end within {timeout_s:.0f} s, the limit for the whole run; its kernel was killed")
     finally:
         for number, wait_s in END_S.items():
@@ -147,6 +160,18 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
                 os.environ[name] = value
     if failures:
         raise failures[0]
+
+
+def _ended_at_work(kernel: _Kernel, ended: threading.Event, more_s: float) -> bool:
+    """Wait for a kernel as long as it computes, at most ``more_s``; tell whether it ended."""
+    end = time.monotonic() + more_s
+    while (left_s := end - time.monotonic()) > 0:
+        before, watch_s = kernel.used_s(), min(WATCH_S, left_s)
+        if ended.wait(watch_s):
+            return True
+        if kernel.used_s() - before < WORKING * watch_s:
+            return False
+    return False
 
 
 def _execute(path: Path, output: Path, parameters: Mapping[str, Any], kernel: _Kernel) -> None:

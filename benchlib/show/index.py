@@ -5,26 +5,26 @@ many runs there are: it lists the newest ones and says how to see the others.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
-import jinja2
-from markupsafe import Markup
-
 from benchlib.benchmarks import view
+from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
 from benchlib.core.text import MARKS, duration, quantity
 from benchlib.judge import trends
+from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.trends import Trend
 from benchlib.results import store
+from benchlib.results.run import Run
 from benchlib.results.store import StoredRun
 from benchlib.show import lines, markup
 
-TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 NAME = "index.html"
 SHOWN = 4  # key numbers of a run
 SERIES = 12  # with trends on the page, those with the newest runs
+FACTORS = 4  # named of a series that looks like another one
 EVENTS = 12  # changes and regressions on the page
 LISTED = 250  # runs on the page; damaged ones among the others are listed as well
 DAMAGED = 50
@@ -83,23 +83,30 @@ def _short(words: str, most: int = 60) -> str:
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
-def row(run: StoredRun) -> Row:
-    """Return a run as the page lists it."""
+def row(run: StoredRun, shown: int | None = SHOWN) -> Row:
+    """Return a run as the page lists it, with at most ``shown`` key numbers (None: all)."""
     link = quote(os.fsencode(f"{run.path}/report.html")) if run.report else ""
     own = view(run.benchmark)
     prefixes = own.headlines or [metric.name for metric in run.metrics[:SHOWN]]
     metrics = [(own.label(prefix), run.metric(prefix)) for prefix in prefixes]
-    numbers = [(label, quantity(metric.value, metric.unit)) for label, metric in metrics if metric][:SHOWN]
+    numbers = [(label, quantity(metric.value, metric.unit)) for label, metric in metrics if metric][:shown]
     return Row(run, link, numbers)
 
 
 @dataclass(frozen=True)
 class Group:
-    """The trends of one series, and its newest run."""
+    """The trends of one series, its newest run, and in which factors it differs from series that look the same."""
 
     last: Row
     runs: int
     trends: list[Trend]
+    apart: str = ""
+
+    @property
+    def name(self) -> tuple[str, ...]:
+        """What a reader sees of it: benchmark, tier, backend, ranks and hardware."""
+        run = self.last.run
+        return run.benchmark, run.tier, run.backend, str(run.ranks), run.hardware
 
 
 def groups(runs: list[StoredRun]) -> list[Group]:
@@ -114,6 +121,34 @@ def groups(runs: list[StoredRun]) -> list[Group]:
         drawn = [trend for trend in (trends.trend(name, members) for name in names) if trend]
         out.append(Group(row(members[-1]), len(members), drawn))
     return sorted(out, key=lambda g: (g.last.run.benchmark, g.last.run.tier, g.last.run.backend, g.last.run.hardware))
+
+
+def told_apart(shown: list[Group], outputs: Path) -> list[Group]:
+    """Return the groups; those of equal names with the factors in which their newest runs differ."""
+    alike: dict[tuple[str, ...], list[Group]] = {}
+    for group in shown:
+        alike.setdefault(group.name, []).append(group)
+    words = {}
+    for same in alike.values():
+        factors = [_factors(outputs / group.last.run.path) for group in same if len(same) > 1]
+        names = sorted(
+            name
+            for name in {name for each in factors for name in each}
+            if len({each.get(name) for each in factors}) > 1
+        )
+        for group, each in zip(same, factors, strict=False):
+            listed = [f"{name.removeprefix('config.')} {each.get(name, 'absent')}" for name in names[:FACTORS]]
+            words[group.last.run.path] = ", ".join([*listed, *["…"] * (len(names) > FACTORS)])
+    return [replace(group, apart=words.get(group.last.run.path, "")) for group in shown]
+
+
+def _factors(folder: Path) -> dict[str, str]:
+    try:
+        return {
+            name: value.strip('"') for name, value in run_fingerprint(Run(folder)).items() if name not in store.VERSIONS
+        }
+    except (UserError, OSError):
+        return {}
 
 
 def events(shown: list[Group], runs: list[StoredRun]) -> list[Event]:
@@ -156,25 +191,12 @@ def render(outputs: Path | str) -> Path:
     """Write ``index.html`` into a folder of runs and return its path. An empty folder gives a page that says so."""
     outputs = Path(outputs)
     runs = store.read(outputs)
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([TEMPLATES, TEMPLATES / "report"]),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["signs"] = markup.signs
-    environment.globals |= {
-        "sparkline": lines.sparkline,
-        "describe_change": lines.describe_change,
-        "spanned": trends.spanned,
-        "quantity": quantity,
-    }
-    style = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
-    series = groups(runs)
+    series = told_apart(groups(runs), outputs)
     happened = events(series, runs)
     shown, others = lines.lanes(runs)
     older = runs[:-LISTED]
-    page = environment.get_template("runs.html.j2").render(
+    page = markup.page(
+        "runs.html.j2",
         count=len(runs),
         day_count=len({run.moment.date() for run in runs}),
         groups=series,
@@ -187,7 +209,10 @@ def render(outputs: Path | str) -> Path:
         days=days(runs),
         older=len(older),
         damaged=[row(run) for run in older if run.damaged][: -DAMAGED - 1 : -1],
-        style=style,
+        sparkline=lines.sparkline,
+        describe_change=lines.describe_change,
+        spanned=trends.spanned,
+        quantity=quantity,
     )
     path = outputs / NAME
     write_text(path, page)

@@ -21,7 +21,7 @@ LANES = 8  # more machines are taken together by hardware, and then the busiest 
 PLACES = 30  # marks on a lane: what falls together shows its worst verdict
 NAMED = ("torch", "cuda", "rocm", "benchlib")
 # The worst first: what a mark shows that stands for several runs.
-ORDER = ("DAMAGED", "BROKEN", "FAIL", "UNFINISHED", "AMBIGUOUS", "SKIPPED", "PASS")
+ORDER = ("DAMAGED", "BROKEN", "FAIL", "UNFINISHED", "RUNNING", "AMBIGUOUS", "SKIPPED", "PASS")
 
 
 @dataclass(frozen=True)

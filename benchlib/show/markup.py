@@ -6,8 +6,11 @@ neither run nor load anything; the report's content security policy stands behin
 
 import html
 import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import mistune
 import nh3
 import pygments
@@ -17,6 +20,7 @@ from mistune.plugins.math import math
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 _TEXT = "a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 h3 h4 h5 h6 hr i img kbd li meter"
 _MORE = "ol p pre progress s samp small span strong sub summary sup table tbody td tfoot th thead tr u ul"
 _MATH = "math mfrac mi mn mo mover mpadded mrow mspace msqrt mroot mstyle msub msubsup msup mtable mtd mtext mtr munder munderover"
@@ -109,3 +113,17 @@ def plain(text: str) -> str:
     """Return terminal text without colours and control characters; of overwritten lines only the last state."""
     lines = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in ANSI.sub("", text.replace("\r\n", "\n")).split("\n"))
     return "\n".join(lines)
+
+
+def page(template: str, filters: Mapping[str, Callable[..., Any]] | None = None, /, **values: Any) -> str:
+    """Return a page of a template: with the style of the reports as ``style`` and the filter ``signs``; blank lines go."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([TEMPLATES, TEMPLATES / "report"]),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"signs": signs, **(filters or {})}
+    # The only text besides the templates that goes in unescaped: a file of this package.
+    environment.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
+    return re.sub(r"\n{2,}", "\n", environment.get_template(template).render(values))

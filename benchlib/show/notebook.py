@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import pandas
 
 
-# JupyterLab aligns the cells of tables right, also those with words.
-_LEFT = "<style scoped>table.left th, table.left td {text-align: left}</style>"
+# JupyterLab aligns the cells of tables right, also those with words, by a rule more specific than this one.
+_LEFT = "<style scoped>table.left th, table.left td {text-align: left !important}</style>"
 
 
 def refuse_unknown_parameters(benchmark: str = "") -> None:

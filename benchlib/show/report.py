@@ -17,7 +17,7 @@ from markupsafe import Markup
 from nbconvert.exporters import TemplateExporter
 from traitlets import default
 
-from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks import of_run
 from benchlib.core.files import read_bytes, write_text
 from benchlib.core.text import cell
 from benchlib.judge.snapshot import Link, link, snapshot
@@ -117,7 +117,8 @@ def _cut(words: str) -> str:
 def _pictures(run: Run, benchmark: str, problems: list[str]) -> tuple[list[dict[str, str]], dict[str, str]]:
     """Draw each picture in both appearances; return them and the digests of the light ones by name."""
     out, seen = [], {}
-    figures = BENCHMARKS[benchmark].figures if benchmark in BENCHMARKS else {}
+    own = of_run(benchmark)
+    figures = own.figures if own else {}
     for name, draw in figures.items():
         try:
             light = draw(run, LIGHT)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from benchlib.core.stats import LEAST_FOR_P95, drift_text, quarters, smoothing_window
-from benchlib.core.text import seconds
+from benchlib.core.text import quantity, seconds
 from benchlib.results import frames
 from benchlib.results.frames import Records
 from benchlib.show.figures import (
@@ -86,7 +86,8 @@ def throughput(run: Records, theme: Theme = LIGHT) -> Picture:
     smoothed = frames.smooth(counted["samples_per_s"]).iloc[width - 1 :]
     axes.plot(counted["step"].iloc[width - 1 :], smoothed, color=theme.series[0], linewidth=2)
     axes.axhline(median, color=theme.muted, linewidth=1, linestyle=DASHED)
-    note(axes, f"median {median:.3g}", (1, median), (0, 5), xycoords=("axes fraction", "data"), ha="right")
+    # Right of the axes, where no step can lie on it.
+    note(axes, f"median\n{quantity(median)}", (1, median), xycoords=("axes fraction", "data"), annotation_clip=False)
     excluded = frame[(~frame["steady"]) & (frame["step"] < counted["step"].min())]
     if len(excluded):
         shaded = (float(excluded["step"].min()) - 0.5, float(counted["step"].min()) - 0.5)
@@ -96,7 +97,7 @@ def throughput(run: Records, theme: Theme = LIGHT) -> Picture:
     # Where no window was recorded (a run that broke) or too few steps, nothing says that the speed had settled.
     n, rates = len(counted), counted["samples_per_s"].tolist()
     settled = " in the steady state" if frames.steady(run) and quarters(rates) else f", median of {n} steps"
-    title = f"{median:.3g} samples/s" + (" in the one step measured" if n == 1 else settled)
+    title = f"{quantity(median)} samples/s" + (" in the one step measured" if n == 1 else settled)
     if moved := drift_text(rates):
         title = f"Throughput {moved} samples/s: no steady state"
     alt = f"Median of {n} steps; {len(excluded)} first steps are shaded and not counted."

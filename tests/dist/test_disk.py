@@ -186,7 +186,7 @@ def test_a_folder_is_for_one_launch_at_a_time(tmp_path: Path) -> None:
         assert launch.stop()
     none_left(run_dir, 0.5)
     assert run_folder.claimed(run_dir) is False
-    with pytest.raises(UserError, match="already used"):
+    with pytest.raises(UserError, match="already executed"):
         Launch(run_dir, "faulty:run").start()
 
 
@@ -198,7 +198,7 @@ def test_launches_that_race_for_a_folder(tmp_path: Path) -> None:
         try:
             outcomes.append(execute(run_dir, benchmark="faulty:run")["outcome"])
         except UserError as error:
-            outcomes.append("in use" if "in use" in str(error) or "already used" in str(error) else str(error))
+            outcomes.append("in use" if "in use" in str(error) or "already executed" in str(error) else str(error))
 
     threads = [threading.Thread(target=start) for _ in range(4)]
     for thread in threads:

@@ -36,7 +36,7 @@ def test_complete(tmp_path: Path) -> None:
     assert {event["source"] for event in seen if event["kind"] == "heartbeat"} == {"rank0", "rank1"}
     assert any(event["kind"] == "sensor" and event["rss_bytes_per_pid"] for event in seen)
     assert seen[-1]["kind"] == "ended"
-    with pytest.raises(UserError, match="already used"):
+    with pytest.raises(UserError, match="already executed"):
         Launch(run_dir, "faulty:run").start()
 
 

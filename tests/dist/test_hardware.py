@@ -36,7 +36,7 @@ def test_two_ranks_measure_a_machine(tmp_path):
     assert values["matmul_fp32_flops"] <= 2 * values["matmul_fp32_best_flops"]
     assert values["matmul_fp32_flops"] <= values["matmul_fp32_peak_flops"] <= 2 * values["matmul_fp32_best_flops"]
     said = " ".join(reading(run))
-    assert f"fp32 peak at {result.metric('matmul_fp32_peak_flops').text} (n = " in said and "honestly" not in said
+    assert f"fp32 peak at {result.metric('matmul_fp32_peak_flops').text} in this run (n = " in said and "honestly" not in said
     assert values["matmul_fp32_alone_flops"] <= values["matmul_fp32_best_flops"]
     assert values["allreduce_gbps"] == pytest.approx(values["allreduce_algbw_gbps"])  # 2 (n - 1) / n = 1 for two ranks
     assert values["copy_host_gbytes_per_s"] > 0

@@ -14,9 +14,10 @@ from benchlib.config.schema import resolve, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
 from benchlib.judge import baselines
+from benchlib.judge.verdict import judge
 from benchlib.launch.launch import Launch, RankFailed, execute
 from benchlib.launch.processes import kill_marked
-from benchlib.results.run import Result, Run, load_result
+from benchlib.results.run import Run, load_result
 
 END_S = 90.0
 
@@ -83,15 +84,15 @@ def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Launc
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run_dir = _squad(tmp_path_factory.mktemp("undisturbed") / "run")
     assert execute(run_dir)["outcome"] == "complete"
-    return load_result(run_dir)
+    return Run(run_dir)
 
 
-def _same_training(run_dir: Path, reference: Result) -> None:
+def _same_training(run_dir: Path, undisturbed: Run) -> None:
     """The weights of both ranks, bit for bit, and the loss of each step are those of the undisturbed run."""
-    result, samples = load_result(run_dir), Run(run_dir).samples
+    result, samples, reference = load_result(run_dir), Run(run_dir).samples, undisturbed.result
     assert result.facts["planned_steps"] == reference.facts["planned_steps"] >= 20
     assert result.facts["checksums"][-1] == reference.facts["checksums"][-1]
     assert len(set(result.facts["checksums"][-1])) == 1
@@ -122,7 +123,18 @@ def test_another_node_takes_the_place_of_a_lost_one(
     _same_training(holder, undisturbed)
 
 
-def test_from_the_checkpoint_before_the_damaged_one(undisturbed: Result, tmp_path: Path) -> None:
+def test_an_undisturbed_run_passes_its_checks(undisturbed: Run) -> None:
+    verdict = judge(undisturbed.path)
+    status = {check.name: check.status for check in verdict.checks}
+    assert verdict.verdict == "PASS", status
+    for name in ("loss decreases", "ranks equal", "sample count", "learning rate", "time budget", "possible speed"):
+        assert status[name] == "PASS", name
+    assert (undisturbed.result.world_size, (undisturbed.path / "predictions.json").exists()) == (2, True)
+    names = {"f1_minisquad_tiny", "train_samples_per_s_minisquad_tiny", "allreduce_gbps"}
+    assert names <= {metric.name for metric in undisturbed.result.metrics}
+
+
+def test_from_the_checkpoint_before_the_damaged_one(undisturbed: Run, tmp_path: Path) -> None:
     run_dir = _squad(tmp_path / "run", launcher="torchrun", max_restarts=1)
     told = execute(run_dir, benchmark="restarting:flipped_and_killed")
     none_left(run_dir, 0.5)

@@ -129,12 +129,22 @@ def test_a_checkpoint_is_a_model_folder(two_ranks: Path, found: dict[str, Any]) 
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
-@pytest.mark.parametrize("padding", ["longest", "max_length"])
-def test_the_trainer_runs_the_same_benchmark(model: str, tmp_path: Path, padding: str) -> None:
-    config = cases.config_of(model, 2, engine="trainer", trainer_padding=padding, max_length=256)
-    save_config(config, tmp_path)
-    in_two_processes("-m", "benchlib.runtime.worker", str(tmp_path), BENCHLIB_OUTPUTS=str(tmp_path))
-    result = load_result(tmp_path)
+@pytest.fixture(scope="module")
+def by_the_trainer(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the benchmark by transformers' Trainer in two processes, once with each padding; return the folder."""
+    folder = tmp_path_factory.mktemp("trainer")
+    for padding in cases.PADDINGS:
+        (folder / padding).mkdir()
+    save_config(cases.config_of(model, 2, engine="trainer", max_length=256), folder)
+    words = ("-m", "benchlib.runtime.worker", str(folder), "--benchmark", "training_cases:trainer")
+    in_two_processes(*words, BENCHLIB_OUTPUTS=str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("padding", cases.PADDINGS)
+def test_the_trainer_runs_the_same_benchmark(by_the_trainer: Path, padding: str) -> None:
+    folder = by_the_trainer / padding
+    result = load_result(folder)
     assert result.status == "complete"
     # The Trainer fills the last batch of an epoch (33 samples, 16 a step) from the epoch's start.
     assert sum(result.facts["samples_seen"]) == result.facts["samples_expected"] == 48
@@ -146,4 +156,4 @@ def test_the_trainer_runs_the_same_benchmark(model: str, tmp_path: Path, padding
     assert forward.provenance == "not_available"
     share = result.value("padding_share") or 0.0
     assert share > 0.3 if padding == "max_length" else share < 0.3
-    assert len((tmp_path / "predictions.json").read_text()) > 10
+    assert len((folder / "predictions.json").read_text()) > 10

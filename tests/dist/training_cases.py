@@ -9,14 +9,17 @@ from typing import Any
 import torch
 import transformers
 
+from benchlib.benchmarks.squad import run as squad
 from benchlib.benchmarks.squad import steps, train
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.core.events import EventWriter
 from benchlib.core.files import write_json
 from benchlib.runtime.group import World, weight_checksum, world
+from benchlib.runtime.steps import COLUMNS, compare_ranks
 from benchlib.workloads import features
 
 Config = SquadConfig
+PADDINGS = ("longest", "max_length")
 
 
 def make_model(folder: Path) -> str:
@@ -77,7 +80,7 @@ def outcome_of(task: steps.Task) -> dict[str, Any]:
         "expected": trained.plan.samples,
         "equal": [len(set(ranks)) == 1 for ranks in trained.checksums],
         "resumed": trained.resumed_step,
-        "columns": dict(zip(steps.COLUMNS, trained.table[-1, 0].tolist(), strict=True)),
+        "columns": dict(zip(COLUMNS, trained.table[-1, 0].tolist(), strict=True)),
     }
 
 
@@ -96,6 +99,12 @@ def gradients_of(task: steps.Task) -> dict[str, torch.Tensor]:
     finally:
         torch.nn.utils.clip_grad_norm_ = real
     return found
+
+
+def trainer(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
+    """Run the whole benchmark once with each padding; the results are in folders of these names."""
+    for padding in PADDINGS:
+        squad.run(config.model_copy(update={"trainer_padding": padding}), run_dir / padding, events)
 
 
 def run(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
@@ -132,7 +141,7 @@ def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World)
     if here.rank == 1:
         with torch.no_grad():
             next(iter(task.loaded.model.parameters()))[0, 0] += 1e-6
-    found["perturbed"] = steps.compare_ranks(task.loaded.model, here, events, 1)
+    found["perturbed"] = compare_ranks(task.loaded.model, here, events, 1)
     if here.main:
         torch.save(gradients, run_dir / "gradients.pt")
         write_json(run_dir / "cases.json", found)

@@ -1,6 +1,22 @@
 """What several files of these tests start from."""
 
+import functools
+
 import pytest
+
+from benchlib.commands import list as listing
+from benchlib.core import machine
+from benchlib.launch import plan
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_probe():
+    """Ask torch once what is here: each answer is a process of seconds."""
+    probe = functools.cache(machine.probe_devices)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (plan, listing):
+            patch.setattr(module, "probe_devices", probe)
+        yield
 
 
 @pytest.fixture(scope="module")

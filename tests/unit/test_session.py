@@ -38,9 +38,23 @@ def test_a_run_by_hand_ends_with_report_folder_and_comparison(shown, tmp_path, m
     assert verdict == "**PASS**: 3 checks passed."
     assert (run.path / "report.html").exists()
     assert (tmp_path / "outputs" / "index.html").exists()
+    page = (run.path / "report.html").read_text(encoding="utf-8")
+    assert "the run folder holds no readable <code>notebook.ipynb</code>" in page  # what is not there is said
+    assert all(f"<h2>{heading}</h2>" in page for heading in ("Every number and where it comes from", "The machine"))
     assert f"(outputs/quick-20260921/{run.path.name}/report.html)" in places
     assert f"run folder: `{run.path}`" in places
     assert f"compare: `benchlib compare {earlier.path} {run.path}`" in places
+
+
+def test_intervals_have_the_unit_of_their_value(tmp_path):
+    run = stored(tmp_path, 1)
+    for metric in run.result.metrics:
+        if metric.unit == "FLOP/s" and metric.ci_low:
+            low = session.metrics_table(run).loc[metric.name, "95 % interval"].split()[0]
+            assert float(low) == pytest.approx(metric.ci_low / 1e9, rel=0.01)
+            break
+    else:
+        pytest.fail("the run has no rate of operations")
 
 
 def test_under_the_command_line_the_notebook_leaves_report_and_list_to_it(shown, tmp_path, monkeypatch):
@@ -122,7 +136,7 @@ def test_tables_are_left_aligned_with_thousands():
     page = notebook.table_html(frame)
     for text in ("1,234,567", "0.123<", "&lt;b&gt;", ">12345<", ">True<"):
         assert text in page
-    assert "table.left td {text-align: left}" in page
+    assert "table.left td {text-align: left !important}" in page
     assert re.search(r'<table[^>]* class="dataframe left"', page)
     assert "nan" not in page.lower()
     assert page.count("<td>") == 8

@@ -181,9 +181,9 @@ def compare(world: World, names: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def difference(one: Trace, other: Trace) -> float:
+def difference(item: Trace, other: Trace) -> float:
     """Return the largest absolute difference between two runs; infinite where either has a number that is not finite."""
-    worst = float(torch.stack([(a - b).abs().max() for a, b in zip(one, other, strict=True)]).max())
+    worst = float(torch.stack([(a - b).abs().max() for a, b in zip(item, other, strict=True)]).max())
     return worst if math.isfinite(worst) else math.inf
 
 
@@ -220,9 +220,9 @@ def _train(group: dist.ProcessGroup | None, parts: Sequence[int], device: torch.
         inputs, targets = (torch.cat(tensors).to(device) for tensors in zip(*pairs, strict=True))
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(wrapped(inputs), targets).backward()
-        trace += [one.grad.detach().cpu().clone() for one in model.parameters() if one.grad is not None]
+        trace += [item.grad.detach().cpu().clone() for item in model.parameters() if item.grad is not None]
         optimizer.step()
-    return trace + [one.detach().cpu().clone() for one in model.parameters()]
+    return trace + [item.detach().cpu().clone() for item in model.parameters()]
 
 
 def _batch(step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -341,7 +341,7 @@ def measure_gradients(bench: Bench) -> None:
 
 def _over_ranks(wrong: int, checked: int) -> tuple[int, int]:
     counts = group.all_gather_objects((wrong, checked))
-    return sum(one[0] for one in counts), sum(one[1] for one in counts)
+    return sum(item[0] for item in counts), sum(item[1] for item in counts)
 
 
 def compare_gradients(bench: Bench) -> None:

@@ -11,8 +11,9 @@ from matplotlib.lines import Line2D
 from benchlib.benchmarks.collectives import figures_ranks
 from benchlib.benchmarks.collectives import tables as series
 from benchlib.benchmarks.collectives.figures_ranks import BY_BYTES
-from benchlib.benchmarks.collectives.tables import ROOTED, TOGETHER, share_text, words
+from benchlib.benchmarks.collectives.tables import LEAST_FOR_P99, ROOTED, TOGETHER, share_text, words
 from benchlib.core.definitions import BUS_FACTORS, NO_LIMIT, size_text
+from benchlib.core.stats import LEAST_FOR_P95
 from benchlib.core.text import quantity, seconds
 from benchlib.results.frames import Records
 from benchlib.show.figures import (
@@ -171,7 +172,8 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
         f"{row['case']} {share_text(row['share'])} of {row['bound'].replace('tcp', 'TCP')}"
         for row in series.rows(frame)
     )
-    return finish(figure, axes, theme, title, below, "", f"{values}.", 40)
+    alt = f"{values}. Sockets in turns with the operation, the others by size."
+    return finish(figure, axes, theme, title, below, "", alt, 40)
 
 
 @styled
@@ -216,7 +218,9 @@ def small_messages(run: Records, theme: Theme = LIGHT) -> Picture:
     if frame.empty:
         return leave_empty(figure, axes, theme, "No time of a collective was recorded.")
     for row, item in enumerate(series.rows(frame)):
-        reach = [item[name] for name in ("median_us", "p95_us", "p99_us") if item[name] > 0]
+        least = {"median_us": 1, "p95_us": LEAST_FOR_P95, "p99_us": LEAST_FOR_P99}
+        reach = [item[name] for name, rounds in least.items() if item[name] > 0 and item["rounds"] >= rounds]
+        reach = reach or [item["median_us"]]
         looks: Any = {"color": theme.series[0], "linestyle": "none"}
         axes.plot(
             [reach[0], reach[-1]],
@@ -233,13 +237,13 @@ def small_messages(run: Records, theme: Theme = LIGHT) -> Picture:
     axes.set_xscale("log")
     plain_numbers(axes.xaxis)
     axes.spines["bottom"].set_visible(False)
-    labels = [words(one, kind) for one, kind in zip(frame["operation"], frame["variant"], strict=True)]
+    labels = [words(entry, kind) for entry, kind in zip(frame["operation"], frame["variant"], strict=True)]
     label_rows(axes, labels)
     sizes = frame.loc[frame["bytes"] > 0, "bytes"]
     of = f" of {size_text(sizes.min())}" if len(sizes) else ""
     times = [seconds(1e-6 * value) for value in frame["median_us"]]
     alt = ", ".join(f"{label} {time}" for label, time in zip(labels, times, strict=True))
-    below = "time (µs): dot median, tick 95 %, end of the bar 99 %"
+    below = f"time (µs): dot median; tick 95 % (from {LEAST_FOR_P95} rounds), bar to 99 % (from {LEAST_FOR_P99})"
     return finish(
         figure, axes, theme, f"Smallest messages{of}: {times[0]} to {times[-1]}", below, "", f"Medians: {alt}.", 40
     )

@@ -81,6 +81,7 @@ def heat_map(run: Records, theme: Theme = LIGHT) -> Picture:
         title = f"Rank {slow[0]} to {slow[1]} is the slowest pair: {quantity(low)} Gbps, median {quantity(middle)}"
     at, each = (f" at {size_text(sizes.max())}", f" ({size_text(sizes.max())} each way)") if len(sizes) else ("", "")
     alt = f"{len(frame):,} pairs of {ranks} ranks{at}: {quantity(low)} to {quantity(high)} Gbps, median {quantity(middle)}."
+    alt += " Pairs are timed for a shorter time than send/recv by size, one after the other."
     return finish(figure, axes, theme, title, f"to rank{each}", "from rank", alt, 30)
 
 
@@ -175,7 +176,8 @@ def overlap(run: Records, theme: Theme = LIGHT) -> Picture:
         f"exchange {seconds(1e-6 * item['alone_us'])}, together {seconds(1e-6 * item['together_us'])}"
         for item in items
     )
-    return finish(figure, axes, theme, title, f"time ({unit}), medians", "", f"{alt}.", 46)
+    alt += ". Timed in turns, apart from the series by size."
+    return finish(figure, axes, theme, title, f"time ({unit}), medians in turns", "", alt, 46)
 
 
 @styled

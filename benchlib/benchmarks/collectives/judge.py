@@ -6,7 +6,7 @@ from typing import Any
 
 from benchlib.benchmarks.collectives import nccl_tests
 from benchlib.benchmarks.collectives.config import CollectivesConfig
-from benchlib.core.definitions import BUS_FACTORS, NO_LIMIT, hidden_share, size_text
+from benchlib.core.definitions import BUS_FACTORS, NO_LIMIT, hidden_share, share_text, size_text
 from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (
@@ -158,7 +158,7 @@ def _verified(result: Result) -> Check:
     """Check that nothing was timed without being compared."""
     rows = [row for row in result.tables.get("series", []) if row["operation"] != "barrier"]
     without = [row for row in rows if not row.get("checked_elements")]
-    reason = f"{len(rows) - len(without):,} of {len(rows):,} series were compared whole, after every run"
+    reason = f"{len(rows) - len(without):,} of {len(rows):,} series with data were compared whole, after every run"
     if without:
         first = without[0]
         reason += f"; not {first['operation']} {first['variant']} {first['dtype']} at {first['bytes']:,} bytes"
@@ -204,11 +204,11 @@ def _whole_plan(result: Result) -> Check:
     least, limit = min(shortened.values(), default=1.0), f">= {LEAST_TIME:.0%} of its time"
     short = [f"{what} in {share:.0%} of their time" for what, share in shortened.items()]
     if not cut:
-        told = "; ".join([f"{len(result.tables.get('series', [])):,} series and all limits", *short])
+        listed = "; ".join([f"{len(result.tables.get('series', [])):,} series and all limits", *short])
         status: Status = "PASS" if least >= LEAST_TIME else "SKIPPED"
-        return Check(name=name, kind="sanity", question=question, status=status, reason=told, limit=limit)
-    told = "; ".join(cut[:NAMED]) + (f"; and {len(cut) - NAMED} more" if len(cut) > NAMED else "")
-    reason = "; ".join([f"cut: {told}", *short])
+        return Check(name=name, kind="sanity", question=question, status=status, reason=listed, limit=limit)
+    listed = "; ".join(cut[:NAMED]) + (f"; and {len(cut) - NAMED} more" if len(cut) > NAMED else "")
+    reason = "; ".join([f"cut: {listed}", *short])
     return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, limit=limit)
 
 
@@ -245,9 +245,9 @@ def _shares(config: CollectivesConfig, result: Result) -> list[Check]:
 def _share(name: str, question: str, row: dict[str, Any], wanted: float) -> Check:
     metric = derived("share", row["share"], "", "higher")
     check = limit_check(name, question, metric, wanted, source=f"of {row['bound']}, measured in turns")
-    rates = f"{row['busbw_gbps']:.3g} of {row['bound_gbps']:.3g} Gbps over {row['rounds']} rounds"
-    rates += "; faster than the sockets, which are no limit here" if row["share"] > NO_LIMIT else ""
-    return check.model_copy(update={"reason": f"{check.reason}: {rates}"})
+    how = f"median of the ratios of {row['rounds']} rounds"
+    how += "; faster than the sockets, which are no limit here" if row["share"] > NO_LIMIT else ""
+    return check.model_copy(update={"reason": f"{check.reason}: {how}"})
 
 
 # What the numbers of a collectives run say, in sentences, each with its ratio to a bound.
@@ -263,10 +263,6 @@ GOOD = {
     ("reduce_scatter", "direct"): (0.6, 64 << 20),
 }
 NAMES = {"ring": "the ring", "tree": "recursive doubling", "rs_ag": "reduce-scatter and all-gather"}
-SOCKETS = {
-    "tcp socket one way": "a raw TCP socket carries one way",
-    "tcp socket all ranks": "raw TCP sockets of all ranks carry at once",
-}
 HIGH_SKEW = 0.5  # of an operation's time, between the first and the last rank
 
 
@@ -308,7 +304,7 @@ def _verified_sentence(result: Result) -> str:
 
 
 def _shares_sentence(result: Result) -> Iterator[str]:
-    """Yield of each operation its share of the raw sockets at its largest size, and whether that is what to expect.
+    """Yield of each operation its share of the raw sockets at its largest size, beside the share that is expected.
 
     What is faster than the sockets has no limit in them, and whether it is good is not told by its share.
     """
@@ -316,16 +312,18 @@ def _shares_sentence(result: Result) -> Iterator[str]:
     for key in dict.fromkeys((row["operation"], row["variant"]) for row in rows):
         row = max((row for row in rows if (row["operation"], row["variant"]) == key), key=lambda row: row["bytes"])
         variant = " (ours)" if key[1] == "direct" else ""
-        text = (
-            f"The {_word(key[0])}{variant} reaches {row['share']:.2f} of what {SOCKETS[row['bound']]} at {size_text(row['bytes'])}: "
-            f"{quantity(row['busbw_gbps'])} of {quantity(row['bound_gbps'])} Gbps"
-        )
+        text = f"The {_word(key[0])}{variant} reaches {share_text(row['share'])} of raw TCP bandwidth at {size_text(row['bytes'])}"
         good, least = GOOD.get(key, (None, 0))
         if row["share"] > NO_LIMIT:
-            text += "; the sockets were slower than what the library drives, so they are no limit in this run"
+            text += "; the library is faster than the sockets, which are no limit in this run"
         elif good is not None and row["bytes"] >= least:
-            text += f"; {good:g} is to be expected, and it is {'met' if row['share'] >= good else 'missed'}"
+            text += f"; {share_text(good)} expected"
         yield text + "."
+    if rows:
+        yield (
+            "These shares are medians of the ratios of single rounds, in which operation and sockets take turns: they differ from "
+            "the ratios of the medians by size, which are measured one after the other."
+        )
 
 
 def _memory(result: Result) -> str:
@@ -337,7 +335,7 @@ def _memory(result: Result) -> str:
     copy = max(copies, key=lambda row: row["bytes"])
     return (
         f"Copies of {size_text(copy['bytes'])} within the memory move {quantity(copy['gbps'])} Gbps, read and written by all ranks; "
-        f"the all-reduce has {best.value / copy['gbps']:.3f} of it."
+        f"the all-reduce has {share_text(best.value / copy['gbps'])} of it."
     )
 
 
@@ -346,7 +344,7 @@ def _claimed(result: Result) -> str:
     best = result.metric("allreduce_busbw_gbps")
     if link is None or best is None or best.value is None:
         return ""
-    return f"The all-reduce reaches {best.value / link['gbps']:.2f} of the {quantity(link['gbps'])} Gbps that the links claim ({link['source']})."
+    return f"The all-reduce reaches {share_text(best.value / link['gbps'])} of the {quantity(link['gbps'])} Gbps that the links claim ({link['source']})."
 
 
 def _latency(result: Result) -> str:
@@ -358,8 +356,8 @@ def _latency(result: Result) -> str:
     if fit["alpha_us"] is None:
         return f"Start-up time and bandwidth of the all-reduce cannot be told apart: {fit['reason']}."
     return (
-        f"An all-reduce takes {quantity(fit['alpha_us'])} us to start; below {size_text(fit['half_bytes'])} (n1/2) "
-        f"that is more than half of its time. The line through {fit['points']} sizes misses them by {fit['residual']:.0%}."
+        f"A line fitted to {fit['points']} sizes of the all-reduce gives {quantity(fit['alpha_us'], 'us')} to start, more than half of the time "
+        f"below {size_text(fit['half_bytes'])} (n1/2); it misses the measured times by {fit['residual']:.0%}."
     )
 
 
@@ -400,7 +398,7 @@ def _overlap(result: Result) -> str:
         share, kind = hidden_share(row["alone_us"], row["compute_us"], row["together_us"])
         groups[kind].append(f"{_word(row['operation'])} {share:.0%}" if share is not None else _word(row["operation"]))
     text = ", ".join(groups[""]) or "none"
-    text = f"Beside a computation of the same length this share of the time is hidden at {size_text(rows[0]['bytes'])}: {text}."
+    text = f"Beside a computation this share of the shorter time is hidden at {size_text(rows[0]['bytes'])}: {text}."
     if groups["slower"]:
         text += f" Together slower than one after the other: {', '.join(groups['slower'])}."
     if groups["disturbed"]:

@@ -132,10 +132,10 @@ def _connected(
             links["into"] = listener.accept()[0]
     except OSError as error:
         reason = f"rank {place.rank} at {address} cannot connect to the others: {error}"
-    for one in links.values():
-        stack.enter_context(one)
-        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        one.settimeout(TRANSFER_S)
+    for item in links.values():
+        stack.enter_context(item)
+        item.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        item.settimeout(TRANSFER_S)
     reason = next((text for text in group.all_gather_objects(reason) if text), "")
     if reason:
         raise NoSockets(reason)

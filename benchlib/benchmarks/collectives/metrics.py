@@ -262,10 +262,11 @@ def metric_name(operation: str) -> str:
 def metrics(lines: dict[tuple[str, str], list[Taken]], fits: Sequence[Row], ranks: int) -> list[Metric]:
     """Return of each operation its bus bandwidth at the largest size, and of the library's its time at the smallest."""
     values: list[Metric] = []
+    largest = max((line[-1].series.bytes for line in lines.values()), default=0)
     for (operation, variant), line in lines.items():
         name = metric_name(operation)
         if variant in ("library", "direct") and operation != "barrier":
-            values.append(_bandwidth(name + ("_direct" if variant == "direct" else ""), line[-1], ranks))
+            values.append(_bandwidth(name + ("_direct" if variant == "direct" else ""), line[-1], ranks, largest))
         if variant == "library":
             values.append(_latency(f"{name}_latency_us", line[0], ranks))
     return values + _of_fit(fits)
@@ -274,10 +275,13 @@ def metrics(lines: dict[tuple[str, str], list[Taken]], fits: Sequence[Row], rank
 NO_BUS = "one rank has no bus to send on; set nproc to 2 or more"
 
 
-def _bandwidth(name: str, large: Taken, ranks: int) -> Metric:
+def _bandwidth(name: str, large: Taken, ranks: int, largest: int) -> Metric:
     rates = bus(large.case.operation, large.series)
     if not rates:
         return not_available(f"{name}_busbw_gbps", "Gbps", "higher", NO_BUS)
+    if large.series.bytes < largest / 2:  # what the ranks share is rounded to whole elements of each, so never equal
+        cut = f"the time held no size above {size_text(large.series.bytes)}, and others reached {size_text(largest)}"
+        return not_available(f"{name}_busbw_gbps", "Gbps", "higher", cut)
     reason = f"{large.case.label()}, {size_text(large.series.bytes)}, {ranks} ranks"
     return derived(f"{name}_busbw_gbps", rates, "Gbps", "higher", reason)
 

@@ -58,31 +58,31 @@ def read(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"nccl_tests = {path}: this is {what}; {expected}")
     rows = []
     for claim in claims:
-        one = claim.collective
-        if one is None or one.size_bytes is None or one.busbw_gbytes_per_s is None:
+        item = claim.collective
+        if item is None or item.size_bytes is None or item.busbw_gbytes_per_s is None:
             continue  # a footer, or a placement that was not run
-        if not one.operation:
+        if not item.operation:
             raise UserError(
                 f"nccl_tests = {path}: the file does not name its program (all_reduce_perf or the like): keep the lines "
                 "before the table, or the command that made it"
             )
-        rows.append(_claimed(one, claim.subject.rpartition(", ")[2], path.name))
+        rows.append(_claimed(item, claim.subject.rpartition(", ")[2], path.name))
     if not rows:
         raise UserError(f"nccl_tests = {path}: no row with a bandwidth; the test failed or the file is cut")
     return rows
 
 
-def _claimed(one: Collective, placement: str, source: str) -> dict[str, Any]:
-    algbw, busbw = one.algbw_gbytes_per_s, one.busbw_gbytes_per_s
+def _claimed(item: Collective, placement: str, source: str) -> dict[str, Any]:
+    algbw, busbw = item.algbw_gbytes_per_s, item.busbw_gbytes_per_s
     return {
-        "operation": one.operation,
+        "operation": item.operation,
         "placement": placement,
-        "bytes": one.size_bytes,
-        "ranks": one.ranks,
-        "time_us": 1e6 * one.seconds if one.seconds is not None else None,
+        "bytes": item.size_bytes,
+        "ranks": item.ranks,
+        "time_us": 1e6 * item.seconds if item.seconds is not None else None,
         "algbw_gbps": BITS * algbw if algbw is not None else None,
         "busbw_gbps": BITS * busbw if busbw is not None else None,
-        "wrong_elements": one.wrong_elements,
+        "wrong_elements": item.wrong_elements,
         "provenance": "claimed",
         "source": source,
     }

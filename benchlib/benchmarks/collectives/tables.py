@@ -12,7 +12,9 @@ from typing import Any
 
 import pandas as pd
 
+from benchlib.core import definitions
 from benchlib.core.definitions import NO_LIMIT, size_text
+from benchlib.core.stats import LEAST_FOR_P95
 from benchlib.core.text import quantity, seconds
 from benchlib.results import frames
 from benchlib.results.frames import Records
@@ -60,8 +62,7 @@ def words(operation: str, variant: str = "library") -> str:
 
 def share_text(value: float) -> str:
     """Write a share of a limit; above 1 by more than noise, what it is a share of was no limit."""
-    text = f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"
-    return f"{text} (no limit)" if value > NO_LIMIT else text
+    return definitions.share_text(value) + (" (no limit)" if value > NO_LIMIT else "")
 
 
 def table(run: Records, name: str) -> pd.DataFrame:
@@ -115,9 +116,13 @@ def bounds(run: Records) -> dict[str, pd.DataFrame]:
 def shares(run: Records) -> pd.DataFrame:
     """Return the table ``shares``, with the shares of the memory copy and of the claimed link where it has none of them.
 
-    They follow from the bandwidths of the same rows: only the sockets are measured in turns with the operations.
+    Those follow from the series by size: only the sockets are measured in turns with the operations.
     """
     frame, limits = table(run, "shares").dropna(subset=["share", "bytes"]), bounds(run)
+    lines = {
+        key: dict(zip(line["bytes"], line["value"], strict=True))
+        for key, line in series_lines(run, "busbw_gbps").items()
+    }
     more = []
     for name in ("memory copy", "claimed link"):
         measured = {(row["operation"], row["variant"]) for row in rows(frame[frame["bound"] == name])}
@@ -125,11 +130,11 @@ def shares(run: Records) -> pd.DataFrame:
             if (row["operation"], row["variant"]) in measured or name not in limits:
                 continue
             at = limits[name][limits[name]["bytes"].isna() | (limits[name]["bytes"] == row["bytes"])]["gbps"]
-            if len(at):
+            rate = lines.get((row["operation"], row["variant"]), {}).get(row["bytes"])
+            if len(at) and rate:
                 gbps = float(at.iloc[0])
-                more.append(
-                    row | {"bound": name, "bound_gbps": gbps, "share": row["busbw_gbps"] / gbps, "target": math.nan}
-                )
+                rates = {"busbw_gbps": rate, "bound_gbps": gbps, "share": rate / gbps}
+                more.append(row | rates | {"bound": name, "target": math.nan})
     return pd.concat([frame, pd.DataFrame(more)], ignore_index=True) if more else frame
 
 
@@ -212,14 +217,19 @@ def apart(run: Records, operation: str) -> pd.DataFrame:
 
 
 MOST_SIZES = 7
-NOTHING, NOT_TOLD = "–", "not told"
+NOTHING, NOT_TOLD = "–", "not on a line"
+OTHERS = "limits, turns, pairs, overlap, buckets"
+LEAST_FOR_P99 = 5 * LEAST_FOR_P95
 BANDWIDTH, TIME = "Gbps (bus)", "median time"
 
 
 def verified(run: Records) -> pd.DataFrame:
-    """Return by operation what was timed and compared, and how many elements were wrong."""
-    frame = table(run, "series")
-    entries = []
+    """Return by operation what was timed and compared, and how many elements were wrong.
+
+    What no series has (limits, turns, pairs, overlap, buckets) is a row of its own, so that the sum is that of the run.
+    """
+    frame, result = table(run, "series"), frames.readable(run, "result")
+    entries: list[dict[str, Any]] = []
     for operation in _order(frame["operation"]):
         part = frame[frame["operation"] == operation]
         sizes = part.loc[part["bytes"] > 0, "bytes"]
@@ -233,6 +243,12 @@ def verified(run: Records) -> pd.DataFrame:
             "elements compared": f"{part['checked_elements'].sum():,.0f}",
             "wrong": f"{part['wrong_elements'].sum():,.0f}",
         })  # fmt: skip
+    facts = result.facts if result else {}
+    checked, bad = (facts.get(f"{name}_elements") for name in ("checked", "wrong"))
+    if entries and isinstance(checked, int) and isinstance(bad, int) and checked > frame["checked_elements"].sum():
+        rest = [checked - frame["checked_elements"].sum(), max(0, bad - frame["wrong_elements"].sum())]
+        counts = dict(zip(("elements compared", "wrong"), (f"{count:,.0f}" for count in rest), strict=True))
+        entries.append(dict.fromkeys(entries[0], NOTHING) | {"operation": OTHERS} | counts)
     return _indexed(entries, "operation", "No collective was timed.")
 
 
@@ -292,8 +308,8 @@ def _spread_row(item: dict[str, Any]) -> dict[str, str]:
         "rounds": _or_nothing(item["rounds"], "{:.0f}"),
         "median": micros("median_us"),
         "95 % interval": NOTHING if NOTHING in ends else " to ".join(ends),
-        "p95": micros("p95_us"),
-        "p99": micros("p99_us"),
+        "p95": micros("p95_us") if item["rounds"] >= LEAST_FOR_P95 else NOTHING,
+        "p99": micros("p99_us") if item["rounds"] >= LEAST_FOR_P99 else NOTHING,
         "algbw": _or(item["algbw_gbps"], lambda value: quantity(value, "Gbps"), NOTHING),
         "busbw": _or(item["busbw_gbps"], lambda value: quantity(value, "Gbps"), NOTHING),
     }
@@ -316,7 +332,10 @@ def _by_size(run: Records, head: str, column: str, write: Any) -> list[dict[str,
 
 
 def shares_table(run: Records) -> pd.DataFrame:
-    """Return the share of each limit, with its target where there is one."""
+    """Return the share of each limit, with its target where there is one.
+
+    Of what was measured in turns it is the median of the rounds' ratios, and no ratio of the two medians beside it.
+    """
     entries = [
         {
             "operation": words(row["operation"], row["variant"]),
@@ -324,8 +343,9 @@ def shares_table(run: Records) -> pd.DataFrame:
             "bus bandwidth": quantity(row["busbw_gbps"], "Gbps"),
             "limit": row["bound"].replace("tcp", "TCP"),
             "of the limit": quantity(row["bound_gbps"], "Gbps"),
-            "share": share_text(row["share"]),
-            "target": _or_nothing(row["target"], "{:.2f}"),
+            "share (in turns: median of ratios)": share_text(row["share"]),
+            "target": _or(row["target"], definitions.share_text, NOTHING),
+            "measured": "in turns" if row["bound"].startswith("tcp") else "by size",
         }
         for row in rows(shares(run))
     ]

@@ -11,6 +11,7 @@ from benchlib.judge.impossible.claim import Claim, Collective, Speed
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.regression import RegressionLimit
+from benchlib.results.metrics import Metric
 from benchlib.results.run import Run
 
 PEAK_SHARE = 0.20  # of the accepted peak that a shared machine's noise may cost
@@ -98,7 +99,7 @@ def reading(run: Run) -> list[str]:
     assert isinstance(config, MachineConfig) and result is not None
     peaks = [(name, result.metric(f"matmul_{name}_peak_flops")) for name in config.precisions]
     sentences = [
-        f"Matrix products in {name} peak at {metric.text} ({metric.reason})."
+        f"Matrix products in {name} peak at {metric.text} in this run ({metric.reason}){_beside(result.metric(f'matmul_{name}_highest_flops'))}."
         for name, metric in peaks
         if metric and metric.value is not None
     ]
@@ -116,6 +117,13 @@ def reading(run: Run) -> list[str]:
         sentences.append(text + ".")
     sentences.append("These are the best of this run and no bounds: other sizes, or a quieter machine, may show more.")
     return [*sentences, stands] if (stands := summary(run)) else sentences
+
+
+def _beside(highest: Metric | None) -> str:
+    """Return what stands behind a peak: the highest of all runs of this machine, where there are others."""
+    if highest is None or highest.value is None:
+        return ""
+    return f"; the highest of this machine's runs, of which utilisation is stated, is {highest.text} ({highest.reason})"
 
 
 # The values of a machine run under the names and conditions of the published figures.

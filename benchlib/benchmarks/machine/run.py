@@ -20,6 +20,7 @@ from benchlib.benchmarks.machine.config import MachineConfig
 from benchlib.core.events import EventWriter, Moment
 from benchlib.core.files import is_full
 from benchlib.results.metrics import Metric, derived, measured, not_available
+from benchlib.results.peaks import highest
 from benchlib.results.run import Result, save_result
 from benchlib.runtime import group
 from benchlib.runtime.peaks import MatmulPeak, copy_rates, matmul_peaks, peak_together
@@ -93,6 +94,7 @@ def run(config: MachineConfig, run_dir: Path, events: EventWriter) -> None:
         if world.rank == 0:
             metrics.append(measured("startup_s", startup_s, "s", "lower"))
             metrics.append(measured("total_s", began.since(), "s", "lower"))
+            metrics += _highest(config, metrics, run_dir, world.size)
             facts = {
                 "allreduce_wrong_elements": sum(exchange.wrong for exchange in exchanges),
                 "collective": world.collective,
@@ -110,6 +112,19 @@ def run(config: MachineConfig, run_dir: Path, events: EventWriter) -> None:
                 tables=tables,
             )
             save_result(run_dir, result)
+
+
+def _highest(config: MachineConfig, metrics: list[Metric], run_dir: Path, ranks: int) -> list[Metric]:
+    """Return the highest peak of each precision that this and the earlier runs of the machine measured."""
+    values = {metric.name: metric for metric in metrics if metric.value}
+    best = []
+    for precision in config.precisions:
+        own, (value, reason) = values.get(f"matmul_{precision}_peak_flops"), highest(run_dir, precision, ranks)
+        if own and value:
+            of_own = f"{own.reason}, measured by this run"
+            value, reason = max((value, reason), (own.value or 0.0, of_own))
+            best.append(measured(f"matmul_{precision}_highest_flops", value, "FLOP/s", "none", reason=reason))
+    return best
 
 
 def _products(bench: _Bench, precision: str, table: list[dict[str, Any]]) -> list[Metric]:

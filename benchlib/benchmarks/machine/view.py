@@ -1,6 +1,21 @@
 """What a report of the machine shows first, and its words."""
 
 from benchlib.benchmarks import View
+from benchlib.benchmarks.machine.config import MachineConfig
+from benchlib.core.text import listing
+from benchlib.results.run import Result
+
+
+def _warnings(config: MachineConfig, result: Result | None) -> list[str]:
+    """Name the planned products that were left out: a peak over fewer sizes may be too low."""
+    measured: dict[str, set[int]] = {}
+    for row in result.tables.get("matmul", []) if result else []:
+        measured.setdefault(row["precision"], set()).add(row["n"])
+    lacking = {name: sorted({*config.matmul_sizes} - sizes) for name, sizes in measured.items()}
+    parts = [f"{name} at n = {listing([str(size) for size in sizes])}" for name, sizes in lacking.items() if sizes]
+    why = f"one would take longer than the {config.seconds:g} s of a measurement, or finds no memory"
+    return [f"Incomplete: there are no matrix products in {listing(parts)}: {why}."] if parts else []
+
 
 VIEW = View(
     headlines=(
@@ -25,4 +40,5 @@ VIEW = View(
         "disk_write_gbytes_per_s": "Disk write",
     },
     headings={"matmul": "Matrix products", "allreduce": "All-reduce by size"},
+    warnings=_warnings,
 )

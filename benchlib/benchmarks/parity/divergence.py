@@ -54,17 +54,17 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
         return leave_empty(figure, axes, theme, "No differences of logits were counted.")
     tall(figure, len(names), WIDE_ROW_IN)
     judged = tables.table(run, "quantities").query("quantity == 'logits max difference'")
-    known = {
+    standings = {
         row["member"]: row for row in tables.row_dicts(judged) if row["member"] in names and math.isfinite(row["limit"])
     }
     # A few values far below all others would press the rest together; they are drawn where there is room for them.
     seen = frame[frame["count"] >= SEEN * frame.groupby("member")["count"].transform("sum")]
     ends = [*seen["high"], *seen.loc[seen["low"] > 0, "low"]]
-    zero = powers(axes.xaxis, [*ends, *(row["limit"] for row in known.values())])
+    zero = powers(axes.xaxis, [*ends, *(row["limit"] for row in standings.values())])
     most = tables.table(run, "logits").groupby("member")["max_abs"].max()
     sentences = []
     for row, name in enumerate(names):
-        part, verdict = frame[frame["member"] == name], known.get(name, {})
+        part, verdict = frame[frame["member"] == name], standings.get(name, {})
         over = verdict.get("status") == "FAIL"
         limit = verdict.get("limit", math.inf)
         word = tables.outcome_word(verdict.get("status", ""), bool(verdict.get("gates", True)), True)
@@ -83,15 +83,15 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
         sentences.append(f"{name} at most {difference(largest)}, {100 * equal:.0f} % are equal")
     name_rows(axes, theme, names)
     label(axes, theme, "|logit - the reference's|; bar: tolerance; right: the largest")
-    return head(figure, theme, titled(_finding(known), tables.scope(run)), f"{'; '.join(sentences)}.")
+    return head(figure, theme, titled(_finding(standings), tables.scope(run)), f"{'; '.join(sentences)}.")
 
 
-def _finding(known: dict[str, dict[str, Any]]) -> str:
-    beyond = [name for name, row in known.items() if row["status"] == "FAIL"]
+def _finding(standings: dict[str, dict[str, Any]]) -> str:
+    beyond = [name for name, row in standings.items() if row["status"] == "FAIL"]
     if beyond:
         return f"Logits of {listed(beyond)} differ by more than the tolerance"
     shares = {
-        name: row["value"] / row["limit"] for name, row in known.items() if row["limit"] > 0 and row["value"] >= 0
+        name: row["value"] / row["limit"] for name, row in standings.items() if row["limit"] > 0 and row["value"] >= 0
     }
     if not shares:
         return "Differences of the logits"
@@ -132,9 +132,9 @@ def closeness(run: Records, theme: Theme = LIGHT) -> Picture:
     label(axes, theme, "distance to fp64 / the reference's; right: the largest")
     farther = [name for name in frames if verdicts.get(name) == "farther"]
     title = (
-        f"Farther from fp64 than the reference: {listed(farther)}"
+        f"More than twice as far from fp64 as the reference: {listed(farther)}"
         if farther
-        else "No member is farther from fp64 than the reference"
+        else "No member is more than twice as far from fp64 as the reference"
     )
     return head(figure, theme, titled(title, tables.scope(run)),
                 f"Largest distance to the fp64 truth: {'; '.join(sentences)}. Shaded: within a factor of 2.")  # fmt: skip

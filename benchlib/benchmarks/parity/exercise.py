@@ -137,7 +137,7 @@ class Exercise:
             differences["batch_max_abs"] = _max_abs(whole[:, real], np.concatenate(alone, axis=1)[:, real])
         else:
             self.absent["batch invariance"] = "batch_sizes has no batch of several rows"
-        longest = max(one.length for one in self.inputs.of("data"))
+        longest = max(item.length for item in self.inputs.of("data"))
         if longest > case.length:
             wide = np.stack(self._pair(padded(tensors, longest, self.inputs.pad_id)))
             differences["padding_max_abs"] = _max_abs(whole[:, real], wide[:, :, : case.length][:, real])
@@ -207,7 +207,7 @@ class Exercise:
 
     def _latency(self) -> None:
         """Time single forward passes of one full input of one row, the device waited for."""
-        case = max(self.inputs.of("data"), key=lambda one: (one.length, one.batch))
+        case = max(self.inputs.of("data"), key=lambda item: (item.length, item.batch))
         tensors = repeated(self.inputs.tensors(case.id), self.config.latency_length)
         once = self.executor.timed(tensors)
         for _ in range(self.config.warmup):
@@ -228,6 +228,6 @@ class Exercise:
         return (time.perf_counter() - begin) * 1e3
 
 
-def _max_abs(one: np.ndarray, other: np.ndarray) -> float:
+def _max_abs(item: np.ndarray, other: np.ndarray) -> float:
     """Return the largest difference; NaN where one of them has a NaN."""
-    return float(np.max(np.abs(one.astype(np.float64) - other.astype(np.float64)), initial=0.0))
+    return float(np.max(np.abs(item.astype(np.float64) - other.astype(np.float64)), initial=0.0))

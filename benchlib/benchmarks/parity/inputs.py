@@ -284,7 +284,7 @@ class _Maker:
         examples = self._examples(self.config.dev_questions, 128)
         windows = self._windows(examples, length, length // 3, training=False)
         write_text(
-            golden / DEV, json.dumps({"examples": [asdict(one) for one in examples], "features": _plain(windows)})
+            golden / DEV, json.dumps({"examples": [asdict(item) for item in examples], "features": _plain(windows)})
         )
         starts = range(0, len(windows), DEV_BATCH)
         parts = [np.arange(low, min(low + DEV_BATCH, len(windows))) for low in starts]
@@ -292,13 +292,13 @@ class _Maker:
 
 
 def _edges(rows: Mapping[str, torch.Tensor], pad_id: int, longest: int) -> dict[str, dict[str, torch.Tensor]]:
-    one = {name: tensor[:1].clone() for name, tensor in rows.items()}
-    for name, tensor in one.items():
+    item = {name: tensor[:1].clone() for name, tensor in rows.items()}
+    for name, tensor in item.items():
         tensor[:, 1:] = pad_id if name == "input_ids" else 0
     full = {name: _repeated(tensor[0], rows["attention_mask"][0], longest) for name, tensor in rows.items()}
     two = {name: tensor[[0, -1]].clone() for name, tensor in rows.items()}
     two["attention_mask"][1] = 0
-    return {"edge-one-token": one, "edge-longest": full, "edge-masked-row": two}
+    return {"edge-one-token": item, "edge-longest": full, "edge-masked-row": two}
 
 
 def _repeated(row: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
@@ -339,8 +339,8 @@ def dev_scores(golden: Path, outputs: Mapping[str, Any]) -> dict[str, float] | N
         return None
     stored = read_object(golden / DEV, {"examples": list, "features": dict})
     examples = [
-        Example(one["id"], one["question"], one["context"], tuple((text, start) for text, start in one["answers"]))
-        for one in stored["examples"]
+        Example(item["id"], item["question"], item["context"], tuple((text, start) for text, start in item["answers"]))
+        for item in stored["examples"]
     ]
     about = stored["features"]
     arrays: dict[str, Any] = {name: np.array(about[name], np.int64) for name in _LISTS}

@@ -132,11 +132,13 @@ def _whole(result: Result, members: list[Row]) -> Check:
 def _parity(row: Row, result: Result) -> Check:
     """Judge a member anew by its numbers and their limits: a word in a table proves nothing."""
     rows = _rows(result, "quantities", row["member"])
-    judged = [one for one in rows if one["quantity"] not in tolerances.LOCATES and (one["gates"] or not row["gates"])]
+    judged = [
+        entry for entry in rows if entry["quantity"] not in tolerances.LOCATES and (entry["gates"] or not row["gates"])
+    ]
     status, reason = _judged(row, judged, _rows(result, "logits", row["member"]))
     if status == "FAIL":
         reason += _where(rows)
-    first = next((one for one in judged if one["quantity"] == tolerances.LOGITS), None)
+    first = next((entry for entry in judged if entry["quantity"] == tolerances.LOGITS), None)
     return Check(
         name=f"parity {row['member']}",
         kind="target",
@@ -163,19 +165,21 @@ def _basis(why: str) -> str:
 def _judged(row: Row, judged: list[Row], cases: list[Row]) -> tuple[Status, str]:
     if row["outcome"] in ("SKIPPED", "NOT COMPARED"):
         return "SKIPPED", row["reason"]
-    failed = [one for one in judged if one["status"] == "FAIL" or _beyond(one)]
-    beyond = [one for one in cases if one.get("limit") is not None and not _within(one["max_abs"], one["limit"])]
+    failed = [entry for entry in judged if entry["status"] == "FAIL" or _beyond(entry)]
+    beyond = [
+        entry for entry in cases if entry.get("limit") is not None and not _within(entry["max_abs"], entry["limit"])
+    ]
     if beyond and not failed:  # no row of quantities may hide one of its cases
         first = beyond[0]
         return "FAIL", f"logits of {first['case']} differ by {first['max_abs']}, beyond {first['limit']:g}"
     if failed:
         more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
         return "FAIL", "; ".join(map(_quantity, failed[:NAMED])) + more
-    passed = [one for one in judged if one["status"] == "PASS"]
+    passed = [entry for entry in judged if entry["status"] == "PASS"]
     if row["outcome"] == "FAIL" or not passed:
         return "FAIL", row["reason"] or "its recording holds nothing to compare"
-    absent = [one["quantity"] for one in judged if one["status"] == "SKIPPED"]
-    shown = [one for one in passed if one["quantity"] in (tolerances.LOGITS, tolerances.COSINE)]
+    absent = [entry["quantity"] for entry in judged if entry["status"] == "SKIPPED"]
+    shown = [entry for entry in passed if entry["quantity"] in (tolerances.LOGITS, tolerances.COSINE)]
     summary = "; ".join(map(_quantity, shown)) + f"; {len(passed)} quantities within their limits"
     return "PASS", summary + (f"; not compared: {', '.join(absent)}" if absent else "")
 
@@ -286,7 +290,7 @@ def _not_worse(result: Result) -> Check:
     """Tell "different" and "worse" apart, by the distance of each member to double precision. Informative."""
     name, question = (
         "accuracy against double precision",
-        "Is every member as close to double precision as the reference?",
+        "Is every member within twice the reference's distance to double precision?",
     )
     common: dict[str, Any] = {"name": name, "kind": "target", "question": question, "gates": False}
     precise = {row["member"] for row in result.tables.get("members", []) if row["precision"] != "bf16"}
@@ -572,3 +576,11 @@ def _missing(result: Result) -> str:
     named = {row["member"] for row in skipped}
     missing += [text for text in result.facts.get("cut", []) if text.partition(":")[0] not in named]
     return f"Not computed: {'; '.join(missing)}." if missing else ""
+
+
+def missed(run: Run) -> dict[str, list[str]]:
+    """Return the members of the config that were not compared; a run without a result compared none."""
+    rows = run.result.tables.get("members", []) if run.result else []
+    compared = {row["member"] for row in rows if row["outcome"] in ("PASS", "FAIL")}
+    named = run.config.members if isinstance(run.config, ParityConfig) else []
+    return {"members": [name for name in named if name not in compared]}

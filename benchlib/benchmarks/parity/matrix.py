@@ -218,11 +218,11 @@ def _members(result: Result | None, status: Mapping[str, Any]) -> Iterable[Membe
 
 def _member(row: Mapping[str, Any], tables: Mapping[str, list[dict[str, Any]]]) -> MemberResult:
     name = str(row["member"])
-    quantities = [_quantity(one) for one in tables.get("quantities", []) if one["member"] == name]
-    logits = [one for one in tables.get("logits", []) if one["member"] == name]
-    judged = next((one for one in quantities if one.quantity == DIFFERENCE), None)
+    quantities = [_quantity(entry) for entry in tables.get("quantities", []) if entry["member"] == name]
+    logits = [entry for entry in tables.get("logits", []) if entry["member"] == name]
+    judged = next((entry for entry in quantities if entry.quantity == DIFFERENCE), None)
     outcome, reason = str(row["outcome"]), str(row.get("reason") or "")
-    if outcome == "PASS" and not any(one.status == "PASS" for one in quantities):
+    if outcome == "PASS" and not any(entry.status == "PASS" for entry in quantities):
         outcome, reason = "NOT COMPARED", "none of its quantities was compared"
     return MemberResult(
         member=name,
@@ -235,7 +235,7 @@ def _member(row: Mapping[str, Any], tables: Mapping[str, list[dict[str, Any]]]) 
         max_difference=judged.value if judged and judged.value is not None else _worst(logits, "max_abs"),
         limit=judged.limit if judged else None,
         one_minus_cosine=_worst(logits, "one_minus_cosine"),
-        truth=next((str(one["verdict"]) for one in tables.get("truth", []) if one["member"] == name), ""),
+        truth=next((str(entry["verdict"]) for entry in tables.get("truth", []) if entry["member"] == name), ""),
         quantities=tuple(quantities),
     )
 

@@ -234,10 +234,10 @@ def _end(process: BaseProcess, token: str) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     left = []
-    for one in psutil.process_iter():
+    for item in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if one.pid != os.getpid() and one.environ().get(TOKEN) == token:
-                left.append(one)
+            if item.pid != os.getpid() and item.environ().get(TOKEN) == token:
+                left.append(item)
     kill(left)
     psutil.wait_procs(left, timeout=5)
 

@@ -72,8 +72,8 @@ def cross_text(merged: Merged) -> str:
             "kind": "benchlib.parity.cross_backend_validation",
             "newest_result": _moment(merged),
             "backends": {
-                one.backend: {"outcome": one.outcome, "reason": one.reason, "machines": list(one.machines)}
-                for one in standings
+                item.backend: {"outcome": item.outcome, "reason": item.reason, "machines": list(item.machines)}
+                for item in standings
             },
             "matrix": [
                 {"backend": run.backend, "machine": run.machine, "member": row.member, "outcome": row.outcome}
@@ -145,8 +145,8 @@ def _summary(merged: Merged) -> str:
 
 def _standings(merged: Merged) -> Iterable[Sequence[str]]:
     for backend in BACKENDS:
-        one = standing(merged, backend)
-        yield backend, _signed(one.outcome), ", ".join(one.machines), ", ".join(one.failed) or one.reason
+        item = standing(merged, backend)
+        yield backend, _signed(item.outcome), ", ".join(item.machines), ", ".join(item.failed) or item.reason
 
 
 def _matrix(merged: Merged) -> list[str]:
@@ -234,7 +234,7 @@ def _place(run: RunResult, merged: Merged) -> Sequence[str]:
 
 
 def _agreements(merged: Merged) -> list[str]:
-    rows = [(" and ".join(one["backends"]), _number(one["at_most"]), one["reference"]) for one in agreement(merged)]
+    rows = [(" and ".join(item["backends"]), _number(item["at_most"]), item["reference"]) for item in agreement(merged)]
     if not rows:
         return []
     return [

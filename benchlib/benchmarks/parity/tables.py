@@ -193,9 +193,9 @@ def sides(run: Records) -> list[tuple[str, str, str]]:
     """Return (fact, reference, candidate) of both environments, nested parts with dots; '' where a side does not say."""
     about = facts(run)
     reference = about.get("reference")
-    one = _flat(reference.get("environment") if isinstance(reference, dict) else None)
+    entry = _flat(reference.get("environment") if isinstance(reference, dict) else None)
     other = _flat(about.get("environment"))
-    return [(name, one.get(name, ""), other.get(name, "")) for name in dict.fromkeys([*one, *other])]
+    return [(name, entry.get(name, ""), other.get(name, "")) for name in dict.fromkeys([*entry, *other])]
 
 
 def executors(run: Records) -> list[tuple[str, dict[str, str]]]:
@@ -438,7 +438,7 @@ def attention(run: Records) -> pd.DataFrame:
 def executors_table(run: Records) -> pd.DataFrame:
     """Return what really ran for each member, as it said itself; its switches are in the result's facts."""
     rows = [
-        {"member": member} | {key: said for key, said in facts.items() if "." not in key}
+        {"member": member} | {key: fact for key, fact in facts.items() if "." not in key}
         for member, facts in executors(run)
     ]
     return _indexed(rows, "member", "No member described its configuration.").fillna("")
@@ -450,11 +450,11 @@ def environments(run: Records) -> pd.DataFrame:
     entries = [
         {
             "fact": name.replace("_", " "),
-            "reference": one or NOTHING,
+            "reference": entry or NOTHING,
             "members": other or NOTHING,
-            "": "" if one == other else "differs",
+            "": "" if entry == other else "differs",
         }
-        for name, one, other in rows
+        for name, entry, other in rows
     ]
     return _indexed(entries, "fact", "No environment was recorded.")
 

@@ -168,17 +168,17 @@ def limit(backend: str, precision: str, quantity: str) -> Tolerance:
 
     fp64 is judged as fp32 is: the reference's own error is what separates them. ``UserError`` for an unknown name.
     """
-    for name, known in ((backend, BACKENDS), (precision, PRECISIONS), (quantity, QUANTITIES)):
-        if name not in known:
-            raise UserError(f"no tolerance of {name!r}: {nearest(name, known)}")
+    for name, available in ((backend, BACKENDS), (precision, PRECISIONS), (quantity, QUANTITIES)):
+        if name not in available:
+            raise UserError(f"no tolerance of {name!r}: {nearest(name, available)}")
     group, kept = _CLASS[backend], "bf16" if precision == "bf16" else "fp32"
     value, why = _entry(group, kept, quantity)
     return Tolerance(value, why, UNITS[quantity], at_least=quantity == SPANS)
 
 
-def between(one: str, other: str, precision: str, quantity: str) -> Tolerance:
+def between(item: str, other: str, precision: str, quantity: str) -> Tolerance:
     """Return the looser of two backends' tolerances: a CPU judged by a GPU's reference may differ as the GPU may."""
-    return limit(one, precision, quantity).looser(limit(other, precision, quantity))
+    return limit(item, precision, quantity).looser(limit(other, precision, quantity))
 
 
 def eased(limit: Tolerance, precision: str, largest: float, reference_error: float | None) -> Tolerance:
@@ -193,9 +193,7 @@ def eased(limit: Tolerance, precision: str, largest: float, reference_error: flo
         grown, why = limit.value * largest, f"times the largest logit, {largest:.3g}"
     else:
         grown = min(TRUTH_FACTOR * (reference_error or 0.0), MOST_EASED * limit.value)
-        why = (
-            f"here {TRUTH_FACTOR} times the reference's own distance to double precision, {reference_error or 0.0:.3g}"
-        )
+        why = f"here {TRUTH_FACTOR} times the reference's distance to double precision in the same inputs, {reference_error or 0.0:.3g}"
     return replace(limit, value=grown, why=f"{limit.why}; {why}") if grown > limit.value else limit
 
 

@@ -3,13 +3,15 @@ sentences, and the values that can stand beside published figures.
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.config.schema import EMBEDDED_MODEL
+from benchlib.core.errors import UserError
+from benchlib.core.files import read_object
 from benchlib.core.stats import drift_text, smoothed, smoothing_window
-from benchlib.core.text import quantity
+from benchlib.core.text import quantity, seconds
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (
     Check,
@@ -39,6 +41,43 @@ MODELS = {
 }
 DATA = {"squad": "SQuAD v1.1", "minisquad": "generated questions", "files": "the user's files"}
 PARAMETERS_SLACK = 0.02  # the head and the pooler are counted by some and not by others
+TARGETS = {  # the parameter of each target, by the name of its check
+    "final loss": "target_loss",
+    "F1 target": "target_f1",
+    "F1 on embedded data": "target_f1_embedded",
+    "all-reduce throughput": "target_allreduce_gbps",
+    "training throughput": "target_samples_per_s",
+    "device memory": "target_memory_gb",
+}
+
+
+def refuse(config: SquadConfig) -> None:
+    """Raise ``UserError`` for a run to resume that is of another benchmark or has no checkpoints."""
+    if not config.resume:
+        return
+    folder = Path(config.resume)
+    benchmark = read_object(folder / "config.json", {"benchmark": str})["benchmark"]
+    if benchmark != config.benchmark:
+        raise UserError(
+            f"resume = {folder}: a run of {benchmark}; give the folder of an interrupted run of {config.benchmark}"
+        )
+    if not (folder / "checkpoints").is_dir():
+        raise UserError(
+            f"resume = {folder}: this run left no checkpoint; start a new one (checkpoint_every=N stores some)"
+        )
+
+
+def missed(run: Run) -> dict[str, list[str]]:
+    """Return the targets that could not be judged, by parameter: of a stand-in, of a training that was cut, not measured."""
+    if run.result is None:
+        return {}
+    (config, result), quality = _parts(run), _quality(run)
+    skipped = [
+        TARGETS[check.name]
+        for check in _targets(config, result, quality)
+        if check.status == "SKIPPED" and check.name in TARGETS
+    ]
+    return {name: [f"= {value:g}"] for name in skipped if (value := getattr(config, name)) is not None}
 
 
 def limits(run: Run) -> list[RegressionLimit]:
@@ -293,7 +332,11 @@ def _steady_steps(numbers: Numbers, rate: float) -> Speed:
     full = batch is not None and planned is not None and expected == planned * batch
     times = [value for value in numbers.raw("step_s") if value > 0] if full else []
     median = numbers.metric("step_s")
-    ends = [median.value if end is None else end for end in (median.ci_low, median.ci_high)] if median else []
+    raw = numbers.raw("step_s")
+    if median and median.ci_low is not None:
+        ends = [median.ci_low, median.ci_high]
+    else:  # too few steps for an interval: their range
+        ends = [min(raw), max(raw)] if raw else [median.value] if median else []
     return Speed(
         samples_per_s=rate,
         tokens_per_s=numbers.value("train_tokens_per_s"),
@@ -324,10 +367,10 @@ def reading(run: Run) -> list[str]:
     sentences = [
         _learning(config, result, share),
         _speed(config, result, drift_text(run.samples.get(f"train_samples_per_s{config.scope()}", []))),
-        _split(result),
+        _split(run),
         _exchange(config, result),
         summary(run),
-        _validity(config, share),
+        _validity(config, share, result.facts),
     ]
     return [sentence for sentence in sentences if sentence]
 
@@ -364,13 +407,17 @@ def _speed(config: SquadConfig, result: Result, drift: str) -> str:
     return text + "."
 
 
-def _split(result: Result) -> str:
-    parts = {name: result.value(f"time_{name}_s") for name in ("data", "forward", "backward", "exchange", "optimizer")}
-    stated = {name: value for name, value in parts.items() if value is not None}
-    if len(stated) < 2:
+def _split(run: Run) -> str:
+    from benchlib.results import frames  # pandas takes a while to import
+
+    parts = frames.split(run)
+    if len(parts) < 2:
         return ""
-    name, most = max(stated.items(), key=lambda item: item[1])
-    return f"The largest part of a step goes to {name}: {quantity(most, 's')} of {quantity(sum(stated.values()), 's')} for all parts."
+    (name, most), whole = max(parts.items(), key=lambda item: item[1]), sum(parts.values())
+    what = "waiting for the exchange of gradients" if name == "exchange" else name
+    return (
+        f"The largest part of a step goes to {what}: {seconds(most)} of {seconds(whole)} ({100 * most / whole:.0f} %)."
+    )
 
 
 def _exchange(config: SquadConfig, result: Result) -> str:
@@ -379,20 +426,21 @@ def _exchange(config: SquadConfig, result: Result) -> str:
         return "With one rank there is no gradient exchange." if config.world_size == 1 else ""
     text = f"Gradients are all-reduced at {quantity(rate)} Gbps bus bandwidth"
     if hidden is not None:
-        text += f"; the backward pass hides {hidden:.0%} of that time"
+        text += f"; the backward pass hides {hidden:.0%} of the exchange"
     return text + "."
 
 
-def _validity(config: SquadConfig, share: float) -> str:
+def _validity(config: SquadConfig, share: float, facts: dict[str, Any]) -> str:
+    extent, text = _extent(config, share, facts), ""
     if config.data == "minisquad":
         text = (
             "The questions are generated: these results count only for the kit's own baselines, never for SQuAD v1.1."
         )
     elif config.quality_scope(share):
-        text = "The training did not cover the whole of SQuAD v1.1: F1 is not comparable with published figures."
-    else:
-        return ""
-    return text + (f" The time budget cut the training to {share:.0%} of the planned samples." if share < 1 else "")
+        text = (
+            "F1 is not comparable with published figures: those are of pretrained models and the whole of SQuAD v1.1."
+        )
+    return f"{text} Training and evaluation: {extent}.".strip() if extent != "whole" else text
 
 
 def published(run: Run) -> list[Measured]:
@@ -400,9 +448,10 @@ def published(run: Run) -> list[Measured]:
     config, result = _parts(run)
     facts, common, share = result.facts, _common(config, result.facts), _share(result)
     quality, speed = config.quality_scope(share), config.scope()
-    whole = share >= 1 and config.epochs >= 1 and not _shortened(config)
     # Of a score the batch that counts is the one of a step, over all devices.
-    trained = common | {"training": "whole" if whole else "cut", "batch": config.global_batch}
+    extent = _extent(config, share, facts)
+    extent = "generated set" if (config.data, extent) == ("minisquad", "whole") else extent
+    trained = common | {"training": extent, "batch": config.global_batch}
     padded = config.engine == "trainer" and config.trainer_padding == "max_length"
     padding = "to the full length" if padded else "to the longest of a batch"
     places = {"devices": config.world_size, "nodes": config.nnodes}
@@ -441,7 +490,29 @@ def _common(config: SquadConfig, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shortened(config: SquadConfig) -> bool:
-    return bool(config.train_questions or config.eval_questions)
+    """Tell whether a part of the set is used; generated data have the size that was asked for, and no whole."""
+    return config.data != "minisquad" and bool(config.train_questions or config.eval_questions)
+
+
+def _extent(config: SquadConfig, share: float, facts: dict[str, Any]) -> str:
+    """Return what was trained and evaluated on: ``whole``, or what is missing of it."""
+    missing = []
+    if share < 1:
+        missing.append(f"{_cut_by(config, facts)} to {share:.0%}")
+    if config.epochs < 1:
+        missing.append(f"{config.epochs:g} epochs")
+    if _shortened(config):
+        missing.append("shortened set")
+    return ", ".join(missing) or "whole"
+
+
+def _cut_by(config: SquadConfig, facts: dict[str, Any]) -> str:
+    """Return who cut the training: the user's ``max_steps``, or the budget."""
+    return (
+        "cut by max_steps"
+        if config.max_steps and facts.get("planned_steps") == config.max_steps
+        else "cut by the budget"
+    )
 
 
 def _counts(config: SquadConfig, facts: dict[str, Any], common: dict[str, Any]) -> list[Measured]:

@@ -5,30 +5,31 @@ Letters: T tokens of all windows.
 
 import hashlib
 import importlib
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import psutil
 import torch
 import torch.distributed as dist
 import transformers
 
 from benchlib.benchmarks.squad import metrics
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.steps import Task, Trained, comm_device, load_data, load_model
+from benchlib.benchmarks.squad.steps import Task, Trained, load_data, load_model
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core import files
 from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.events import EventWriter, Moment, read_events, restarts
-from benchlib.core.files import read_json, sha256, write_json
+from benchlib.core.files import sha256, write_json
 from benchlib.core.stats import drift_text
-from benchlib.results.metrics import Metric, derived, measured, not_available
-from benchlib.results.run import Result, load_result, save_result
+from benchlib.results import peaks as recorded_peaks
+from benchlib.results.metrics import measured
+from benchlib.results.run import Result, save_result
 from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects, barrier, world
+from benchlib.runtime.step_metrics import device_memory, device_rows, rank_rows, sensor_metrics
+from benchlib.runtime.steps import Columns, comm_device, launched_at
 from benchlib.workloads import answers, encoders, features, squad_data
 from benchlib.workloads.batches import collate
 from benchlib.workloads.collective_timing import AllReduce, Pace, time_all_reduce
@@ -60,7 +61,7 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
 
 
 def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -> None:
-    launched = _launched(run_dir)
+    launched = launched_at(run_dir)
     restarted = max(all_gather_objects(restarts(run_dir)))  # a node that took another's place was not there before
     result = Result.of(config, started_at=launched.wall)
     if here.main:
@@ -94,7 +95,7 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         config=config, world=here, loaded=loaded, examples=split.train, features=train_features, events=events, run_dir=run_dir,
         deadline=launched.monotonic + config.budget_s, eval_tokens=len(eval_features.input_ids),
     )  # fmt: skip
-    before = _matmul_peak(config, here)
+    before = peaks.all_ranks_peak(here, config.precision, PEAK_S)
     trained = _engine(config.engine)(task)
     memory, memory_reason = devices.peak_memory_bytes(here.device)
 
@@ -111,17 +112,20 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
     evaluate_s = began.since()
 
     exchange = _exchange(trained, here, config.planted_slowdown)
-    # Twice, since a busy neighbour lowers a peak and nothing raises it.
-    peak, peak_reason = max(
-        (before, _matmul_peak(config, here), _recorded_peak(config, run_dir)),
-        key=lambda measurement: measurement[0] or 0.0,
-    )
+    after = peaks.all_ranks_peak(here, config.precision, PEAK_S)
     resident = all_gather_objects(devices.peak_resident_bytes())
-    device_memory = all_gather_objects(memory)
+    by_rank = all_gather_objects(memory)
     if not here.main:
         return
 
     events.emit("phase", name="write")
+    # Twice, since a busy neighbour lowers a peak and nothing raises it.
+    peak, peak_reason = max(
+        (before, after, recorded_peaks.highest(run_dir, config.precision, here.size)),
+        key=lambda measurement: measurement[0] or 0.0,
+    )
+    sensed = read_events(run_dir, {"sensor", "sensors"})
+    window = trained.began.wall, trained.began.wall + trained.train_s
     scope, quality = config.scope(), config.quality_scope(trained.plan.epoch_share)
     result.metrics = [
         *metrics.quality_metrics(trained, quality),
@@ -129,14 +133,15 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         measured(f"exact_match{quality}", scores["exact_match"], "", "higher", reason="official rules, percent"),
         *metrics.speed_metrics(trained, scope, here.size, peak, peak_reason),
         *metrics.exchange_metrics(exchange),
-        _device_memory(device_memory, memory_reason),
-        measured("resident_memory_gb", max(resident) / 1e9, "GB", "lower", reason="peak of the largest rank"),
-        *metrics.sensor_metrics(
-            read_events(run_dir, {"sensor", "sensors"}),
-            trained.began.wall,
-            trained.began.wall + trained.train_s,
-            config,
+        device_memory(by_rank, memory_reason),
+        measured(
+            "resident_memory_gb",
+            max(resident) / 1e9,
+            "GB",
+            "lower",
+            reason="peak of the largest rank until the results are written",
         ),
+        *sensor_metrics(sensed, *window, config.backend),
         measured(
             "startup_s",
             trained.began.monotonic - launched.monotonic,
@@ -162,7 +167,10 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
     }
     result.tables = {
         "misses": misses(split.eval, predictions, scores["per_question"]),
-        "ranks": metrics.rank_rows(trained, resident),
+        "ranks": rank_rows(
+            Columns(trained.table[metrics.steady_from(trained) :]), trained.samples_seen, resident, by_rank
+        ),
+        "devices": device_rows(sensed, *window),
     }
     result.notes = [split.description, trained.plan.reason, *_of_restarts(config, restarted, trained), *trained.notes]
     result.status, result.ended_at = "complete", launched.wall + launched.since()
@@ -183,16 +191,6 @@ def _of_restarts(config: SquadConfig, count: int, trained: Trained) -> list[str]
 def _engine(name: str) -> Callable[[Task], Trained]:
     module, _, function = ENGINES[name].partition(":")
     return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
-
-
-def _launched(run_dir: Path) -> Moment:
-    """Return when the run was launched: as the supervisor wrote it, else when this process began."""
-    launched = read_events(run_dir, {"launched"})
-    if not launched:
-        return Moment.at(psutil.Process().create_time())
-    last = launched[-1]
-    # Another machine has another monotonic clock.
-    return Moment(last["t"], last["monotonic"]) if last["host"] == platform.node() else Moment.at(last["t"])
 
 
 def _main_first(here: World, alone: bool, load: Callable[[], Part]) -> Part:
@@ -216,55 +214,6 @@ def _exchange(trained: Trained, here: World, slowdown: float) -> AllReduce | Non
     return exchange
 
 
-def _matmul_peak(config: SquadConfig, here: World) -> tuple[float | None, str]:
-    """Measure all ranks at the same time, with the threads and the precision of the training; return their sum."""
-    barrier()
-    sizes, threads = peaks.default_sizes(here.device), torch.get_num_threads()
-    own = peaks.matmul_peaks(here.device, config.precision, sizes=sizes, seconds=PEAK_S, threads=threads)
-    by_rank = all_gather_objects(own)
-    lacking = next((peak.reason for peaks_of_rank in by_rank for peak in peaks_of_rank if peak.reason), "")
-    if lacking:
-        return None, lacking
-    peak, size = peaks.peak_together(by_rank)
-    each = f", {threads} threads each" if here.device.type == "cpu" else ""
-    return peak, f"n = {size}, {config.precision} products, {here.size} ranks at once{each}, the best of this run"
-
-
-def _recorded_peak(config: SquadConfig, run_dir: Path) -> tuple[float | None, str]:
-    """Return the highest peak that another run of this day and machine measured with as many ranks, and its name.
-
-    A busy neighbour lowers a peak and nothing raises it: the best of all measurements is the machine's.
-    """
-    best: tuple[float | None, str] = (None, "")
-    for path in run_dir.resolve().parent.glob("*/result.json"):
-        try:
-            other, machine = load_result(path.parent), read_json(path.with_name("machine.json"))
-        except (UserError, OSError):
-            continue
-        same = (other.backend, other.world_size, machine.get("host")) == (
-            config.backend,
-            config.world_size,
-            platform.node(),
-        )
-        metric = other.metric(f"matmul_{config.precision}_peak_flops")
-        if same and metric and (metric.value or 0.0) > (best[0] or 0.0):
-            best = metric.value, f"{metric.reason}, measured by {path.parent.name}"
-    return best
-
-
-def _device_memory(peaks_bytes: list[float | None], reason: str) -> Metric:
-    known = [value for value in peaks_bytes if value is not None]
-    if not known:
-        return not_available("device_memory_gb", "GB", "lower", reason)
-    return derived(
-        "device_memory_gb",
-        max(known) / 1e9,
-        "GB",
-        "lower",
-        "peak of the tensors of the largest rank during the training",
-    )
-
-
 def _facts(
     config: SquadConfig,
     trained: Trained,
@@ -278,6 +227,7 @@ def _facts(
         "planned_steps": trained.plan.planned_steps,
         "total_steps": trained.plan.total_steps,
         "epoch_share": trained.plan.epoch_share,
+        "epoch_items": len(train),
         "plan_reason": trained.plan.reason,
         "steady_from_step": metrics.steady_from(trained) + 1,
         "samples_expected": trained.plan.samples,

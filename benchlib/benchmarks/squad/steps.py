@@ -1,27 +1,25 @@
-"""What both engines share: the task, the plan of the steps and their learning rates, the log of what each rank measured.
+"""What both engines share: the task, the plan of the steps and their learning rates.
 
 Letters: K steps, W ranks, C columns.
 """
 
-import contextlib
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.core.definitions import encoder_train_flops
 from benchlib.core.events import EventWriter, Moment
 from benchlib.runtime import devices
 from benchlib.runtime.checkpoint import rng_state, set_rng_state
-from benchlib.runtime.group import World, barrier, checksums_equal
+from benchlib.runtime.group import World
+from benchlib.runtime.steps import agree, keep_alive
 from benchlib.workloads import encoders, squad_data
 from benchlib.workloads.batches import MicroBatch, samples_of, steps_per_epoch
 from benchlib.workloads.features import Features
@@ -30,15 +28,6 @@ from benchlib.workloads.squad_text import Example
 # Share of the time that is left which a cut training plans to use: a neighbour on the machine may slow it down.
 CUT_MARGIN = 0.9
 LEAST_STEPS = 2  # of a cut training: one step shows no falling loss
-
-COLUMNS = (
-    "loss", "samples", "tokens", "padded_tokens", "flops",
-    "step_s", "data_s", "forward_s", "backward_s", "exchange_s", "exchange_exposed_s", "optimizer_s",
-)  # fmt: skip
-_TIMES = COLUMNS[5:]
-
-REPORT_EVERY_S = 0.5  # the ranks exchange their rows, and rank 0 tells of them, about this often
-_MOST_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -183,22 +172,6 @@ def flops_of(loaded: encoders.Loaded) -> Callable[[int, int], float]:
     return lambda samples, length: encoder_train_flops(layers, hidden, intermediate, [(samples, length)])
 
 
-def compare_ranks(model: torch.nn.Module, world: World, events: EventWriter, epoch: int) -> list[str]:
-    """Gather the checksum of every rank's weights, tell whether they are equal, and return them by rank."""
-    barrier()
-    checksums, equal = checksums_equal(world, model)
-    if world.main:
-        events.emit("epoch", epoch=epoch, checksums=checksums, equal=equal)
-    return checksums
-
-
-def agree(value: float, world: World) -> float:
-    """Return the largest of the ranks' values, on every rank."""
-    tensor = torch.tensor([value], dtype=torch.float64, device=comm_device(world))
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return float(tensor)
-
-
 def measured_step_s(trial: Callable[[int], None], trials: int, task: Task) -> float:
     """Return the mean seconds of ``trial(0..trials-1)`` on the slowest rank, after a warm-up; the random state is put back.
 
@@ -206,7 +179,7 @@ def measured_step_s(trial: Callable[[int], None], trials: int, task: Task) -> fl
     """
     device = task.world.device
     kept = rng_state(device)
-    with _alive(task):
+    with keep_alive(task.events, task.config.startup_timeout_s):
         trial(0)
         devices.synchronize(device)
     times = []
@@ -220,28 +193,6 @@ def measured_step_s(trial: Callable[[int], None], trials: int, task: Task) -> fl
     return sum(times) / len(times)
 
 
-@contextlib.contextmanager
-def _alive(task: Task) -> Iterator[None]:
-    """Tell every few seconds that the first pass is under way: a compilation takes longer than the stall limit.
-
-    Only for as long as the start-up may take, so that a hang is still found.
-    """
-    done = threading.Event()
-
-    def tell() -> None:
-        end = time.monotonic() + task.config.startup_timeout_s
-        while not done.wait(5) and time.monotonic() < end:
-            task.events.emit("progress", phase="warmup", done=0, total=1, unit="steps")
-
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        done.set()
-        teller.join()
-
-
 def time_left(task: Task, step_s: float, tokens_per_step: float) -> float:
     """Return the seconds that the training may take, the same on all ranks: what is left, less the evaluation.
 
@@ -251,83 +202,3 @@ def time_left(task: Task, step_s: float, tokens_per_step: float) -> float:
     evaluation = 1.2 * step_s / 3 * task.eval_tokens / max(tokens_per_step, 1.0)
     after = min(5.0, 0.05 * task.config.budget_s)
     return -agree(-(task.deadline - time.monotonic() - evaluation - after), task.world)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of this rank. ``loss`` is the rank's part of the mean over the global batch: the ranks' parts add up."""
-
-    step: int
-    epoch: int
-    learning_rate: float
-    loss: torch.Tensor | float
-    samples: int
-    tokens: int
-    padded_tokens: int
-    flops: float
-
-
-def comm_device(world: World) -> torch.device:
-    """Return where a tensor must live to be exchanged: gloo and its kin take those of the CPU."""
-    return world.device if world.collective in ("nccl", "xccl") else torch.device("cpu")
-
-
-class StepLog:
-    """Collects the steps of all ranks; ``table`` is float64 (K, W, C), the same on every rank.
-
-    ``step_s`` is the expected time of a step and must be the same on all ranks: it sets how often they meet.
-    """
-
-    def __init__(self, world: World, events: EventWriter, step_s: float, table: np.ndarray | None = None) -> None:
-        self.world = world
-        self.events = events
-        self.every = max(1, min(_MOST_STEPS, int(REPORT_EVERY_S / max(step_s, 1e-6))))
-        self._blocks: list[np.ndarray] = [] if table is None else [table]
-        self._waiting: list[Step] = []
-
-    @property
-    def table(self) -> np.ndarray:
-        """All steps so far that were gathered."""
-        return np.concatenate(self._blocks) if self._blocks else np.zeros((0, self.world.size, len(COLUMNS)))
-
-    def add(self, step: Step) -> bool:
-        """Keep a step; True when it is time to ``gather``, on all ranks alike."""
-        self._waiting.append(step)
-        return len(self._waiting) >= self.every
-
-    def gather(self, times: Sequence[Mapping[str, float]]) -> None:
-        """Exchange the waiting steps with their ``times`` (one row each; a missing key is unknown). All ranks call it."""
-        if not self._waiting:
-            return
-        rows = [
-            [
-                float(step.loss),
-                step.samples,
-                step.tokens,
-                step.padded_tokens,
-                step.flops,
-                *(row.get(name, float("nan")) for name in _TIMES),
-            ]
-            for step, row in zip(self._waiting, times, strict=True)
-        ]
-        mine = torch.tensor(rows, dtype=torch.float64).to(comm_device(self.world))
-        parts = [torch.empty_like(mine) for _ in range(self.world.size)]
-        dist.all_gather(parts, mine)
-        block = torch.stack(parts, dim=1).cpu().numpy()
-        self._blocks.append(block)
-        if self.world.main:
-            for step, row in zip(self._waiting, block, strict=True):
-                self._emit(step, row)
-        else:
-            self.events.emit("heartbeat", step=self._waiting[-1].step)  # the supervisor ends a rank that stays silent
-        self._waiting = []
-
-    def _emit(self, step: Step, row: np.ndarray) -> None:
-        by_name = dict(zip(COLUMNS, row.T, strict=True))  # each (W,)
-        fields: dict[str, Any] = {name: int(by_name[name].sum()) for name in ("samples", "tokens", "padded_tokens")}
-        # The slowest rank sets the time of a step; the split is that of rank 0, so that its parts add up.
-        fields |= {name: float(by_name[name][0]) for name in _TIMES if not np.isnan(by_name[name][0])}
-        fields["step_s"] = float(by_name["step_s"].max())
-        self.events.emit(
-            "step", step=step.step, epoch=step.epoch, loss=float(by_name["loss"].sum()), lr=step.learning_rate, **fields
-        )

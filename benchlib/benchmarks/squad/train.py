@@ -19,12 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.steps import (
     Plan,
-    Step,
-    StepLog,
     Task,
     Trained,
-    comm_device,
-    compare_ranks,
     flops_of,
     learning_rate,
     make_plan,
@@ -36,6 +32,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.runtime import checkpoint, devices
 from benchlib.runtime.checkpoint import Checkpoint
+from benchlib.runtime.steps import Step, StepLog, comm_device, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, sum_hook
 from benchlib.workloads import encoders
 from benchlib.workloads.batches import MicroBatch, collate, epoch_batches, prefetched, share, steps_per_epoch

@@ -18,11 +18,8 @@ import transformers
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.steps import (
     Plan,
-    Step,
-    StepLog,
     Task,
     Trained,
-    compare_ranks,
     flops_of,
     learning_rate,
     make_plan,
@@ -33,6 +30,7 @@ from benchlib.benchmarks.squad.steps import (
 from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.runtime import devices
+from benchlib.runtime.steps import Step, StepLog, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer
 from benchlib.workloads.batches import MicroBatch, padded_length, steps_per_epoch
 from benchlib.workloads.squad_text import Example

@@ -45,4 +45,7 @@ VIEW = View(
         "mfu": "Model FLOP utilisation",
     },
     warnings=warnings,
+    rate="train_samples_per_s",
+    batch=("batch_size", "accumulation"),
+    ways=("engine", "attention", "compile", "fused_optimizer", "fast_dropout", "bucket_cap_mb"),
 )

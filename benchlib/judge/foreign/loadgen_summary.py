@@ -13,12 +13,19 @@ LINE = re.compile(r"^\s*(.*?)\s*:\s*(\S.*?)\s*$")
 PERCENTILE = re.compile(r"^([\d.]+) percentile (?:(first token) |)(latency|time to output token) \(ns\)$")
 TARGET = re.compile(r"^([\d.]+)th percentile latency \(ns\)$")
 ENDS = {"Min": "min_s", "Mean": "mean_s", "Max": "max_s"}
-KINDS = {"latency": "latency", "First Token latency": "first token", "Time to Output Token": "time per output token"}
+TPOT = "time per output token"
+KINDS = {
+    "latency": "latency",
+    "First Token latency": "first token",
+    "Time to Output Token": TPOT,
+    "Time per Output Token": TPOT,  # of LoadGen 6; its percentiles kept the older name
+}
 PROCESSED = re.compile(r"Processed at least (\d+) queries \((\d+)\)")
 ONLY = re.compile(r"Only processed (\d+) queries")
 NEEDS = re.compile(r"Need to process at least (\d+) queries")
 SERVER = re.compile(r"\* Processed (\d+) queries\.")
 SHORT = re.compile(r"at least (\d+) more queries")
+ERRORS = re.compile(r"^(No|\d+) errors? encountered", re.IGNORECASE | re.MULTILINE)
 DISCARD = re.compile(r"Would discard (\d+) highest")
 
 
@@ -56,15 +63,17 @@ def _latencies(path: Path, fields: Mapping[str, str]) -> dict[str, Latency]:
     for name in fields:
         match = PERCENTILE.match(name)
         if match:
-            kind = "first token" if match[2] else KINDS["latency" if match[3] == "latency" else "Time to Output Token"]
+            kind = "first token" if match[2] else "latency" if match[3] == "latency" else TPOT
             percentiles.setdefault(kind, {})[float(match[1])] = NS * (_number(path, fields, name) or 0.0)
             continue
         end, _, rest = name.removesuffix(" (ns)").partition(" ")
         if end in ENDS and rest in KINDS and name.endswith("(ns)"):
             ends.setdefault(KINDS[rest], {})[ENDS[end]] = NS * (_number(path, fields, name) or 0.0)
     return {
-        kind: Latency(name=kind, percentiles_s=percentiles.get(kind, {}), **ends.get(kind, {}))
-        for kind in KINDS.values()
+        kind: Latency(
+            name=kind, percentiles_s=percentiles.get(kind, {}), of_tokens=kind != "latency", **ends.get(kind, {})
+        )
+        for kind in dict.fromkeys(KINDS.values())
         if kind in ends or kind in percentiles
     }
 
@@ -79,11 +88,15 @@ def _loadgen(path: Path, fields: Mapping[str, str], text: str, latencies: Mappin
     samples = _number(path, fields, "samples_per_query")
     minimum, target = _number(path, fields, "min_duration (ms)"), _number(path, fields, "target_latency (ns)")
     counts = _early_stopping(text) if not tokens else {}
+    errors = ERRORS.search(text)
+    rate = "Samples per second" if offline else "Completed samples per second"
     return LoadGen(
         scenario=scenario,
         valid=fields["Result is"] == "VALID",
         satisfied=constraints,
-        samples_per_s=_number(path, fields, "Samples per second") if offline else None,
+        errors=(0 if errors[1].lower() == "no" else int(errors[1])) if errors else None,
+        samples_per_s=_number(path, fields, rate),
+        scheduled_per_s=_number(path, fields, "Scheduled samples per second"),
         samples=int(samples) if offline and samples and samples == int(samples) else None,
         duration_s=latency.max_s if offline and latency and (latency.max_s or 0) > 0 else None,
         min_duration_s=1e-3 * minimum if minimum is not None else None,

@@ -1,7 +1,8 @@
 """Throughput tables as published: one row per machine, as in ``8x H200``, one column per model. CSV, TSV or Markdown.
 
-The rows of several devices are compared with the row of one. Columns named features, epochs, samples and time (in s)
-say what was processed; with them, the one column of throughput is recomputed.
+The rows of several devices are compared with the row of one. Columns named features, epochs, samples and time (in s, or as
+``time (h)``, ``hours``, ``minutes``) say what was processed; with them, the one column of throughput is recomputed. A column
+``speed-up`` is compared with the throughput of the row and that of one device.
 """
 
 import csv
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchlib.core.errors import UserError
-from benchlib.judge.impossible.claim import Claim, Speed
+from benchlib.judge.impossible.claim import Claim, Speed, SpeedUp
 
 COUNT = re.compile(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(?=[A-Za-z])", re.IGNORECASE)
 NUMBER = re.compile(r"^[-+]?(\d{1,3}(,\d{3})+|\d+)(\.\d+)?([eE][-+]?\d+)?$")
@@ -26,7 +27,12 @@ COUNTED = {
     "time_s": "wall_s",
     "seconds": "wall_s",
     "wall_s": "wall_s",
+    "duration": "wall_s",
+    "hours": "wall_s",
+    "minutes": "wall_s",
 }
+SECONDS = {"h": 3600, "hours": 3600, "hour": 3600, "min": 60, "minutes": 60}
+SPEED_UP = {"speed-up", "speedup", "speed_up", "scaling"}
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ def sniff(path: Path, text: str) -> bool:
 def read(path: Path, text: str) -> list[Claim]:
     """Return a claim for each row and column of throughput. A row that does not fit the header is a ``UserError``."""
     rows = _rows(path, text)
-    rates = [name for name in rows[0].cells if _plain(name) not in ABOUT | RANKS | set(COUNTED)]
+    rates = [name for name in rows[0].cells if _plain(name) not in ABOUT | RANKS | SPEED_UP | set(COUNTED)]
     if not rates:
         raise UserError(f"{path}: a table without a column of throughput")
     alone = {row.device: row for row in rows if row.ranks == 1}
@@ -67,19 +73,35 @@ def read(path: Path, text: str) -> list[Claim]:
 def _claim(row: _Row, rate: str, alone: _Row | None, counted: bool) -> Claim:
     fields: dict[str, float | int] = {}
     if counted:
-        given = {COUNTED[_plain(name)]: value for name, value in row.cells.items() if _plain(name) in COUNTED}
+        given = {
+            COUNTED[_plain(name)]: value * _seconds(name)
+            for name, value in row.cells.items()
+            if _plain(name) in COUNTED
+        }
         fields = {name: value for name, value in given.items() if value > 0}
         fields |= {name: int(fields[name]) for name in ("features", "samples_counted") if name in fields}
-    one = alone.cells.get(rate, 0.0) if alone and row.ranks > 1 else 0.0
+    item = alone.cells.get(rate, 0.0) if alone and row.ranks > 1 else 0.0
     speed = Speed(
         samples_per_s=row.cells[rate],
         unit=_unit(rate),
         ranks=row.ranks,
-        one_device_samples_per_s=one if one > 0 else None,
-        one_device=alone.name if alone and one > 0 else "",
+        one_device_samples_per_s=item if item > 0 else None,
+        one_device=alone.name if alone and item > 0 else "",
         **fields,  # type: ignore[arg-type]
     )
-    return Claim(subject=f"{row.name}, {rate}", speed=speed)
+    stated = next((value for name, value in row.cells.items() if _plain(name) in SPEED_UP and value > 0), None)
+    ratios = (
+        [SpeedUp(stated=stated, new=row.cells[rate], old=item, unit=_unit(rate))]
+        if counted and stated and item > 0
+        else []
+    )
+    return Claim(subject=f"{row.name}, {rate}", speed=speed, speedups=ratios)
+
+
+def _seconds(name: str) -> int:
+    """Return the seconds of a column's unit: ``time (h)``, ``hours``; 1 where it names none."""
+    match = re.search(r"\(([^)]*)\)", name)
+    return SECONDS.get(match[1].strip().lower() if match else _plain(name), 1)
 
 
 def _unit(name: str) -> str:
@@ -122,7 +144,7 @@ def _rows(path: Path, text: str) -> list[_Row]:
         values = {
             head: value
             for head, cell in zip(header[1:], cells[1:], strict=True)
-            if (value := _number(cell)) is not None
+            if (value := _number(cell.rstrip("x× ") if _plain(head) in SPEED_UP else cell)) is not None
         }
         machines.append(_Row(name, min(ranks, 10_000_000), device, values))
     if ranks_at is None and not any(COUNT.search(row.name) for row in machines):

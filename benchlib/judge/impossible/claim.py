@@ -117,6 +117,7 @@ class Latency(Part):
     mean_s: float | None = _of("mean, in s")
     max_s: float | None = _of("maximum, in s")
     percentiles_s: dict[float, float] = _of("in s; the name is the number, 99 for p99", {})
+    of_tokens: bool = _of("times of tokens, of which none can be zero", False)
 
 
 class Requests(Part):
@@ -134,7 +135,10 @@ class LoadGen(Part):
     scenario: str = _of("Offline, Server, SingleStream or MultiStream", "")
     valid: bool | None = _of("whether the summary says VALID")
     satisfied: dict[str, str] = _of("constraint: Yes, NO or Skipped", {})
+    errors: Count | None = _of("errors in the log")
     samples_per_s: float | None = _of("stated rate")
+    raw_samples_per_s: float | None = _of("the rate that the raw samples of the queries give")
+    scheduled_per_s: float | None = _of("the rate at which the queries were due, of the same samples")
     samples: Count | None = _of("samples that were processed, where the summary states it")
     duration_s: float | None = _of("from the first sample to the last, in s, where the summary states it")
     min_duration_s: float | None = _of("required duration, in s")

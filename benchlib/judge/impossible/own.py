@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks import of_run
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import UserError
 from benchlib.judge.impossible.claim import Claim, Quantity
@@ -84,7 +84,7 @@ def own_claims(numbers: Numbers) -> list[Claim]:
     if not numbers.metrics and not numbers.tables:
         return []
     try:
-        stated = BENCHMARKS[numbers.benchmark].claims(numbers) if numbers.benchmark in BENCHMARKS else []
+        stated = own.claims(numbers) if (own := of_run(numbers.benchmark)) else []
         return [*stated, Claim(quantities=quantities(numbers))]
     except (ValidationError, TypeError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": ("a table",), "msg": str(error)}

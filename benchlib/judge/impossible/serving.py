@@ -1,18 +1,13 @@
-"""Rules of serving: latencies and requests, and summaries of MLPerf LoadGen.
+"""Rules of serving: latencies and requests, and summaries of MLPerf LoadGen."""
 
-LoadGen's early stopping says how many queries a percentile takes (confidence 99 %, tolerance 0): of h + t queries t may be
-over the latency if the odds of as few, were the true share of the percentile p not reached, are at most 1 %:
-BetaRegularized(p; h, t + 1) <= 0.01. Source: mlcommons/inference, loadgen/early_stopping.cc.
-"""
-
-import functools
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 
+from benchlib.core.early_stopping import queries_needed, set_aside
 from benchlib.judge.impossible.findings import Finding, agrees, figure, finding
 
-CONFIDENCE = 0.99  # of LoadGen's early stopping
+OVERTAKEN = 1.2  # by which LoadGen's rate may exceed the one of the raw samples: a tail of queries
+CENT = 0.01  # samples/s: LoadGen prints rates with two decimals
 EQUAL = 1e-9  # share by which two percentiles may be out of order
 
 
@@ -34,6 +29,21 @@ def no_negative_time(
     wrong = [f"{what} {value:.4g} s" for what, value in times.items() if value < 0]
     reason = f"{name}: " + (", ".join(wrong[:3]) or f"{len(times)} times, none below zero")
     return finding(not wrong, reason, wrong="a time cannot be negative; clocks or events were mixed up")
+
+
+def tokens_take_time(
+    of_tokens: bool,
+    name: str = "latency",
+    samples_s: Sequence[float] = (),
+    percentiles_s: Mapping[float, float] | None = None,
+) -> Finding | None:
+    """A first token, or the next one, takes time: zero means that it was never reported, or came with others."""
+    times = [*samples_s, *(percentiles_s or {}).values()]
+    if not of_tokens or not times:
+        return None
+    zero = sum(value == 0 for value in times)
+    reason = f"{name}: {zero} of {len(times)} times are zero" if zero else f"{name}: {len(times)} times, none zero"
+    return finding(not zero, reason, wrong="first tokens were not reported, or all tokens came at once")
 
 
 def percentiles_in_order(
@@ -99,6 +109,33 @@ def _says_satisfied(constraint: str, satisfied: Mapping[str, str] | None, valid:
     """Return whether a summary states that a constraint (by the start of its name) is satisfied."""
     word = next((word for name, word in (satisfied or {}).items() if name.lower().startswith(constraint)), "")
     return word.upper() == "YES" or (not word and valid is True)
+
+
+def loadgen_errors(errors: int, valid: bool | None = None) -> Finding:
+    """LoadGen calls a run VALID whatever errors it logged: completions that came twice, first tokens that never came."""
+    reason = f"{errors:,} errors in the log" + (", VALID all the same" if errors and valid else "")
+    return finding(not errors, reason, wrong="queries were not answered as they must be")
+
+
+def loadgen_rate(
+    samples_per_s: float, raw_samples_per_s: float | None = None, scheduled_per_s: float | None = None
+) -> Finding | None:
+    """The completed rate counts up to the end of the last *issued* query: one that overtakes the others makes it too high.
+
+    No query ends before it is due, so that even this rate is at most the scheduled one, which counts the same queries.
+    """
+    if raw_samples_per_s is None and scheduled_per_s is None:
+        return None
+    reason = f"{figure(samples_per_s)} samples/s stated"
+    if scheduled_per_s is not None:
+        reason += f", {figure(scheduled_per_s)} were due"
+        if samples_per_s > scheduled_per_s and not agrees(samples_per_s, 0.0, scheduled_per_s, absolute=CENT):
+            return finding(False, reason, wrong="queries cannot end before they are sent")
+    if raw_samples_per_s is None:
+        return finding(True, reason)
+    reason += f", the raw samples give {figure(raw_samples_per_s)}"
+    wrong = "others were still running when the last issued query ended"
+    return finding(samples_per_s <= OVERTAKEN * raw_samples_per_s, reason, wrong=wrong)
 
 
 def loadgen_duration(
@@ -169,39 +206,3 @@ def early_stopping(
         if valid:
             wrong.insert(0, f"VALID although {short_of:,} queries are missing")
     return finding(not wrong, reason, wrong="; ".join(wrong))
-
-
-@functools.lru_cache(maxsize=4096)
-def queries_needed(percentile: float, over_latency: int) -> int:
-    """Return the least queries h + t that prove ``percentile`` (0 to 1, open) with t = ``over_latency`` above the limit."""
-    if not 0 < percentile < 1 or over_latency < 0:
-        raise ValueError(f"percentile {percentile} and {over_latency} queries: expected 0 < p < 1 and t >= 0")
-    from scipy.special import betainc
-
-    def proves(within: int) -> bool:
-        return float(betainc(within, over_latency + 1, percentile)) <= 1 - CONFIDENCE + 1e-12
-
-    high = max(1, math.ceil(math.log(1 - CONFIDENCE) / math.log(percentile)))
-    while not proves(high):
-        high *= 2
-    low = 0
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if proves(middle) else (middle, high)
-    return high + over_latency
-
-
-def set_aside(percentile: float, queries: int) -> int | None:
-    """Return how many of the highest latencies a run of ``queries`` sets aside; None where it is too short for any.
-
-    LoadGen takes the largest t whose need the run meets and reports t - 1 as discarded.
-    """
-    if queries < queries_needed(percentile, 1):
-        return None
-    low, high = 1, 2
-    while queries >= queries_needed(percentile, high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if queries >= queries_needed(percentile, middle) else (low, middle)
-    return low - 1

@@ -68,11 +68,11 @@ def _from(limit: AccuracyLimit) -> str:
 
 def possible_values(quantities: Sequence[Quantity]) -> Finding:
     """Every value is a finite number, and none is below zero."""
-    wrong = [f"{one.name} is not a finite number" for one in quantities if one.value is None]
+    wrong = [f"{item.name} is not a finite number" for item in quantities if item.value is None]
     wrong += [
-        f"{one.name} = {figure(min([one.value, *one.samples]), one.unit)} is below zero"
-        for one in quantities
-        if one.value is not None and min([one.value, *one.samples]) < 0
+        f"{item.name} = {figure(min([item.value, *item.samples]), item.unit)} is below zero"
+        for item in quantities
+        if item.value is not None and min([item.value, *item.samples]) < 0
     ]
     every = f"all {len(quantities):,} values are" if len(quantities) > 1 else "the value is"
     return finding(not wrong, "; ".join(wrong) or f"{every} finite and not below zero")
@@ -81,15 +81,15 @@ def possible_values(quantities: Sequence[Quantity]) -> Finding:
 def raw_samples(quantities: Sequence[Quantity]) -> Finding | None:
     """A value that is stated to be the median of raw samples is that."""
     judged, wrong = 0, []
-    for one in quantities:
-        if one.value is None or not one.median_of_samples or not one.samples:
+    for item in quantities:
+        if item.value is None or not item.median_of_samples or not item.samples:
             continue
         judged += 1
-        median = statistics.median(one.samples)
-        if abs(one.value - median) > EQUAL * max(abs(one.value), abs(median)):
+        median = statistics.median(item.samples)
+        if abs(item.value - median) > EQUAL * max(abs(item.value), abs(median)):
             wrong.append(
-                f"{one.name} {figure(one.value, one.unit)} stated, "
-                f"the median of its {len(one.samples):,} raw samples is {figure(median, one.unit)}"
+                f"{item.name} {figure(item.value, item.unit)} stated, "
+                f"the median of its {len(item.samples):,} raw samples is {figure(median, item.unit)}"
             )
     return finding(not wrong, "; ".join(wrong) or f"medians of raw samples: {judged:,}") if judged else None
 
@@ -97,15 +97,15 @@ def raw_samples(quantities: Sequence[Quantity]) -> Finding | None:
 def intervals(quantities: Sequence[Quantity]) -> Finding | None:
     """A value lies within the interval that is stated with it."""
     judged, wrong = 0, []
-    for one in quantities:
-        if one.value is None or (one.low is None and one.high is None):
+    for item in quantities:
+        if item.value is None or (item.low is None and item.high is None):
             continue
         judged += 1
-        low, high = (one.value if end is None else end for end in (one.low, one.high))
-        margin = EQUAL * max(abs(one.value), abs(low), abs(high))
-        if not low - margin <= one.value <= high + margin:
+        low, high = (item.value if end is None else end for end in (item.low, item.high))
+        margin = EQUAL * max(abs(item.value), abs(low), abs(high))
+        if not low - margin <= item.value <= high + margin:
             wrong.append(
-                f"{one.name} {figure(one.value, one.unit)} is not within its interval, "
-                f"{figure(low)} to {figure(high, one.unit)}"
+                f"{item.name} {figure(item.value, item.unit)} is not within its interval, "
+                f"{figure(low)} to {figure(high, item.unit)}"
             )
     return finding(not wrong, "; ".join(wrong) or f"values within their interval: {judged:,}") if judged else None

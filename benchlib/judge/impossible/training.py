@@ -124,7 +124,8 @@ def rate_from_steps(
     step_s_span: Sequence[float] = (),
     batches_full: bool = True,
 ) -> Finding | None:
-    """Samples per second lie where the step times put them: between those of the mean and of the median step.
+    """Samples per second lie where the step times put them: between those of the mean step, of the median step and the
+    median of the steps' own rates, which for an even number of steps is the mean of the middle two.
 
     Without the raw times the ends of the median count; where some batches were smaller, the rate may be lower.
     """
@@ -133,7 +134,10 @@ def rate_from_steps(
         return None
     steps = len(step_s)
     times = (statistics.fmean(step_s), statistics.median(step_s)) if steps else step_s_span
-    rates = sorted(batch_per_rank * together / value for value in times)
+    rates = [batch_per_rank * together / value for value in times]
+    if steps:
+        rates.append(statistics.median(batch_per_rank * together / value for value in step_s))
+    rates.sort()
     by_steps = rates[0] if steps else rates[-1]
     reason = (
         f"{figure(samples_per_s, unit)} stated, {'' if batches_full else 'at most '}{figure(by_steps, unit)} by "

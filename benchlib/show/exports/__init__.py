@@ -7,16 +7,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks import loadable
 from benchlib.config.schema import nearest
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.files import output_path
 from benchlib.judge.snapshot import Snapshot
 from benchlib.results.run import fingerprint_key
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ EXPORTS: dict[str, Export] = {
             "benchlib.show.exports.tensorboard_log:write",
             ("tensorboard",),
         ),
-        *(Export(*row) for benchmark in BENCHMARKS.values() for row in benchmark.view.exports),
+        *(Export(*row) for benchmark in loadable() for row in benchmark.view.exports),
     )
 }
 
@@ -161,7 +162,7 @@ def write_parquet(runs: Sequence[Snapshot], output: str, samples: bool = False) 
     return f"{counted(len(frame), 'row')} of {counted(len(runs), 'run')} written to {path}"
 
 
-def metric_frame(runs: Sequence[Snapshot]) -> pd.DataFrame:
+def metric_frame(runs: Sequence[Snapshot]) -> "pandas.DataFrame":
     """Return a row for each metric of each run; a run without metrics has one row that says in ``reason`` why."""
     rows: list[dict[str, Any]] = []
     for run in runs:
@@ -173,7 +174,7 @@ def metric_frame(runs: Sequence[Snapshot]) -> pd.DataFrame:
     return _frame(rows, METRIC_COLUMNS)
 
 
-def sample_frame(runs: Sequence[Snapshot]) -> pd.DataFrame:
+def sample_frame(runs: Sequence[Snapshot]) -> "pandas.DataFrame":
     """Return a row for each raw sample of each run, in the order they were taken."""
     rows = [
         _common(run) | {"metric": name, "index": index, "value": value}
@@ -199,5 +200,7 @@ def _common(run: Snapshot) -> dict[str, Any]:
     }
 
 
-def _frame(rows: list[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
+def _frame(rows: list[dict[str, Any]], columns: dict[str, str]) -> "pandas.DataFrame":
+    import pandas as pd  # takes a while to import: most formats, and the ranks that import one of them, do without
+
     return pd.DataFrame(rows, columns=pd.Index(list(columns))).astype(columns)

@@ -43,7 +43,7 @@ def write(runs: Sequence[Snapshot], output: str) -> str:
 
 def text(runs: Sequence[Snapshot], most_bytes: int = MOST_BYTES) -> str:
     """Return the summary, what failed first; what would not fit is counted instead of shown."""
-    order = ["DAMAGED", "BROKEN", "FAIL", "UNFINISHED", "STOPPED", "AMBIGUOUS", "SKIPPED", "PASS"]
+    order = ["DAMAGED", "BROKEN", "FAIL", "UNFINISHED", "STOPPED", "RUNNING", "AMBIGUOUS", "SKIPPED", "PASS"]
     ranked = sorted(runs, key=lambda run: order.index(run.word) if run.word in order else 0)
     parts, size = [], 0
     for shown, run in enumerate(ranked):

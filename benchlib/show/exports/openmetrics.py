@@ -18,7 +18,7 @@ from benchlib.results.run import fingerprint_key
 from benchlib.show.exports import counted, put
 
 LABELS = ("benchmark", "tier", "backend", "host")
-WORDS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "BROKEN", "STOPPED", "UNFINISHED", "DAMAGED")
+WORDS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "BROKEN", "STOPPED", "RUNNING", "UNFINISHED", "DAMAGED")
 STATUSES = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE")
 
 

@@ -20,10 +20,10 @@ LIMIT = 1e-5
 WIDE = {"initializer_range": 0.3, "vocab_size": 100}
 CONFIGS = {
     "bert": lambda: transformers.BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=64, **WIDE
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, max_position_embeddings=64, **WIDE
     ),
     "roberta": lambda: transformers.RobertaConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, max_position_embeddings=66,
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, max_position_embeddings=66,
         type_vocab_size=1, pad_token_id=1, **WIDE,
     ),
     "distilbert": lambda: transformers.DistilBertConfig(

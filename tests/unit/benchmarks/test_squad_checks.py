@@ -1,12 +1,11 @@
 """What a SQuAD run is judged by, on results made by hand: each check can fail, and a cut run cannot pass unseen."""
 
-import platform
-
 import pytest
 
-from benchlib.benchmarks.squad.judge import checks, reading
+from benchlib.benchmarks.squad.judge import checks, missed, published, reading, refuse
 from benchlib.benchmarks.squad.view import VIEW
 from benchlib.config.schema import build, save_config
+from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge.baselines import Comparison
 from benchlib.judge.checks import verdict_of
@@ -103,6 +102,26 @@ def test_a_training_that_the_user_cut_is_what_was_asked_for(judged):
     assert not found["F1 on embedded data"].gates
 
 
+def test_targets_that_were_set_and_not_judged_are_named(judged, tmp_path):
+    judged(config={"target_samples_per_s": 1000, "target_allreduce_gbps": 5, "target_memory_gb": 12})
+    assert missed(Run(tmp_path)) == {
+        "target_samples_per_s": ["= 1000"],
+        "target_memory_gb": ["= 12"],
+    }  # a stand-in on a CPU
+
+
+def test_a_run_of_another_benchmark_and_one_without_checkpoint_are_not_resumed(tmp_path):
+    config = build("squad", {"benchmark": "squad", "resume": str(tmp_path)})
+    save_config(build("machine", {"benchmark": "machine"}), tmp_path)
+    with pytest.raises(UserError, match="a run of machine"):
+        refuse(config)
+    save_config(build("squad", {"benchmark": "squad"}), tmp_path)
+    with pytest.raises(UserError, match="left no checkpoint"):
+        refuse(config)
+    (tmp_path / "checkpoints").mkdir()
+    refuse(config)
+
+
 def test_the_targets_hold_for_a_whole_training_on_squad(judged):
     real = {
         "data": "squad",
@@ -140,24 +159,32 @@ def test_a_speed_that_rose_is_told_as_such_by_reading_and_warnings(tmp_path):
         assert any("Training runs at 94" in one for one in said) == (not drift)
 
 
-def test_the_peak_is_the_best_that_a_run_of_this_day_measured(tmp_path):
-    from benchlib.benchmarks.squad.run import _recorded_peak
-
-    config, other = (
-        build("squad", {"benchmark": "squad", "nproc": 2}),
-        build("machine", {"benchmark": "machine", "nproc": 2}),
+@pytest.mark.parametrize(
+    ("settings", "facts", "expected"),
+    [
+        ({"train_questions": 0, "eval_questions": 0}, {}, "whole"),
+        ({"train_questions": 4000}, {}, "shortened set"),
+        ({"train_questions": 0, "eval_questions": 0}, {"epoch_share": 0.25}, "cut by the budget to 25%"),
+        ({"train_questions": 4000, "max_steps": 10}, {"epoch_share": 0.5, "planned_steps": 10}, "cut by max_steps to 50%, shortened set"),
+        ({"data": "minisquad"}, {}, "generated set"),  # of any size that was asked for: no whole, and not shortened
+    ],
+)  # fmt: skip
+def test_what_was_trained_is_called_what_it_is(judged, tmp_path, settings, facts, expected):
+    judged(config={"data": "squad", "model": "bert-base-uncased"} | settings, facts=facts)
+    write_json(tmp_path / "machine.json", {})
+    run = Run(tmp_path)
+    assert {item.conditions["training"] for item in published(run) if item.quantity == "f1"} == {expected}
+    assert any(f"Training and evaluation: {expected}." in sentence for sentence in reading(run)) == (
+        expected not in ("whole", "generated set")
     )
-    for name, value, host in (
-        ("low", 2.0e11, platform.node()),
-        ("high", 2.6e11, platform.node()),
-        ("elsewhere", 9e11, "another"),
-    ):
-        (tmp_path / name).mkdir()
-        write_json(tmp_path / name / "machine.json", {"host": host})
-        metrics = [derived("matmul_fp32_peak_flops", value, "FLOP/s", "higher", "n = 1024, sum over 2 ranks at once")]
-        save_result(tmp_path / name, Result.of(other, status="complete", metrics=metrics))
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "result.json").write_text("{")
-    peak, reason = _recorded_peak(config, tmp_path / "own")
-    assert (peak, reason) == (2.6e11, "n = 1024, sum over 2 ranks at once, measured by high")
-    assert _recorded_peak(build("squad", {"benchmark": "squad", "nproc": 1}), tmp_path / "own") == (None, "")
+
+
+def test_where_a_step_goes_adds_up_to_the_step(tmp_path):
+    config = build("squad", {"nproc": 2})
+    times = {"step_s": 0.2, "time_data_s": 0.01, "time_forward_s": 0.05, "time_backward_s": 0.1, "time_exchange_s": 0.03,
+             "exchange_exposed_s": 0.02, "time_optimizer_s": 0.01}  # fmt: skip
+    metrics = [measured(name, [value] * 4, "s", "lower") for name, value in times.items()]
+    save_config(config, tmp_path)
+    write_json(tmp_path / "machine.json", {})
+    save_result(tmp_path, Result.of(config, status="complete", metrics=metrics, facts={}))
+    assert "The largest part of a step goes to backward: 100 ms of 200 ms (50 %)." in reading(Run(tmp_path))

@@ -1,15 +1,18 @@
 """The number of steps, the learning rate, the FLOPs and the metrics that come from step tables."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchlib.benchmarks.squad import metrics
 from benchlib.benchmarks.squad.config import SquadConfig
-from benchlib.benchmarks.squad.steps import COLUMNS, Trained, learning_rate, make_plan
+from benchlib.benchmarks.squad.steps import Trained, learning_rate, make_plan
 from benchlib.core.definitions import encoder_train_flops
 from benchlib.core.events import Moment
+from benchlib.runtime.step_metrics import device_rows, sensor_metrics
+from benchlib.runtime.steps import COLUMNS
 from benchlib.runtime.timing import union
 
 
@@ -102,6 +105,26 @@ def test_what_is_unknown_is_not_available() -> None:
     assert metrics.exchange_metrics(None)[0].provenance == "not_available"
 
 
+def test_devices_by_row_over_the_training() -> None:
+    def reading(t: float, power_w: float) -> dict[str, Any]:
+        first = {
+            "power_w": power_w,
+            "energy_j": 50.0 * t,
+            "temperature_c": 40.0 + t,
+            "utilization_percent": 80.0,
+            "device_memory_bytes": 1e9 * t,
+        }
+        return {"kind": "sensor", "t": t, "devices": [first, dict.fromkeys(first)]}
+
+    events = [reading(0.0, 900.0), reading(1.0, 100.0), reading(3.0, 200.0), reading(9.0, 900.0)]
+    first, second = device_rows(events, 0.5, 4.0)
+    assert first == {
+        "device": 0, "power_w": 150.0, "energy_j": 100.0, "temperature_c": 43.0, "utilization_percent": 80.0, "memory_in_use_gb": 3.0
+    }  # fmt: skip
+    assert second.pop("device") == 1 and set(second.values()) == {None}
+    assert device_rows([{"kind": "sensor", "t": 1.0, "power_w": 5.0}], 0.0, 9.0) == []
+
+
 def test_sensors_count_only_during_the_training() -> None:
     events = [{"kind": "sensors", "t": 0.0, "availability": {"temperature_c": "no sensor"}}]
     events += [
@@ -115,10 +138,10 @@ def test_sensors_count_only_during_the_training() -> None:
         }
         for t in range(20)
     ]
-    found = {metric.name: metric for metric in metrics.sensor_metrics(events, 4.5, 10.0, SquadConfig())}
+    found = {metric.name: metric for metric in sensor_metrics(events, 4.5, 10.0, "cpu")}
     assert found["energy_j"].value == 500.0
     assert found["power_w"].n == 6
     assert found["temperature_c"].reason == "no sensor"
     assert found["utilization"].value == 150.0
-    nothing = metrics.sensor_metrics([], 0.0, 1.0, SquadConfig())
+    nothing = sensor_metrics([], 0.0, 1.0, "cpu")
     assert {metric.reason for metric in nothing} == {"no supervisor sampled the sensors of this run"}

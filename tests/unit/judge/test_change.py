@@ -33,7 +33,7 @@ def test_the_interval_between_runs_is_the_pooled_t_interval():
 
 def test_a_calibrated_spread_counts_with_its_degrees_of_freedom():
     """s² = (0.02² x 7) / 7 for one run on each side: t(0.99, 7) = 2.998, half = 2.998 x 0.02 x sqrt(2)."""
-    found = change([[100.0]], [[100.0]], known=Spread(0.02, 7))
+    found = change([[100.0]], [[100.0]], calibrated=Spread(0.02, 7))
     assert math.log(found.high) == pytest.approx(2.998 * 0.02 * math.sqrt(2), rel=1e-4)
     assert found.low == pytest.approx(1 / found.high)
 
@@ -50,6 +50,14 @@ def test_two_runs_widen_the_band_but_not_the_interval():
     assert found.basis == "none"
     assert found.band > 0
     assert change([[100.0]], [[100.0], [110.0], [105.0]]).basis == "runs"
+
+
+def test_fewer_than_five_samples_in_every_run_claim_no_interval():
+    three, five = [99.0, 100.0, 101.0], [98.0, 99.0, 100.0, 101.0, 102.0]
+    found = change([three], [three])
+    assert found.basis == "none"
+    assert found.low < 1 < found.high  # what they scatter still counts
+    assert change([three], [five]).basis == "samples"
 
 
 def test_samples_within_runs_are_resampled():

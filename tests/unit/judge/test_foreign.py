@@ -128,8 +128,13 @@ def test_nccl_json_is_read_by_its_fields():
         ("loadgen-single-stream.txt", "discard 38", "discard 48", "early stopping"),
         ("loadgen-single-stream.txt", "Min latency (ns)                : 1401220", "Min latency (ns)                : -140", "no time below zero"),
         ("loadgen-server-tokens.txt", "Min First Token latency (ns)                : 21004112", "Min First Token latency (ns)                : -1", "no time below zero"),
+        ("loadgen-server.txt", "No errors encountered", "1 ERROR encountered", "LoadGen errors"),
+        ("loadgen-server-tokens-6.0.17.txt", "Min Time per Output Token (ns)                : 9454541", "Min Time per Output Token (ns)                : -1", "no time below zero"),
+        ("loadgen-server-tokens-6.0.17.txt", "samples per second    : 7.79", "samples per second    : 9.60", "LoadGen rate"),
         ("lambda-one-gpu.csv", "2x RTX 4090,2,900,541", "2x RTX 4090,2,900,641", "scaling"),
         ("counted.tsv", "7,362", "19,667", "rate from counts"),
+        ("serving-two-nodes.md", "0.2634", "0.15", "rate from counts"),
+        ("serving-two-nodes.md", "1.90x", "2.60x", "speed-up"),
         ("published.json", '"failed": 360', '"failed": 100', "requests add up"),
     ],
 )  # fmt: skip
@@ -141,6 +146,7 @@ def test_what_a_file_states_wrongly_in_itself_is_found(tmp_path, name, old, new,
 def test_loadgen_summary_is_read_by_its_lines():
     _, [claim] = read_claims(HONEST / "loadgen-server.txt")
     run = claim.loadgen
+    assert (run.errors, run.samples_per_s, run.scheduled_per_s) == (0, 3601.87, 3602.11)
     assert (run.scenario, run.valid, run.satisfied["Min queries satisfied"]) == ("Server", True, "Yes")
     assert (run.min_duration_s, run.target_latency_s, run.target_percentile_s) == (
         600,

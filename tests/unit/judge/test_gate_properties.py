@@ -29,7 +29,7 @@ def test_a_summary_is_in_order_and_scales(samples, data):
     assert min(samples) <= found.p05 <= found.median <= found.p95 <= found.p99 <= max(samples)
     other = summary(data.draw(st.permutations(samples)))
     assert (other.median, other.p05, other.p95, other.p99) == (found.median, found.p05, found.p95, found.p99)
-    assert (found.ci_low is None) == (len(samples) == 1)
+    assert (found.ci_low is None) == (len(samples) < 5)
     if found.ci_low is not None:
         assert min(samples) <= found.ci_low <= found.median <= found.ci_high <= max(samples)
         scaled = summary([4 * value for value in samples])
@@ -40,7 +40,7 @@ def test_a_summary_is_in_order_and_scales(samples, data):
 @given(side=sides, spread=st.none() | st.builds(Spread, st.floats(0, 0.5), st.integers(1, 20)))
 def test_a_side_against_itself_has_not_changed(side, spread):
     for kind, same in (("ratio", 1.0), ("difference", 0.0)):
-        found = change(side, side, kind=kind, known=spread)
+        found = change(side, side, kind=kind, calibrated=spread)
         assert found.value == pytest.approx(same)
         assert found.low <= found.value <= found.high
         assert found.band >= 0
@@ -52,7 +52,7 @@ def test_a_ratio_turns_round_and_scales_with_its_sides(new, old, factor):
     found, turned = change(new, old), change(old, new)
     assert turned.value == pytest.approx(1 / found.value)
     assert found.low <= found.value <= found.high
-    if found.basis == "none":  # else the two draw other resamples
+    if found.basis == "none" and all(len(run) == 1 for run in new + old):  # else the two draw other resamples
         assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
     scaled = change([[factor * value for value in run] for run in new], old)
     assert (scaled.value, scaled.low, scaled.high) == pytest.approx(
@@ -63,7 +63,7 @@ def test_a_ratio_turns_round_and_scales_with_its_sides(new, old, factor):
 @bounded(25)
 @given(new=sides, old=sides, s=st.floats(0, 0.3), more=st.floats(0, 0.3), dof=st.integers(2, 20))
 def test_more_spread_between_runs_never_narrows_the_interval(new, old, s, more, dof):
-    narrow, wide = (change(new, old, known=Spread(value, dof)) for value in (s, s + more))
+    narrow, wide = (change(new, old, calibrated=Spread(value, dof)) for value in (s, s + more))
     assert wide.low <= narrow.low * (1 + 1e-9)
     assert wide.high >= narrow.high * (1 - 1e-9)
     assert wide.band >= narrow.band - 1e-12
@@ -77,7 +77,7 @@ directions = st.sampled_from(["higher", "lower"])
 limits = st.builds(lambda share: RegressionLimit(metric="m", share=share), st.floats(0, 0.9)) | st.builds(
     lambda amount: RegressionLimit(metric="m", amount=amount), st.floats(0, 100)
 )
-known = st.none() | st.builds(Spread, st.floats(0, 0.3), st.integers(1, 20))
+calibrated = st.none() | st.builds(Spread, st.floats(0, 0.3), st.integers(1, 20))
 
 
 def side_of(runs, direction):
@@ -90,14 +90,14 @@ def scaled_side(runs, factor, direction):
 
 
 @bounded(40)
-@given(old=sides, limit=limits, direction=directions, factor=st.floats(1, 10), spread=known)
+@given(old=sides, limit=limits, direction=directions, factor=st.floats(1, 10), spread=calibrated)
 def test_better_is_never_a_regression(old, limit, direction, factor, spread):
     better = scaled_side(old, factor if direction == "higher" else 1 / factor, direction)
     assert regression_check(limit, better, side_of(old, direction), spread).status != "FAIL"
 
 
 @bounded(40)
-@given(new=sides, old=sides, limit=limits, direction=directions, factor=st.floats(1, 10), spread=known)
+@given(new=sides, old=sides, limit=limits, direction=directions, factor=st.floats(1, 10), spread=calibrated)
 def test_a_worse_run_is_never_judged_better(new, old, limit, direction, factor, spread):
     base = side_of(old, direction)
     worse = 1 / factor if direction == "higher" else factor
@@ -121,7 +121,7 @@ def test_a_boundary_value_passes_and_one_beyond_it_fails(value, share, amount, d
 
 
 @bounded(30)
-@given(new=sides, old=sides, amount=st.floats(0, 100), spread=known)
+@given(new=sides, old=sides, amount=st.floats(0, 100), spread=calibrated)
 def test_the_gate_has_no_favourite_direction(new, old, amount, spread):
     limit = RegressionLimit(metric="m", amount=amount)
     up = regression_check(limit, side_of(new, "higher"), side_of(old, "higher"), spread)

@@ -1,23 +1,23 @@
-"""The twenty impossible published figures are refused, each with its reason; honest ones pass untouched."""
+"""Impossible figures are refused, each with its reason; honest ones pass untouched."""
 
 from pathlib import Path
 
 import pytest
 
 from benchlib.core.definitions import encoder_train_flops
+from benchlib.core.early_stopping import queries_needed, set_aside
 from benchlib.judge.foreign.kit import parts
 from benchlib.judge.foreign.readers import read_claims
 from benchlib.judge.impossible.claim import Claim, Collective, Compute, Latency, Learning, LoadGen, Speed
 from benchlib.judge.impossible.collectives import wire_rate
 from benchlib.judge.impossible.findings import half_unit
 from benchlib.judge.impossible.rules import RULES, judge_claims
-from benchlib.judge.impossible.serving import queries_needed, set_aside
 from benchlib.judge.references import vendor_peak
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 HONEST = sorted(path for path in (FIXTURES / "honest").iterdir() if path.is_file())
 
-TWENTY = [
+IMPOSSIBLE = [
     ("01-bert-base-8xh200.json", "rate from counts", "7,362"),
     ("01-bert-base-8xh200.json", "scaling", "21.1 times"),
     ("02-bert-base-8xh100.json", "rate from counts", "6,372"),
@@ -45,10 +45,13 @@ TWENTY = [
     ("18-tokens-and-samples.json", "tokens and samples", "156.2 samples/s × 2,048 tokens = 319,898"),
     ("19-two-limits.json", "limits have a source", "42.99 of inference_rules.adoc"),
     ("20-schedule-too-short.json", "learning rate", "zero from step 4 of 10"),
+    ("21-first-token-not-reported.txt", "LoadGen errors", "50 errors in the log, VALID all the same"),
+    ("21-first-token-not-reported.txt", "tokens take time", "first token: 6 of 6 times are zero"),
+    ("22-completed-twice.txt", "LoadGen errors", "50 errors in the log, VALID all the same"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("file", "rule", "reason"), TWENTY)
+@pytest.mark.parametrize(("file", "rule", "reason"), IMPOSSIBLE)
 def test_published_figures_that_cannot_be_are_refused(file, rule, reason):
     _, claims = read_claims(FIXTURES / "impossible" / file)
     judged = {judgement.rule.name: judgement for judgement in judge_claims(claims)}
@@ -56,10 +59,10 @@ def test_published_figures_that_cannot_be_are_refused(file, rule, reason):
     assert any(reason in failure for failure in judged[rule].failures), judged[rule].failures
 
 
-def test_each_of_the_twenty_has_a_fixture_and_nothing_else_is_wrong_with_it():
+def test_each_impossible_figure_has_a_fixture_and_nothing_else_is_wrong_with_it():
     files = sorted(path.name for path in (FIXTURES / "impossible").iterdir())
-    assert [name[:2] for name in files] == [f"{number:02}" for number in range(1, 21)]
-    expected = {name: {rule for file, rule, _ in TWENTY if file == name} for name in files}
+    assert [name[:2] for name in files] == [f"{number:02}" for number in range(1, 23)]
+    expected = {name: {rule for file, rule, _ in IMPOSSIBLE if file == name} for name in files}
     for name in files:
         _, claims = read_claims(FIXTURES / "impossible" / name)
         assert {judgement.rule.name for judgement in judge_claims(claims) if judgement.failures} == expected[name], name
@@ -87,6 +90,16 @@ def test_no_rule_says_anything_of_an_empty_claim():
 @pytest.mark.parametrize(("rate", "status"), [(840.0, "PASS"), (841.0, "FAIL"), (105.0, "PASS"), (2000.0, "FAIL")])
 def test_scaling_may_exceed_one_by_five_percent(rate, status):
     assert one("scaling", speed=Speed(samples_per_s=rate, ranks=8, one_device_samples_per_s=100.01)) == status
+
+
+# Two steps of 8 samples: the median of their rates is the mean of the two, and neither the mean nor the median step gives it.
+@pytest.mark.parametrize(
+    ("rate", "status"),
+    [(82.94, "PASS"), (73.79, "PASS"), (110.47, "FAIL"), (55.40, "FAIL"), (2 * 82.94, "FAIL"), (2 * 73.79, "FAIL")],
+)
+def test_the_median_of_two_noisy_rates_follows_from_their_steps(rate, status):
+    speed = Speed(samples_per_s=rate, ranks=1, batch_per_rank=8, step_s=[8 / 110.47, 8 / 55.40])
+    assert one("rate from raw steps", speed=speed) == status
 
 
 def test_the_rate_of_one_rank_is_right_when_it_is_called_so():

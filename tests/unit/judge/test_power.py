@@ -56,8 +56,7 @@ def test_outliers_do_not_raise_false_alarms(s):
     assert simulate(setup(0.05, old_runs=5), s, 5_000, noise=heavy_tailed).false_alarms <= 0.01
 
 
-@pytest.mark.parametrize("s", NOISES)
-@pytest.mark.parametrize("direction", ["higher", "lower"])
+@pytest.mark.parametrize(("s", "direction"), [*((s, "higher") for s in NOISES), (WHOLE_RUN, "lower")])
 def test_the_stated_effect_is_found_with_99_percent_power(s, direction):
     """Fresh noise, the loss really applied to the new runs, judged by the gate: at least 99 % fail."""
     limit = RegressionLimit(metric="m", share=0.05)

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchlib.config.cluster import load
 from benchlib.config.schema import resolve
+from benchlib.core.errors import UserError
 from benchlib.core.files import home
+from benchlib.launch import services
 from benchlib.launch.kubernetes import FLAVOURS, RUN_LABEL, USER, Submission
 from benchlib.launch.launchers import LAUNCHERS
 
@@ -41,7 +44,7 @@ def pods(value):
             yield from pods(one)
 
 
-@pytest.mark.parametrize("name", make_manifests.JOBS)
+@pytest.mark.parametrize("name", [*make_manifests.JOBS, *make_manifests.SERVICES])
 def test_examples_are_what_the_launchers_make(name):
     assert (DEPLOY / name).read_text() == make_manifests.content(name), "run python scripts/make_manifests.py"
 
@@ -163,6 +166,7 @@ def test_names_agree():
     """Namespace, accounts, claims and images of the profiles are those that deploy/ makes."""
     made = {(item["kind"], item["metadata"]["name"]) for path in MANIFESTS for item in documents(path)}
     images = set(re.findall(r"-t (benchlib:\w+)", (DEPLOY / "Dockerfile").read_text()))
+    images |= {kind.image for kind in services.KINDS.values()}
     for path in MANIFESTS:
         for item in documents(path):
             assert item["kind"] == "Namespace" or ("Namespace", item["metadata"]["namespace"]) in made
@@ -247,3 +251,43 @@ def test_every_launcher_elsewhere_has_an_example():
 
     shown = {values["launcher"] for _, _, _, values in make_manifests.JOBS.values()}
     assert shown == set(ELSEWHERE) <= set(LAUNCHERS)
+
+
+@pytest.mark.parametrize("kind", services.KINDS)
+def test_workers_let_in_only_who_has_the_token(kind):
+    """Each is told it by a secret, is ready only when it answers, and is reached by pods of runs alone."""
+    deployment, service = yaml.safe_load_all(services.service(kind, load("serving"), "some/model", 3))
+    (spec,) = pods(deployment)
+    (container,) = spec["containers"]
+    variables = {item["name"]: item for item in container["env"]}
+    assert variables[services.KINDS[kind].token]["valueFrom"]["secretKeyRef"]["name"] == "benchlib-token"
+    assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": services.PORT}
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert RUN_LABEL in labels and service["spec"]["selector"] == labels and service["spec"]["clusterIP"] == "None"
+    assert spec["terminationGracePeriodSeconds"] > services.DRAIN_S
+    with pytest.raises(UserError, match="token_secret"):
+        services.service(kind, load("gpu"), "some/model", 1)
+    with pytest.raises(UserError, match="a worker of kind 'vlm': did you mean vllm"):
+        services.service("vlm", load("serving"), "some/model", 1)
+
+
+def test_the_clients_command_is_one():
+    from click.testing import CliRunner
+
+    from benchlib.cli import main
+
+    (spec,) = pods(documents(DEPLOY / "kubernetes/serving-client.yaml")[0])
+    words = spec["containers"][0]["command"]
+    done = CliRunner().invoke(main, [*words[1:], "--dry-run"])
+    assert words[0] == "benchlib" and done.exit_code == 0, done.output
+    (spec,) = pods(documents(DEPLOY / "kubernetes/serving-engine.yaml")[0])
+    words = spec["containers"][0]["command"]
+    known = {name for option in main.commands["serve"].params for name in option.opts}
+    assert words[:2] == ["benchlib", "serve"] and {word for word in words if word.startswith("--")} <= known
+
+
+def test_the_clients_image_has_no_torch():
+    import client_requirements
+
+    names = {re.split(r"[^\w-]", line)[0] for line in client_requirements.requirements()}
+    assert {"aiohttp", "pydantic", "papermill"} <= names and not names & client_requirements.WITH_TORCH

@@ -3,7 +3,9 @@
 import os
 import re
 import shutil
+import time
 
+import pandas
 import pytest
 from stores import command, files_of, leftovers, no_pictures, place  # noqa: F401
 
@@ -12,6 +14,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judge
+from benchlib.results import store
 from benchlib.results.run import Run
 from benchlib.show import index, report
 from benchlib.workloads.features import DamagedFile, read_arrays, write_arrays
@@ -138,6 +141,80 @@ def test_files_that_are_cut_later_are_noticed(tmp_path):
     write_json(run / "files.json", {"files": {"../../etc/passwd": {"bytes": 1, "sha256": ""}}})
     with pytest.raises(UserError, match=r"not a list of a run's files: '\.\./\.\./etc/passwd'"):
         run_folder.file_faults(run)
+
+
+STATES = ("PASS", "DAMAGED", "DAMAGED", "RUNNING", "UNFINISHED", "STOPPED", "BROKEN")
+
+
+@pytest.fixture(scope="module")
+def every_state(tmp_path_factory):
+    """A store with a run in each state of ``STATES``, as names of folders; the running one is held by this process."""
+    out = tmp_path_factory.mktemp("out")
+    nothing = {"with_result": False, "with_status": False, "with_verdict": False, "steps": 5}
+    changes = [
+        {},
+        {},
+        {},
+        nothing,
+        nothing,
+        {"outcome": "stopped", "reason": "stopped by the user"},
+        {"outcome": "failed"},
+    ]
+    runs = [place(out, f"squad-cpu-10150{n}-aaaaaa", **change) for n, change in enumerate(changes)]
+    for run in runs[:3]:
+        run_folder.record_files(run)
+        store.summarize(run)
+    samples = (runs[1] / "samples.parquet").read_bytes()  # same size, both ends whole
+    (runs[1] / "samples.parquet").write_bytes(samples[:-20] + bytes([samples[-20] ^ 1]) + samples[-19:])
+    events = (runs[2] / "events-rank0.jsonl").read_bytes()
+    (runs[2] / "events-rank0.jsonl").write_bytes(events[: events.rfind(b"\n", 0, 5000) + 1])
+    os.close(run_folder.claim(runs[4]))  # its processes are gone
+    held = run_folder.claim(runs[3])
+    yield out, {run.name: word for run, word in zip(runs, STATES, strict=True)}
+    os.close(held)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_has_one_word_everywhere(every_state, tmp_path):
+    out, expected = every_state
+    _, listed = command("list", "--runs", out=out)
+    assert dict(re.findall(r"(squad-cpu-\S+)\s+([A-Z]+)", listed)) == expected
+    assert {run.name: run.word for run in store.read(out)} == expected
+    page = index.render(out).read_text()
+    assert all(page.count(f"</span>{word}<") >= list(expected.values()).count(word) for word in set(STATES))
+    day = out / "quick-20261121"
+    for name, word in expected.items():
+        assert f">{word}</h1>" in report.html(Run(day / name))
+    command("export", "--to", "csv", "-o", tmp_path / "runs.csv", out=out)
+    rows = pandas.read_csv(tmp_path / "runs.csv")
+    assert dict(zip(rows["run"], rows["verdict"], strict=True)) == expected
+    whole, altered, _, running, *_ = expected
+    _, judged = command("report", *(day / name for name in (altered, running)))
+    assert re.findall(r"([A-Z]+)  \S*(squad-cpu-\d+)", judged) == [("DAMAGED", altered[:16]), ("RUNNING", running[:16])]
+    assert not (day / running / "verdict.json").exists()
+    assert {run.name: run.word for run in store.read(out)} == expected  # judged again it stays damaged
+    code, text = command("compare", day / whole, day / altered)
+    assert (code, "samples.parquet was altered" in text) == (2, True)
+
+
+def test_without_locks_events_tell_that_a_run_goes_on(tmp_path, monkeypatch):
+    run = place(tmp_path, with_result=False, with_status=False, with_verdict=False)
+    monkeypatch.setattr(run_folder, "claimed", lambda *_: None)
+    assert store.state(Run(run))[0] == "UNFINISHED"  # the last event is of long ago
+    (run / "events-supervisor.jsonl").write_text(
+        f'{{"t": {time.time() - 2}, "source": "supervisor", "kind": "sensor"}}\n'
+    )
+    assert store.state(Run(run))[0] == "RUNNING"
+    assert store.read(tmp_path)[0].word == "RUNNING"
+
+
+def test_the_front_of_a_run_holds_its_folder_after_the_ranks(tmp_path):
+    run = place(tmp_path, with_verdict=False)
+    with run_folder.attended(run):
+        assert store.state(Run(run))[0] == "RUNNING"
+        assert not run_folder.is_running(run)
+        os.close(run_folder.claim(run))  # the ranks have a lock of their own
+    assert store.state(Run(run))[0] == "UNFINISHED"
 
 
 def test_a_damaged_baseline_fails_the_gate_and_names_itself(tmp_path, monkeypatch):

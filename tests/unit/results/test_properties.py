@@ -242,14 +242,14 @@ PREFIXES = {"PFLOP/s": 1e15, "TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6, "F
 @bounded(300)
 @given(
     value=st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**18), 10**18),
-    unit=st.sampled_from(["", "s", "FLOP/s", "samples/s"]),
+    unit=st.sampled_from(["", "s", "FLOP/s", "samples/s", "h"]),
 )
 def test_a_quantity_shows_the_right_size(value, unit):
     number, _, shown = quantity(value, unit).partition(" ")
-    scale = PREFIXES[shown] if unit == "FLOP/s" else 1.0
+    scale = PREFIXES[shown] if unit == "FLOP/s" else 1 / 60 if shown == "min" else 1.0
     assume(abs(value) < 1e307)  # three digits of the largest floats round to infinity
     assert float(number.replace(",", "")) * scale == pytest.approx(value, rel=6e-3, abs=5e-324)
-    assert shown == unit or unit == "FLOP/s"
+    assert shown == ("min" if unit == "h" and 0 < abs(value) < 1 else unit) or unit == "FLOP/s"
 
 
 @bounded(100)

@@ -138,13 +138,13 @@ def test_a_share_above_one_is_marked_in_picture_and_table():
     found = tables()
     found["shares"] = [item for item in found["shares"] if "tcp" in item["bound"] and item["operation"] == "all_reduce"]
     found["bounds"] = []
-    for share, told in ((6.2, "6.20 (no limit)"), (1.04, "1.04")):
+    for share, told in ((6.2, "620 % (no limit)"), (1.04, "104 %")):
         found["shares"][0]["share"] = share
         run = records(found)
         picture = collective_plots.shares(run)
         assert told in [text.get_text() for text in picture.axes[0].texts]
         assert ("which is no limit here" in picture.alt) is (share > 1.05)
-        assert collective_tables.shares_table(run).loc["all-reduce", "share"] == told
+        assert collective_tables.shares_table(run).loc["all-reduce", "share (in turns: median of ratios)"] == told
 
 
 def test_shares_of_memory_and_claims_follow_where_only_sockets_were_measured_in_turns():
@@ -159,6 +159,7 @@ def test_shares_of_memory_and_claims_follow_where_only_sockets_were_measured_in_
     assert len(share) == 3
     # Without the copies at the largest size of every operation, their bars are left out.
     found["bounds"] = [item for item in found["bounds"] if item["bytes"] != 64 * MIB]
+    found["series"].append(row("reduce", 16 * MIB, 2, variant="direct"))
     found["shares"].append(found["shares"][0] | {"operation": "reduce", "bytes": 16 * MIB, "variant": "direct"})
     legend = collective_plots.shares(records(found)).legends[0]
     assert [text.get_text() for text in legend.get_texts()] == ["TCP socket", "claimed link", "target"]
@@ -344,6 +345,10 @@ def test_tables_say_what_was_verified_and_reached():
     assert table.loc["claimed link", "64 MiB"] == "100.0"
     assert list(table.columns) == ["1 KiB", "32 KiB", "1 MiB", "16 MiB", "64 MiB"]
     assert collective_tables.times(run).loc["send/recv", "1 KiB"] == "20.4 µs"
+    # What is beside the series (limits, turns, pairs) has a row of its own: the table adds up to the sentence.
+    run.result.facts |= {"checked_elements": 2 * 10**9, "wrong_elements": 3}
+    counts = [int(text.replace(",", "")) for text in collective_tables.verified(run)["elements compared"]]
+    assert sum(counts) == 2 * 10**9
     assert set(collective_tables.report(run)) == set(collective_tables.TABLES) - {
         "Wrong results", "Results of nccl-tests beside it", "The same gradients over each library",
     }  # fmt: skip
@@ -364,7 +369,7 @@ def test_a_line_that_misses_its_points_is_not_told():
     found = tables()
     found["fits"][0] |= {"alpha_us": None, "bandwidth_gbps": None, "residual": 0.7}
     table = collective_tables.fits(records(found))
-    assert list(table.loc["all-reduce"])[:3] == ["not told", "not told", "70.0 %"]
+    assert list(table.loc["all-reduce"])[:3] == ["not on a line", "not on a line", "70.0 %"]
     assert table.loc["broadcast", "α"] == "30 µs"
 
 

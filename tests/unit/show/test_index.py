@@ -50,6 +50,20 @@ def test_trends_keep_tiers_configs_and_metric_names_apart(tmp_path):
     assert "last 2 runs: from 90.00 to 91.00" in lines.sparkline(of_three.trends[0])
 
 
+def test_series_of_one_name_say_in_what_they_differ(tmp_path):
+    place(tmp_path, START, metrics=f1(91.0))
+    place(tmp_path, START - DAY, metrics=f1(90.0), tier="nightly")
+    page = Page(index.render(tmp_path))
+    assert "batch_size" not in page.text
+    place(tmp_path, START - 2 * DAY, metrics=f1(50.0), config={"batch_size": 16})
+    headings = re.findall(r'<th scope="rowgroup".*?</th>', Page(index.render(tmp_path)).source, re.DOTALL)
+    assert sorted(re.search(r"batch_size \d+|$", heading)[0] for heading in headings) == [
+        "",
+        "batch_size 16",
+        "batch_size 8",
+    ]
+
+
 def test_a_change_is_drawn_said_and_explained(tmp_path):
     for age in range(12):
         folder = place(

@@ -244,7 +244,7 @@ def test_closeness_is_the_ratio_of_distances_and_far_ones_are_written_out():
     worst = max((1 + 0.1 * (number % 3)) * LARGEST["bf16"] / REFERENCE_TRUTH for number in range(len(CASES)))
     assert f"× {worst:.1e}".replace("e+0", "e") in words(axes)
     assert "farther, 0.0096" in words(axes)
-    assert figure.alt.startswith("Farther from fp64 than the reference: bf16 and openvino_default")
+    assert figure.alt.startswith("More than twice as far from fp64 as the reference: bf16 and openvino_default")
     assert parity_tables.truth(records()).loc["fp64", "verdict"] == "closer"
 
 

@@ -49,7 +49,7 @@ def test_throughput_counts_the_steady_steps_only(run):
     assert frame["samples_per_s"].to_numpy() == pytest.approx(16 / recorded(run, "step_s"))
     assert frame["steady"].tolist() == [False, False] + [True] * 48
     median = np.median(16 / recorded(run, "step_s")[2:])
-    assert f"{median:.3g} samples/s" in training.throughput(run).alt
+    assert f"{median:.2f} samples/s" in training.throughput(run).alt
 
 
 def at_speeds(folder, speeds):
@@ -73,9 +73,9 @@ def test_only_a_steady_speed_is_called_a_steady_state(tmp_path):
         "Throughput rose from 63 to 114 samples/s: no steady state"
         in training.throughput(at_speeds(tmp_path / "a", rising)).alt
     )
-    assert "94 samples/s in the steady state" in training.throughput(at_speeds(tmp_path / "b", 94 * noise)).alt
+    assert "94.00 samples/s in the steady state" in training.throughput(at_speeds(tmp_path / "b", 94 * noise)).alt
     two = at_speeds(tmp_path / "c", [90, 98])
-    assert "94 samples/s, median of 2 steps" in training.throughput(two).alt
+    assert "94.00 samples/s, median of 2 steps" in training.throughput(two).alt
     assert "Median of 2 steps" in training.step_times(two).alt and "p95" not in training.step_times(two).alt
 
 

@@ -1,0 +1,67 @@
+"""The highest peak of a machine is looked for among all its stored runs, and names the run and the day."""
+
+import pytest
+
+from benchlib.config.schema import build, save_config
+from benchlib.core.files import write_json
+from benchlib.results.metrics import derived, measured
+from benchlib.results.peaks import highest
+from benchlib.results.run import Result, save_result
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Return what stores a run of a benchmark with one peak in a folder of days."""
+
+    def add(
+        folder,
+        value=None,
+        benchmark="machine",
+        host="here",
+        verdict="PASS",
+        name="matmul_fp32_peak_flops",
+        ranks=2,
+        **more,
+    ):
+        path = tmp_path / folder
+        path.mkdir(parents=True)
+        config = build(benchmark, {"nproc": ranks} | more)
+        save_config(config, path)
+        write_json(
+            path / "machine.json", {"host": host, "cpu": {"model": "a processor", "usable_cores": 2}, "versions": {}}
+        )
+        if value:
+            make = derived if benchmark == "machine" else measured
+            metrics = [make(name, value, "FLOP/s", "higher", reason=f"n = {int(value / 1e9)}")]
+            facts = {"precision": more.get("precision", "fp32")}
+            save_result(path, Result.of(config, status="complete", started_at=1.76e9, metrics=metrics, facts=facts))
+            write_json(
+                path / "verdict.json",
+                {"schema_version": 1, "verdict": verdict, "sentence": "", "broken": False, "checks": []},
+            )
+        return path
+
+    return add
+
+
+def test_the_best_of_all_days_counts_with_its_size_run_and_day(store):
+    own = store("quick-20260103/squad-cpu-120000-aaaaaa", benchmark="squad")
+    assert highest(own, "fp32", 2) == (None, "")
+    store("quick-20260103/machine-cpu-110000-aaaaab", 2.0e11)
+    store("smoke-20260101/machine-cpu-110000-aaaaac", 2.6e11)
+    for number, other in enumerate((
+        {"host": "elsewhere"}, {"verdict": "FAIL"}, {"ranks": 1}, {"planted_slowdown": 0.1}, {"name": "matmul_bf16_peak_flops"},
+    )):  # fmt: skip
+        store(f"smoke-20260102/machine-cpu-12000{number}-aaaaad", 9e11, **other)
+    (own.parent / "damaged-cpu-110000-aaaaae").mkdir()
+    (own.parent / "damaged-cpu-110000-aaaaae" / "result.json").write_text("{")
+    value, reason = highest(own, "fp32", 2)
+    assert value == 2.6e11
+    assert reason.startswith("n = 260, measured by machine-cpu-110000-aaaaac on 2025-10-")
+
+
+def test_a_run_of_one_precision_counts_for_that_one_alone(store):
+    own = store("quick-20260103/machine-cpu-120000-aaaaaa")
+    store("quick-20260103/squad-cpu-110000-aaaaab", 3e11, benchmark="squad", name="matmul_peak_flops", precision="bf16")
+    assert highest(own, "fp32", 2) == (None, "")
+    assert highest(own, "bf16", 2)[0] == 3e11

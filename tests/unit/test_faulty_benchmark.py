@@ -1,0 +1,59 @@
+"""A joined benchmark that cannot be imported costs only what needs it."""
+
+import pytest
+from stores import command, no_pictures, place  # noqa: F401
+
+from benchlib import benchmarks
+from benchlib.benchmarks import BENCHMARKS, Benchmark
+from benchlib.core.files import read_json, write_json
+from benchlib.results.run import Run
+from benchlib.show import report
+
+FAULTS = {
+    "syntax": ({"__init__": "", "config": "class TallyConfig(:"}, "SyntaxError"),
+    "import": ({"__init__": "import nowhere_at_all"}, "ModuleNotFoundError"),
+    "gone": ({}, "ModuleNotFoundError"),
+    "name": ({"__init__": "", "config": "", "judge": ""}, "AttributeError"),
+}
+
+
+@pytest.fixture(params=FAULTS)
+def fault(request, tmp_path, monkeypatch):
+    """Join a benchmark that cannot be imported; return the name of its error."""
+    files, error = FAULTS[request.param]
+    package = f"faulty_{request.param}"
+    for name, text in files.items():
+        (tmp_path / package).mkdir(exist_ok=True)
+        (tmp_path / package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(BENCHMARKS, "tally", Benchmark("tally", package, joined=True))
+    return error
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_only_what_needs_it_fails_and_in_one_sentence(fault, tmp_path):
+    out = tmp_path / "out"
+    run = place(out)
+    write_json(run / "config.json", read_json(run / "config.json") | {"benchmark": "tally"})
+    code, listed = command("list")
+    assert code == 0
+    assert "not loadable: benchmark tally cannot be loaded, faulty_" in " ".join(listed.split())
+    for words in (
+        ["--help"],
+        ["references"],
+        ["list", "--runs", "--out", out],
+        ["export", "--to", "csv", "--out", out],
+    ):
+        assert command(*words)[0] == 0
+    for words in (["run", "tally", "--dry-run"], ["report", run]):
+        code, said = command(*words)
+        assert code == 2
+        assert fault in said and "mend or uninstall its package" in said
+    assert read_json(run / "verdict.json")["verdict"] == "PASS"  # what cannot be judged is not called broken
+    assert "PASS</h1>" in report.html(Run(run))
+
+
+def test_errors_of_the_kits_own_benchmarks_stay_what_they_are(monkeypatch):
+    monkeypatch.setattr(benchmarks.importlib, "import_module", lambda name: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        _ = BENCHMARKS["squad"].config
