@@ -35,7 +35,7 @@ FILLER = (0, 0)
 TICK_S = 0.05
 SAY_S = 1.0  # between signs of life
 WARM_UP_S = 120.0
-REPEATS = 5  # of the prompt that shows a prefix cache
+REPEATS = 12  # of the prompt that shows a prefix cache
 AUDIT = """*.*.mode = 2
 *.*.accuracy_log_rng_seed = 720381539243781796
 *.*.accuracy_log_sampling_target = {answers}
@@ -59,7 +59,7 @@ class Test:
     expected: dict[str, float]
     prompts: list[list[int]]
     warm_up: list[list[int]]  # prompts that are not in the data set
-    repeated: list[list[int]]  # one prompt that is sent again and again, then as many others of its length
+    repeated: list[list[int]]  # see in_turns
     max_new: int
     folder: Path
     deadline_s: float
@@ -155,6 +155,12 @@ def settings_of(lg: Any, test: Test) -> Any:
     return settings
 
 
+def in_turns(prompts: Sequence[list[int]]) -> list[list[int]]:
+    """Return each of the others, followed by the first prompt twice: a cache of any size holds its second time,
+    and a neighbour slows all of a turn alike."""
+    return [prompt for fresh in prompts[1:] for prompt in (fresh, prompts[0], prompts[0])]
+
+
 def _ask(engine: Engine, prompts: Sequence[Sequence[int]], max_new: int, first_rid: int, together: bool) -> list[float]:
     """Answer prompts at the engine, all at once or one by one; return the seconds to each first token."""
     firsts: dict[int, float] = {}
@@ -191,7 +197,7 @@ def _perform(test: Test, say: Connection) -> Outcome:
     _ask(engine, test.warm_up, test.max_new, -1, together=True)
     if test.repeated:
         times = _ask(engine, test.repeated, 2, -1_000, together=False)
-        facts["repeat_ttft_s"], facts["fresh_ttft_s"] = times[1:REPEATS], times[REPEATS:]
+        facts["repeat_ttft_s"], facts["fresh_ttft_s"] = times[2::3], times[::3]
     facts["warm_up_s"] = time.monotonic() - began - facts["engine_start_s"]
     settings = settings_of(lg, test)
     output = lg.LogOutputSettings()

@@ -18,7 +18,7 @@ import transformers
 
 from benchlib.benchmarks.inference import loadgen, logs, rules
 from benchlib.benchmarks.inference.config import InferenceConfig
-from benchlib.benchmarks.inference.loadgen import REPEATS, Outcome, Test
+from benchlib.benchmarks.inference.loadgen import REPEATS, Outcome, Test, in_turns
 from benchlib.benchmarks.inference.measures import Tested, metrics_of, why_invalid
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import EventWriter, Moment, read_events
@@ -133,7 +133,7 @@ def _test(bench: _Bench, name: str, scenario: str, mode: str, server_qps: float 
         expected=rules.expected_settings(config, scenario, count, server_qps),
         prompts=bench.data.prompts,
         warm_up=spare[-WARM_UPS:],
-        repeated=[] if asked else [long[0]] * REPEATS + long[1:],
+        repeated=[] if asked else in_turns(long),
         max_new=config.max_new,
         folder=bench.run_dir / "loadgen" / name,
         deadline_s=config.deadline_s,

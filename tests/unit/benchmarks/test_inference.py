@@ -285,13 +285,13 @@ def test_a_search_for_the_peak_takes_probes_in_which_a_queue_shows():
 
 
 def test_a_prefix_cache_is_noticed():
-    row = {"engine": "continuous", "tokens": 384, "fresh_s": [0.02, 0.021], "repeated_s": [0.022, 0.02]}
+    row = {"engine": "continuous", "tokens": 384, "fresh_s": [0.02, 0.021, 0.02], "repeated_s": [0.022, 0.02, 0.01]}
     assert _prefix_cache(row).status == "PASS"
-    assert _prefix_cache({**row, "repeated_s": [0.03, 0.004]}).status == "FAIL"
+    assert _prefix_cache({**row, "repeated_s": [0.03, 0.004, 0.01]}).status == "FAIL"
 
 
 def test_a_prefix_cache_that_is_switched_on_is_noticed_at_the_engine_itself():
-    """By the run's own probe: a repeated prompt of 384 tokens, among fresh ones of the same length."""
+    """By the run's own probe: a repeated prompt of 384 tokens, in turns with fresh ones of the same length."""
     import torch
 
     torch.set_num_threads(1)
@@ -302,14 +302,14 @@ def test_a_prefix_cache_that_is_switched_on_is_noticed_at_the_engine_itself():
         engine.start()
         try:
             loadgen._ask(engine, prompts[1:3], 2, -1, together=True)
-            times = loadgen._ask(engine, [prompts[0]] * loadgen.REPEATS + prompts[1:], 2, -1_000, together=False)
+            times = loadgen._ask(engine, loadgen.in_turns(prompts), 2, -1_000, together=False)
         finally:
             engine.stop()
         row = {
             "engine": "continuous",
             "tokens": 384,
-            "repeated_s": times[1 : loadgen.REPEATS],
-            "fresh_s": times[loadgen.REPEATS :],
+            "repeated_s": times[2::3],
+            "fresh_s": times[::3],
         }
         found[shared] = _prefix_cache(row).status, row
     assert found[False][0] == "PASS" and found[True][0] == "FAIL", found
