@@ -85,12 +85,13 @@ class Source(_Strict):
 class Device(_Strict):
     """A device model, and the names under which torch reports it (a regular expression for the whole name).
 
-    ``link_gbytes_per_s`` is what its links carry one way, as its vendor claims.
+    ``link_gbytes_per_s`` is what its links carry one way, ``memory_gbytes_per_s`` what its memory does, as its vendor claims.
     """
 
     name: str = Field(min_length=1)
     torch: str = ""
     link_gbytes_per_s: float | None = Field(None, gt=0)
+    memory_gbytes_per_s: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _compiles(self) -> "Device":
@@ -240,11 +241,12 @@ def registry() -> Registry:
 
 @dataclass(frozen=True)
 class VendorPeak:
-    """What a vendor claims of one device: FLOP/s without sparsity by precision, and its links in GB/s one way."""
+    """What a vendor claims of one device: FLOP/s without sparsity by precision, its links one way and its memory in GB/s."""
 
     name: str
     dense_flops: dict[str, float]
     link_gbytes_per_s: float | None = None
+    memory_gbytes_per_s: float | None = None
 
 
 @functools.cache
@@ -260,7 +262,11 @@ def vendor_peak(device: str) -> VendorPeak | None:
     if "bf16" in rates:
         rates.setdefault("fp16", rates["bf16"])  # the same units multiply both at the same rate
     devices = [registry().devices[name] for name in matching]
-    links = [device.link_gbytes_per_s for device in devices if device.link_gbytes_per_s]
-    if not rates and not links:
+    links, memories = (
+        [value for device in devices if (value := getattr(device, name))]
+        for name in ("link_gbytes_per_s", "memory_gbytes_per_s")
+    )
+    if not rates and not links and not memories:
         return None
-    return VendorPeak(min((device.name for device in devices), key=len), rates, max(links, default=None))
+    name = min((device.name for device in devices), key=len)
+    return VendorPeak(name, rates, max(links, default=None), max(memories, default=None))

@@ -92,6 +92,7 @@ def _loadgen(path: Path, fields: Mapping[str, str], text: str, latencies: Mappin
     rate = "Samples per second" if offline else "Completed samples per second"
     return LoadGen(
         scenario=scenario,
+        mode=fields.get("Mode", ""),
         valid=fields["Result is"] == "VALID",
         satisfied=constraints,
         errors=(0 if errors[1].lower() == "no" else int(errors[1])) if errors else None,

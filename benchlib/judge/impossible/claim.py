@@ -81,7 +81,7 @@ class Learning(Part):
     """What shows that something was learnt."""
 
     learning_rates: list[float] = _of("in the order of the steps", [])
-    learning_rate_min: float | None = _of("smallest of all steps that were run")
+    learning_rate_min: float | None = _of("smallest of all steps between a warm-up from zero and a decay to zero")
     loss_first: float | None = _of("smoothed, at the start")
     loss_last: float | None = _of("smoothed, at the end")
     f1: float | None = _of("from 0 to 100")
@@ -126,6 +126,7 @@ class Requests(Part):
     issued: Count | None = _of("sent to the server")
     completed: Count | None = _of("answered correctly")
     failed: Count | None = _of("refused, failed or timed out")
+    in_flight: Count | None = _of("still under way at the end")
     in_latency: Count | None = _of("requests whose times make up the latencies")
 
 
@@ -133,6 +134,7 @@ class LoadGen(Part):
     """What an MLPerf LoadGen summary states. Times in seconds."""
 
     scenario: str = _of("Offline, Server, SingleStream or MultiStream", "")
+    mode: str = _of("PerformanceOnly, AccuracyOnly, FindPeakPerformance or SubmissionRun", "")
     valid: bool | None = _of("whether the summary says VALID")
     satisfied: dict[str, str] = _of("constraint: Yes, NO or Skipped", {})
     errors: Count | None = _of("errors in the log")
@@ -149,6 +151,19 @@ class LoadGen(Part):
     at_least: Count | None = _of("queries that early stopping asks for, as stated")
     discarded: Count | None = _of("highest latencies that early stopping sets aside, as stated")
     short_of: Count | None = _of("queries missing for early stopping, as stated")
+
+
+class Decode(Part):
+    """Answers that are generated token by token: each step reads all weights once, for all sequences of the batch."""
+
+    tokens_per_s: float = _needed("generated tokens of all sequences together", ge=0)
+    batch: Positive = _of("sequences that are generated at once", 1)
+    weights_bytes: Above0 = _needed("bytes of the weights that a step reads")
+    memory_bytes_per_s: Above0 | None = _of("bandwidth of the memory of all devices together, in bytes per second")
+    memory_source: str = _of("who claims that, or how it was measured", "")
+    device: str = _of("name of the device as its driver reports it", "")
+    ranks: Ranks = _of("devices that took part", 1)
+    tokens_per_step: Above0 = _of("tokens per sequence and step: above 1 with speculative decoding", 1.0)
 
 
 class SpeedUp(Part):
@@ -203,6 +218,7 @@ class Claim(Part):
     latencies: list[Latency] = _of("times of requests or steps", [])
     requests: Requests | None = _of("counts of requests")
     loadgen: LoadGen | None = _of("what an MLPerf LoadGen summary states")
+    decode: Decode | None = _of("answers that are generated token by token")
     speedups: list[SpeedUp] = _of("stated ratios of two runs", [])
     expectations: list[Expectation] = _of("what was announced and what was measured", [])
     accuracy_limits: list[AccuracyLimit] = _of("limits of quality and who states them", [])

@@ -10,6 +10,7 @@ from benchlib.core.text import quantity
 PEAK_SLACK = 1.05  # a peak is itself measured: a value may exceed it by noise, not by more
 SCALING_SLACK = 1.05  # n devices do not do more than n times the work of one, but for noise
 RATE_SLACK = 0.05  # between a stated rate and counts over time: the ends of a window are seldom sharp
+MOST_ROUNDING = 0.03  # of a value that was written with few digits
 ROUNDING = 2e-4  # of values that follow from each other exactly, beside the rounding of each for print
 
 
@@ -32,24 +33,35 @@ def finding(
     return Finding("PASS" if holds else "FAIL", text, value, unit, limit)
 
 
-def half_unit(value: float) -> float:
-    """Return half of the last digit that a value was written with: 156.2 -> 0.05, 8000 -> 500 (zeros may be rounding)."""
+def half_unit(value: float, most: float = MOST_ROUNDING) -> float:
+    """Return half of the last digit that a value was written with: 156.2 -> 0.05; at most the share ``most`` of it.
+
+    Zeros may be rounding or not: 10,000 is taken for 9,700 to 10,300, never for 5,000 to 15,000.
+    """
     exponent = Decimal(repr(float(value))).normalize().as_tuple().exponent
-    return 0.5 * 10.0**exponent if value and isinstance(exponent, int) else 0.0
+    return min(0.5 * 10.0**exponent, most * abs(value)) if value and isinstance(exponent, int) else 0.0
 
 
-def span(value: float) -> tuple[float, float]:
+def span(value: float, most: float = MOST_ROUNDING) -> tuple[float, float]:
     """Return the ends of the values that print as this one."""
-    half = half_unit(value)
+    half = half_unit(value, most)
     return value - half, value + half
 
 
-def agrees(stated: float, low: float, high: float, slack: float = ROUNDING, absolute: float = 0.0) -> bool:
+def agrees(
+    stated: float,
+    low: float,
+    high: float,
+    slack: float = ROUNDING,
+    absolute: float = 0.0,
+    rounding: float = MOST_ROUNDING,
+) -> bool:
     """Return whether a stated value, as rounded, can lie between ``low`` and ``high``.
 
-    ``slack`` is a share (5e-4: 0.05 %); ``absolute`` is for small values that were printed with fixed decimals.
+    ``slack`` is a share (5e-4: 0.05 %); ``absolute`` is for small values that were printed with fixed decimals;
+    ``rounding`` is the most that the stated value may have been rounded by, as a share.
     """
-    below, above = span(stated)
+    below, above = span(stated, rounding)
     margin = slack * max(abs(low), abs(high), abs(stated)) + absolute
     return above >= low - margin and below <= high + margin
 

@@ -1,14 +1,22 @@
 """Rules of serving: latencies and requests, and summaries of MLPerf LoadGen."""
 
 import itertools
+import statistics
 from collections.abc import Mapping, Sequence
 
 from benchlib.core.early_stopping import queries_needed, set_aside
-from benchlib.judge.impossible.findings import Finding, agrees, figure, finding
+from benchlib.judge.impossible.claim import Latency, Requests
+from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figure, finding
+from benchlib.judge.references import vendor_peak
 
 OVERTAKEN = 1.2  # by which LoadGen's rate may exceed the one of the raw samples: a tail of queries
 CENT = 0.01  # samples/s: LoadGen prints rates with two decimals
+IN_FLIGHT = 0.05  # share of the requests that may be under way at the end, where it is not stated
+SAMPLES_SLACK = 5e-3  # of a latency that was printed with three digits
 EQUAL = 1e-9  # share by which two percentiles may be out of order
+# Names of the time to the first token, and of that to the last one.
+FIRST = ("first token", "time to first token", "ttft")
+WHOLE = ("latency", "end to end", "end-to-end", "end-to-end latency", "e2e", "e2el", "request latency")
 
 
 def no_negative_time(
@@ -53,7 +61,10 @@ def percentiles_in_order(
     mean_s: float | None = None,
     max_s: float | None = None,
 ) -> Finding | None:
-    """minimum <= p50 <= p90 <= … <= maximum, and the mean lies between the ends."""
+    """minimum <= p50 <= p90 <= … <= maximum, and the mean lies between the ends. A percentile is one of 0 to 100."""
+    none = [f"p{key:g} is no percentile" for key in percentiles_s or {} if not 0 <= key <= 100]
+    if none:
+        return finding(False, f"{name}: {'; '.join(none)}")
     percentiles = [(f"p{key:g}", value) for key, value in sorted((percentiles_s or {}).items())]
     every = [("minimum", min_s), *percentiles, ("maximum", max_s)]
     ladder = [(step, value) for step, value in every if value is not None]
@@ -65,28 +76,128 @@ def percentiles_in_order(
         if first > second * (1 + EQUAL) and second >= 0
     ]
     (first_name, first), (last_name, last) = ladder[0], ladder[-1]
-    bounded = mean_s is not None and min_s is not None and max_s is not None
-    if bounded and not first * (1 - EQUAL) <= mean_s <= last * (1 + EQUAL):  # type: ignore[operator]
-        wrong.append(f"mean {mean_s:.6g} s outside {first:.6g} to {last:.6g} s")
+    if mean_s is not None and min_s is not None and mean_s < min_s * (1 - EQUAL):
+        wrong.append(f"mean {mean_s:.6g} s below the minimum {min_s:.6g} s")
+    if mean_s is not None and max_s is not None and mean_s > max_s * (1 + EQUAL):
+        wrong.append(f"mean {mean_s:.6g} s above the maximum {max_s:.6g} s")
     good = f"{first_name} {first:.4g} s to {last_name} {last:.4g} s, in order"
     return finding(not wrong, f"{name}: " + ("; ".join(wrong) or good))
 
 
-def requests_add_up(
-    issued: int | None = None, completed: int | None = None, failed: int | None = None, in_latency: int | None = None
+def latency_of_samples(
+    samples_s: Sequence[float],
+    name: str = "latency",
+    min_s: float | None = None,
+    mean_s: float | None = None,
+    max_s: float | None = None,
+    percentiles_s: Mapping[float, float] | None = None,
 ) -> Finding | None:
-    """Issued = completed + failed, and only completed requests have a latency: failing fast is not being fast."""
+    """What is stated is that of the raw times: a percentile lies between the two times around its rank, however it is taken."""
+    times = sorted(samples_s)
+    ends = {"minimum": (min_s, times[0], times[0]), "maximum": (max_s, times[-1], times[-1])}
+    ends["mean"] = (mean_s, statistics.fmean(times), statistics.fmean(times))
+    for key, value in (percentiles_s or {}).items():
+        place = key / 100 * (len(times) - 1)
+        low, high = (min(max(int(place) + shift, 0), len(times) - 1) for shift in (-1, 2))
+        ends[f"p{key:g}"] = (value, times[low], times[high])
+    stated = {what: (value, low, high) for what, (value, low, high) in ends.items() if value is not None}
+    if not stated:
+        return None
+    wrong = [
+        f"{what} {value:.6g} s stated, {low:.6g}{f' to {high:.6g}' if low < high else ''} s by the {len(times):,} raw times"
+        for what, (value, low, high) in stated.items()
+        if not agrees(value, low, high, SAMPLES_SLACK)
+    ]
+    return finding(not wrong, f"{name}: " + ("; ".join(wrong) or f"{', '.join(stated)} are those of the raw times"))
+
+
+def first_before_last(latencies: Sequence[Latency]) -> Finding | None:
+    """A first token is not later than the last one: at every percentile, and in the mean, of the same requests."""
+    firsts = [item for item in latencies if item.name.lower() in FIRST]
+    wholes = [item for item in latencies if item.name.lower() in WHOLE]
+    pairs = [(first, whole) for first in firsts for whole in wholes]
+    if not pairs:
+        return None
+    wrong, compared = [], 0
+    for first, whole in pairs:
+        both = [(f"p{key:g}", first.percentiles_s[key], whole.percentiles_s.get(key)) for key in first.percentiles_s]
+        both += [(end, getattr(first, f"{end}_s"), getattr(whole, f"{end}_s")) for end in ("min", "mean", "max")]
+        for what, early, late in both:
+            if early is not None and late is not None:
+                compared += 1
+                if early > late * (1 + EQUAL):
+                    wrong.append(f"{what} of {first.name} {early:.4g} s above that of {whole.name} {late:.4g} s")
+    if not compared:
+        return None
+    good = f"first tokens come before the ends of their answers, {compared} figures"
+    return finding(not wrong, "; ".join(wrong) or good, wrong="the first token is a part of the whole")
+
+
+def latencies_of_requests(latencies: Sequence[Latency], requests: Requests) -> Finding | None:
+    """Without a completed request there is no latency."""
+    counts = {"completed": requests.completed, "in the latency": requests.in_latency}
+    named = [item.name for item in latencies if item.percentiles_s or item.mean_s is not None or item.samples_s]
+    if not named or all(count is None for count in counts.values()):
+        return None
+    none = [f"{count} requests {what}" for what, count in counts.items() if count == 0]
+    reason = (
+        f"{', '.join(named)} of {', '.join(f'{count:,} {what}' for what, count in counts.items() if count is not None)}"
+    )
+    return finding(not none, reason, wrong="a latency of no request")
+
+
+def decode_bandwidth(
+    tokens_per_s: float,
+    weights_bytes: float,
+    batch: int = 1,
+    tokens_per_step: float = 1.0,
+    memory_bytes_per_s: float | None = None,
+    memory_source: str = "",
+    device: str = "",
+    ranks: int = 1,
+) -> Finding:
+    """Each step of decoding reads all weights once: steps/s × bytes of the weights do not exceed the memory's bandwidth."""
+    read = tokens_per_s / batch / tokens_per_step * weights_bytes
+    how = f"{figure(tokens_per_s)} tokens/s at batch {batch:,} read {figure(read / 1e9, 'GB/s')} of weights"
+    vendor = vendor_peak(device)
+    bounds = [(memory_bytes_per_s, memory_source or "stated")] if memory_bytes_per_s else []
+    if vendor and vendor.memory_gbytes_per_s:
+        bounds.append((1e9 * vendor.memory_gbytes_per_s * ranks, f"{ranks} × {vendor.name}, claimed"))
+    if not bounds:
+        return Finding("SKIPPED", f"{how}: no memory bandwidth of {device or 'this device'} is known")
+    most, source = min(bounds)
+    reason = f"{how}, {read / most:.1%} of the memory's {figure(most / 1e9, 'GB/s')} ({source})"
+    limit = f"<= {figure(most * PEAK_SLACK / 1e9, 'GB/s')}"
+    wrong = "weights cannot be read that often"
+    return finding(read <= most * PEAK_SLACK, reason, wrong=wrong, value=read, unit="B/s", limit=limit)
+
+
+def requests_add_up(
+    issued: int | None = None,
+    completed: int | None = None,
+    failed: int | None = None,
+    in_latency: int | None = None,
+    in_flight: int | None = None,
+) -> Finding | None:
+    """Issued = completed + failed, but for those in flight at the end, and only completed requests have a latency."""
     counts = {"issued": issued, "completed": completed, "failed": failed, "in the latency": in_latency}
     stated = [f"{value:,} {name}" for name, value in counts.items() if value is not None]
     if len(stated) < 2:
         return None
     wrong = []
-    if issued is not None and completed is not None and failed is not None and issued != completed + failed:
-        wrong.append(f"{issued:,} issued are not {completed:,} completed + {failed:,} failed")
+    if issued is not None and completed is not None and failed is not None:
+        if issued < completed + failed:
+            wrong.append(f"{issued:,} issued are not {completed:,} completed + {failed:,} failed")
+        elif (rest := issued - completed - failed) != (in_flight or 0) and (
+            in_flight is not None or rest > IN_FLIGHT * issued
+        ):
+            wrong.append(f"{rest:,} of {issued:,} issued are neither completed nor failed")
+        elif rest:
+            stated.append(f"{rest:,} in flight at the end")
     if issued is not None and failed is None and completed is not None and completed > issued:
         wrong.append(f"{completed:,} completed of {issued:,} issued")
     if completed is None and issued is not None and failed is not None:
-        completed = issued - failed
+        completed = issued - failed  # at most
     if in_latency is not None and completed is not None and in_latency > completed:
         wrong.append(
             f"{in_latency:,} are in the latency, {completed:,} completed: failed requests make it look shorter"
@@ -94,8 +205,10 @@ def requests_add_up(
     return finding(not wrong, "; ".join(wrong) or ", ".join(stated))
 
 
-def loadgen_verdict(valid: bool, satisfied: Mapping[str, str] | None = None) -> Finding:
-    """A run is VALID when no constraint is unmet; one that LoadGen calls INVALID is no result."""
+def loadgen_verdict(valid: bool, satisfied: Mapping[str, str] | None = None, mode: str = "") -> Finding:
+    """A run is VALID when no constraint is unmet; one that LoadGen calls INVALID, or of accuracy alone, is no result."""
+    if mode == "AccuracyOnly":
+        return finding(False, "a run in mode AccuracyOnly", wrong="no rate of it is a result: run PerformanceOnly")
     unmet = ", ".join(name for name, word in (satisfied or {}).items() if word.upper() == "NO")
     if not valid:
         reason = f"LoadGen calls the run INVALID; not satisfied: {unmet or 'not stated'}"

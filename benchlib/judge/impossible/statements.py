@@ -1,21 +1,48 @@
 """Rules of what is said about numbers: ratios, announcements, limits and their sources, values below zero."""
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 
-from benchlib.judge.impossible.claim import AccuracyLimit, Quantity
+from benchlib.judge.impossible.claim import (
+    AccuracyLimit,
+    Collective,
+    Compute,
+    Expectation,
+    LoadGen,
+    Part,
+    Quantity,
+    Speed,
+    SpeedUp,
+)
 from benchlib.judge.impossible.findings import Finding, agrees, figure, finding, span
 
 FAR_OFF = 2.0  # an announcement that is off by more than a factor of two describes another run
 EQUAL = 1e-6  # of numbers that were written in full
 RATIO_SLACK = 0.02  # of a speed-up, beside the rounding of the three numbers
+RATIO_ROUNDING = 0.1  # of a speed-up, which is written with one digit or two
+# What the name of a value says of its range: least, most, and the reason.
+RANGES: tuple[tuple[re.Pattern[str], tuple[float, float, str]], ...] = (
+    (
+        re.compile(
+            r"^(eval_|test_|best_|final_)?(f1|exact_match|accuracy|em|rouge_?(1|2|l|lsum)|bleu|mmlu)(_score|_percent)?$"
+        ),
+        (0.0, 100.0, "a score is at most 100"),
+    ),
+    (re.compile(r"perplexity|(^|_)ppl($|_)"), (1.0, math.inf, "a perplexity is at least 1")),
+    (re.compile(r"(^|_)(gpu|device|memory)_utili[sz]ation"), (0.0, 100.0, "a device is used to 100 % at most")),
+    (
+        re.compile(r"(^|_)energy(_|$).*|_joules?$"),
+        (1e-12, math.inf, "work takes energy; a sensor that reads 0 is none"),
+    ),
+)
 
 
 def speed_up(stated: float, new: float, old: float, others: Sequence[float] = (), unit: str = "") -> Finding:
     """A speed-up is the ratio of the two runs that it names."""
     (new_low, new_high), (old_low, old_high) = span(new), span(old)
-    good = agrees(stated, new_low / old_high, new_high / max(old_low, 1e-12), RATIO_SLACK)
+    good = agrees(stated, new_low / old_high, new_high / max(old_low, 1e-12), RATIO_SLACK, rounding=RATIO_ROUNDING)
     reason = f"{stated:g} × stated, {figure(new, unit)} / {figure(old, unit)} = {new / old:.3g} ×"
     if others:
         best = max(others)
@@ -76,6 +103,43 @@ def possible_values(quantities: Sequence[Quantity]) -> Finding:
     ]
     every = f"all {len(quantities):,} values are" if len(quantities) > 1 else "the value is"
     return finding(not wrong, "; ".join(wrong) or f"{every} finite and not below zero")
+
+
+def no_negative_figure(
+    speed: Speed | None = None,
+    compute: Compute | None = None,
+    collective: Collective | None = None,
+    loadgen: LoadGen | None = None,
+    speedups: Sequence[SpeedUp] = (),
+    expectations: Sequence[Expectation] = (),
+) -> Finding | None:
+    """Rates, shares, ratios, counts and times of these parts are not below zero; nothing is said of good ones."""
+    parts: list[Part] = [part for part in (speed, compute, collective, loadgen) if part]
+    wrong = []
+    for part in [*parts, *speedups, *expectations]:
+        for name in type(part).model_fields:
+            value = getattr(part, name)
+            numbers = [item for item in (value if isinstance(value, list) else [value]) if _is_number(item)]
+            wrong += [f"{name} = {figure(min(numbers))}"] if numbers and min(numbers) < 0 else []
+    return finding(False, "; ".join(wrong), wrong="below zero") if wrong else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def possible_ranges(quantities: Sequence[Quantity]) -> Finding | None:
+    """A score in per cent is at most 100, a perplexity at least 1, a share of a device at most 100 %, energy above zero."""
+    judged, wrong = 0, []
+    for item in quantities:
+        bounds = next((bounds for name, bounds in RANGES if name.search(item.name.lower())), None)
+        if item.value is None or bounds is None:
+            continue
+        low, high, what = bounds
+        judged += 1
+        if not low <= item.value <= high * (1 + EQUAL):
+            wrong.append(f"{item.name} = {figure(item.value, item.unit)}: {what}")
+    return finding(not wrong, "; ".join(wrong) or f"within their ranges: {judged:,}") if judged else None
 
 
 def raw_samples(quantities: Sequence[Quantity]) -> Finding | None:

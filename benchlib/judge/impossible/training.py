@@ -1,5 +1,6 @@
 """Rules of training: rates follow from what was counted, no device exceeds its peak, something is learnt."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -18,6 +19,9 @@ from benchlib.judge.impossible.findings import (
 from benchlib.judge.references import vendor_peak
 
 FLOP = "FLOP/s"
+FLOPS_SLACK = 0.1  # between FLOP/s and tokens × parameters: embeddings are counted or not
+CONVERGED = 0.05  # share of the loss by which a training that had converged before may end above its start
+MOST_ATTENTION = 2.0  # times the FLOPs of the matrix products with weights: longer sequences than that are not common
 
 
 def rate_from_counts(
@@ -76,8 +80,10 @@ def sample_count(
     samples_planned: int | None = None,
     features: int | None = None,
     epochs: float | None = None,
+    batch_per_rank: int | None = None,
+    ranks: int | None = None,
 ) -> Finding | None:
-    """Exactly as many samples were seen as the planned steps, or the features and epochs, need."""
+    """Exactly as many samples were seen as the planned steps need, or up to a batch per epoch as features and epochs."""
     if samples_planned is not None:
         reason = f"{samples_counted:,} samples seen, {samples_planned:,} planned"
         good, limit = samples_counted == samples_planned, f"= {samples_planned:,}"
@@ -87,7 +93,9 @@ def sample_count(
     planned = round(features * epochs)
     reason = f"{samples_counted:,} samples counted, {features:,} features × {epochs:g} epochs = {planned:,}"
     # The last batch of an epoch may be filled up or left out.
-    return finding(_near(samples_counted, max(planned, 1)), reason, wrong="not the stated amount of work")
+    batches = math.ceil(epochs) * (batch_per_rank or 0) * (ranks or 1)
+    good = _near(samples_counted, max(planned, 1)) or 0 < abs(samples_counted - planned) < batches
+    return finding(good, reason, wrong="not the stated amount of work")
 
 
 def steps_that_ran(
@@ -212,26 +220,79 @@ def below_peak(
     peak_flops: float | None = None,
     peak_kind: str = "",
     peak_source: str = "",
+    peak_sparse: bool = False,
 ) -> Finding | None:
-    """FLOP/s, stated or by tokens × FLOPs of a token, do not exceed the peak (5 % slack: peaks are measured too)."""
+    """FLOP/s, stated or by tokens × FLOPs of a token, do not exceed the peak (5 % slack: peaks are measured too).
+
+    The dense peak of a known device holds, whatever peak is stated; a lower one that was measured holds more.
+    """
     how = ""
     if flops_per_s is None:
         if tokens_per_s is None or parameters is None:
             return None
-        training = work == "training"
-        flops_per_s = tokens_per_s * token_flops(parameters, training=training)
-        how = f"({tokens_per_s:,.1f} tokens/s × {6 if training else 2} × {parameters:.3g} parameters) "
-    peak, source = peak_flops, f"the {peak_kind or 'stated'} peak" + (f" ({peak_source})" if peak_source else "")
-    if peak is None:
-        vendor = vendor_peak(device)
-        dense = vendor.dense_flops.get(precision or "bf16") if vendor else None
-        if vendor is None or dense is None:
-            return Finding("SKIPPED", f"{quantity(flops_per_s, FLOP)} {how}: {_unknown_peak(device)}")
-        peak, source = dense * ranks, f"the claimed dense {precision or 'bf16'} peak of {ranks} × {vendor.name}"
+        flops_per_s, formula = _token_rate(tokens_per_s, parameters, work)
+        how = f"({formula}) "
+    source = f"the {peak_kind or 'stated'} peak" + (f" ({peak_source})" if peak_source else "")
+    known = _known_peak(device, precision, ranks)
+    if known and peak_flops and peak_flops > known[0] * PEAK_SLACK and not peak_sparse:
+        reason = f"{source} of {quantity(peak_flops, FLOP)} is above {known[1]} of {quantity(known[0], FLOP)}"
+        limit = f"<= {quantity(known[0] * PEAK_SLACK, FLOP)}"
+        return finding(False, reason, wrong="no device exceeds its peak", value=peak_flops, unit=FLOP, limit=limit)
+    peaks = [(peak_flops, source)] if peak_flops and not peak_sparse else []
+    if not (peaks := [*peaks, *([known] if known else [])]):
+        return Finding("SKIPPED", f"{quantity(flops_per_s, FLOP)} {how}: {_unknown_peak(device)}")
+    peak, source = min(peaks)
     reason = f"{quantity(flops_per_s, FLOP)} {how}are {flops_per_s / peak:.1%} of {source} of {quantity(peak, FLOP)}"
     most = peak * PEAK_SLACK
     wrong, limit = "no device exceeds its peak", f"<= {quantity(most, FLOP)}"
     return finding(flops_per_s <= most, reason, wrong=wrong, value=flops_per_s, unit=FLOP, limit=limit)
+
+
+def _token_rate(tokens_per_s: float, parameters: float, work: str) -> tuple[float, str]:
+    """Return the FLOP/s of the matrix products that this rate of tokens needs, and how they were computed."""
+    training = work == "training"
+    rate = tokens_per_s * token_flops(parameters, training=training)
+    return rate, f"{tokens_per_s:,.1f} tokens/s × {6 if training else 2} × {parameters:.3g} parameters"
+
+
+def _known_peak(device: str, precision: str, ranks: int) -> tuple[float, str] | None:
+    """Return the dense peak that the vendor of a known device claims for all ranks, and its name."""
+    vendor = vendor_peak(device)
+    dense = vendor.dense_flops.get(precision or "bf16") if vendor else None
+    if vendor is None or dense is None:
+        return None
+    return dense * ranks, f"the claimed dense {precision or 'bf16'} peak of {ranks} × {vendor.name}"
+
+
+def flops_of_tokens(
+    tokens_per_s: float,
+    parameters: float,
+    work: str = "training",
+    flops_per_s: float | None = None,
+    mfu: float | None = None,
+    peak_flops: float | None = None,
+    device: str = "",
+    ranks: int = 1,
+    precision: str = "",
+    peak_sparse: bool = False,
+) -> Finding | None:
+    """FLOP/s, or MFU × peak, are those of tokens × parameters: at least these, and with attention at most twice as many."""
+    counted, how = _token_rate(tokens_per_s, parameters, work)
+    known = _known_peak(device, precision, ranks)
+    peak = known[0] if known else None if peak_sparse else peak_flops
+    if flops_per_s is not None:
+        stated, name = flops_per_s, f"{quantity(flops_per_s, FLOP)} stated"
+    elif mfu is not None and peak:
+        stated, name = mfu * peak, f"MFU {mfu:.1%} of {quantity(peak, FLOP)} = {quantity(mfu * peak, FLOP)}"
+    else:
+        return None
+    if counted <= 0:
+        return None
+    ratio = stated / counted
+    good = 1 - FLOPS_SLACK <= ratio <= MOST_ATTENTION * (1 + FLOPS_SLACK)
+    reason = f"{name}, {quantity(counted, FLOP)} by {how}"
+    wrong = f"{ratio:.3g} times what the tokens need" + (", which attention does not explain" if ratio > 1 else "")
+    return finding(good, reason, wrong=wrong, value=ratio)
 
 
 def share_of_peak(
@@ -251,7 +312,8 @@ def share_of_peak(
         return finding(False, f"MFU {mfu:.1%}", wrong="below zero")
     if mfu > PEAK_SLACK:
         peak = f"the peak of {quantity(peak_flops, FLOP)}" if peak_flops else "the peak it was taken of"
-        dense = (vendor.dense_flops.get(precision or "bf16") or 0.0) * ranks if vendor else 0.0
+        known = _known_peak(device, precision, ranks)
+        dense = known[0] if known else 0.0
         if other:
             wrong = f"{peak} is that of {other}, while the work ran in {precision}"
         elif vendor is None and device:
@@ -287,7 +349,7 @@ def _unknown_peak(device: str) -> str:
 def learning_rate(
     learning_rates: Sequence[float] = (), learning_rate_min: float | None = None, f1: float | None = None
 ) -> Finding | None:
-    """No step but the last trains with a rate of zero: else the schedule ended before the training, or never began."""
+    """Most steps train with a rate above zero. A warm-up from zero and a decay to zero are the field's defaults."""
     if not learning_rates:
         if learning_rate_min is None:
             return None
@@ -295,14 +357,16 @@ def learning_rate(
         wrong = "nothing is trained at zero"
         return finding(learning_rate_min > 0, reason, wrong=wrong, value=learning_rate_min, limit="> 0")
     steps = len(learning_rates)
-    # Schedules that reach zero with the last step are common and harmless; one step alone has no other.
-    judged = learning_rates[:-1] or learning_rates
-    zero = [index for index, rate in enumerate(judged, 1) if rate <= 0]
-    if not zero:
-        return finding(True, f"the learning rate is above zero in all {steps:,} steps, except perhaps the last")
-    if len(zero) == len(judged):
+    below = sum(rate < 0 for rate in learning_rates)
+    if below:
+        return finding(False, f"the learning rate is below zero in {below:,} of {steps:,} steps")
+    zero = [index for index, rate in enumerate(learning_rates, 1) if rate == 0]
+    if len(zero) == steps:
         reason = f"the learning rate is {learning_rates[0]:g} in all {steps:,} steps"
         return finding(False, reason, wrong="nothing was trained")
+    if 2 * len(zero) <= steps:
+        at_ends = f", zero in {len(zero):,}" if zero else ""
+        return finding(True, f"the learning rate is above zero in {steps - len(zero):,} of {steps:,} steps{at_ends}")
     score = f"; the F1 of {f1:g} is that of a training that stopped there" if f1 is not None else ""
     reason = f"the learning rate is zero from step {zero[0]:,} of {steps:,}"
     wrong = f"the schedule is shorter than the training, and {len(zero):,} steps trained nothing{score}"
@@ -310,10 +374,13 @@ def learning_rate(
 
 
 def loss_falls(loss_first: float, loss_last: float) -> Finding:
-    """The loss at the end is below that of the start."""
+    """The loss at the end is below that of the start; one that stays within 5 % may have converged before."""
     reason = f"loss from {loss_first:.3f} to {loss_last:.3f}"
+    change = loss_last - loss_first
     # A constant loss falls by the rounding of its smoothing.
-    fell = loss_first - loss_last > 1e-9 * abs(loss_first)
+    if 1e-9 * abs(loss_first) < change <= CONVERGED * abs(loss_first):
+        return Finding("SKIPPED", f"{reason}: a converged loss moves like this, and so does one that learns nothing")
+    fell = -change > 1e-9 * abs(loss_first)
     return finding(fell, reason, wrong="nothing was learnt", value=loss_last, limit=f"< {quantity(loss_first)}")
 
 

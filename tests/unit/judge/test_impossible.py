@@ -8,7 +8,18 @@ from benchlib.core.definitions import encoder_train_flops
 from benchlib.core.early_stopping import queries_needed, set_aside
 from benchlib.judge.foreign.kit import parts
 from benchlib.judge.foreign.readers import read_claims
-from benchlib.judge.impossible.claim import Claim, Collective, Compute, Latency, Learning, LoadGen, Speed
+from benchlib.judge.impossible.claim import (
+    Claim,
+    Collective,
+    Compute,
+    Decode,
+    Latency,
+    Learning,
+    LoadGen,
+    Quantity,
+    Requests,
+    Speed,
+)
 from benchlib.judge.impossible.collectives import wire_rate
 from benchlib.judge.impossible.findings import half_unit
 from benchlib.judge.impossible.rules import RULES, judge_claims
@@ -39,6 +50,7 @@ IMPOSSIBLE = [
     ("13-doubled-algbw.json", "algbw is S/t", "2·S/t under the name of algbw"),
     ("13-doubled-algbw.json", "busbw factor", "their ratio is 0.875"),
     ("14-not-waited.txt", "busbw below the links", "timed before it had ended"),
+    ("14-not-waited.txt", "transfer takes time", "no device's memory moves more than 10,000 GB/s"),
     ("15-laptop.json", "below the peak", "2.5 PFLOP/s"),
     ("16-speed-up.json", "speed-up", "= 2 × (1.24 × against the better of the others"),
     ("17-announced.json", "announced and measured", "15 to 25 samples/s announced, 0.18 to 0.29 samples/s measured"),
@@ -181,7 +193,9 @@ def test_percentiles_fall_nowhere():
         assert one("percentiles in order", latencies=[Latency(**good | change)]) == "FAIL"
 
 
-@pytest.mark.parametrize(("value", "half"), [(156.2, 0.05), (8000, 500), (19667, 0.5), (0.18, 0.005), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("value", "half"), [(156.2, 0.05), (8000, 240), (10000, 300), (5, 0.15), (19667, 0.5), (0.18, 0.005), (0.0, 0.0)]
+)
 def test_a_number_stands_for_what_rounds_to_it(value, half):
     assert half_unit(value) == pytest.approx(half)
 
@@ -227,3 +241,78 @@ def test_a_rule_takes_the_fields_of_its_part_of_a_claim():
     for rule in RULES.values():
         part = parts()[rule.part] if rule.part else Claim
         assert set(rule.fields) <= set(part.model_fields), rule.name
+
+
+A100, H100 = {"device": "NVIDIA A100-SXM4-80GB", "precision": "bf16"}, {"device": "NVIDIA H100 80GB HBM3"}
+TOKENS = {"tokens_per_s": 20_000.0, "parameters": 1e9}  # 120 TFLOP/s of training
+
+
+def values(**named):
+    """Return quantities of these names and values."""
+    return [Quantity(name=name, value=value) for name, value in named.items()]
+
+
+@pytest.mark.parametrize(
+    ("rule", "status", "parts"),
+    [
+        # A peak that the claim brings along does not raise that of a known device: 312 TFLOP/s.
+        ("below the peak", "FAIL", {"compute": Compute(flops_per_s=500e12, peak_flops=600e12, **A100)}),
+        ("below the peak", "FAIL", {"compute": Compute(flops_per_s=100e12, peak_flops=600e12, **A100)}),
+        ("below the peak", "FAIL", {"compute": Compute(flops_per_s=500e12, peak_flops=624e12, peak_sparse=True, **A100)}),
+        ("below the peak", "PASS", {"compute": Compute(flops_per_s=200e12, peak_flops=624e12, peak_sparse=True, **A100)}),
+        ("below the peak", "FAIL", {"compute": Compute(flops_per_s=270e12, peak_flops=250e12, **A100)}),
+        ("operations of tokens", "PASS", {"compute": Compute(mfu=120 / 312, peak_flops=312e12, **TOKENS)}),
+        ("operations of tokens", "PASS", {"compute": Compute(mfu=0.55, **A100, **TOKENS)}),  # attention
+        ("operations of tokens", "FAIL", {"compute": Compute(mfu=0.9, **A100, **TOKENS)}),
+        ("operations of tokens", "FAIL", {"compute": Compute(mfu=0.3, **A100, **TOKENS)}),
+        ("operations of tokens", "FAIL", {"compute": Compute(flops_per_s=40e12, **TOKENS)}),
+        # Rounding is a few per cent, not a factor.
+        ("sample count", "FAIL", {"speed": Speed(samples_counted=5000, features=10_000, epochs=1.0)}),
+        ("rate from counts", "FAIL", {"speed": Speed(samples_per_s=10_000, samples_counted=5000, wall_s=1.0)}),
+        ("scaling", "FAIL", {"speed": Speed(samples_per_s=1400, ranks=8, one_device_samples_per_s=100)}),
+        ("scaling", "FAIL", {"speed": Speed(samples_per_s=9000, ranks=8, one_device_samples_per_s=1000)}),
+        # Schedules and losses of the field.
+        ("learning rate", "PASS", {"learning": Learning(learning_rates=[0.0, 1e-5, 2e-5, 1e-5, 0.0])}),
+        ("learning rate", "FAIL", {"learning": Learning(learning_rates=[0.0, 0.0, 0.0])}),
+        ("learning rate", "FAIL", {"learning": Learning(learning_rates=[1e-5, -1e-5, 1e-5])}),
+        ("loss falls", "SKIPPED", {"learning": Learning(loss_first=0.310, loss_last=0.312)}),
+        ("loss falls", "FAIL", {"learning": Learning(loss_first=0.31, loss_last=0.40)}),
+        ("sample count", "PASS", {"speed": Speed(samples_counted=96, features=110, epochs=1.0, batch_per_rank=32, ranks=1)}),
+        ("sample count", "FAIL", {"speed": Speed(samples_counted=64, features=110, epochs=1.0, batch_per_rank=32, ranks=1)}),
+        ("requests add up", "PASS", {"requests": Requests(issued=1000, completed=980, failed=4)}),
+        ("requests add up", "PASS", {"requests": Requests(issued=1000, completed=736, failed=8, in_flight=256)}),
+        ("requests add up", "FAIL", {"requests": Requests(issued=1000, completed=736, failed=8)}),
+        ("requests add up", "FAIL", {"requests": Requests(issued=1000, completed=980, failed=4, in_flight=12)}),
+        # Latencies.
+        ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0, 150: 2.0})]}),
+        ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0}, mean_s=3.0, max_s=2.0)]}),
+        ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0}, mean_s=0.1, min_s=0.2)]}),
+        ("latency of raw times", "PASS", {"latencies": [Latency(samples_s=[1, 2, 3, 4], mean_s=2.5, percentiles_s={50: 2.5, 90: 3.7})]}),
+        ("latency of raw times", "FAIL", {"latencies": [Latency(samples_s=[1, 2, 3, 4], mean_s=2.0)]}),
+        ("latency of raw times", "FAIL", {"latencies": [Latency(samples_s=list(range(1, 101)), percentiles_s={99: 90.0})]}),
+        ("first token before last", "FAIL", {"latencies": [Latency(name="ttft", mean_s=2.0), Latency(name="latency", mean_s=1.0)]}),
+        ("first token before last", "PASS", {"latencies": [Latency(name="ttft", mean_s=0.2), Latency(name="latency", mean_s=1.0)]}),
+        ("latency of requests", "FAIL", {"latencies": [Latency(mean_s=0.2)], "requests": Requests(issued=9, completed=0, failed=9)}),
+        # Batch 1 reads 16 GB of weights per token: 3,350 GB/s are 209 tokens/s.
+        ("decode below the memory", "PASS", {"decode": Decode(tokens_per_s=200, weights_bytes=16e9, **H100)}),
+        ("decode below the memory", "FAIL", {"decode": Decode(tokens_per_s=250, weights_bytes=16e9, **H100)}),
+        ("decode below the memory", "PASS", {"decode": Decode(tokens_per_s=250, weights_bytes=16e9, tokens_per_step=2.4, **H100)}),
+        ("decode below the memory", "FAIL", {"decode": Decode(tokens_per_s=9000, batch=32, weights_bytes=16e9, memory_bytes_per_s=9e12, **H100)}),
+        ("decode below the memory", "SKIPPED", {"decode": Decode(tokens_per_s=250, weights_bytes=16e9, device="Imaginary 3000")}),
+        ("transfer takes time", "FAIL", {"collective": Collective(size_bytes=8, seconds=1e-9, ranks=2)}),
+        ("transfer takes time", "PASS", {"collective": Collective(size_bytes=8, seconds=2e-6, ranks=2)}),
+        # Ranges and signs.
+        ("possible ranges", "FAIL", {"quantities": values(rouge1=135.0)}),
+        ("possible ranges", "FAIL", {"quantities": values(accuracy=103.0)}),
+        ("possible ranges", "FAIL", {"quantities": values(perplexity=0.7)}),
+        ("possible ranges", "FAIL", {"quantities": values(energy_per_token_j=0.0)}),
+        ("possible ranges", "FAIL", {"quantities": values(gpu_utilization=90_000.0)}),
+        ("possible ranges", "PASS", {"quantities": values(rouge1=43.2, perplexity=1.0, energy_per_token_j=0.4)}),
+        ("rates above zero", "FAIL", {"speed": Speed(tokens_per_s=-5.0)}),
+        ("rates above zero", "FAIL", {"loadgen": LoadGen(samples_per_s=-1.0)}),
+        ("rates above zero", "FAIL", {"collective": Collective(busbw_gbytes_per_s=-3.0)}),
+        ("LoadGen verdict", "FAIL", {"loadgen": LoadGen(valid=True, mode="AccuracyOnly")}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_and_what_is_only_unusual_is_not(rule, status, parts):
+    assert one(rule, **parts) == status
