@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from benchlib.core.errors import UserError, nearest
-from benchlib.core.files import home
+from benchlib.core.files import home, read_yaml
 
 ELSEWHERE = ("slurm", "kubernetes", "torchx")  # launchers whose ranks are not on this machine
 # A label of RFC 1123: what Kubernetes takes as a part of a host name.
@@ -263,10 +262,7 @@ def load(name: str) -> Cluster:
     if not name:
         return Cluster()
     path = path_of(name)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    values = read_yaml(path) or {}
     if not isinstance(values, dict):
         raise UserError(
             f"{path}: expected the sections {', '.join(Cluster.model_fields)}, found a {type(values).__name__}"

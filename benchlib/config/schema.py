@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config import cluster
 from benchlib.core.errors import UserError, nearest
-from benchlib.core.files import home, read_json, write_json
+from benchlib.core.files import home, read_json, read_yaml, write_json
 from benchlib.core.machine import BACKENDS, MOVES
 
 EMBEDDED_MODEL = "tiny"  # the value of ``model`` that stands for the kit's own small encoder
@@ -300,10 +299,7 @@ def _read_once(path: Path, _changed_at: int) -> dict[str, Any]:
 
 def check_params(path: Path) -> dict[str, Any]:
     """Read a parameter file and check its sections and names against the benchmarks."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml(path) or {}
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected sections `all` and one per benchmark, found {type(content).__name__}")
     sections = {"description", "all", *BENCHMARKS}

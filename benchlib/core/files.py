@@ -25,6 +25,9 @@ from benchlib.core.errors import StorageError, UserError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 Model = TypeVar("Model", bound=BaseModel)
+MOST_BYTES = 2**30  # of a file that is read as a whole
+MOST_YAML_BYTES = 2**20
+MOST_DEPTH = 20  # of YAML
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What stands in the way of writing whatever the file's name is; other errors of a writer may be about other files.
 _STORAGE = (*_FULL, errno.EROFS, errno.EIO, errno.EFBIG)
@@ -164,15 +167,20 @@ def write_json(path: Path | str, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
-def read_bytes(path: Path | str) -> bytes:
-    """Read a regular file; anything else by this name is a ``UserError`` that says what. Never waits for a pipe."""
+def read_bytes(path: Path | str, most: int = MOST_BYTES) -> bytes:
+    """Read a regular file of at most ``most`` bytes; anything else by this name is a ``UserError`` that says what.
+
+    Never waits for a pipe, and never reads a device without end.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         try:
-            mode = os.fstat(descriptor).st_mode
-            if not stat.S_ISREG(mode):
-                kind = next((name for test, name in _KINDS if test(mode)), "something else")
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                kind = next((name for test, name in _KINDS if test(status.st_mode)), "something else")
                 raise UserError(f"{path}: expected a file, found {kind}")
+            if status.st_size > most:
+                raise UserError(f"{path}: {status.st_size / 2**20:,.0f} MiB; the limit is {most / 2**20:,.0f} MiB")
             with open(descriptor, "rb", closefd=False) as handle:
                 return handle.read()
         finally:
@@ -181,6 +189,43 @@ def read_bytes(path: Path | str) -> bytes:
         raise UserError(f"{path}: no such file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_yaml(path: Path | str) -> Any:
+    """Read a YAML file of plain values.
+
+    ``UserError`` where it is no file or a large one, not UTF-8, nested deep, has a name twice or refers to parts of itself.
+    """
+    import yaml  # here: most commands read none
+
+    try:
+        loader = yaml.SafeLoader(read_bytes(path, MOST_YAML_BYTES).decode("utf-8-sig"))
+        top = loader.get_single_node()
+        todo, known = [(top, 1)] if top else [], set()
+        while todo:
+            node, depth = todo.pop()
+            where = f"{path}, line {node.start_mark.line + 1}"
+            if depth > MOST_DEPTH:
+                raise UserError(f"{where}: nested deeper than {MOST_DEPTH} levels")
+            if id(node) in known:
+                raise UserError(f"{where}: used a second time by an alias (*): write it out")
+            known.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+                for name in {name for name in names if names.count(name) > 1}:
+                    raise UserError(f"{where}: {name} stands twice: keep one")
+                todo += [(child, depth + 1) for pair in node.value for child in pair]
+            elif isinstance(node, yaml.SequenceNode):
+                todo += [(child, depth + 1) for child in node.value]
+        return loader.construct_document(top) if top else None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply") from None
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError) as error:  # dates and keys that cannot be
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())[:300]}") from None
 
 
 def parse_json(text: str) -> Any:

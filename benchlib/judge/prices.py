@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import home
+from benchlib.core.files import home, read_yaml
 from benchlib.judge.references import registry
 
 STALE_DAYS = 90
@@ -62,9 +61,7 @@ def read_sheet() -> Sheet:
     """Read ``params/prices.yaml``; ``UserError`` names the first thing that is wrong in it."""
     path = home() / "params" / "prices.yaml"
     try:
-        return Sheet.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not a price sheet ({' '.join(str(error).split())})") from None
+        return Sheet.model_validate(read_yaml(path))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

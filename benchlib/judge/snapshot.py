@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.errors import UserError
+from benchlib.core.files import read_bytes
 from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.checks import Verdict
 from benchlib.judge.regression import KEPT_SAMPLES, RegressionLimit, thinned
@@ -212,14 +213,8 @@ def read_report(path: Path | str) -> Snapshot:
     """
     path = Path(path)
     try:
-        if path.stat().st_size > REPORT_BYTES:
-            raise UserError(
-                f"{path}: {path.stat().st_size:,} bytes are too many for a report of benchlib (at most {REPORT_BYTES:,})"
-            )
-        source = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+        source = read_bytes(path, REPORT_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
         raise UserError(f"{path}: not readable as a report ({error})") from None
     try:
         return read_html(source)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchlib.core.errors import DataError, UserError
-from benchlib.core.files import write_json
+from benchlib.core.errors import DataError
+from benchlib.core.files import read_bytes, write_json
 
 VERSION = "1.1"
 
@@ -118,12 +118,7 @@ def check_examples(examples: Iterable[Example], source: str) -> list[Example]:
 
 
 def _parse(source: Path) -> Any:
-    try:
-        raw = source.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{source}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{source}: cannot be read: {error.strerror}") from None
+    raw = read_bytes(source)
     for mark, name in (
         (codecs.BOM_UTF8, "UTF-8 with a byte order mark"),
         (codecs.BOM_UTF16_LE, "UTF-16"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from benchlib.core.errors import UserError
+from benchlib.core.files import read_bytes
 from benchlib.judge.foreign import kit, loadgen_summary, nccl, throughput_table
 from benchlib.judge.impossible.claim import Claim
 
@@ -81,16 +82,7 @@ def expected() -> str:
 
 
 def _text(path: Path) -> str:
-    try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            size_mib, most_mib = size / 2**20, MOST_BYTES // 2**20
-            raise UserError(f"{path}: {size_mib:,.0f} MiB are more than a result has; the limit is {most_mib} MiB")
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    data = read_bytes(path, MOST_BYTES)
     if not data.strip():
         raise UnknownFormat(f"{path}: the file is empty")
     try:

@@ -62,7 +62,7 @@ def test_h100_claims_are_those_of_the_data_sheets():
         ("kubernetes: {data_claim: d, data_path: /outputs/data}", "lie in each other"),
         ('torchx: {scheduler: "\'\'\'"}', "torchx.scheduler"),
         ("[1, 2]", "expected the sections description, queue_s, port, links"),
-        ("a: b: c", "not readable as YAML"),
+        ("a: b: c", "not valid YAML"),
     ],
 )  # fmt: skip
 def test_a_wrong_profile_is_refused_with_the_field(tmp_path, text, words):

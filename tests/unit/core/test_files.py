@@ -104,3 +104,52 @@ def test_output_that_fails_leaves_the_earlier_file(tmp_path):
 def _write_and_fail(path):
     path.write_text("half")
     raise OSError("cut")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"a: 1\nb: 2\na: 3\n", "line 1: a stands twice"),
+        (b"a: {b: 1, b: 2}\n", "b stands twice"),
+        (b"a: &x [1, 2]\nb: *x\n", "a second time by an alias"),
+        (b"a: &x {b: *x}\n", "alias"),
+        (b"a: " + b"[" * 25 + b"]" * 25, "nested deeper than 20"),
+        (b"a: " + b"[" * 20_000, "nested too deeply"),
+        ("a: 1\n".encode("utf-16"), "not UTF-8"),
+        (b"a: \x00", "not valid YAML"),
+        (b"a: 2026-13-45\n", "not valid YAML"),
+        (b"!!python/object/apply:os.system ['true']\n", "not valid YAML"),
+        (b"? {a: 1}\n: 2\n", "not valid YAML"),
+        (b"#" * (2**20 + 1), "the limit is 1 MiB"),
+        (b"a: b: c", "not valid YAML"),
+    ],
+)
+def test_yaml_that_is_no_plain_file_of_values_is_refused_in_one_line(tmp_path, text, reason):
+    path = tmp_path / "own.yaml"
+    path.write_bytes(text)
+    with pytest.raises(UserError, match=reason) as caught:
+        files.read_yaml(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_yaml_is_read_as_the_library_reads_it(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("all: {budget_s: 3e2, amp: true}\nlist: [1, 2.5, x]\n")
+    assert files.read_yaml(path) == {"all": {"budget_s": "3e2", "amp": True}, "list": [1, 2.5, "x"]}
+    path.write_text("")
+    assert files.read_yaml(path) is None
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no /dev/zero")
+def test_a_device_a_pipe_and_a_huge_file_are_never_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 2**40)
+    for path, reason in (
+        ("/dev/zero", "found a device"),
+        (tmp_path / "pipe", "found a pipe"),
+        (tmp_path / "huge", "MiB"),
+    ):
+        for read in (files.read_yaml, read_json):
+            with pytest.raises(UserError, match=reason):
+                read(path)
