@@ -10,7 +10,7 @@ makes later queries late. No torch here: the engine loads what it needs.
 
 import array
 import contextlib
-import math
+import itertools
 import multiprocessing
 import os
 import queue
@@ -32,6 +32,7 @@ from benchlib.workloads.llm.engines import Engine, Settings, make
 from benchlib.workloads.llm.queries import QueryLog
 
 FILLER = (0, 0)
+TOGETHER = 256  # answers of Offline that are reported in one call
 TICK_S = 0.05
 SAY_S = 1.0  # between signs of life
 WARM_UP_S = 120.0
@@ -90,23 +91,24 @@ class Sut:
         self.issue_cpu_s = 0.0
         self.lengths = [len(prompt) for prompt in test.prompts]
         self.needs_first = test.scenario != "Offline"
+        self._answers: list[tuple[int, Sequence[int]]] = []
+        self._flushing = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Sequence[int], Sequence[int]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._submit, name="submit", daemon=True).start()
 
     def issue(self, ids: Sequence[int], samples: Sequence[int]) -> None:
         """Take queries from LoadGen."""
         began, now = time.thread_time(), time.monotonic()
-        issue, lengths = self.log.issue, self.lengths
-        for rid, sample in zip(ids, samples, strict=True):
-            issue(rid, sample, now, math.nan, lengths[sample])
+        self.log.issue_many(ids, samples, now, [*map(self.lengths.__getitem__, samples)])
         self._queue.put((ids, samples))
         self.issue_cpu_s += time.thread_time() - began
 
     def _submit(self) -> None:
+        submit, prompts, most = self.engine.submit, self.test.prompts, self.test.max_new
         while (batch := self._queue.get()) is not None:
             for rid, sample in zip(*batch, strict=True):
                 try:
-                    self.engine.submit(rid, self.test.prompts[sample], self.test.max_new, self.on_first, self.on_done)
+                    submit(rid, prompts[sample], most, self.on_first, self.on_done)
                 except Exception as error:  # the engine refuses it: the query failed, the test goes on
                     self.on_done(rid, [], f"{type(error).__name__}: {error}")
 
@@ -119,9 +121,33 @@ class Sut:
         """Report a completion to LoadGen, once; a failure with filler tokens."""
         if rid in self.expired or not self.log.done(rid, time.monotonic(), len(ids), error):
             return
-        if error and self.needs_first and not self.log.has_first(rid):
-            self._report(self.lg.FirstTokenComplete, rid, FILLER[:1])
-        self._report(self.lg.QuerySamplesComplete, rid, FILLER if error else ids, count=True)
+        answer = FILLER if error else ids
+        if self.needs_first:
+            if error and not self.log.has_first(rid):
+                self._report(self.lg.FirstTokenComplete, rid, FILLER[:1])
+            self._report(self.lg.QuerySamplesComplete, rid, answer, count=True)
+            return
+        # Offline has no latency: one call for many answers. The last one is not kept back: it ends the test.
+        self._answers.append((rid, answer))
+        if len(self._answers) >= TOGETHER or self.log.ended == self.log.issued:
+            self.flush()
+
+    def flush(self) -> None:
+        """Report the answers of Offline that were kept back."""
+        with self._flushing:
+            count = len(self._answers)
+            answers = self._answers[:count]
+            del self._answers[:count]  # those that are appended meanwhile come behind them
+        if not answers:
+            return
+        data = array.array("i", itertools.chain.from_iterable([ids for _, ids in answers]))
+        address, width, response = data.buffer_info()[0], data.itemsize, self.lg.QuerySampleResponse
+        responses = []
+        for rid, ids in answers:
+            size = len(ids)
+            responses.append(response(rid, address, size * width, size))
+            address += size * width
+        self.lg.QuerySamplesComplete(responses)
 
     def expire(self) -> None:
         """Fail the queries whose deadline has passed."""
@@ -232,6 +258,7 @@ def _perform(test: Test, say: Connection) -> Outcome:
     reason = ""
     while thread.is_alive():
         thread.join(TICK_S)
+        sut.flush()
         now = time.monotonic()
         if now - looked > min(SAY_S, test.deadline_s / 4):  # looks at every query: not at each tick
             looked = now

@@ -16,6 +16,7 @@ A percentile is a value that was measured, ``sorted[int(n p)]``, as LoadGen take
 
 import math
 import threading
+from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -37,78 +38,122 @@ QUERY = np.dtype(
         ("failed", "?"),
     ]
 )
-_SAMPLE, _SCHEDULED, _ISSUED, _FIRST, _LAST, _PROMPT, _TOKENS, _WORKER, _ATTEMPT, _FAILED, _DONE = range(11)
+_OPEN, _DONE, _FAILED = range(3)
+_NAN = array("d", [math.nan])
 
 
 class QueryLog:
-    """Notes what happens to each query, from any thread. ``errors`` has the reasons of failures by query.
+    """Notes what happens to each query, from any thread; queries are issued by one. ``errors`` has the reasons of failures.
 
     ``repeated`` counts first tokens and completions that came again: a query has one of each, whoever sends it how often.
+    A column is one array for all queries: at 100,000 queries/s there is no time for an object for each.
     """
 
     def __init__(self) -> None:
         self.errors: dict[int, str] = {}
         self.repeated = 0
-        self._ended = 0
-        self._rows: dict[int, list[float]] = {}
+        self.ended = 0
+        self._place: dict[int, int] = {}  # of each query in the columns
+        self._sample, self._prompt, self._tokens = array("q"), array("i"), array("i")
+        self._scheduled, self._issued, self._first, self._last = (array("d") for _ in range(4))
+        self._worker, self._attempt = array("i"), array("i")
+        self._state = bytearray()  # _OPEN, _DONE, _FAILED
         self._lock = threading.Lock()
 
     def issue(
         self, query: int, sample: int, issued_s: float, scheduled_s: float = math.nan, prompt_tokens: int = 0
     ) -> None:
         """Note that the client was asked to send a query."""
-        self._rows[query] = [sample, scheduled_s, issued_s, math.nan, math.nan, prompt_tokens, 0, -1, 1, False, False]
+        self.issue_many([query], [sample], issued_s, [prompt_tokens], scheduled_s)
+
+    def issue_many(
+        self,
+        queries: Sequence[int],
+        samples: Sequence[int],
+        issued_s: float,
+        prompt_tokens: Sequence[int],
+        scheduled_s: float = math.nan,
+    ) -> None:
+        """Note that the client was asked to send queries, all at one time."""
+        begin, count = len(self._state), len(queries)
+        self._sample.extend(samples)
+        self._prompt.extend(prompt_tokens)
+        self._tokens.extend(array("i", [0]) * count)
+        self._scheduled.extend(array("d", [scheduled_s]) * count)
+        self._issued.extend(array("d", [issued_s]) * count)
+        self._first.extend(_NAN * count)
+        self._last.extend(_NAN * count)
+        self._worker.extend(array("i", [-1]) * count)
+        self._attempt.extend(array("i", [1]) * count)
+        self._state.extend(bytes(count))
+        self._place.update(zip(queries, range(begin, begin + count), strict=True))
+        if len(self._place) != begin + count:
+            raise ValueError("a query was issued twice: each needs an id of its own")
+
+    @property
+    def issued(self) -> int:
+        """How many queries were issued."""
+        return len(self._place)
 
     def send(self, query: int, worker: int, attempt: int) -> None:
         """Note which worker a query went to, and which attempt (from 1) this is."""
-        row = self._rows[query]
-        row[_WORKER], row[_ATTEMPT] = worker, attempt
+        place = self._place[query]
+        self._worker[place], self._attempt[place] = worker, attempt
 
     def first(self, query: int, time_s: float) -> bool:
         """Note the first token; False where the query already had one, which stays, or has ended."""
+        place = self._place[query]
         with self._lock:
-            row = self._rows[query]
-            if not math.isnan(row[_FIRST]) or row[_DONE]:
+            if self._state[place] or not math.isnan(self._first[place]):
                 self.repeated += 1
                 return False
-            row[_FIRST] = time_s
+            self._first[place] = time_s
             return True
 
     def done(self, query: int, time_s: float, tokens: int, error: str = "") -> bool:
         """Note the end of a query; False where it has already ended."""
+        place = self._place[query]
         with self._lock:
-            row = self._rows[query]
-            if row[_DONE]:
+            if self._state[place]:
                 self.repeated += 1
                 return False
-            self._ended += 1
-            row[_LAST], row[_TOKENS], row[_FAILED], row[_DONE] = time_s, tokens, bool(error), True
-            if error:
-                self.errors[query] = error
-            return True
+            self._state[place] = _FAILED if error else _DONE
+            self._last[place], self._tokens[place] = time_s, tokens
+            self.ended += 1
+        if error:
+            self.errors[query] = error
+        return True
 
     def overdue(self, now_s: float, limit_s: float) -> list[int]:
         """Return the queries that were issued more than ``limit_s`` ago and have not ended."""
-        return [key for key, row in list(self._rows.items()) if not row[_DONE] and now_s - row[_ISSUED] > limit_s]
+        names = list(self._place)  # a column without its copy could not grow while numpy looks at it
+        state, issued = np.frombuffer(self._state[: len(names)], "u1"), np.frombuffer(self._issued[: len(names)])
+        late = (state == _OPEN) & (now_s - issued > limit_s)
+        return [names[place] for place in np.flatnonzero(late)]
 
     @property
     def unended(self) -> int:
         """How many queries have not ended."""
-        return sum(not row[_DONE] for row in list(self._rows.values()))
-
-    @property
-    def ended(self) -> int:
-        """How many queries have ended."""
-        return self._ended
+        return self.issued - self.ended
 
     def has_first(self, query: int) -> bool:
         """Whether the first token of a query came."""
-        return not math.isnan(self._rows[query][_FIRST])
+        return not math.isnan(self._first[self._place[query]])
 
     def table(self) -> np.ndarray:
         """Return all queries in the order of issue, (n,) of ``QUERY``; one that has not ended counts as failed."""
-        rows = [(query, *row[:_FAILED], bool(row[_FAILED] or not row[_DONE])) for query, row in self._rows.items()]
-        return np.array(rows, QUERY)
+        names = list(self._place)
+        table = np.empty(len(names), QUERY)
+        table["query"] = names
+        columns: dict[str, array[int] | array[float]] = {
+            "sample": self._sample, "scheduled_s": self._scheduled, "issued_s": self._issued, "first_s": self._first,
+            "last_s": self._last, "prompt_tokens": self._prompt, "tokens": self._tokens, "worker": self._worker,
+            "attempt": self._attempt,
+        }  # fmt: skip
+        for name, column in columns.items():
+            table[name] = column[: len(names)]
+        table["failed"] = np.frombuffer(self._state[: len(names)], "u1") != _DONE
+        return table
 
 
 def completed(table: np.ndarray) -> np.ndarray:

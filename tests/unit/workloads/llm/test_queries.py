@@ -89,3 +89,11 @@ def test_answers_of_sim_differ_in_length():
 def test_an_engine_that_is_not_there_is_named():
     with pytest.raises(UserError, match=r"no such engine.*sim"):
         make("sym", Settings())
+
+
+def test_a_query_needs_an_id_of_its_own():
+    log = QueryLog()
+    log.issue_many([1, 2], [0, 1], 1.0, [3, 4])
+    assert log.table()[["query", "prompt_tokens", "worker", "attempt"]].tolist() == [(1, 3, -1, 1), (2, 4, -1, 1)]
+    with pytest.raises(ValueError, match="issued twice"):
+        log.issue(2, 0, 1.0)
