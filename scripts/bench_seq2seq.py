@@ -7,8 +7,8 @@ the same shards does the loader deliver?
 Method: the engines take steps in turns on the same batches, in one process on all cores; the ratio is formed per pair of
 steps, by the clock and by processor time, which other programs disturb less. The frame: the same engine does blocks of
 steps in the benchmark's loop, with sensors and events beside it, and in a bare loop, in turns. Generation in batches on one thread, several times. Then shards are written (or found) in a folder of the disk to test and
-read in turns by fio, or by the kit's own reader where fio is not installed, and by the loader in batches: raw, loader,
-loader, raw, ... Before each pass the page cache is put into the same state, and its share of the shards is measured.
+read in turns by fio, or by the kit's own reader where fio is not installed, in order in blocks of 1 MiB with 8 under way (one
+through the page cache), and by the loader in batches in the shuffled order of an epoch: raw, loader, loader, raw, ... Before each pass the page cache is put into the same state, and its share of the shards is measured.
 The ratio is the median of the ratios of the rounds. The load of the machine is beside it: a disk test needs an idle one.
 
     python scripts/bench_seq2seq.py --data-dir /mnt/nvme
@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
-from benchlib.benchmarks.seq2seq.train import Engine, Task, share, train
+from benchlib.benchmarks.seq2seq.train import Engine, Task, epoch_order, share, train
 from benchlib.core.events import EventWriter
 from benchlib.core.machine import usable_cores
 from benchlib.core.sensors import Sensors
@@ -60,7 +60,9 @@ def disk_row(folder: Path, samples: int, batch: int, rounds: int, read: str, pag
     source = open_source(Pairs(samples, 256, 8192, 0), folder, page_cache=page_cache, read=read, read_ahead=8)
     assert source.shards
     residency = source.shards.settle()
-    rates = disk_rates(source, batch, rounds)
+    used = time.process_time()
+    rates = disk_rates(source, batch, rounds, order=epoch_order(samples, 0, 1))
+    used = time.process_time() - used
     source.shards.close()
     ratios = [mine / raw for mine, raw in zip(rates.loader_bytes_per_s, rates.raw_bytes_per_s, strict=True)]
     return {
@@ -70,7 +72,9 @@ def disk_row(folder: Path, samples: int, batch: int, rounds: int, read: str, pag
         "raw_tool": rates.tool,
         "raw_mb_per_s": [round(rate / 1e6) for rate in rates.raw_bytes_per_s],
         "loader_mb_per_s": [round(rate / 1e6) for rate in rates.loader_bytes_per_s],
+        "ratio_of_each_round": [round(value, 2) for value in ratios],
         "ratio": round(statistics.median(ratios), 2),
+        "processor_s": round(used, 2),
     }
 
 

@@ -75,6 +75,8 @@ class BaseConfig(BaseModel):
     PATHS: ClassVar[dict[str, bool]] = {}
     # Whether the benchmark runs on one rank, however many devices the machine has.
     ONE_PROCESS: ClassVar[bool] = False
+    # Fields that another one decides where that is set: both by hand contradict each other.
+    EXCLUSIVE: ClassVar[dict[str, str]] = {}
     # Fields that a validator sets, by the field that decides: the origin of such a value names it.
     FOLLOWS: ClassVar[dict[str, str]] = {"launcher": "collective"}
 
@@ -415,6 +417,11 @@ def resolve(
         values |= layer
         origins |= dict.fromkeys(layer, origin)
     config = build(benchmark, values)
+    for name, cause in cls.EXCLUSIVE.items():
+        if origins.get(name) == BY_HAND and getattr(config, cause):
+            raise UserError(
+                f"{name} = {values[name]} with {cause} = {getattr(config, cause)}, which finds it: leave one of them out"
+            )
     for name, cause in cls.FOLLOWS.items():
         value = getattr(config, name)  # texts stay as they are given; numbers may be given as texts
         if (name not in values and name in config.model_fields_set) or (

@@ -28,16 +28,23 @@ _LOCAL = threading.local()  # the buffer of each thread, for all files
 
 
 class Planted:
-    """A slow disk on purpose: each read waits until its bytes would have come at ``bytes_per_s`` (0: none is planted)."""
+    """A slow disk on purpose: each read waits until its bytes would have come at ``bytes_per_s`` (0: none is planted).
 
-    def __init__(self, bytes_per_s: float = 0.0) -> None:
-        self.bytes_per_s = bytes_per_s
+    ``sharers`` processes that read at the same time share that rate: each gets its part.
+    """
+
+    def __init__(self, bytes_per_s: float = 0.0, sharers: int = 1) -> None:
+        self.bytes_per_s, self.sharers = bytes_per_s, sharers
         self._one_at_a_time = threading.Lock()  # more threads do not make a disk faster that gives no more
 
     def delay(self, read_bytes: int) -> None:
         if self.bytes_per_s:
             with self._one_at_a_time:
-                time.sleep(read_bytes / self.bytes_per_s)
+                time.sleep(read_bytes * self.sharers / self.bytes_per_s)
+
+    def alone(self) -> "Planted":
+        """Return the same disk for a process that has it for itself."""
+        return Planted(self.bytes_per_s)
 
 
 def _buffer(size: int) -> memoryview:
@@ -80,15 +87,28 @@ class DirectFile:
         low = offset - offset % PAGE
         wanted = offset + length - low
         buffer = _buffer(wanted + -wanted % PAGE)
+        self._fill(buffer, low, wanted)
+        return buffer[offset - low : wanted]
+
+    def read_into(self, offset: int, place: np.ndarray) -> None:
+        """Read as many bytes as ``place`` has, C-contiguous, to where it lies: without a copy where its ends allow that."""
+        aligned = not (offset % PAGE or place.nbytes % PAGE or place.ctypes.data % PAGE)
+        if aligned or not self.direct:
+            self._fill(memoryview(place).cast("B"), offset, place.nbytes)
+        else:
+            memoryview(place).cast("B")[:] = self.read(offset, place.nbytes)
+
+    def _fill(self, buffer: memoryview, offset: int, wanted: int) -> None:
         have = 0
         while have < wanted:
-            got = os.preadv(self.descriptor, [buffer[have:]], low + have)
+            got = os.preadv(self.descriptor, [buffer[have:]], offset + have)
             if not got:
-                raise UserError(f"{self.path} ends at byte {low + have:,}: it was cut while it was read; start again")
+                raise UserError(
+                    f"{self.path} ends at byte {offset + have:,}: it was cut while it was read; start again"
+                )
             have += got
         if self.drop and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self.descriptor, low, len(buffer), os.POSIX_FADV_DONTNEED)
-        return buffer[offset - low : wanted]
+            os.posix_fadvise(self.descriptor, offset, len(buffer), os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         os.close(self.descriptor)

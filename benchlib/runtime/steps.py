@@ -72,7 +72,7 @@ def keep_alive(events: EventWriter, most_s: float) -> Iterator[None]:
     def tell() -> None:
         end = time.monotonic() + most_s
         while not done.wait(5) and time.monotonic() < end:
-            events.emit("progress", phase="warmup", done=0, total=1, unit="steps")
+            events.emit("progress", phase="warmup", done=0, total=0, unit="steps")
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()

@@ -16,11 +16,11 @@ import mmap
 import os
 import shutil
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,11 @@ FORMAT = 1
 SHARD_BYTES = 1 << 27
 MANIFEST = "manifest.json"
 _WRITE_BYTES = 1 << 22  # generated, hashed and written at a time
+CHUNK_BYTES = (
+    1 << 22
+)  # of shards that are read at once: fewer requests than one for each batch, and threads wake up less often
+CHUNKS = 3  # that are on their way at the same time, at least
+LEAST_CHUNKS = 32  # of a set, so that a small one is not read in a few bursts
 Progress = Callable[[int, int], None]  # shards done, shards; also now and then while another process writes
 
 
@@ -253,13 +258,15 @@ def _write(pairs: Pairs, shard: Shard) -> dict[str, Any]:
 
 
 class _Mapped:
-    """A shard by memory map: the system reads what is touched, through the page cache."""
+    """A shard by memory map: the system reads what is touched, through the page cache, and is told what will be."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as handle:
-            self.mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+        self.descriptor = os.open(path, os.O_RDONLY)
+        self.mapped = mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ)
 
     def read(self, offset: int, length: int) -> memoryview:
+        if hasattr(os, "posix_fadvise"):  # all of it in large requests, not page by page as it is touched
+            os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
         return memoryview(self.mapped)[offset : offset + length]
 
     def release(self) -> None:
@@ -268,6 +275,26 @@ class _Mapped:
 
     def close(self) -> None:
         self.mapped.close()
+        os.close(self.descriptor)
+
+
+class _Memory:
+    """Memory for chunks of samples that is taken again once no tensor looks at it: the first touch of fresh memory costs as much
+    as reading the page cache does. It begins at a page, as direct reads ask for. Any thread may take some.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[mmap.mmap] = deque()
+
+    def take(self, samples: int, sequence: int) -> np.ndarray:
+        """Return int64 (samples, 2, S), whose content is left over."""
+        needed = max(1, 16 * samples * sequence)
+        store = self._free.pop() if self._free else None
+        if store is None or len(store) < needed:
+            store = mmap.mmap(-1, needed)
+        array = np.frombuffer(store, np.int64, 2 * samples * sequence).reshape(samples, 2, sequence)
+        weakref.finalize(array, self._free.append, store).atexit = False
+        return array
 
 
 class Shards:
@@ -316,11 +343,14 @@ class Shards:
             disk.fill(self.paths)
         return disk.residency(self.paths)
 
-    def read(self, indices: np.ndarray) -> np.ndarray:
-        """Return samples, int64 (B,), as int64 (B, 2, S). Neighbours in a shard are one read. Any thread may call it."""
+    def read(self, indices: np.ndarray, tokens: np.ndarray | None = None) -> np.ndarray:
+        """Return samples, int64 (B,), as int64 (B, 2, S), in ``tokens`` where it is given. Any thread may call it.
+
+        Neighbours in a shard are one read; direct reads of int64 tokens go to where they will be used, without a copy.
+        """
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.pairs.samples:
             raise IndexError(f"samples {indices.min()} to {indices.max()} of {self.pairs.samples}")
-        tokens = np.empty((len(indices), 2, self.pairs.sequence), np.int64)
+        tokens = np.empty((len(indices), 2, self.pairs.sequence), np.int64) if tokens is None else tokens
         owners = np.searchsorted(self._firsts, indices, side="right") - 1
         cuts = np.flatnonzero((np.diff(indices) != 1) | (np.diff(owners) != 0)) + 1
         size, dtype = self.pairs.sample_bytes, _dtype(self.pairs)
@@ -328,10 +358,13 @@ class Shards:
             if low == high:  # no indices at all
                 continue
             owner = int(owners[low])
-            offset, length = (int(indices[low]) - int(self._firsts[owner])) * size, (high - low) * size
-            data = np.frombuffer(self._files[owner].read(offset, length), dtype)
-            tokens[low:high] = data.reshape(high - low, 2, self.pairs.sequence)
-            self.planted.delay(length)
+            file, offset = self._files[owner], (int(indices[low]) - int(self._firsts[owner])) * size
+            if isinstance(file, disk.DirectFile) and dtype == tokens.dtype:
+                file.read_into(offset, tokens[low:high])
+            else:
+                data = np.frombuffer(file.read(offset, (high - low) * size), dtype)
+                tokens[low:high] = data.reshape(high - low, 2, self.pairs.sequence)
+            self.planted.delay((high - low) * size)
         return tokens
 
     def close(self) -> None:
@@ -374,34 +407,63 @@ class Source:
     def batches(self, orders: Iterable[np.ndarray], pin: bool = False) -> Generator[Batch]:
         """Yield a batch for each array of indices, int64 (B,), in their order.
 
-        ``read_ahead`` batches are made on as many threads while the caller works; with 0 each is made when it is asked for.
-        An error of a thread is raised here. Ends its threads when it is closed or left. ``pin`` puts the tensors in
-        page-locked memory, from where an accelerator copies them in the background.
+        ``read_ahead`` batches or more are made on threads while the caller works; with 0 each is made when it is asked for.
+        From shards several batches are read at once, in chunks of some MB, of which some are on their way. An error of a
+        thread is raised here. Ends its threads when it is closed or left. ``pin`` puts the tensors in page-locked memory, from
+        where an accelerator copies them in the background.
         """
+        memory = _Memory()
 
-        def make(order: np.ndarray) -> torch.Tensor:
-            tokens = torch.from_numpy(self.read(order))
-            return tokens.pin_memory() if pin else tokens
+        def make(chunk: list[np.ndarray]) -> Sequence[torch.Tensor]:
+            indices = np.concatenate(chunk)
+            if self.shards is None:
+                read = self.read(indices)
+            else:
+                read = self.shards.read(indices, memory.take(len(indices), self.pairs.sequence))
+            tokens = torch.from_numpy(read)
+            return (tokens.pin_memory() if pin else tokens).split([len(order) for order in chunk])
 
         if not self.read_ahead:
             for order in orders:
                 began = time.perf_counter()
-                tokens = make(order)
+                (tokens,) = make([order])
                 yield Batch(tokens, time.perf_counter() - began)
             return
         pool = ThreadPoolExecutor(self.read_ahead, thread_name_prefix="samples")
-        try:
-            waiting: deque[Future[torch.Tensor]] = deque()
-            remaining = iter(orders)
-            while True:
-                waiting.extend(pool.submit(make, order) for order in islice(remaining, self.read_ahead - len(waiting)))
-                if not waiting:
+        waiting: deque[tuple[int, Future[Sequence[torch.Tensor]]]] = deque()
+        chunks = self._chunks(orders)
+
+        def submit() -> None:
+            while sum(count for count, _ in waiting) < self.read_ahead or len(waiting) < min(CHUNKS, self.read_ahead):
+                if (chunk := next(chunks, None)) is None:
                     return
+                waiting.append((len(chunk), pool.submit(make, chunk)))
+
+        try:
+            submit()
+            while waiting:
                 began = time.perf_counter()
-                tokens = waiting.popleft().result()
-                yield Batch(tokens, time.perf_counter() - began)
+                made = waiting.popleft()[1].result()
+                waited_s = time.perf_counter() - began
+                submit()
+                for tokens in made:
+                    yield Batch(tokens, waited_s)
+                    waited_s = 0.0
+                del made, tokens  # their memory is free for the next chunks
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def _chunks(self, orders: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
+        """Yield the batches that are made at once: one from memory, as many as a large read takes from shards."""
+        wanted = min(CHUNK_BYTES, self.pairs.samples * self.pairs.sample_bytes // LEAST_CHUNKS) if self.shards else 0
+        chunk: list[np.ndarray] = []
+        for order in orders:
+            chunk.append(order)
+            if sum(map(len, chunk)) * self.pairs.sample_bytes >= wanted:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
 
 
 def open_source(
@@ -412,13 +474,13 @@ def open_source(
     read: str = "mmap",
     read_ahead: int = 4,
     verify: str = "auto",
-    planted_bytes_per_s: float = 0.0,
+    planted: disk.Planted | None = None,
     progress: Progress | None = None,
 ) -> Source:
     """Open the samples of ``pairs``: generated while they are asked for, or with ``data_dir`` from shards, written if need be.
 
     ``page_cache`` is "warm" or "cold", ``read`` "mmap" or "direct", ``verify`` "auto" or "always" (compare every checksum),
-    ``planted_bytes_per_s`` a slow disk on purpose (0: none). Raises what :func:`layout` and :func:`prepare` do.
+    ``planted`` a slow disk on purpose. Raises what :func:`layout` and :func:`prepare` do.
     """
     choices = (
         ("page_cache", page_cache, "warm cold"),
@@ -432,7 +494,7 @@ def open_source(
         return Source(pairs, lambda indices: generate(pairs, indices), "memory: generated while training", read_ahead)
     shards = layout(pairs, data_dir, num_shards)
     prepared = prepare(pairs, shards, verify, progress)
-    opened = Shards(pairs, shards, prepared, page_cache, read, disk.Planted(planted_bytes_per_s))
+    opened = Shards(pairs, shards, prepared, page_cache, read, planted or disk.Planted())
     return Source(pairs, opened.read, f"{len(shards)} shards, {opened.mode}", read_ahead, opened)
 
 
@@ -468,7 +530,7 @@ def disk_rates(
 
     def read_raw() -> None:
         depth = max(1, source.read_ahead)
-        rate = disk.raw_sequential_rate(opened.paths, opened.direct, depth, seconds, opened.planted)
+        rate = disk.raw_sequential_rate(opened.paths, opened.direct, depth, seconds, opened.planted.alone())
         rates.raw_bytes_per_s.append(rate.bytes_per_s)
         rates.tool = rate.tool
 

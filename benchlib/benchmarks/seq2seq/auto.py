@@ -5,9 +5,11 @@ python -m benchlib.benchmarks.seq2seq.auto RUN_DIR BATCH BYTES THREADS    # one 
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,7 +122,7 @@ def _in_a_process(run_dir: Path, batch: int, limit_bytes: int, threads: int, end
     if done.returncode or not last:
         errors = done.stderr.strip().splitlines()
         why = f"ended by signal {-done.returncode}" if done.returncode < 0 else (errors or ["no output"])[-1]
-        return row | {"reason": why[:200]}
+        return row | {"reason": textwrap.shorten(why, 200, placeholder=" …")}
     return row | dict(json.loads(last[-1]))
 
 
@@ -161,10 +163,22 @@ def one_trial(config: Seq2seqConfig, batch: int, limit_bytes: int) -> Trial:
     ) as error:  # torch.OutOfMemoryError is a RuntimeError; a CPU's allocator raises that one
         text = " ".join(str(error).split())
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or "memory" in text:
-            return {"fits": False, "reason": f"out of memory: {text[-160:]}"}
+            return {"fits": False, "reason": f"out of memory: {_request(text)}"}
         raise
     peak, _ = devices.peak_memory_bytes(device)
-    return {"fits": True, "peak_gb": (peak or devices.peak_resident_bytes()) / 1e9, "samples_per_s": rate}
+    row = {"fits": True, "peak_gb": (peak or devices.peak_resident_bytes()) / 1e9, "samples_per_s": rate}
+    if (
+        device.type == "cpu" and 1e9 * row["peak_gb"] > limit_bytes
+    ):  # what the system lets it map is not all that it holds
+        reason = f"its peak of {row['peak_gb']:.3g} GB is above the limit of {limit_bytes / 1e9:.3g} GB"
+        return row | {"fits": False, "reason": reason}
+    return row
+
+
+def _request(text: str) -> str:
+    """Return what an allocator says of the request that failed: the sentence with the amount, else the beginning."""
+    said = re.search(r"(?i)tried to allocate [\d.]+ ?\w+", text)
+    return said.group() if said else textwrap.shorten(text, 160, placeholder=" …")
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ class Seq2seqConfig(BaseConfig):
     """
 
     PATHS: ClassVar[dict[str, bool]] = {"data_dir": True}
+    EXCLUSIVE: ClassVar[dict[str, str]] = {"batch_size": "batch"}
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, **dict.fromkeys(_FIELDS, "size"), "nproc": "single"}
 
     benchmark: Literal["seq2seq"] = "seq2seq"
@@ -93,7 +94,10 @@ class Seq2seqConfig(BaseConfig):
     @model_validator(mode="before")
     @classmethod
     def _size_sets_what_is_not_set(cls, values: Any) -> Any:
-        return {**SIZES.get(str(values.get("size")), {}), **values} if isinstance(values, dict) else values
+        if not isinstance(values, dict):
+            return values
+        preset = SIZES.get(str(values.get("size")), {})
+        return {name: preset[name] for name in preset if name != "batch_size" or not values.get("batch")} | values
 
     @model_validator(mode="before")
     @classmethod

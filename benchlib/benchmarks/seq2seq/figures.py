@@ -86,7 +86,7 @@ def disk(run: Records, theme: Theme = LIGHT) -> Picture:
     names = {"disk_raw_mb_per_s": "raw sequential", "loader_mb_per_s": "loader", "data_asked_mb_per_s": "asked for"}
     rates = {label: samples.get(name, []) for name, label in names.items()}
     if not all(rates.values()):
-        return leave_empty(figure, axes, theme, "Samples were generated in memory: data_dir tests a disk.")
+        return leave_empty(figure, axes, theme, "No disk was measured: data_dir and a whole shard of samples do.")
     for row, values in enumerate(rates.values()):
         median = float(pd.Series(values).median())
         axes.barh(row, median, height=0.5, color=theme.series[row], alpha=0.55)

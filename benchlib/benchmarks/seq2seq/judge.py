@@ -279,6 +279,8 @@ def data_sentence(facts: dict[str, Any], waited: float | None) -> str:
         return ""
     text = f"The device waits for data for {waited:.1%} of a step"
     limit = facts.get("data_limit")
+    if not isinstance(limit, dict) and isinstance(facts.get("page_cache"), dict):
+        return f"{text}. Whether the disk would limit it is not known: {facts.get('data_limit_reason')}."
     if not isinstance(limit, dict):
         return text + (
             ": the making of samples in memory keeps up." if waited < NOTICED else ": making the samples holds it back."
@@ -307,6 +309,11 @@ def _batch(config: Seq2seqConfig, result: Result) -> str:
         return (
             f"{batch:,} samples fit a device within {limit:.3g} GB; the search ended with its share of the budget after {tried} "
             f"trials, and the largest batch is below {below:,}: a larger budget_s would find it."
+        )
+    if result.facts.get("batch_limited_by") == "samples":
+        return (
+            f"The largest batch is not known: {batch:,} samples, all that a step of a device can have here, fit within "
+            f"{limit:.3g} GB ({tried} trials). More samples would find it."
         )
     return f"{batch:,} samples are the largest batch of a device within {limit:.3g} GB ({tried} trials)."
 

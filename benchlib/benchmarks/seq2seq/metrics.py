@@ -106,13 +106,12 @@ def engine_metrics(config: Seq2seqConfig, compared: Compared, global_batch: int,
     return metrics
 
 
-def disk_metrics(rates: DiskRates | None, limit: DataLimit | None) -> list[Metric]:
-    """Return what disk and loader deliver and what the training asks of them, in MB/s (1e6 bytes)."""
+def disk_metrics(rates: DiskRates | None, limit: DataLimit | None, unmeasured: str) -> list[Metric]:
+    """Return what disk and loader deliver and what the training asks of them, in MB/s (1e6 bytes), or why nothing is known."""
     names = ("disk_raw_mb_per_s", "loader_mb_per_s", "data_asked_mb_per_s", "loader_over_raw")
     units = ("MB/s", "MB/s", "MB/s", "ratio")
     if rates is None or limit is None:
-        why = "samples are generated in memory: set data_dir=FOLDER to measure a disk"
-        return [not_available(name, unit, "higher", why) for name, unit in zip(names, units, strict=True)]
+        return [not_available(name, unit, "higher", unmeasured) for name, unit in zip(names, units, strict=True)]
     raw, loader = (np.array(values) / 1e6 for values in (rates.raw_bytes_per_s, rates.loader_bytes_per_s))
     return [
         measured(names[0], raw.tolist(), "MB/s", "higher", reason=f"sequential, the same shards, by {rates.tool}"),

@@ -13,8 +13,8 @@ from benchlib.benchmarks.seq2seq import metrics
 from benchlib.benchmarks.seq2seq.auto import largest_batch
 from benchlib.benchmarks.seq2seq.config import SIZES, Seq2seqConfig
 from benchlib.benchmarks.seq2seq.train import Compared, Engine, Task, Trained, compare, fitting, share, train
-from benchlib.core.definitions import encoder_decoder_forward_flops
-from benchlib.core.disk import DataLimit, data_limit
+from benchlib.core.definitions import encoder_decoder_forward_flops, size_text
+from benchlib.core.disk import DataLimit, Planted, data_limit
 from benchlib.core.errors import RunBroken
 from benchlib.core.events import EventWriter, read_events
 from benchlib.core.stats import drift_text
@@ -26,7 +26,7 @@ from benchlib.runtime.group import World, all_gather_objects, barrier, world
 from benchlib.runtime.step_metrics import device_memory, device_rows, rank_rows, sensor_metrics
 from benchlib.runtime.steps import Columns, keep_alive, launched_at
 from benchlib.workloads.pairs import Pairs, entropy
-from benchlib.workloads.shards import DiskRates, Source, disk_rates, open_source
+from benchlib.workloads.shards import SHARD_BYTES, DiskRates, Source, disk_rates, open_source
 
 PEAK_S = 0.3  # of matrix products of each size
 MOST_ENTROPY = 1 << 22  # of a larger vocabulary the closed form is exact to five digits
@@ -67,7 +67,8 @@ def _run(config: Seq2seqConfig, run_dir: Path, events: EventWriter, here: World)
     counted = sum(parameter.numel() for parameter in engine.model.parameters())
     if counted != config.parameters:
         raise RunBroken(f"the model has {counted:,} parameters, and the config says {config.parameters:,}")
-    events.emit("phase", name="compare")
+    compiles = config.compile and names[-1] == "tuned"
+    events.emit("phase", name="warmup", text="compiling" if compiles else "first pass")
     pairs = Pairs(config.epoch_samples, config.sequence, config.vocabulary, config.seed, config.token_bytes)
     compared = compare(task, engines, open_source(pairs, read_ahead=config.read_ahead), config.compare_steps)
     del engines
@@ -86,7 +87,8 @@ def _run(config: Seq2seqConfig, run_dir: Path, events: EventWriter, here: World)
     memory, memory_reason = devices.peak_memory_bytes(here.device)
 
     events.emit("phase", name="disk" if source.shards else "peak")
-    rates, limit = _disk(config, source, trained, here, task) if source.shards else (None, None)
+    unmeasured = _unmeasured(config, source)
+    rates, limit = (None, None) if unmeasured else _disk(config, source, trained, here, task)
     after = peaks.all_ranks_peak(here, precision, PEAK_S)
     resident = all_gather_objects(devices.peak_resident_bytes())
     by_rank = all_gather_objects(memory)
@@ -105,7 +107,7 @@ def _run(config: Seq2seqConfig, run_dir: Path, events: EventWriter, here: World)
         *metrics.loss_metrics(trained, scope),
         *metrics.speed_metrics(trained, scope, here.size, peak, peak_reason),
         *metrics.engine_metrics(config, compared, task.global_batch, scope),
-        *metrics.disk_metrics(rates, limit),
+        *metrics.disk_metrics(rates, limit, unmeasured),
         device_memory(by_rank, memory_reason),
         measured("resident_memory_gb", max(resident) / 1e9, "GB", "lower", reason="peak of the largest rank so far"),
         *sensor_metrics(sensed, *window, config.backend),
@@ -122,8 +124,10 @@ def _run(config: Seq2seqConfig, run_dir: Path, events: EventWriter, here: World)
         if source.shards
         else None,
         "data_limit": asdict(limit) if limit else None,
+        "data_limit_reason": unmeasured,
         "memory_limit_gb": limit_bytes / 1e9 if limit_bytes else None,
         "batch_below": search.below if search and not search.complete else None,
+        "batch_limited_by": search and ("memory" if any(not row["fits"] for row in search.tried) else "samples"),
         "throughput_drift": drift_text(rate.samples if rate else []),
     }
     seen = result.facts["samples_seen"]
@@ -152,9 +156,22 @@ def _source(config: Seq2seqConfig, samples: int, here: World, events: EventWrite
     return open_source(
             Pairs(samples, config.sequence, config.vocabulary, config.seed, config.token_bytes), config.data_dir,
             min(config.num_shards, samples), config.page_cache, config.read, config.read_ahead, config.verify,
-            planted_bytes_per_s=1e6 * config.planted_disk_mb_per_s,
+            planted=Planted(1e6 * config.planted_disk_mb_per_s, here.local_size),
             progress=lambda done, total: events.emit("progress", phase="data", done=done, total=total, unit="shards"),
         )  # fmt: skip
+
+
+def _unmeasured(config: Seq2seqConfig, source: Source) -> str:
+    """Say why nothing is known of the disk; '' where it is measured: kilobytes say nothing of one, unless it is slow on purpose."""
+    if source.shards is None:
+        return "samples are generated in memory: set data_dir=FOLDER to measure a disk"
+    pairs = source.pairs
+    if pairs.samples * pairs.sample_bytes >= SHARD_BYTES or config.planted_disk_mb_per_s:
+        return ""
+    return (
+        f"{size_text(pairs.samples * pairs.sample_bytes)} of samples are too few for the rate of a disk, which takes a whole shard of "
+        f"{size_text(SHARD_BYTES)}: set samples={-(-SHARD_BYTES // pairs.sample_bytes)} or more, and the budget for them"
+    )
 
 
 def _disk(

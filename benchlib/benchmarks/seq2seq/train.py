@@ -24,7 +24,9 @@ from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, sum_hook
 from benchlib.workloads.encdec import ENGINES, Plain
 from benchlib.workloads.shards import Batch, Source
 
-BLOCK = 32  # neighbouring samples that an epoch's order keeps together: one read of a disk; their tokens are independent anyway
+# Neighbouring samples that an epoch's order keeps together, in small and in large sets: one read of a disk, whose rate falls with
+# small ones. Their tokens are independent anyway.
+BLOCK, LARGE_BLOCK = 32, 1024
 CUT_MARGIN = 0.9  # share of the time left that a cut training plans to use
 AFTER_S = 5.0  # of the budget, for what comes after the training
 
@@ -72,9 +74,10 @@ class Trained:
 
 def epoch_order(samples: int, seed: int, epoch: int) -> np.ndarray:
     """Return the samples of an epoch in their order, int64: blocks of neighbours, shuffled by seed and epoch."""
-    starts = np.arange(0, samples, BLOCK)
+    block = min(LARGE_BLOCK, max(BLOCK, 1 << max(0, (samples // 64).bit_length() - 1)))
+    starts = np.arange(0, samples, block)
     np.random.Generator(np.random.PCG64([seed, epoch])).shuffle(starts)
-    order = (starts[:, None] + np.arange(BLOCK)).ravel()
+    order = (starts[:, None] + np.arange(block)).ravel()
     return order[order < samples]
 
 
@@ -175,6 +178,7 @@ def compare(task: Task, engines: list[Engine], source: Source, steps: int) -> Co
     with keep_alive(task.events, task.config.startup_timeout_s):
         for engine in engines:
             result.first_s[engine.name], _ = _timed(engine, batches[0], orders[0][1], update=False)
+    task.events.emit("phase", name="compare")
     for number, (batch, (_, weight)) in enumerate(zip(batches, orders, strict=True)):
         for engine in engines if number % 2 == 0 else engines[::-1]:
             task.events.emit("progress", phase="compare", done=number, total=steps, unit="steps")

@@ -10,6 +10,7 @@ import pytest
 from benchlib.benchmarks.seq2seq import auto, judge, metrics, train
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
 from benchlib.benchmarks.seq2seq.judge import checks, data_sentence, reading
+from benchlib.benchmarks.seq2seq.run import _unmeasured
 from benchlib.config.schema import build, resolve, save_config, tier_names
 from benchlib.core.disk import data_limit
 from benchlib.core.errors import UserError
@@ -20,6 +21,8 @@ from benchlib.judge.impossible.training import rate_from_steps
 from benchlib.results.metrics import derived, measured
 from benchlib.results.run import Result, Run, save_result
 from benchlib.runtime.steps import COLUMNS
+from benchlib.workloads.pairs import Pairs
+from benchlib.workloads.shards import Source
 
 NONE = Comparison(status="NO_BASELINE")
 FLOOR = math.log(8192) - 0.304
@@ -85,6 +88,14 @@ def test_a_search_without_time_says_how_far_it_got(tmp_path):
     found = auto.search(trial, 1000)  # 8, 16, 32, 64 (no), 48
     assert (found.batch, found.below, len(found.tried), found.complete) == (48, 64, 5, False)
     assert auto._in_a_process(tmp_path, 1, 10**9, 1, time.monotonic()) is None
+
+
+def test_a_large_set_is_read_in_large_pieces():
+    """Of 262,144 samples 1,024 neighbours stay together, 4 MiB on a disk; of small sets 32."""
+    for samples, block in ((1000, 32), (4096, 64), (262_144, 1024), (1 << 20, 1024)):
+        order = train.epoch_order(samples, 0, 1)
+        assert len(np.flatnonzero(np.diff(order) != 1)) <= samples / block
+        assert (np.diff(order[:block]) == 1).all() or order[0] + block > samples
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
@@ -215,7 +226,51 @@ def test_a_trial_that_runs_out_of_memory_ends_alone(tmp_path):
     save_config(Seq2seqConfig(sequence=32), tmp_path)
     row = auto._in_a_process(tmp_path, 4096, 1_500_000_000, 1, math.inf)
     assert row and (row["batch"], row["fits"]) == (4096, False) and "memory" in row["reason"]
+    assert "tried to allocate" in row["reason"]
     assert json.dumps(row) and not np.isnan(row["batch"])
+
+
+def test_a_peak_above_the_limit_does_not_fit(monkeypatch):
+    """What a process maps before its limit is set, and what it shares, counts as well."""
+    monkeypatch.setattr(auto, "_limited", lambda device, limit: None)
+    config = Seq2seqConfig(d_model=8, nhead=2, encoder_layers=1, decoder_layers=1, dim_feedforward=8, sequence=4)
+    peak = auto.devices.peak_resident_bytes()
+    row = auto.one_trial(config, 1, int(peak / 2))
+    assert not row["fits"] and row["peak_gb"] * 1e9 >= peak and "is above the limit of" in row["reason"]
+    assert auto.one_trial(config, 1, int(peak * 4))["fits"]
+
+
+def test_the_search_says_what_limited_it():
+    values = {"benchmark": "seq2seq", "batch": "auto", "samples": 16}
+    for limited_by, words in (
+        ("memory", "are the largest batch"),
+        ("samples", "largest batch is not known: 16 samples"),
+    ):
+        facts = {"memory_limit_gb": 2.0, "batch_per_rank": 16, "batch_limited_by": limited_by}
+        result = Result.of(config := build("seq2seq", values), facts=facts, tables={"batches": [{}]})
+        assert words in judge._batch(config, result)
+
+
+def test_a_batch_that_is_given_and_one_that_is_found_contradict_each_other():
+    assert resolve("seq2seq", "quick", overrides={"batch": "auto", "size": "xl"}).config.batch_size == 8
+    with pytest.raises(UserError, match="batch_size = 4 with batch = auto, which finds it: leave one"):
+        resolve("seq2seq", "quick", overrides={"batch": "auto", "batch_size": "4"})
+
+
+def test_kilobytes_say_nothing_of_a_disk(tmp_path):
+    pairs = Pairs(64, 256, 8192, 0)
+    config = Seq2seqConfig(data_dir=str(tmp_path), samples=64)
+    shards = Source(pairs, len, "shards", shards=object())
+    why = _unmeasured(config, shards)
+    assert "256 KiB of samples are too few" in why
+    assert "set samples=32768 or more" in why
+    assert _unmeasured(config.model_copy(update={"planted_disk_mb_per_s": 1.0}), shards) == ""
+    whole = Source(Pairs(32768, 256, 8192, 0), len, "shards", shards=object())
+    assert _unmeasured(config, whole) == ""
+    named = {metric.name: metric for metric in metrics.disk_metrics(None, None, why)}
+    assert named["disk_raw_mb_per_s"].value is None and named["disk_raw_mb_per_s"].reason == why
+    sentence = data_sentence({"data_limit": None, "page_cache": {}, "data_limit_reason": why}, 0.3)
+    assert "is not known: 256 KiB" in sentence and "limits this model" not in sentence
 
 
 def _speed(step_s, epochs=2):

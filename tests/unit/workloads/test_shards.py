@@ -277,12 +277,34 @@ def test_of_two_at_once_one_writes_and_the_other_waits(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("read", ["mmap", "direct"])
 def test_a_planted_disk_is_as_slow_as_stated_for_the_loader_and_raw(data, read):
-    source = open_source(PAIRS, data, 4, read=read, planted_bytes_per_s=2e6)
+    source = open_source(PAIRS, data, 4, read=read, planted=disk.Planted(2e6))
     rates = disk_rates(source, batch=50, rounds=1, order=np.arange(1000)[::-1])
     assert rates.tool == "benchlib's own reader"  # fio would not see the delay
     for rate in (*rates.raw_bytes_per_s, *rates.loader_bytes_per_s):
         assert 0.5e6 < rate <= 2.01e6
     assert "slowed down on purpose to 2 MB/s" in source.description
+
+
+@pytest.mark.parametrize("read", ["mmap", "direct"])
+def test_batches_that_are_kept_are_not_written_over(tmp_path, monkeypatch, read):
+    """Chunks of two batches of whole pages, of which some are kept while memory of the others is taken again."""
+    pairs = Pairs(samples=4096, sequence=256, vocabulary=64, seed=3)
+    monkeypatch.setattr(shards, "CHUNK_BYTES", 32 * pairs.sample_bytes)
+    source = open_source(pairs, tmp_path, read=read)
+    orders = list(np.arange(4096).reshape(-1, 16))
+    kept = [(number, batch) for number, batch in enumerate(source.batches(orders)) if number % 5 == 0]
+    for number, batch in kept:
+        assert torch.equal(batch.tokens, torch.from_numpy(generate(pairs, orders[number])))
+    source.shards.close()
+
+
+def test_processes_share_a_planted_disk(data):
+    """Two that read at once get half each; the raw rate is of one that reads alone."""
+    source = open_source(PAIRS, data, 4, planted=disk.Planted(4e6, sharers=2))
+    rates = disk_rates(source, batch=50, rounds=1)
+    assert 0.5e6 < rates.loader_bytes_per_s[0] <= 2.01e6
+    assert rates.raw_bytes_per_s[0] > rates.loader_bytes_per_s[0]
+    assert disk.Planted(4e6, 2).alone().sharers == 1
 
 
 def test_ranks_measure_a_disk_together(data):
