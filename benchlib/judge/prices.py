@@ -40,21 +40,31 @@ class Sheet(BaseModel):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Sheet":
-        keys = [(entry.device, entry.kind) for entry in self.prices]
-        for device, kind in keys:
+        keys = [(entry.device, entry.kind, entry.provider) for entry in self.prices]
+        for device, kind, provider in keys:
             if device not in registry().devices:
                 raise ValueError(f"device {device!r} is not in `devices` of references.yaml")
-            if keys.count((device, kind)) > 1:
-                raise ValueError(f"{device} has two prices {kind}: leave one")
+            if keys.count((device, kind, provider)) > 1:
+                raise ValueError(f"{device} has two prices {kind} of {provider}: leave one")
         for entry in self.prices:
             if entry.date > datetime.date.today() + datetime.timedelta(days=1):  # a day for other time zones
                 raise ValueError(f"the price of {entry.device} is of {entry.date}, which is in the future")
         return self
 
-    def entry(self, device: str, kind: Kind) -> Entry | None:
-        """Return the first price of the device that torch reports by this name; None where there is none."""
+    def entries(self, device: str, kind: Kind, provider: str = "") -> list[Entry]:
+        """Return the prices of the device that torch reports by this name, of one provider or of all, the least first."""
         ids = registry().devices_of(device)
-        return next((entry for entry in self.prices if entry.device in ids and entry.kind == kind), None)
+        fitting = [entry for entry in self.prices if entry.device in ids and entry.kind == kind]
+        return sorted(
+            (entry for entry in fitting if provider in ("", entry.provider)),
+            key=lambda entry: entry.usd_per_device_hour,
+        )
+
+    def provider(self, text: str) -> str:
+        """Return the provider that ``text`` names: all of its name or the first word of it, without case; '' for none."""
+        names = {entry.provider.casefold(): entry.provider for entry in self.prices}
+        words = {name.split()[0]: provider for name, provider in names.items()}
+        return (words | names).get(text.casefold(), "")
 
 
 def read_sheet() -> Sheet:
@@ -105,20 +115,25 @@ class Names:
 
 @dataclass
 class Asked:
-    """What ``--cost`` said: prices in the order of the sides, or by name, and which of the sheet's prices fill the rest."""
+    """What ``--cost`` said: prices in the order of the sides, or by name, and which of the sheet's prices fill the rest: their
+    kind, and the words that are to name a provider."""
 
     plain: list[float] = field(default_factory=list)
     named: dict[str, float] = field(default_factory=dict)
     kind: Kind = "on-demand"
+    provider: str = ""
 
 
 def parse(texts: Iterable[str]) -> Asked:
-    """Read ``NAME=3.00``, ``3.00``, ``3.00,2.50``, ``on-demand`` and ``spot``; ``UserError`` says what is wrong."""
+    """Read ``NAME=3.00``, ``3.00``, ``3.00,2.50``, ``on-demand``, ``spot`` and a provider of the sheet; ``UserError`` says what is
+    wrong."""
     asked = Asked()
     for text in (part.strip() for given in texts for part in given.split(",")):
         name, sign, amount = text.rpartition("=")
         if text in KINDS:
             asked.kind = text
+        elif not sign and text[:1].isalpha() and (provider := read_sheet().provider(text)):
+            asked.provider = provider
         elif not sign:
             asked.plain.append(_usd(text, text))
         elif not name:
@@ -137,7 +152,8 @@ def _usd(amount: str, text: str) -> float:
         usd = float(amount)
     except ValueError:
         raise UserError(
-            f"--cost {text}: {amount!r} is no price; write NAME=3.00, 3.00 (USD per device hour), {' or '.join(KINDS)}"
+            f"--cost {text}: {amount!r} is no price; write NAME=3.00, 3.00 (USD per device hour), {', '.join(KINDS)} or a "
+            "provider of params/prices.yaml"
         ) from None
     if not (math.isfinite(usd) and usd > 0):
         raise UserError(f"--cost {text}: a price is a number above zero, in USD per device hour")
@@ -166,13 +182,16 @@ def assign(
             )
     given = [_named(asked.named, side) for side in sides]
     sheet = sheet or read_sheet()
-    prices = [usd or _listed(side, asked.kind, sheet, today) for usd, side in zip(given, sides, strict=True)]
+    prices = [usd or _listed(side, asked, sheet, today) for usd, side in zip(given, sides, strict=True)]
     lacking = [side for side, price in zip(sides, prices, strict=True) if price is None]
     if lacking:
-        listed = ", ".join(entry.device for entry in sheet.prices if entry.kind == asked.kind)
+        fitting = (
+            entry for entry in sheet.prices if entry.kind == asked.kind and asked.provider in ("", entry.provider)
+        )
+        listed = ", ".join(sorted({entry.device for entry in fitting}))
         raise UserError(
             f"no price for {'; '.join(side.text() for side in lacking)}: add --cost NAME=3.00 (USD per device hour); "
-            f"params/prices.yaml has prices {asked.kind} of {listed or 'nothing'}"
+            f"params/prices.yaml has prices {asked.kind}{f' at {asked.provider}' if asked.provider else ''} of {listed or 'nothing'}"
         )
     return [price for price in prices if price is not None]
 
@@ -191,14 +210,17 @@ def _named(named: Mapping[str, float], side: Names) -> Price | None:
     return Price(named[first], "given")
 
 
-def _listed(side: Names, kind: Kind, sheet: Sheet, today: datetime.date | None) -> Price | None:
-    entry = next((entry for name in sorted(side.devices) if (entry := sheet.entry(name, kind))), None)
-    if entry is None:
+def _listed(side: Names, asked: Asked, sheet: Sheet, today: datetime.date | None) -> Price | None:
+    several = next(
+        (found for name in sorted(side.devices) if (found := sheet.entries(name, asked.kind, asked.provider))), []
+    )
+    if not several:
         return None
+    entry = several[0]
     age = ((today or datetime.date.today()) - entry.date).days
     old = f"The price of {registry().devices[entry.device].name} is {age} days old ({entry.date}): look at {entry.source}."
     return Price(
         entry.usd_per_device_hour,
-        f"{entry.provider}, {entry.kind}, {entry.date}",
+        f"{entry.provider}, {entry.kind}, {entry.date}" + f", the least of {len(several)}" * (len(several) > 1),
         old if age > STALE_DAYS else "",
     )

@@ -159,13 +159,24 @@ def test_the_kits_own_sheet_is_whole():
     entries = read_sheet().prices
     assert {entry.kind for entry in entries} == set(prices.KINDS)
     assert all(entry.date <= datetime.date.today() for entry in entries)
-    assert read_sheet().entry(H100, "on-demand").device == "h100-sxm"
+    several = read_sheet().entries(H100, "on-demand")
+    assert {entry.device for entry in several} == {"h100-sxm"} and len({entry.provider for entry in several}) > 3
+    assert several[0].usd_per_device_hour == min(entry.usd_per_device_hour for entry in several)
     with pytest.raises(ValueError, match="two prices"):
         Sheet(prices=[*entries, entries[0]])
     with pytest.raises(ValueError, match="in the future"):
         sheet(date=datetime.date(2999, 1, 1))
     with pytest.raises(ValueError, match="not in `devices`"):
         sheet(device="h1000")
+
+
+def test_the_least_of_several_providers_counts_unless_one_is_named():
+    least, named = (assign(parse(texts), SIDES, today=TODAY)[0] for texts in (["b=1"], ["coreweave", "b=1"]))
+    assert (least.usd_per_device_hour, named.usd_per_device_hour) == (3.2, 6.155)
+    assert least.origin == "Hyperstack, on-demand, 2026-08-26, the least of 6"
+    assert assign(parse(["aws,b=1"]), SIDES, today=TODAY)[0].origin == "AWS us-east-1, on-demand, 2026-11-09"
+    with pytest.raises(UserError, match="has prices on-demand at Verda of rtx-a6000"):
+        assign(parse(["verda", "b=1"]), SIDES, today=TODAY)
 
 
 # Definitions.
