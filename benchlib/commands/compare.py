@@ -38,6 +38,7 @@ STAR = (
     "* from the samples within one run per side: the spread between unchanged runs is not known, so the difference may be "
     "the run's and not the machine's. Compare several runs per side, or measure the spread with `benchlib calibrate`."
 )
+LOOKS = {"✓": "bold green", "≈": "yellow", "": "none"}  # of the best by price
 _TERMINAL = {"bad": "bold red", "warn": "bold yellow", "good": "bold green", "calm": "bold"}
 _WIDE = 130  # columns that the whole table takes
 _FIRST, _EACH = 26, 26  # columns of a table by price: names, each machine
@@ -282,17 +283,11 @@ def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
 def _worth_table(item: Worth, shown: range) -> Table:
     heads = [Column(escape(item.machines[index].label), justify="right", overflow="fold") for index in shown]
     table = Table(Column("", overflow="fold"), *heads, box=None, padding=(0, 2, 0, 0), header_style="bold")
-    machines = [item.machines[index] for index in shown]
-    rows = [
-        ("Price (USD per device hour)", [cost.Cell("", quantity(machine.usd_per_device_hour), machine.price_from) for machine in machines]),
-        ("Devices", [cost.Cell("", str(machine.devices), machine.device) for machine in machines]),
-        *((cost.row_text(row), [cost.cell(row, index) for index in shown]) for row in item.rows),
-    ]  # fmt: skip
-    for name, cells in rows:
-        looks = [{"✓": "bold green", "≈": "yellow"}.get(cell.mark, "none") for cell in cells]
+    for name, cells in cost.rows(item):
         words = [
-            f"[{look}]{escape(f'{cell.mark} {cell.value}'.strip())}[/]\n[dim]{escape(cell.below)}[/]"
-            for look, cell in zip(looks, cells, strict=True)
+            f"[{LOOKS[cells[index].mark]}]{escape(' '.join(filter(None, cells[index][:2])))}[/]\n"
+            f"[dim]{escape(cells[index].below)}[/]"
+            for index in shown
         ]
         table.add_row(escape(name), *words)
     return table

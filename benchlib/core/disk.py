@@ -94,9 +94,9 @@ class DirectFile:
         """Read as many bytes as ``place`` has, C-contiguous, to where it lies: without a copy where its ends allow that."""
         aligned = not (offset % PAGE or place.nbytes % PAGE or place.ctypes.data % PAGE)
         if aligned or not self.direct:
-            self._fill(memoryview(place).cast("B"), offset, place.nbytes)
+            self._fill(place.data.cast("B"), offset, place.nbytes)
         else:
-            memoryview(place).cast("B")[:] = self.read(offset, place.nbytes)
+            place.data.cast("B")[:] = self.read(offset, place.nbytes)
 
     def _fill(self, buffer: memoryview, offset: int, wanted: int) -> None:
         have = 0

@@ -63,6 +63,11 @@ def stand_ins(scope: str, model: Any) -> list[str]:
     ]
 
 
+def counted(number: int, noun: str) -> str:
+    """Return ``1 run`` or ``3 runs``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def listing(names: Sequence[str]) -> str:
     """Write names as a list: ``a, b and c``."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -128,15 +128,20 @@ class Ranking:
     amounts: Mapping[int, Estimate]
     order: list[int]
     ratios: list[Estimate]
+    busy: list[str]  # those that were loaded, in words: nothing that rests on them is certain
 
     @classmethod
-    def of(cls, amounts: Mapping[int, Estimate], ratio: Callable[[int, int], Estimate]) -> "Ranking":
-        """Rank machines by their amounts. ``ratio`` says how many times what the second takes the first takes."""
+    def of(
+        cls, amounts: Mapping[int, Estimate], ratio: Callable[[int, int], Estimate], loads: Sequence[str]
+    ) -> "Ranking":
+        """Rank machines by their amounts. ``ratio`` says how many times what the second takes the first takes, ``loads`` how
+        busy each was."""
         order = sorted(amounts, key=lambda index: amounts[index].value)
-        return cls(amounts, order, [ratio(index, order[0]) for index in order[1:]])
+        busy = [loads[index] for index in order if loads[index]]
+        return cls(amounts, order, [ratio(index, order[0]) for index in order[1:]], busy)
 
     @classmethod
-    def per_item(cls, rates: Mapping[int, Runs], factors: Sequence[float]) -> "Ranking":
+    def per_item(cls, rates: Mapping[int, Runs], factors: Sequence[float], loads: Sequence[str]) -> "Ranking":
         """Rank machines by ``factor / rate``, as time and cost are of a rate."""
 
         def ratio(index: int, other: int) -> Estimate:
@@ -147,7 +152,7 @@ class Ranking:
                 return Estimate(factor, factor, factor, "runs")
             return _ratio(rates[index], rates[other]).under(factor)
 
-        return cls.of({index: estimate(runs).under(factors[index]) for index, runs in rates.items()}, ratio)
+        return cls.of({index: estimate(runs).under(factors[index]) for index, runs in rates.items()}, ratio, loads)
 
     @property
     def open(self) -> list[int]:
@@ -155,9 +160,17 @@ class Ranking:
         pairs = zip(self.order[1:], self.ratios, strict=True)
         return [index for index, ratio in pairs if ratio.basis == "none" or ratio.low <= 1]
 
+    @property
+    def certain(self) -> bool:
+        """Whether every other one is surely worse than the first."""
+        slowed = self.busy and any(ratio.basis != "runs" for ratio in self.ratios)
+        return not self.open and not slowed
+
     def sentence(self, labels: Sequence[str]) -> str:
         """Say how sure the first place is; '' where there is no second."""
         bases = {ratio.basis for ratio in self.ratios}
+        if not self.open and not self.certain:
+            return f"The order holds for these runs, but is not certain: {text.listing(self.busy)} began on a busy machine."
         if not self.open:
             return f"The order is certain{' as far as single runs show' * ('samples' in bases)}." if bases else ""
         if "none" in bases:
@@ -177,7 +190,7 @@ class Ranking:
                 Value.of(amounts[index]) if index in amounts else Value(value=None, reason=reason)
                 for index, reason in enumerate(reasons)
             ],
-            best=self.order[0] if several else None, certain=several and not self.open,
+            best=self.order[0] if several else None, certain=several and self.certain,
         )  # fmt: skip
 
 
@@ -209,8 +222,9 @@ class _Comparison:
             raise UserError(f"rates of {' and '.join(units)} cannot be compared: one unit, items per second, is needed")
         self.items = units[0].removesuffix("/s")
         self.rates: dict[int, Runs] = {index: side.runs for index, side in enumerate(sides)}
-        self.time = Ranking.per_item(self.rates, [1.0] * len(machines))
-        self.cost = Ranking.per_item(self.rates, self.usd_per_s)
+        self.loads = [machine.load for machine in machines]
+        self.time = Ranking.per_item(self.rates, [1.0] * len(machines), self.loads)
+        self.cost = Ranking.per_item(self.rates, self.usd_per_s, self.loads)
         ratios = zip(self.cost.order[1:], self.cost.ratios, strict=True)
         self.even = {index: ratio.under(self.prices[index]) for index, ratio in ratios}
         works = [machine.work() for machine in machines]
@@ -237,7 +251,7 @@ class _Comparison:
         yield self.cost.row("usd_per_million", f"Cost per million {items}", "USD", 1e6, none)
         if not self.differences:
             runs, reasons = self._usable("flops_per_s")
-            spent = Ranking.per_item(runs, self.usd_per_s)
+            spent = Ranking.per_item(runs, self.usd_per_s, self.loads)
             yield spent.row("usd_per_exaflop", "Cost per 1e18 useful FLOPs", "USD", 1e18, reasons)
         runs, reasons = self._usable("power_w")
         joules = {index: _ratio(watts, self.rates[index]) for index, watts in runs.items()}
@@ -246,7 +260,7 @@ class _Comparison:
             a, b = joules[index], joules[other]
             return Estimate(a.value / b.value, a.low / b.high, a.high / b.low, "none" if b.basis == "none" else a.basis)
 
-        used = Ranking.of(joules, ratio)
+        used = Ranking.of(joules, ratio, self.loads)
         yield used.row("wh_per_million", f"Energy per million {items}", "Wh", 1e6 / HOUR_S, reasons)
         even = [
             Value.of(self.even[index]) if index in self.even else Value(value=price, reason="the cheapest")
@@ -283,13 +297,18 @@ class _Comparison:
             (self.cost, "cheapest", "costs {} as much, and would cost the same at {} per device hour", "USD"),
         ):
             first, second = ranks.order[:2]
+            label, other, ratio = self.labels[first], self.labels[second], ranks.ratios[0]
+            question, takes = f"Which is the {word}?", _with_ends(ranks.amounts[first].times(self.size), unit)
+            if ratio.low == ratio.high == 1:
+                sentence = f"{label} and {other} do not differ: {takes} for {self.amount} each."
+                yield Answer(question=question, machine=label, sentence=sentence, certain=False)
+                continue
             even = _with_ends(self.even[second], "USD") if second in self.even else ""
             sentence = (
-                f"{self.labels[first]} is the {word}: {_with_ends(ranks.amounts[first].times(self.size), unit)} for "
-                f"{self.amount}; {self.labels[second]} {verb.format(_times(ranks.ratios[0]), even)}. {ranks.sentence(self.labels)}"
+                f"{label} is the {word}: {takes} for {self.amount}; {other} {verb.format(_times(ratio), even)}. "
+                f"{ranks.sentence(self.labels)}"
             )
-            question = f"Which is the {word}?"
-            yield Answer(question=question, machine=self.labels[first], sentence=sentence, certain=not ranks.open)
+            yield Answer(question=question, machine=label, sentence=sentence, certain=ranks.certain)
         if deadline_s is not None:
             yield self._within(deadline_s)
 
@@ -317,7 +336,7 @@ class _Comparison:
             sentence = f"None finishes {work} within {limit}: the fastest, {self.labels[first]}, takes {_with_ends(times[first], 's')}."
             maybe = f" {text.listing([self.labels[index] for index in near])} may just make it." if near else ""
             return answer(sentence + maybe, not near)
-        ranks = Ranking.per_item({index: self.rates[index] for index in inside}, self.usd_per_s)
+        ranks = Ranking.per_item({index: self.rates[index] for index in inside}, self.usd_per_s, self.loads)
         best = ranks.order[0]
         label = self.labels[best]
         doubts = [f"{label} may miss the deadline"] if times[best].high > deadline_s else []
@@ -328,11 +347,18 @@ class _Comparison:
             f"Within {limit}, {label} is the cheapest: {work} take{s} {_with_ends(times[best], 's')} and cost{s} "
             f"{_with_ends(costs[best], 'USD')}. {ranks.sentence(self.labels) or f'No other finishes {work} in time.'}"
         )
-        return answer(sentence + (f" But {text.listing(doubts)}." if doubts else ""), not (doubts or ranks.open), label)
+        return answer(
+            sentence + (f" But {text.listing(doubts)}." if doubts else ""), not doubts and ranks.certain, label
+        )
 
     def notes(self) -> list[str]:
         """Return what a reader has to know of prices, work and intervals."""
         notes = [machine.price.warning for machine in self.machines if machine.price.warning]
+        if busy := list(filter(None, self.loads)):
+            notes.append(
+                f"Other work kept the processor busy when a run began: {text.listing(busy)}. It slows a run without a trace in its "
+                "samples: repeat it on a quiet machine, or run it three times and more."
+            )
         if self.differences:
             notes.append(
                 f"The work differs, so only what is per {self.items.removesuffix('s')} is compared: no time or cost per epoch, no cost per FLOP."

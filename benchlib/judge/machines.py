@@ -17,6 +17,7 @@ from benchlib.judge.prices import Asked, Names, Price, assign
 from benchlib.judge.regression import Side, side_of
 
 HOUR_S = 3600.0
+RUNS_THAT_SHOW_THEIR_SPREAD = 3
 # Fields of every config that say where and by how many the work is done, and the seed: the work stays the same.
 PLACE = ("nproc", "nnodes", "threads", "collective", "seed")
 
@@ -72,15 +73,26 @@ class Machine:
         run = self.runs.first
         return hardware(run.machine, run.backend) or "; ".join(sorted(self.names.devices))
 
-    def side(self, prefix: str) -> Side | None:
-        """Return the metric whose name begins so, over its runs; None where no run has it."""
-        listed = [metric.name for run in self.runs.runs if run.result for metric in run.result.metrics]
-        name = next((name for name in listed if name == prefix or name.startswith(prefix + "_")), None)
-        return side_of(self.runs.records(), name) if name else None
+    @property
+    def load(self) -> str:
+        """How busy it was when its busiest run began, where other work wanted more cores than there are; else ''.
+
+        What slows all of a run shows neither in its samples nor, from fewer than three runs, in the spread between runs.
+        """
+        if len(self.runs.runs) >= RUNS_THAT_SHOW_THEIR_SPREAD:
+            return ""
+        facts = [run.machine for run in self.runs.runs]
+        pairs = [
+            ((item.get("load_average") or [0])[0], (item.get("cpu") or {}).get("usable_cores") or 0) for item in facts
+        ]
+        load, cores = max(pairs, key=lambda pair: pair[0] - pair[1])
+        return f"{self.label} (load {load:.1f} on {cores} core{'s' * (cores != 1)})" if load > cores > 0 else ""
 
     def usable(self, prefix: str) -> Side | str:
-        """Return the metric whose name begins so, or the reason why there are no values of it above zero."""
-        side = self.side(prefix)
+        """Return the metric whose name begins so, over its runs, or the reason why there are no values of it above zero."""
+        listed = [metric.name for run in self.runs.runs if run.result for metric in run.result.metrics]
+        name = next((name for name in listed if name == prefix or name.startswith(prefix + "_")), None)
+        side = side_of(self.runs.records(), name) if name else None
         if side and side.runs and min(map(min, side.runs)) > 0:
             return side
         return (side.metric.reason if side and not side.runs else "") or f"the run has no usable {prefix}"

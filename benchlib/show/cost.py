@@ -58,13 +58,23 @@ class Cell(NamedTuple):
     mark: str
     value: str
     below: str
+    why: str = ""
+
+
+def rows(item: Worth) -> list[tuple[str, list[Cell]]]:
+    """Return the table of a comparison: for each row its name and a cell for each machine."""
+    machines = item.machines
+    prices = [Cell("", quantity(machine.usd_per_device_hour), machine.price_from) for machine in machines]
+    devices = [Cell("", str(machine.devices), machine.device) for machine in machines]
+    others = [(row_text(row), [cell(row, index) for index in range(len(machines))]) for row in item.rows]
+    return [("Price (USD per device hour)", prices), ("Devices", devices), *others]
 
 
 def cell(row: Row, index: int) -> Cell:
     """Write a machine in a row: ✓ is the best, ≈ the best by its value in an open order. Only times carry their unit."""
     value, unit = row.values[index], "s" if row.unit == "s" else ""
     if value.value is None:
-        return Cell("", "–", "not available")
+        return Cell("", "–", "not available", value.reason)
     mark = "" if index != row.best else "✓" if row.certain else "≈"
     return Cell(mark, amount_text(value.value, unit), value.ends(unit) or value.reason)
 
@@ -183,7 +193,7 @@ def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
         for item in items
     ]
     pairs = list(zip(items, drawn, strict=True))
-    return markup.page("cost.html.j2", items=pairs, notes=notes, cell=cell, row_text=row_text, quantity=quantity)
+    return markup.page("cost.html.j2", items=pairs, notes=notes, rows=rows)
 
 
 def _data(picture: Picture) -> str:
@@ -240,20 +250,14 @@ def compare(choice: Choice) -> list[Worth]:
 
 def table(item: Worth) -> pd.DataFrame:
     """Return the comparison as a table: a row for each quantity, a column for each machine, the best marked."""
-    rows = {
-        "Price (USD per device hour)": [
-            f"{quantity(machine.usd_per_device_hour)}, {machine.price_from}" for machine in item.machines
-        ],
-        "Devices": [f"{machine.devices} × {machine.device}" for machine in item.machines],
-    }
-    for row in item.rows:
-        cells = [cell(row, index) for index in range(len(item.machines))]
-        rows[row_text(row)] = [
+    written = {
+        name: [
             " ".join(filter(None, (words.value, f"({words.below})" * bool(words.below), words.mark))) for words in cells
         ]
-    rows |= {f"Differs: {difference.name}": difference.values for difference in item.differences}
+        for name, cells in rows(item)
+    } | {f"Differs: {difference.name}": difference.values for difference in item.differences}
     labels = [machine.label for machine in item.machines]
-    return whole(pd.DataFrame.from_dict(rows, orient="index", columns=labels))
+    return whole(pd.DataFrame.from_dict(written, orient="index", columns=labels))
 
 
 def show_pictures(item: Worth) -> None:

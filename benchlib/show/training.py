@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from benchlib.core.stats import LEAST_FOR_P95, drift_text, quarters, smoothing_window
-from benchlib.core.text import quantity, seconds
+from benchlib.core.text import counted, quantity, seconds
 from benchlib.results import frames
 from benchlib.results.frames import Records
 from benchlib.show.figures import (
@@ -203,5 +203,5 @@ def rank_skew(run: Records, theme: Theme = LIGHT) -> Picture:
     share = float(own.iloc[0] / own.iloc[-1]) - 1
     what = "has the most work" if split else "is the slowest"
     title = f"Rank {shown['rank'].iloc[0]:.0f} {what}: {100 * share:.1f} % above rank {shown['rank'].iloc[-1]:.0f}"
-    alt = f"{len(shown)} of {len(frame)} ranks are shown." if many else f"{len(frame)} ranks."
+    alt = f"{len(shown)} of {len(frame)} ranks are shown." if many else f"{counted(len(frame), 'rank')}."
     return finish(figure, axes, theme, title, f"median step time ({unit})", "", alt, 44)

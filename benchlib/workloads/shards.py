@@ -33,6 +33,7 @@ from benchlib.core import disk
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, not_written, read_object, write_json
+from benchlib.core.text import counted
 from benchlib.workloads.pairs import Pairs, generate
 
 FORMAT = 1
@@ -104,7 +105,7 @@ class Prepared:
 
     def __str__(self) -> str:
         unchanged = self.shards - self.written - self.checked
-        text = f"{self.shards} shards: {self.written} written, {self.checked} compared with their checksum, {unchanged} unchanged"
+        text = f"{counted(self.shards, 'shard')}: {self.written} written, {self.checked} compared with their checksum, {unchanged} unchanged"
         return "; ".join(
             [text, *self.mended[:3], *([f"{len(self.mended) - 3} more were made again"] if self.mended[3:] else [])]
         )
@@ -166,7 +167,7 @@ def _mend(pairs: Pairs, shards: Sequence[Shard], verify: str, progress: Progress
     needed, free = sum(shard.size_bytes for shard in missing), shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"{folder} has {size_text(free)} free and needs {size_text(needed)} for {len(missing)} shards of samples: free some "
+            f"{folder} has {size_text(free)} free and needs {size_text(needed)} for {counted(len(missing), 'shard')} of samples: free some "
             "space, set fewer samples, token_bytes=2 or another data_dir"
         )
 
@@ -495,7 +496,7 @@ def open_source(
     shards = layout(pairs, data_dir, num_shards)
     prepared = prepare(pairs, shards, verify, progress)
     opened = Shards(pairs, shards, prepared, page_cache, read, planted or disk.Planted())
-    return Source(pairs, opened.read, f"{len(shards)} shards, {opened.mode}", read_ahead, opened)
+    return Source(pairs, opened.read, f"{counted(len(shards), 'shard')}, {opened.mode}", read_ahead, opened)
 
 
 @dataclass

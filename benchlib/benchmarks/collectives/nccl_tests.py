@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
+from benchlib.core.text import counted
 from benchlib.judge.foreign.nccl import PROGRAMS
 from benchlib.judge.foreign.readers import READERS, UnknownFormat, read_claims
 from benchlib.judge.impossible.claim import Collective
 from benchlib.judge.published import device_name
 from benchlib.judge.snapshot import Snapshot
-from benchlib.show.exports import counted, put
+from benchlib.show.exports import put
 
 PROGRAM_OF = {operation: program for program, operation in PROGRAMS.items()}
 # Name in nccl-tests, bytes.

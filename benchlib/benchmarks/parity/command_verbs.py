@@ -25,10 +25,10 @@ from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.core.files import not_written, outputs
 from benchlib.core.machine import BACKENDS, describe
+from benchlib.core.text import counted
 from benchlib.judge.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.launch.plan import plan
 from benchlib.results.run import Run, check_place
-from benchlib.show.exports import counted
 
 BENCHMARK = "parity"
 OWN = ("record", "keep", "golden", "reference")  # what the commands themselves set

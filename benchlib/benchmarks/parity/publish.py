@@ -26,8 +26,7 @@ from benchlib.benchmarks.parity.matrix import (
 )
 from benchlib.core.files import write_text
 from benchlib.core.machine import BACKENDS
-from benchlib.core.text import MARKS
-from benchlib.show.exports import counted
+from benchlib.core.text import MARKS, counted
 from benchlib.show.exports.github import escaped
 
 CROSS = "cross_backend_validation.json"

@@ -14,10 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
+from benchlib.core.text import counted
 from benchlib.judge.snapshot import Snapshot
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result
-from benchlib.show.exports import counted, put
+from benchlib.show.exports import put
 
 NAME = "seq2seq"
 

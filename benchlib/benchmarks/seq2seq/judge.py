@@ -6,7 +6,7 @@ from typing import Any
 
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
 from benchlib.core.stats import drift_text, smoothed, smoothing_window
-from benchlib.core.text import quantity, seconds
+from benchlib.core.text import counted, quantity, seconds
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (
     Check,
@@ -117,15 +117,15 @@ def _engines_agree(config: Seq2seqConfig, result: Result) -> Check:
     precision = str(result.facts.get("precision"))
     limit = LOSS_TOLERANCE.get(precision, 0.0)
     worst = max(abs(b - a) / abs(a) if math.isfinite(b) and a else math.inf for a, b in zip(plain, tuned, strict=True))
-    reason = f"apart by at most {worst:.1e} of the loss in {len(plain)} steps ({precision})"
+    reason = f"apart by at most {worst:.1e} of the loss in {counted(len(plain), 'step')} ({precision})"
     return fact_check(name, question, worst <= limit, reason, limit=f"<= {limit:g}", value=min(worst, 1e9))
 
 
 def _ranks_equal(config: Seq2seqConfig, result: Result) -> Check:
     rows = result.facts.get("checksums") or []
     same = len(rows) == config.epochs + 1 and all(len(row) == config.world_size and len(set(row)) == 1 for row in rows)
-    ranks = f"{config.world_size} rank{'s' * (config.world_size > 1)}"
-    reason = f"{len(rows)} comparisons of weight checksums over {ranks}" + ("" if same else ": they differ")
+    ranks = counted(config.world_size, "rank")
+    reason = f"{counted(len(rows), 'comparison')} of weight checksums over {ranks}" + ("" if same else ": they differ")
     return fact_check("ranks equal", "Did all ranks hold the same weights at the end of each epoch?", same, reason)
 
 
@@ -229,8 +229,8 @@ def _speed(config: Seq2seqConfig, result: Result, scope: str, drift: str) -> str
     if rate is None or epoch is None:
         return ""
     text = (
-        f"{config.parameters:,} parameters train at {quantity(rate)} samples/s on {config.world_size} "
-        f"rank{'s' * (config.world_size > 1)} in {result.facts.get('precision')}, {result.facts.get('global_batch'):,} samples "
+        f"{config.parameters:,} parameters train at {quantity(rate)} samples/s on "
+        f"{counted(config.world_size, 'rank')} in {result.facts.get('precision')}, {result.facts.get('global_batch'):,} samples "
         f"a step; an epoch of {result.facts.get('samples_per_epoch'):,} samples takes {seconds(epoch)}"
     )
     if drift:
@@ -307,15 +307,15 @@ def _batch(config: Seq2seqConfig, result: Result) -> str:
     batch, below = result.facts.get("batch_per_rank"), result.facts.get("batch_below")
     if below is not None:
         return (
-            f"{batch:,} samples fit a device within {limit:.3g} GB; the search ended with its share of the budget after {tried} "
-            f"trials, and the largest batch is below {below:,}: a larger budget_s would find it."
+            f"{batch:,} samples fit a device within {limit:.3g} GB; the search ended with its share of the budget after "
+            f"{counted(tried, 'trial')}, and the largest batch is below {below:,}: a larger budget_s would find it."
         )
     if result.facts.get("batch_limited_by") == "samples":
         return (
             f"The largest batch is not known: {batch:,} samples, all that a step of a device can have here, fit within "
-            f"{limit:.3g} GB ({tried} trials). More samples would find it."
+            f"{limit:.3g} GB ({counted(tried, 'trial')}). More samples would find it."
         )
-    return f"{batch:,} samples are the largest batch of a device within {limit:.3g} GB ({tried} trials)."
+    return f"{batch:,} samples are the largest batch of a device within {limit:.3g} GB ({counted(tried, 'trial')})."
 
 
 def _validity(config: Seq2seqConfig, result: Result, scope: str) -> str:

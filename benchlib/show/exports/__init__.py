@@ -13,6 +13,7 @@ from benchlib.benchmarks import loadable
 from benchlib.config.schema import nearest
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.files import output_path
+from benchlib.core.text import counted
 from benchlib.judge.snapshot import Snapshot
 from benchlib.results.run import fingerprint_key
 
@@ -126,11 +127,6 @@ def file_at(output: str) -> Path:
     if path.is_dir():
         raise UserError(f"--output {output} is a folder: name a file in it")
     return path
-
-
-def counted(number: int, noun: str) -> str:
-    """Return ``1 run`` or ``3 runs``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 # Tables of many runs for notebooks, spreadsheets and databases: one row per metric or per sample.

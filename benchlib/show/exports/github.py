@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchlib.core.errors import UserError
-from benchlib.core.text import MARKS, UNJUDGED, duration, quantity
+from benchlib.core.text import MARKS, UNJUDGED, counted, duration, quantity
 from benchlib.judge.checks import Check
 from benchlib.judge.snapshot import Snapshot
 from benchlib.show.digest import cards
-from benchlib.show.exports import counted, put
+from benchlib.show.exports import put
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 MOST_BYTES = 1024 * 1024

@@ -13,9 +13,10 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
+from benchlib.core.text import counted
 from benchlib.judge.checks import Check
 from benchlib.judge.snapshot import Snapshot
-from benchlib.show.exports import counted, put
+from benchlib.show.exports import put
 
 # What XML 1.0 has no way to write, not even escaped (https://www.w3.org/TR/xml/#charsets).
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -13,8 +13,8 @@ from typing import Any
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import not_written
+from benchlib.core.text import counted
 from benchlib.judge.snapshot import Snapshot
-from benchlib.show.exports import counted
 
 LEAST_BYTES = 2 << 20  # free where the file is: a new store takes 0.7 MB
 BATCH = 1000  # metrics in one request, MLflow's limit; of parameters it takes 100

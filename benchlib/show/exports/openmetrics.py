@@ -13,9 +13,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from benchlib.core.text import counted
 from benchlib.judge.snapshot import Snapshot
 from benchlib.results.run import fingerprint_key
-from benchlib.show.exports import counted, put
+from benchlib.show.exports import put
 
 LABELS = ("benchmark", "tier", "backend", "host")
 WORDS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "BROKEN", "STOPPED", "RUNNING", "UNFINISHED", "DAMAGED")

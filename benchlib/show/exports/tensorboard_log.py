@@ -16,8 +16,8 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from benchlib.core.errors import UserError
+from benchlib.core.text import counted
 from benchlib.judge.snapshot import Snapshot
-from benchlib.show.exports import counted
 from benchlib.show.exports.github import text as markdown
 
 

@@ -282,6 +282,32 @@ def test_single_numbers_leave_the_order_open_and_one_run_at_two_prices_does_not(
     assert spot.answers[1].certain is True
 
 
+def loaded(one, load):
+    for snapshot in one.runs.runs:
+        snapshot.machine.update(load_average=[load, 1.0, 1.0], cpu={"model": "CPU", "usable_cores": 2})
+    return one
+
+
+def test_an_order_that_rests_on_a_busy_machine_is_not_certain():
+    def pair(load, runs=1):
+        rates = [[noisy(middle, seed) for seed in range(first, first + runs)] for middle, first in ((100, 1), (150, 5))]
+        return compared(loaded(machine("a", 1, *rates[0]), load), machine("b", 1, *rates[1]))
+
+    quiet, busy = pair(2.0), pair(6.5)
+    assert quiet.answers[0].certain and not any("Other work" in words for words in quiet.notes)
+    assert (busy.answers[0].machine, busy.answers[0].certain) == ("b", False)
+    assert "not certain: a (load 6.5 on 2 cores) began on a busy machine" in busy.answers[0].sentence
+    assert [showing.cell(busy.row("rate"), index).mark for index in (0, 1)] == ["", "≈"]
+    assert any("Other work kept the processor busy" in words for words in busy.notes)
+    assert pair(6.5, runs=3).answers[0].certain  # their spread shows it
+
+
+def test_machines_that_do_not_differ_are_said_to():
+    same = compared(machine("a", 1, noisy(100, 1)), machine("b", 1, noisy(100, 1)))
+    assert same.answers[0].sentence.startswith("a and b do not differ: 29.9 s")
+    assert "1 times" not in " ".join(answer.sentence for answer in same.answers)
+
+
 # Unlike work.
 
 

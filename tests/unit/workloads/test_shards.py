@@ -204,7 +204,7 @@ def test_a_small_disk_is_too_small_and_takes_what_fits(tmp_path):
     ).returncode:
         pytest.skip("a file system cannot be mounted here")
     try:
-        with pytest.raises(UserError, match=r"free and needs 2\.4 MiB for 1 shards"):
+        with pytest.raises(UserError, match=r"free and needs 2\.4 MiB for 1 shard of"):
             open_source(dataclasses.replace(PAIRS, samples=10_000), tmp_path)
         source = open_source(PAIRS, tmp_path, read="direct", page_cache="cold")
         assert np.array_equal(source.read(np.arange(1000)), generate(PAIRS, np.arange(1000)))
