@@ -84,7 +84,7 @@ def judge(run: Run | History | Sequence[Worth]) -> Verdict:
 def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
     """Display the verdict; by hand also write the report and the list of runs, and display where they are.
 
-    Raises ``VerdictFailed`` for a run that failed, where ``fail_on_verdict`` asks for it: papermill ends with exit code 1.
+    Raises ``VerdictFailed`` for a run that failed, broke or was stopped, where ``fail_on_verdict`` asks for it: papermill ends with exit code 1.
     """
     from IPython.display import display
 
@@ -93,7 +93,7 @@ def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
     display(verdict_text(verdict, run))  # type: ignore[no-untyped-call]
     if not headless():
         display(_places(run))  # type: ignore[no-untyped-call]
-    if fail_on_verdict and verdict.verdict == "FAIL":
+    if fail_on_verdict and verdict.verdict in ("FAIL", "BROKEN", "STOPPED"):
         raise VerdictFailed(verdict.sentence)
 
 
@@ -148,16 +148,16 @@ def checks_table(verdict: Verdict) -> "pandas.DataFrame":
     """Return the checks with status, reason and limit: failed and undecided ones first, those that passed in one row."""
     import pandas as pd
 
-    order = ["FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"]
+    order = ["FAIL", "AMBIGUOUS", "INCOMPLETE", "DIFFERS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE", "PASS"]
     rows = [
-        {"check": check.name, "status": check.status, "reason": check.reason, "limit": check.limit}
-        for check in sorted(verdict.checks, key=lambda check: [*order, "PASS"].index(check.status))
+        {"check": check.name, "status": check.word, "reason": check.reason, "limit": check.limit}
+        for check in sorted(verdict.checks, key=lambda check: order.index(check.word))
         if check.status != "PASS"
     ]
     passed = [check.name for check in verdict.checks if check.status == "PASS"]
     if passed:
         name = f"{len(passed)} check{'s' * (len(passed) != 1)}"
-        unsure = sum(check.status in ("FAIL", "AMBIGUOUS") for check in verdict.checks)
+        unsure = sum(check.word in order[:4] for check in verdict.checks)
         rows.insert(unsure, {"check": name, "status": "PASS", "reason": ", ".join(passed), "limit": ""})
     return whole(pd.DataFrame(rows, columns=["check", "status", "reason", "limit"]).set_index("check"))
 

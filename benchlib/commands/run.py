@@ -48,10 +48,18 @@ NARROW = 100  # columns; below, a limit stands behind the result instead of in a
 COLOURS = {
     "PASS": "green",
     "FAIL": "red",
+    "BROKEN": "red",
+    "STOPPED": "yellow",
     "AMBIGUOUS": "yellow",
     "SKIPPED": "yellow",
     "NO_BASELINE": "blue",
     "NOT_COMPARABLE": "blue",
+}
+OPEN = {  # checks that need a reader
+    "FAIL": ("fail", "red"),
+    "DIFFERS": ("differs", "yellow"),
+    "AMBIGUOUS": ("undecided", "yellow"),
+    "INCOMPLETE": ("incomplete", "yellow"),
 }
 _DAY = re.compile(r".+-\d{8}")  # the folder of a day in a store
 
@@ -337,17 +345,17 @@ def _not_stored(error: StorageError) -> int:
 
 
 def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
-    """Print the failed and undecided checks of a run, the others in a line each group, its key numbers and the verdict."""
+    """Print the failed, undecided and incomplete checks of a run, the others in a line each group, its key numbers and the verdict."""
     narrow = console.width < NARROW
     heads = ["check", "status", "result"] + ([] if narrow else ["limit"])
     table = Table(*heads, box=None, padding=(0, 2, 0, 0), header_style="dim")
     # Those that need a reader, the gates first; the others take a line each group, and the report has their reasons.
-    for check in sorted(verdict.checks, key=lambda check: (check.status != "FAIL", not check.gates)):
-        if check.status not in ("FAIL", "AMBIGUOUS"):
+    for check in sorted(
+        verdict.checks, key=lambda check: (check.status != "FAIL", check.word == "INCOMPLETE", not check.gates)
+    ):
+        if check.word not in OPEN:
             continue
-        word, colour = ("fail", "red") if check.status == "FAIL" else ("undecided", "yellow")
-        if not check.gates and check.status == "FAIL":
-            word, colour = "differs", "yellow"
+        word, colour = OPEN[check.word]
         limit = f" (limit: {check.limit})" if narrow and check.limit else ""
         cells = [check.name, f"[{colour}]{word}[/]", escape(check.reason + limit), escape(check.limit)]
         table.add_row(*cells[: len(heads)])
@@ -357,7 +365,7 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
         console.print(f"[green]passed[/]  {len(passed)} check{'s' * (len(passed) != 1)}")
     if numbers := _key_numbers(run_dir):
         console.print(f"key numbers  {escape(numbers)}", soft_wrap=True)
-    skipped = [check for check in verdict.checks if check.status == "SKIPPED"]
+    skipped = [check for check in verdict.checks if check.word == "SKIPPED"]
     if skipped:
         names = ", ".join(
             check.name + (f" ({quantity(check.value, check.unit)})" if check.value is not None else "")

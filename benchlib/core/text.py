@@ -24,8 +24,10 @@ MARKS = {
     "STOPPED": "■",
     "DAMAGED": "!",
     "DIFFERS": "≈",
+    "INCOMPLETE": "–",
 }
 UNJUDGED = ("NOT_COMPARABLE", "NO_BASELINE", "SKIPPED")
+NOT_EVALUATED = "not evaluated (no target or baseline)"
 KINDS = {
     "outcome": "Outcome",
     "sanity": "Sanity",
@@ -34,6 +36,11 @@ KINDS = {
     "budget": "Budget",
     "regression": "Regression against the baseline",
 }
+
+
+def check_word(status: str, gates: bool) -> str:
+    """Return the word for a check of a status: a gate that was skipped had something to evaluate, and lacks a part of it."""
+    return {("FAIL", False): "DIFFERS", ("SKIPPED", True): "INCOMPLETE"}.get((status, gates), status)
 
 
 # What a result may come from instead of the real thing, by the parts of a scope (``minisquad_tiny``).

@@ -323,7 +323,7 @@ def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
     ``verdict`` counts instead of the stored one, which may be older than what is in the folder.
     """
     result, verdict = run.result, verdict or run.verdict
-    if result is None or result.status != "complete" or verdict is None or verdict["broken"]:
+    if result is None or result.status != "complete" or verdict is None or verdict["verdict"] in ("BROKEN", "STOPPED"):
         why = verdict["sentence"] if verdict else "it was never judged"
         raise UserError(f"{run.path} is not a complete run and cannot be accepted: {why}")
     if count := restarts(run):

@@ -4,15 +4,16 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from benchlib.core.files import write_json
-from benchlib.core.text import capitalized, quantity
+from benchlib.core.interrupts import EXIT_INTERRUPTED
+from benchlib.core.text import capitalized, check_word, quantity
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.findings import Finding
 from benchlib.judge.impossible.rules import ask, judge_claims
 from benchlib.results.metrics import Metric
-from benchlib.results.run import Run
+from benchlib.results.run import Run, one_word
 from benchlib.results.store import summarize
 
 Status = Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"]
@@ -37,6 +38,11 @@ class Check(BaseModel):
     source: str = ""
     gates: bool = True
 
+    @property
+    def word(self) -> str:
+        """What readers see: the status, DIFFERS where a failure gates nothing, INCOMPLETE for a gate without its numbers."""
+        return check_word(self.status, self.gates)
+
 
 class Verdict(BaseModel):
     """What all checks of a run say together.
@@ -48,19 +54,26 @@ class Verdict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     schema_version: int = 1
-    verdict: Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED"]
-    broken: bool = False
+    verdict: Literal["PASS", "FAIL", "BROKEN", "STOPPED", "AMBIGUOUS", "SKIPPED"]
     sentence: str
     checks: list[Check]
     gate: dict[str, Any] | None = None
     elsewhere: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_versions(cls, values: Any) -> Any:
+        return one_word(values) if isinstance(values, dict) else values
+
+    @property
+    def broken(self) -> bool:
+        """Whether the run did not get to its end: it broke or was stopped."""
+        return self.verdict in ("BROKEN", "STOPPED")
+
     def exit_code(self, strict: bool = False) -> int:
-        """Return 0 pass, 1 a check failed, 2 the run broke; with ``strict`` 3 where a gate had nothing to compare with."""
-        if self.broken:
-            return EXIT_BROKEN
-        if self.verdict == "FAIL":
-            return EXIT_FAIL
+        """Return 0 pass, 1 a check failed, 2 the run broke, 130 stopped; with ``strict`` 3 where a gate had nothing to compare with."""
+        if code := {"FAIL": EXIT_FAIL, "BROKEN": EXIT_BROKEN, "STOPPED": EXIT_INTERRUPTED}.get(self.verdict):
+            return code
         if self.elsewhere:  # the verdict is on that node
             return EXIT_PASS
         undecided = self.verdict == "SKIPPED" or any(
@@ -74,13 +87,15 @@ BARE = "Nothing that the run was for could be evaluated"
 _NARROWER = "More accepted runs (accept --add), a calibration or a quieter machine narrow the interval."
 
 
-def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", runs: int = 1) -> Verdict:
-    """Combine the checks of a run. ``broken`` and ``skipped`` are why it has no complete result.
+def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", stopped: str = "", runs: int = 1) -> Verdict:
+    """Combine the checks of a run. ``broken``, ``skipped`` and ``stopped`` are why it has no complete result.
 
     ``runs`` is the number of repetitions that are judged together.
     """
-    if broken:
-        return Verdict(verdict="FAIL", broken=True, sentence=capitalized(broken), checks=checks)
+    if broken or stopped:
+        return Verdict(
+            verdict="BROKEN" if broken else "STOPPED", sentence=capitalized(broken or stopped), checks=checks
+        )
     if skipped:
         return Verdict(verdict="SKIPPED", sentence=f"Nothing ran: {skipped}", checks=checks)
     failed = [check for check in checks if check.gates and check.status == "FAIL"]
@@ -100,11 +115,11 @@ def verdict_of(checks: list[Check], broken: str = "", skipped: str = "", runs: i
         )
     compared_with_nothing = [check for check in checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
     rest = f"; {len(compared_with_nothing)} not compared (no comparable baseline)" if compared_with_nothing else ""
-    missing = ", ".join(check.name for check in checks if check.gates and check.status == "SKIPPED")
+    missing = ", ".join(check.name for check in checks if check.word == "INCOMPLETE")
     rest += f"; incomplete: {missing}" if missing else ""
     if all(check.kind in ("outcome", "budget") for check in passed):
         # That a run completed in time says nothing about what it was for.
-        why = [f"{check.name}: {check.reason}" for check in checks if check.gates and check.status == "SKIPPED"]
+        why = [f"{check.name}: {check.reason}" for check in checks if check.word == "INCOMPLETE"]
         sentence = f"{BARE}: {why[0]}." if why else f"{BARE}."
         return Verdict(verdict="SKIPPED", sentence=sentence, checks=checks)
     return Verdict(verdict="PASS", sentence=f"{_count(passed)} passed{rest}.", checks=checks)

@@ -54,7 +54,8 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
         return _elsewhere(run)
     broken = _why_broken(run)
     if broken:
-        return _broken([], broken)
+        stopped = run.status is not None and run.status["outcome"] == "stopped"
+        return _broken([], broken, stopped)
     comparison, damaged = _comparison(run, baselines_root)
     ranks = run.config.world_size
     checks: list[Check] = [
@@ -151,11 +152,12 @@ def _notebook_error(run: Run) -> dict[str, Any] | None:
     return read_object(path, {"type": str, "message": str}) if path.exists() else None
 
 
-def _broken(checks: list[Check], reason: str) -> Verdict:
+def _broken(checks: list[Check], reason: str, stopped: bool = False) -> Verdict:
     outcome = Check(
         name="run completed", kind="outcome", question="Did every rank finish its work?", status="FAIL", reason=reason
     )
-    return verdict_of([outcome, *(check for check in checks if check.name != outcome.name)], broken=reason)
+    listed = [outcome, *(check for check in checks if check.name != outcome.name)]
+    return verdict_of(listed, stopped=reason) if stopped else verdict_of(listed, broken=reason)
 
 
 def _why_broken(run: Run) -> str:

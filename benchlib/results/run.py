@@ -23,7 +23,7 @@ from benchlib.results.metrics import Metric
 from benchlib.results.names import CHECKS
 
 SCHEMA = 1
-VERDICTS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED")
+VERDICTS = ("PASS", "FAIL", "BROKEN", "STOPPED", "AMBIGUOUS", "SKIPPED")
 # A folder that holds two of these is a run's, whatever is damaged in it; one that does not is left alone.
 _OWN_FILES = ("config.json", "machine.json", "job.json", "status.json", "result.json", "verdict.json", "logs")
 
@@ -32,6 +32,13 @@ PARTS = ("config.json", "result.json", "verdict.json", "status.json", "machine.j
 
 
 T = TypeVar("T")
+
+
+def one_word(verdict: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored verdict with its state in one word: older versions wrote FAIL and a flag ``broken``."""
+    if verdict.get("broken") and verdict.get("verdict") == "FAIL":
+        verdict = verdict | {"verdict": "BROKEN"}
+    return {name: value for name, value in verdict.items() if name != "broken"}
 
 
 class Result(BaseModel):
@@ -185,9 +192,10 @@ class Run:
     def verdict(self) -> dict[str, Any] | None:
         """What the checks said: the fields of ``benchlib.judge.checks.Verdict``."""
         path = self.path / "verdict.json"
-        verdict = self._object(path.name, verdict=str, broken=bool, sentence=str, checks=list)
+        verdict = self._object(path.name, verdict=str, sentence=str, checks=list)
         if verdict is None:
             return None
+        verdict = one_word(verdict)
         if verdict["verdict"] not in VERDICTS:
             raise UserError(f"{path}: not a verdict of benchlib: {verdict['verdict'][:40]!r}")
         for row in verdict["checks"]:

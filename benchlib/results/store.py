@@ -26,13 +26,13 @@ from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import check_schema, read_bytes, write_bytes
 from benchlib.core.text import capitalized
-from benchlib.results.run import Result, Run, damage, fingerprint, fingerprint_key, tolerant
+from benchlib.results.run import VERDICTS, Result, Run, damage, fingerprint, fingerprint_key, one_word, tolerant
 
 if TYPE_CHECKING:
     import pandas
 
 SUMMARY = "summary.json"
-SUMMARY_SCHEMA = 2  # of its fields and their meaning: a summary of another number is not used
+SUMMARY_SCHEMA = 3  # of its fields and their meaning: a summary of another number is not used
 FILES = ("config.json", "machine.json", "result.json", "verdict.json")
 CHECKED = (*FILES, "files.json", "samples.parquet", "status.json", "job.json", "predictions.json")
 DAY = re.compile(r"(?P<tier>.+)-(?P<day>\d{8})$", re.DOTALL)
@@ -41,7 +41,6 @@ GATE = " vs baseline"  # ends the name of a check that compares a metric
 VERSIONS = ("benchlib", "torch", "transformers")  # of the fingerprint: a series runs across them, to show what they do
 LARGEST = 1e100  # no unit comes near it, and its square is still a float
 LATEST = 32_503_680_000  # the year 3000: a later clock is wrong
-WORDS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED")
 
 
 class Measured(NamedTuple):
@@ -126,7 +125,7 @@ def judgement(
         return "RUNNING", "The run is still going on."
     outcome, reason = (str((status or {}).get(name) or "") for name in ("outcome", "reason"))
     sentence = str((verdict or {}).get("sentence") or "")
-    if verdict and not verdict.get("broken"):
+    if verdict and verdict.get("verdict") != "BROKEN":
         return str(verdict.get("verdict", "UNFINISHED")), sentence
     if outcome == "skipped" or skipped is not None:
         return "SKIPPED", capitalized(reason or skipped or "")
@@ -259,6 +258,8 @@ class Reader:
             content = read_bytes(path)  # refuses a pipe, which open() would wait for
             parts[name] = _object(content)
             check_schema(path, parts[name], 1)
+            if name == "verdict.json":
+                parts[name] = one_word(parts[name])
             if name == "result.json" and "config" in parts:
                 parts["digest"] = hashlib.blake2b(parts["config"] + content, digest_size=12).hexdigest()
         if name in parts:
@@ -356,7 +357,7 @@ def _moment(value: Any) -> float:
 
 
 def _checks(run: StoredRun, verdict: dict[str, Any]) -> None:
-    if verdict["verdict"] not in WORDS:
+    if verdict["verdict"] not in VERDICTS:
         raise ValueError(f"not a verdict of benchlib: {str(verdict['verdict'])[:40]!r}")
     for check in _failed_regressions(verdict):
         name, reason = str(check["name"]), str(check.get("reason", ""))
@@ -376,7 +377,9 @@ FILL = {"config.json": _configured, "machine.json": _machine, "result.json": _re
 
 def _judge(run: StoredRun, folder: str, name: str, parts: dict[str, Any]) -> None:
     verdict, status, result = parts.get("verdict.json"), None, parts.get("result.json", {})
-    if (verdict is None or verdict.get("broken") or run.ended is None) and os.path.exists(f"{folder}/{name}"):
+    if (verdict is None or verdict.get("verdict") == "BROKEN" or run.ended is None) and os.path.exists(
+        f"{folder}/{name}"
+    ):
         status = _object(read_bytes(f"{folder}/{name}"))
         if not run.damaged:
             started, ended = _span(result, status)
@@ -425,7 +428,7 @@ def summarize(folder: Path | str) -> None:
 PICKED: dict[str, tuple[str, ...]] = {
     "machine.json": ("host", "system", "cpu", "memory_bytes", "versions", "drivers", "devices"),
     "result.json": ("benchmark", "tier", "backend", "world_size", "started_at", "ended_at", "status", "reason"),
-    "verdict.json": ("verdict", "broken", "sentence"),
+    "verdict.json": ("verdict", "sentence"),
 }
 
 

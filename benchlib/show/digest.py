@@ -11,7 +11,18 @@ from typing import Any
 from benchlib.benchmarks import BENCHMARKS, of_run, view
 from benchlib.config.schema import BaseConfig, changes, command
 from benchlib.core.machine import hardware
-from benchlib.core.text import GROUPS, KINDS, MARKS, UNJUDGED, duration, moment, quantity, text
+from benchlib.core.text import (
+    GROUPS,
+    KINDS,
+    MARKS,
+    NOT_EVALUATED,
+    UNJUDGED,
+    check_word,
+    duration,
+    moment,
+    quantity,
+    text,
+)
 from benchlib.judge.published import section
 from benchlib.launch.diagnosis import rank_endings, stack_groups
 from benchlib.results.metrics import Metric
@@ -58,6 +69,13 @@ class Digest:
     command: str = ""
     skipped: bool = False
 
+    not_evaluated = NOT_EVALUATED
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a gate lacks the numbers that it needs."""
+        return any(row["word"] == "INCOMPLETE" for _, rows in self.checks for row in rows)
+
     @property
     def mark(self) -> str:
         """A sign beside the word, for readers who do not see the colour."""
@@ -89,7 +107,7 @@ def digest(run: Run) -> Digest:
     everything = read(lambda: checks(verdict or {})) or []
     out.passed, out.unjudged = _with(everything, ("PASS",)), _with(everything, UNJUDGED)
     others = {str(row["word"]) for _, rows in everything for row in rows} - {"PASS", *UNJUDGED}
-    out.checks = _with(everything, others)  # what needs a reader: failed, undecided, damaged
+    out.checks = _with(everything, others)  # what needs a reader: failed, undecided, incomplete, damaged
     _add_limits(out.cards, [row for _, rows in everything for row in rows])
     out.ranks, out.stacks = read(lambda: (rank_endings(status), stack_groups(status))) or ([], [])
     problems += damage  # of files that only pictures use, too
@@ -125,11 +143,11 @@ def _add_limits(cards: list[dict[str, str]], rows: list[dict[str, Any]]) -> None
     for card in cards:
         for row in rows:
             own = row.get("metric_value") == card["exact"] and row["kind"] in ("target", "reference", "budget")
-            judged = row["word"] not in UNJUDGED
+            judged = row["word"] not in (*UNJUDGED, "INCOMPLETE")
             # A target that could not be judged, as of a training that was cut, is still what the value aims at.
             if row.get("limit") and (own or (judged and row["name"] == card["name"] + GATE)):
                 word = {"regression": "baseline", "reference": "published"}.get(row["kind"], row["kind"])
-                card["limit"] = f"{row['mark']} {word} {row['limit']}" + ("" if judged else ", not judged")
+                card["limit"] = f"{row['mark']} {word} {row['limit']}" + ("" if judged else ", not evaluated")
                 break
 
 
@@ -217,7 +235,7 @@ def metrics(result: Result) -> list[tuple[str, str, list[dict[str, str]]]]:
 
 def checks(verdict: dict[str, Any]) -> Groups:
     """Return the checks by kind, what failed first within each."""
-    order = ["FAIL", "AMBIGUOUS", "DIFFERS", "PASS", "NOT_COMPARABLE", "NO_BASELINE", "SKIPPED"]
+    order = ["FAIL", "AMBIGUOUS", "INCOMPLETE", "DIFFERS", "PASS", "NOT_COMPARABLE", "NO_BASELINE", "SKIPPED"]
     rows = [row for row in verdict.get("checks") or [] if isinstance(row, dict)]
     groups = []
     for kind in dict.fromkeys([*KINDS, *(str(row.get("kind", "")) for row in rows)]):
@@ -230,8 +248,7 @@ def checks(verdict: dict[str, Any]) -> Groups:
 
 def _check_row(row: dict[str, Any]) -> dict[str, Any]:
     value, status = row.get("value"), str(row.get("status", ""))
-    # A check that gates nothing cannot fail the run: it says that a value differs from a reference.
-    word = "DIFFERS" if status == "FAIL" and row.get("gates") is False else status
+    word = check_word(status, row.get("gates") is not False)
     shown = quantity(float(value), str(row.get("unit") or "")) if isinstance(value, (int, float)) else ""
     if isinstance(value, (int, float)) and float(value).is_integer() and abs(value) < 1e7:
         shown = f"{value:,.0f} {row.get('unit') or ''}".strip()  # counts have no decimals

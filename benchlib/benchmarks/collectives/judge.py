@@ -34,6 +34,7 @@ BANDWIDTH_SHARE = 0.25
 LATENCY_SHARE = 0.5  # a few microseconds of the scheduler are a large part of it
 LATENCIES = ("allreduce_latency_us", "send_recv_latency_us", "barrier_latency_us")
 LEAST_TIME = 0.5  # of what a series was to get; with less, its p95 and p99 are those of a handful of rounds
+SHARED = ("all_reduce", "broadcast", "send_recv", "all_gather", "reduce_scatter")  # operations with a target share
 NAMED = 3  # of the wrong cases that are told one by one
 
 
@@ -41,6 +42,19 @@ def refuse(config: CollectivesConfig) -> None:
     """Raise ``UserError`` for a file of nccl-tests results that cannot be read."""
     if config.nccl_tests:
         nccl_tests.read(Path(config.nccl_tests))
+
+
+def missed(run: Run) -> dict[str, list[str]]:
+    """Return the targets and libraries that could not be judged, by parameter; none of a run without a result."""
+    config, result = run.config, run.result
+    if result is None or not isinstance(config, CollectivesConfig):
+        return {}
+    names = {f"target_share_{operation}": f"{_words(operation)} share" for operation in SHARED}
+    names["target_allreduce_gbps"] = "gradient all-reduce"
+    skipped = [check.name for check in _targets(config, result) if check.word == "INCOMPLETE"]
+    lost = {name: [f"= {getattr(config, name):g}"] for name, check in names.items() if check in skipped}
+    compared = {row["collective"] for row in result.tables.get("gradients", []) if row["status"] == "compared"}
+    return lost | {"compare_gradients": [name for name in config.compare_gradients if name not in compared]}
 
 
 def limits(run: Run) -> list[RegressionLimit]:
@@ -227,19 +241,23 @@ def _targets(config: CollectivesConfig, result: Result) -> list[Check]:
 def _shares(config: CollectivesConfig, result: Result) -> list[Check]:
     """Judge each share that the config asks for, at each of its sizes; one that was not measured is not met."""
     asked = []
-    for operation in ("all_reduce", "broadcast", "send_recv", "all_gather", "reduce_scatter"):
+    for operation in SHARED:
         wanted = getattr(config, f"target_share_{operation}")
         if wanted is None:
             continue
         rows = [row for row in result.tables.get("shares", []) if row["operation"] == operation and row["target"]]
-        question = f"Does {operation.replace('_', '-')} reach its share of what raw sockets carry?"
-        name = f"{operation.replace('_', '-')} share"
+        question = f"Does {_words(operation)} reach its share of what raw sockets carry?"
+        name = f"{_words(operation)} share"
         asked += [_share(f"{name} at {size_text(row['bytes'])}", question, row, wanted) for row in rows]
         if not rows:
             why = "no size of this run is large enough for the target, or the time did not hold it"
             metric = not_available("share", "", "higher", why)
             asked.append(limit_check(name, question, metric, wanted, source="set by hand"))
     return asked
+
+
+def _words(operation: str) -> str:
+    return operation.replace("_", "-")
 
 
 def _share(name: str, question: str, row: dict[str, Any], wanted: float) -> Check:

@@ -22,6 +22,16 @@ SHARES = {
 }
 
 
+def missed(run: Run) -> dict[str, list[str]]:
+    """Return the limits and the target that could not be judged, by parameter: a client that was late, one worker alone."""
+    config = run.config
+    if run.result is None or not isinstance(config, ServingConfig):
+        return {}
+    names = ["ttft_ms", "tpot_ms"] if config.mode == "single" or _knee(run).status == "SKIPPED" else []
+    names += ["target_efficiency" for check in _target(run, config) if check.status == "SKIPPED"]
+    return {name: [f"= {getattr(config, name):g}"] for name in names}
+
+
 def limits(run: Run) -> list[RegressionLimit]:
     """Return how much worse rates and times may get; the knee is found in steps, so it may move by one."""
     config = run.config
@@ -64,19 +74,22 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     made = [_answered(result.facts), _efficiency(run, config)]
     if config.mode != "single":
         made += [_knee(run), *([_recovered(config, result.facts["recovery"])] if result.facts.get("recovery") else [])]
-    if config.target_efficiency is not None:
-        metric = result.metric(f"scaling_efficiency_{config.scope}")
-        question = "Does a further worker add what it can do alone?"
-        made.append(
-            limit_check("target efficiency", question, metric, config.target_efficiency, source="target_efficiency")
-        )
     return [
         *made,
+        *_target(run, config),
         finite_check(stated),
         agreement_check(stated, ("possible values",)),
         budget_check(run, result.value("total_s") or 0.0),
         *regression_checks(run, limits(run), comparison),
     ]
+
+
+def _target(run: Run, config: ServingConfig) -> list[Check]:
+    if config.target_efficiency is None or run.result is None:
+        return []
+    metric = run.result.metric(f"scaling_efficiency_{config.scope}")
+    question = "Does a further worker add what it can do alone?"
+    return [limit_check("target efficiency", question, metric, config.target_efficiency, source="target_efficiency")]
 
 
 def _answered(facts: dict[str, Any]) -> Check:

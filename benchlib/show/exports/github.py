@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchlib.core.errors import UserError
-from benchlib.core.text import MARKS, UNJUDGED, counted, duration, quantity
+from benchlib.core.text import MARKS, NOT_EVALUATED, UNJUDGED, counted, duration, quantity
 from benchlib.judge.checks import Check
 from benchlib.judge.snapshot import Snapshot
 from benchlib.show.digest import cards
@@ -84,22 +84,18 @@ def _run(run: Snapshot) -> str:
         rows = [(card["label"], f"{card['value']} {card['unit']}".strip(), card["note"]) for card in cards(run.result)]
         lines += _table(("Key number", "Value", "Note"), rows)
     checks = run.verdict.checks if run.verdict else []
-    judged = [check for check in checks if check.status not in UNJUDGED]
+    judged = [check for check in checks if check.word not in UNJUDGED]
     lines += _table(("Status", "Check", "Result", "Limit"), (_row(check) for check in judged))
-    left = [check for check in checks if check.status in UNJUDGED]
+    left = [check for check in checks if check.word in UNJUDGED]
     if left:
-        lines += [
-            f"<details><summary>{counted(len(left), 'check')} not evaluated (no target or baseline)</summary>",
-            "",
-        ]
+        lines += [f"<details><summary>{counted(len(left), 'check')} {NOT_EVALUATED}</summary>", ""]
         lines += [*_table(("Status", "Check", "Reason", "Limit"), (_row(check) for check in left)), "</details>", ""]
     return "\n".join(lines) + "\n"
 
 
 def _row(check: Check) -> tuple[str, ...]:
-    word = "DIFFERS" if check.status == "FAIL" and not check.gates else check.status
     result = check.reason or (quantity(check.value, check.unit) if check.value is not None else "")
-    return f"{MARKS.get(word, '?')} {word.replace('_', ' ')}", check.name, result, check.limit
+    return f"{MARKS.get(check.word, '?')} {check.word.replace('_', ' ')}", check.name, result, check.limit
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

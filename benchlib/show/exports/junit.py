@@ -95,7 +95,7 @@ def _of_check(check: Check, broken: bool) -> tuple[str, str, str, str]:
     if check.status == "FAIL" and check.gates:
         kind = "error" if broken and check.kind == "outcome" else "failure"
         return check.name, kind, check.reason, body
-    word = "DIFFERS (informative)" if check.status == "FAIL" else check.status
+    word = "DIFFERS (informative)" if check.word == "DIFFERS" else check.word
     return check.name, "skipped", f"{word}: {check.reason}", body
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchlib.benchmarks.collectives import metrics as outcome
 from benchlib.benchmarks.collectives.bench import Taken
-from benchlib.benchmarks.collectives.judge import checks, limits, published, reading
+from benchlib.benchmarks.collectives.judge import checks, limits, missed, published, reading
 from benchlib.benchmarks.collectives.limits import ALL_RANKS, COPY, ONE_WAY, paired_shares, rate_gbps
 from benchlib.config.schema import build, save_config
 from benchlib.judge.baselines import find
@@ -177,6 +177,16 @@ def test_targets_fail_where_they_are_missed_and_where_nothing_was_measured(judge
     assert found["all-reduce share at 64 MiB"].status == "FAIL"
     assert "0.88 misses >= 0.9: median of the ratios of 9 rounds" in found["all-reduce share at 64 MiB"].reason
     assert (found["broadcast share"].status, found["broadcast share"].gates) == ("SKIPPED", True)
+
+
+def test_targets_and_libraries_that_were_named_and_not_judged(judged):
+    run, _ = judged(
+        target_allreduce_gbps=30,
+        target_share_all_reduce=0.8,
+        target_share_broadcast=0.9,
+        compare_gradients=["gloo", "ucc"],
+    )
+    assert missed(run) == {"target_share_broadcast": ["= 0.9"], "compare_gradients": ["ucc"]}
 
 
 def test_gradients_that_differ_fail(judged):

@@ -94,6 +94,15 @@ def test_a_run_is_priced_by_new_tokens_and_servers(bench):
     assert "both" in machine(1).rate
 
 
+def test_limits_and_targets_that_were_set_and_not_judged_are_named(bench):
+    bench.config = config(target_efficiency=0.7)
+    assert judge.missed(run_of(bench)) == {}
+    bench.sweep = [row("sweep", 6.0, "late", "the client was late")]
+    assert judge.missed(run_of(bench)) == {"ttft_ms": ["= 500"], "tpot_ms": ["= 100"]}
+    bench.knee, bench.together, bench.config = None, [], config(mode="single", target_efficiency=0.7)
+    assert set(judge.missed(run_of(bench))) == {"ttft_ms", "tpot_ms", "target_efficiency"}
+
+
 def test_the_projection_is_samples_over_rate(bench):
     made = {item.name: item for item in metrics.metrics(bench, 1.0, 20.0)}
     assert made["projected_hours_random_prompts"].value == pytest.approx(13368 / 12 / 3600)

@@ -1,15 +1,20 @@
 """Checks and the regression gate against cases that were worked out by hand."""
 
+import json
 import math
 
 import pytest
+from make_run import make_run
 
 from benchlib.core.text import band_text, quantity
 from benchlib.judge.checks import Check, Verdict, finite_check, limit_check, rule_check, verdict_of
 from benchlib.judge.impossible.claim import Claim, Compute
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.regression import RegressionLimit, Side, regression_check
+from benchlib.judge.verdict import judged
 from benchlib.results.metrics import Metric, measured, not_available
+from benchlib.results.run import Run
+from benchlib.results.store import state
 
 
 def rate(samples):
@@ -130,8 +135,29 @@ def test_a_run_that_only_ended_in_order_has_passed_nothing():
 
 def test_a_broken_run_exits_with_2_whatever_passed():
     verdict = verdict_of([check("PASS")], broken="rank 1 was killed by SIGKILL")
-    assert (verdict.verdict, verdict.exit_code()) == ("FAIL", 2)
+    assert (verdict.verdict, verdict.exit_code()) == ("BROKEN", 2)
     assert verdict.sentence == "Rank 1 was killed by SIGKILL"
+
+
+def test_a_stopped_run_has_one_word_and_older_files_are_read_with_it(tmp_path):
+    verdict = verdict_of([check("PASS")], stopped="stopped by the user")
+    assert (verdict.verdict, verdict.sentence, verdict.exit_code()) == ("STOPPED", "Stopped by the user", 130)
+    older = verdict.model_dump() | {"verdict": "FAIL", "broken": True}
+    assert Verdict.model_validate(older).exit_code() == 2
+    folder = make_run(tmp_path / "run", outcome="stopped", reason="stopped by the user", steps=5, with_samples=False)
+    assert judged(Run(folder)).verdict == "STOPPED"
+    for stored in (json.loads((folder / "verdict.json").read_text()), older | {"checks": []}):
+        (folder / "verdict.json").write_text(json.dumps(stored))
+        assert state(Run(folder))[0] == "STOPPED"
+
+
+def test_a_gate_that_lacks_its_numbers_is_incomplete_and_no_question_without_a_target():
+    assert [check("SKIPPED").word, check("SKIPPED", False).word] == ["INCOMPLETE", "SKIPPED"]
+    assert [check("FAIL", False).word, check("FAIL").word, check("NO_BASELINE").word] == [
+        "DIFFERS",
+        "FAIL",
+        "NO_BASELINE",
+    ]
 
 
 def test_an_informative_check_does_not_fail_the_run():

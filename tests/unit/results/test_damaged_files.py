@@ -100,7 +100,7 @@ def test_commands_go_on_past_damaged_runs(tmp_path):
     assert code == 2  # for the one whose verdict.json is a folder
     assert "cannot be written: a folder has its name" in told
     said = [Run(run).verdict for run in damaged[::2]]
-    assert all(verdict["broken"] and "result.json" in verdict["sentence"] for verdict in said)
+    assert all(verdict["verdict"] == "BROKEN" and "result.json" in verdict["sentence"] for verdict in said)
     assert "whole0" in (out / "index.html").read_text()
     assert leftovers(out) == []
     for run in damaged[::2]:
