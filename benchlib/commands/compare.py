@@ -30,12 +30,11 @@ MARKS = {
     "undecided": "≈",
     "differs": "≠",
     "no difference found": "=",
-    "within the limit": "✓",
     "higher": "↑",
     "lower": "↓",
 }
 STAR = (
-    "* from the samples within one run per side: the spread between unchanged runs is not known, so the difference may be "
+    "* from one run per side: the spread between unchanged runs is assumed and not measured, so the difference may be "
     "the run's and not the machine's. Compare several runs per side, or measure the spread with `benchlib calibrate`."
 )
 LOOKS = {"✓": "bold green", "≈": "yellow", "": "none"}  # of the best by price
@@ -124,7 +123,7 @@ def word_text(row: Row) -> str:
 
 
 def _starred(row: Row) -> bool:
-    return row.basis == "samples" and row.word in ("worse", "better", "differs", "higher", "lower")
+    return row.basis in ("samples", "default") and row.word in ("worse", "better", "differs", "higher", "lower")
 
 
 def star_note(rows: Sequence[Row]) -> str:

@@ -23,7 +23,7 @@ from benchlib.core.text import band_text, day, duration, quantity
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
-from benchlib.judge.change import Spread, change
+from benchlib.judge.change import Spread, own_spread, pooled
 from benchlib.judge.checks import save_verdict
 from benchlib.judge.published import listed
 from benchlib.judge.references import registry
@@ -134,7 +134,8 @@ def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improve
     accepted = baselines.load_baseline(path)
     count = len(accepted.runs)
     calibration = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
-    rows = [row.cells() for row in baselines.widths(accepted, limits, calibration)]
+    known = baselines.known_spreads(runs[0], limits, calibration, accepted.runs)
+    rows = [row.cells() for row in baselines.widths(accepted, limits, known)]
     if rows:
         table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), header_style="dim")
         for row in rows:
@@ -144,7 +145,7 @@ def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improve
     if count < ENOUGH_RUNS:
         console.print(
             f"[dim]The baseline holds {count} run{'s' * (count > 1)}. From {ENOUGH_RUNS} on (accept --add), or after `benchlib calibrate`, "
-            "the gate knows how much unchanged runs differ.[/]",
+            "the gate knows how much unchanged runs differ; until then it assumes a default.[/]",
             soft_wrap=True,
         )
 
@@ -216,7 +217,7 @@ def _of_all_runs(baseline: baselines.Baseline, metric: Metric, calibrated: Sprea
     side = baseline.side(metric.name)
     if side is None or not side.runs or min(map(min, side.runs)) <= 0:
         return metric.text, ""
-    spread = change(side.runs, side.runs, calibrated=calibrated).spread
+    spread = pooled(own_spread([side.readings("ratio")]), calibrated)
     return side.text("ratio"), band_text(spread.band(), "ratio") if spread else ""
 
 

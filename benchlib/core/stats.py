@@ -67,6 +67,17 @@ def block_length(samples: Sequence[float] | np.ndarray) -> int:
     bootstrap", Econometric Reviews 23, 2004, with the correction by Patton, Politis and White in volume 28, 2009. At most
     3 sqrt(n), and a third of the n samples.
     """
+    n, (time, slope) = len(samples), _memory(samples)
+    if (
+        time <= 0 or slope <= 0
+    ):  # independent, or neighbours alternate: the interval of independent samples is wide enough
+        return 1
+    length = (1.5 * (slope / time) ** 2 * n) ** (1 / 3)
+    return max(1, min(round(length), math.ceil(3 * math.sqrt(n)), n // 3))
+
+
+def _memory(samples: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """Return how many samples say as much as one independent one, and the slope that the block length needs; (1, 0) without memory."""
     centred = finite(samples) - np.mean(samples)
     n = len(centred)
     near = max(
@@ -74,20 +85,33 @@ def block_length(samples: Sequence[float] | np.ndarray) -> int:
     )  # lags that must all be small for the memory to have ended
     covariance = np.array([centred[: n - lag] @ centred[lag:] / n for lag in range(min(n, math.isqrt(n) + 1 + near))])
     if n < 4 or covariance[0] <= 1e-12 * float(np.mean(np.square(samples))):
-        return 1
+        return 1.0, 0.0
     large = np.flatnonzero(np.abs(covariance[1:]) >= 2 * math.sqrt(math.log10(n) / n) * covariance[0]) + 1
     # The last lag before ``near`` small ones in a row.
     ends = [lag for lag in (0, *large) if not np.isin(np.arange(lag + 1, lag + near + 1), large).any()]
     if ends[0] == 0:
-        return 1
+        return 1.0, 0.0
     lags = np.arange(1, min(2 * int(ends[0]), len(covariance) - 1) + 1)
     weights = np.clip(2 * (1 - lags / (2 * ends[0])), 0, 1)  # flat to one half, then falling to zero
-    spectrum = covariance[0] + 2 * float(weights @ covariance[lags])
-    slope = 2 * float(weights @ (lags * covariance[lags]))
-    if spectrum <= 0 or slope <= 0:  # neighbours alternate: the interval of independent samples is wide enough
-        return 1
-    length = (1.5 * (slope / spectrum) ** 2 * n) ** (1 / 3)
-    return max(1, min(round(length), math.ceil(3 * math.sqrt(n)), n // 3))
+    spectrum = 1 + 2 * float(weights @ covariance[lags]) / covariance[0]
+    return float(spectrum), 2 * float(weights @ (lags * covariance[lags])) / float(covariance[0])
+
+
+def median_ends(samples: np.ndarray, z: float) -> tuple[float, float]:
+    """Return how far below and above the median of samples, in the order in which they were taken, its interval ends.
+
+    z is the normal quantile of the confidence. The ends are the order statistics at n/2 -+ z n / (2 sqrt m), where the n
+    samples say as much as m independent ones; of fewer than five samples they follow from the standard deviation.
+    """
+    n = len(samples)
+    if n < 2 or np.ptp(samples) == 0:
+        return 0.0, 0.0
+    if n < LEAST_FOR_INTERVAL:
+        half = z * float(samples.std(ddof=1)) * math.sqrt(math.pi / 2 / n)
+        return half, half
+    half = min(0.5, z / 2 / math.sqrt(n / max(1.0, _memory(samples)[0])))
+    low, middle, high = np.quantile(samples, [0.5 - half, 0.5, 0.5 + half])
+    return float(middle - low), float(high - middle)
 
 
 def quarters(samples: Sequence[float]) -> list[float]:

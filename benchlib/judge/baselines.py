@@ -3,8 +3,10 @@
 The key stands for the fingerprint: what has to be equal for two runs to be comparable.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import contextlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -13,28 +15,34 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, read_model, write_json
-from benchlib.core.text import band_text, quantity
+from benchlib.core.text import quantity
 from benchlib.judge.calibration import Calibration, Setup, load_calibration, simulate
-from benchlib.judge.change import Kind, pooled
+from benchlib.judge.change import Kind, Spread, moderated, own_spread, pooled
+from benchlib.judge.changepoints import levels
 from benchlib.judge.checks import Check
 from benchlib.judge.regression import (
     RegressionLimit,
     RunRecord,
     Side,
+    allowed_loss,
     baseline_check,
+    default_spread,
     kind_of,
     open_checks,
     regression_check,
     repeats,
     side_of,
-    threshold,
+    spread_text,
 )
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Run, fingerprint, fingerprint_key
 
 SCHEMA: Final = 2
 MOST_RUNS = 20
-WIDEST = 2.0  # times that the spread between accepted runs may widen a limit: -20 % to -40 %
+WIDEST = 2.0  # times the limit that the smallest loss found may be: 40 % for a limit of 20 %
+STORED = 12  # runs beside a run that tell their spread, the newest
+SEARCHED = 40  # that are looked at for them
+LEAST_STORED = 4  # of which one may be odd
 COMPARISONS = 1000  # simulated for the smallest loss found, which is shown in whole percent
 
 
@@ -148,8 +156,8 @@ def differences(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, 
 def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: Comparison) -> list[Check]:
     """Compare each metric that has a limit with the baseline; a metric that only one side has is listed.
 
-    The earlier repetitions of an undecided run (``repeats.json``) count with it. An accepted run is compared with the other
-    accepted ones: with itself it would always pass.
+    The earlier repetitions of an undecided run (``repeats.json``) count with it, but those whose level shifted only where all
+    did. An accepted run is compared with the other accepted ones: with itself it would always pass.
     """
     result = run.result
     assert result is not None
@@ -160,6 +168,7 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     others = [record for record in comparison.baseline.runs if not record.is_copy_of(latest)]
     if not others:
         return open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")
+    known = known_spreads(run, limits, comparison.calibration, [*comparison.baseline.runs, *earlier, latest])
     checks = []
     for limit in limits:
         # A value that is no number must not hide behind those of earlier repetitions.
@@ -175,73 +184,120 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
             reason = f"only the baseline has it ({old.metric.text})"
             checks.append(baseline_check(old.metric, status="NOT_COMPARABLE", reason=reason))
         elif new is not None and old is not None:
-            spread = comparison.calibration.spread(limit.metric) if comparison.calibration else None
-            checks.append(regression_check(limit, new, old, spread))
+            checks.append(regression_check(limit, new.undisturbed(), old, known.get(limit.metric)))
     return checks
+
+
+def known_spreads(
+    run: Run, limits: Iterable[RegressionLimit], calibration: Calibration | None, counted: Sequence[RunRecord]
+) -> dict[str, Spread]:
+    """Return by metric the spread between unchanged runs that a calibration and the stored runs of this fingerprint tell.
+
+    ``counted`` are the runs that are compared: their own spread is pooled with this one and must not count twice.
+    """
+    earlier = [record for record in stored_runs(run, limits) if not any(map(record.is_copy_of, counted))]
+    found = {}
+    for limit in limits:
+        side = side_of(earlier, limit.metric)
+        stored = (
+            _stored_spread(side, kind_of(limit, *(min(item) for item in side.runs))) if side and side.runs else None
+        )
+        if spread := pooled(calibration.spread(limit.metric) if calibration else None, stored):
+            found[limit.metric] = spread
+    return found
+
+
+def _stored_spread(side: Side, kind: Kind) -> Spread | None:
+    """Return the spread of stored runs about their levels, so that a step between them or an odd one does not count."""
+    if len(side.runs) < LEAST_STORED:
+        return None
+    values = [item.value for item in side.readings(kind)]
+    split = levels([math.exp(value) for value in values] if kind == "ratio" else values)
+    # The levels of values above zero are compared in logarithms, whatever the limit is.
+    s = split.spread * (abs(float(np.median(values))) if split.ratio and kind == "difference" else 1.0)
+    return Spread(s, split.free, f"{len(values)} stored runs") if split.free else None
+
+
+def stored_runs(run: Run, limits: Iterable[RegressionLimit]) -> list[RunRecord]:
+    """Return the newest complete runs of the same fingerprint that lie beside a run and began before it, the oldest first.
+
+    Accepted or not, passed or not; one that cannot be read is no witness.
+    """
+    here, config, records = run_fingerprint(run), run.config, list[RunRecord]()
+    began, limits = run.result.started_at if run.result else math.inf, list(limits)
+    folders = run.path.absolute().parent.parent.glob(f"{config.tier}-*/{config.benchmark}-{config.backend}-*")
+    newest = sorted(folders, key=lambda path: (path.parent.name, path.name), reverse=True)
+    for folder in newest[:SEARCHED]:
+        if folder == run.path.absolute() or len(records) == STORED:
+            continue
+        with contextlib.suppress(UserError, OSError, ValueError):
+            other = Run(folder)
+            result = other.result
+            whole = result is not None and result.status == "complete" and result.started_at < began
+            if whole and not planted(other) and run_fingerprint(other) == here:
+                records.append(RunRecord.of(other, limits))
+    return records[::-1]
 
 
 @dataclass(frozen=True)
 class Width:
     """How much the accepted runs of a metric differ, and what the gate makes of it.
 
-    ``values`` are the runs' medians, ``own`` and ``bound`` the changes (or amounts) that the metric's limit and the gate
-    allow, ``effect`` the smallest loss that the gate finds in 99 % of single runs.
+    ``values`` are the runs' values, ``spread`` that between unchanged runs with its source, ``own`` the change (or amount)
+    that the limit allows, ``effect`` the smallest loss that the gate finds in 99 % of single runs.
     """
 
     metric: Metric
     kind: Kind
     limit: str
     values: list[float]
-    band: float
+    spread: Spread
+    measured: bool
     own: float
-    bound: float
     effect: float
 
     @property
     def too_wide(self) -> bool:
-        """Whether the spread makes the limit more than ``WIDEST`` times as wide."""
-        return 0 < WIDEST * self.own < self.bound
+        """Whether the gate surely finds only losses more than ``WIDEST`` times as large as the limit."""
+        return self.measured and 0 < WIDEST * self.own < self.effect
 
     def cells(self) -> dict[str, str]:
         """Return what a reader sees of it."""
         low, high = (quantity(value, self.metric.unit) for value in (min(self.values), max(self.values)))
         sign = "-" if self.metric.direction == "higher" else "+"
-        bound, effect = (
-            f"{sign}{value:.0%}" if self.kind == "ratio" else f"{sign}{quantity(value, self.metric.unit)}"
-            for value in (self.bound, self.effect)
-        )
+        effect = f"{self.effect:.0%}" if self.kind == "ratio" else quantity(self.effect, self.metric.unit)
         return {
             "metric": self.metric.name,
-            "runs": f"{len(self.values)}, {low} to {high}",
-            "A/A band": band_text(self.band, self.kind, self.metric.unit),
-            "limit": self.limit if self.bound == self.own else f"{self.limit} becomes {bound}",
-            "smallest loss found": effect,
+            "runs": f"{len(self.values)}, {low} to {high}" if len(self.values) > 1 else f"1, {high}",
+            "spread": spread_text(self.spread, self.kind, self.metric.unit).removeprefix("spread between runs "),
+            "limit": self.limit,
+            "smallest loss found": f"{sign}{effect}",
         }
 
 
-def widths(baseline: Baseline, limits: Iterable[RegressionLimit], measured: Calibration | None = None) -> list[Width]:
-    """Return what the spread of the accepted runs makes of each limit; nothing for a metric of a single run."""
+def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping[str, Spread]) -> list[Width]:
+    """Return what the spread of the accepted runs makes of each limit; ``known`` are spreads that others tell, by metric."""
     rows = []
     for limit in limits:
         side = baseline.side(limit.metric)
-        if side is None or len(side.runs) < 2:
+        if side is None or not side.runs:
             continue
         kind, direction = kind_of(limit, *(min(run) for run in side.runs)), side.metric.direction
-        medians = np.array([np.median(run) for run in side.runs])
-        spread = pooled(
-            [np.log(medians) if kind == "ratio" else medians], measured.spread(limit.metric) if measured else None
-        )
-        assert spread is not None
-        wanted = threshold(limit, kind, direction, side.value(kind), spread.band(kind))
-        own, bound = (abs(end - 1) if kind == "ratio" else end for end in (wanted.own, wanted.bound))
+        told, default = known.get(limit.metric), default_spread(side.metric, limit, kind)
+        measured = pooled(own_spread([side.readings(kind)]), told)
+        spread = moderated(measured, default)
+        if spread is None:
+            continue
+        own = allowed_loss(limit, kind, direction, side.value(kind))
+        own = own if kind == "difference" else abs(math.expm1(-own if direction == "higher" else own))
         judged = (
             limit if limit.amount is not None or kind == "ratio" else RegressionLimit(metric=limit.metric, amount=own)
         )
-        setup = Setup(judged, direction, len(side.runs), known_dof=spread.dof if measured else 0)
+        setup = Setup(judged, direction, len(side.runs), known_dof=told.dof if told else 0, default=default)
         effect = simulate(setup, spread.s, COMPARISONS).effect
-        rows.append(
-            Width(side.metric, kind, limit.text(direction), medians.tolist(), spread.band(kind), own, bound, effect)
-        )
+        values = [replace(side, runs=(run,)).value(kind) for run in side.runs]
+        scatter = measured is not None and measured.s >= (default or 0.0)
+        rows.append(Width(side.metric, kind, limit.text(direction), values, spread, scatter, own, effect))
     return rows
 
 
@@ -249,11 +305,11 @@ def _require_narrow(rows: Sequence[Width]) -> None:
     wide = [row.cells() for row in rows if row.too_wide]
     if wide:
         reasons = "; ".join(
-            f"{row['metric']} of {row['runs']}: the limit {row['limit']}, the smallest loss found is {row['smallest loss found']}"
+            f"{row['metric']} of {row['runs']}: the limit is {row['limit']}, the smallest loss found is {row['smallest loss found']}"
             for row in wide
         )
         raise UserError(
-            f"not accepted: the runs differ so much that a limit would become more than {WIDEST:g} times as wide ({reasons}). "
+            f"not accepted: the runs differ so much that the gate would find only losses of more than {WIDEST:g} times the limit ({reasons}). "
             "Run again on a quiet machine, leave out disturbed runs, or accept them with --force"
         )
 
@@ -305,7 +361,8 @@ def accept(
         benchmark=first.config.benchmark, tier=first.config.tier, fingerprint=run_fingerprint(first), runs=kept
     )
     if not force:
-        _require_narrow(widths(baseline, limits, comparison.calibration))
+        known = known_spreads(first, limits, comparison.calibration, kept)
+        _require_narrow(widths(baseline, limits, known))
     path = (root or folder()) / baseline.benchmark / baseline.tier / f"{baseline.key}.json"
     write_json(path, baseline.model_dump(mode="json"))
     return path
@@ -330,19 +387,21 @@ def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
         raise UserError(
             f"{run.path} was started again {count} time{'s' * (count != 1)} after failures: its times hold only a part of the run; run it again"
         )
-    fields = type(run.config).model_fields
-    planted = [
-        name for name in fields if name.startswith("planted_") and getattr(run.config, name) != fields[name].default
-    ]
-    if planted:
-        raise UserError(
-            f"{run.path} was slowed down or changed on purpose ({', '.join(planted)}) and cannot be accepted"
-        )
+    if names := planted(run):
+        raise UserError(f"{run.path} was slowed down or changed on purpose ({', '.join(names)}) and cannot be accepted")
     if verdict["verdict"] in ("FAIL", "SKIPPED"):
         others = [check["name"] for check in verdict["checks"] if check["gates"] and check["status"] == "FAIL"]
         raise UserError(
             f"{run.path} did not pass ({verdict['verdict']}: {', '.join(others) or verdict['sentence']}): fix it, or delete the outdated baseline and run again"
         )
+
+
+def planted(run: Run) -> list[str]:
+    """Return the parameters by which a run was slowed down or changed on purpose."""
+    fields = type(run.config).model_fields
+    return [
+        name for name in fields if name.startswith("planted_") and getattr(run.config, name) != fields[name].default
+    ]
 
 
 def restarts(run: Run) -> int:

@@ -16,6 +16,7 @@ Penalty and ALPHA were set so that unchanged series of 6 to 1,000 runs show less
 (``scripts/bench_changes.py`` measures it).
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ OUTLIER = 4.0  # times s, from the median of the five runs around
 LEAST_SPREAD = 1e-3  # of a value: rounding, and what nobody would call a change
 TINY = 1e-100  # what is smaller counts as 0: its square would be
 COVERAGE = 0.95  # of unchanged runs lie within the band
+BLOCKS = 20  # that a run is cut into to look for a disturbance
+BLOCK = 5  # samples of a block, at least
+LEAST_SHIFT = 0.10  # of the level, in logarithms: less is left to the interval
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,57 @@ def levels(values: Sequence[float]) -> Levels:
         low, middle, high = (float(back(centre + sign * half)) for sign in (-1, 0, 1))
         levels.append(Level(start, end, middle, low, high))
     return Levels(tuple(levels), spread, free, ratio)
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """The parts of a run, as (start, end) of its n samples, in which a speed was worse by ``ratio`` to its best level."""
+
+    parts: tuple[tuple[int, int], ...]
+    ratio: float
+    n: int
+
+    @property
+    def share(self) -> float:
+        """The share of the samples that were disturbed."""
+        return sum(end - start for start, end in self.parts) / self.n
+
+    def mask(self) -> np.ndarray:
+        """Return which samples were disturbed."""
+        mask = np.zeros(self.n, dtype=bool)
+        for start, end in self.parts:
+            mask[start:end] = True
+        return mask
+
+
+def disturbance(values: np.ndarray, better: str) -> Disturbance | None:
+    """Return where the level of a speed shifted within a run; None for one level, and for too few samples to tell.
+
+    A neighbour, a throttled clock or a busy disk only slows: the best level is what the machine does alone. ``better`` is
+    ``higher`` for rates and ``lower`` for times. Levels are those of ``levels``, over the medians of blocks, which are free
+    of single slow samples and of most of their autocorrelation.
+    """
+    count = min(BLOCKS, len(values) // BLOCK)
+    if count < 2 * SHORTEST or values.min() <= 0:
+        return None
+    edges = np.linspace(0, len(values), count + 1).astype(int)
+    medians = np.array([np.median(values[a:b]) for a, b in itertools.pairwise(edges)])
+    sign = 1.0 if better == "higher" else -1.0
+    heights = sign * np.log(medians)
+    around = np.median(np.lib.stride_tricks.sliding_window_view(heights, SHORTEST), axis=1)
+    if np.ptp(around) < LEAST_SHIFT:  # nearly all runs: the search is for the few others
+        return None
+    found = levels(medians.tolist()).levels
+    best = max(sign * math.log(level.median) for level in found)
+    worse = [level for level in found if best - sign * math.log(level.median) > LEAST_SHIFT]
+    if not worse:
+        return None
+    parts = [(int(edges[level.start]), int(edges[level.end])) for level in worse]
+    joined = [parts[0]]
+    for start, end in parts[1:]:
+        joined[-1:] = [(joined[-1][0], end)] if joined[-1][1] == start else [joined[-1], (start, end)]
+    mask = Disturbance(tuple(joined), 1.0, len(values)).mask()
+    return Disturbance(tuple(joined), float(np.median(values[mask]) / np.median(values[~mask])), len(values))
 
 
 def _spread_of_neighbours(x: np.ndarray) -> float:

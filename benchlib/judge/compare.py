@@ -23,9 +23,9 @@ from benchlib.core.text import moment, quantity
 from benchlib.judge import baselines
 from benchlib.judge.baselines import Baseline, differences
 from benchlib.judge.calibration import Calibration, load_calibration
-from benchlib.judge.change import Change, Kind, change
+from benchlib.judge.change import Change, Kind
 from benchlib.judge.checks import Check, Status
-from benchlib.judge.regression import RegressionLimit, RunRecord, Side, kind_of, regression_check, side_of
+from benchlib.judge.regression import RegressionLimit, RunRecord, Side, check_of, difference, side_of
 from benchlib.judge.snapshot import Snapshot, load
 from benchlib.results.metrics import Direction, Metric
 from benchlib.results.run import PARTS, Result, fingerprint_key, is_run
@@ -35,7 +35,7 @@ _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
 PLACE = ("backend", "nodes", "cpu", "memory_gib", "devices", "benchlib", "torch", "transformers")
 NEUTRAL = {"ratio": 1.0, "difference": 0.0}
 Word = Literal[
-    "regression", "worse", "better", "differs", "no difference found", "within the limit", "undecided", "no interval",
+    "regression", "worse", "better", "differs", "no difference found", "undecided", "no interval",
     "only one side", "higher", "lower", "",
 ]  # fmt: skip
 
@@ -377,11 +377,9 @@ def _row(
     headline = limit is not None or _is_headline(name)
     if old is None or new is None or not old.runs or not new.runs:
         return _one_sided(measured[0].metric, old, new, headline)
-    values = (min(run) for side in (old, new) for run in side.runs)
-    kind = kind_of(limit or RegressionLimit(metric=name, share=0), *values)
-    spread = calibration.spread(name) if calibration else None
-    result = change(new.runs, old.runs, kind=kind, calibrated=spread)
-    check = regression_check(limit, new, old, spread) if limit and comparable else None
+    known = calibration.spread(name) if calibration else None
+    result = difference(limit, new, old, known)
+    kind, check = result.kind, check_of(limit, new, old, result) if limit and comparable else None
     return Row(
         metric=name,
         unit=new.metric.unit,
@@ -426,15 +424,9 @@ def _word(result: Change, direction: Direction, check: Check | None) -> Word:
     if check is not None and check.status in ("FAIL", "AMBIGUOUS"):
         return "regression" if check.status == "FAIL" else "undecided"
     neutral = NEUTRAL[result.kind]
-    if result.basis == "none" and result.value != neutral:
-        # Too few samples to tell noise from change, but a limit was kept or not.
-        return "within the limit" if check is not None else "no interval"
-    within = (
-        1 / (1 + result.band) <= result.value <= 1 + result.band
-        if result.kind == "ratio"
-        else abs(result.value) <= result.band
-    )
-    if result.low <= neutral <= result.high or within:
+    if result.basis == "none" and result.value != neutral:  # too few samples to tell noise from change
+        return "no interval"
+    if not result.sure:
         return "no difference found"
     if direction == "none":
         return "differs"
@@ -446,7 +438,7 @@ def _side_word(result: Change) -> Word:
     neutral = NEUTRAL[result.kind]
     if result.basis == "none" and result.value != neutral:
         return "no interval"
-    if result.low <= neutral <= result.high:
+    if not result.sure:
         return "no difference found"
     return "higher" if result.value > neutral else "lower"
 

@@ -11,13 +11,17 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
 from benchlib.core.files import read_model, write_json
-from benchlib.core.text import band_text, quantity
-from benchlib.judge.change import Change, Kind, Spread, change
+from benchlib.core.text import quantity
+from benchlib.judge.change import Change, Faster, Kind, Reading, Spread, change, reading
+from benchlib.judge.changepoints import Disturbance
 from benchlib.judge.checks import Check, Status
 from benchlib.results.metrics import Direction, Metric
 from benchlib.results.run import Result, Run
 
 KEPT_SAMPLES = 200
+TIMED = ("s", "ms", "us", "Gbps")  # units that a slow-down changes, beside all rates
+SIZES = ("B", "MB", "GB", "GiB", "bytes")
+TWICE = 2.0  # times the limit: a loss of which has to be excluded for a PASS
 REPEATS = "repeats.json"
 _EDGE = 1e-9  # of what is compared: 0.9 - 0.8 misses 0.1 by rounding, and a boundary value passes
 
@@ -59,16 +63,26 @@ class Side:
         values = tuple(samples) or ((metric.value,) if metric.value is not None else ())
         return cls(metric, (values,) if values else ())
 
+    def readings(self, kind: Kind) -> list[Reading]:
+        """Return what each run says on the scale of the gate, a disturbed one by its undisturbed part."""
+        return [reading(run, kind, faster(self.metric)) for run in self.runs]
+
+    def undisturbed(self) -> "Side":
+        """Return the same side without the runs whose level shifted; all of them where each did."""
+        kept = tuple(run for run in self.runs if reading(run, "difference", faster(self.metric)).disturbed is None)
+        return Side(self.metric, kept) if kept else self
+
     def value(self, kind: Kind) -> float:
-        """Return the (geometric, for ratios) mean of the runs' medians."""
-        medians = np.array([np.median(run) for run in self.runs])
-        return float(np.exp(np.log(medians).mean()) if kind == "ratio" else medians.mean())
+        """Return the (geometric, for ratios) mean of the runs' values."""
+        mean = float(np.mean([item.value for item in self.readings(kind)]))
+        return math.exp(mean) if kind == "ratio" else mean
 
     def text(self, kind: Kind) -> str:
         """The value with its unit, and of how many runs where there are several."""
-        if len(self.runs) == 1:
+        if len(self.runs) == 1 and not self.readings(kind)[0].disturbed:
             return self.metric.text
-        return f"{quantity(self.value(kind), self.metric.unit)} ({len(self.runs)} runs)"
+        runs = f" ({len(self.runs)} runs)" if len(self.runs) > 1 else " undisturbed"
+        return f"{quantity(self.value(kind), self.metric.unit)}{runs}"
 
 
 class RunRecord(BaseModel):
@@ -118,41 +132,21 @@ def side_of(records: Sequence[RunRecord], name: str) -> Side | None:
 
 
 def thinned(samples: Sequence[float], kept: int = KEPT_SAMPLES) -> list[float]:
-    """Return the samples as they are, or of more than ``kept`` the ``kept`` quantiles at (i + 1/2) / kept, in ascending order.
+    """Return the samples as they are, or of more than ``kept`` those with the ranks (i + 1/2) / kept, in their order.
 
-    Quantiles keep the median and the spread; every second sample of a series that alternates would not.
+    The ranks keep the median and the spread (every second sample of a series that alternates would not), the order keeps
+    where a level shifted.
     """
     if len(samples) <= kept:
         return list(samples)
-    return [float(value) for value in np.quantile(np.asarray(samples, dtype=float), (np.arange(kept) + 0.5) / kept)]
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """How much worse counts: the larger of the metric's own limit and the A/A band that was measured.
-
-    ``bound`` is a ratio or an amount on the worse side, in the metric's direction.
-    """
-
-    bound: float
-    own: float
-    band_decides: bool
+    places = np.argsort(np.asarray(samples, dtype=float), kind="stable")
+    chosen = places[((np.arange(kept) + 0.5) * len(samples) / kept).astype(int)]
+    return [float(samples[place]) for place in np.sort(chosen)]
 
 
 def kind_of(limit: RegressionLimit, *values: float) -> Kind:
     """Return the scale to compare on: ratios, but differences for points and for values near or below zero."""
     return "difference" if limit.amount is not None or min(values) <= 0 else "ratio"
-
-
-def threshold(limit: RegressionLimit, kind: Kind, direction: Direction, old: float, band: float) -> Threshold:
-    """Return what a change has to exceed to be a regression. ``old`` is the baseline's value, ``band`` the A/A band."""
-    if kind == "difference":
-        own = limit.amount if limit.amount is not None else (limit.share or 0.0) * abs(old)
-        return Threshold(max(own, band), own, band > own)
-    share = limit.share or 0.0
-    own, noise = (1 - share, 1 / (1 + band)) if direction == "higher" else (1 + share, 1 + band)
-    worse = min(own, noise) if direction == "higher" else max(own, noise)
-    return Threshold(worse, own, worse != own)
 
 
 def loss(result: Change, direction: Direction) -> tuple[float, float]:
@@ -171,56 +165,142 @@ def loss_of(result: Change, direction: Direction) -> float:
     return -value if direction == "higher" else value
 
 
-def allowed_loss(bound: float, kind: Kind, direction: Direction) -> float:
-    """Return a threshold's bound on the scale of ``loss``."""
+def allowed_loss(limit: RegressionLimit, kind: Kind, direction: Direction, old: float, times: float = 1.0) -> float:
+    """Return a limit, or ``times`` of it, on the scale of ``loss``. ``old`` is the baseline's value."""
     if kind == "difference":
-        return bound
+        return times * (limit.amount if limit.amount is not None else (limit.share or 0.0) * abs(old))
+    share = times * (limit.share or 0.0)
     if direction == "higher":
-        return -math.log(bound) if bound > 0 else math.inf
-    return math.log(bound)
+        return -math.log1p(-share) if share < 1 else math.inf
+    return math.log1p(share)
 
 
-def status_of(result: Change, bound: float, direction: Direction, size: float = 0.0) -> Status:
-    """Return FAIL where the whole interval is worse than the bound, PASS where it is within it, else AMBIGUOUS.
+def ruling(
+    loss: float | np.ndarray,
+    least: float | np.ndarray,
+    most: float | np.ndarray,
+    allowed: float,
+    twice: float,
+    slack: float = 0.0,
+) -> np.ndarray:
+    """Return the status of losses, each with the better (``least``) and the worse (``most``) end of its interval.
 
-    A boundary value passes: ``size`` is that of the values whose difference was rounded. A value that is no worse than the
-    baseline's is never a regression, however wide its interval.
+    FAIL where the loss is beyond what is allowed and its interval excludes "no change"; PASS where it is within and its
+    interval excludes ``twice`` the limit, and where nothing is lost; else AMBIGUOUS. A boundary value passes.
     """
-    least, most = loss(result, direction)
-    if loss_of(result, direction) <= 0:
-        return "PASS"
-    limit = allowed_loss(bound, result.kind, direction)
-    floor = 1.0 if result.kind == "ratio" else 0.0  # logarithms have a scale of their own, amounts have not
-    slack = _EDGE * max(floor, abs(limit), abs(least), abs(most), size)
-    if least > limit + slack:
-        return "FAIL"
-    return "PASS" if most <= limit + slack else "AMBIGUOUS"
+    beyond = np.greater(loss, allowed + slack)
+    return np.select(
+        [np.less_equal(loss, 0), beyond & np.greater(least, 0), beyond | np.greater(most, twice + slack)],
+        ["PASS", "FAIL", "AMBIGUOUS"],
+        "PASS",
+    )
 
 
-def regression_check(limit: RegressionLimit, new: Side, old: Side, calibrated: Spread | None = None) -> Check:
-    """Compare a metric with its baseline by ``benchlib.judge.change.change``; the direction is the metric's.
+def status_of(result: Change, limit: RegressionLimit, direction: Direction, old: float) -> Status:
+    """Return what the gate, the history and a comparison say of a change. ``old`` is the value of the reference.
 
-    ``known`` is the spread between unchanged runs that a calibration measured.
+    The rule is ``ruling``. A run whose level shifted has to get the same status by its undisturbed part as with all of it;
+    else it is AMBIGUOUS.
     """
-    metric = new.metric
+    allowed, twice = (allowed_loss(limit, result.kind, direction, old, times) for times in (1.0, TWICE))
+
+    def status(of: Change) -> Status:
+        ends = loss(of, direction)
+        # Logarithms have a scale of their own, amounts have not.
+        scale = 1.0 if of.kind == "ratio" else abs(old)
+        finite = [abs(end) for end in (allowed, *ends) if math.isfinite(end)]
+        return str(ruling(loss_of(of, direction), *ends, allowed, twice, _EDGE * max(scale, *finite)))  # type: ignore[return-value]
+
+    by_undisturbed = status(result)
+    if result.disturbed and status(result.of_whole_runs()) != by_undisturbed:
+        return "AMBIGUOUS"
+    return by_undisturbed
+
+
+def is_timed(unit: str) -> bool:
+    """Tell whether a metric of this unit is a speed or a time: what slows the machine changes it, and only to the worse."""
+    return unit in TIMED or unit.endswith("/s")
+
+
+def faster(metric: Metric) -> Faster:
+    """Return which way of a speed is better, '' for a metric that is none."""
+    return metric.direction if is_timed(metric.unit) and metric.direction != "none" else ""
+
+
+def default_spread(metric: Metric, limit: RegressionLimit | None, kind: Kind) -> float | None:
+    """Return the spread between runs that is assumed of a metric as long as nothing tells it; None where nothing may be.
+
+    On the scale of the gate: logarithms for ratios, a fifth of the limit for amounts (F1 with its limit of one point scatters
+    by 0.2 with the seed).
+    """
+    if kind == "difference":
+        return limit.amount / 5 if limit and limit.amount is not None else None
+    if limit is None and not is_timed(metric.unit):
+        return None
+    if metric.unit in SIZES:
+        return 0.02
+    return 0.10 if metric.name.partition("_p9")[1] else 0.05
+
+
+def regression_check(limit: RegressionLimit, new: Side, old: Side, known: Spread | None = None) -> Check:
+    """Compare a metric with its baseline by ``status_of``; the direction is the metric's.
+
+    ``known`` is the spread between unchanged runs that a calibration or other stored runs tell.
+    """
     lacking = _no_value(new, old)
     if lacking is not None:
         return lacking
-    kind = kind_of(limit, *(min(run) for side in (new, old) for run in side.runs))
-    result = change(new.runs, old.runs, kind=kind, calibrated=calibrated)
-    wanted = threshold(limit, kind, metric.direction, old.value(kind), result.band)
-    size = abs(old.value(kind)) if kind == "difference" else 0.0  # ratios have a scale of their own
-    status = status_of(result, wanted.bound, metric.direction, size)
-    advice = "; the interval spans the limit" if status == "AMBIGUOUS" else ""
-    advice += ": repeat the run" if advice and len(new.runs) == 1 else ""
+    return check_of(limit, new, old, difference(limit, new, old, known))
+
+
+def difference(limit: RegressionLimit | None, new: Side, old: Side, known: Spread | None = None) -> Change:
+    """Compare two sides that have values; without a limit as the metric's unit asks for."""
+    kind = kind_of(
+        limit or RegressionLimit(metric=new.metric.name, share=0),
+        *(min(run) for side in (new, old) for run in side.runs),
+    )
+    default = default_spread(new.metric, limit, kind)
+    return change(new.runs, old.runs, kind=kind, known=known, default=default, faster=faster(new.metric))
+
+
+def check_of(limit: RegressionLimit, new: Side, old: Side, result: Change) -> Check:
+    """Return the check of a change, with the words for a reader."""
+    metric, kind = new.metric, result.kind
+    reference = old.value(kind)
+    status = status_of(result, limit, metric.direction, reference)
     return baseline_check(
         metric,
         status=status,
-        reason=f"{new.text(kind)} against {old.text(kind)}: {_text(result, metric.unit)}{advice}",
+        reason=f"{new.text(kind)} against {old.text(kind)}: {_text(result, metric.unit)}"
+        + _meaning(status, result, limit, metric.direction, reference),
         value=new.metric.value if len(new.runs) == 1 else new.value(kind),
-        limit=_limit_text(limit, wanted, result, metric) + f" of {old.text(kind)}",
-        source=_basis(result),
+        limit=f"{limit.text(metric.direction)} of {old.text(kind)}",
+        source=_basis(result, metric.unit),
     )
+
+
+def _meaning(status: Status, result: Change, limit: RegressionLimit, direction: Direction, old: float) -> str:
+    """Say what an interval means for the limit: why a change fails, passes although it is worse, or stays open."""
+    lost, shifts = loss_of(result, direction), "".join(f"; {shift_text(shift)}" for shift in result.disturbed)
+    beyond = lost > allowed_loss(limit, result.kind, direction, old)
+    least, most = loss(result, direction)
+    if status == "FAIL":
+        return f"{shifts}; beyond the limit, and no change is excluded"
+    if status == "PASS":
+        return shifts + ("; surely worse, but within the limit" if least > 0 else "")
+    if beyond and least <= 0:
+        why = "beyond the limit, but no change at all is not excluded"
+    elif not beyond and most > allowed_loss(limit, result.kind, direction, old, TWICE):
+        why = "within the limit, but twice the limit is not excluded: too noisy to gate"
+    else:
+        why = "the undisturbed part and the whole run disagree about the limit"
+    return f"{shifts}; {why}" + (": repeat the run" if result.new_runs == 1 else "")
+
+
+def shift_text(shift: Disturbance) -> str:
+    """Say where the level of a run shifted, as shares of its samples."""
+    places = " and ".join(f"{start / shift.n:.0%} to {end / shift.n:.0%}" for start, end in shift.parts)
+    return f"its level shifted by {shift.ratio - 1:+.0%} from {places} of the samples"
 
 
 def _no_value(new: Side, old: Side) -> Check | None:
@@ -245,22 +325,17 @@ def _text(result: Change, unit: str) -> str:
     return f"{text}, 98 % interval {interval}"
 
 
-def _limit_text(limit: RegressionLimit, wanted: Threshold, result: Change, metric: Metric) -> str:
-    own = limit.text(metric.direction)
-    if not wanted.band_decides:
-        return own
-    if result.kind == "ratio":
-        return f"{wanted.bound - 1:+.1%} (the A/A band, wider than {own})"
-    return f"{'-' if metric.direction == 'higher' else '+'}{quantity(wanted.bound)} (the A/A band, wider than {own})"
-
-
-def _basis(result: Change) -> str:
+def _basis(result: Change, unit: str) -> str:
     runs = f"baseline of {result.old_runs} run{'s' * (result.old_runs > 1)}"
-    if result.spread is None:
-        return f"{runs}; the spread between runs is not known, accept --add and calibrate measure it"
-    band = band_text(result.band, result.kind)
-    few = "" if result.basis == "runs" else ", from too few runs to widen the interval: add a third"
-    return f"{runs}; A/A band {band}{few}"
+    return f"{runs}; {spread_text(result.spread, result.kind, unit)}"
+
+
+def spread_text(spread: Spread | None, kind: Kind, unit: str = "") -> str:
+    """Write the spread between unchanged runs with its source."""
+    if spread is None:
+        return "the spread between runs is not known, accept --add and calibrate measure it"
+    size = f"{spread.s:.1%}" if kind == "ratio" else quantity(spread.s, unit)
+    return f"spread between runs {size}, from {spread.source or 'runs'}"
 
 
 def _signed(amount: float, unit: str) -> str:

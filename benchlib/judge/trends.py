@@ -8,8 +8,11 @@ A history gets a verdict of its own, from checks that look at whole series inste
 newest run lie within its band, and did a level get worse while nothing that is recorded changed?
 """
 
+import contextlib
 import datetime
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +22,12 @@ from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs
 from benchlib.core.text import quantity
-from benchlib.judge.changepoints import COVERAGE, SHORTEST, Levels, levels
-from benchlib.judge.checks import Check, Verdict, verdict_of
+from benchlib.judge.change import Reading, Spread, compared
+from benchlib.judge.changepoints import COVERAGE, SHORTEST, Level, Levels, levels
+from benchlib.judge.checks import Check, Status, Verdict, verdict_of
+from benchlib.judge.regression import RegressionLimit, kind_of, status_of
+from benchlib.results.metrics import Direction
+from benchlib.results.run import Run
 from benchlib.results.store import StoredRun, run_folders
 from benchlib.results.store import read as read_runs
 
@@ -287,7 +294,8 @@ def judge_history(history: History) -> Verdict:
         newest = members[-1]
         own = [item for item in history.trends if item.last.series == newest.series]
         where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
-        checks += [_level_check(where, own, len(members)), _newest_check(where, own, newest)]
+        limits = _limits(history.store, newest)
+        checks += [_level_check(where, own, len(members), limits), _newest_check(where, own, newest, limits)]
     verdict = verdict_of(checks)
     if verdict.verdict == "PASS" and all(check.status == "SKIPPED" for check in checks[1:]):
         longest = max(
@@ -299,6 +307,14 @@ def judge_history(history: History) -> Verdict:
         names = ", ".join(check.name for check in checks if check.gates and check.status == "AMBIGUOUS")
         return verdict.model_copy(update={"sentence": f"Open: {names}."})
     return verdict
+
+
+def _limits(store: Path, newest: StoredRun) -> dict[str, RegressionLimit]:
+    """Return by metric the limits that the gate has for a run; none where it cannot be read whole."""
+    with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
+        run = Run(store / newest.path)
+        return {limit.metric: limit for limit in BENCHMARKS[newest.benchmark].limits(run)}
+    return {}
 
 
 def _readable_check(runs: list[StoredRun]) -> Check:
@@ -314,42 +330,77 @@ def _readable_check(runs: list[StoredRun]) -> Check:
     )  # fmt: skip
 
 
-def _level_check(where: str, trends: Iterable[Trend], runs: int) -> Check:
+def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping[str, RegressionLimit]) -> Check:
+    """Judge the loss that the newest levels add up to by the gate's rule; a metric without a limit may lose nothing."""
     make = _check(f"level of {where}", "Did every level hold, unless a recorded change explains it?")
     if runs < 2 * SHORTEST:
         return make("SKIPPED", f"{runs} runs; a change needs {SHORTEST} before and {SHORTEST} after it")
-    worse = [(trend, trend.changes[-1]) for trend in trends if trend.changes and trend.changes[-1].word == "worse"]
-    reasons = [
-        f"{trend.label} from {quantity(change.before)} to {quantity(change.after, trend.unit)} since {change.run.moment:%Y-%m-%d}"
-        + (f" with {change.factors[0][0]} {change.factors[0][1]} → {change.factors[0][2]}" if change.factors else "")
-        for trend, change in worse
-    ]
-    if any(not change.factors for _, change in worse):
-        return make("FAIL", "; ".join(reasons))
-    if worse:
-        return make("AMBIGUOUS", f"a recorded change came with it: {'; '.join(reasons)}; accept it or go back")
-    return make("PASS", f"no level got worse in {runs} runs")
+    failed, explained, within = list[str](), list[str](), list[str]()
+    for trend in trends:
+        if not trend.changes or trend.changes[-1].word != "worse":
+            continue
+        lost = list(itertools.takewhile(lambda change: change.word == "worse", reversed(trend.changes)))
+        first, last = trend.levels.levels[len(trend.changes) - len(lost)], trend.levels.levels[-1]
+        status = _judged(trend, first, last.median, last.end - last.start, limits)
+        newest = trend.changes[-1]
+        reason = (
+            f"{trend.label} from {quantity(first.median)} to {quantity(last.median, trend.unit)} since {newest.run.moment:%Y-%m-%d}"
+            + (
+                f" with {newest.factors[0][0]} {newest.factors[0][1]} → {newest.factors[0][2]}"
+                if newest.factors
+                else ""
+            )
+        )
+        (within if status == "PASS" else explained if newest.factors else failed).append(reason)
+    if failed:
+        return make("FAIL", "; ".join([*failed, *explained]))
+    if explained:
+        return make("AMBIGUOUS", f"a recorded change came with it: {'; '.join(explained)}; accept it or go back")
+    worse = f"; worse, but within the limit: {'; '.join(within)}" if within else ""
+    return make("PASS", f"no level got worse {'than its limit ' if within else ''}in {runs} runs{worse}")
 
 
-def _newest_check(where: str, trends: list[Trend], newest: StoredRun) -> Check:
-    make = _check(f"newest run of {where}", "Is the newest run within the band of unchanged runs?")
+def _newest_check(where: str, trends: list[Trend], newest: StoredRun, limits: Mapping[str, RegressionLimit]) -> Check:
+    """Judge the newest run against the others of its level by the gate's rule, a metric without a limit by its band."""
+    make = _check(f"newest run of {where}", "Is the newest run as good as the others of its level?")
     shown = [t for t in trends if t.last.path == newest.path and t.levels.levels[-1].low < t.levels.levels[-1].high]
     if not shown:
         return make("SKIPPED", "too few runs to estimate their spread")
     # Of twenty metrics one lies outside its band of 95 % by chance: together they are to keep that share.
     coverage = 1 - (1 - COVERAGE) / len(shown)
-    off = []
+    found: dict[str, list[str]] = {"FAIL": [], "AMBIGUOUS": [], "PASS": []}
     for trend in shown:
-        low, high = trend.levels.limits(trend.levels.levels[-1], coverage)
-        value = trend.values[-1]
-        wrong = value > high if trend.direction == "lower" else value < low
-        if wrong and trend.direction in ("lower", "higher"):
-            off.append(f"{trend.label} {quantity(value, trend.unit)} outside {spanned(low, high, trend.unit)}")
-    if off:
-        return make("AMBIGUOUS", f"{'; '.join(off)}: repeat the run")
+        level, value = trend.levels.levels[-1], trend.values[-1]
+        low, high = trend.levels.limits(level, coverage)
+        if trend.direction not in ("lower", "higher"):
+            continue
+        if limit := limits.get(trend.metric):
+            status = _judged(trend, level, value, 1, limits)
+            end = f"limit {limit.text(trend.direction)} of {quantity(level.median, trend.unit)}"
+        else:
+            status = "AMBIGUOUS" if (value > high if trend.direction == "lower" else value < low) else "PASS"
+            end = f"outside {spanned(low, high, trend.unit)}"
+        found[status].append(f"{trend.label} {quantity(value, trend.unit)}, {end}")
+    for status, advice in (("FAIL", ""), ("AMBIGUOUS", ": repeat the run")):
+        if found[status]:
+            return make(status, "; ".join(found[status]) + advice)
     return make(
-        "PASS", f"{len(shown)} metrics lie within, or on the better side of, the band of {coverage:.1%} of runs"
+        "PASS", f"{len(found['PASS'])} metrics are within their limits, or within the band of {coverage:.1%} of runs"
     )
+
+
+def _judged(trend: Trend, level: Level, value: float, runs: int, limits: Mapping[str, RegressionLimit]) -> Status:
+    """Return what the gate's rule says of a value of ``runs`` runs against a level."""
+    limit = limits.get(trend.metric) or RegressionLimit(metric=trend.metric, share=0)
+    direction: Direction = "higher" if trend.direction == "higher" else "lower"
+    kind = kind_of(limit, level.median, value)
+    s = trend.levels.spread * (abs(level.median) if trend.levels.ratio and kind == "difference" else 1.0)
+    base = Reading(math.log(level.median) if kind == "ratio" else level.median, 0.0, 0.0, level.median, 1)
+    here = Reading(math.log(value) if kind == "ratio" else value, 0.0, 0.0, value, 1)
+    # The level of k runs is one number here: its share of the variance of a comparison is 1/k.
+    count = max(1, level.end - level.start - (1 if runs == 1 else 0))
+    known = Spread(s * math.sqrt((1 / runs + 1 / count) / 2), trend.levels.free)
+    return status_of(compared([here], [base], kind=kind, known=known, default=None), limit, direction, level.median)
 
 
 def _check(name: str, question: str) -> Callable[[str, str], Check]:

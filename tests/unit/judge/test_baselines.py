@@ -130,38 +130,40 @@ def test_add_keeps_the_runs_and_their_spread_counts(make_run, tmp_path):
         baselines.accept(make_run(name, rate=rate), "again", LIMITS, add=True, root=root)
     ((_, stored),) = baselines.stored(root)
     assert [item.run for item in stored.runs] == ["a", "b", "c"]
-    run = make_run("new", rate=79.0)
-    (check,) = [c for c in baselines.regression_checks(run, LIMITS, baselines.find(run, root)) if "rate" in c.name]
-    # 79 is 21 % below, but three runs that differ by 6 % cannot say so surely: t(0.99, 2) = 6.96.
-    assert check.status == "AMBIGUOUS"
-    assert "3 runs" in check.limit
-    assert "A/A band" in check.source
+    for name, rate, status in (("new", 79.0, "FAIL"), ("near", 81.0, "PASS")):
+        run = make_run(name, rate=rate)
+        (check,) = [c for c in baselines.regression_checks(run, LIMITS, baselines.find(run, root)) if "rate" in c.name]
+        # 79 is 21 % below, and the interval of three runs that differ by 6 % excludes that nothing changed.
+        assert check.status == status
+        assert "3 runs" in check.limit
+        assert "spread between runs 4.4%, from the compared runs, default" in check.source
+    assert "surely worse, but within the limit" in check.reason
 
 
-def test_a_band_wider_than_the_limit_becomes_the_threshold(make_run, tmp_path):
-    """Medians 60, 100, 160: ln's deviation is 0.491; 1.96 x sqrt(2) x 0.491 gives a band of 290 % above, 74 % below."""
+def test_a_spread_wider_than_the_limit_leaves_the_gate_open_and_says_so(make_run, tmp_path):
     root = tmp_path / "baselines"
     baselines.accept(make_run("a", rate=60.0), "first", LIMITS, root=root)
     for name, rate in (("b", 100.0), ("c", 160.0)):
         baselines.accept(make_run(name, rate=rate), "again", LIMITS, add=True, force=True, root=root)
-    run = make_run("new", rate=70.0)
-    (check,) = [c for c in baselines.regression_checks(run, LIMITS, baselines.find(run, root)) if "rate" in c.name]
-    assert check.limit.startswith("-74.")
-    assert "wider than -20%" in check.limit
+    for name, rate, why in (("new", 70.0, "no change at all is not excluded"), ("near", 90.0, "too noisy to gate")):
+        run = make_run(name, rate=rate)
+        check = baselines.regression_checks(run, LIMITS, baselines.find(run, root))[0]
+        assert check.status == "AMBIGUOUS"
+        assert why in check.reason
 
 
 def test_runs_that_would_loosen_the_limit_are_refused_unless_forced(make_run, tmp_path):
-    """Of 67, 41 and 30, ln's deviation is 0.406; 1.96 x sqrt(2) x 0.406 turns -20 % into -67 %."""
+    """Of 67, 41 and 30, ln's deviation is 0.406: no loss of less than half is found for sure."""
     root = tmp_path / "baselines"
     runs = [make_run(name, rate=rate) for name, rate in (("a", 67.0), ("b", 41.0), ("c", 30.0))]
     for call in (lambda: baselines.accept(runs, "night", LIMITS, root=root), lambda: one_by_one(runs, root)):
-        with pytest.raises(UserError, match=r"-20% becomes -\d\d%, the smallest loss found is -\d+%.*--force"):
+        with pytest.raises(UserError, match=r"the limit is -20%, the smallest loss found is -\d+%.*--force"):
             call()
     path = baselines.accept(runs, "night", LIMITS, force=True, root=root)
-    (rate, f1) = [row.cells() for row in baselines.widths(baselines.load_baseline(path), LIMITS)]
-    assert rate["limit"] == "-20% becomes -67%" and rate["runs"] == "3, 30.15 samples/s to 67.34 samples/s"
-    assert int(rate["smallest loss found"].strip("-%")) > 67
-    assert f1["limit"] == "-1" and f1["smallest loss found"] == "-1"
+    (rate, f1) = [row.cells() for row in baselines.widths(baselines.load_baseline(path), LIMITS, {})]
+    assert rate["limit"] == "-20%" and rate["runs"] == "3, 30.15 samples/s to 67.33 samples/s"
+    assert int(rate["smallest loss found"].strip("-%")) > 50
+    assert f1["limit"] == "-1" and 1.2 < float(f1["smallest loss found"].strip("-")) < 1.6
 
 
 def one_by_one(runs, root):
@@ -174,9 +176,9 @@ def test_the_smallest_loss_found_agrees_with_the_gate(make_run, tmp_path):
     """Three runs with s = 0.02: a loss somewhat beyond the shown one always fails, one somewhat within it not always."""
     runs = [make_run(name, rate=rate) for name, rate in (("a", 98.0), ("b", 100.0), ("c", 102.0))]
     path = baselines.accept(runs, "night", LIMITS, root=tmp_path / "baselines")
-    rate = baselines.widths(baselines.load_baseline(path), LIMITS)[0]
-    assert rate.own == pytest.approx(0.2) and rate.bound == pytest.approx(0.2) and not rate.too_wide
-    assert 0.25 < rate.effect < 0.45, "the limit of 20 %, and what the interval of four runs with so few degrees takes"
+    rate = baselines.widths(baselines.load_baseline(path), LIMITS, {})[0]
+    assert rate.own == pytest.approx(0.2) and not rate.too_wide
+    assert 0.25 < rate.effect < 0.32, "the limit of 20 %, and what one run of a side may be off"
 
 
 def test_add_needs_a_baseline_and_a_new_run(make_run, tmp_path):

@@ -89,8 +89,9 @@ def test_a_table_by_hand(make):
     found = only(make("20261120", *old), make("20261121", *new))
     logs = [[math.log(value) for value in side] for side in (old, new)]
     means = [sum(side) / 3 for side in logs]
-    s = math.sqrt(sum((x - m) ** 2 for side, m in zip(logs, means, strict=True) for x in side) / 4)
-    half = t.ppf(0.99, 4) * s * math.sqrt(2 / 3)
+    squares = sum((x - m) ** 2 for side, m in zip(logs, means, strict=True) for x in side)
+    s = math.sqrt((squares + 2 * 0.05**2) / 6)  # four degrees of freedom from the runs, two from the default
+    half = t.ppf(0.99, 6) * s * math.sqrt(2 / 3)
     told = row(found)
     assert told.change == pytest.approx(0.7)  # 70/100, 72.8/104 and 71.4/102
     assert (told.low, told.high) == pytest.approx((0.7 * math.exp(-half), 0.7 * math.exp(half)))
@@ -108,8 +109,8 @@ def test_a_table_by_hand(make):
         ((100, 101, 99), (90, 91, 89), "worse", "PASS"),
         ((100, 101, 99), (100, 99, 101), "no difference found", "PASS"),
         ((100, 101, 99), (120, 121, 119), "better", "PASS"),
-        ((100, 110, 90), (85, 75, 80), "undecided", "AMBIGUOUS"),
-        ((100,), (99,), "within the limit", "PASS"),
+        ((100, 150, 70), (75, 60, 85), "undecided", "AMBIGUOUS"),
+        ((100,), (99,), "no difference found", "PASS"),
         ((100,), (100,), "no difference found", "PASS"),
         ((100,), (70,), "regression", "FAIL"),
     ],
@@ -147,7 +148,7 @@ def test_a_report_carried_elsewhere_compares_as_its_folder(make, tmp_path):
     first = write_run(tmp_path / "quick-20261120" / "squad-cpu-100000-aaa", steps=700)
     second = write_run(tmp_path / "quick-20261121" / "squad-cpu-100000-bbb", steps=900)
     by_folder = only(first, second)
-    assert row(by_folder, "step_s_minisquad_tiny").basis == "samples"
+    assert row(by_folder, "step_s_minisquad_tiny").basis == "default"
     for folder, name in ((first, "mail.html"), (second, "other.html")):
         shutil.move(report.render(folder), tmp_path / name)
         shutil.rmtree(folder)
@@ -246,7 +247,7 @@ def test_a_noisy_run_with_itself_is_not_undecided(tmp_path):
     ("old", "new", "tone"),
     [
         ((100, 101, 99), (100, 99, 101), "good"),
-        ((100, 110, 90), (85, 75, 80), "warn"),  # noise leaves the limit undecided
+        ((100, 150, 70), (75, 60, 85), "warn"),  # noise leaves the limit undecided
         ((100, 101, 99), (70, 71, 69), "bad"),
     ],
 )
@@ -258,10 +259,10 @@ def test_the_banner_has_the_tone_of_what_is_said(make, tmp_path, old, new, tone)
 
 def test_one_number_a_side_without_a_limit_has_no_interval_to_judge_by(make):
     sides = [
-        make(day, [metric("total_s", value, "s", "lower")]) for day, value in (("20261120", 10.0), ("20261121", 12.0))
+        make(day, [metric("padding", value, "ratio", "lower")]) for day, value in (("20261120", 0.3), ("20261121", 0.4))
     ]
     found = only(*sides)
-    assert (row(found, "total_s").word, row(found, "total_s").basis) == ("no interval", "none")
+    assert (row(found, "padding").word, row(found, "padding").basis) == ("no interval", "none")
     assert found.tone == "calm"
 
 
@@ -279,12 +280,12 @@ def test_the_star_is_explained_where_it_stands_only(tmp_path):
         sides.append(folder)
     assert row(only(*sides), "odd_s").word == "worse"
     assert "worse*" not in run(*sides).output
-    assert "* from the samples" not in run(*sides).output
+    assert "* from one run per side" not in run(*sides).output
     assert "worse*" in run(*sides, "--all-metrics").output
-    assert run(*sides, "--all-metrics").output.count("* from the samples") == 1
+    assert run(*sides, "--all-metrics").output.count("* from one run per side") == 1
     page = comparing.html(*compare([str(side) for side in sides]))
-    assert page.index("<summary>") < page.index("worse*") < page.index("* from the samples")
-    assert page.count("* from the samples") == 1
+    assert page.index("<summary>") < page.index("worse*") < page.index("* from one run per side")
+    assert page.count("* from one run per side") == 1
 
 
 def test_a_page_goes_through_a_link_and_leaves_it(make, tmp_path):
