@@ -130,6 +130,8 @@ def config_table(run: Run) -> "pandas.DataFrame":
     rows = []
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
+        if value == {}:  # no limit of the user's own
+            continue
         rows.append(
             {
                 "parameter": name,

@@ -21,7 +21,7 @@ from benchlib.core.files import outputs, read_model, write_json
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import Calibration, calibrate_metric, save_calibration
-from benchlib.judge.regression import RunRecord
+from benchlib.judge.regression import RunRecord, limits_of
 from benchlib.launch.launch import execute
 from benchlib.launch.plan import Plan, plan, prepare
 from benchlib.results.run import Run, fingerprint_key
@@ -173,7 +173,7 @@ def _run_all(store: Path, base: Plan, slowed: dict[float, Plan], schedule: list[
 
 def _judge(base: Plan, runs: Runs) -> Calibration:
     first = runs[0.0][0]
-    limits = BENCHMARKS[base.config.benchmark].limits(first)
+    limits = limits_of(first)
     records = {share: [RunRecord.of(run, limits) for run in members] for share, members in runs.items()}
     factors = baselines.run_fingerprint(first)
     for run in runs[0.0][1:]:
@@ -197,12 +197,12 @@ def _judge(base: Plan, runs: Runs) -> Calibration:
 
 def show(calibration: Calibration) -> None:
     """Print what the gate can tell."""
-    rows = calibration.rows()
-    if rows:
+    for rows in filter(None, (calibration.rows(), calibration.power_rows())):
         columns = [Column(name, overflow="fold", no_wrap=name != "planted") for name in rows[0]]
         table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="bold")
         for row in rows:
             table.add_row(*(escape(value) for value in row.values()))
         console.print(table)
+        console.print()
     console.print(escape(calibration.method()), style="dim", soft_wrap=True)
     console.print(escape(calibration.sentence()), soft_wrap=True)

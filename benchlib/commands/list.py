@@ -27,6 +27,7 @@ from benchlib.judge.change import Spread, own_spread, pooled
 from benchlib.judge.checks import save_verdict
 from benchlib.judge.published import listed
 from benchlib.judge.references import registry
+from benchlib.judge.regression import limits_of
 from benchlib.launch.kubernetes import KUBECTL
 from benchlib.launch.launchers import SLURM, TORCHX
 from benchlib.results import store
@@ -129,7 +130,7 @@ def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improve
         baselines.require_acceptable(run, verdict.model_dump())
         save_verdict(run.path, verdict)
     runs = [run.refresh() for run in runs]
-    limits = BENCHMARKS[runs[0].config.benchmark].limits(runs[0])
+    limits = limits_of(runs[0])
     path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved, force=force)
     accepted = baselines.load_baseline(path)
     count = len(accepted.runs)
@@ -196,7 +197,8 @@ def show_baseline(key: str) -> None:
     for record in item.runs:
         console.print(f"from {escape(record.run)}: {escape(record.reason)}")
     measured = load_calibration(baselines.folder(), item.benchmark, item.tier, item.key)
-    table = _table("metric", "value", "A/A band", "n", "95 % interval of the latest run")
+    limits = {limit.metric: limit for limit in item.limits}
+    table = _table("metric", "value", "limit", "A/A band", "n", "95 % interval of the latest run")
     for metric in item.latest.metrics:
         interval = (
             ""
@@ -204,7 +206,9 @@ def show_baseline(key: str) -> None:
             else f"{quantity(metric.ci_low)} to {quantity(metric.ci_high)}"
         )
         spread = measured.spread(metric.name) if measured else None
-        table.add_row(metric.name, *_of_all_runs(item, metric, spread), str(metric.n), interval)
+        value, band = _of_all_runs(item, metric, spread)
+        limit = limits[metric.name].text(metric.direction) if metric.name in limits else ""
+        table.add_row(metric.name, value, limit, band, str(metric.n), interval)
     console.print(table)
     table = _table("factor", "value")
     for name, value in item.fingerprint.items():

@@ -30,7 +30,7 @@ from benchlib.core.text import quantity
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict, save_verdict
-from benchlib.judge.regression import RunRecord, save_repeats
+from benchlib.judge.regression import RunRecord, limits_of, save_repeats
 from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.plan import Plan, prepare
 from benchlib.results.run import Run, find_runs, run_path, tolerant
@@ -240,7 +240,7 @@ def _missed(planned: Plan, run_dir: Path, verdict: Verdict) -> bool:
 
 def _record(run_dir: Path) -> RunRecord:
     run = Run(run_dir)
-    return RunRecord.of(run, BENCHMARKS[run.config.benchmark].limits(run))
+    return RunRecord.of(run, limits_of(run))
 
 
 def _worst(codes: list[int]) -> int:

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -69,6 +69,10 @@ class BaseConfig(BaseModel):
 
     planted_slowdown: float = Field(
         0.0, ge=0, le=10, description="share by which timed work is slowed down on purpose, to test the gate; 0: none"
+    )
+    limits: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={},
+        description="limits of the gate by metric, in place of the benchmark's: shares or amounts, limits.train_samples_per_s=0.1",
     )
 
     # Fields that name a file or folder, and whether it must exist; relative paths are relative to the working folder.
@@ -203,6 +207,7 @@ _NOT_WORK = (
     "backend",
     "tier",
     "benchmark",
+    "limits",
     "planted_slowdown",  # a planted run is compared with the unchanged ones: that is what it is for
 )
 
@@ -248,7 +253,13 @@ def expectation(field: FieldInfo) -> str:
         elif member is type(None):
             words.append("null")
         else:
-            names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+            names = {
+                dict[str, float]: "a table of numbers >= 0",
+                int: "a whole number",
+                float: "a number",
+                bool: "true or false",
+                str: "text",
+            }
             words.append(names.get(member, str(member)))
     signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
     limits = [f"{sign} {getattr(item, key)}" for item in field.metadata for key, sign in signs if hasattr(item, key)]
@@ -266,7 +277,7 @@ def check_names(benchmark: str, names: Iterable[str], where: str = "") -> None:
     """Raise ``UserError`` for the first name that the benchmark's config does not have; a file is named as ``where``."""
     fields = config_class(benchmark).model_fields
     for name in names:
-        if name not in fields:
+        if name not in fields and not str(name).startswith("limits."):  # one metric's limit
             raise UserError(f"{where}unknown parameter {name!r} for {benchmark}: {nearest(str(name), fields)}")
 
 
@@ -346,7 +357,7 @@ def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
-    """Read ``name=value`` texts of the command line. The last one of a name counts."""
+    """Read ``name=value`` texts of the command line. The last one of a name counts; ``limits.METRIC=VALUE`` is kept as it is."""
     overrides = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
@@ -354,6 +365,17 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
             raise UserError(f"--set {pair!r}: expected NAME=VALUE, as in --set epochs=2")
         overrides[name.strip()] = value.strip()
     return overrides
+
+
+def _gathered(layer: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a layer with its ``limits.METRIC`` in one table, which adds to the ``known`` limits of the layers below."""
+    dotted = {name.removeprefix("limits."): value for name, value in layer.items() if name.startswith("limits.")}
+    rest = {name: value for name, value in layer.items() if not name.startswith("limits.")}
+    stated = rest.get("limits", {})
+    if not isinstance(stated, Mapping):
+        raise UserError(f"limits = {stated!r}: expected a table METRIC: VALUE, or --set limits.METRIC=VALUE")
+    together = {**known, **stated, **dotted}
+    return rest | ({"limits": together} if stated or dotted else {})
 
 
 def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
@@ -407,7 +429,8 @@ def resolve(
     }
     values: dict[str, Any] = {"benchmark": benchmark, "tier": tier, "backend": backend}
     origins: dict[str, str] = {}
-    for origin, layer in layers.items():
+    for origin, given in layers.items():
+        layer = _gathered(given, values.get("limits", {}))
         check_names(benchmark, layer, "" if origin == BY_HAND else f"{origin}: ")
         for name in ("benchmark", "tier", "backend"):
             if str(layer.get(name, values[name])) != values[name]:
@@ -477,7 +500,8 @@ def command(config: BaseConfig, ranks: bool = True) -> str:
         if name not in ("benchmark", "tier", "backend") and (
             value != getattr(usual, name) or (ranks and name == "nproc")
         ):
-            words += ["--set", f"{name}={_written(value)}"]
+            items = {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+            words += [word for key, item in items.items() for word in ("--set", f"{key}={_written(item)}")]
     return shlex.join(words)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from benchlib.core.errors import UserError
+from benchlib.core.errors import UserError, nearest
 from benchlib.core.files import home, read_model, write_json
 from benchlib.core.text import quantity
 from benchlib.judge.calibration import Calibration, Setup, load_calibration, simulate
@@ -24,10 +24,12 @@ from benchlib.judge.regression import (
     RegressionLimit,
     RunRecord,
     Side,
+    adjusted,
     allowed_loss,
     baseline_check,
     default_spread,
     kind_of,
+    named,
     open_checks,
     regression_check,
     repeats,
@@ -47,7 +49,10 @@ COMPARISONS = 1000  # simulated for the smallest loss found, which is shown in w
 
 
 class Baseline(BaseModel):
-    """The accepted runs of one fingerprint, the oldest first; several tell the spread between unchanged runs."""
+    """The accepted runs of one fingerprint, the oldest first; several tell the spread between unchanged runs.
+
+    ``limits`` are those that the runs were accepted with; none in a file of an older version.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,6 +61,7 @@ class Baseline(BaseModel):
     tier: str
     fingerprint: dict[str, str]
     runs: list[RunRecord] = Field(min_length=1, max_length=MOST_RUNS)
+    limits: list[RegressionLimit] = []
 
     @property
     def key(self) -> str:
@@ -159,17 +165,20 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     The earlier repetitions of an undecided run (``repeats.json``) count with it, but those whose level shifted only where all
     did. An accepted run is compared with the other accepted ones: with itself it would always pass.
     """
-    result = run.result
+    result, limits = run.result, adjusted(limits, run.config.limits)
     assert result is not None
+    unused = [name for name in run.config.limits if not any(named(name, limit.metric) for limit in limits)]
+    checks = [_unused_check(unused, [limit.metric for limit in limits])] if unused else []
     if comparison.baseline is None:
         assert comparison.status != "found"
-        return open_checks(limits, result, comparison.status, comparison.reason)
+        return [*checks, *open_checks(limits, result, comparison.status, comparison.reason)]
     latest, earlier = RunRecord.of(run, limits), repeats(run)
     others = [record for record in comparison.baseline.runs if not record.is_copy_of(latest)]
     if not others:
-        return open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")
+        return [*checks, *open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")]
+    limits, edited = _as_accepted(limits, comparison.baseline.limits)
+    checks += edited
     known = known_spreads(run, limits, comparison.calibration, [*comparison.baseline.runs, *earlier, latest])
-    checks = []
     for limit in limits:
         # A value that is no number must not hide behind those of earlier repetitions.
         metric = latest.metric(limit.metric)
@@ -186,6 +195,48 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
         elif new is not None and old is not None:
             checks.append(regression_check(limit, new.undisturbed(), old, known.get(limit.metric)))
     return checks
+
+
+def _unused_check(names: Sequence[str], metrics: Sequence[str]) -> Check:
+    """Fail a limit that no metric has: who set it believes that it gates."""
+    wrong = "; ".join(f"limits.{name}: {nearest(name, metrics)}" for name in names)
+    return Check(
+        name="limits apply",
+        kind="regression",
+        question="Does every limit that was set belong to a metric?",
+        status="FAIL",
+        reason=f"no metric with a limit has this name: {wrong}",
+    )
+
+
+def _as_accepted(
+    limits: Sequence[RegressionLimit], accepted: Sequence[RegressionLimit]
+) -> tuple[list[RegressionLimit], list[Check]]:
+    """Return the limits to judge by, and a check that lists those that are not as the baseline was accepted with.
+
+    A limit that went missing still counts; one that was edited counts as it is now.
+    """
+    here = {limit.metric: limit for limit in limits}
+    missing = [limit for limit in accepted if limit.metric not in here]
+    edited = [(limit, here[limit.metric]) for limit in accepted if limit != here.get(limit.metric, limit)]
+    if not missing and not edited:
+        return list(limits), []
+    parts = [f"{now.metric} {_size(now)}, accepted with {_size(then)}" for then, now in edited]
+    parts += [f"{limit.metric} has none, the accepted {_size(limit)} counts" for limit in missing]
+    check = Check(
+        name="limits as accepted",
+        kind="regression",
+        question="Are the limits those that the baseline was accepted with?",
+        status="FAIL",
+        reason="; ".join(parts),
+        source="baseline",
+        gates=False,
+    )
+    return [*limits, *missing], [check]
+
+
+def _size(limit: RegressionLimit) -> str:
+    return f"{limit.share:.0%}" if limit.share is not None else f"{limit.amount:g}"
 
 
 def known_spreads(
@@ -358,7 +409,11 @@ def accept(
             f"a baseline holds {MOST_RUNS} runs at most, these would be {len(kept)}: accept fewer, or leave out --add"
         )
     baseline = Baseline(
-        benchmark=first.config.benchmark, tier=first.config.tier, fingerprint=run_fingerprint(first), runs=kept
+        benchmark=first.config.benchmark,
+        tier=first.config.tier,
+        fingerprint=run_fingerprint(first),
+        runs=kept,
+        limits=limits,
     )
     if not force:
         known = known_spreads(first, limits, comparison.calibration, kept)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.core.errors import UserError
 from benchlib.core.files import read_model, write_json
 from benchlib.core.text import quantity
 from benchlib.judge.change import Change, Faster, Kind, Reading, Spread, change, reading
@@ -48,6 +50,33 @@ class RegressionLimit(BaseModel):
         """The limit for a reader, as in ``-20 %`` or ``-1 point``."""
         sign = "-" if direction == "higher" else "+"
         return f"{sign}{self.share:.0%}" if self.share is not None else f"{sign}{self.amount:g}"
+
+
+def limits_of(run: Run) -> list[RegressionLimit]:
+    """Return the limits of a run: those of its benchmark, in place of which the user may have set others."""
+    return adjusted(BENCHMARKS[run.config.benchmark].limits(run), run.config.limits)
+
+
+def adjusted(limits: Sequence[RegressionLimit], wanted: Mapping[str, float]) -> list[RegressionLimit]:
+    """Return limits with the values that a user ``wanted``, by metric or by the beginning of its name.
+
+    A number replaces a share by a share and an amount by an amount. Raises ``UserError`` for a share above 1.
+    """
+    changed = []
+    for limit in limits:
+        name = max((name for name in wanted if named(name, limit.metric)), key=len, default=None)
+        if name is not None and limit.share is not None and wanted[name] > 1:
+            raise UserError(
+                f"limits.{name} = {wanted[name]:g}: a share of the baseline from 0 to 1, as in 0.2 for 20 %"
+            )
+        part = "share" if limit.share is not None else "amount"
+        changed.append(limit if name is None else limit.model_copy(update={part: wanted[name]}))
+    return changed
+
+
+def named(name: str, metric: str) -> bool:
+    """Tell whether a name stands for a metric: it is its own, or that without its scope."""
+    return metric == name or metric.startswith(f"{name}_")
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,11 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_bytes
 from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.checks import Verdict
-from benchlib.judge.regression import KEPT_SAMPLES, RegressionLimit, thinned
+from benchlib.judge.regression import KEPT_SAMPLES, RegressionLimit, limits_of, thinned
 from benchlib.results.run import Result, Run, is_run, tolerant
 from benchlib.results.store import identity, span, state
 
@@ -138,7 +137,7 @@ def snapshot(run: Run) -> Snapshot:
         machine=machine,
         result=result,
         verdict=verdict,
-        limits=(read(lambda: BENCHMARKS[benchmark].limits(run)) or []) if complete else [],
+        limits=(read(lambda: limits_of(run)) or []) if complete else [],
         fingerprint=(read(lambda: run_fingerprint(run)) or {}) if complete and machine else {},
         samples=read(lambda: run.samples) or {},
         problems=list(dict.fromkeys(problems)),

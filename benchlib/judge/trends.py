@@ -25,7 +25,7 @@ from benchlib.core.text import quantity
 from benchlib.judge.change import Reading, Spread, compared
 from benchlib.judge.changepoints import COVERAGE, SHORTEST, Level, Levels, levels
 from benchlib.judge.checks import Check, Status, Verdict, verdict_of
-from benchlib.judge.regression import RegressionLimit, kind_of, status_of
+from benchlib.judge.regression import RegressionLimit, kind_of, limits_of, status_of
 from benchlib.results.metrics import Direction
 from benchlib.results.run import Run
 from benchlib.results.store import StoredRun, run_folders
@@ -313,7 +313,7 @@ def _limits(store: Path, newest: StoredRun) -> dict[str, RegressionLimit]:
     """Return by metric the limits that the gate has for a run; none where it cannot be read whole."""
     with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
         run = Run(store / newest.path)
-        return {limit.metric: limit for limit in BENCHMARKS[newest.benchmark].limits(run)}
+        return {limit.metric: limit for limit in limits_of(run)}
     return {}
 
 

@@ -5,7 +5,8 @@ import shutil
 import pytest
 
 from benchlib.commands import list
-from benchlib.config.schema import build, save_config
+from benchlib.config import schema
+from benchlib.config.schema import build, parse_overrides, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge import baselines
@@ -25,13 +26,16 @@ MACHINE = {
 
 @pytest.fixture
 def make_run(tmp_path):
-    def make(name, rate=100.0, f1=88.0, status="complete", verdict="PASS", machine=MACHINE, **config):
+    def make(name, rate=100.0, f1=88.0, status="complete", verdict="PASS", machine=MACHINE, samples=(), **config):
         path = tmp_path / name
         path.mkdir()
         resolved = build("squad", {"benchmark": "squad", **config})
         save_config(resolved, path)
         write_json(path / "machine.json", machine)
-        metrics = [measured("rate", [rate, rate * 1.01], "samples/s", "higher"), measured("f1", f1, "", "higher")]
+        metrics = [
+            measured("rate", samples or [rate, rate * 1.01], "samples/s", "higher"),
+            measured("f1", f1, "", "higher"),
+        ]
         save_result(path, Result.of(resolved, status=status, metrics=metrics))
         save_verdict(
             path, verdict_of([], broken="" if verdict == "PASS" else "stopped").model_copy(update={"verdict": verdict})
@@ -288,3 +292,83 @@ def test_a_better_value_passes_however_wide_its_interval(make_run, tmp_path):
     for name, rate, status in (("better", 110.0, "PASS"), ("worse", 90.0, "AMBIGUOUS")):
         run = make_run(name, rate=rate)
         assert baselines.regression_checks(run, LIMITS, baselines.find(run, root))[0].status == status
+
+
+def limited(make_run, tmp_path, name, speed=100.0, **limits):
+    """A run judged with limits of the user's own; the gate has those of LIMITS."""
+    run = make_run(name, rate=speed, limits=limits)
+    comparison = baselines.find(run, tmp_path / "baselines")
+    return {check.name: check for check in baselines.regression_checks(run, LIMITS, comparison)}
+
+
+def test_limits_of_the_user_count_and_an_edited_or_missing_one_is_noticed(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    baselines.accept([make_run(name) for name in "abcdefgh"], "first", LIMITS, root=root)
+    assert [limit.share for limit in baselines.stored(root)[0][1].limits] == [0.2, None]
+    usual = limited(make_run, tmp_path, "usual", 88.0)
+    assert usual["rate vs baseline"].status == "PASS" and "limits as accepted" not in usual
+    tight = limited(make_run, tmp_path, "tight", 88.0, rate=0.1)
+    assert (tight["rate vs baseline"].status, tight["rate vs baseline"].limit[:4]) == ("FAIL", "-10%")
+    assert tight["limits as accepted"].reason == "rate 10%, accepted with 20%"
+    assert not tight["limits as accepted"].gates
+    wrong = limited(make_run, tmp_path, "wrong", rat=0.1)["limits apply"]
+    assert wrong.status == "FAIL" and "rate" in wrong.reason
+    with pytest.raises(UserError, match="a share of the baseline from 0 to 1"):
+        limited(make_run, tmp_path, "large", rate=3.0)
+    run = make_run("other", rate=70.0)
+    checks = baselines.regression_checks(run, LIMITS[1:], baselines.find(run, root))
+    assert {check.name: check.status for check in checks} == {
+        "limits as accepted": "FAIL", "f1 vs baseline": "PASS", "rate vs baseline": "FAIL",
+    }  # fmt: skip
+
+
+def test_limits_are_set_by_metric_and_add_up_over_files_and_command_line(monkeypatch):
+    own = {"limits": {"f1": 0.5, "loss_final": 0.3}}
+    read = schema.read_params
+    monkeypatch.setattr(
+        schema, "read_params", lambda kind, name: read(kind, name) | ({"squad": own} if kind == "backends" else {})
+    )
+    found = schema.resolve("squad", "smoke", "cpu", parse_overrides(["limits.train_samples_per_s=0.1", "limits.f1=2"]))
+    assert found.config.limits == {"f1": 2.0, "loss_final": 0.3, "train_samples_per_s": 0.1}
+    assert "limits" not in found.config.work()
+    assert "--set limits.train_samples_per_s=0.1" in schema.command(found.config)
+    for wrong in ("limits.f1=-1", "limits.f1=x", "limits=3"):
+        with pytest.raises(UserError, match="limits"):
+            schema.resolve("squad", "smoke", "cpu", parse_overrides([wrong]))
+
+
+def test_stored_runs_of_the_same_kind_tell_the_spread_accepted_or_not(make_run, tmp_path):
+    """Six runs that differ by 1 %, one of them odd; runs of another config, planted or later ones do not count."""
+    day = tmp_path / "store" / "smoke-20261120"
+    day.mkdir(parents=True)
+    rates = (100.0, 101.0, 99.0, 100.5, 60.0, 99.5)
+    for number, rate in enumerate(rates):
+        make_run(f"store/smoke-20261120/squad-cpu-10000{number}-abcdef", rate=rate)
+    make_run("store/smoke-20261120/squad-cpu-200000-abcdef", rate=50.0, batch_size=4)
+    make_run("store/smoke-20261120/squad-cpu-200001-abcdef", rate=50.0, planted_slowdown=0.5)
+    run = make_run("store/smoke-20261120/squad-cpu-300000-abcdef")
+    make_run("store/smoke-20261120/squad-cpu-400000-abcdef", rate=10.0)
+    spread = baselines.known_spreads(run, LIMITS, None, [RunRecord.of(run, LIMITS)])["rate"]
+    assert spread.source == "6 stored runs"
+    assert 0.004 < spread.s < 0.015
+    first = baselines.Run(day / "squad-cpu-100000-abcdef")
+    root = tmp_path / "baselines"
+    baselines.accept(first, "first", LIMITS, root=root)
+    check = baselines.regression_checks(run, LIMITS, baselines.find(run, root))[0]
+    assert "from 5 stored runs, default" in check.source
+
+
+def test_a_disturbed_repetition_is_replaced_by_one_that_is_not(make_run, tmp_path):
+    root = tmp_path / "baselines"
+    baselines.accept(make_run("a"), "first", LIMITS, root=root)
+    half = [100.0] * 50 + [40.0] * 50
+    noisy = [value * (1 + 0.01 * (-1) ** place) for place, value in enumerate(half)]
+    disturbed = make_run("disturbed", samples=noisy)
+    check = baselines.regression_checks(disturbed, LIMITS, baselines.find(disturbed, root))[0]
+    assert check.status == "AMBIGUOUS"
+    assert "its level shifted by -60% from 50% to 100% of the samples" in check.reason
+    assert "disagree about the limit: repeat the run" in check.reason
+    again = make_run("again")
+    save_repeats(again.path, [RunRecord.of(disturbed, LIMITS)])
+    check = baselines.regression_checks(again, LIMITS, baselines.find(again, root))[0]
+    assert (check.status, check.value) == ("PASS", pytest.approx(100.5))
