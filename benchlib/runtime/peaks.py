@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from benchlib.core.errors import RunBroken
+from benchlib.core.text import counted
 from benchlib.runtime import devices, group
 from benchlib.runtime.group import World
 from benchlib.runtime.timing import hold
@@ -113,8 +114,9 @@ def all_ranks_peak(here: World, precision: str, seconds: float) -> tuple[float |
     if lacking:
         return None, lacking
     peak, size = peak_together(by_rank)
-    each = f", {threads} threads each" if here.device.type == "cpu" else ""
-    return peak, f"n = {size}, {precision} products, {here.size} ranks at once{each}, the best of this run"
+    each = f", {counted(threads, 'thread')} each" if here.device.type == "cpu" else ""
+    together = f"{counted(here.size, 'rank')}{' at once' * (here.size > 1)}"
+    return peak, f"n = {size}, {precision} products, {together}{each}, the best of this run"
 
 
 def timed_groups(

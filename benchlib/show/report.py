@@ -19,7 +19,7 @@ from traitlets import default
 
 from benchlib.benchmarks import of_run
 from benchlib.core.files import read_bytes, write_text
-from benchlib.core.text import cell
+from benchlib.core.text import cell, column
 from benchlib.judge.snapshot import Link, link, snapshot
 from benchlib.results.run import Run
 from benchlib.show import markup
@@ -59,7 +59,7 @@ class Exporter(TemplateExporter):
         environment.trim_blocks = environment.lstrip_blocks = True
         environment.filters |= {
             "safe_html": markup.clean, "markdown": markup.markdown, "code": markup.code, "terminal": markup.plain,
-            "signs": markup.signs, "cell": cell, "shown": _Outputs(self.pictures_limit).shown,
+            "signs": markup.signs, "cell": cell, "column": column, "shown": _Outputs(self.pictures_limit).shown,
         }  # fmt: skip
         return environment
 

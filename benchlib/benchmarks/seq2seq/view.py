@@ -44,7 +44,13 @@ VIEW = View(
         "loader_over_raw": "Loader over raw",
         "step_s": "Step time",
     },
-    headings={"epochs": "Epochs", "batches": "Batches tried", "sizes": "What each size asks of the disk"},
+    headings={
+        "devices": "Devices, over the training",
+        "engines": "Losses of the engines, in turns",
+        "epochs": "Epochs",
+        "batches": "Batches tried",
+        "sizes": "What each size asks of the disk",
+    },
     warnings=warnings,
     exports=(
         (
