@@ -6,6 +6,7 @@ misses; keep config, machine, result, verdict, rank 0's steps and at most 50 sam
 and Parquet. No number is changed.
 
     python scripts/keep_demo.py STORE          # replaces the runs in notebooks/demo-runs
+    python scripts/keep_demo.py STORE --worth  # replaces those in notebooks/demo-worth: the same work on some ranks
 """
 
 import argparse
@@ -13,7 +14,8 @@ import json
 import shutil
 from pathlib import Path
 
-from benchlib.judge.trends import demo_store
+from benchlib.core.text import counted
+from benchlib.judge.trends import demo_store, demo_worth
 from benchlib.results import store as history
 from benchlib.results.run import Run
 
@@ -21,8 +23,8 @@ SAMPLES = 50
 KEPT_EVENTS = ("plan", "step")
 
 
-def keep(source: Path, target: Path) -> None:
-    """Write the thinned copy of one run."""
+def keep(source: Path, target: Path, samples: str = "step_s") -> None:
+    """Write the thinned copy of one run, with the samples of the metrics whose name begins so."""
     target.mkdir(parents=True)
     for name in ("config.json", "machine.json", "result.json", "verdict.json"):
         content = json.loads((source / name).read_text())
@@ -35,15 +37,15 @@ def keep(source: Path, target: Path) -> None:
     if events:
         lines = [json.dumps(event, separators=(",", ":")) for event in events]
         (target / "events-rank0.jsonl").write_text("\n".join(lines) + "\n")
-    _keep_samples(source, target)
+    _keep_samples(source, target, samples)
 
 
-def _keep_samples(source: Path, target: Path) -> None:
+def _keep_samples(source: Path, target: Path, samples: str) -> None:
     import pandas as pd
 
     path = source / "samples.parquet"
     frame = pd.read_parquet(path) if path.exists() else pd.DataFrame({"metric": [], "index": []})
-    frame = frame[frame["metric"].astype(str).str.startswith("step_s")]
+    frame = frame[frame["metric"].astype(str).str.startswith(samples)]
     if len(frame):
         step = max(1, len(frame) // SAMPLES)
         frame[frame["index"] % step == 0].to_parquet(target / path.name, index=False, compression="zstd")
@@ -53,15 +55,24 @@ def main() -> None:
     """Replace the demo store by the whole runs of a store."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("store", type=Path)
-    store = parser.parse_args().store
-    for day in demo_store().glob("*-*"):
+    parser.add_argument("--worth", action="store_true", help="of the comparison by price")
+    arguments = parser.parse_args()
+    store, kept = arguments.store, demo_worth() if arguments.worth else demo_store()
+    for day in kept.glob("*-*"):
         if day.is_dir():
             shutil.rmtree(day)
     for run in history.read(store):
-        if run.word == "PASS":
-            keep(store / run.path, demo_store() / run.path)
-    files = [path for path in demo_store().rglob("*") if path.is_file()]
-    print(f"{len(history.read(demo_store()))} runs, {sum(path.stat().st_size for path in files):,} bytes")
+        if run.word == "PASS" and arguments.worth:
+            ranks = json.loads((store / run.path / "result.json").read_text())["world_size"]
+            keep(
+                store / run.path,
+                kept / counted(ranks, "rank").replace(" ", "-") / Path(run.path).name,
+                "train_samples_per_s",
+            )
+        elif run.word == "PASS":
+            keep(store / run.path, kept / run.path)
+    files = [path for path in kept.rglob("*") if path.is_file()]
+    print(f"{len(list(kept.rglob('result.json')))} runs, {sum(path.stat().st_size for path in files):,} bytes")
 
 
 if __name__ == "__main__":

@@ -184,6 +184,11 @@ def demo_store() -> Path:
     return home() / "notebooks" / "demo-runs"
 
 
+def demo_worth() -> Path:
+    """Return the folder of real runs of the same work on one rank and on two, a folder for each."""
+    return home() / "notebooks" / "demo-worth"
+
+
 @dataclass(frozen=True)
 class Filter:
     """What is asked for. An empty text asks for everything; ``machine`` is a part of a host's or a processor's name.

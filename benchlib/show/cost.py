@@ -22,7 +22,7 @@ from benchlib.judge.cost import (
 )
 from benchlib.judge.machines import priced, read_machines
 from benchlib.judge.prices import Asked, parse
-from benchlib.judge.trends import demo_store
+from benchlib.judge.trends import demo_worth
 from benchlib.show import markup, notebook
 from benchlib.show.figures import (
     DARK,
@@ -47,9 +47,9 @@ from benchlib.show.notebook import whole
 
 LETTERS = 26  # of a machine's label in a picture
 WIDE = 20.0  # ratio of the largest to the smallest value from which an axis is logarithmic
-REACH = 3.0  # times the longest bar that intervals are drawn to: a longer one would leave nothing of the bars
+REACH = 3.0  # times the longest bar that intervals are drawn to, then an arrow: a longer one would leave nothing of the bars
 TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
-DEMO_USD = 0.10
+DEMO_USD = {"1-rank": 0.06, "2-ranks": 0.10}  # assumed, by folder: half of a machine, and all of it
 
 
 class Cell(NamedTuple):
@@ -110,21 +110,24 @@ def bars(item: Worth, row: Row, theme: Theme = LIGHT) -> Picture:
     colours = [theme.series[2 if words.mark == "✓" else 0] for words in cells]
     axes.barh(places, values, height=0.55, color=colours, alpha=0.85)
     looks: Any = {"fmt": "none", "ecolor": theme.text, "elinewidth": 1.1, "capsize": 3}
-    axes.errorbar(values, places, xerr=_errors(row.values), **looks)
-    most = max(values)
-    ends = [min(max(value.value or 0.0, value.high or 0.0), REACH * most) for value in row.values]
+    reach = REACH * max(values)
+    below, above = _errors(row.values)
+    above = [min(error, reach - value) for error, value in zip(above, values, strict=True)]
+    axes.errorbar(values, places, xerr=(below, above), **looks)
+    ends = [value + error for value, error in zip(values, above, strict=True)]
     if row.name == "break_even":
         prices = [machine.usd_per_device_hour for machine in item.machines]
         axes.plot(prices, places, "D", color=theme.series[1], markersize=6, label="price")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
         ends = [max(end, price) for end, price in zip(ends, prices, strict=True)]
     label_rows(axes, [_short(machine.label) for machine in item.machines])
-    for place, (end, words) in enumerate(zip(ends, cells, strict=True)):
+    for place, (end, words, item_value) in enumerate(zip(ends, cells, row.values, strict=True)):
         written = "not available" if words.value == "–" else f"{words.value} {words.mark}".strip()
         if row.name == "break_even":
             price = quantity(item.machines[place].usd_per_device_hour)
             written = f"{price} → {words.value}" if words.below != "the cheapest" else words.below
-        note(axes, written, (end, place), (9, 0), fontsize=8.5)
+        cut = (item_value.high or 0.0) > reach
+        note(axes, f"→ {written}" if cut else written, (end, place), (9, 0), fontsize=8.5)
     axes.set_xlim(0, 1.4 * max(ends))
     axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel(row.unit + ("" if row.direction == "none" else f", {row.direction} is better"))
@@ -217,7 +220,7 @@ class Choice:
         given = [f"{usd:g}" for usd in self.asked.plain] + [f"{name} {usd:g}" for name, usd in self.asked.named.items()]
         rows = {
             "runs": "the demo runs of the kit" if self.demo else ", ".join(self.runs),
-            "USD per device hour": f"{DEMO_USD:g} for each: assumed for the demo runs, no offer"
+            "USD per device hour": f"{', '.join(f'{usd:g}' for usd in DEMO_USD.values())}: assumed for the demo runs, no offer"
             if self.demo
             else ", ".join(given) or f"price sheet, {self.asked.kind}",
             "deadline": "none" if self.deadline_s is None else amount_text(self.deadline_s, "s"),
@@ -233,7 +236,8 @@ def open_runs(runs: str, prices: str, deadline: str) -> Choice:
     if prices and not named:
         raise UserError(f"prices = {prices!r} without runs: name the runs that they are for")
     asked = parse([prices] if prices else [])
-    return Choice(named or (str(demo_store()),), asked, parse_deadline(deadline) if deadline else None, not named)
+    demo = tuple(str(demo_worth() / name) for name in DEMO_USD)
+    return Choice(named or demo, asked, parse_deadline(deadline) if deadline else None, not named)
 
 
 def compare(choice: Choice) -> list[Worth]:
@@ -241,7 +245,7 @@ def compare(choice: Choice) -> list[Worth]:
     compared, _ = read_machines(choice.runs)
     return [
         worth(
-            priced(machines, Asked(plain=[DEMO_USD] * len(machines)) if choice.demo else choice.asked),
+            priced(machines, Asked(plain=list(DEMO_USD.values())) if choice.demo else choice.asked),
             choice.deadline_s,
         )
         for machines in compared.values()

@@ -1,6 +1,7 @@
 """The encoder-decoder on two ranks against one, and from a disk against memory: the same losses to the last digits of fp64."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
 from benchlib.benchmarks.seq2seq.train import Engine, Task, compare, train
 from benchlib.core.events import EventWriter
 from benchlib.runtime.group import World
+from benchlib.runtime.steps import COLUMNS
 from benchlib.workloads.pairs import Pairs
 from benchlib.workloads.shards import open_source
 
@@ -88,3 +90,25 @@ def test_a_rank_without_samples_takes_part(group: None, tmp_path: Path) -> None:
     ]
     assert sorted(np.concatenate([part[0][0] for part in parts] + [parts[0][1][0]]).tolist()) == list(range(9))
     assert parts[1][1][1] == 0.0 and parts[0][1][1] == pytest.approx(1 / 6)
+
+
+def test_a_slow_disk_is_measured_and_named_as_the_limit(group: None, tmp_path: Path) -> None:
+    """Eight samples of 96 bytes at 1 kB/s take 0.77 s to read, and a model of this size far less to train, on one thread."""
+    from benchlib.benchmarks.seq2seq.judge import data_sentence
+    from benchlib.benchmarks.seq2seq.run import _disk
+    from benchlib.core.disk import Planted
+
+    threads = torch.get_num_threads()
+    config = Seq2seqConfig(**SHAPE, sequence=6, samples=8, epochs=1, budget_s=10, data_dir=str(tmp_path))
+    task = Task(config, World(0, 1, 0, 1, torch.device("cpu"), "gloo"), EventWriter(tmp_path, "rank0"), "fp32", 8)
+    source = open_source(Pairs(8, 6, 50, 4), tmp_path, planted=Planted(1e3))
+    try:
+        torch.set_num_threads(1)
+        outcome = train(task, Engine("tuned", task), source, 1.0)
+        rates, limit = _disk(config, source, outcome, task.world, task)
+    finally:
+        torch.set_num_threads(threads)
+    assert limit.limit == "disk" and max(rates.loader_bytes_per_s) < 1.02e3
+    assert "the disk limits this model" in data_sentence({"data_limit": asdict(limit)}, 0.9)
+    (step,) = outcome.counted[:, 0]
+    assert step[COLUMNS.index("data_s")] > 0.5 * step[COLUMNS.index("step_s")]

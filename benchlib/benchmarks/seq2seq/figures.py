@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from benchlib.results import frames
 from benchlib.results.frames import Records
@@ -10,6 +11,17 @@ from benchlib.show import training
 from benchlib.show.figures import LIGHT, Picture, Theme, blank, finish, label_rows, leave_empty, note, styled
 
 _ENGINES = ("plain", "tuned")
+
+
+def _bars(axes: Axes, theme: Theme, groups: dict[str, list[float]]) -> dict[str, float]:
+    """Draw the median of each group as a bar with its values as ticks; return the medians."""
+    medians = {name: float(pd.Series(values).median()) for name, values in groups.items()}
+    for row, (name, values) in enumerate(groups.items()):
+        axes.barh(row, medians[name], height=0.5, color=theme.series[row], alpha=0.55)
+        axes.plot(values, [row] * len(values), "|", color=theme.text, markersize=12, markeredgewidth=1.2)
+        note(axes, f"{medians[name]:.3g}", (max(values), row), (8, 0), fontweight="bold")
+    label_rows(axes, list(groups))
+    return medians
 
 
 @styled
@@ -23,12 +35,7 @@ def engines(run: Records, theme: Theme = LIGHT) -> Picture:
     }
     if not all(rates.values()):
         return leave_empty(figure, axes, theme, "One engine ran: there is nothing to compare.")
-    medians = {engine: float(pd.Series(values).median()) for engine, values in rates.items()}
-    for row, (engine, values) in enumerate(rates.items()):
-        axes.barh(row, medians[engine], height=0.5, color=theme.series[row], alpha=0.55)
-        axes.plot(values, [row] * len(values), "|", color=theme.text, markersize=12, markeredgewidth=1.2)
-        note(axes, f"{medians[engine]:.3g}", (max(values), row), (8, 0), fontweight="bold")
-    label_rows(axes, list(_ENGINES))
+    medians = _bars(axes, theme, rates)
     axes.set_xlim(0, 1.2 * max(map(max, rates.values())))
     ratios = samples.get(next((name for name in samples if name.startswith("tuned_over_plain")), ""), [])
     ratio = float(pd.Series(ratios).median()) if ratios else medians["tuned"] / medians["plain"]
@@ -87,16 +94,11 @@ def disk(run: Records, theme: Theme = LIGHT) -> Picture:
     rates = {label: samples.get(name, []) for name, label in names.items()}
     if not all(rates.values()):
         return leave_empty(figure, axes, theme, "No disk was measured: data_dir and a whole shard of samples do.")
-    for row, values in enumerate(rates.values()):
-        median = float(pd.Series(values).median())
-        axes.barh(row, median, height=0.5, color=theme.series[row], alpha=0.55)
-        axes.plot(values, [row] * len(values), "|", color=theme.text, markersize=12, markeredgewidth=1.2)
-        note(axes, f"{median:.3g}", (max(values), row), (8, 0), fontweight="bold")
-    label_rows(axes, list(rates))
+    medians = _bars(axes, theme, rates)
     every = [value for values in rates.values() for value in values]
     axes.set_xscale("log")
     axes.set_xlim(min(every) / 3, max(every) * 4)
-    share = rates["asked for"][0] / float(pd.Series(rates["loader"]).median())
+    share = medians["asked for"] / medians["loader"]
     title = f"The training asks for {share:.2g} × what the loader delivers"
     alt = "Bars: medians on a logarithmic axis; ticks: rounds in turns."
     return finish(figure, axes, theme, title, "MB/s, all ranks (logarithmic)", "", alt)

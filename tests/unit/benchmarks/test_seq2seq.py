@@ -233,7 +233,9 @@ def test_a_trial_that_runs_out_of_memory_ends_alone(tmp_path):
 def test_a_peak_above_the_limit_does_not_fit(monkeypatch):
     """What a process maps before its limit is set, and what it shares, counts as well."""
     monkeypatch.setattr(auto, "_limited", lambda device, limit: None)
-    config = Seq2seqConfig(d_model=8, nhead=2, encoder_layers=1, decoder_layers=1, dim_feedforward=8, sequence=4)
+    config = Seq2seqConfig(
+        d_model=8, nhead=2, encoder_layers=1, decoder_layers=1, dim_feedforward=8, sequence=4, vocabulary=64
+    )
     peak = auto.devices.peak_resident_bytes()
     row = auto.one_trial(config, 1, int(peak / 2))
     assert not row["fits"] and row["peak_gb"] * 1e9 >= peak and "is above the limit of" in row["reason"]

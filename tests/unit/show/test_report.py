@@ -16,7 +16,7 @@ from pages import EVIL, Page, assert_self_contained_and_accessible, contrast
 from benchlib.benchmarks import BENCHMARKS, Benchmark
 from benchlib.config.schema import build, command, parse_overrides, resolve
 from benchlib.core.files import home
-from benchlib.core.text import MARKS
+from benchlib.core.text import MARKS, cell, column
 from benchlib.results.run import Run
 from benchlib.show import markup, report, training
 from benchlib.show.figures import png
@@ -354,3 +354,22 @@ def test_a_fact_that_says_nothing_has_no_row(tmp_path):
     assert rows["flag"] == "no"
     assert all(rows.values())
     assert not {"identity", "nothing", "empty list"} & rows.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("power_w", "power (W)"),
+        ("asked_mb_per_s", "asked (MB/s)"),
+        ("samples_per_s", "samples/s"),
+        ("memory_in_use_gb", "memory in use (GB)"),
+        ("batch", "batch"),
+        ("TTFT p99, ms", "TTFT p99, ms"),
+    ],
+)
+def test_columns_are_headed_by_name_and_unit(name, shown):
+    assert column(name) == shown
+
+
+def test_a_value_that_is_missing_is_a_dash():
+    assert [cell(value, "power_w") for value in (None, 412.5)] == ["–", "412.5"]
