@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -16,8 +17,7 @@ from benchlib.core.terminal import console as terminal_console
 from benchlib.core.text import quantity
 from benchlib.judge.checks import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.judge.compare import Argument, Contrast, Factor, Row, contrast, read_argument
-from benchlib.judge.cost import Worth, parse_deadline, worth
-from benchlib.judge.machines import priced, read_machines
+from benchlib.judge.cost import Worth, parse_deadline, worths
 from benchlib.judge.prices import parse
 from benchlib.show import cost, markup
 
@@ -81,8 +81,12 @@ def exit_code(contrasts: Sequence[Contrast], strict: bool) -> int:
 
 def to_json(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
     """Return the whole comparison as JSON."""
-    rows = [item.model_dump(mode="json") for item in contrasts]
-    content = {"schema_version": 1, "contrasts": rows, "notes": list(notes)}
+    return _json("contrasts", contrasts, notes)
+
+
+def _json(name: str, items: Sequence[BaseModel], notes: Sequence[str]) -> str:
+    rows = [item.model_dump(mode="json") for item in items]
+    content = {"schema_version": 1, name: rows, "notes": list(notes)}
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
@@ -226,33 +230,20 @@ def write_html(page: str, path: Path) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def worths(sides: Sequence[str], prices: Sequence[str], deadline: str) -> tuple[list[Worth], list[str]]:
-    """Compare machines by price, benchmark by benchmark; return that and notes on what was excluded.
+def compare_worth(sides: Sequence[str], prices: Sequence[str], deadline: str, as_json: bool, html: Path | None) -> None:
+    """Compare by price and show it, as the command line asks for it.
 
     Raises ``UserError`` for prices or a deadline that cannot be, before any run is read, and for runs without a rate.
     """
-    asked, deadline_s = parse(prices), parse_deadline(deadline) if deadline else None
-    compared, notes = read_machines(sides)
-    return [worth(priced(machines, asked), deadline_s) for machines in compared.values()], notes
-
-
-def compare_worth(sides: Sequence[str], prices: Sequence[str], deadline: str, as_json: bool, html: Path | None) -> None:
-    """Compare by price and show it, as the command line asks for it."""
-    items, notes = worths(sides, prices, deadline)
+    items, notes = worths(sides, parse(prices), parse_deadline(deadline) if deadline else None)
     if html:
         write_html(cost.page(items, notes), html)
     if as_json:
-        click.echo(worth_json(items, notes))
+        click.echo(_json("worth", items, notes))
     else:
         show_worth(items, notes)
     if html:
         click.echo(f"page: {html}", err=as_json)
-
-
-def worth_json(items: Sequence[Worth], notes: Sequence[str]) -> str:
-    """Return the comparison by price as JSON."""
-    content = {"schema_version": 1, "worth": [item.model_dump(mode="json") for item in items], "notes": list(notes)}
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ A device is what is paid for: of accelerators one for each rank, of a CPU backen
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +27,8 @@ from benchlib.core import text
 from benchlib.core.errors import UserError
 from benchlib.judge.change import GATE_CONFIDENCE, Estimate, Runs, change, estimate
 from benchlib.judge.checks import Check, Verdict, verdict_of
-from benchlib.judge.machines import HOUR_S, Machine
+from benchlib.judge.machines import HOUR_S, Machine, priced, read_machines
+from benchlib.judge.prices import Asked
 from benchlib.judge.regression import Side
 from benchlib.results.metrics import Direction
 
@@ -389,6 +390,12 @@ def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth
         answers=list(compared.answers(deadline_s)),
         notes=compared.notes(),
     )
+
+
+def worths(arguments: Iterable[str], asked: Asked, deadline_s: float | None = None) -> tuple[list[Worth], list[str]]:
+    """Read the machines that the arguments name and compare them, benchmark by benchmark; return that and what is left out."""
+    compared, notes = read_machines(arguments)
+    return [worth(priced(machines, asked), deadline_s) for machines in compared.values()], notes
 
 
 def amount_text(value: float, unit: str = "") -> str:

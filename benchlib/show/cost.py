@@ -18,9 +18,8 @@ from benchlib.judge.cost import (
     Worth,
     amount_text,
     parse_deadline,
-    worth,
+    worths,
 )
-from benchlib.judge.machines import priced, read_machines
 from benchlib.judge.prices import Asked, parse
 from benchlib.judge.trends import demo_worth
 from benchlib.show import markup, notebook
@@ -235,21 +234,14 @@ def open_runs(runs: str, prices: str, deadline: str) -> Choice:
     named = tuple(part.strip() for part in runs.split(",") if part.strip())
     if prices and not named:
         raise UserError(f"prices = {prices!r} without runs: name the runs that they are for")
-    asked = parse([prices] if prices else [])
+    asked = parse([prices] if prices else []) if named else Asked(plain=list(DEMO_USD.values()))
     demo = tuple(str(demo_worth() / name) for name in DEMO_USD)
     return Choice(named or demo, asked, parse_deadline(deadline) if deadline else None, not named)
 
 
 def compare(choice: Choice) -> list[Worth]:
     """Read the runs and compare them, one comparison for each benchmark that has a rate."""
-    compared, _ = read_machines(choice.runs)
-    return [
-        worth(
-            priced(machines, Asked(plain=list(DEMO_USD.values())) if choice.demo else choice.asked),
-            choice.deadline_s,
-        )
-        for machines in compared.values()
-    ]
+    return worths(choice.runs, choice.asked, choice.deadline_s)[0]
 
 
 def table(item: Worth) -> pd.DataFrame:
