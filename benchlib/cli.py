@@ -430,6 +430,20 @@ def serve(**options: Any) -> None:
 
 
 @main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="PNG file for the graph by layer.")
+@user_errors
+def inspect(file: Path, picture: Path | None) -> None:
+    """Read a StableHLO program (FILE.mlir): check its types, count operations, FLOPs and bytes.
+
+    A manifest beside it, FILE.mlir.json, tells which layer is which.
+    """
+    from benchlib.commands import inspect as inspecting
+
+    inspecting.inspect(file, picture)
+
+
+@main.command()
 @user_errors
 def doctor() -> None:
     """Show what this machine can run, what is missing and how to install it."""

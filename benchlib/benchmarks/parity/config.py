@@ -61,6 +61,8 @@ MEMBERS: dict[str, Member] = {
         Member("onnxruntime", ("cpu", "cuda"), "ONNX Runtime", "benchlib.benchmarks.parity.runtimes:onnxruntime", attention="eager", slow=True),
         Member("openvino", ("cpu",), "OpenVINO held to f32", "benchlib.benchmarks.parity.runtimes:openvino", attention="eager", slow=True),
         Member("openvino_default", ("cpu",), "OpenVINO as it comes: bfloat16 where the CPU has it", "benchlib.benchmarks.parity.runtimes:openvino", attention="eager", mode="native", gates=False, slow=True),
+        Member("xla", ("cpu", "cuda", "rocm", "tpu"), "StableHLO text in XLA", "benchlib.benchmarks.parity.translated:xla", attention="eager", slow=True),
+        Member("iree", ("cpu",), "StableHLO text in IREE", "benchlib.benchmarks.parity.translated:iree", attention="eager", slow=True),
     )
 }  # fmt: skip
 

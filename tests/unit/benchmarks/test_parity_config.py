@@ -21,6 +21,8 @@ def test_members_of_a_backend():
         "onnxruntime",
         "openvino",
         "openvino_default",
+        "xla",
+        "iree",
     }
     assert names(backend="mps") == ["bf16", "exact", "native"]
     assert names(members=["compile", "bf16", "bf16"]) == ["bf16", "compile"]  # named: also a slow one; each once

@@ -1,0 +1,79 @@
+"""``benchlib inspect FILE.mlir``: what a StableHLO program consists of, read and type-checked without running it."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchlib.core import mlir
+from benchlib.core.definitions import size_text
+from benchlib.core.errors import UserError
+from benchlib.core.files import atomic_path, read_object
+
+
+def inspect(path: Path, picture: Path | None = None) -> None:
+    """Print operations, FLOPs and bytes of a program, by layer where its manifest lies beside it; draw them to ``picture``.
+
+    Raises ``UserError`` for text that is no program, with line and column.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text (byte {error.start}): StableHLO is read as text, bytecode is not") from None
+    names, roles = _arguments(path)
+    found = mlir.inspect(text, names, roles, str(path))
+    console = Console(highlight=False)
+    console.print(_table("operation", [(kind, count) for kind, count in _sorted(found.operations)], ("count",)))
+    if names:
+        rows = [
+            (layer, item.operations, f"{item.dot_flops / 1e9:.3g} GFLOP", size_text(item.weight_bytes))
+            for layer, item in found.layers.items()
+        ]
+        console.print(_table("layer", rows, ("operations", "dots", "weights")))
+    console.print(f"dots         {found.dot_flops:,} FLOPs")
+    for name, size in (
+        ("arguments", found.argument_bytes),
+        ("results", found.result_bytes),
+        ("temporaries", found.temporary_bytes),
+    ):
+        console.print(f"{name:<12} {size:,} bytes")
+    if picture:
+        _draw(found if names else mlir.Inspection(), picture)
+        console.print(f"picture: {picture}")
+
+
+def _arguments(path: Path) -> tuple[list[str], list[str]]:
+    beside = path.with_name(path.name + ".json")
+    if not beside.is_file():
+        return [], []
+    arguments = read_object(beside, {"arguments": list})["arguments"]
+    try:
+        return [item["name"] for item in arguments], [item["role"] for item in arguments]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{beside}: an argument has no name or role ({error}): convert the model again") from None
+
+
+def _sorted(counts: Any) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _table(first: str, rows: list[Any], columns: tuple[str, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int) else value for value in row))
+    return table
+
+
+def _draw(found: mlir.Inspection, picture: Path) -> None:
+    from benchlib.show.figures import png
+    from benchlib.show.programs import layers
+
+    rows = [{"layer": name, **vars(item)} for name, item in found.layers.items()]
+    with atomic_path(picture) as temporary:
+        temporary.write_bytes(png(layers(rows, [(*edge, count) for edge, count in found.edges.items()])))

@@ -1,0 +1,333 @@
+"""The converter against torch, by compilers that know nothing of it: a program is right if XLA and the interpreter give torch's numbers."""
+
+import json
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from benchlib.core import mlir
+from benchlib.core.definitions import encoder_forward_flops
+from benchlib.core.errors import UserError
+from benchlib.workloads import encdec
+from benchlib.workloads.stablehlo import emit, export, lowerings, manifest, pjrt, runtimes
+from benchlib.workloads.stablehlo.convert import Unsupported, convert
+
+pytest.importorskip("jax", reason="pip install 'benchlib[compiled]'")
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100, "max_position_embeddings": 32}  # fmt: skip
+HIDDEN, LAYERS, INTERMEDIATE, B, S = 32, 2, 64, 2, 8
+
+
+def bert():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES)
+    return transformers.AutoModelForQuestionAnswering.from_config(config, attn_implementation="eager").eval()
+
+
+def inputs(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.ones(B, S, dtype=torch.int64)
+    mask[1, 5:] = 0
+    ids = torch.randint(0, 100, (B, S), generator=generator)
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+
+
+@pytest.fixture(scope="module")
+def answers():
+    model = bert()
+    return model, convert(export.forward(export.Answers(model), inputs()), "answers")
+
+
+@pytest.fixture(scope="module")
+def gradients():
+    model = bert()
+    given = {"start": torch.tensor([1, 2]), "end": torch.tensor([3, 4]), **inputs()}
+    program = export.joint(export.AnswerLoss(model), given)
+    return model, given, convert(program, "gradients"), program
+
+
+def computed(converted, given, replicas=1):
+    program = pjrt.Program(converted.text, replicas)
+    arrays = runtimes.arguments(converted.manifest, converted.weights, given)
+    return [np.asarray(value[0]) for value in program.run([program.place(array) for array in arrays])]
+
+
+def test_xla_gives_the_logits_of_torch(answers):
+    model, converted = answers
+    with torch.no_grad():
+        wanted = export.pair(model(**inputs(3)))
+    for made, side in zip(computed(converted, inputs(3)), wanted, strict=True):
+        np.testing.assert_allclose(made, side.numpy(), rtol=0, atol=1e-6)
+
+
+def test_the_joint_program_gives_the_gradients_of_torch(gradients):
+    model, given, converted, _ = gradients
+    loss = export.AnswerLoss(model)
+    loss(**given).backward()
+    made = dict(zip(converted.manifest.results, computed(converted, given), strict=True))
+    roles = [item.role for item in made]
+    assert roles.count("loss") == 1 and roles.count("gradient") == sum(1 for _ in model.parameters())
+    off = size = 0.0
+    for item, value in made.items():
+        if item.role == "gradient":
+            wanted = dict(loss.named_parameters())[item.name].grad.numpy()
+            off, size = off + float(((value - wanted) ** 2).sum()), size + float((wanted**2).sum())
+    assert (off / size) ** 0.5 < 1e-6
+    model.zero_grad()
+
+
+def test_the_interpreter_agrees_with_the_specification_of_the_same_text(tmp_path):
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.LayerNorm(4)).eval()
+    x = {"input": torch.randn(2, 4, generator=torch.Generator().manual_seed(0))}
+    converted = convert(export.forward(layer, x))
+    converted.manifest.write(tmp_path / "m.mlir", converted.text)
+    program = runtimes.load("interpreter", tmp_path / "m.mlir")
+    (made,) = program.run(program.place(runtimes.arguments(program.manifest, converted.weights, x)))
+    np.testing.assert_allclose(made, layer(**x).detach().numpy(), atol=2e-6)
+
+
+class Each(torch.nn.Module):
+    """One operation of each class of lowering, on values that tell a wrong one."""
+
+    def forward(self, x, y, index, condition):
+        norm = torch.nn.functional.layer_norm(x, (4,))
+        picked = x[index, index]
+        put = torch.zeros_like(x).index_put((index,), x[:2], accumulate=True)
+        return (
+            torch.softmax(x, 1), torch.log_softmax(x, 0), norm, torch.nn.functional.gelu(x), x @ y.T, x.gather(1, condition.long()[:, :2]),
+            picked, put, x.scatter(1, condition.long()[:, :1], 2.5), torch.where(condition, x, y), x.clamp(-0.5, 0.5), (x < y).sum(1),
+            x[:, 1:3].mean(1), torch.cat([x, y], 1).amax(1), x.pow(3), torch.nn.functional.pad(x, (1, 2)), torch.arange(1, 9, 2) * index[0],
+            condition.any(1), x.sub(y, alpha=2), torch.tensor([[1.5, -2.0], [3.0, 0.25]]) @ x[:2], x.split([1, 3], 1)[1],
+        )  # fmt: skip
+
+
+def each():
+    generator = torch.Generator().manual_seed(1)
+    x, y = (torch.randn(4, 4, generator=generator) for _ in range(2))
+    return {"x": x, "y": y, "index": torch.tensor([2, -2]), "condition": x > y}
+
+
+def test_each_class_of_lowering_gives_what_torch_gives():
+    given = each()
+    converted = convert(export.forward(Each(), given))
+    for place, (made, wanted) in enumerate(zip(computed(converted, given), Each()(**given), strict=True)):
+        np.testing.assert_allclose(made, wanted.numpy(), rtol=1e-6, atol=1e-6, err_msg=str(place))
+
+
+def _wrong(kind):
+    """Return a lowering with a bug, of the class that the name stands for."""
+    right = lowerings.LOWERINGS[kind]
+
+    def swapped(w, node, x, y, **more):
+        return right(w, node, y, x, **more)
+
+    bugs = {
+        "aten.sub.Tensor": swapped,
+        "aten.lt.Tensor": swapped,
+        "aten._softmax.default": lambda w, node, x, dim, half: right(w, node, x, 1 - dim % 2, half),
+        "aten.native_layer_norm.default": lambda w, node, x, sizes, a, b, eps: right(w, node, x, sizes, a, b, 100 * eps),
+        "aten.gelu.default": lambda w, node, x, approximate="none": right(w, node, x, "tanh"),
+        "aten.gather.default": lambda w, node, x, dim, index: right(w, node, x, 1 - dim, index),
+        "aten.index_put.default": lambda w, node, x, indices, values, accumulate=False: right(w, node, x, indices, values, False),
+        "aten.mm.default": lambda w, node, x, y: w.dot(x, y, ((), ()), ((0,), (0,))) if x.shape == y.shape else right(w, node, x, y),
+        "aten.slice.Tensor": lambda w, node, x, dim=0, start=0, end=None, step=1: right(w, node, x, dim, max(0, (start or 0) - 1), None if end is None or end > 99 else end - 1, step),
+        "aten.clamp.default": lambda w, node, x, low=None, high=None: right(w, node, x, low, None),
+    }  # fmt: skip
+    return bugs[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["aten.sub.Tensor", "aten.lt.Tensor", "aten._softmax.default", "aten.native_layer_norm.default", "aten.gelu.default",
+     "aten.gather.default", "aten.index_put.default", "aten.mm.default", "aten.slice.Tensor", "aten.clamp.default"],
+)  # fmt: skip
+def test_a_planted_bug_is_caught(monkeypatch, kind, exported_each):
+    program, given = exported_each
+    bug = _wrong(kind)
+    monkeypatch.setitem(lowerings.LOWERINGS, kind, bug)
+    wanted = Each()(**given)
+    try:
+        made = computed(convert(program), given)
+    except AssertionError:
+        return  # the type of a node is not torch's
+    assert any(
+        not np.allclose(value, side.numpy(), rtol=1e-6, atol=1e-6) for value, side in zip(made, wanted, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def exported_each():
+    given = each()
+    return export.forward(Each(), given), given
+
+
+def test_operations_without_a_lowering_are_listed_at_once_with_their_nodes():
+    class Unknown(torch.nn.Module):
+        def forward(self, x):
+            return torch.sort(torch.nn.functional.conv1d(x, x))[0]
+
+    with pytest.raises(Unsupported) as error:
+        convert(export.forward(Unknown(), {"x": torch.ones(1, 1, 4)}))
+    assert error.value.operations == [("aten.convolution.default", "convolution"), ("aten.sort.default", "sort")]
+
+
+def test_a_result_of_another_shape_than_torchs_is_no_program(monkeypatch, exported_each):
+    monkeypatch.setitem(lowerings.LOWERINGS, "aten.mean.dim", lambda w, node, x, dims: w.reduce("add", x, [0], 0))
+    with pytest.raises(AssertionError, match=r"aten\.mean\.dim in node mean"):
+        convert(exported_each[0])
+
+
+def test_names_follow_nodes_and_parameters(answers):
+    _, converted = answers
+    assert "%model.bert.encoder.layer.0.attention.self.query.weight: tensor<32x32xf32>" in converted.text
+    assert "%addmm_3 = stablehlo.add %addmm_3.1" in converted.text
+    assert 'constant dense<"0x' not in converted.text  # weights are arguments
+
+
+def test_gelu_can_be_left_to_the_hardware_and_weights_can_stand_in_the_text():
+    layer = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GELU()).eval()
+    x = {"input": torch.ones(1, 3)}
+    program = export.forward(layer, x)
+    assert "stablehlo.custom_call @gelu" in convert(program, gelu="custom_call").text
+    whole = convert(program, weights="constants")
+    assert [item.role for item in whole.manifest.arguments] == ["input"]
+    np.testing.assert_allclose(computed(whole, x)[0], layer(**x).detach().numpy(), atol=1e-6)
+
+
+def test_dropout_that_drops_is_refused():
+    with pytest.raises(ValueError, match="call eval"):
+        export.forward(torch.nn.Sequential(torch.nn.Dropout(0.1)), {"input": torch.ones(2)})
+
+
+def test_the_text_is_equal_in_another_process():
+    code = (
+        "import sys, torch; from benchlib.workloads.encdec import Plain; from benchlib.workloads.stablehlo import convert, export\n"
+        "ids = torch.zeros(1, 4, dtype=torch.int64); model = Plain(8, 2, 1, 1, 16, 10, 4)\n"
+        "sys.stdout.write(convert.convert(export.forward(model, {'source': ids, 'target': ids})).text)"
+    )
+    made = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    own = convert(export.forward(encdec.Plain(8, 2, 1, 1, 16, 10, 4), {"source": ids, "target": ids}))
+    assert own.text.count("dot_general") > 10
+    assert made.stdout == own.text
+
+
+def test_inspection_counts_the_flops_of_the_formula(answers):
+    converted = answers[1]
+    arguments = converted.manifest.arguments
+    found = mlir.inspect(converted.text, [item.name for item in arguments], [item.role for item in arguments])
+    head = 2 * HIDDEN * 2 * S  # the output layer: two logits a token
+    assert found.dot_flops == B * (encoder_forward_flops(LAYERS, HIDDEN, INTERMEDIATE, S) + head)
+    assert list(found.layers) == [
+        "inputs",
+        "bert.embeddings",
+        "bert.encoder.layer.0",
+        "bert.encoder.layer.1",
+        "qa_outputs",
+    ]
+    assert found.layers["bert.encoder.layer.0"].dot_flops == B * encoder_forward_flops(1, HIDDEN, INTERMEDIATE, S)
+    assert found.argument_bytes == sum(4 * int(np.prod(item.shape)) for item in arguments)
+    assert found.result_bytes == 2 * 4 * B * S
+
+
+def test_the_joint_program_has_three_times_the_flops_of_the_forward_pass(answers, gradients):
+    forward, joint = (mlir.inspect(converted.text).dot_flops for converted in (answers[1], gradients[2]))
+    assert joint == 3 * forward
+
+
+MALFORMED = {
+    "no such value": ("%0 = stablehlo.add %a, %zz : tensor<2x3xf32>", 2),
+    "unknown operation": ('%0 = "stablehlo.dot_fancy"(%a) : (tensor<2x3xf32>) -> tensor<2x3xf32>', 2),
+    "another result": ("%0 = stablehlo.add %a, %a : tensor<2x5xf32>", 2),
+    "mixed elements": ('%0 = "stablehlo.add"(%a, %i) : (tensor<2x3xf32>, tensor<2x3xi32>) -> tensor<2x3xf32>', 2),
+    "contracted sizes": ("%0 = stablehlo.dot_general %a, %a, contracting_dims = [1] x [0] : (tensor<2x3xf32>, tensor<2x3xf32>) -> tensor<2x3xf32>", 2),
+    "reshape of other size": ("%0 = stablehlo.reshape %a : (tensor<2x3xf32>) -> tensor<7xf32>", 2),
+    "permutation": ("%0 = stablehlo.transpose %a, dims = [0, 0] : (tensor<2x3xf32>) -> tensor<2x2xf32>", 2),
+    "broadcast of 3 to 4": ("%0 = stablehlo.broadcast_in_dim %a, dims = [0, 1] : (tensor<2x3xf32>) -> tensor<2x4xf32>", 2),
+    "slice beyond": ("%0 = stablehlo.slice %a [0:2, 0:9] : (tensor<2x3xf32>) -> tensor<2x9xf32>", 2),
+    "concatenated along no dimension": ("%0 = stablehlo.concatenate %a, %a, dim = 5 : (tensor<2x3xf32>, tensor<2x3xf32>) -> tensor<4x3xf32>", 2),
+    "number of elements": ("%0 = stablehlo.constant dense<[1.0, 2.0]> : tensor<3xf32>", 2),
+    "syntax": ("%0 = stablehlo.add %a %a : tensor<2x3xf32>", 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_text_is_refused_with_line_and_column(case):
+    line, number = MALFORMED[case]
+    text = f"func.func @main(%a: tensor<2x3xf32>, %i: tensor<2x3xi32>) -> tensor<2x3xf32> {{\n  {line}\n  return %a : tensor<2x3xf32>\n}}"
+    with pytest.raises(mlir.Refused) as error:
+        mlir.parse(text, "m.mlir")
+    assert error.value.line == number and error.value.column > 1
+    assert str(error.value).startswith(f"m.mlir:{number}:{error.value.column}: ") and len(error.value.reason) > 10
+
+
+def test_weights_in_the_wrong_order_are_refused(answers, tmp_path):
+    _, converted = answers
+    program = converted.manifest.hashed(converted.weights)
+    arrays = runtimes.arguments(program, converted.weights, inputs())
+    program.check(arrays)
+    names = [item.name for item in program.arguments]
+    key, query = (names.index(f"model.bert.encoder.layer.0.attention.self.{part}.weight") for part in ("key", "query"))
+    arrays[key], arrays[query] = arrays[query], arrays[key]
+    with pytest.raises(UserError, match=r"these are the values of .*key\.weight"):
+        program.check(arrays)
+    with pytest.raises(UserError, match="takes"):
+        program.check(arrays[1:])
+    program.write(tmp_path / "m.mlir", converted.text)
+    text, read = manifest.read(tmp_path / "m.mlir")
+    assert (text, read) == (converted.text, program)
+    (tmp_path / "m.mlir").write_text(text.replace("dense<", "dense< ", 1))
+    with pytest.raises(UserError, match="was changed"):
+        manifest.read(tmp_path / "m.mlir")
+    assert json.loads((tmp_path / "m.mlir.json").read_text())["arguments"][0]["role"] == "parameter"
+
+
+def test_ids_beyond_32_bits_are_refused_and_not_cut():
+    item = manifest.Item("ids", "input", (1,), "i32")
+    with pytest.raises(UserError, match="beyond 32 bits"):
+        manifest.array(torch.tensor([2**31]), item)
+
+
+def test_more_replicas_than_devices_are_refused(gradients):
+    converted = convert(gradients[3], replicas=64)
+    assert converted.text.count('"stablehlo.all_reduce"') == sum(
+        item.role in ("loss", "gradient") for item in converted.manifest.results
+    )
+    with pytest.raises(UserError, match="64 replicas and cpu has"):
+        pjrt.Program(converted.text, 64)
+
+
+def test_literals_are_exact():
+    for value in (0.1, 1e-12, -3.4028234663852886e38, 2 / 3):
+        digits = emit.literal(value, "f32")
+        assert np.float32(digits) == np.float32(value)
+    assert emit.literal(-np.inf, "f32") == "0xFF800000"
+    with pytest.raises(ValueError, match="beyond 32 bits"):
+        emit.literal(2**40, "i32")
+
+
+def test_the_independent_converter_gives_the_same_numbers(answers):
+    """torch-mlir knows nothing of this kit's table."""
+    fx = pytest.importorskip("torch_mlir.fx", reason="pip install torch-mlir")
+    decompositions = pytest.importorskip("torch_mlir.extras.fx_decomp_util").get_decomposition_table()
+    model, converted = answers
+    module = export.Answers(model)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of its own use of torch
+        program = torch.export.export(module, (), inputs(), strict=False).run_decompositions(decompositions)
+        text = str(fx.stateless_fx_import(program.graph_module, output_type="stablehlo"))
+    state = {**program.state_dict, **program.constants}
+    names = [spec.target for spec in program.graph_signature.input_specs if spec.target]
+    given = [state[name].detach().numpy() for name in names] + [value.numpy() for value in inputs().values()]
+    import jax
+
+    with jax.enable_x64(True):
+        other = pjrt.Program(text)
+        made = other.run([other.place(array) for array in given])
+    for own, value in zip(computed(converted, inputs()), made, strict=True):
+        np.testing.assert_allclose(np.asarray(value[0]), own, atol=1e-6)
