@@ -79,6 +79,9 @@ def test_static_and_continuous_batches_give_the_tokens_of_the_plainest_loop():
             assert answer(engine, data.prompts, 24) == expected
             with pytest.raises(UserError, match="the engine takes 512"):
                 engine.submit(99, [3] * 500, 128, print, print)
+            if name == "continuous":  # its callbacks run in the thread that computes for all
+                engine.submit(99, data.prompts[0], 4, lambda *_: 1 / 0, print)
+                assert answer(engine, data.prompts[:1], 24) == expected[:1] and not engine.failure
         finally:
             engine.stop()
 
@@ -107,6 +110,19 @@ def test_an_engine_computes_with_the_threads_that_its_worker_was_given():
         ended = threading.Event()
         engine.submit(0, [5], 1, lambda *_: threads.append(torch.get_num_threads()), lambda *_: ended.set())
         assert ended.wait(10) and threads == [2] and engine.facts["threads"] == 2
+    finally:
+        engine.stop()
+
+
+@pytest.mark.parametrize("name", ["static", "continuous"])
+def test_answers_of_fixed_length_go_on_after_an_end(name):
+    prompts = articles.load("mininews", "", 6, 0, "tiny").prompts
+    engine = make(name, Settings(model="tiny", slots=8, fixed_length=True, positions=320))
+    engine.start()
+    try:
+        answers = answer(engine, prompts, 40)
+        assert {len(tokens) for tokens in answers} == {40}
+        assert any(end in tokens[:-1] for tokens in answers for end in engine.facts["ends"])
     finally:
         engine.stop()
 
