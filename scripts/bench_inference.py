@@ -1,18 +1,24 @@
 """Measure what serving itself costs: the dispatcher's processor time, scaling over workers, and what a lost worker costs.
 
 Questions: does a query cost the dispatcher at most 0.3 ms of CPU in bursts? Does a second worker add 0.95 of what it does
-alone, do four add 0.88? Is any query lost when workers are killed, hang or come back?
+alone, do four add 0.88? Is any query lost when workers are killed, hang or come back? Do our client and aiperf agree on the
+medians of first token and end to end within 20 % at the same worker?
 Method: workers are processes on loopback; ``sim`` computes nothing, so what is left is client, network and dispatcher. Each
 worker alone and all together, in turns, at equal concurrency per worker; the efficiency is the median over rounds. CPU is
 that of the dispatcher's thread, which does not depend on who else uses the machine as wall time does.
 
     python scripts/bench_inference.py                       # all parts
     python scripts/bench_inference.py kill --engine static  # one part, with the kit's own small model
+    python scripts/bench_inference.py peer --realtime       # beside aiperf, before all other programs (needs root)
 """
 
 import argparse
+import json
+import os
+import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -24,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from benchlib.core.files import PACKAGE
 from benchlib.workloads.llm.dispatch import Dispatcher, Policy
 from benchlib.workloads.llm.engines import Settings
 from benchlib.workloads.llm.load import POISSON, Client, measure, schedule
@@ -32,6 +39,8 @@ from benchlib.workloads.llm.pool import Pool
 MOST_CPU_MS = 0.3
 LEAST = {2: 0.95, 4: 0.88}  # efficiency by workers
 PROMPT_TOKENS = 100
+PEER_SHARE = 0.2  # by which our medians and aiperf's may differ
+AIPERF = "python3 -m venv peer && peer/bin/pip install aiperf==0.13.0 && PATH=$PWD/peer/bin:$PATH python scripts/bench_inference.py peer"
 
 
 def prompts(count: int = 256) -> list[list[int]]:
@@ -170,7 +179,78 @@ def _one(
         }
 
 
-PARTS = {"cpu": cpu, "scaling": scaling, "kill": kill}
+def peer(options: argparse.Namespace) -> bool:
+    """Medians of our client and of aiperf, in turns: the same prompts at the same rate to the same worker.
+
+    Ours counts from the moment at which a query was due, aiperf from the moment at which it sent it.
+    """
+    program = shutil.which("aiperf")
+    if program is None:
+        print(f"aiperf      SKIPPED, not on the PATH: {AIPERF}")
+        return True
+    count, rate, max_new = 200, 20.0, 16
+    asked, good = prompts(count), True
+    shares: dict[str, list[float]] = {"first token": [], "end to end": []}
+    with (
+        workers(1, engine=options.engine, slots=16, step_ms=10) as pool,
+        client(pool, pool.urls, max_new, cap=64) as (load, _),
+    ):
+        load.at_once(20)
+        load.prompts = asked
+        for turn in range(options.rounds):
+            row = measure(load.open_loop(schedule(POISSON, rate, count, turn)), {}, 0.99)
+            assert not row["failed"], load.log.errors
+            ours = {"first token": row["ttft_p50_ms"], "end to end": row["latency_p50_ms"]}
+            theirs = _aiperf(program, pool, asked, rate, max_new, turn)
+            for name, values in shares.items():
+                values.append(ours[name] / theirs[name])
+            words = ", ".join(f"{name} {ours[name]:.1f} | {theirs[name]:.1f} ms" for name in shares)
+            print(
+                f"aiperf      ours | aiperf, p50 of {count} queries at {rate:g}/s: {words}; load {os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
+    for name, values in shares.items():
+        share = statistics.median(values)
+        good &= abs(share - 1) <= PEER_SHARE
+        print(
+            f"aiperf      {name}: ours / aiperf {share:.3f} ({min(values):.3f} to {max(values):.3f}, {len(values)} rounds)"
+        )
+    return good
+
+
+def _aiperf(program: str, pool: Pool, asked: list[list[int]], rate: float, max_new: int, seed: int) -> dict[str, float]:
+    """Return the medians of one run of aiperf, in ms."""
+    with tempfile.TemporaryDirectory() as place:
+        bodies, out = Path(place) / "bodies.jsonl", Path(place) / "out"
+        # The worker reads the prompt's ids; aiperf takes no whole bodies without messages.
+        body = {
+            "model": "worker",
+            "max_tokens": max_new,
+            "stream": True,
+            "messages": [{"role": "user", "content": "-"}],
+        }
+        bodies.write_text("".join(json.dumps(body | {"prompt": ids}) + "\n" for ids in asked))
+        command = [
+            program, "profile", "--model", "worker", "--url", pool.urls[0], "--api-key", pool.token, "--endpoint-type", "completions",
+            "--streaming", "--use-server-token-count", "--tokenizer", str(PACKAGE / "assets" / "tiny-llama"), "--input-file", str(bodies),
+            "--custom-dataset-type", "raw-payload", "--request-count", str(len(asked)), "--request-rate", str(rate),
+            "--arrival-pattern", "poisson", "--random-seed", str(seed), "--ui", "none", "--output-artifact-dir", str(out),
+        ]  # fmt: skip
+        # A folder is no tokenizer to it while the hub is off; and its environment is its own.
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "PYTHONPATH")
+        }
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+        if done.returncode or not (out / "profile_export_aiperf.json").exists():
+            raise SystemExit(f"aiperf ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+        stated = json.loads((out / "profile_export_aiperf.json").read_text())
+    answered = int(stated["request_count"]["avg"])
+    if answered != len(asked) or stated.get("error_summary"):
+        raise SystemExit(f"aiperf: {answered} of {len(asked)} queries were answered: {stated.get('error_summary')}")
+    return {"first token": stated["time_to_first_token"]["p50"], "end to end": stated["request_latency"]["p50"]}
+
+
+PARTS = {"cpu": cpu, "scaling": scaling, "kill": kill, "peer": peer}
 
 
 def main() -> None:
@@ -178,8 +258,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="only these [all]")
     parser.add_argument("--engine", default="sim", help="kill: engine of the workers")
-    parser.add_argument("--rounds", type=int, default=3, help="scaling: repetitions")
+    parser.add_argument("--rounds", type=int, default=3, help="scaling, peer: repetitions")
+    parser.add_argument(
+        "--realtime", action="store_true", help="run before all other programs (needs root): neighbours do not count"
+    )
     options = parser.parse_args()
+    if options.realtime:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     missed = [name for name in options.parts or PARTS if not PARTS[name](options)]
     print(f"missed: {', '.join(missed)}" if missed else "all within their limits")
     sys.exit(bool(missed))
