@@ -281,7 +281,7 @@ def test_a_planted_disk_is_as_slow_as_stated_for_the_loader_and_raw(data, read):
     rates = disk_rates(source, batch=50, rounds=1, order=np.arange(1000)[::-1])
     assert rates.tool == "benchlib's own reader"  # fio would not see the delay
     for rate in (*rates.raw_bytes_per_s, *rates.loader_bytes_per_s):
-        assert 0.5e6 < rate <= 2.01e6
+        assert 0.1e6 < rate <= 2.01e6  # a machine at other work makes it slower, nothing makes it faster
     assert "slowed down on purpose to 2 MB/s" in source.description
 
 

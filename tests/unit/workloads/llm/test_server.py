@@ -180,10 +180,9 @@ def test_a_worker_process_holds_1000_connections_and_drains(tmp_path):
         policy = Policy(cap=16, probe_s=0.05, gone_s=5)
         dispatcher = Dispatcher(Settings(urls=tuple(pool.urls), token=pool.token), policy)
         dispatcher.start()
-        client = Client(dispatcher, prompts, 16, 20)
+        client, loop = Client(dispatcher, prompts, 16, 20), asyncio.new_event_loop()
         try:
             assert not client.at_once(60)["failed"].any()
-            loop = asyncio.new_event_loop()
             running = loop.run_in_executor(None, client.at_once, 60)
             time.sleep(0.08)
             pool.signal(0, signal.SIGTERM)  # with queries under way: it answers them and ends
@@ -191,14 +190,18 @@ def test_a_worker_process_holds_1000_connections_and_drains(tmp_path):
             assert not table["failed"].any() and client.log.repeated == 0
             assert pool.processes[0].wait(10) == 0
             assert "every request answered" in (tmp_path / "worker-0.log").read_text()
-            assert all(row["outcome"] == "ok" or "503" in row["error"] for row in dispatcher.attempts)
+            # It refuses what comes late, or has closed the idle connection on which that comes.
+            late = ("503", "Server disconnected", "refused", "reset")
+            assert all(
+                row["outcome"] == "ok" or any(word in row["error"] for word in late) for row in dispatcher.attempts
+            )
             pool.signal(1, signal.SIGKILL)
             pool.start(0)
             pool.wait(0)
             table = client.at_once(20)
             assert not table["failed"].any() and set(table["worker"]) == {0}
-            loop.close()
         finally:
+            loop.close()
             dispatcher.stop()
             for connection in held:
                 connection.close()
