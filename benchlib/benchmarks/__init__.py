@@ -33,7 +33,7 @@ from typing import Any
 from benchlib.core.errors import UserError
 from benchlib.core.files import home
 
-NAMES = ("machine", "squad", "collectives", "parity", "inference", "serving", "seq2seq")
+NAMES = ("machine", "squad", "collectives", "parity", "inference", "serving", "seq2seq", "compiled")
 LABELS = {"total_s": "Whole run"}  # of metrics that every benchmark has
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from benchlib.core.text import quantity
 from benchlib.show.figures import LIGHT, Picture, Theme, blank, head, leave_empty, styled
 
 MOST = 14  # boxes; of a deeper model the layers in the middle are one
@@ -46,7 +47,7 @@ def layers(
         axes.text(0.04, number, row["layer"], va="center", color=theme.text, fontsize=8)
         words = f"{row['operations']:,} operations"
         if row["dot_flops"]:
-            words += f", {row['dot_flops'] / 1e9:.3g} GFLOP"
+            words += f", {quantity(row['dot_flops'] / 1e6)} MFLOP"
         axes.text(0.8, number, words, va="center", color=theme.muted, fontsize=8)
         if number:
             axes.add_patch(FancyArrowPatch((0.1, number - 1 + _HIGH / 2), (0.1, number - _HIGH / 2), arrowstyle="-|>",

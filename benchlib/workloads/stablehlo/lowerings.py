@@ -381,6 +381,19 @@ def _mean(w: Writer, node: Any, x: Value, dims: Any = None, keep: bool = False, 
     return w.reshape(w.convert(w.binary("divide", total, w.splat(count, total.shape, total.element)), element), shape)
 
 
+@lowers("aten.cumsum.default")
+def _cumsum(w: Writer, node: Any, x: Value, dim: int, **unused: Any) -> Value:
+    """Sum over a triangle: the square of the size in operations, for positions and masks; every compiler knows its parts."""
+    _, element = out(node)
+    at = _dim(dim, x)
+    wide = _wide(w, w.convert(x, element))
+    square = [*wide.shape[: at + 1], wide.shape[at], *wide.shape[at + 1 :]]  # result, then what is summed
+    spread = w.spread(wide, square, [place for place in range(len(square)) if place != at])
+    earlier = w.compare("GE", w.iota(at, square, "i32"), w.iota(at + 1, square, "i32"))
+    kept = w.select(earlier, spread, w.splat(0, square, wide.element))
+    return w.convert(w.reduce("add", kept, [at + 1], 0), element)
+
+
 @lowers("aten.amax.default")
 def _amax(w: Writer, node: Any, x: Value, dims: Any = None, keep: bool = False) -> Value:
     return w.reshape(w.reduce("maximum", x, _dims(dims, x), -math.inf), out(node)[0])

@@ -102,7 +102,7 @@ class Each(torch.nn.Module):
             torch.softmax(x, 1), torch.log_softmax(x, 0), norm, torch.nn.functional.gelu(x), x @ y.T, x.gather(1, condition.long()[:, :2]),
             picked, put, x.scatter(1, condition.long()[:, :1], 2.5), torch.where(condition, x, y), x.clamp(-0.5, 0.5), (x < y).sum(1),
             x[:, 1:3].mean(1), torch.cat([x, y], 1).amax(1), x.pow(3), torch.nn.functional.pad(x, (1, 2)), torch.arange(1, 9, 2) * index[0],
-            condition.any(1), x.sub(y, alpha=2), torch.tensor([[1.5, -2.0], [3.0, 0.25]]) @ x[:2], x.split([1, 3], 1)[1],
+            condition.any(1), x.sub(y, alpha=2), torch.tensor([[1.5, -2.0], [3.0, 0.25]]) @ x[:2], x.split([1, 3], 1)[1], x.cumsum(0), condition.cumsum(1),
         )  # fmt: skip
 
 

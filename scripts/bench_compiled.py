@@ -1,0 +1,117 @@
+"""Speed of the compiled path on BERT-base: conversion, text with constants in it, and XLA beside eager torch.
+
+Question: does translating cost little, and does XLA on a CPU take at most 0.6 of eager's CPU time?
+Method: random weights at BERT-base's shape, 1 x 128 tokens, fp32. Eager (fused attention, torch's own choice) and XLA take calls in turns, weights placed before;
+CPU time of all threads, median of the rounds' ratios. Conversion is the minimum of five, without torch.export; the text with
+constants is the encoder's first layers with their weights in it, written to a file.
+
+    python scripts/bench_compiled.py                    # 2 threads, 20 rounds
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from benchlib.workloads.stablehlo import export, runtimes
+from benchlib.workloads.stablehlo.convert import convert
+
+LENGTH = 128
+GOALS = {"cpu_xla_over_eager": ("<=", 0.6), "convert_s": ("<=", 0.3), "text_mb_per_s": (">=", 50.0)}
+
+
+def bert() -> Any:
+    """Return BERT-base for question answering with random weights."""
+    torch.manual_seed(0)
+    return transformers.AutoModelForQuestionAnswering.from_config(
+        transformers.BertConfig(), attn_implementation="sdpa"
+    ).eval()
+
+
+def timed(call: Any) -> tuple[float, float]:
+    """Return wall and CPU seconds of a call."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def text_rate(folder: Path) -> float:
+    """Return MB/s of conversion and writing where weights stand in the text."""
+    layer = torch.nn.Sequential(torch.nn.Linear(768, 3072), torch.nn.GELU(), torch.nn.Linear(3072, 768)).eval()
+    program = export.forward(layer, {"input": torch.ones(1, 768)})
+
+    def write() -> None:
+        (folder / "constants.mlir").write_text(convert(program, weights="constants").text)
+
+    write()
+    seconds = min(timed(write)[1] for _ in range(5))
+    return (folder / "constants.mlir").stat().st_size / seconds / 1e6
+
+
+def main() -> None:
+    """Measure and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model = bert()
+    inputs = {
+        "input_ids": torch.randint(0, 30000, (1, LENGTH)),
+        "attention_mask": torch.ones(1, LENGTH, dtype=torch.int64),
+    }
+    inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+    export_s, program = time.perf_counter(), export.forward(export.Answers(model), inputs)
+    export_s = time.perf_counter() - export_s
+    conversions = [timed(lambda: convert(program)) for _ in range(5)]
+    converted = convert(program)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        converted.manifest.write(folder / "bert.mlir", converted.text)
+        runtime = runtimes.load("xla", folder / "bert.mlir")
+        rate = text_rate(folder)
+    placed = runtime.place(runtimes.arguments(runtime.manifest, converted.weights, inputs))
+
+    def eager() -> None:
+        with torch.no_grad():
+            model(**inputs)
+
+    def xla() -> None:
+        runtime.run(placed)
+
+    for call in (eager, xla):
+        call()
+    times: dict[str, list[tuple[float, float]]] = {"eager": [], "xla": []}
+    for number in range(options.rounds):
+        turns = [("eager", eager), ("xla", xla)]
+        for name, call in turns if number % 2 else turns[::-1]:
+            times[name].append(timed(call))
+    found = {
+        "cpu_xla_over_eager": statistics.median(x[1] / e[1] for x, e in zip(times["xla"], times["eager"], strict=True)),
+        "wall_xla_over_eager": statistics.median(
+            x[0] / e[0] for x, e in zip(times["xla"], times["eager"], strict=True)
+        ),
+        "eager_cpu_ms": 1e3 * statistics.median(cpu for _, cpu in times["eager"]),
+        "xla_cpu_ms": 1e3 * statistics.median(cpu for _, cpu in times["xla"]),
+        "export_s": export_s,
+        "convert_s": min(cpu for _, cpu in conversions),
+        "convert_wall_s": min(wall for wall, _ in conversions),
+        "compile_s": runtime.compile_s,
+        "text_mb_per_s": rate,
+    }
+    met = {
+        name: value <= found[name] if sign == ">=" else found[name] <= value for name, (sign, value) in GOALS.items()
+    }
+    print(
+        json.dumps({**{name: round(value, 4) for name, value in found.items()}, "goals": GOALS, "met": met}, indent=1)
+    )
+
+
+if __name__ == "__main__":
+    main()

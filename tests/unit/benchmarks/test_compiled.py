@@ -1,0 +1,129 @@
+"""Parameters of the compiled path, and what a run is judged by: each check can fail."""
+
+import copy
+
+import pytest
+
+from benchlib.benchmarks.compiled import judge
+from benchlib.benchmarks.compiled.config import CompiledConfig
+from benchlib.config.schema import build, save_config
+from benchlib.core.errors import UserError
+from benchlib.judge.baselines import Comparison
+from benchlib.results.metrics import measured
+from benchlib.results.run import Result, Run, save_result
+
+NONE = Comparison(status="NO_BASELINE")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"executors": ["xlb"]}, "no executor 'xlb'.*xla"),
+        ({"executors": ["bf16"]}, "computes in bf16: name one in fp32"),
+        ({"lengths": [513]}, "positions for 512"),
+        ({"runtimes": ["tvm"]}, "runtimes"),
+        ({"models": []}, "models"),
+    ],
+)
+def test_what_does_not_fit_is_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        build("compiled", {"benchmark": "compiled", **values})
+
+
+def test_eager_is_always_timed_and_first():
+    assert CompiledConfig(executors=["xla"]).executors == ["eager", "xla"]
+    assert CompiledConfig(batch_sizes=[8, 1], lengths=[128]).shapes == [(1, 128), (8, 128)]
+
+
+def tables():
+    program = {
+        "program": "bert",
+        "max_abs": 2e-6,
+        "one_minus_cos": 1e-13,
+        "reference_error": 1e-6,
+        "dot_flops": 100,
+        "formula_flops": 100.0,
+    }
+    timed = {"batch": 1, "length": 32, "status": "timed", "one_minus_cos": 0.0, "peak_share": 0.3, "reason": ""}
+    return {
+        "programs": [program, {"program": "joint", "dot_flops": 300}],
+        "gradients": [
+            {"gradients": "a", "replicas": 1, "relative": 5e-7, "reference_error": 1e-7, "parameters": 71},
+            {"gradients": "b", "replicas": 2, "relative": 5e-7, "reference_error": 1e-7, "parameters": 71, "replicas_equal": True},
+        ],
+        "curve": [{"step": step + 1, "eager": 3.0, "xla": 3.00001} for step in range(5)],
+        "runtimes": [
+            {"runtime": "xla", "status": "computed", "max_abs": 1e-7, "one_minus_cos": 0.0, "reason": "XLA"},
+            {"runtime": "iree", "status": "SKIPPED", "max_abs": None, "one_minus_cos": None, "reason": "pip install"},
+        ],
+        "executors": [
+            {"executor": "eager", "max_abs": 0.0, "wall_ms": 4.0, "cpu_ms": 8.0, "ready_s": 1.0, **timed},
+            {"executor": "xla", "max_abs": 1e-6, "wall_ms": 2.0, "cpu_ms": 3.0, "ready_s": 3.0, **timed},
+        ],
+    }  # fmt: skip
+
+
+def judged(folder, stored, **fields):
+    config = CompiledConfig(nproc=2, runtimes=["xla", "iree"], **fields)
+    folder.mkdir()
+    save_config(config, folder)
+    metrics = [measured("total_s", 5.0, "s", "lower"), measured("latency_ms_xla_b1_s32_tiny", 2.0, "ms", "lower")]
+    save_result(
+        folder,
+        Result.of(
+            config, status="complete", metrics=metrics, tables=stored, facts={"all_reduce": {"text": 72, "compiled": 1}}
+        ),
+    )
+    run = Run(folder)
+    return {check.name: check.status for check in judge.checks(run, NONE)}, run
+
+
+def test_a_right_run_passes_and_is_read(tmp_path):
+    statuses, run = judged(tmp_path / "run", tables())
+    assert {name for name, status in statuses.items() if status != "PASS"} <= {
+        "numbers agree",
+        "latency_ms_xla_b1_s32_tiny vs baseline",
+    }
+    sentences = " ".join(judge.reading(run))
+    assert "pays after 1,000 calls" in sentences  # 2 s more to get ready, 2 ms won a call
+    assert "72 all-reduces" in sentences and "into 1" in sentences
+
+
+@pytest.mark.parametrize(
+    ("check", "table", "row", "change"),
+    [
+        ("programs", "programs", 0, {"max_abs": 2e-5}),
+        ("programs", "programs", 0, {"one_minus_cos": 1e-9}),
+        ("programs", "programs", 0, {"program": "other"}),
+        ("programs", "programs", 0, {"max_abs": float("inf")}),
+        ("FLOPs", "programs", 0, {"dot_flops": 101}),
+        ("FLOPs", "programs", 1, {"dot_flops": 299}),
+        ("gradients", "gradients", 0, {"relative": 2e-6}),
+        ("data parallel", "gradients", 1, {"relative": 2e-6}),
+        ("data parallel", "gradients", 1, {"replicas_equal": False}),
+        ("data parallel", "gradients", 1, {"replicas": 3}),
+        ("training", "curve", 3, {"xla": 3.001}),
+        ("runtimes", "runtimes", 0, {"max_abs": 1e-4}),
+        ("executors", "executors", 1, {"max_abs": 1e-3}),
+    ],
+)
+def test_a_wrong_number_fails_its_check_alone(tmp_path, check, table, row, change):
+    stored = copy.deepcopy(tables())
+    stored[table][row].update(change)
+    if float("inf") in change.values():
+        stored[table][row]["max_abs"] = 1e300  # JSON has no infinity
+    statuses, _ = judged(tmp_path / "run", stored)
+    assert statuses[check] == "FAIL"
+    assert [name for name, status in statuses.items() if status == "FAIL"] == [check]
+
+
+def test_limits_grow_with_the_references_own_error_and_not_for_ever():
+    assert judge.eased(1e-6, 1e-7) == 1e-6
+    assert judge.eased(1e-6, 1e-6) == pytest.approx(3e-6)
+    assert judge.eased(1e-6, 1.0) == pytest.approx(1e-5)
+
+
+def test_a_step_too_few_fails(tmp_path):
+    stored = tables()
+    stored["curve"].pop()
+    assert judged(tmp_path / "run", stored)[0]["training"] == "FAIL"
