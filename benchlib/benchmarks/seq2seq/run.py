@@ -80,6 +80,9 @@ def _run(config: Seq2seqConfig, run_dir: Path, events: EventWriter, here: World)
     events.emit("phase", name="data")
     began = time.monotonic()
     source = _source(config, samples, here, events)
+    unmeasured, probe = _unmeasured(config, source.pairs.sample_bytes), source
+    if not unmeasured and (count := _to_measure(config, source.pairs)) > samples:
+        probe = _source(config, count, here, events)
     data_s = time.monotonic() - began
     events.emit("phase", name="train")
     devices.reset_peak_memory(here.device)
@@ -87,8 +90,7 @@ def _run(config: Seq2seqConfig, run_dir: Path, events: EventWriter, here: World)
     memory, memory_reason = devices.peak_memory_bytes(here.device)
 
     events.emit("phase", name="disk" if source.shards else "peak")
-    unmeasured = _unmeasured(config, source)
-    rates, limit = (None, None) if unmeasured else _disk(config, source, trained, here, task)
+    rates, limit = (None, None) if unmeasured else _disk(config, probe, trained, here, task)
     after = peaks.all_ranks_peak(here, precision, PEAK_S)
     resident = all_gather_objects(devices.peak_resident_bytes())
     by_rank = all_gather_objects(memory)
@@ -161,24 +163,30 @@ def _source(config: Seq2seqConfig, samples: int, here: World, events: EventWrite
         )  # fmt: skip
 
 
-def _unmeasured(config: Seq2seqConfig, source: Source) -> str:
+def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:
     """Say why nothing is known of the disk; '' where it is measured: kilobytes say nothing of one, unless it is slow on purpose."""
-    if source.shards is None:
+    if not config.data_dir:
         return "samples are generated in memory: set data_dir=FOLDER to measure a disk"
-    pairs = source.pairs
-    if pairs.samples * pairs.sample_bytes >= SHARD_BYTES or config.planted_disk_mb_per_s:
+    asked = config.epoch_samples * sample_bytes
+    if asked >= SHARD_BYTES or config.planted_disk_mb_per_s:
         return ""
     return (
-        f"{size_text(pairs.samples * pairs.sample_bytes)} of samples are too few for the rate of a disk, which takes a whole shard of "
-        f"{size_text(SHARD_BYTES)}: set samples={-(-SHARD_BYTES // pairs.sample_bytes)} or more, and the budget for them"
+        f"{size_text(asked)} of samples are too few for the rate of a disk, which takes a whole shard of {size_text(SHARD_BYTES)}: "
+        f"set samples={-(-SHARD_BYTES // sample_bytes)} or more"
     )
+
+
+def _to_measure(config: Seq2seqConfig, pairs: Pairs) -> int:
+    """Return how many samples the disk is measured with: those of an epoch, but a whole shard where the budget cut them below."""
+    return pairs.samples if config.planted_disk_mb_per_s else max(pairs.samples, -(-SHARD_BYTES // pairs.sample_bytes))
 
 
 def _disk(
     config: Seq2seqConfig, source: Source, trained: Trained, here: World, task: Task
 ) -> tuple[DiskRates, DataLimit]:
     """Read the shards raw and by the loaders of all ranks, and compare with what the training asked for."""
-    samples, steps = source.pairs.samples, [(1, step) for step in range(trained.steps_per_epoch)]
+    samples = source.pairs.samples
+    steps = [(1, step) for step in range(task.steps(samples))]
     order = np.concatenate([mine for mine, _ in share(task, samples, steps)])
     with keep_alive(task.events, config.startup_timeout_s):
         seconds = min(2.0, config.budget_s / 100)

@@ -10,7 +10,7 @@ import pytest
 from benchlib.benchmarks.seq2seq import auto, judge, metrics, train
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
 from benchlib.benchmarks.seq2seq.judge import checks, data_sentence, reading
-from benchlib.benchmarks.seq2seq.run import _unmeasured
+from benchlib.benchmarks.seq2seq.run import _to_measure, _unmeasured
 from benchlib.config.schema import build, resolve, save_config, tier_names
 from benchlib.core.disk import data_limit
 from benchlib.core.errors import UserError
@@ -22,7 +22,6 @@ from benchlib.results.metrics import derived, measured
 from benchlib.results.run import Result, Run, save_result
 from benchlib.runtime.steps import COLUMNS
 from benchlib.workloads.pairs import Pairs
-from benchlib.workloads.shards import Source
 
 NONE = Comparison(status="NO_BASELINE")
 FLOOR = math.log(8192) - 0.304
@@ -260,15 +259,17 @@ def test_a_batch_that_is_given_and_one_that_is_found_contradict_each_other():
 
 
 def test_kilobytes_say_nothing_of_a_disk(tmp_path):
-    pairs = Pairs(64, 256, 8192, 0)
     config = Seq2seqConfig(data_dir=str(tmp_path), samples=64)
-    shards = Source(pairs, len, "shards", shards=object())
-    why = _unmeasured(config, shards)
+    why = _unmeasured(config, 4096)
     assert "256 KiB of samples are too few" in why
     assert "set samples=32768 or more" in why
-    assert _unmeasured(config.model_copy(update={"planted_disk_mb_per_s": 1.0}), shards) == ""
-    whole = Source(Pairs(32768, 256, 8192, 0), len, "shards", shards=object())
-    assert _unmeasured(config, whole) == ""
+    planted = config.model_copy(update={"planted_disk_mb_per_s": 1.0})
+    assert _unmeasured(planted, 4096) == "" and _to_measure(planted, Pairs(64, 256, 8192, 0)) == 64
+    assert "generated in memory" in _unmeasured(Seq2seqConfig(samples=0), 4096)
+    # Samples that the budget cut, of a whole set that was asked for, are measured on a whole shard.
+    whole = config.model_copy(update={"samples": 32768})
+    assert _unmeasured(whole, 4096) == ""
+    assert [_to_measure(whole, Pairs(samples, 256, 8192, 0)) for samples in (4096, 40000)] == [32768, 40000]
     named = {metric.name: metric for metric in metrics.disk_metrics(None, None, why)}
     assert named["disk_raw_mb_per_s"].value is None and named["disk_raw_mb_per_s"].reason == why
     sentence = data_sentence({"data_limit": None, "page_cache": {}, "data_limit_reason": why}, 0.3)
