@@ -112,7 +112,8 @@ def main() -> None:
     help="Repeat a benchmark that noise leaves undecided, up to N runs in all.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 if a gate was skipped or had no baseline.")
-@click.option("--dry-run", is_flag=True, help="Show config, command lines and expected work; start nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what is set, command lines and expected work; start nothing.")
+@click.option("--all", "everything", is_flag=True, help="With --dry-run: every parameter with its meaning.")
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
 @user_errors
 def run(
@@ -127,6 +128,7 @@ def run(
     repeat: int,
     strict: bool,
     dry_run: bool,
+    everything: bool,
     manifest: bool,
 ) -> None:
     """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
@@ -139,6 +141,8 @@ def run(
         pairs_of = " ".join(f"--set {word}" for word in loose if "=" in word)
         remedy = f"set parameters with {pairs_of}" if pairs_of else "one benchmark or tier at a time"
         raise UserError(f"{' '.join(loose)}: unexpected after {target}: {remedy}")
+    if everything and not dry_run:
+        raise UserError("--all: shows every parameter of a plan, with --dry-run")
     if max_restarts is not None:  # in front: --set overrides it
         pairs = (*(["launcher=torchrun"] if max_restarts else []), f"max_restarts={max_restarts}", *pairs)
     if not (dry_run or manifest):  # before torch is asked for its devices, which takes seconds
@@ -150,7 +154,7 @@ def run(
         return
     if dry_run:
         for planned in plans:
-            runner.show_plan(planned, out)
+            runner.show_plan(planned, out, everything)
         return
     runner.check_launchers(plans)
     sys.exit(runner.run_all(plans, out, strict, repeat))

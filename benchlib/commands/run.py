@@ -79,8 +79,8 @@ def submission(planned: Plan, out: Path | None) -> str:
     return job.files[job.submits]
 
 
-def show_plan(planned: Plan, out: Path | None) -> None:
-    """Print the resolved config, the command lines and the expected work."""
+def show_plan(planned: Plan, out: Path | None, everything: bool = False) -> None:
+    """Print what is not a default, or with ``everything`` every parameter, then the command lines and the expected work."""
     config = planned.config
     folder = (out or outputs()) / "<run>"
     console.print(
@@ -98,9 +98,16 @@ def show_plan(planned: Plan, out: Path | None) -> None:
     for name, field in type(config).model_fields.items():
         asked = "" if name in ("benchmark", "tier", "backend") else "default"
         origin = planned.resolved.origins.get(name, asked)
+        if origin in ("", "default") and not everything:
+            continue
         style = "dim" if origin == "default" else None
         table.add_row(name, escape(str(getattr(config, name))), origin, escape(field.description or ""), style=style)
     console.print(table)
+    if not everything:
+        left = len(type(config).model_fields) - table.row_count - 3
+        console.print(
+            f"[dim]{left} more parameters have their defaults: --dry-run --all shows them with their meaning[/]"
+        )
     job = LAUNCHERS[config.launcher](config, folder)
     console.print("\n[bold]starts[/]")
     for command in job.commands:

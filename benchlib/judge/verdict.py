@@ -16,6 +16,10 @@ from benchlib.launch import nodes
 from benchlib.results.run import Result, Run, save_result
 
 NOTEBOOK_ERROR = "logs/notebook.error.json"
+PLAIN = {
+    "DeadKernelError": "its kernel died",
+    "TimeoutError": "",
+}  # in words of our own: '' is an error's message alone
 
 
 def judge(run_dir: Path | str, baselines_root: Path | None = None) -> Verdict:
@@ -54,7 +58,7 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
         return _elsewhere(run)
     broken = _why_broken(run)
     if broken:
-        stopped = run.status is not None and run.status["outcome"] == "stopped"
+        stopped = run.status is not None and run.status["outcome"] == "stopped" and not _kernel_died(run)
         return _broken([], broken, stopped)
     comparison, damaged = _comparison(run, baselines_root)
     ranks = run.config.world_size
@@ -152,6 +156,11 @@ def _notebook_error(run: Run) -> dict[str, Any] | None:
     return read_object(path, {"type": str, "message": str}) if path.exists() else None
 
 
+def _kernel_died(run: Run) -> bool:
+    error = _notebook_error(run)
+    return error is not None and error["type"] == "DeadKernelError"
+
+
 def _broken(checks: list[Check], reason: str, stopped: bool = False) -> Verdict:
     outcome = Check(
         name="run completed", kind="outcome", question="Did every rank finish its work?", status="FAIL", reason=reason
@@ -164,9 +173,10 @@ def _why_broken(run: Run) -> str:
     """Return why a run has no complete result; '' for a complete one."""
     status, result = run.status, run.result
     if status is not None and status["outcome"] != "complete":
-        stopped = _notebook_error(run)
-        dead = stopped is not None and stopped["type"] == "DeadKernelError"
-        return ("the notebook's kernel died; " if dead else "") + str(status["reason"])
+        if not _kernel_died(run):
+            return str(status["reason"])
+        # That its ranks were stopped then, for want of who started them, explains nothing.
+        return "the notebook's kernel died" + (f"; {status['reason']}" if status["outcome"] != "stopped" else "")
     if result is not None and result.status == "complete" and status is not None:
         return ""
     if status is None:
@@ -192,4 +202,7 @@ def mark_notebook_error(run_dir: Path, error: BaseException) -> None:
     """Keep the error that stopped the notebook beside the run."""
     message = str(getattr(error, "evalue", "") or error).strip().splitlines()
     name = getattr(error, "ename", "") or type(error).__name__
+    if name in PLAIN:
+        write_json(run_dir / NOTEBOOK_ERROR, {"type": name, "message": PLAIN[name] or message[0]})
+        return
     write_json(run_dir / NOTEBOOK_ERROR, {"type": name, "message": f"{name}: {message[0] if message else ''}"})

@@ -107,11 +107,14 @@ def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
     import pyarrow.parquet as parquet
 
     data = read_bytes(path)  # read_table() would also take a folder, and wait for a pipe
+    if fault := run_folder.samples_fault(str(path)):
+        raise UserError(f"{path}: {fault}")
     try:
         table = parquet.read_table(pyarrow.BufferReader(data), columns=["metric", "value"])
         names, values = table["metric"].to_pylist(), table["value"].to_pylist()
-    except (pyarrow.ArrowException, KeyError, OSError, ValueError, OverflowError) as error:
-        raise UserError(f"{path}: not readable samples ({error}); the file may be cut") from None
+    except (pyarrow.ArrowException, KeyError, OSError, ValueError, OverflowError):
+        # What pyarrow says of a damaged file is about its own buffers and thrift.
+        raise UserError(f"{path}: no table of samples can be read from it; it was altered or damaged") from None
     samples: dict[str, list[float]] = {}
     for name, value in zip(names, values, strict=True):
         if not isinstance(name, str) or type(value) not in (float, int):
@@ -246,9 +249,10 @@ def damage(run: Run) -> list[str]:
     read(lambda: read_object(config, {"benchmark": str, "tier": str, "backend": str}))
     for part in (lambda: run.machine, lambda: run.result, lambda: run.verdict, lambda: run.status, lambda: run.samples):
         read(part)
-    faults = read(lambda: run_folder.file_faults(run.path))
-    problems += faults or []
-    return list(dict.fromkeys(problems))
+    faults = read(lambda: run_folder.file_faults(run.path)) or []
+    named = tuple(fault.partition(" ")[0] for fault in faults)  # one sentence a file: how it changed says more
+    problems = [problem for problem in problems if not (named and problem.startswith(named))]
+    return list(dict.fromkeys([*problems, *faults]))
 
 
 def is_run(folder: Path) -> bool:

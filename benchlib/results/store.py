@@ -130,9 +130,10 @@ def judgement(
     if outcome == "skipped" or skipped is not None:
         return "SKIPPED", capitalized(reason or skipped or "")
     if outcome not in ("", "complete"):
-        # The supervisor's own words: it saw which rank did what.
-        word = "STOPPED" if outcome == "stopped" else "BROKEN"
-        return word, capitalized(reason) or sentence or f"The run ended: {outcome}."
+        # Older versions had no word for a stopped run in its verdict, only the supervisor's sentence.
+        words = capitalized(reason)
+        word = "STOPPED" if outcome == "stopped" and sentence in ("", words) else "BROKEN"
+        return word, sentence or words or f"The run ended: {outcome}."
     if verdict:
         return "BROKEN", sentence
     if status:

@@ -161,12 +161,13 @@ def leave_empty(figure: Picture, axes: Axes, theme: Theme, what: str) -> Picture
 def note(axes: Axes, words: str, xy: tuple[Any, Any], away: tuple[float, float] = (4, 0), **more: Any) -> None:
     """Write words beside a point, ``away`` from it in points and aligned towards it, on the colour of the paper.
 
-    ``more`` goes to ``Axes.annotate``: ``xycoords``, ``color``, ``fontsize`` ...
+    ``more`` goes to ``Axes.annotate``: ``xycoords``, ``color``, ``fontsize`` ...; ``cover`` is how much the paper hides.
     """
     x, y = away
+    cover = more.pop("cover", 0.8)
     more.setdefault("ha", "left" if x > 0 else "right" if x < 0 else "center")
     more.setdefault("va", "bottom" if y > 0 else "top" if y < 0 else "center")
-    paper = {"facecolor": axes.get_facecolor(), "alpha": 0.8, "linewidth": 0, "pad": 0.5}
+    paper = {"facecolor": axes.get_facecolor(), "alpha": cover, "linewidth": 0, "pad": 0.5}
     axes.annotate(words, xy, away, textcoords="offset points", bbox=paper, **more)
 
 

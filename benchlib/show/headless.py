@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -162,6 +163,17 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
         raise failures[0]
 
 
+def _log_to(path: Path) -> None:
+    """Send what papermill and nbclient log to a file, which is made by the first line: the verdict says it in a sentence."""
+    for name in ("papermill", "traitlets"):
+        logger = logging.getLogger(name)
+        for handler in [item for item in logger.handlers if isinstance(item, logging.FileHandler)]:
+            logger.removeHandler(handler)  # of an earlier run
+            handler.close()
+        logger.addHandler(logging.FileHandler(path, encoding="utf-8", delay=True))
+        logger.propagate = False
+
+
 def _ended_at_work(kernel: _Kernel, ended: threading.Event, more_s: float) -> bool:
     """Wait for a kernel as long as it computes, at most ``more_s``; tell whether it ended."""
     end = time.monotonic() + more_s
@@ -177,6 +189,7 @@ def _ended_at_work(kernel: _Kernel, ended: threading.Event, more_s: float) -> bo
 def _execute(path: Path, output: Path, parameters: Mapping[str, Any], kernel: _Kernel) -> None:
     import papermill
 
+    _log_to(output.parent / "logs" / "notebook.log")
     papermill.execute_notebook(
         str(path),
         str(output),

@@ -143,7 +143,7 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
         for bar, (_, item) in zip(drawn, items.loc[cases].iterrows(), strict=True):
             middle = bar.get_y() + bar.get_height() / 2
             if kind == kinds[0] or len(kinds) * len(cases) <= MOST_BARS:  # more numbers would lie on each other
-                note(axes, share_text(item["share"]), (item["share"], middle), (3, 0), fontsize=7.5)
+                note(axes, share_text(item["share"]), (item["share"], middle), (3, 0), fontsize=7.5, cover=1)
             if item["target"] > 0:
                 axes.plot(
                     [item["target"]] * 2, [bar.get_y(), bar.get_y() + bar.get_height()], color=theme.text, linewidth=2

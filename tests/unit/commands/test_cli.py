@@ -71,6 +71,9 @@ def test_a_dry_run_shows_everything_and_starts_nothing(call, tmp_path):
     assert "benchlib.runtime.worker" in result.output
     assert "set by hand" in result.output
     assert "expected work" in result.output
+    assert "checkpoint_every" not in result.output and len(result.output.splitlines()) < 60
+    whole = call("run", "squad", "--tier", "quick", "--dry-run", "--all")
+    assert "checkpoint_every" in whole.output
     assert list(tmp_path.iterdir()) == []
 
 

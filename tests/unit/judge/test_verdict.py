@@ -7,6 +7,7 @@ from make_run import make_run
 
 from benchlib.judge.verdict import final, mark_notebook_error
 from benchlib.results.run import Run
+from benchlib.results.store import state
 
 FACTS = {"checksums": [["aa", "aa"]], "checksums_equal": True}
 
@@ -37,6 +38,14 @@ def test_a_notebook_that_fails_after_its_verdict_breaks_the_run(run_dir):
     assert verdict.broken and verdict.exit_code() == 2
     assert verdict.sentence == "The measurement is complete, but the notebook failed: ValueError: no such column"
     assert len(verdict.checks) > 1, "what was measured stays judged"
+
+
+def test_a_kernel_that_died_breaks_the_run_although_its_ranks_were_stopped(tmp_path):
+    path = make_run(tmp_path / "run", outcome="stopped", reason="the launching process is gone", steps=5)
+    mark_notebook_error(path, type("DeadKernelError", (Exception,), {})("Kernel died"))
+    verdict = final(Run(path))
+    assert (verdict.verdict, verdict.sentence, verdict.exit_code()) == ("BROKEN", "The notebook's kernel died", 2)
+    assert state(Run(path), verdict.model_dump())[0] == "BROKEN"
 
 
 def test_a_damaged_verdict_is_made_again(run_dir):

@@ -15,7 +15,7 @@ from benchlib.core.files import write_json
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judge
 from benchlib.results import store
-from benchlib.results.run import Run
+from benchlib.results.run import Run, load_samples
 from benchlib.show import index, report
 from benchlib.workloads.features import DamagedFile, read_arrays, write_arrays
 
@@ -255,3 +255,18 @@ def test_a_feature_cache_is_whole_or_refused(tmp_path):
             read_arrays(path)
         if kind == "folder":
             path.rmdir()
+
+
+def test_a_cut_file_of_samples_is_named_once_in_plain_words(tmp_path):
+    run = place(tmp_path, steps=5)
+    run_folder.record_files(run)
+    path = run / "samples.parquet"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"samples\.parquet: not a Parquet file, or cut$"):
+        load_samples(run)
+    path.write_bytes(b"PAR1 and nothing that pyarrow could read, but with both ends PAR1")
+    with pytest.raises(UserError, match="no table of samples can be read") as error:
+        load_samples(run)
+    assert "Buffer" not in str(error.value)
+    word, sentence, _ = store.state(Run(run))
+    assert (word, sentence.count("samples.parquet")) == ("DAMAGED", 1)
