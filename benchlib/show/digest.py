@@ -110,9 +110,6 @@ def digest(run: Run) -> Digest:
     out.checks = _with(everything, others)  # what needs a reader: failed, undecided, incomplete, damaged
     _add_limits(out.cards, [row for _, rows in everything for row in rows])
     out.ranks, out.stacks = read(lambda: (rank_endings(status), stack_groups(status))) or ([], [])
-    if damage:  # the sentence beside the word names these; of files that only pictures use, too
-        files = tuple(problem.partition(" ")[0].rstrip(":") for problem in damage)
-        problems[:] = [problem for problem in problems if not problem.startswith(files)]
     out.gate = gate if isinstance(gate := (verdict or {}).get("gate"), dict) else {}
     out.machine = read(lambda: machine_rows(run.machine)) or []
     out.hardware = read(lambda: hardware(run.machine, out.backend)) or ""
@@ -125,6 +122,9 @@ def digest(run: Run) -> Digest:
         out.warnings = read(lambda: warnings(config, result)) or [] if ran else []
         out.skipped = not ran
         out.config, out.command = changes(config, read(lambda: run.origins) or {}), command(config, ranks=ran)
+    if damage:  # the sentence beside the word names these; of files that only pictures use, too
+        files = tuple(problem.partition(" ")[0].rstrip(":") for problem in damage)
+        problems[:] = [problem for problem in problems if not problem.startswith(files)]
     return out
 
 
