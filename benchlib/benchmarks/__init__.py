@@ -33,7 +33,7 @@ from typing import Any
 from benchlib.core.errors import UserError
 from benchlib.core.files import home
 
-NAMES = ("machine", "squad", "collectives", "parity", "inference", "serving", "seq2seq", "compiled")
+NAMES = ("machine", "squad", "collectives", "parity", "inference", "serving", "seq2seq", "compiled", "parallel")
 LABELS = {"total_s": "Whole run"}  # of metrics that every benchmark has
 
 
@@ -48,7 +48,7 @@ class View:
     ``headlines`` are the key numbers, by the beginnings of metrics' names (none: the first six metrics), ``labels`` the
     words for them, ``headings`` those for the result's tables. ``tables(run)`` gives the report other tables than the raw
     ones, as rows by heading. ``warnings(config, result)`` says what limits the meaning of a result; ``result`` is None
-    where the run left none. ``exports`` are formats of the benchmark alone: name, what it is, ``module:function``; see
+    where the run left none. ``listing()`` gives tables of what it can run, as rows of texts by heading, for `benchlib list`. ``exports`` are formats of the benchmark alone: name, what it is, ``module:function``; see
     ``benchlib.show.exports.Export``.
 
     ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts
@@ -64,6 +64,7 @@ class View:
     headings: Mapping[str, str] = field(default_factory=dict)
     tables: Callable[[Any], dict[str, list[dict[str, Any]]]] | None = None
     warnings: Callable[[Any, Any], list[str]] = _nothing
+    listing: Callable[[], dict[str, list[dict[str, str]]]] | None = None
     exports: tuple[tuple[str, str, str], ...] = ()
     rate: str = ""
     batch: tuple[str, ...] = ()

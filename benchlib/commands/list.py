@@ -84,6 +84,14 @@ def show_kit() -> None:
     for name in cluster.names():
         table.add_row(name, escape(cluster.load(name).description))
     console.print(table)
+    for benchmark in BENCHMARKS.values():
+        if not benchmark.fault and benchmark.view.listing:
+            for title, rows in benchmark.view.listing().items():
+                console.print(f"\n[bold]{escape(title)}[/]")
+                table = _table(*rows[0])
+                for row in rows:
+                    table.add_row(*map(escape, row.values()))
+                console.print(table)
     console.print("\n`benchlib doctor` tells which of them this machine has.")
 
 

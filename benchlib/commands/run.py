@@ -119,7 +119,7 @@ def show_plan(planned: Plan, out: Path | None, everything: bool = False) -> None
     for name, content in job.files.items():
         console.print(f"\n[bold]{escape(name)}[/] in the run folder")
         console.print(content, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\n[bold]expected work[/]\n  {escape(config.expected_work())}")
+    console.print(f"\n[bold]expected work[/]\n  {escape(config.expected_work())}", soft_wrap=True)
     console.print(
         f"  ends by itself within {config.budget_s:.0f} s; is ended after {config.hard_limit_s:.0f} s at the latest; a notebook that "
         f"still draws gets {NOTEBOOK_S:.0f} s more\n"

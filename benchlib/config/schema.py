@@ -182,6 +182,9 @@ class BaseConfig(BaseModel):
                 f"collective = {name} moves tensors of {' and '.join(MOVES[name])}, not of {kind} (backend {self.backend}): take {fitting}"
             )
 
+    def check_start(self) -> None:
+        """Raise ``UserError`` for what only a dry run can do."""
+
     def check_precision(self, lacks: Mapping[str, str]) -> None:
         """Raise ``UserError`` for a precision in ``lacks``: those that the machine's device does not support, with the reasons."""
 

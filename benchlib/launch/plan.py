@@ -173,7 +173,8 @@ def _that_know(names: list[str], overrides: dict[str, Any], resume: str | None) 
 def prepare(planned: Plan, out: Path) -> Path:
     """Make the run folder with ``config.json``, ``origins.json`` (where its values came from) and ``machine.json``; return it.
 
-    Raises ``StorageError`` where they cannot be written, and leaves no half-made folder.
+    Raises ``UserError`` for what is for a dry run alone, ``StorageError`` where they cannot be written, and leaves no half-made
+    folder.
     """
     return _prepared(planned.config, planned.resolved.origins, planned.probe, out)
 
@@ -184,6 +185,7 @@ def prepare_again(run: Run) -> Path:
 
 
 def _prepared(config: BaseConfig, origins: dict[str, str], probe: dict[str, Any], out: Path) -> Path:
+    config.check_start()
     run_dir = new_run_dir(config, out)
     try:
         save_config(config, run_dir)

@@ -25,10 +25,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
 def probe() -> dict[str, Any]:
-    """Return what torch can use here: ``{"backends": {name: {available, count, names, reason, lacks}}, "versions": {...}}``.
+    """Return what torch can use here: ``{"backends": {name: {available, count, names, reason, memory_bytes, lacks}}, "versions": {...}}``.
 
-    ``count`` is the number of devices, ``names`` their names, ``reason`` says why a backend is not available. ``lacks``
-    holds the precisions that the device does not support, each with the reason.
+    ``count`` is the number of devices, ``names`` their names, ``reason`` says why a backend is not available. ``memory_bytes`` is
+    that of each accelerator with memory of its own. ``lacks`` holds the precisions that the device does not support, each with the reason.
     """
     backends = {}
     for name in BACKENDS:
@@ -37,6 +37,11 @@ def probe() -> dict[str, Any]:
         if not reason:
             where = torch.device(BACKENDS[name].device_type)
             support = {precision: supports(precision, where) for precision in DTYPES}
+            if has_events(where):
+                module = torch.get_device_module(where)
+                backends[name]["memory_bytes"] = [
+                    module.get_device_properties(place).total_memory for place in range(len(names))
+                ]
             backends[name]["lacks"] = {precision: why for precision, (has, why) in support.items() if not has}
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "rocm": torch.version.hip} | _libraries()
     return {"backends": backends, "versions": {name: value for name, value in versions.items() if value}}

@@ -111,6 +111,7 @@ def test_a_tier_over_many_ranks_gives_parity_one_process_and_none_over_nodes(cap
     eight = plan.plans("nightly", None, "cpu", ["nproc=8"], None)
     assert {one.config.benchmark: one.config.nproc for one in eight} == {
         "machine": 8, "squad": 8, "collectives": 8, "parity": 1, "inference": 1, "serving": 1, "seq2seq": 8, "compiled": 8,
+        "parallel": 8,
     }  # fmt: skip
     nodes = plan.plans("nightly", None, "cuda", ["nproc=8", "nnodes=2", "launcher=slurm", "cluster=slurm"], None)
     assert "parity" not in [one.config.benchmark for one in nodes]

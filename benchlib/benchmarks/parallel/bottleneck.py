@@ -1,0 +1,236 @@
+"""Where the time of a step goes, what holds a strategy back, and which strategy to take: by the rows of a result alone.
+
+The waterfall is that of a typical rank: the seconds of its parts add up to the step. What a rank waits for a slower one shows
+as communication; it is told apart by the ranks' own work, which is a step less its exposed communication.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchlib.benchmarks.parallel.shapes import STRATEGIES
+from benchlib.core.text import quantity, seconds
+from benchlib.judge.checks import Check, fact_check
+from benchlib.results.run import Run
+
+Row = Mapping[str, Any]
+# The parts in the order of the picture. ``WASTE`` does no work; what is left is the work itself.
+PARTS = {
+    "compute": "matrix products and attention",
+    "elementwise": "memory-bound kernels",
+    "optimizer": "the optimizer",
+    "launch": "launching kernels, Python and gaps",
+    "data": "waiting for data",
+    "communication": "exposed communication",
+    "waiting": "waiting for the slowest rank",
+    "bubble": "the bubble of the pipeline",
+}
+WASTE = ("launch", "data", "communication", "waiting", "bubble")
+NOTICED = 0.2  # share of a step from which on waste is the bottleneck, however long the work takes
+PLANTED = {"data": "data", "rank": "waiting", "communication": "communication"}
+COMPUTE, MEMORY_BOUND = ("matmul", "attention"), ("elementwise", "copy", "other")
+SCORES = (
+    "Scores, from the columns of the summary. Memory efficiency: 16 bytes of weight, gradient and two moments for each parameter, "
+    "over the peak memory of all ranks together. Performance score: samples/s over the best of the same model, times 100. Efficiency "
+    "score: samples/s of one device over the best of the same model, times 100."
+)
+TIED = 0.03  # share within which two rates are the same where an interval is missing
+
+
+def waterfall(row: Row, kernels: Sequence[Row]) -> dict[str, float]:
+    """Return the seconds of each part of a step of ``row``; they add up to ``step_s``.
+
+    ``kernels`` are the rows of the same key: their shares divide the forward and backward pass. What they leave of it is
+    ``launch``; where the profiler stretched them beyond it, they are scaled down to it.
+    """
+    step = float(row["step_s"])
+    own = [float(value) for value in row.get("rank_own_s") or []]
+    data, optimizer = float(row.get("data_s") or 0.0), float(row.get("optimizer_s") or 0.0)
+    exposed = float(row.get("comm_s") or 0.0) * (1 - float(row.get("comm_hidden_share") or 0.0))
+    waiting = waited = 0.0
+    if len(own) > 1:
+        # A typical rank waits for the slowest one by the difference of their work; ranks together wait less on average. Both and
+        # the communication are of traced steps, which take longer.
+        scale = min(1.0, step / max(statistics.fmean(own) + exposed, 1e-12))
+        exposed, waited = scale * exposed, scale * (max(own) - statistics.fmean(own))
+        waiting = scale * (max(own) - statistics.median_low(own))
+    bubble = max(0.0, float(row.get("bubble_share") or 0.0) * step - waited) if row.get("schedule") else 0.0
+    communication = max(0.0, exposed - waited - bubble)
+    waste = {"data": data, "optimizer": optimizer, "communication": communication, "waiting": waiting, "bubble": bubble}
+    total = sum(waste.values())
+    if total > step:  # parts were measured in other steps than the whole
+        waste = {name: value * step / total for name, value in waste.items()}
+    passes = max(0.0, step - sum(waste.values()))
+    times = {item["class"]: float(item["time_s"]) for item in kernels}
+    compute, elementwise = (sum(times.get(name, 0.0) for name in group) for group in (COMPUTE, MEMORY_BOUND))
+    scale = min(1.0, passes / (compute + elementwise)) if compute + elementwise else 0.0
+    parts = waste | {"compute": compute * scale, "elementwise": elementwise * scale}
+    parts["launch"] = max(0.0, step - sum(parts.values()))
+    if not compute + elementwise:  # nothing was traced: the passes are work of a kind that is not known
+        parts["compute"], parts["launch"] = parts["launch"], 0.0
+    return {name: parts[name] for name in PARTS}
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What holds a strategy back: a part of its step, and how much faster it would be at most without that."""
+
+    part: str
+    seconds: float
+    step_s: float
+
+    @property
+    def share(self) -> float:
+        """Share of the step."""
+        return self.seconds / self.step_s
+
+    @property
+    def bound(self) -> float:
+        """How many times faster the step would be at most."""
+        return self.step_s / max(self.step_s - self.seconds, 1e-12)
+
+
+def bottleneck(parts: Mapping[str, float]) -> Bottleneck:
+    """Return the bottleneck of a waterfall: the largest waste where it is noticed, else the largest part."""
+    step = sum(parts.values())
+    waste = max(WASTE, key=lambda name: parts[name])
+    part = waste if parts[waste] >= NOTICED * step else max(parts, key=lambda name: parts[name])
+    return Bottleneck(part, parts[part], step)
+
+
+def sentence(row: Row, kernels: Sequence[Row], peaks: Mapping[str, Any]) -> str:
+    """Say in one sentence what holds a row's strategy back, with the upper bound of removing it."""
+    found = bottleneck(waterfall(row, kernels))
+    name = f"{row['strategy']} {row.get('schedule') or ''}".strip()
+    start = f"{row['model']} by {name}: {found.share:.0%} of a step ({seconds(found.seconds)} of {seconds(found.step_s)}) is {PARTS[found.part]}"
+    if found.part != "compute":
+        return f"{start}; without it a step would be {found.bound:.2f} × as fast at most."
+    rate = (peaks.get("matmul_flops") or {}).get(row["precision"])
+    least = row["flops"] / row["world"] / rate if rate else None
+    if not least or least >= found.seconds:
+        return f"{start}: the device is busy with the work itself, and only more or faster devices help."
+    faster = found.step_s / (found.step_s - found.seconds + least)
+    return f"{start}, which take {seconds(least)} at the measured peak: with all of them at the peak a step would be {faster:.2f} × as fast at most."
+
+
+def named(name: str) -> str:
+    """Return a part as words for a table: ``Exposed communication``."""
+    return PARTS[name].removeprefix("the ").capitalize()
+
+
+# Of a run
+
+
+def main_rows(run: Run) -> list[dict[str, Any]]:
+    """Return the rows of ``strategies`` that ran, without the points of scaling."""
+    rows = run.result.tables.get("strategies", []) if run.result else []
+    return [row for row in rows if row.get("status") == "ok" and not row.get("scaling") and row.get("step_s")]
+
+
+def kernels_of(run: Run, key: str) -> list[dict[str, Any]]:
+    """Return the rows of ``kernels`` of a strategy's row."""
+    rows = run.result.tables.get("kernels", []) if run.result else []
+    return [row for row in rows if row.get("key") == key]
+
+
+def _fastest(rows: Sequence[Row]) -> Row:
+    return max(rows, key=lambda row: float(row["samples_per_s"]))
+
+
+def models(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return rows by model, in their order."""
+    return {name: [row for row in rows if row["model"] == name] for name in dict.fromkeys(row["model"] for row in rows)}
+
+
+def advice(rows: Sequence[Row], lacking: Sequence[Row] = (), memory_bytes: float | None = None) -> str:
+    """Say which of the measured strategies of one model to take, and why. ``lacking`` are rows that did not run.
+
+    The fastest one; of those that the intervals do not tell from it, the one that needs least memory. ``memory_bytes`` is
+    what a device has: strategies above it do not count, and the first that fits is named where a single device's does not.
+    """
+    fits = [row for row in rows if not memory_bytes or _peak(row) <= memory_bytes]
+    if not fits:
+        return f"{rows[0]['model']}: no strategy fits the memory of a device; more devices, checkpointing or fewer samples may."
+    best = _fastest(fits)
+    equal = [row for row in fits if row is not best and row["world"] >= best["world"] and _same(row, best)]
+    least = min([best, *equal], key=_peak)
+    words = f"{best['model']}: take {_name(least)}"
+    if least is not best:
+        words += f", as fast as {_name(best)} within the noise and with {_peak(least) / max(_peak(best), 1):.0%} of its memory"
+    else:
+        others = [row for row in fits if row is not best]
+        second = _fastest(others) if others else None
+        ratio = best["samples_per_s"] / second["samples_per_s"] if second else 0
+        words += f", the fastest: {quantity(best['samples_per_s'])} samples/s"
+        if second:
+            clear = "" if not _same(second, best) else ", which the noise does not tell apart,"
+            words += f", {ratio:.2f} × the next one{clear} ({_name(second)})"
+    alone = next((row for row in [*lacking, *rows] if row["strategy"] == "single"), None)
+    missing = alone is not None and (alone in lacking or (memory_bytes is not None and _peak(alone) > memory_bytes))
+    if missing:
+        words += f"; the model does not fit one device, the first that does is {_name(fits[0])}"
+    return words + "."
+
+
+def _name(row: Row) -> str:
+    layout = " x ".join(
+        f"{axis} {row[axis]}" for axis in ("data", "tensor", "pipeline", "context") if (row.get(axis) or 1) > 1
+    )
+    words = f"{row['strategy']} {row.get('schedule') or ''}".strip()
+    return f"{words} ({layout})" if layout and len(STRATEGIES[row["strategy"]].axes) > 1 else words
+
+
+def _peak(row: Row) -> float:
+    return float(max(row.get("peak_bytes") or [0.0]))
+
+
+def _same(row: Row, best: Row) -> bool:
+    low, high = row.get("step_ci_low"), best.get("step_ci_high")
+    if low and high:
+        return bool(low * best["batch_size"] <= high * row["batch_size"])
+    return bool(row["samples_per_s"] >= (1 - TIED) * best["samples_per_s"])
+
+
+def memory_of(run: Run) -> float | None:
+    """Return the bytes that a rank of a run may use, where the run states them."""
+    limit = (run.result.facts if run.result else {}).get("memory_bytes")
+    return float(limit) if isinstance(limit, int | float) and limit > 0 else None
+
+
+def sentences(run: Run) -> list[str]:
+    """Return the bottleneck of each model's fastest strategy over the ranks, and the advice."""
+    if not run.result:
+        return []
+    peaks = run.result.facts.get("machine_peaks") or {}
+    lacking = [row for row in run.result.tables.get("strategies", []) if row.get("status") not in ("ok", None)]
+    found = []
+    for model, rows in models(main_rows(run)).items():
+        spread = [row for row in rows if row["world"] > 1] or rows
+        key = _fastest(spread)
+        found.append("Bottleneck: " + sentence(key, kernels_of(run, key["key"]), peaks))
+        out = [row for row in lacking if row.get("model") == model and "memory" in str(row.get("reason"))]
+        found.append("Advice: " + advice(rows, out, memory_of(run)))
+    return found
+
+
+def checks(run: Run) -> list[Check]:
+    """Check that the parts of every step add up, and that what was planted is found."""
+    rows = main_rows(run)
+    wrong = []
+    for row in rows:
+        parts = [row.get(name) or 0.0 for name in ("data_s", "forward_s", "backward_s", "optimizer_s")]
+        if not 0.5 <= sum(parts) / row["step_s"] <= 1.1:  # a mean over ranks beside the slowest one
+            wrong.append(f"{row['key']}: {seconds(sum(parts))} of {seconds(row['step_s'])}")
+    question = "Do data, forward, backward and optimizer explain the step?"
+    reason = "; ".join(wrong) or f"{len(rows)} strategies"
+    found = [fact_check("parts of a step", question, bool(rows) and not wrong, reason, limit="50 % to 110 %")]
+    planted = getattr(run.config, "planted", "")
+    if planted in PLANTED:
+        question = "Is the fault that was planted the bottleneck that the waterfall names?"
+        hit = [row for row in rows if row["world"] > 1 and (planted != "communication" or row["strategy"] == "data")]
+        seen = {row["key"]: bottleneck(waterfall(row, kernels_of(run, row["key"]))).part for row in hit}
+        missed = [f"{key}: {PARTS[part]}" for key, part in seen.items() if part != PLANTED[planted]]
+        text = "; ".join(missed) or f"{PARTS[PLANTED[planted]]} in {len(seen)} strategies"
+        found.append(fact_check("planted bottleneck", question, bool(seen) and not missed, text))
+    return found

@@ -1,0 +1,385 @@
+"""One strategy at work: its steps are timed, some are traced, and of a pipeline's one the schedule is recorded.
+
+A step is: take a batch, forward, backward, update. Steps of all strategies go through ``_steps``; whoever has no part of a smaller
+mesh waits.
+"""
+
+import ctypes
+import gc
+import math
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from benchlib.benchmarks.parallel import traces
+from benchlib.benchmarks.parallel.config import ParallelConfig
+from benchlib.benchmarks.parallel.proofs import tokens
+from benchlib.benchmarks.parallel.shapes import Layout, Shape
+from benchlib.benchmarks.parallel.strategies import Job, Way, prepare, timeline
+from benchlib.core.events import EventWriter
+from benchlib.core.stats import summary
+from benchlib.runtime import devices
+from benchlib.runtime.group import World, all_gather_objects, barrier
+from benchlib.runtime.steps import comm_device, keep_alive
+from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, hold, union
+from benchlib.workloads.collective_ops import ALL_GATHER, REDUCE_SCATTER
+from benchlib.workloads.llm import mininews
+
+RECORDED = 3  # steps of a pipeline, of which the shortest is shown: neighbours only lengthen one
+TRACED, FEW = 2, 5  # steps under the profiler; one where fewer than this are counted
+REPEATS = 10  # exchanges that planted_slowdown=1 adds to DDP's
+SPOKEN_S = 0.5  # between signs of life
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. ``scaling`` is empty for a row of its own, else strong or weak."""
+
+    shape: Shape
+    strategy: str
+    schedule: str
+    layout: Layout
+    batch: int
+    scaling: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of its row."""
+        words = [self.shape.name, self.strategy, self.schedule, self.scaling, str(self.layout) if self.scaling else ""]
+        return " ".join(word for word in words if word)
+
+    def identity(self) -> Row:
+        """What names the row in every table."""
+        return {
+            "key": self.key, "model": self.shape.name, "strategy": self.strategy, "schedule": self.schedule,
+            **asdict(self.layout), "world": self.layout.world, "scaling": self.scaling,
+        }  # fmt: skip
+
+
+def describe(config: ParallelConfig, plan: Plan) -> Row:
+    """Return the part of a row that is known before anything runs."""
+    length = config.length(plan.shape)
+    return plan.identity() | {
+        "batch_size": plan.batch, "seq_len": length, "micro_batches": config.micro_batches if plan.schedule else 1,
+        "precision": config.precision, "checkpointing": config.checkpointing, "compile": config.compile,
+        "parameters": plan.shape.parameters, "flops": plan.shape.step_flops(plan.batch, length), "status": "ok", "reason": "",
+    }  # fmt: skip
+
+
+@dataclass
+class Found:
+    """What one rank saw; times in seconds."""
+
+    times: list[dict[str, float]]
+    losses: list[float | None]
+    trace: traces.Trace
+    stages: list[list[Row]]
+    peak_bytes: float
+    traced_s: float
+    held: dict[str, int]
+
+
+def measure(config: ParallelConfig, plan: Plan, here: World, events: EventWriter) -> dict[str, list[Row]]:
+    """Run a strategy and return its rows by table, the same on all ranks; all ranks call it.
+
+    Raises ``BackendUnavailable`` as ``strategies.prepare`` does.
+    """
+    planted = round(REPEATS * config.planted_slowdown) if config.planted == "communication" else 0
+    job = Job(
+        plan.shape, config.length(plan.shape), plan.batch, config.micro_batches, here.device, config.seed,
+        precision=config.precision, dropout=config.dropout, checkpointing=config.checkpointing, compile=config.compile,
+        learning_rate=config.learning_rate, shard=config.shard or 2, repeats=planted,
+    )  # fmt: skip
+    before = _settled(here.device)
+    way = prepare(plan.strategy, plan.layout, plan.schedule, job)
+    found: Found | None = None
+    if way is None:
+        with keep_alive(events, config.budget_s):
+            barrier()
+    else:
+        found = _rank(config, plan, job, way, here, events, before)
+        barrier()
+    del way
+    gc.collect()
+    told = [one for one in all_gather_objects(found) if one is not None]
+    stages = _shortest([one.stages for one in told])
+    row = describe(config, plan) | _row(plan, told, stages)
+    tables: dict[str, list[Row]] = {"strategies": [row]}
+    for table in ("kernels", "communication"):
+        tables[table] = [plan.identity() | one for one in getattr(told[0].trace, table)]
+    began = min((one["start_s"] for rank in stages for one in rank), default=0.0)
+    tables["stages"] = [
+        plan.identity() | one | {"rank": rank, "start_s": one["start_s"] - began, "end_s": one["end_s"] - began}
+        for rank, seen in enumerate(stages)
+        for one in seen
+    ]
+    return tables
+
+
+def _shortest(recorded: list[list[list[Row]]]) -> list[list[Row]]:
+    """Return by rank the rows of the recorded step that was the shortest over all ranks."""
+    steps = [list(ranks) for ranks in zip(*recorded, strict=True)]
+    return min(steps, key=lambda ranks: _span([row for rank in ranks for row in rank]), default=[])
+
+
+def _span(rows: list[Row]) -> float:
+    return float(max(row["end_s"] for row in rows) - min(row["start_s"] for row in rows))
+
+
+def _settled(device: torch.device) -> float:
+    """Give back what earlier strategies freed and return the bytes that this process holds by now."""
+    if device.type == "cpu":
+        if sys.platform.startswith("linux"):
+            ctypes.CDLL(None).malloc_trim(0)
+        return float(psutil.Process().memory_info().rss)
+    if devices.has_events(device):
+        torch.get_device_module(device).empty_cache()
+    return 0.0
+
+
+def _peak(device: torch.device, before: float) -> float | None:
+    """Return the most bytes held since ``_forget_peak``, on a CPU beyond those ``before``; None where nobody counts them."""
+    if device.type != "cpu":
+        return devices.peak_memory_bytes(device)[0]
+    status = Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    return max(0.0, 1024.0 * int(found[1]) - before) if found else None
+
+
+def _forget_peak(device: torch.device) -> None:
+    devices.reset_peak_memory(device)
+    counter = Path("/proc/self/clear_refs")
+    if device.type == "cpu" and counter.exists():
+        counter.write_text("5")  # proc(5): the peak begins anew
+
+
+def _rank(
+    config: ParallelConfig, plan: Plan, job: Job, way: Way, here: World, events: EventWriter, before: float
+) -> Found:
+    torch.manual_seed(config.seed + 1 + here.rank)
+    run = Runner(config, plan, job, way, here, events)
+    with keep_alive(events, config.startup_timeout_s):
+        run.steps(config.warmup)
+    run.timer.take()
+    _forget_peak(here.device)
+    run.steps(config.steps)
+    losses, times = run.losses[config.warmup :], run.timer.take()
+    peak = _peak(here.device, before)
+    devices.synchronize(here.device)
+    few = 1 if config.steps < FEW else TRACED
+    with traces.traced(here.device) as profiler:
+        run.steps(few)
+        devices.synchronize(here.device)
+    traced_s = statistics.fmean(row["step_s"] for row in run.timer.take())
+    trace = traces.read(profiler, here.device, few, config.precision, _updated(way))
+    del profiler
+    stages: list[list[Row]] = []
+    for _ in range(RECORDED if way.stages else 0):
+        stages.append([])
+        with timeline(way, stages[-1]):
+            run.steps(1)
+    held = {
+        name: parameter.numel() for part in way.parts for name, parameter in part.named_parameters()
+    }  # numel is of the whole
+    return Found(times, losses, trace, stages, peak or 0.0, traced_s, held)
+
+
+def _updated(way: Way) -> int:
+    """Return how many parameters this rank updates: its shards of them."""
+    tensors = [parameter for part in way.parts for parameter in part.parameters()]
+    return sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in tensors)
+
+
+class Runner:
+    """The loop, and where it is: the number of the next batch, the losses so far."""
+
+    def __init__(
+        self, config: ParallelConfig, plan: Plan, job: Job, way: Way, here: World, events: EventWriter
+    ) -> None:
+        self.config, self.plan, self.job, self.way, self.here, self.events = config, plan, job, way, here, events
+        last = here.rank == plan.layout.world - 1
+        slow = {"": True, "rank": last and plan.layout.world > 1}.get(config.planted, False)
+        clock = Clock(here.device)
+        self.timer = StepTimer(clock, GradientExchange(clock), config.planted_slowdown if slow else 0.0)
+        self.number = 0
+        self.losses: list[float | None] = []
+        self._kept: list[torch.Tensor] = []
+        self._spoken = time.monotonic()
+        self._least_s = math.inf  # of a step without what is planted
+
+    def steps(self, count: int) -> None:
+        """Take ``count`` steps; their losses are read at the end, so that no step waits for its own."""
+        way, timer = self.way, self.timer
+        timer.begin()
+        for _ in range(count):
+            began = time.perf_counter()
+            inputs, targets = self._batch()
+            timer.mark("data")
+            mean = way.step(inputs, targets, timer.mark)
+            way.optimizer.step()
+            way.optimizer.zero_grad(set_to_none=True)
+            timer.mark("optimizer")
+            timer.end_step()
+            self._kept.append(mean)
+            self._speak()
+            self._least_s = min(self._least_s, time.perf_counter() - began - self._held())
+        timer.clock.settle()
+        self.losses += [float(mean) if way.has_loss else None for mean in self._kept]
+        self._kept = []
+
+    def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        config, job = self.config, self.job
+        make = _text if config.source == "text" and job.form.kind == "decoder" else tokens
+        inputs, targets = make(job.form, job.length, job.batch, job.seed, self.number)
+        self.number += 1
+        hold(self._held())
+        device = self.here.device
+        return self.way.share(inputs).to(device), self.way.share(targets).to(device)
+
+    def _held(self) -> float:
+        """Return the seconds by which a planted slow source of data delays a batch."""
+        planted = self.config.planted == "data" and math.isfinite(self._least_s)
+        return self.config.planted_slowdown * self._least_s if planted else 0.0
+
+    def _speak(self) -> None:
+        if time.monotonic() - self._spoken < SPOKEN_S:
+            return
+        self._spoken = time.monotonic()
+        total = self.config.warmup + self.config.steps + TRACED
+        kind = "progress" if self.here.main else "heartbeat"
+        self.events.emit(kind, phase=self.plan.key, done=self.number, total=total, unit="steps", step=self.number)
+
+
+def _text(form: Shape, length: int, batch: int, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return bytes of the kit's news and what follows them, int64 (B, S) each."""
+    data = _news(seed)
+    starts = torch.randint(
+        len(data) - length - 1, (batch,), generator=torch.Generator().manual_seed(seed * 1_000_003 + step)
+    )
+    rows = torch.stack([data[start : start + length + 1] for start in starts.tolist()])
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+_read: dict[int, torch.Tensor] = {}
+
+
+def _news(seed: int) -> torch.Tensor:
+    if seed not in _read:
+        text = " ".join(article.text for article in mininews.generate(2000, seed)).encode()
+        _read[seed] = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    return _read[seed]
+
+
+def _row(plan: Plan, ranks: list[Found], stages: list[list[Row]]) -> Row:
+    """Return what the ranks measured as one row."""
+
+    def part(name: str) -> float:
+        return statistics.fmean(statistics.median(row[name] for row in rank.times) for rank in ranks)
+
+    slowest = np.array([[row["step_s"] for row in rank.times] for rank in ranks]).max(axis=0)
+    stats = summary(slowest.tolist())
+    busy = statistics.fmean(rank.trace.busy_s for rank in ranks)
+    bare = statistics.fmean(rank.trace.exposed_s for rank in ranks)
+    losses = [[loss for rank in ranks if (loss := rank.losses[step]) is not None] for step in range(len(slowest))]
+    bubble = _bubble(plan, stages)
+    return {
+        "step_s": stats.median, "step_ci_low": stats.ci_low, "step_ci_high": stats.ci_high, "n": stats.n, "steps_s": slowest.tolist(),
+        "forward_s": None if plan.schedule else part("forward_s"), "backward_s": part("backward_s"),
+        "optimizer_s": part("optimizer_s"), "data_s": part("data_s"),
+        "comm_s": busy, "comm_hidden_share": max(0.0, 1 - bare / busy) if busy else None,
+        "bubble_s": bubble[0], "bubble_share": bubble[1], "samples_per_s": plan.batch / stats.median,
+        "rank_own_s": [max(0.0, rank.traced_s - rank.trace.exposed_s) for rank in ranks],
+        "peak_bytes": [rank.peak_bytes for rank in ranks],
+        "losses": [statistics.fmean(known) if known else math.nan for known in losses],
+        "counted_parameters": sum({name: size for rank in ranks for name, size in rank.held.items()}.values()),
+    }  # fmt: skip
+
+
+def _bubble(plan: Plan, ranks: list[list[Row]]) -> tuple[float | None, float | None]:
+    """Return the mean idle time of a pipeline's ranks between its first and its last work, in seconds and as a share."""
+    if not plan.schedule or not ranks:
+        return None, None
+    inner = plan.layout.pipeline * plan.layout.tensor
+    idle, share = [], []
+    for first in range(0, len(ranks), inner):  # one pipeline after the other
+        group = ranks[first : first + inner]
+        spans = [[(row["start_s"], row["end_s"]) for row in rank] for rank in group]
+        span = _span([row for rank in group for row in rank])
+        idle += [span - union(rank) for rank in spans]
+        share += [1 - union(rank) / span for rank in spans]
+    return statistics.fmean(idle), statistics.fmean(share)
+
+
+# The links between the ranks.
+
+LINK_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
+LINK_REPEATS = 5
+
+
+def links(here: World) -> list[Row]:
+    """Return rows of op, alpha_s, beta_s_per_byte, r2, world: ``t = alpha + beta bytes`` fitted to collectives of all ranks.
+
+    Bytes are those of the larger side. The fit weighs relative errors, since times differ by orders of magnitude.
+    """
+    if here.size == 1:
+        return []
+    rows = []
+    for op, start in _LINKS.items():
+        seconds = []
+        for size in LINK_BYTES:
+            count = max(here.size, size // 4 // here.size * here.size)
+            whole = torch.zeros(count, device=comm_device(here))
+            taken = []
+            for _ in range(LINK_REPEATS + 1):
+                devices.synchronize(whole.device)
+                began = time.perf_counter()
+                start(whole, whole[: count // here.size].clone(), here)
+                devices.synchronize(whole.device)
+                taken.append(time.perf_counter() - began)
+            seconds.append(statistics.median(taken[1:]))
+        rows.append(
+            {"op": op, "world": here.size}
+            | fitted(LINK_BYTES, [max(row) for row in zip(*all_gather_objects(seconds), strict=True)])
+        )
+    return rows
+
+
+def fitted(sizes: tuple[int, ...], seconds: list[float]) -> Row:
+    """Return alpha_s, beta_s_per_byte (neither below 0) and r2 of the logarithms."""
+    y = np.array(seconds)
+    a = np.stack([np.ones(len(y)), np.array(sizes, dtype=float)], axis=1) / y[:, None]
+    alpha, beta = np.linalg.lstsq(a, np.ones(len(y)), rcond=None)[0]
+    alpha, beta = max(float(alpha), 0.0), max(float(beta), 0.0)
+    model = np.maximum(alpha + beta * np.array(sizes), 1e-12)
+    spread = float(((np.log(y) - np.log(y).mean()) ** 2).sum())
+    r2 = 1 - float(((np.log(y) - np.log(model)) ** 2).sum()) / spread if spread else 0.0
+    return {"alpha_s": alpha, "beta_s_per_byte": beta, "r2": r2}
+
+
+def _send_recv(whole: torch.Tensor, _: torch.Tensor, here: World) -> None:
+    received = torch.empty_like(whole)
+    after, before = (here.rank + 1) % here.size, (here.rank - 1) % here.size
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, whole, after), dist.P2POp(dist.irecv, received, before)]
+    ):
+        work.wait()
+
+
+_LINKS: dict[str, Callable[[torch.Tensor, torch.Tensor, World], object]] = {
+    "all_reduce": lambda whole, part, here: dist.all_reduce(whole),
+    "all_gather": lambda whole, part, here: ALL_GATHER(whole, part),
+    "reduce_scatter": lambda whole, part, here: REDUCE_SCATTER(part, whole),
+    "send_recv": _send_recv,
+}

@@ -1,0 +1,188 @@
+"""Machines that estimates are made for: ``params/machines/<name>.yaml``, each figure with its source.
+
+Peaks of matrix products and links that ``references.yaml`` holds are taken from there, by the id of the device; a file states
+the others. A figure is ``claimed`` (a document says so), ``measured`` (``benchlib machine init`` wrote it) or ``assumed`` (its
+source says on what grounds).
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from benchlib.core.errors import UserError, nearest
+from benchlib.core.files import home
+from benchlib.judge.references import registry
+
+Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Given(_Strict):
+    """A number and who says so."""
+
+    value: float = Field(gt=0)
+    source: str = Field(min_length=8)
+    kind: Literal["claimed", "measured", "assumed"] = "claimed"
+
+
+class Line(_Strict):
+    """What joins devices: GB/s one way (of a device, or of a node's network adapters together) and the time of one hop."""
+
+    name: str = Field(min_length=1)
+    gbytes_per_s: Given | None = None
+    latency_us: Given
+
+
+class Preset(_Strict):
+    """One machine: nodes of equal devices."""
+
+    description: str = Field(min_length=8)
+    device: str = Field("", description="id of `devices` in references.yaml; '': not in there")
+    devices: int = Field(1, ge=1, le=1024, description="devices of a node")
+    nodes: int = Field(1, ge=1, le=65536)
+    peak_tflops: dict[Precision, Given] = Field({}, description="dense matrix products of one device, by precision")
+    memory_gb: Given = Field(description="of one device, 1e9 bytes")
+    memory_gbytes_per_s: Given = Field(description="of one device, read plus written")
+    link: Line | None = Field(None, description="between the devices of a node")
+    network: Line | None = Field(None, description="between nodes")
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "Preset":
+        if self.device and self.device not in registry().devices:
+            raise ValueError(
+                f"device {self.device!r} is not in `devices` of references.yaml: leave it out or add it there"
+            )
+        known = _registered(self.device)
+        if (
+            self.link
+            and self.link.gbytes_per_s
+            and self.link.gbytes_per_s.kind == "claimed"
+            and _registered_link(self.device)
+        ):
+            raise ValueError(f"link.gbytes_per_s of {self.device} stands in references.yaml: leave it out here")
+        for precision, given in self.peak_tflops.items():
+            if precision in known and given.kind == "claimed":
+                raise ValueError(
+                    f"peak_tflops.{precision} of {self.device} stands in references.yaml: leave it out here"
+                )
+        if not known and not self.peak_tflops:
+            raise ValueError(
+                f"no peak of matrix products: references.yaml has none of {self.device or 'it'}, so state one"
+            )
+        if self.devices > 1 and (self.link is None or self._link_gbytes() is None):
+            raise ValueError(
+                f"devices = {self.devices} need `link` with gbytes_per_s, or a device whose link is registered"
+            )
+        if self.nodes > 1 and (self.network is None or self.network.gbytes_per_s is None):
+            raise ValueError(f"nodes = {self.nodes} need `network` with gbytes_per_s")
+        return self
+
+    @property
+    def world(self) -> int:
+        """Devices over all nodes."""
+        return self.devices * self.nodes
+
+    @property
+    def peaks(self) -> dict[str, Given]:
+        """TFLOP/s by precision; a file's own before those of the registry."""
+        return {**_registered(self.device), **{str(name): given for name, given in self.peak_tflops.items()}}
+
+    def peak_flops(self, precision: str) -> tuple[float, str]:
+        """Return the dense FLOP/s of one device, and in which precision: the nearest lower rate where it has none of its own.
+
+        A machine without bf16 units is asked for fp16, and the other way round; at last fp32 (or what there is) is taken.
+        """
+        order = {"bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32"), "tf32": ("tf32", "fp32")}
+        peaks = self.peaks
+        for name in (*order.get(precision, (precision,)), "fp32"):
+            if name in peaks:
+                return 1e12 * peaks[name].value, name
+        slowest = min(peaks, key=lambda name: peaks[name].value)
+        return 1e12 * peaks[slowest].value, slowest
+
+    def _link_gbytes(self) -> float | None:
+        if self.link and self.link.gbytes_per_s:
+            return self.link.gbytes_per_s.value
+        return _registered_link(self.device)
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """Bytes per second one way between devices of a node; None where a node has one device."""
+        rate = self._link_gbytes()
+        return 1e9 * rate if rate and self.link else None
+
+    @property
+    def sources(self) -> dict[str, Given]:
+        """Every figure by what it is, for a reader."""
+        figures = {f"peak {name} (TFLOP/s)": given for name, given in self.peaks.items()}
+        figures |= {"memory (GB)": self.memory_gb, "memory bandwidth (GB/s)": self.memory_gbytes_per_s}
+        for line in filter(None, (self.link, self.network)):
+            rate = line.gbytes_per_s or (
+                Given(value=self._link_gbytes() or 1, source="references.yaml, `devices`")
+                if line is self.link
+                else None
+            )
+            figures |= {f"{line.name} (GB/s one way)": rate} if rate else {}
+            figures |= {f"{line.name} hop (us)": line.latency_us}
+        return figures
+
+
+def _registered(device: str) -> dict[str, Given]:
+    """Return the peaks of a device that vendors specify, from the registry, in TFLOP/s by precision."""
+    return {
+        item.conditions.precision or "bf16": Given(value=item.in_kit_unit()[1] / 1e12, source=registry().cite(item))
+        for item in registry().figures
+        if device
+        and item.metric == "matmul_flops"
+        and item.kind == "specified"
+        and item.conditions.device in _families(device)
+    }
+
+
+def _registered_link(device: str) -> float | None:
+    """Return what the registry says of the links of a device, GB/s one way; None where it says nothing."""
+    known = registry().devices
+    rates = [known[name].link_gbytes_per_s for name in _families(device) if name in known]
+    return max((rate for rate in rates if rate), default=None)
+
+
+def _families(device: str) -> set[str]:
+    """Return a device's id and those of the chips that it is a kind of: ``a100-sxm-80gb`` is an ``a100``."""
+    parts = device.split("-")
+    return {"-".join(parts[:count]) for count in range(1, len(parts) + 1)}
+
+
+def folder() -> Path:
+    """Return where the presets are."""
+    return home() / "params" / "machines"
+
+
+def names() -> list[str]:
+    """Return the presets there are."""
+    return sorted(path.stem for path in folder().glob("*.yaml"))
+
+
+def preset(name: str) -> Preset:
+    """Read a preset by name, or a file of one's own by its path; ``UserError`` names the first thing that is wrong."""
+    path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else folder() / f"{name}.yaml"
+    if not path.is_file():
+        raise UserError(f"unknown machine {name!r}: {nearest(name, names())}; `benchlib machine init` writes one")
+    try:
+        return parse(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (ValueError, OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+
+
+def parse(content: Any) -> Preset:
+    """Check the content of a file; ``ValueError`` names the first thing that is wrong."""
+    try:
+        return Preset.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": ")) from None

@@ -1,0 +1,179 @@
+"""One transformer for every way of spreading it: GPT-like and Llama-like decoders and the BERT encoder, cut into parts by layer.
+
+Letters: B sequences, S tokens, h width, H heads, K heads of keys and values, d = width of a head, V tokens of the vocabulary.
+A tensor-parallel rank holds a share of the heads, so that views take their number from what arrives.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+ROTARY_BASE = 10000.0
+INIT_STD = 0.02  # of weights, as GPT-2 and BERT start
+
+
+class Embed(nn.Module):
+    """Tokens to hidden states (B, S, h): with the places, where they are learned, and for the encoder types and a norm."""
+
+    def __init__(self, form: Any, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(form.vocabulary, form.hidden)
+        self.places = nn.Embedding(form.positions, form.hidden) if form.learned_positions else None
+        encoder = form.kind == "encoder"
+        self.types = nn.Embedding(2, form.hidden) if encoder else None
+        self.norm = _norm(form) if encoder else None
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, h) of int64 (B, S) at the int64 (S) places. All tokens are of the first type."""
+        x = self.tokens(tokens)
+        if self.places is not None:
+            x = x + self.places(places)
+        if self.types is not None and self.norm is not None:
+            x = self.norm(x + self.types(torch.zeros_like(tokens)))
+        return self.dropout(x)  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Multi-head attention; fewer heads of keys and values than of queries are shared between these."""
+
+    def __init__(self, form: Any) -> None:
+        super().__init__()
+        self.width, self.causal = form.hidden // form.heads, form.kind == "decoder"
+        self.query = nn.Linear(form.hidden, form.hidden, form.biases)
+        self.key = nn.Linear(form.hidden, form.kv_heads * self.width, form.biases)
+        self.value = nn.Linear(form.hidden, form.kv_heads * self.width, form.biases)
+        self.output = nn.Linear(form.hidden, form.hidden, form.biases)
+
+    def forward(self, x: torch.Tensor, turns: torch.Tensor | None = None) -> torch.Tensor:
+        """Return (B, S, h); ``turns`` are the angles (S, d / 2) of rotary places."""
+        q, k, v = (
+            layer(x).unflatten(2, (-1, self.width)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        if turns is not None:
+            q, k = _turned(q, turns), _turned(k, turns)
+        if k.shape[1] != q.shape[1]:
+            k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class FeedForward(nn.Module):
+    """Two products around a GELU, or three around a gated SiLU."""
+
+    def __init__(self, form: Any) -> None:
+        super().__init__()
+        self.up = nn.Linear(form.hidden, form.ffn, form.biases)
+        self.gate = nn.Linear(form.hidden, form.ffn, form.biases) if form.gated else None
+        self.down = nn.Linear(form.ffn, form.hidden, form.biases)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, h)."""
+        up = self.up(x)
+        inner = functional.gelu(up) if self.gate is None else functional.silu(self.gate(x)) * up
+        return self.down(inner)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """A layer: norms before the parts in a decoder, after the sums in the encoder, as the models were published."""
+
+    def __init__(self, form: Any, dropout: float) -> None:
+        super().__init__()
+        self.first = form.kind == "decoder"
+        self.norm1, self.attention = _norm(form), Attention(form)
+        self.norm2, self.ffn = _norm(form), FeedForward(form)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor, turns: torch.Tensor | None = None) -> torch.Tensor:
+        """Return (B, S, h)."""
+        if self.first:
+            x = x + self.dropout(self.attention(self.norm1(x), turns))
+            return x + self.dropout(self.ffn(self.norm2(x)))  # type: ignore[no-any-return]
+        x = self.norm1(x + self.dropout(self.attention(x, turns)))
+        return self.norm2(x + self.dropout(self.ffn(x)))  # type: ignore[no-any-return]
+
+
+class Stack(nn.Module):
+    """The whole model, or the layers of a pipeline's stage, under the same names: ``embed``, ``blocks.K``, ``norm``, ``head``.
+
+    ``form`` has the fields of a shape: kind (decoder, encoder), hidden, layers, heads, kv_heads, ffn, positions, vocabulary,
+    gated, norm (layer, rms), biases, learned_positions, tied.
+    """
+
+    places: torch.Tensor  # (S,)
+
+    def __init__(self, form: Any, length: int, dropout: float = 0.0, checkpointing: bool = False) -> None:
+        super().__init__()
+        self.kind, self.checkpointing = form.kind, checkpointing
+        self.turn_width = 0 if form.learned_positions else form.hidden // form.heads
+        self.embed: Embed | None = Embed(form, dropout)
+        self.blocks = nn.ModuleDict({str(layer): Block(form, dropout) for layer in range(form.layers)})
+        self.norm: nn.Module | None = _norm(form) if form.kind == "decoder" else None
+        encoder = form.kind == "encoder"
+        self.head: nn.Module | None = nn.Linear(form.hidden, 2 if encoder else form.vocabulary, bias=encoder)
+        self.register_buffer("places", torch.arange(length), persistent=False)
+        self.apply(_start)
+        if form.tied:
+            self.head.weight = self.embed.tokens.weight
+
+    def part(self, begin: int, end: int) -> "Stack":
+        """Return a stage of layers ``begin`` to ``end`` - 1 that shares this model's weights; embedding and head at the ends."""
+        stage, layers = copy.copy(self), len(self.blocks)
+        stage._modules = dict(self._modules)
+        stage._buffers = dict(self._buffers)
+        stage.blocks = nn.ModuleDict({str(layer): self.blocks[str(layer)] for layer in range(begin, end)})
+        if begin > 0:
+            stage.embed = None
+        if end < layers:
+            stage.norm = stage.head = None
+        return stage
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits of int64 (B, S): (B, S, V) of a decoder, (B, S, 2) of the encoder. A stage takes and returns (B, S, h)."""
+        if self.embed is not None:
+            x = self.embed(x, self.places)
+        turns = _angles(self.places, self.turn_width) if self.turn_width else None
+        for block in self.blocks.values():
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, turns, use_reentrant=False)
+            else:
+                x = block(x, turns)
+        if self.norm is not None:
+            x = self.norm(x)
+        return x if self.head is None else self.head(x)  # type: ignore[no-any-return]
+
+
+def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy: of the next tokens, int64 (B, S), or of an answer's start and end place, int64 (B, 2)."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if logits.shape[2] == 2 and targets.shape[1] == 2:
+        return functional.cross_entropy(logits.transpose(1, 2).flatten(0, 1), targets.flatten())
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _norm(form: Any) -> nn.Module:
+    return nn.LayerNorm(form.hidden) if form.norm == "layer" else nn.RMSNorm(form.hidden, eps=1e-5)
+
+
+def _start(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=INIT_STD)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def _angles(places: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the angles (S, d / 2) of rotary places (Su et al., "RoFormer", 2021)."""
+    powers = torch.arange(0, width, 2, device=places.device, dtype=torch.float32) / width
+    return places.float()[:, None] * ROTARY_BASE**-powers
+
+
+def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Turn (B, H, S, d): the halves of a head are the parts of complex numbers, as in Llama at Hugging Face."""
+    cos, sin = turns.cos().to(x.dtype), turns.sin().to(x.dtype)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)

@@ -1,0 +1,182 @@
+"""Strategies on two and four ranks against one process, faults that the proofs must find, and slow parts that must be named."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import worlds
+
+from benchlib.benchmarks.parallel import bottleneck, measure, proofs, strategies
+from benchlib.benchmarks.parallel.config import STRATEGIES, ParallelConfig
+from benchlib.benchmarks.parallel.judge import FP32, LOSS_FP64, RECOMPUTED, WEIGHT_FP64
+from benchlib.benchmarks.parallel.shapes import Layout
+from benchlib.core.errors import BackendUnavailable
+from benchlib.core.events import EventWriter
+from benchlib.runtime.group import World
+from benchlib.workloads import transformer_stack
+
+NARROW = {"hidden": 32, "layers": 8, "heads": 8, "ffn": 64, "vocabulary": 64, "positions": 32, "micro_batches": 4}
+FIT_TWO = {"single", "data", "sharded", "sharded_direct", "tensor", "sequence", "context", "pipeline"}
+
+
+def world(rank: int, size: int) -> World:
+    return World(rank, size, rank, size, torch.device("cpu"), "gloo")
+
+
+def proved(config: ParallelConfig, name: str, schedule: str, here: World) -> list[float]:
+    """Return the errors of loss, weights, gradient and, in fp32, loss. On four ranks fp64 alone: half the time."""
+    shape, layout = config.shapes[0], config.layout(name, here.size)
+    with pytest.MonkeyPatch.context() as patch:
+        if here.size > 2:
+            differences = proofs._differences
+            patch.setattr(
+                proofs,
+                "_differences",
+                lambda job, *rest: differences(job, *rest) if job.dtype is torch.float64 else (0.0, 0.0, 0.0),
+            )
+        proof = proofs.prove(config, shape, name, layout, schedule, here)
+    return [proof.loss_error or 0.0, proof.weight_error or 0.0, proof.gradient_error, proof.loss_error_fp32]
+
+
+def all_proofs(config: ParallelConfig, here: World) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in STRATEGIES:
+        for schedule in config.schedules_of(name):
+            if config.obstacle(name, schedule, config.shapes[0], here.size):
+                continue
+            try:
+                found[f"{name} {schedule}".strip()] = proved(config, name, schedule, here)
+            except BackendUnavailable as error:
+                found[name] = str(error)
+    return found
+
+
+def one_row_taken_for_a_column(part: Any, sequence: bool) -> Any:
+    plan = TENSOR_PLAN(part, sequence)
+    name = "blocks.0.attention.output"
+    return plan | {name: strategies.ColwiseParallel(input_layouts=strategies.Shard(-1), use_local_output=True)}
+
+
+def dropped(_: Any, bucket: Any) -> Any:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def swapped(layers: int, stage: int, stages: int) -> tuple[int, int]:
+    """Cut a model whose inner stages lie in another order than they are run in."""
+    return CUT(layers, {1: 2, 2: 1}.get(stage, stage), stages)
+
+
+def averaged_twice(*args: Any) -> Any:
+    way = PREPARE(*args)
+    step = way.step
+
+    def again(tokens: Any, targets: Any, mark: Any) -> Any:
+        mean = step(tokens, targets, mark)
+        for part in way.parts:
+            for parameter in part.parameters():
+                parameter.grad /= way.layout.data
+        return mean
+
+    way.step = again
+    return way
+
+
+TENSOR_PLAN, CUT, PREPARE = strategies.tensor_plan, strategies._cut, proofs.prepare
+
+
+def faults(config: ParallelConfig, here: World) -> dict[str, Any]:
+    """Return what the proof of a strategy says with a fault in it: its errors, or that it did not even run."""
+    found: dict[str, Any] = {}
+
+    def planted(label: str, name: str, schedule: str, where: Any, attribute: str, fault: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(where, attribute, fault)
+            try:
+                found[label] = proved(config, name, schedule, here)
+            except (RuntimeError, ValueError, AssertionError) as error:
+                found[label] = type(error).__name__
+
+    planted("plan", "tensor", "", strategies, "tensor_plan", one_row_taken_for_a_column)
+    planted("averaged twice", "data", "", proofs, "prepare", averaged_twice)
+    planted("stage order", "pipeline", "interleaved", strategies, "_cut", swapped)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proofs, "Job", functools.partial(strategies.Job, repeats=1))  # the proof's DDP takes a hook
+        planted("bucket", "data", "", strategies, "_repeated", dropped)
+        planted("no fault", "data", "", strategies, "_repeated", strategies._repeated)
+    return found
+
+
+def slow(config: ParallelConfig, here: World, folder: Path) -> dict[str, str]:
+    """Return what the waterfall names where something was slowed on purpose."""
+    found = {}
+    for planted in ("data", "rank", "communication"):
+        wide = ParallelConfig(
+            **NARROW | {"hidden": 64, "layers": 2, "ffn": 256}, nproc=2, planted=planted, planted_slowdown=6, strategies=["data"], seq_len=32, warmup=2, steps=3
+        )  # fmt: skip
+        plan = measure.Plan(wide.shapes[0], "data", "", Layout(data=2), 8)
+        tables = measure.measure(wide, plan, here, EventWriter(folder, f"rank{here.rank}"))
+        parts = bottleneck.waterfall(tables["strategies"][0], tables["kernels"])
+        found[planted] = bottleneck.bottleneck(parts).part
+    return found
+
+
+class Ranks:
+    """What each rank does; picklable."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, rank: int, size: int) -> None:
+        here = world(rank, size)
+        config = ParallelConfig(
+            **NARROW, nproc=size, schedules=["1f1b", "gpipe", "interleaved", "zero_bubble"][: 4 if size == 2 else 1]
+        )
+        found: dict[str, Any] = {"proofs": all_proofs(config, here)}
+        if size == 2:
+            found |= {"faults": faults(config, here), "slow": slow(config, here, self.folder)}
+        if rank == 0:
+            (self.folder / "found.json").write_text(json.dumps(found))
+
+
+def outcome(size: int, folder: Path) -> dict[str, Any]:
+    worlds.in_world(size, folder, Ranks(folder))
+    return json.loads((folder / "found.json").read_text())
+
+
+def assert_equal(proofs: dict[str, Any]) -> None:
+    assert "needs a GPU" in proofs.pop("context")
+    for name, (loss, weight, gradient, loss32) in proofs.items():
+        assert loss <= LOSS_FP64 and weight <= WEIGHT_FP64 and gradient <= FP32 and loss32 <= FP32, name
+
+
+def test_two_ranks_compute_what_one_does_and_faults_are_found(tmp_path: Path) -> None:
+    found = outcome(2, tmp_path)
+    pipelines = {f"pipeline {schedule}" for schedule in ("1f1b", "gpipe", "interleaved", "zero_bubble")}
+    assert set(found["proofs"]) == FIT_TWO - {"pipeline"} | pipelines
+    assert_equal(found["proofs"])
+    assert found["faults"].pop("no fault")[0] <= LOSS_FP64
+    assert set(found["faults"]) == {"plan", "averaged twice", "stage order", "bucket"}
+    for name, seen in found["faults"].items():
+        assert isinstance(seen, str) or max(seen[2], seen[3]) > 100 * FP32, name
+    assert found["slow"] == {"data": "data", "rank": "waiting", "communication": "communication"}
+
+
+def test_four_ranks_compute_what_one_does(tmp_path: Path) -> None:
+    found = outcome(4, tmp_path)["proofs"]
+    assert {name.split()[0] for name in found} == set(STRATEGIES)
+    assert_equal(found)
+
+
+def test_recomputed_activations_that_drop_others_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ParallelConfig(**NARROW, checkpointing=True)
+    error = functools.partial(proofs.checkpointing_error, config, config.shapes[0], torch.device("cpu"))
+    assert error() <= RECOMPUTED
+    monkeypatch.setattr(
+        transformer_stack, "checkpoint", functools.partial(transformer_stack.checkpoint, preserve_rng_state=False)
+    )
+    assert error() > 1e-4
