@@ -48,6 +48,11 @@ SERVICES: dict[str, Callable[[], str]] = {
         "serving", load("client"), ["dns+http://benchlib-engine:8000"], "nightly",
         ["concurrency=64", "max_new=128", "prompt_tokens=870", "ttft_ms=2000", "tpot_ms=100"],
     ),
+    # MLPerf's own rules over the network: the tier has model and data.
+    "kubernetes/inference-client.yaml": lambda: services.client(
+        "inference", load("scores"), ["dns+http://benchlib-engine:8000"], "weekend",
+        [f"model={MODEL}", "slots=64", "server_qps=20", "expected_qps=40"],
+    ),
 }  # fmt: skip
 
 

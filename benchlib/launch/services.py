@@ -86,8 +86,11 @@ def service(kind: str, profile: Cluster, model: str, replicas: int) -> str:
 
 
 def client(benchmark: str, profile: Cluster, workers: Sequence[str], tier: str, settings: Sequence[str] = ()) -> str:
-    """Return the Job that measures ``workers`` with a benchmark that is a client of theirs; it needs no device, and its image no torch."""
-    k8s, name = profile.kubernetes, "benchlib-client"
+    """Return the Job that measures ``workers`` with a benchmark that is a client of theirs; it needs no device.
+
+    The image of ``serving`` needs no torch; that of ``inference`` has tokenizer and scores, so it is the kit's for a CPU.
+    """
+    k8s, name = profile.kubernetes, f"benchlib-{benchmark}"
     command = [
         "benchlib",
         "run",

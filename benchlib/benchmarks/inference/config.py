@@ -1,12 +1,17 @@
 """Parameters of the inference benchmark. The defaults are those of the smoke tier."""
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from benchlib.benchmarks.inference import rules
+from benchlib.config import addresses
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import UserError
+from benchlib.core.text import duration
 
 Scenario = Literal["Offline", "Server", "Interactive", "SingleStream", "MultiStream"]
 PEAK_PROBE = 5.0  # times the limit of the first token: a shorter probe is over before its queue is as long as that
@@ -18,7 +23,12 @@ class InferenceConfig(BaseConfig):
 
     PATHS: ClassVar[dict[str, bool]] = {"data_file": True, "model": False}
     ONE_PROCESS: ClassVar[bool] = True
-    FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "data_file", "engine": "workers"}
+    FOLLOWS: ClassVar[dict[str, str]] = {
+        **BaseConfig.FOLLOWS,
+        "data": "data_file",
+        "engine": "workers",
+        "expected_latency_s": "model",
+    }
 
     benchmark: Literal["inference"] = "inference"
 
@@ -47,13 +57,22 @@ class InferenceConfig(BaseConfig):
     )
     slots: int = Field(8, ge=1, le=4096, description="queries that the engine works on at once")
     step_s: float = Field(0.005, gt=0, le=10, description="engine=sim: seconds for each token")
-    workers: list[str] = Field([], description="URLs of OpenAI-compatible servers; sets engine=http")
+    workers: list[str] = Field(
+        [],
+        description="OpenAI-compatible servers, http://HOST:PORT; dns+http://NAME:PORT: each address of the name; sets engine=http",
+    )
+    served_model: str = Field("", description="what the workers call the model; empty: the first that each names")
+    tokens: Literal["ids", "text"] = Field(
+        "ids", description="of workers: token ids, or text alone, whose tokens the tokenizer of model counts"
+    )
 
     server_qps: float = Field(10.0, gt=0, le=1e6, description="queries per second of Server")
     expected_qps: float = Field(
         20.0, gt=0, le=1e6, description="guess of the Offline rate, from which LoadGen sizes it"
     )
-    expected_latency_s: float = Field(0.5, gt=0, le=600, description="guess for SingleStream and MultiStream")
+    expected_latency_s: float = Field(
+        0.05, gt=0, le=600, description="guess for SingleStream and MultiStream; 0.5 for other models than the embedded"
+    )
     min_duration_s: float = Field(1.0, ge=0, le=1e5, description="rules=reduced: least time of a test")
     min_queries: int = Field(64, ge=1, le=10**7, description="rules=reduced: least queries of a test")
     percentile: float = Field(90.0, ge=50, le=99.9, description="rules=reduced: of the latency limits")
@@ -71,7 +90,14 @@ class InferenceConfig(BaseConfig):
             values = values | {"data": "file"}
         if isinstance(values, dict) and values.get("workers"):
             values = values | {"engine": "http"}
+        if isinstance(values, dict) and values.get("model", EMBEDDED_MODEL) != EMBEDDED_MODEL:
+            values = {"expected_latency_s": 0.5, **values}
         return values
+
+    @field_validator("workers")
+    @classmethod
+    def _are_addresses(cls, value: list[str]) -> list[str]:
+        return addresses.workers(value)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "InferenceConfig":
@@ -81,6 +107,10 @@ class InferenceConfig(BaseConfig):
             raise ValueError("data = file needs data_file=FILE, the cnn_eval.json of the MLPerf reference")
         if self.engine == "http" and not self.workers:
             raise ValueError("engine = http needs workers=URL,URL")
+        if self.tokens == "text" and (self.engine != "http" or self.audit):
+            raise ValueError(
+                "tokens = text is for workers=URL,URL alone, and their answers have no tokens that audit (TEST06) could compare"
+            )
         if self.shrink > 1 and self.model != RANDOM_MODEL:
             raise ValueError(f"shrink = {self.shrink} divides the shape of model={RANDOM_MODEL} alone: leave it at 1")
         if self.rules == "mlperf" and (self.samples or self.data == "mininews" or self.max_new != 128):
@@ -101,6 +131,13 @@ class InferenceConfig(BaseConfig):
         super().check_whole()
         if self.backend == "cpu" and self.precision == "fp16":
             raise UserError("precision = 'fp16': a CPU has no fast fp16; use bf16 or fp32")
+        least_s = rules.least_s(self)
+        if least_s > self.budget_s:
+            raise UserError(
+                f"budget_s = {self.budget_s:g}: the tests alone take {duration(least_s)} or longer with rules={self.rules} "
+                f"({rules.words(self)}); set budget_s={math.ceil(1.5 * max(least_s, rules.expected_s(self)) / 60) * 60}, or "
+                + ("rules=reduced" if self.rules == "mlperf" else "lower min_queries and min_duration_s")
+            )
 
     def engine_of(self, scenario: str) -> str:
         """Return the engine that a scenario runs on."""
@@ -113,17 +150,21 @@ class InferenceConfig(BaseConfig):
         """Whether the weights are random: then answers have a fixed length and no accuracy."""
         return self.model == RANDOM_MODEL
 
-    def scope(self) -> str:
+    def scope(self, says: Mapping[str, Any] | None = None) -> str:
         """Return the suffix of metrics' names: '' for Llama-3.1-8B-Instruct on all of cnn_dailymail by the real rules.
 
-        What stands in for the model, the data, the engine or the rules is in the name.
+        What stands in for the model, the data, the engine or the rules is in the name, and that queries went over a network.
+        ``says`` is what workers say of themselves, once they were asked: their model and engine count, not ours.
         """
-        name = Path(self.model).name.lower()
+        says = says or {}
+        sim = self.engine == "sim" or says.get("engine") == "sim"
+        served = "" if sim or self.served_model else str(says.get("model") or "")
+        name = Path(served or self.model).name.lower()
         model = "" if "llama-3.1-8b-instruct" in name else f"_{name.replace('-', '_').replace('.', '_')}"
         shrunk = f"_shrunk{self.shrink}" if self.shrink > 1 else ""
         data = {"mininews": "_mininews", "file": "_file", "cnn_dailymail": "_subset" if self.samples else ""}[self.data]
-        sim = "_sim" if self.engine == "sim" else ""
-        return model + shrunk + data + sim + ("_reduced" if self.rules == "reduced" else "")
+        how = "_sim" * sim + "_network" * (self.engine == "http") + "_text" * (self.tokens == "text")
+        return model + shrunk + data + how + "_reduced" * (self.rules == "reduced")
 
     def expected_work(self) -> str:
         """Say what will be measured."""
@@ -134,10 +175,11 @@ class InferenceConfig(BaseConfig):
         where = f" at {', '.join(self.workers)}" if self.workers else ""
         return (
             f"MLPerf LoadGen with {self.rules} rules: {', '.join(tests)}; {self.model} ({self.precision}){where} on {samples} of {self.data}, "
-            f"engine {self.engine} with {self.slots} slots, Server at {self.server_qps:g} queries/s"
+            f"engine {self.engine} with {self.slots} slots, Server at {self.server_qps:g} queries/s; about "
+            f"{duration(rules.expected_s(self))} by the expected rates, {duration(rules.least_s(self))} at least: {rules.words(self)}"
         )
 
     def work(self) -> dict[str, object]:
         """Return the fields that change the work; limits of time do not."""
-        skip = {"deadline_s", "test_limit_s", "peak_seconds", "price_per_hour_usd"}
+        skip = {"served_model", "deadline_s", "test_limit_s", "peak_seconds", "price_per_hour_usd"}
         return {name: value for name, value in super().work().items() if name not in skip}

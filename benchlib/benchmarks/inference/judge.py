@@ -6,6 +6,8 @@ from statistics import median
 from typing import Any
 
 from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.benchmarks.inference.losses import SUT
+from benchlib.benchmarks.inference.losses import sentences as loss_sentences
 from benchlib.benchmarks.inference.rules import GEN_LEN, GEN_LEN_SHARE, ROUGE, ROUGE_SHARE
 from benchlib.core.errors import UserError
 from benchlib.core.text import quantity
@@ -25,12 +27,17 @@ LIMITS = {
     "samples_per_s_offline": 0.20, "tokens_per_s_offline": 0.20, "ttft_s_server": 0.30, "tpot_s_server": 0.30,
     "ttft_s_interactive": 0.30, "tpot_s_interactive": 0.30, "latency_s_singlestream": 0.25, "resident_memory_gb": 0.25,
 }  # fmt: skip
+COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
 ROUGE_POINTS = 1.0  # that ROUGE-1 may fall below the baseline
 
 
 def _parts(run: Run) -> tuple[InferenceConfig, Result]:
     assert isinstance(run.config, InferenceConfig) and run.result is not None
     return run.config, run.result
+
+
+def _scope(config: InferenceConfig, result: Result) -> str:
+    return config.scope(result.facts.get("says"))
 
 
 def refuse(config: Any) -> None:
@@ -49,7 +56,7 @@ def limits(run: Run) -> list[RegressionLimit]:
         for start, share in LIMITS.items()
         if metric.name.startswith(start)
     ]
-    scored = [RegressionLimit(metric=f"rouge1{config.scope()}", amount=ROUGE_POINTS)]
+    scored = [RegressionLimit(metric=f"rouge1{_scope(config, result)}", amount=ROUGE_POINTS)]
     return [*shares, *(scored if result.metric(scored[0].metric) else [])]
 
 
@@ -62,6 +69,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         *[_prefix_cache(row) for row in result.tables.get("prefix_cache", [])],
         *_audited(config, result),
         *_accurate(config, result),
+        *_counted(config, result),
         finite_check(stated),
         agreement_check(stated, SHOWN),
         budget_check(run, result.value("total_s") or 0.0),
@@ -101,10 +109,28 @@ def _audited(config: InferenceConfig, result: Result) -> Iterator[Check]:
         yield fact_check("TEST06", question, not wrong and count > 0, reason)
 
 
+def _counted(config: InferenceConfig, result: Result) -> Iterator[Check]:
+    """Text mode: tokens are those that our tokenizer finds; where servers state how many they made, both have to be close."""
+    counted = result.facts.get("counted")
+    if config.tokens != "text" or not counted:
+        return
+    question = "Does the tokenizer of model find as many tokens as the servers state?"
+    if not counted["stated"]:
+        why = "the servers state no counts"
+        yield Check(name="tokens counted", kind="sanity", question=question, status="SKIPPED", reason=why, gates=False)
+        return
+    share = counted["counted"] / counted["stated"]
+    reason = (
+        f"{counted['counted']:,} tokens counted in the texts, {counted['stated']:,} stated by the servers: {share:.3f}"
+    )
+    limit = f"{1 - COUNT_SHARE:g} to {1 + COUNT_SHARE:g}"
+    yield fact_check("tokens counted", question, abs(share - 1) <= COUNT_SHARE, reason, value=share, limit=limit)
+
+
 def _accurate(config: InferenceConfig, result: Result) -> Iterator[Check]:
     facts = result.facts.get("accuracy")
     if facts is None:
-        if config.accuracy:
+        if config.accuracy and config.random:
             why = "random weights have no accuracy"
             question = "Are the answers right?"
             yield Check(name="accuracy", kind="sanity", question=question, status="SKIPPED", reason=why, gates=False)
@@ -112,16 +138,17 @@ def _accurate(config: InferenceConfig, result: Result) -> Iterator[Check]:
     complete = facts["answered"] == facts["samples"] and not facts["failed"] and not facts["num_errors"]
     reason = f"{facts['answered']:,} of {facts['samples']:,} samples answered, {facts['failed']} failed, {facts['num_errors']} errors in LoadGen's log"
     yield fact_check("accuracy complete", "Was every sample answered once, without an error?", complete, reason)
-    value, shuffled = (result.metric(f"{name}{config.scope()}") for name in ("rouge1", "control_rouge1_shuffled"))
+    scope = _scope(config, result)
+    value, shuffled = (result.metric(f"{name}{scope}") for name in ("rouge1", "control_rouge1_shuffled"))
     if value and shuffled and value.value is not None and shuffled.value is not None:
         text = f"ROUGE-1 {value.value:.2f} with their own references, {shuffled.value:.2f} with others'"
         yield fact_check(
             "better than chance", "Do the answers fit their own articles?", value.value > shuffled.value, text
         )
     for kind, limit in ROUGE.items():
-        metric = result.metric(f"{kind}{config.scope()}")
+        metric = result.metric(f"{kind}{scope}")
         yield _reference(f"reference {kind}", metric, ROUGE_SHARE * limit, None, bool(facts["full_set"]))
-    length = result.metric(f"gen_len{config.scope()}")
+    length = result.metric(f"gen_len{scope}")
     yield _reference(
         "reference length",
         length,
@@ -154,6 +181,8 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
     """Yield what each test states: requests, latencies, and LoadGen's rate beside the one from raw samples."""
     for row in numbers.rows("tests"):
         name = str(row.get("test", ""))
+        if not row.get("loadgen"):  # it did not end, and states nothing
+            continue
         issued, failed = row.get("queries"), row.get("failed")
         scenario = name.lower()
         latencies = []
@@ -183,9 +212,9 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
 def reading(run: Run) -> list[str]:
     """Return what the run says, in sentences."""
     config, result = _parts(run)
-    sentences = []
+    sentences, scope = [], _scope(config, result)
     for row in result.tables.get("tests", []):
-        end = f"_{str(row['test']).lower()}{config.scope()}"
+        end = f"_{str(row['test']).lower()}{scope}"
         text = f"{row['test']} is {row['valid']}"
         rate, tokens = result.metric(f"samples_per_s{end}"), result.metric(f"tokens_per_s{end}")
         if rate and tokens:
@@ -195,7 +224,28 @@ def reading(run: Run) -> list[str]:
             largest = ", the largest of them" if first.n <= 100 else ""
             text += f"; p99 of {first.n:,} queries{largest}: first token after {first.text}, then {gap.text} a token"
         sentences.append(text + (f". It would be valid if this were mended: {row['why']}." if row["why"] else "."))
-    share = result.metric(f"roofline_share_offline{config.scope()}")
+    for row in result.tables.get("peak", [])[-1:]:
+        found, tries = result.facts["peak_qps_loadgen"], len(result.tables["peak"])
+        sentences.append(
+            f"LoadGen's search found {found:g} queries/s for Server; of {tries} whole runs from there down "
+            + (f"the one at {row['rate']:g} is VALID." if row["valid"] == "VALID" else "none is VALID.")
+        )
+    if lost := loss_sentences(result.tables):
+        sentences.append(f"Workers were lost, and rates are of those that were left. {' '.join(lost)}")
+    if (counted := result.facts.get("counted")) and config.tokens == "text":
+        stated = f"; the servers state {counted['stated']:,}" if counted["stated"] else ", the servers state no number"
+        sentences.append(
+            f"The servers gave no token ids: the tokenizer of {config.model} found {counted['counted']:,} tokens in their texts{stated}."
+            if counted["counted"]
+            else "The servers gave no token ids: tokens are those that the tokenizer of "
+            f"{config.model} finds in their texts{stated}."
+        )
+    sut = next((row["sut"] for row in result.tables.get("tests", []) if row.get("sut")), "")
+    if SUT in sut:
+        sentences.append(
+            f"The system was reached over HTTP, and LoadGen knows it as {sut}: a network division result at most."
+        )
+    share = result.metric(f"roofline_share_offline{scope}")
     if share and share.value is not None:
         sentences.append(
             f"Offline reaches {100 * share.value:.3g} % of what memory and matrix products allow ({share.reason})."

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchlib.benchmarks.inference.losses import SUT
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.launch.processes import die_with_parent
 from benchlib.workloads.llm.engines import Engine, Settings, make
@@ -239,7 +240,7 @@ def _perform(test: Test, say: Connection) -> Outcome:
     if hasattr(engine, "on_send"):  # one that sends queries elsewhere says where to, and how often
         engine.on_send = sut.log.send
     count = len(test.prompts)
-    handle = lg.ConstructFastSUT(sut.issue, lambda: None)
+    handle = _handle(lg, test, sut)
     library = lg.ConstructQSL(
         count, min(count, int(settings.performance_sample_count_override) or count), _nothing, _nothing
     )
@@ -276,9 +277,26 @@ def _perform(test: Test, say: Connection) -> Outcome:
         "resident_bytes": process.memory_info().rss,
         "seconds": spent,
     }
+    if hasattr(engine, "record"):  # servers, of which some may have been lost
+        facts["dispatch"] = engine.record(wall)
     reason = reason or (f"LoadGen's test ended with an exception: {failure[0]}" if failure else "")
     errors = sorted(set(sut.log.errors.values()))
     return Outcome(reason, False, sut.log.table(), errors, sut.log.repeated, facts)
+
+
+def _handle(lg: Any, test: Test, sut: Sut) -> Any:
+    """Return LoadGen's handle of a system: one that is reached over a network has a name that says so."""
+    if test.engine != "http":
+        return lg.ConstructFastSUT(sut.issue, _flush)
+
+    def issue(asked: Sequence[Any]) -> None:
+        sut.issue([query.id for query in asked], [query.index for query in asked])
+
+    return lg.ConstructQDL(issue, _flush, lambda: f"{SUT}: {len(test.settings.urls)} servers")
+
+
+def _flush() -> None:
+    """LoadGen says that no more comes for now: nothing waits here."""
 
 
 def _nothing(_: Any) -> None:

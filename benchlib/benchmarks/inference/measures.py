@@ -105,6 +105,9 @@ def _loadgen_reasons(test: Tested) -> list[str]:
     if log.get("result_validity") == "VALID":
         return []
     reasons = []
+    over = ~queries.meets(test.table, test.limits_s)
+    late, share = int(over.sum()), rule.percentile / 100
+    lower = "lower server_qps or speed the engine up" if test.limits_s else "speed the engine up"
     if log.get("result_min_duration_met") is False:
         fields = "expected_qps" if test.scenario == "Offline" else "min_queries"
         reasons.append(f"it was shorter than {rule.min_duration_s:g} s: raise {fields}, so that LoadGen sends more")
@@ -113,20 +116,24 @@ def _loadgen_reasons(test: Tested) -> list[str]:
     if log.get("result_perf_constraints_met") is False:
         done = queries.completed(test.table)
         values = {"ttft": queries.ttft_s(done), "tpot": queries.tpot_s(done)}
-        over = [
+        limits = [
             f"{name.upper()} p{rule.percentile:g} is {1e3 * queries.percentile(values[name][~np.isnan(values[name])], rule.percentile / 100):.4g} ms"
             f" (limit {1e3 * limit:g} ms)"
             for name, limit in test.limits_s.items()
         ]
-        reasons.append(
-            f"latency limits are not met: {', '.join(over) or 'see its summary'}; lower server_qps or speed the engine up"
-        )
+        reasons.append(f"latency limits are not met: {', '.join(limits) or 'see its summary'}; {lower}")
     if log.get("early_stopping_met") is False:
-        least = queries_needed(rule.percentile / 100, 0)
-        reasons.append(
-            f"{len(test.table):,} queries do not prove p{rule.percentile:g} with those that were over the limit: at least {least:,} "
-            "are needed if none is; raise min_queries"
-        )
+        count, least = len(test.table), queries_needed(share, late)
+        allowed = (1 - share) * count
+        if count >= queries_needed(share, 0) and late >= allowed:  # more queries would show the same
+            reasons.append(
+                f"{late:,} of {count:,} queries were over a limit, p{rule.percentile:g} allows fewer than {allowed:.3g}: {lower}"
+            )
+        else:
+            reasons.append(
+                f"{count:,} queries, {late:,} of them over a limit, do not prove p{rule.percentile:g}: at least {least:,} are needed "
+                f"with so many; raise min_queries to {least}" + (f", or {lower}" if late else "")
+            )
     return [f"LoadGen: {reason}" for reason in reasons] or ["LoadGen calls it INVALID and does not say why"]
 
 
@@ -187,9 +194,19 @@ def rate_metric(name: str, table: np.ndarray, weights: np.ndarray, unit: str, wh
     )  # fmt: skip
 
 
-def metrics_of(test: Tested, config: InferenceConfig, events: Sequence[Event]) -> list[Metric]:
-    """Return the metrics of a performance test."""
-    end = f"_{test.scenario.lower()}{config.scope()}"
+def not_measured(scenario: str, scope: str, why: str) -> list[Metric]:
+    """Return the first metrics of a performance test that did not end."""
+    names = (
+        ("samples_per_s", "samples/s", "higher"),
+        ("tokens_per_s", "tokens/s", "higher"),
+        ("latency_s", "s", "lower"),
+    )
+    return [not_available(f"{name}_{scenario.lower()}{scope}", unit, direction, why) for name, unit, direction in names]  # type: ignore[arg-type]
+
+
+def metrics_of(test: Tested, config: InferenceConfig, events: Sequence[Event], scope: str) -> list[Metric]:
+    """Return the metrics of a performance test; ``scope`` ends their names, see ``InferenceConfig.scope``."""
+    end = f"_{test.scenario.lower()}{scope}"
     done = queries.completed(test.table)
     failed = int(test.table["failed"].sum())
     of = f"of completed queries, {failed} failed" if failed else "completed / (last completion - first start)"

@@ -4,16 +4,54 @@ The values are those of the mlperf.conf inside LoadGen 6.0.17 and of mlcommons/i
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.core.early_stopping import queries_needed
+from benchlib.core.text import duration
 
 SET = 13_368  # articles of the validation set of CNN/DailyMail
 MODEL, INTERACTIVE = "llama3_1-8b", "llama3_1-8b-interactive"
 # Accuracy of the datacenter division on the full set, in percent, and generated characters (share that may be missing or more)
 ROUGE = {"rouge1": 38.7792, "rouge2": 15.9075, "rougeL": 24.4957, "rougeLsum": 35.793}
 ROUGE_SHARE, GEN_LEN, GEN_LEN_SHARE = 0.99, 8_167_644, 0.10
+
+
+class Asked(Protocol):
+    """What rules read of ``InferenceConfig``, which reads this file."""
+
+    @property
+    def scenarios(self) -> Sequence[str]: ...
+    @property
+    def rules(self) -> str: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def accuracy(self) -> bool: ...
+    @property
+    def random(self) -> bool: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def server_qps(self) -> float: ...
+    @property
+    def expected_qps(self) -> float: ...
+    @property
+    def expected_latency_s(self) -> float: ...
+    @property
+    def min_queries(self) -> int: ...
+    @property
+    def min_duration_s(self) -> float: ...
+    @property
+    def percentile(self) -> float: ...
+    @property
+    def ttft_limit_s(self) -> float: ...
+    @property
+    def tpot_limit_s(self) -> float: ...
+    def engine_of(self, scenario: str) -> str:
+        """Return the engine that a scenario runs on."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,6 +75,7 @@ RULES = {
     "MultiStream": Rule(662, 600, SET, 99, of_model=False),
 }
 STREAMS = 8  # samples of a MultiStream query
+MININEWS = 1_000  # samples of the embedded set, where all are asked for
 
 
 def lg_scenario(scenario: str) -> str:
@@ -49,7 +88,7 @@ def model_key(scenario: str) -> str:
     return INTERACTIVE if scenario == "Interactive" else "llama3_1-8b-edge" if scenario == "SingleStream" else MODEL
 
 
-def applied(config: InferenceConfig, scenario: str) -> Rule:
+def applied(config: Asked, scenario: str) -> Rule:
     """Return the rule as a run applies it. Interactive keeps the ratio of its limits to those of Server."""
     full = RULES[scenario]
     if config.rules == "mlperf":
@@ -66,7 +105,7 @@ def applied(config: InferenceConfig, scenario: str) -> Rule:
     )
 
 
-def user_conf(config: InferenceConfig, scenario: str, samples: int, server_qps: float | None = None) -> str:
+def user_conf(config: Asked, scenario: str, samples: int, server_qps: float | None = None) -> str:
     """Return the text of user.conf: the target, and with reduced rules all that they replace.
 
     LoadGen takes ``key = value`` only with blanks around the sign, and ignores what it does not know: ``expected_settings``
@@ -94,9 +133,7 @@ def user_conf(config: InferenceConfig, scenario: str, samples: int, server_qps: 
     return "\n".join(lines) + "\n"
 
 
-def expected_settings(
-    config: InferenceConfig, scenario: str, samples: int, server_qps: float | None = None
-) -> dict[str, float]:
+def expected_settings(config: Asked, scenario: str, samples: int, server_qps: float | None = None) -> dict[str, float]:
     """Return attributes of LoadGen's settings with the values that must be read back from it."""
     name, rule = lg_scenario(scenario), applied(config, scenario)
     values: dict[str, float] = {
@@ -121,7 +158,7 @@ def expected_settings(
     return values
 
 
-def reduced(config: InferenceConfig, scenario: str, samples: int) -> list[dict[str, str]]:
+def reduced(config: Asked, scenario: str, samples: int) -> list[dict[str, str]]:
     """Return each rule that a test does not keep: rule, what MLPerf asks for, what this run asks for."""
     full, mine, rows = RULES[scenario], applied(config, scenario), []
 
@@ -147,7 +184,7 @@ def reduced(config: InferenceConfig, scenario: str, samples: int) -> list[dict[s
     return rows
 
 
-def queries_issued(config: InferenceConfig, scenario: str, samples: int, server_qps: float | None = None) -> int:
+def queries_issued(config: Asked, scenario: str, samples: int, server_qps: float | None = None) -> int:
     """Return how many samples LoadGen will issue: what its least numbers ask for, in whole sets (equal issue)."""
     rule = applied(config, scenario)
     if scenario == "Offline":
@@ -155,13 +192,47 @@ def queries_issued(config: InferenceConfig, scenario: str, samples: int, server_
     elif lg_scenario(scenario) == "Server":
         asked = max(rule.min_queries, rule.min_duration_s * (server_qps or config.server_qps))
     else:
-        # LoadGen prepares twice the queries that the expected latency gives; it ends after the least time and number.
-        asked = max(rule.min_queries, rule.min_duration_s / config.expected_latency_s)
-        return math.ceil(asked) * (STREAMS if scenario == "MultiStream" else 1)
+        if scenario == "MultiStream":  # it ends when the least time and number are reached
+            return math.ceil(max(rule.min_queries, rule.min_duration_s / config.expected_latency_s)) * STREAMS
+        # LoadGen prepares twice the queries that the expected latency gives, and one more, and sends all of them.
+        asked = max(rule.min_queries, 2 * rule.min_duration_s / config.expected_latency_s) + 1
+        samples = min(samples, rule.samples)
     return math.ceil(asked / samples) * samples
 
 
-def plan(config: InferenceConfig, scenario: str, samples: int, server_qps: float | None = None) -> dict[str, object]:
+def length_of(config: Asked) -> int:
+    """Return how many samples the data set has, as far as it is known before it is read: a file is taken to be the real set."""
+    return config.samples or (MININEWS if config.data == "mininews" else SET)
+
+
+def least_s(config: Asked) -> float:
+    """Return the seconds that the tests take at least, however fast the system is: their least time, and Server at its rate."""
+    total = 0.0
+    for scenario in config.scenarios:
+        issued = queries_issued(config, scenario, length_of(config))
+        paced = issued / config.server_qps if lg_scenario(scenario) == "Server" else 0.0
+        total += max(applied(config, scenario).min_duration_s, paced)
+    return total
+
+
+def expected_s(config: Asked) -> float:
+    """Return the seconds that the tests take by the rates that are expected, with accuracy."""
+    samples = length_of(config)
+    total = sum(float(str(plan(config, scenario, samples)["expected_s"])) for scenario in config.scenarios)
+    return total + (samples / config.expected_qps if config.accuracy and not config.random else 0.0)
+
+
+def words(config: Asked) -> str:
+    """Return the plan of each test in words: queries and time."""
+    rows = [plan(config, scenario, length_of(config)) for scenario in config.scenarios]
+    return ", ".join(
+        f"{row['scenario']} {row['queries issued']:,} queries in {duration(float(str(row['expected_s'])))}"
+        + ("" if row["enough"] == "yes" else f" ({row['queries needed']:,} are needed)")
+        for row in rows
+    )
+
+
+def plan(config: Asked, scenario: str, samples: int, server_qps: float | None = None) -> dict[str, object]:
     """Return what a test takes, before it runs: queries that the percentile needs, queries issued, expected seconds."""
     rule, issued = applied(config, scenario), queries_issued(config, scenario, samples, server_qps)
     rate = config.expected_qps if scenario == "Offline" else server_qps or config.server_qps
@@ -181,4 +252,6 @@ def plan(config: InferenceConfig, scenario: str, samples: int, server_qps: float
         "queries issued": queries,
         "enough": "yes" if queries >= needed else f"no: raise min_queries to {needed}",
         "expected_s": round(max(seconds, rule.min_duration_s), 1),
+        "queries sent": "",  # once it ran, with the time that it took
+        "took_s": "",
     }

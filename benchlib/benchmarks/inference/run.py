@@ -3,9 +3,12 @@
 This process loads the data, plans, and reads what the tests left; it computes nothing while a test runs.
 """
 
+import dataclasses
+import functools
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,10 +19,10 @@ import psutil
 import torch
 import transformers
 
-from benchlib.benchmarks.inference import loadgen, logs, rules
+from benchlib.benchmarks.inference import loadgen, logs, losses, rules, workers
 from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.loadgen import REPEATS, Outcome, Test, in_turns
-from benchlib.benchmarks.inference.measures import Tested, metrics_of, why_invalid
+from benchlib.benchmarks.inference.measures import Tested, metrics_of, not_measured, why_invalid
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import EventWriter, Moment, read_events
 from benchlib.core.files import atomic_path
@@ -36,7 +39,7 @@ WARM_UPS = 4
 PROBE_TOKENS = 384  # of the prompt that is sent again and again
 SLACK = 4.0  # a test may take this much longer than expected, and its deadline, before it is ended
 AUDITED = 100  # answers that TEST06 looks at
-POINTS = 400  # of a picture's curve: more are not seen
+PEAK_STEP, PEAK_TRIES = 0.9, 6  # of the rate that LoadGen's search found, until a whole run at it is VALID
 
 
 @dataclass
@@ -58,6 +61,11 @@ class _Bench:
         """Add a row to a table of the result."""
         self.tables.setdefault(table, []).append(values)
 
+    @property
+    def scope(self) -> str:
+        """The end of metrics' names, see ``InferenceConfig.scope``."""
+        return self.config.scope(self.facts.get("says"))
+
 
 def run(config: InferenceConfig, run_dir: Path, events: EventWriter) -> None:
     """Run all tests as the only rank and write ``result.json``."""
@@ -73,18 +81,29 @@ def run(config: InferenceConfig, run_dir: Path, events: EventWriter) -> None:
         data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, vocabulary)
         bench = _Bench(config, run_dir, events, world.device, data)
         bench.facts["prompt_tokens"] = sorted(map(len, data.prompts))
+        if config.engine == "http":
+            settings = dataclasses.replace(_settings(config, data, world.device), partial=False)
+            bench.facts["says"] = workers.meet(config, settings, data.tokenizer)
         startup_s = began.since()
         for scenario in config.scenarios:
             bench.row("plan", **rules.plan(config, scenario, len(data.prompts)))
             bench.tables.setdefault("reduced", []).extend(rules.reduced(config, scenario, len(data.prompts)))
-        for scenario in config.scenarios:
-            _performance(bench, scenario)
+        steps: list[tuple[str, str, Callable[[], None]]] = [
+            (name, name, functools.partial(_performance, bench, name)) for name in config.scenarios
+        ]
         if config.find_peak:
-            _find_peak(bench)
+            steps.append(("FindPeak", "Server", lambda: _find_peak(bench)))
         if config.audit:
-            _audit(bench)
+            steps.append(("TEST06", _audited_scenario(config), lambda: _audit(bench)))
         if config.accuracy and not config.random:
-            _accuracy(bench)
+            steps.append(("accuracy", "Offline", lambda: _accuracy(bench)))
+        for name, of, step in steps:
+            try:
+                step()
+            except (RunBroken, BackendUnavailable) as error:  # those that ended stay, and the others have their turn
+                if isinstance(error, BackendUnavailable) and not bench.tables.get("tests"):
+                    raise
+                _lost(bench, name, of, str(error))
         events.emit("phase", name="bounds")
         _roofline(bench)
         events.emit("phase", name="write")
@@ -106,6 +125,9 @@ def _settings(config: InferenceConfig, data: Summaries, device: torch.device) ->
         urls=tuple(config.workers),
         token=os.environ.get(TOKEN, ""),
         deadline_s=config.deadline_s,
+        served_model=config.served_model,
+        text=config.model if config.tokens == "text" else "",
+        partial=True,  # all of them were there at the start of the run; one that is lost since is no reason to lose the next test
     )
 
 
@@ -165,7 +187,28 @@ def _perform(bench: _Bench, test: Test) -> Outcome:
     if test.repeated:
         repeat, fresh = (outcome.facts[name] for name in ("repeat_ttft_s", "fresh_ttft_s"))
         bench.row("prefix_cache", engine=test.engine, tokens=PROBE_TOKENS, repeated_s=repeat, fresh_s=fresh)
+    each, lost = losses.rows(test.name, outcome.facts.get("dispatch", {}))
+    for table, rows in (("workers", each), ("losses", lost)):
+        bench.tables.setdefault(table, []).extend(rows)
+    if counted := outcome.facts.get("dispatch", {}).get("counted", {}):
+        sums = bench.facts.setdefault("counted", dict.fromkeys(counted, 0))
+        bench.facts["counted"] = {name: sums[name] + counted[name] for name in sums}
     return outcome
+
+
+def _lost(bench: _Bench, name: str, scenario: str, why: str) -> None:
+    """Add the row of a test that did not end; what ended before it stays."""
+    if name in [row["test"] for row in bench.tables.get("tests", [])]:  # it ended, and what came after it did not
+        bench.notes.append(f"{name}: {why}")
+        return
+    empty = dict.fromkeys(("queries", "failed", "tokens", "num_errors", "repeated", "least_tokens", "most_tokens"), 0)
+    bench.row(
+        "tests", test=name, scenario=scenario, engine=bench.config.engine_of(scenario), loadgen="", valid="INVALID",
+        why=f"it did not end: {why}", samples_per_s=None, loadgen_per_s=None, server_qps=None, seconds=None, began=None, ended=None,
+        sut="", ttft_limit_s=None, tpot_limit_s=None, percentile=rules.applied(bench.config, scenario).percentile, **empty,
+    )  # fmt: skip
+    if name in bench.config.scenarios:
+        bench.metrics += not_measured(name, bench.scope, "the test did not end")
 
 
 def _tested(bench: _Bench, test: Test, scenario: str, outcome: Outcome) -> Tested:
@@ -193,6 +236,7 @@ def _add(bench: _Bench, name: str, tested: Tested, test: Test) -> list[str]:
         scenario=tested.scenario,
         engine=test.engine,
         loadgen=str(tested.log.get("result_validity", "")),
+        sut=str(tested.log.get("sut_name", "")),
         valid="INVALID" if reasons else "VALID",
         why="; ".join(reasons),
         queries=len(tested.table),
@@ -221,7 +265,10 @@ def _performance(bench: _Bench, scenario: str) -> None:
     test = _test(bench, scenario, scenario, "PerformanceOnly")
     tested = _tested(bench, test, scenario, _perform(bench, test))
     _add(bench, scenario, tested, test)
-    bench.metrics += metrics_of(tested, bench.config, read_events(bench.run_dir))
+    plan = next(row for row in bench.tables["plan"] if row["scenario"] == scenario)
+    plan["queries sent"] = len(tested.table) // (rules.STREAMS if scenario == "MultiStream" else 1)
+    plan["took_s"] = round(float(tested.facts["seconds"]), 1)
+    bench.metrics += metrics_of(tested, bench.config, read_events(bench.run_dir), bench.scope)
     _timeline(bench, tested)
 
 
@@ -247,37 +294,54 @@ def _timeline(bench: _Bench, tested: Tested) -> None:
 
 
 def _find_peak(bench: _Bench) -> None:
-    """Let LoadGen search for the highest rate of Server, and confirm it: its search tests one percentile in short probes."""
+    """Let LoadGen search for the highest rate of Server, and confirm it: its search tests one percentile in short probes.
+
+    A rate at which a whole run is not VALID is lowered by a tenth, up to ``PEAK_TRIES`` runs in all.
+    """
     test = _test(bench, "FindPeak", "Server", "FindPeakPerformance")
     _perform(bench, test)
     stated = logs.peak_qps(logs.detail(test.folder))
-    name = f"peak_qps_server{bench.config.scope()}"
+    name = f"peak_qps_server{bench.scope}"
     if stated is None:
         why = "LoadGen's search reported no rate: the first probe must pass, lower server_qps"
         bench.metrics.append(not_available(name, "queries/s", "higher", why))
         return
-    confirm = _test(bench, "FindPeak confirmed", "Server", "PerformanceOnly", server_qps=stated)
-    tested = _tested(bench, confirm, "Server", _perform(bench, confirm))
-    reasons = _add(bench, "FindPeak confirmed", tested, confirm)
     bench.facts["peak_qps_loadgen"] = stated
+    reasons: list[str] = []
+    rate = stated
+    for number in range(PEAK_TRIES):
+        rate = float(f"{stated * PEAK_STEP**number:.4g}")
+        confirm = _test(bench, f"FindPeak run {number + 1}", "Server", "PerformanceOnly", server_qps=rate)
+        tested = _tested(bench, confirm, "Server", _perform(bench, confirm))
+        reasons = why_invalid(tested)
+        valid = "INVALID" if reasons else "VALID"
+        bench.row("peak", rate=rate, queries=len(tested.table), samples_per_s=tested.samples_per_s, valid=valid, why="; ".join(reasons))  # fmt: skip
+        if not reasons or number == PEAK_TRIES - 1:
+            _add(bench, "FindPeak confirmed", tested, confirm)
+            break
     bench.metrics.append(
         not_available(
-            name, "queries/s", "higher", f"LoadGen found {stated:g}, a run at that rate is INVALID: {reasons[0]}"
+            name, "queries/s", "higher", f"LoadGen found {stated:g}; no run from there down to {rate:g} is VALID: {reasons[0]}"
         )
         if reasons
         else measured(
-            name, stated, "queries/s", "higher", reason="found by LoadGen, confirmed by a VALID run at this rate"
+            name, rate, "queries/s", "higher", reason=f"LoadGen's search found {stated:g}; a whole run at this rate is VALID"
         )
-    )
+    )  # fmt: skip
+
+
+def _audited_scenario(config: InferenceConfig) -> str:
+    return next((one for one in config.scenarios if one != "Offline"), "Offline")
 
 
 def _audit(bench: _Bench) -> None:
-    scenario = next((one for one in bench.config.scenarios if one != "Offline"), "Offline")
+    scenario = _audited_scenario(bench.config)
     answers = min(AUDITED, len(bench.data.prompts))
     test = _test(bench, "TEST06", scenario, "PerformanceOnly", audit=answers)
     _perform(bench, test)
     # Servers do not say which tokens end their answers; the tokenizer does.
-    ends = bench.facts["engine"][test.engine].get("ends") or [bench.data.tokenizer.eos_token_id]
+    said = bench.facts.get("says", {}).get("ends")
+    ends = bench.facts["engine"][test.engine].get("ends") or said or [bench.data.tokenizer.eos_token_id]
     count, wrong = logs.audit(test.folder, tuple(ends))
     bench.facts["audit"] = {"answers": count, "asked": answers, "wrong": wrong[:20], "wrong_count": len(wrong)}
 
@@ -286,9 +350,10 @@ def _accuracy(bench: _Bench) -> None:
     test = _test(bench, "accuracy", "Offline", "AccuracyOnly")
     outcome = _perform(bench, test)
     assert outcome.table is not None
+    bench.kept.append((test.name, outcome.table))
     log, answers = logs.detail(test.folder), logs.answers(test.folder)
     bench.events.emit("phase", name="scores")
-    rows, end = scores.score(bench.data, answers), bench.config.scope()
+    rows, end = scores.score(bench.data, answers), bench.scope
     for row in rows:
         row.pop("per_text")
         bench.row("rouge", **row)
@@ -318,7 +383,7 @@ def _roofline(bench: _Bench) -> None:
     decode: steps x bytes of weights + bytes of the cache at each token, over the bandwidth of a copy as large as the weights;
     prefill: 2 x parameters x prompt tokens, over the peak of matrix products in this precision.
     """
-    config, end = bench.config, bench.config.scope()
+    config, end = bench.config, bench.scope
     names = (f"decode_bound_tokens_per_s{end}", f"prefill_bound_tokens_per_s{end}", f"roofline_share_offline{end}")
     engine = bench.facts.get("engine", {}).get(config.engine_of("Offline"), {})
     row = next((row for row in bench.tables.get("tests", []) if row["scenario"] == "Offline"), None)
@@ -381,6 +446,7 @@ def _save_queries(bench: _Bench) -> None:
     """Write the raw samples of all queries to ``queries.parquet``."""
     import pandas as pd
 
-    frames = [pd.DataFrame(table).assign(test=name) for name, table in bench.kept]
+    empty = np.empty(0, queries.QUERY)
+    frames = [pd.DataFrame(table).assign(test=name) for name, table in bench.kept or [("", empty)]]
     with atomic_path(bench.run_dir / "queries.parquet") as temporary:
         pd.concat(frames).to_parquet(temporary, index=False)

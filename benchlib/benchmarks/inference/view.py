@@ -4,6 +4,7 @@ from typing import Any
 
 from benchlib.benchmarks import View
 from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.benchmarks.inference.losses import sentences
 from benchlib.results.run import Result
 
 
@@ -20,6 +21,15 @@ def warnings(config: InferenceConfig, result: Result | None) -> list[str]:
         words.append("Random weights: speed alone, with answers of a fixed length.")
     if config.engine == "sim":
         words.append("The engine is simulated: it computes nothing.")
+    says = result.facts.get("says", {}) if result else {}
+    if says.get("engine") == "sim":
+        words.append("The workers simulate: they compute nothing.")
+    if config.tokens == "text":
+        words.append(
+            "Text mode: the servers give no token ids. Tokens are counted by the tokenizer in their texts, and first tokens are first texts."
+        )
+    if result and (lost := sentences(result.tables)):
+        words.append(f"Workers were lost during the run. {' '.join(lost)}")
     return words
 
 
@@ -39,7 +49,7 @@ def tables(run: Any) -> dict[str, list[dict[str, Any]]]:
         "seconds",
         "why",
     )
-    return {
+    made = {
         "Tests": [{name: row[name] for name in shown} for row in stored.get("tests", [])],
         "Before the run: how many queries a percentile takes": stored.get("plan", []),
         "Reduced rules": stored.get("reduced", []),
@@ -48,6 +58,8 @@ def tables(run: Any) -> dict[str, list[dict[str, Any]]]:
         ],
         "Timeline of single queries": stored.get("timeline", []),
     }
+    some = {"Workers": "workers", "Lost and sent again": "losses", "Runs from LoadGen's peak downwards": "peak"}
+    return made | {heading: stored[name] for heading, name in some.items() if stored.get(name)}
 
 
 VIEW = View(

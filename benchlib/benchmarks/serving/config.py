@@ -1,10 +1,10 @@
 """Parameters of the serving benchmark. The defaults are those of the smoke tier, with two unlike workers that compute nothing."""
 
 from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
+from benchlib.config import addresses
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 
 _NOT_WORK = ("target_efficiency", "project_samples")
@@ -79,13 +79,7 @@ class ServingConfig(BaseConfig):
     @field_validator("workers")
     @classmethod
     def _are_addresses(cls, value: list[str]) -> list[str]:
-        for url in value:
-            parts = urlsplit(url.removeprefix("dns+"))
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
-                raise ValueError(f"{url!r} is not the address of a server; write http://HOST:PORT")
-            if parts.password or parts.username:
-                raise ValueError("an address must not hold a password: it is stored; set the variable BENCHLIB_TOKEN")
-        return [url.rstrip("/") for url in value]
+        return addresses.workers(value)
 
     @model_validator(mode="before")
     @classmethod

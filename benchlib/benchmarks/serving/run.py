@@ -25,7 +25,7 @@ from benchlib.core.events import EventWriter, Moment
 from benchlib.core.machine import BACKENDS
 from benchlib.results.run import Result, save_result
 from benchlib.workloads.llm import queries
-from benchlib.workloads.llm.dispatch import Dispatcher
+from benchlib.workloads.llm.dispatch import Dispatcher, losses
 from benchlib.workloads.llm.load import find_knee, measure, schedule
 from benchlib.workloads.llm.pool import Pool
 from benchlib.workloads.llm.server import TOKEN
@@ -194,12 +194,7 @@ def _recovery(bench: Bench, pool: Pool) -> None:
             "killed_s": killed_s, "back_s": back_s, "end_s": float(np.nanmax(table["last_s"])) - began,
             "after_return": sum(row["worker"] == 0 and row["sent_s"] - began > back_s for row in attempts),
         }  # fmt: skip
-        bench.losses = [row | {"t_s": row["t_s"] - began, "times": 1} for row in dispatcher.events]
-        for (worker, reason), ends in _requeued(attempts).items():
-            bench.losses.append(
-                {"t_s": min(ends) - began, "worker": worker, "event": "requeued", "times": len(ends), "reason": reason}
-            )
-        bench.losses.sort(key=lambda row: row["t_s"])
+        bench.losses = losses(dispatcher.events, attempts, began)
         for moment in np.linspace(0, bench.recovery["end_s"], 121).tolist():
             for worker in range(len(bench.urls)):
                 busy = sum(
@@ -207,12 +202,3 @@ def _recovery(bench: Bench, pool: Pool) -> None:
                     for row in attempts
                 )
                 bench.inflight.append({"t_s": round(moment, 4), "worker": worker, "open": busy})
-
-
-def _requeued(attempts: list[Row]) -> dict[tuple[int, str], list[float]]:
-    """Return when attempts were lost, by worker and reason."""
-    lost: dict[tuple[int, str], list[float]] = {}
-    for row in attempts:
-        if row["outcome"] != "ok":
-            lost.setdefault((row["worker"], row["error"].partition(": ")[2]), []).append(row["ended_s"])
-    return lost

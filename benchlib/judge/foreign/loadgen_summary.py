@@ -26,6 +26,7 @@ NEEDS = re.compile(r"Need to process at least (\d+) queries")
 SERVER = re.compile(r"\* Processed (\d+) queries\.")
 SHORT = re.compile(r"at least (\d+) more queries")
 ERRORS = re.compile(r"^(No|\d+) errors? encountered", re.IGNORECASE | re.MULTILINE)
+SHARE = re.compile(r'"effective_target_latency_percentile", "value": ([\d.]+)')
 DISCARD = re.compile(r"Would discard (\d+) highest")
 
 
@@ -90,6 +91,11 @@ def _loadgen(path: Path, fields: Mapping[str, str], text: str, latencies: Mappin
     counts = _early_stopping(text) if not tokens else {}
     errors = ERRORS.search(text)
     rate = "Samples per second" if offline else "Completed samples per second"
+    target_s, measured_s = NS * target if target and not tokens else None, None
+    if latency and not tokens:
+        measured_s = latency.percentiles_s.get(percentile or 99.0)
+    elif tokens and scenario == "Server":
+        percentile, target_s, measured_s = _token_limits(path, fields, latencies)
     return LoadGen(
         scenario=scenario,
         mode=fields.get("Mode", ""),
@@ -101,12 +107,33 @@ def _loadgen(path: Path, fields: Mapping[str, str], text: str, latencies: Mappin
         samples=int(samples) if offline and samples and samples == int(samples) else None,
         duration_s=latency.max_s if offline and latency and (latency.max_s or 0) > 0 else None,
         min_duration_s=1e-3 * minimum if minimum is not None else None,
-        # With token latencies the limits are those of the first token and of each further one, which are not printed.
-        target_latency_s=NS * target if target and not tokens else None,
+        target_latency_s=target_s,
         target_percentile=percentile if percentile and 1 <= percentile < 99.9999 else None,
-        target_percentile_s=latency.percentiles_s.get(percentile or 99.0) if latency else None,
+        target_percentile_s=measured_s,
         **counts,
     )
+
+
+def _token_limits(
+    path: Path, fields: Mapping[str, str], latencies: Mapping[str, Latency]
+) -> tuple[float, float | None, float | None]:
+    """Return percentile, limit and measured time of the token latency that comes closest to its limit or is furthest above it.
+
+    The summary prints both limits and not their percentile, which the detail log beside it has; without it the lowest one
+    that is printed counts, since a higher one is above the limit, too.
+    """
+    detail = path.with_name(path.name.replace("summary", "detail"))
+    text = detail.read_text(encoding="utf-8", errors="replace") if detail != path and detail.is_file() else ""
+    found = SHARE.search(text)
+    percentile = round(100 * float(found[1]), 6) if found else 50.0
+    pairs = []
+    for kind, name in (("first token", "ttft_latency (ns)"), (TPOT, "tpot_latency (ns)")):
+        limit = _number(path, fields, name)
+        value = latencies[kind].percentiles_s.get(percentile) if kind in latencies else None
+        if limit and value is not None:
+            pairs.append((value / (NS * limit), NS * limit, value))
+    _, limit_s, value_s = max(pairs, default=(0.0, None, None))
+    return percentile, limit_s, value_s
 
 
 def _early_stopping(text: str) -> dict[str, int]:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from benchlib.core.errors import DataError
 from benchlib.core.files import read_bytes
 from benchlib.workloads.llm import mininews
-from benchlib.workloads.llm.decoders import EMBEDDED, RANDOM, TINY, absent, folder
+from benchlib.workloads.llm.decoders import absent
 from benchlib.workloads.llm.mininews import PROMPT, Article
+from benchlib.workloads.llm.texts import tokenizer_of
 
 CNN, CNN_VERSION = "abisee/cnn_dailymail", "3.0.0"
 MOST = 1_000  # of mininews where all are asked for
@@ -38,7 +39,7 @@ def load(data: str, path: str, samples: int, seed: int, model: str, vocabulary: 
     ``vocabulary`` maps tokens into a smaller one, for random weights that were shrunk. Raises ``BackendUnavailable`` where
     data or tokenizer cannot be had, ``DataError`` for a broken file.
     """
-    tokenizer = _tokenizer(model)
+    tokenizer = tokenizer_of(model)
     no_ids: list[int] | None = None
     if data == "mininews":
         articles = mininews.generate(samples or MOST, seed)
@@ -53,15 +54,6 @@ def load(data: str, path: str, samples: int, seed: int, model: str, vocabulary: 
     if vocabulary:
         prompts = [[token % vocabulary for token in ids] for ids in prompts]
     return Summaries(prompts, [row[1] for row in rows], [row[2] for row in rows], tokenizer)
-
-
-def _tokenizer(model: str) -> PreTrainedTokenizerBase:
-    # Random weights need tokens of real lengths and no words: the embedded pieces serve.
-    where = str(TINY) if model in (EMBEDDED, RANDOM) else folder(model)
-    try:
-        return AutoTokenizer.from_pretrained(where, use_fast=True)  # type: ignore[no-any-return]
-    except (OSError, ValueError) as error:
-        raise absent(model, error) from error
 
 
 def _hub(name: str) -> list[Article]:

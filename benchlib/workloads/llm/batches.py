@@ -20,13 +20,14 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.workloads.llm import decoders
 from benchlib.workloads.llm.decoders import Decoder
-from benchlib.workloads.llm.engines import OnDone, OnFirst, Settings
+from benchlib.workloads.llm.engines import CANCELLED, OnDone, OnFirst, OnMore, Settings
 
 STOPPED = "the engine was stopped"
 DIED = "transformers' continuous batching ended by itself; see the log, and start the engine again"
 PAGE = 32  # tokens of a page of the cache
 BATCH_TOKENS = 1024  # of a step with continuous batching: long prompts are prefilled in parts
 POLL_S = 0.2
+FAILURES = 3  # batches that fail in a row: after a fault of the device every one does
 
 
 @dataclass
@@ -36,15 +37,20 @@ class _Query:
     max_new: int
     on_first: OnFirst
     on_done: OnDone
+    on_more: OnMore | None = None
     started: bool = False
     ended: bool = False
     tokens: list[int] = field(default_factory=list)
+    _once: list[None] = field(default_factory=lambda: [None])
 
     def end(self, tokens: Sequence[int], error: str = "") -> None:
-        """Hand the answer on, once."""
-        if not self.ended:
-            self.ended = True
-            self.on_done(self.rid, tokens, error)
+        """Hand the answer on, once: the engine and who cancels may both be here."""
+        try:
+            self._once.pop()
+        except IndexError:
+            return
+        self.ended = True
+        self.on_done(self.rid, tokens, error)
 
 
 class _Loaded:
@@ -97,6 +103,8 @@ class _Watch(StoppingCriteria):
             if not query.started:
                 query.started = True
                 query.on_first(query.rid, now, token)
+            elif query.on_more:
+                query.on_more(query.rid, [token])
             if token in self.ends or len(query.tokens) >= query.max_new:
                 query.end(query.tokens)
         stop = self.over.is_set()
@@ -112,17 +120,44 @@ class Static(_Loaded):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._queue: queue.SimpleQueue[_Query | None] = queue.SimpleQueue()
+        self._open: dict[int, _Query] = {}
+        self._failures, self._last_failure = 0, ""
         self._thread = threading.Thread(target=self._serve, name="static batches", daemon=True)
+
+    @property
+    def failure(self) -> str:
+        """See ``Engine``: its thread died, or batch after batch fails."""
+        if self._over.is_set() or self.decoder is None:
+            return ""
+        if self._failures >= FAILURES:
+            return (
+                f"{self._failures} batches in a row failed, the last with {self._last_failure}; start the engine again"
+            )
+        return "" if self._thread.is_alive() else "the thread of the static batches ended; see the log"
 
     def start(self) -> None:
         """Load the model and start the thread."""
         self._load()
         self._thread.start()
 
-    def submit(self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone) -> None:
+    def submit(
+        self,
+        rid: int,
+        ids: Sequence[int],
+        max_new: int,
+        on_first: OnFirst,
+        on_done: OnDone,
+        on_more: OnMore | None = None,
+    ) -> None:
         """Take a query."""
         self._check(ids, max_new)
-        self._queue.put(_Query(rid, ids, max_new, on_first, on_done))
+        query = self._open[rid] = _Query(rid, ids, max_new, on_first, on_done, on_more)
+        self._queue.put(query)
+
+    def cancel(self, rid: int) -> None:
+        """See ``Engine``. Its row of the batch stops; a batch ends when all rows have."""
+        if query := self._open.pop(rid, None):
+            query.end([], CANCELLED)
 
     def stop(self) -> None:
         """End after the token that is computed now."""
@@ -140,7 +175,7 @@ class Static(_Loaded):
     def _serve(self) -> None:
         while not self._over.is_set():
             query = self._queue.get()
-            batch = [query] if query else []
+            batch = [query] if query and not query.ended else []
             while batch and len(batch) < self.settings.slots:
                 try:
                     query = self._queue.get(timeout=self.settings.wait_s)
@@ -148,9 +183,12 @@ class Static(_Loaded):
                     break
                 if query is None:
                     break
-                batch.append(query)
+                if not query.ended:
+                    batch.append(query)
             if batch:
                 self._answer(batch)
+            for query in batch:
+                self._open.pop(query.rid, None)
 
     def _answer(self, batch: list[_Query]) -> None:
         assert self.decoder is not None
@@ -183,6 +221,9 @@ class Static(_Loaded):
                 )
         except Exception as failure:  # whatever it is, the queries of this batch have no other answer
             error = f"{type(failure).__name__}: {failure}"
+            self._failures, self._last_failure = self._failures + 1, error
+        else:
+            self._failures = 0
         for query in batch:
             query.end([], error)
 
@@ -247,15 +288,30 @@ class Continuous(_Loaded):
         assert self.decoder is not None
         return [-1] if self.settings.fixed_length else list(self.decoder.ends)
 
-    def submit(self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone) -> None:
+    def submit(
+        self,
+        rid: int,
+        ids: Sequence[int],
+        max_new: int,
+        on_first: OnFirst,
+        on_done: OnDone,
+        on_more: OnMore | None = None,
+    ) -> None:
         """Take a query."""
         self._check(ids, max_new)
-        self._open[str(rid)] = _Query(rid, ids, max_new, on_first, on_done)
+        self._open[str(rid)] = _Query(rid, ids, max_new, on_first, on_done, on_more)
         self._manager.add_request(
             list(ids), request_id=str(rid), max_new_tokens=max_new, eos_token_id=self._ends, streaming=True
         )
         if self.failure:  # asked once the query is open: where the thread dies later, ``_drain`` ends it
             self._fail()
+
+    def cancel(self, rid: int) -> None:
+        """See ``Engine``."""
+        query = self._open.pop(str(rid), None)
+        if query:
+            self._manager.cancel_request(str(rid))
+            query.end([], CANCELLED)
 
     @property
     def failure(self) -> str:
@@ -290,6 +346,11 @@ class Continuous(_Loaded):
         if tokens and not query.started:
             query.started = True
             query.on_first(query.rid, now, int(tokens[0]))
+            query.tokens = [int(tokens[0])]
+        if query.on_more and len(tokens) > len(query.tokens):
+            new = [int(token) for token in tokens[len(query.tokens) :]]
+            query.on_more(query.rid, new)
+            query.tokens += new
         if output.is_finished() and self._open.pop(output.request_id, None):
             query.end([int(token) for token in tokens], str(output.error or ""))
 

@@ -5,9 +5,14 @@ first: least outstanding tokens over measured tokens per second. A query comes b
 connection breaks, its stream ends early or stands still, or its answer makes no sense; the worker is asked for its ``/health``
 until it answers again. A query fails, and is counted, at its deadline, when its servers refuse it, after ``MOST_ATTEMPTS``,
 or when no worker was left for ``gone_s``. A worker that gave nonsense three times in a row gets nothing more.
+
+Workers say at the start which model they serve, and by ``/tokenize`` how they cut a text; those that differ are refused, and one that
+comes back with another model gets nothing. ``Settings.text``: the server knows no token ids. Then prompts are sent as texts, and
+the tokens of an answer are those that the kit's tokenizer finds in its text.
 """
 
 import asyncio
+import importlib
 import json
 import math
 import socket
@@ -17,18 +22,22 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
+from benchlib.config.addresses import DNS, PORTS, checked
 from benchlib.core.errors import UserError
-from benchlib.workloads.llm.engines import OnDone, OnFirst, Settings
+from benchlib.workloads.llm.engines import CANCELLED, OnDone, OnFirst, OnMore, Settings
 
 MOST_ATTEMPTS = 8  # of a query: one that ends every worker it meets must not end them all
 NONSENSE = 3  # wrong answers in a row, after which a worker is trusted no more
 MEMORY_S = 10.0  # time constant of the measured speed
-DNS = "dns+"  # before a URL: each address of the name is a worker, as of a headless service
 WARM_UP = [7, 11, 13]  # a prompt that is in no data set
+TEXTS = "benchlib.workloads.llm.texts"  # imported in text mode alone: it needs transformers
+# Cut by each worker's tokenizer at the start, where it has one to ask.
+EXAMPLE = "A tokenizer of another model cuts this sentence, 12.5 % of it or more, at other places."
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,9 @@ class Policy:
     probe_s: float = 0.5  # between two questions for the health of a worker
     probe_limit_s: float = 2.0  # for the answer
     start_s: float = 120.0  # for all workers to be ready at the start
+    late_s: float = 3.0  # for each of them where not all have to be
     model: str = ""  # '': the first that the worker names
+    partial: bool = False  # start with the workers that are there
 
 
 @dataclass
@@ -72,6 +83,7 @@ class Worker:
     refused: str = ""  # why it gets nothing more
     reason: str = "not asked yet"  # why it is not ready
     model: str = ""
+    says: Row = field(default_factory=dict)  # of itself: model, engine, vocabulary ...; empty until it was greeted
     open: dict[int, "asyncio.Task[None]"] = field(default_factory=dict)
     work: int = 0
     given: int = 0
@@ -129,7 +141,14 @@ class Dispatcher:
         if not settings.urls:
             raise UserError("engine http needs addresses of servers: workers=http://HOST:PORT, separated by commas")
         # Twice what a worker works on: its next query waits there, and not for a way back and forth.
-        self.policy = policy or Policy(cap=2 * settings.slots, deadline_s=settings.deadline_s)
+        self.policy = policy or Policy(
+            cap=2 * settings.slots,
+            deadline_s=settings.deadline_s,
+            model=settings.served_model,
+            partial=settings.partial,
+        )
+        self._codec: Any = importlib.import_module(TEXTS).Codec(settings.text) if settings.text else None
+        self.stated, self.counted = 0, 0  # text mode: tokens that servers state, tokens that the tokenizer counts
         self.facts: dict[str, Any] = {}
         self.failure = ""  # one worker that is gone is not the end; queries fail on their own where all are
         self.workers: list[Worker] = []
@@ -153,7 +172,8 @@ class Dispatcher:
     def start(self) -> None:
         """Find the workers, wait until each is ready, and send each a query to see that it gives token ids.
 
-        Raises ``UserError`` for one that does not get ready in time, refuses the token or answers without ids.
+        Raises ``UserError`` for one that does not get ready in time, refuses the token, answers without ids or serves
+        another model than the others; with ``Policy.partial`` only where none is left, and others may come later.
         """
         self._thread.start()
         try:
@@ -162,13 +182,47 @@ class Dispatcher:
             self.stop()
             raise
 
-    def submit(self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone) -> None:
+    def submit(
+        self,
+        rid: int,
+        ids: Sequence[int],
+        max_new: int,
+        on_first: OnFirst,
+        on_done: OnDone,
+        on_more: OnMore | None = None,
+    ) -> None:
         """Take a query; only notes it."""
-        body = json.dumps(list(map(int, ids))).encode()
+        body = json.dumps(self._codec.decode(ids) if self._codec else list(map(int, ids))).encode()
         self._inbox.append(Query(rid, body, max_new, on_first, on_done))
         if not self._called:  # one call for all that come until the loop looks
             self._called = True
             self._loop.call_soon_threadsafe(self._take)
+
+    def cancel(self, rid: int) -> None:
+        """See ``Engine``: the connection to its worker is closed, which frees the slot there."""
+
+        def end() -> None:
+            for query in [query for query in self._queue if query.rid == rid]:
+                self._queue.remove(query)
+                query.on_done(rid, [], CANCELLED)
+            for worker in self.workers:
+                if task := worker.open.get(rid):
+                    task.cancel(CANCELLED)
+
+        self._loop.call_soon_threadsafe(end)
+
+    def record(self, began_s: float = 0.0) -> Row:
+        """Return what became of each worker, and what was lost when, in seconds from ``began_s``: plain values."""
+        workers = [
+            {
+                "worker": worker.index, "url": worker.url, "sent": worker.given, "answered": worker.done, "sent_again": worker.lost,
+                "state": "up" if worker.ready else "refused" if worker.refused else "down",
+                "why": "" if worker.ready else worker.refused or worker.reason,
+            }
+            for worker in self.workers
+        ]  # fmt: skip
+        made: Row = {"workers": workers, "losses": losses(self.events, self.attempts, began_s)}
+        return made | ({"counted": {"stated": self.stated, "counted": self.counted}} if self._codec else {})
 
     def stop(self) -> None:
         """End the thread; what is left fails."""
@@ -212,11 +266,23 @@ class Dispatcher:
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
         urls = [url for given in self._urls for url in await _addresses(given)]
         self.workers = [Worker(index, url) for index, url in enumerate(dict.fromkeys(urls))]
-        began = time.monotonic()
-        await asyncio.gather(*(self._greet(worker, began + self.policy.start_s) for worker in self.workers))
+        patience_s = self.policy.late_s if self.policy.partial else self.policy.start_s
+        end = time.monotonic() + patience_s
+        absent = await asyncio.gather(*(self._greet(worker, end) for worker in self.workers), return_exceptions=True)
+        for worker, error in zip(self.workers, absent, strict=True):
+            if error is None:
+                continue
+            if not isinstance(error, UserError) or not self.policy.partial:
+                raise error
+            worker.reason = str(error)
+            self._note(worker, "down", str(error))
+        if not any(worker.ready for worker in self.workers):
+            raise UserError(f"no worker is left: {'; '.join(worker.reason for worker in self.workers)}")
+        self._agree()
         self.facts = {
             "workers": [worker.url for worker in self.workers],
             "models": [worker.model for worker in self.workers],
+            "says": [{name: value for name, value in worker.says.items() if name != "cut"} for worker in self.workers],
         }
         for worker in self.workers:
             self._spawn(self._watch(worker))
@@ -231,26 +297,81 @@ class Dispatcher:
                 )
             await asyncio.sleep(0.05)
         answer: list[int] = []
+        what = "a query in words" if self._codec else "a query of 3 token ids"
         try:
-            worker.model = self.policy.model or await self._first_model(worker)
-            query = Query(-1, json.dumps(WARM_UP).encode(), 2, lambda *_: None, lambda *_: None)
+            says = await self._identity(worker)
+            worker.model = says["model"]
+            prompt = json.dumps("News: " if self._codec else WARM_UP).encode()
+            query = Query(-1, prompt, 2, lambda *_: None, lambda *_: None)
             answer = await self._exchange(worker, query)
         except (_Lost, _Refused, aiohttp.ClientError, TimeoutError) as error:
-            raise UserError(f"worker {worker.url} does not answer a query of 3 token ids: {error}") from None
+            raise UserError(f"worker {worker.url} does not answer {what}: {error}") from None
         assert answer
-        worker.ready, worker.reason = True, ""
+        self.stated, self.counted = 0, 0
+        worker.ready, worker.reason, worker.says = True, "", says
 
-    async def _first_model(self, worker: Worker) -> str:
-        """Return the first model that a worker names; servers refuse other names than theirs."""
+    async def _identity(self, worker: Worker) -> Row:
+        """Return what a worker says of itself: ``model``, ``root`` where it lies, what a worker of the kit adds, and how it cuts a text.
+
+        The model is the one that is asked for, or the first that it names; servers refuse other names than theirs.
+        """
         async with self._session.get(f"{worker.url}/v1/models") as response:
             if response.status in (401, 403):
                 raise _Refused(
                     f"{response.status}: it refuses the bearer token; set the environment variable BENCHLIB_TOKEN to the worker's"
                 )
             try:
-                return str((await response.json(content_type=None))["data"][0]["id"])
-            except (ValueError, KeyError, IndexError, TypeError):
-                return ""
+                named = {str(row["id"]): row for row in (await response.json(content_type=None))["data"]}
+            except (ValueError, KeyError, TypeError):
+                named = {}
+        if self.policy.model and named and self.policy.model not in named:
+            raise _Refused(f"it serves {', '.join(named)} and not {self.policy.model}: correct served_model")
+        name = self.policy.model or next(iter(named), "")
+        row = named.get(name, {})
+        more = row.get("benchlib")
+        says: Row = {"model": name, "root": str(row.get("root") or ""), "owned_by": str(row.get("owned_by") or "")}
+        says |= more if isinstance(more, dict) else {}
+        return says | {"cut": await self._cut(worker, name)}
+
+    async def _cut(self, worker: Worker, model: str) -> list[int] | None:
+        """Return the tokens that a worker cuts the example into (vLLM, SGLang and the kit answer ``/tokenize``), or None."""
+        try:
+            limit = aiohttp.ClientTimeout(total=self.policy.probe_limit_s)
+            asked = json.dumps({"model": model, "prompt": EXAMPLE})
+            async with self._session.post(f"{worker.url}/tokenize", data=asked, timeout=limit) as response:
+                tokens = (await response.json(content_type=None))["tokens"] if response.status == 200 else None
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
+            return None
+        return [int(token) for token in tokens] if isinstance(tokens, list) and tokens else None
+
+    def _agree(self) -> None:
+        """Raise ``UserError`` where two workers that are there differ in the model or the tokenizer."""
+        there = [worker for worker in self.workers if worker.ready]
+        for worker in there[1:]:
+            if why := unlike(there[0].says, worker.says):
+                raise UserError(
+                    f"workers: {there[0].url} and {worker.url} differ, {why}; a result of both would be of neither: leave one out"
+                )
+
+    async def _returned(self, worker: Worker) -> None:
+        """Take a worker back that is healthy again, if it is what it was: what others say counts for one that was never there."""
+        known = worker.says or next((other.says for other in self.workers if other.says), {})
+        try:
+            if not worker.says:
+                await self._greet(worker, 0)
+                worker.ready = False
+                says = worker.says
+            else:
+                says = await self._identity(worker)
+        except (UserError, _Lost, _Refused, aiohttp.ClientError, OSError, TimeoutError) as error:
+            worker.reason = str(error) or type(error).__name__
+            return
+        if why := unlike(known, says):
+            worker.says, worker.reason = known, ""
+            self._distrust(worker, f"{worker.url} came back as another: {why}", NONSENSE)
+            return
+        worker.model, worker.says = says["model"], says
+        worker.ready = True
 
     async def _end(self) -> None:
         self._stopping = True
@@ -337,8 +458,11 @@ class Dispatcher:
             outcome, error, again = "lost", f"{worker.url}: {str(reason) or type(reason).__name__}", True
             if not isinstance(reason, _Lost):
                 self._lose(worker, error)
-        except asyncio.CancelledError:
-            outcome, error, again = "lost", f"{worker.url}: {worker.reason or 'stopped'}", True
+        except asyncio.CancelledError as reason:
+            if reason.args == (CANCELLED,):  # nobody waits for it any more
+                outcome, error = "cancelled", CANCELLED
+            else:
+                outcome, error, again = "lost", f"{worker.url}: {worker.reason or 'stopped'}", True
         now = time.monotonic()
         worker.open.pop(query.rid, None)
         worker.end(now, query.max_new, len(ids))
@@ -361,9 +485,12 @@ class Dispatcher:
     async def _exchange(self, worker: Worker, query: Query) -> list[int]:
         """Return the answer of a worker, complete and checked."""
         model = json.dumps(worker.model).encode()
-        body = b'{"model":%b,"prompt":%b,"max_tokens":%d,"temperature":0,"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true}}' % (
-            model, query.body, query.max_new,
+        # Servers of text may refuse a field that they do not know.
+        more = b"" if self._codec else b'"return_token_ids":true,"stream_options":{"include_usage":true},'
+        body = b'{"model":%b,"prompt":%b,"max_tokens":%d,%b"temperature":0,"stream":true}' % (
+            model, query.body, query.max_new, more,
         )  # fmt: skip
+        texts, reason = list[str](), ""
         async with self._session.post(f"{worker.url}/v1/completions", data=body) as response:
             if response.status != 200:
                 await self._refused(worker, response)
@@ -378,16 +505,27 @@ class Dispatcher:
                     if data == b"[DONE]":
                         ended = True
                         continue
-                    new, usage = _read_event(data, worker)
+                    if self._codec:
+                        text, why, usage = _read_text(data)
+                        texts, reason = texts + [text] * bool(text), why or reason
+                        new = self._codec.count(text, False)[:1] if text and not query.has_first else []
+                    else:
+                        new, usage = _read_event(data)
                     stated = usage if usage is not None else stated
                     if new and not query.has_first:
                         query.has_first = True
                         query.on_first(query.rid, worker.heard, new[0])
-                    ids += new
+                    ids += [] if self._codec else new
                 if len(ids) > query.max_new:
                     raise _Nonsense(f"{len(ids)} tokens, {query.max_new} were asked for")
         if not ended:
             raise aiohttp.ClientPayloadError("the stream ended before its end")
+        if self._codec:
+            ids = self._codec.count("".join(texts), reason == "stop")
+            if len(ids) > 2 * query.max_new + 8:
+                raise _Nonsense(f"a text of {len(ids)} tokens, {query.max_new} were asked for")
+            if stated is not None:
+                self.stated, self.counted, stated = self.stated + stated, self.counted + len(ids), len(ids)
         if not ids or (stated is not None and stated != len(ids)):
             raise _Nonsense(
                 f"{len(ids)} token ids where {stated if stated is not None else 'at least 1'} tokens are stated"
@@ -447,7 +585,9 @@ class Dispatcher:
             if await self._healthy(worker):
                 worker.missed = 0
                 if not worker.ready and not worker.refused:
-                    worker.ready = True
+                    await self._returned(worker)
+                    if not worker.ready:
+                        continue
                     self._note(worker, "up", was)
                     self._none_since, self._gone = math.inf, ""
                     self._pump()
@@ -491,7 +631,54 @@ class Dispatcher:
         return numbers
 
 
-def _read_event(data: bytes, worker: Worker) -> tuple[list[int], int | None]:
+def unlike(one: Row, other: Row) -> str:
+    """Return in what two workers differ by what they say of themselves, '' where nothing is known to differ.
+
+    Models are compared by the last part of name and folder: one worker may have it by hub name, another from a disk.
+    """
+    if not one or not other:
+        return ""
+    names = [{str(says.get(key) or "").rstrip("/").rpartition("/")[2].lower() for key in ("model", "root")} - {""} for says in (one, other)]  # fmt: skip
+    if all(names) and not names[0] & names[1]:
+        return f"models {one['model']} and {other['model']}"
+    for key, words in (("vocabulary", "vocabularies of {} and {} tokens"), ("ends", "end tokens {} and {}")):
+        if key in one and key in other and one[key] != other[key]:
+            return words.format(one[key], other[key])
+    if one.get("cut") and other.get("cut") and one["cut"] != other["cut"]:
+        return "tokenizers, which cut the same sentence differently"
+    return ""
+
+
+def losses(events: Sequence[Row], attempts: Sequence[Row], began_s: float = 0.0) -> list[Row]:
+    """Return when workers were lost and came back, and when their queries were sent again, by worker and reason; in s from ``began_s``."""
+    rows = [row | {"t_s": row["t_s"] - began_s, "times": 1} for row in events]
+    lost: dict[tuple[int, str], list[float]] = {}
+    for row in attempts:
+        if row["outcome"] not in ("ok", "cancelled"):
+            lost.setdefault((row["worker"], row["error"].partition(": ")[2] or row["error"]), []).append(row["ended_s"])
+    for (worker, reason), ends in lost.items():
+        rows.append(
+            {"t_s": min(ends) - began_s, "worker": worker, "event": "requeued", "times": len(ends), "reason": reason}
+        )
+    return sorted(rows, key=lambda row: row["t_s"])
+
+
+def _read_text(data: bytes) -> tuple[str, str, int | None]:
+    """Return the text of an event, why the answer ended ('': it goes on), and the count of tokens that it states."""
+    try:
+        values = json.loads(data)
+        if "error" in values:
+            raise _Nonsense(str(values["error"])[:300])
+        usage = values.get("usage")
+        choices = values["choices"]
+        text = "".join(choice.get("text") or "" for choice in choices)
+        reason = next((str(choice["finish_reason"]) for choice in choices if choice.get("finish_reason")), "")
+        return text, reason, int(usage["completion_tokens"]) if usage else None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _Nonsense(f"an event that is none ({type(error).__name__}): {data[:80]!r}") from None
+
+
+def _read_event(data: bytes) -> tuple[list[int], int | None]:
     """Return the new token ids of an event, and the count of tokens that it states. Raises ``_Nonsense``."""
     try:
         values = json.loads(data)
@@ -503,7 +690,8 @@ def _read_event(data: bytes, worker: Worker) -> tuple[list[int], int | None]:
         for choice in values["choices"]:
             if "token_ids" not in choice and choice.get("text"):
                 raise _Nonsense(
-                    "text without token ids: the server has to know return_token_ids (vLLM, SGLang of 2026-07)"
+                    "text without token ids: the server has to know return_token_ids (vLLM, SGLang of 2026-07); without "
+                    "it only `benchlib run inference --set tokens=text` measures it"
                 )
             new += choice.get("token_ids") or []
         if not all(type(item) is int for item in new):
@@ -515,17 +703,13 @@ def _read_event(data: bytes, worker: Worker) -> tuple[list[int], int | None]:
 
 async def _addresses(given: str) -> list[str]:
     """Return the URLs of a worker: itself, or one for each address of its name where it begins with ``dns+``."""
-    url = given.removeprefix(DNS).rstrip("/")
-    parts = urlsplit(url)
     try:
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        usable = False
-    if not usable or parts.path or parts.query:
-        raise UserError(f"workers: {given!r} is not an address; write http://HOST:PORT, or dns+http://NAME:PORT")
+        parts = checked(given)
+    except ValueError as error:
+        raise UserError(f"workers: {error}") from None
     if not given.startswith(DNS):
-        return [url]
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+        return [given.rstrip("/")]
+    port = parts.port or PORTS[parts.scheme]
     try:
         rows = await asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except OSError as error:

@@ -9,8 +9,9 @@
 
     on_first(rid, time_s, token)   once, when the first token is there (``time.monotonic()``)
     on_done(rid, ids, error)       once, with all new tokens (EOS included); ``error`` is '' or why the query failed
+    on_more(rid, ids)              where it is given and the engine sees single tokens: those after the first, as they come
 
-A callback may be called before ``submit`` returns. An engine answers as if each query were alone: no cache is shared across
+``cancel(rid)`` frees the slot of a query that nobody waits for; it ends with ``CANCELLED``. A callback may be called before ``submit`` returns. An engine answers as if each query were alone: no cache is shared across
 queries, decoding is greedy.
 """
 
@@ -30,6 +31,8 @@ from benchlib.core.errors import UserError, nearest
 
 OnFirst = Callable[[int, float, int], None]
 OnDone = Callable[[int, Sequence[int], str], None]
+OnMore = Callable[[int, Sequence[int]], None]
+CANCELLED = "the query was cancelled"
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Settings:
     urls: tuple[str, ...] = ()  # http
     token: str = ""  # http: bearer token
     deadline_s: float = 60.0  # http: of a query, from its first sending on
+    served_model: str = ""  # http: the model to ask for; '': the first that each worker names
+    text: str = (
+        ""  # http: model whose tokenizer writes prompts and counts answers of servers without token ids; '': ids
+    )
+    partial: bool = False  # http: start with the workers that are there; False: all have to be
 
 
 class Engine(Protocol):
@@ -75,8 +83,20 @@ class Engine(Protocol):
         """Load what is needed and start; returns when queries can be answered."""
         ...
 
-    def submit(self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone) -> None:
+    def submit(
+        self,
+        rid: int,
+        ids: Sequence[int],
+        max_new: int,
+        on_first: OnFirst,
+        on_done: OnDone,
+        on_more: OnMore | None = None,
+    ) -> None:
         """Take a query with the prompt ``ids``, to be answered with at most ``max_new`` tokens."""
+        ...
+
+    def cancel(self, rid: int) -> None:
+        """End a query early; nothing happens where it has ended, or never began."""
         ...
 
     def stop(self) -> None:
@@ -149,14 +169,36 @@ class Sim:
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone) -> None:
-        """Take a query."""
+    def submit(
+        self,
+        rid: int,
+        ids: Sequence[int],
+        max_new: int,
+        on_first: OnFirst,
+        on_done: OnDone,
+        on_more: OnMore | None = None,
+    ) -> None:
+        """Take a query. Tokens after the first come all at the end: an event for each would take processor time."""
         answer = sim_answer(ids, max_new, self.settings.min_new, self.settings.fixed_length)
         with self._change:
             if self._over:
                 raise UserError("the engine was stopped")
             self._waiting.append(_Query(rid, answer, on_first, on_done))
             self._change.notify()
+
+    def cancel(self, rid: int) -> None:
+        """See ``Engine``."""
+        with self._change:
+            waiting = [query for query in self._waiting if query.rid == rid]
+            at_work = [query for _, _, end, query in self._due if end and query.rid == rid]
+            for query in waiting:
+                self._waiting.remove(query)
+            self._due = [event for event in self._due if event[3].rid != rid]
+            heapq.heapify(self._due)
+            self._busy -= len(at_work)
+            self._change.notify()
+        for query in waiting + at_work:
+            query.on_done(rid, [], CANCELLED)
 
     def stop(self) -> None:
         """End the thread; what is left fails."""

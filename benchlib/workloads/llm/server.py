@@ -2,15 +2,17 @@
 
     benchlib serve --engine sim --port 8000
 
-``POST /v1/completions`` takes ``prompt`` (token ids) and ``max_tokens`` and answers greedily, as one object or, with
-``stream``, as server-sent events: the first token as soon as it is there, then the others. ``return_token_ids`` adds the ids,
-as vLLM and SGLang do. ``/health`` answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The
+``POST /v1/completions`` takes ``prompt`` (token ids, or text where the engine has a tokenizer) and ``max_tokens`` and answers
+greedily, as one object or, with ``stream``, as server-sent events: each token as the engine gives it. ``return_token_ids`` adds
+the ids, as vLLM and SGLang do. A query whose client has gone is cancelled. ``/v1/models`` says what engine and vocabulary answer,
+``/tokenize`` what the tokenizer makes of a text. ``/health`` answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The
 worker listens on this machine alone unless it is given an address and a token. SIGTERM lets it finish what it accepted.
 """
 
 import asyncio
 import contextlib
 import hmac
+import importlib
 import ipaddress
 import itertools
 import json
@@ -30,13 +32,18 @@ from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.files import write_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED
 from benchlib.launch.processes import die_with_parent
-from benchlib.workloads.llm.engines import Engine, Settings, make
+from benchlib.workloads.llm.engines import CANCELLED, Engine, Settings, make
 
 SERVED = ("sim", "static", "continuous")  # the engines that answer here; another server is no worker of this one
 TOKEN = "BENCHLIB_TOKEN"  # the environment's variable; a command line can be read by everybody on the machine
 BACKLOG = 4096  # connections that the system may hold until they are accepted
 # A client that goes on sending what was refused is cut off soon; it has this long to read the reason.
-RUNNER: dict[str, Any] = {"access_log": None, "shutdown_timeout": 1.0, "lingering_time": 0.1}
+# One that goes away ends its request, and with it the work on its query.
+RUNNER: dict[str, Any] = {
+    "access_log": None, "shutdown_timeout": 1.0, "lingering_time": 0.1, "handler_cancellation": True,
+}  # fmt: skip
+TEXTS = "benchlib.workloads.llm.texts"  # imported where an engine has a tokenizer: it needs transformers
+SAID = ("vocabulary", "ends", "dtype", "parameters", "slots")  # of an engine's facts, in /v1/models
 FILES = 65536  # open files to ask for: each connection is one
 # Fields that would make the answer another than the greedy one, with the only value that they may have.
 GREEDY: dict[str, tuple[Any, ...]] = {
@@ -65,8 +72,11 @@ class Ask:
     with_ids: bool
 
     @classmethod
-    def parse(cls, body: bytes, limits: Limits, vocabulary: int = 2**31) -> "Ask":
-        """Read the body of a request; token ids are below ``vocabulary``. ``ValueError`` says what is wrong with it."""
+    def parse(cls, body: bytes, limits: Limits, vocabulary: int = 2**31, codec: Any = None) -> "Ask":
+        """Read the body of a request; token ids are below ``vocabulary``. ``ValueError`` says what is wrong with it.
+
+        ``codec`` (``texts.Codec``) reads prompts of text; None: there are none.
+        """
         try:
             values = json.loads(body)
         except (ValueError, RecursionError):
@@ -77,10 +87,13 @@ class Ask:
             if name in values and values[name] not in allowed:
                 raise ValueError(f"{name} = {values[name]!r}: this worker decodes greedily; leave {name} out")
         ids = values.get("prompt")
+        if codec and isinstance(ids, str) and ids:
+            ids = codec.encode(ids)
         if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
             ids = ids[0]
         if not isinstance(ids, list) or not ids or not all(type(item) is int for item in ids):
-            raise ValueError("prompt has to be a list of token ids: this worker has no tokenizer")
+            also = ", or a text" if codec else ": this worker has no tokenizer"
+            raise ValueError(f"prompt has to be a list of token ids{also}")
         if min(ids) < 0 or max(ids) >= vocabulary:  # such an id would end more than its own query
             raise ValueError(
                 f"prompt has token ids from {min(ids)} to {max(ids)}: this model has 0 to {vocabulary - 1}"
@@ -94,10 +107,20 @@ class Ask:
 class Server:
     """The requests of one engine. ``open`` counts those that it works on, whether or not their client still waits."""
 
-    def __init__(self, engine: Engine, name: str, limits: Limits = Limits(), token: str = "") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        limits: Limits = Limits(),
+        token: str = "",
+        kind: str = "",
+        codec: Any = None,
+    ) -> None:
         self.engine, self.name, self.limits, self.draining = engine, name, limits, False
-        self.counts = dict.fromkeys(("ok", "error", "refused"), 0)
+        self.kind, self.codec = kind, codec  # name in ``ENGINES``; ``texts.Codec`` where it has a tokenizer
+        self.counts = dict.fromkeys(("ok", "error", "refused", "cancelled"), 0)
         self.tokens, self.open = 0, 0
+        self._working: set[int] = set()
         self._token = f"Bearer {token}".encode() if token else b""
         self._ids = itertools.count(1)
         self._events: dict[int, asyncio.Queue[tuple[str, Any, str]]] = {}
@@ -110,6 +133,7 @@ class Server:
         application = web.Application(client_max_size=self.limits.body_bytes, middlewares=[self._guard])
         application.router.add_post("/v1/completions", self._complete)
         application.router.add_get("/v1/models", self._models)
+        application.router.add_post("/tokenize", self._tokenize)
         application.router.add_get("/health", self._health)
         application.router.add_get("/metrics", self._metrics)
         return application
@@ -148,29 +172,38 @@ class Server:
         if self.open >= self.limits.queue:
             return self._refuse(429, f"{self.open} requests are open, which is this worker's limit")
         try:
-            ask = Ask.parse(await request.read(), self.limits, self.engine.facts.get("vocabulary", 2**31))
+            ask = Ask.parse(await request.read(), self.limits, self.engine.facts.get("vocabulary", 2**31), self.codec)
         except ValueError as error:
             return self._refuse(400, str(error))
         rid = next(self._ids)
         events = self._events[rid] = asyncio.Queue()
         self.open += 1
+        self._working.add(rid)
+        on_more = self._on_more if ask.stream else None
         try:
             try:
-                self.engine.submit(rid, ask.ids, ask.max_new, self._on_first, self._on_done)
+                self.engine.submit(rid, ask.ids, ask.max_new, self._on_first, self._on_done, on_more)
             except UserError as error:  # longer than the model takes; its callbacks are never called
                 self.open -= 1
+                self._working.discard(rid)
                 return self._refuse(400, str(error))
             if ask.stream:
                 return await self._stream(request, rid, ask, events)
             return await self._whole(rid, ask, events)
         finally:
             self._events.pop(rid, None)
+            if rid in self._working:  # its client has gone: others wait for the slot
+                self.engine.cancel(rid)
 
     # The engine calls from threads of its own.
 
     def _on_first(self, rid: int, _time_s: float, token: int) -> None:
         assert self._loop
         self._loop.call_soon_threadsafe(self._deliver, rid, "first", token, "")
+
+    def _on_more(self, rid: int, ids: Sequence[int]) -> None:
+        assert self._loop
+        self._loop.call_soon_threadsafe(self._deliver, rid, "more", list(ids), "")
 
     def _on_done(self, rid: int, ids: Sequence[int], error: str) -> None:
         assert self._loop
@@ -180,13 +213,14 @@ class Server:
     def _deliver(self, rid: int, kind: str, value: Any, error: str) -> None:
         if kind == "done":
             self.open -= 1
-            self.counts["error" if error else "ok"] += 1
+            self._working.discard(rid)
+            self.counts["cancelled" if error == CANCELLED else "error" if error else "ok"] += 1
             self.tokens += len(value)
         if rid in self._events:  # else its client has gone
             self._events[rid].put_nowait((kind, value, error))
 
     async def _whole(self, rid: int, ask: Ask, events: "asyncio.Queue[tuple[str, Any, str]]") -> web.Response:
-        kind = "first"
+        kind, ids, error = "first", list[int](), ""
         while kind != "done":
             kind, ids, error = await events.get()
         if error:
@@ -201,23 +235,35 @@ class Server:
             return web.json_response({"error": {"message": error, "code": 500}}, status=500)
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
-        with contextlib.suppress(ConnectionError):  # the client has gone; the engine goes on
+        with contextlib.suppress(ConnectionError):  # the client has gone
             await response.prepare(request)
-            sent = 0
-            if kind == "first":
-                await response.write(_event(self._chunk(rid, ask, [value], None)))
-                sent = 1
-                _, value, error = await events.get()
+            sent: list[int] = []
+            while kind != "done":
+                new = [value] if kind == "first" else list(value)
+                while kind == "more" and not events.empty():  # what came meanwhile goes along
+                    kind, value, error = events.get_nowait()
+                    new += value if kind == "more" else []
+                if kind != "done":  # else they go with the end
+                    await response.write(_event(self._chunk(rid, ask, new, None, sent)))
+                    sent += new
+                    kind, value, error = await events.get()
             if error:
                 await response.write(_event({"error": {"message": error, "code": 500}}))
             else:
-                last = self._chunk(rid, ask, value[sent:], self._reason(ask, value))
+                last = self._chunk(rid, ask, value[len(sent) :], self._reason(ask, value), sent)
                 await response.write(_event(last | _usage(ask, value)) + b"data: [DONE]\n\n")
             await response.write_eof()
         return response
 
-    def _chunk(self, rid: int, ask: Ask, ids: Sequence[int], reason: str | None) -> dict[str, Any]:
-        text = "".join(f" {item}" for item in ids)  # a word for each token: clients of text count something
+    def _chunk(
+        self, rid: int, ask: Ask, ids: Sequence[int], reason: str | None, before: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        if self.codec and not ask.with_ids:
+            # What the answer's text has more with them; a character whose bytes are not all there yet waits.
+            whole, old = self.codec.decode([*before, *ids]), self.codec.decode(before).rstrip("\ufffd")
+            text = (whole if reason else whole.rstrip("\ufffd"))[len(old) :]
+        else:
+            text = "".join(f" {item}" for item in ids)  # a word for each token: clients of text count something
         choice = {"index": 0, "text": text, "finish_reason": reason} | (
             {"token_ids": list(ids)} if ask.with_ids else {}
         )
@@ -228,7 +274,21 @@ class Server:
         return "length" if len(ids) >= ask.max_new else "stop"
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self.name, "object": "model"}]})
+        facts = self.engine.facts
+        says = {"engine": self.kind or self.name, **{name: facts[name] for name in SAID if name in facts}}
+        model = {"id": self.name, "object": "model", "owned_by": "benchlib", "benchlib": says}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        """Answer as vLLM does: the tokens of a text."""
+        try:
+            text = json.loads(await request.read())["prompt"]
+            if self.codec is None or not isinstance(text, str):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return self._refuse(400, "prompt has to be a text, and the engine one with a tokenizer")
+        ids = self.codec.encode(text)
+        return web.json_response({"tokens": ids, "count": len(ids)})
 
     async def _health(self, _: web.Request) -> web.Response:
         status = self.engine.failure or ("draining" if self.draining else "ready")
@@ -357,7 +417,9 @@ def main(text: str) -> int:
         engine = make(options.engine, options.settings(), SERVED)
         engine.start()
         limits = Limits(options.max_body, options.max_queue, drain_s=options.drain_s)
-        server = Server(engine, options.engine if options.engine == "sim" else options.model, limits, token)
+        codec = None if options.engine == "sim" else importlib.import_module(TEXTS).Codec(options.model)
+        name = options.engine if options.engine == "sim" else options.model
+        server = Server(engine, name, limits, token, options.engine, codec)
         announce = Path(options.announce) if options.announce else None
         return 0 if asyncio.run(serve(server, options.host, options.port, announce)) else 1
     except BackendUnavailable as error:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,11 +17,12 @@ pytest.importorskip("mlperf_loadgen", reason="pip install 'benchlib[inference]'"
 
 from llm_servers import TOKEN, own
 
-from benchlib.benchmarks.inference import loadgen, logs, measures, rules
+from benchlib.benchmarks.inference import loadgen, logs, losses, measures, rules, workers
+from benchlib.benchmarks.inference import run as bench_run
 from benchlib.benchmarks.inference.config import InferenceConfig
-from benchlib.benchmarks.inference.judge import _prefix_cache
+from benchlib.benchmarks.inference.judge import _prefix_cache, _valid
 from benchlib.benchmarks.inference.measures import percentile_metric, rate_metric, why_invalid
-from benchlib.core.errors import RunBroken
+from benchlib.core.errors import RunBroken, UserError
 from benchlib.judge.impossible.claim import Claim, Latency, LoadGen
 from benchlib.judge.impossible.rules import judge_claims
 from benchlib.show.digest import interval
@@ -173,8 +175,18 @@ def test_a_server_run_of_sim_is_valid_and_its_times_are_loadgens(server):
         (lambda t: {"facts": {**t.facts, "driver_cpu_share": 0.97}}, "used 97 % of a core"),
         (lambda t: {"log": {**t.log, "result_completed_samples_per_sec": 2e6}}, "the last issued query"),
         (
-            lambda t: {"log": {**t.log, "result_validity": "INVALID", "early_stopping_met": False}},
-            "at least 44 are needed",
+            lambda t: {
+                "table": t.table[:40],
+                "log": {**t.log, "result_validity": "INVALID", "early_stopping_met": False},
+            },
+            "40 queries, 0 of them over a limit, do not prove p90: at least 44 are needed with so many; raise min_queries to 44",
+        ),
+        (
+            lambda t: {
+                "table": slow(t.table),
+                "log": {**t.log, "result_validity": "INVALID", "early_stopping_met": False},
+            },
+            "13 of 64 queries were over a limit, p90 allows fewer than 6.4: lower server_qps",
         ),
         (lambda t: {"table": at_once(t.table)}, "came all at once"),
     ],
@@ -229,6 +241,13 @@ def late(table):
     return late
 
 
+def slow(table):
+    slow = table.copy()
+    slow["first_s"][::5] += 3
+    slow["last_s"][::5] += 3
+    return slow
+
+
 def at_once(table):
     same = table.copy()
     same["first_s"][3] = same["last_s"][3]
@@ -259,10 +278,12 @@ def test_loadgen_over_two_servers_loses_nothing_when_one_is_killed(tmp_path, sce
 
     killer = threading.Thread(target=kill)
     try:
-        settings = Settings(urls=tuple(server.url for server in servers), token=TOKEN)
+        settings = Settings(urls=tuple(server.url for server in servers), token=TOKEN, partial=True)
         test = planned(tmp_path, scenario, mode=mode, engine="http", settings=settings, warm_up=[])
         killer.start()
         outcome = run(test)
+        after = dataclasses.replace(test, folder=tmp_path / "after", name="after")  # it stays down
+        next_one = run(after)
     finally:
         killed.set()
         killer.join()
@@ -271,6 +292,20 @@ def test_loadgen_over_two_servers_loses_nothing_when_one_is_killed(tmp_path, sce
     assert len(table) >= SAMPLES and len(set(table["query"])) == len(table) and not table["failed"].any()
     assert outcome.repeated == 0 and outcome.errors == []
     assert set(table["worker"]) == {0, 1} and table["attempt"].max() == 2, "queries of the killed one were sent again"
+    assert logs.detail(test.folder)["sut_name"] == "Network SUT: 2 servers"
+    lost = outcome.facts["dispatch"]
+    assert [row["state"] for row in lost["workers"]] == ["down", "up"] and lost["losses"][0]["event"] in (
+        "down",
+        "requeued",
+    )
+    assert sum(row["times"] for row in lost["losses"] if row["event"] == "requeued") == (table["attempt"] > 1).sum()
+    assert not next_one.table["failed"].any() and set(next_one.table["worker"]) == {1}
+    said = losses.sentences(
+        dict(zip(("workers", "losses"), losses.rows("after", next_one.facts["dispatch"]), strict=True))
+    )
+    assert said == [
+        f"after: worker {servers[0].url} was not there and did not come back; no query had to be sent again."
+    ]
     if mode == "AccuracyOnly":
         assert logs.answers(test.folder) == {row: engines.sim_answer(ids, 12) for row, ids in enumerate(PROMPTS)}
     else:
@@ -320,6 +355,117 @@ def test_the_plan_says_how_many_queries_a_percentile_takes():
     assert rules.queries_issued(tight, "Server", 50) == 100
     full = InferenceConfig(rules="mlperf", data="cnn_dailymail", samples=0, model="m", server_qps=30)
     assert rules.queries_issued(full, "Server", rules.SET) == 2 * rules.SET  # 18,000 in whole sets
+
+
+@pytest.mark.parametrize(
+    ("queries_least", "seconds", "latency", "sent"),
+    [
+        (64, 0.2, 0.5, 96),
+        (64, 0.2, 0.002, 224),
+        (10, 0.2, 0.5, 32),
+        (33, 0.2, 0.5, 64),
+        (100, 0.01, 0.5, 128),
+        (32, 0.5, 0.01, 128),
+    ],
+)
+def test_single_stream_is_planned_as_loadgen_sends_it(queries_least, seconds, latency, sent):
+    """The numbers are those that LoadGen 6.0.17 sent of a set of 32."""
+    asked = QUICK.model_copy(
+        update={"min_queries": queries_least, "min_duration_s": seconds, "expected_latency_s": latency}
+    )
+    assert rules.queries_issued(asked, "SingleStream", SAMPLES) == sent
+
+
+def test_the_plan_is_told_before_the_run_and_has_to_fit_the_budget():
+    real = {"rules": "mlperf", "data": "cnn_dailymail", "samples": 0, "model": "m", "scenarios": ["Offline", "Server"]}
+    config = InferenceConfig(**real, server_qps=30, budget_s=3600)
+    text = config.expected_work()
+    # 600 s at least of Offline; 18,000 queries of Server in whole sets at 30/s are 26,736 / 30 = 891 s.
+    assert "24 min 51 s at least: Offline 13,368 queries in 11 min 8 s, Server 26,736 queries in 14 min 51 s" in text
+    config.check_whole()
+    with pytest.raises(
+        ValueError, match=r"budget_s = 900: the tests alone take 24 min 51 s .* set budget_s=\d+, or rules=reduced"
+    ):
+        InferenceConfig(**real, server_qps=30, budget_s=900).check_whole()
+
+
+def test_names_say_what_the_workers_are_and_that_they_were_reached_over_a_network():
+    far = InferenceConfig(workers=["http://a:8000"])
+    assert far.scope() == "_tiny_mininews_network_reduced"
+    assert far.scope({"model": "sim", "engine": "sim"}) == "_tiny_mininews_sim_network_reduced"
+    assert far.scope({"model": "meta/Other-1B"}) == "_other_1b_mininews_network_reduced"
+    text = InferenceConfig(workers=["http://a:8000"], tokens="text")
+    assert text.scope() == "_tiny_mininews_network_text_reduced"
+    for wrong in (
+        {"tokens": "text"},
+        {"tokens": "text", "workers": ["http://a"], "audit": True},
+        {"workers": ["http://a", "http://a:80"]},
+    ):
+        with pytest.raises(ValueError, match=r"tokens = text|one server"):
+            InferenceConfig(**wrong)
+
+
+def test_workers_are_met_before_the_run_and_serve_the_model_that_makes_the_prompts():
+    sim, other = own(), own(name="another")
+    tokenizer = lambda text: {"input_ids": [1, 2]}  # noqa: E731
+    try:
+        config = InferenceConfig(workers=[sim.url])
+        assert workers.meet(config, Settings(urls=(sim.url,), token=TOKEN), tokenizer)["engine"] == "sim"
+        other.server.kind = "static"
+        config = InferenceConfig(workers=[other.url])
+        with pytest.raises(
+            UserError, match=r"model = tiny makes the prompts, and .* models tiny and another: set model"
+        ):
+            workers.meet(config, Settings(urls=(other.url,), token=TOKEN), tokenizer)
+        config = InferenceConfig(workers=[other.url], served_model="another")
+        assert (
+            workers.meet(config, Settings(urls=(other.url,), token=TOKEN, served_model="another"), tokenizer)["model"]
+            == "another"
+        )
+        with pytest.raises(UserError, match="it serves another and not x: correct served_model"):
+            workers.meet(config, Settings(urls=(other.url,), token=TOKEN, served_model="x"), tokenizer)
+    finally:
+        sim.cut()
+        other.cut()
+
+
+def peak_runs(monkeypatch, highest):
+    """Run the search for the peak with a system that is VALID up to a rate; LoadGen's search always finds 40."""
+    rates = []
+    monkeypatch.setattr(
+        bench_run, "_test", lambda bench, name, *_, server_qps=0: SimpleNamespace(name=name, folder="", qps=server_qps)
+    )
+    monkeypatch.setattr(bench_run, "_perform", lambda bench, test: test)
+    monkeypatch.setattr(
+        bench_run,
+        "_tested",
+        lambda bench, test, *_: SimpleNamespace(table=[0] * 64, samples_per_s=test.qps, qps=test.qps),
+    )
+    monkeypatch.setattr(bench_run, "why_invalid", lambda tested: [] if tested.qps <= highest else ["too slow"])
+    monkeypatch.setattr(bench_run, "_add", lambda bench, name, tested, test: rates.append(tested.qps))
+    monkeypatch.setattr(logs, "detail", lambda folder: {"messages": ["Found peak performance field: 40.0"]})
+    bench = bench_run._Bench(QUICK, None, None, None, None)
+    bench_run._find_peak(bench)
+    return bench, rates
+
+
+def test_a_peak_that_a_whole_run_does_not_confirm_is_lowered_until_one_does(monkeypatch):
+    bench, kept = peak_runs(monkeypatch, highest=33)
+    assert [row["rate"] for row in bench.tables["peak"]] == [40, 36, 32.4] and kept == [32.4]
+    assert bench.metrics[0].value == 32.4 and "search found 40" in bench.metrics[0].reason
+    bench, kept = peak_runs(monkeypatch, highest=1)
+    assert len(bench.tables["peak"]) == bench_run.PEAK_TRIES and bench.metrics[0].provenance == "not_available"
+
+
+def test_a_test_that_does_not_end_leaves_those_before_it_and_a_verdict():
+    bench = bench_run._Bench(QUICK, None, None, None, None)
+    bench_run._lost(bench, "Server", "Server", "no worker is left")
+    [row] = bench.tables["tests"]
+    check = _valid(row)
+    assert check.status == "FAIL" and check.reason == "it did not end: no worker is left"
+    assert {metric.provenance for metric in bench.metrics} == {"not_available"}
+    names = {name for name in bench_run._add.__code__.co_consts if isinstance(name, tuple) and "loadgen" in name}
+    assert set(row) >= set(max(names, key=len)) - {"bench"}, "the row has every column of a test that ended"
 
 
 def test_a_search_for_the_peak_takes_probes_in_which_a_queue_shows():

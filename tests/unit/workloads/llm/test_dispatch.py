@@ -8,7 +8,7 @@ import pytest
 from llm_servers import TOKEN, Faulty, own
 
 from benchlib.core.errors import UserError
-from benchlib.workloads.llm.dispatch import MOST_ATTEMPTS, NONSENSE, Dispatcher, Policy
+from benchlib.workloads.llm.dispatch import MOST_ATTEMPTS, NONSENSE, Dispatcher, Policy, unlike
 from benchlib.workloads.llm.engines import Settings, sim_answer
 from benchlib.workloads.llm.load import Client
 
@@ -172,7 +172,7 @@ def test_a_wrong_token_or_no_ids_or_nobody_is_refused_at_the_start(place):
         place.client(dead, policy=Policy(start_s=0.2))
     with pytest.raises(UserError, match="without token ids"):
         place.client(Words())
-    with pytest.raises(UserError, match="is not an address"):
+    with pytest.raises(UserError, match="is not the address of a server"):
         place.client(type("Nowhere", (), {"url": "here:8000"}))
 
 
@@ -197,3 +197,57 @@ def test_open_loop_times_start_at_the_schedule_and_the_first_token_counts_once(p
     table = client.open_loop(due)
     assert whole(client, table) and not math.isnan(table["scheduled_s"].sum())
     assert table["scheduled_s"][-1] - table["scheduled_s"][0] == pytest.approx(due[-1])
+
+
+def test_a_run_goes_on_with_the_workers_that_are_there_and_says_what_was_lost(place):
+    dead = place.own()
+    dead.cut()
+    policy = Policy(**{**vars(QUICK), "partial": True, "late_s": 0.1})
+    client = place.client(place.own(step_s=0.005), dead, policy=policy)
+    assert whole(client, client.at_once(20))
+    record = client.engine.record()
+    assert [(row["state"], row["answered"]) for row in record["workers"]] == [("up", 20), ("down", 0)]
+    assert record["losses"][0]["event"] == "down" and "was not ready within" in record["losses"][0]["reason"]
+    place.own(port=dead.port, step_s=0.005)
+    end = time.monotonic() + 5
+    while not client.engine.workers[1].ready and time.monotonic() < end:
+        time.sleep(0.02)
+    table = client.at_once(40)
+    assert whole(client, table) and set(table["worker"]) == {0, 1}
+    gone = place.own()
+    gone.cut()
+    with pytest.raises(UserError, match="no worker is left: worker"):
+        place.client(gone, policy=policy)
+
+
+def test_workers_of_two_models_are_refused_and_so_is_one_that_comes_back_with_another(place):
+    with pytest.raises(UserError, match=r"differ, models sim and llama.*leave one out"):
+        place.client(place.own(), place.own(name="llama"))
+    changing = place.own()
+    client = place.client(changing, place.own())
+    changing.cut()
+    end = time.monotonic() + 5
+    while client.engine.workers[0].ready and time.monotonic() < end:
+        time.sleep(0.02)
+    place.own(port=changing.port, name="llama")
+    while not client.engine.workers[0].refused and time.monotonic() < end:
+        time.sleep(0.02)
+    assert "came back as another: models sim and llama" in client.engine.workers[0].refused
+    table = client.at_once(20)
+    assert whole(client, table) and set(table["worker"]) == {1}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "why"),
+    [
+        ({"model": "meta/Llama"}, {"model": "/disk/llama/"}, ""),
+        ({"model": "fast", "root": "meta/Llama"}, {"model": "Llama"}, ""),
+        ({"model": "a"}, {"model": "b"}, "models a and b"),
+        ({"model": "a", "vocabulary": 5}, {"model": "a", "vocabulary": 6}, "vocabularies of 5 and 6 tokens"),
+        ({"model": "a", "ends": [1]}, {"model": "a", "ends": [2]}, "end tokens"),
+        ({"model": "a", "cut": [1, 2]}, {"model": "a", "cut": [1, 3]}, "cut the same sentence differently"),
+        ({"model": "a", "cut": [1, 2]}, {"model": "a", "cut": None}, ""),
+    ],
+)
+def test_in_what_two_workers_differ(one, other, why):
+    assert why in unlike(one, other) and bool(why) == bool(unlike(one, other))

@@ -10,7 +10,7 @@ import urllib.request
 
 import aiohttp
 import pytest
-from llm_servers import TOKEN, own
+from llm_servers import TOKEN, Hosted, own
 
 from benchlib.core.errors import UserError
 from benchlib.workloads.llm.dispatch import Dispatcher, Policy
@@ -205,3 +205,76 @@ def test_a_worker_process_holds_1000_connections_and_drains(tmp_path):
             dispatcher.stop()
             for connection in held:
                 connection.close()
+
+
+def test_a_client_that_goes_away_frees_its_slot(worker):
+    """Its query is worked on no more, and the next one does not wait for it."""
+    before = worker.server.counts["cancelled"]
+    body = json.dumps({"prompt": IDS, "max_tokens": 8000, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", worker.port), timeout=10) as connection:
+        connection.sendall(head.encode() + body)
+        assert b"200 OK" in connection.recv(1000)
+        assert worker.server.open == 1 and worker.engine._busy == 1
+    end = time.monotonic() + 5
+    while worker.server.open and time.monotonic() < end:
+        time.sleep(0.01)
+    assert (worker.server.open, worker.engine._busy) == (0, 0)
+    assert worker.server.counts["cancelled"] == before + 1
+
+
+def test_static_batches_that_fail_one_after_the_other_are_a_failure():
+    from benchlib.workloads.llm.batches import FAILURES, Static
+
+    engine = Static(Settings(model="tiny", slots=1, threads=1))
+    engine.start()
+    ended = []
+    try:
+        engine.decoder.model.generate = lambda *_, **__: 1 / 0
+        for number in range(FAILURES):
+            assert engine.failure == ""
+            engine.submit(number, IDS, 2, lambda *_: None, lambda *answer: ended.append(answer))
+            end = time.monotonic() + 5
+            while len(ended) <= number and time.monotonic() < end:
+                time.sleep(0.005)
+            time.sleep(0.05)
+        assert f"{FAILURES} batches in a row failed, the last with ZeroDivisionError" in engine.failure
+        assert all("ZeroDivisionError" in error for _, _, error in ended)
+    finally:
+        engine.stop()
+
+
+def test_text_mode_counts_the_tokens_that_the_engine_made_and_tokens_come_one_by_one():
+    """The same worker asked with token ids and in words: answers, counts and first tokens are the same."""
+    from benchlib.workloads.llm.articles import load
+    from benchlib.workloads.llm.batches import Static
+    from benchlib.workloads.llm.server import Server
+    from benchlib.workloads.llm.texts import Codec
+
+    prompts = load("mininews", "", 4, 0, "tiny").prompts
+    engine = Static(Settings(model="tiny", slots=4, threads=1))
+    engine.start()
+    server = Server(engine, "tiny", Limits(), TOKEN, "static", Codec("tiny"))
+    hosted = Hosted(server.application)
+    answers = {}
+    try:
+        for text in ("", "tiny"):
+            dispatcher = Dispatcher(Settings(urls=(hosted.url,), token=TOKEN, text=text), Policy(cap=4))
+            dispatcher.start()
+            client = Client(dispatcher, prompts, 40, 20)
+            table = client.at_once(4)
+            answers[text] = client.answers
+            assert not table["failed"].any() and (table["last_s"] > table["first_s"]).all()
+            assert not text or dispatcher.counted == dispatcher.stated > 0
+            assert dispatcher.workers[0].says["engine"] == "static" and dispatcher.workers[0].says["cut"]
+            dispatcher.stop()
+        _, body = ask(hosted, prompt=prompts[0], max_tokens=40, stream=True, return_token_ids=True)
+        chunks = body.count("token_ids")
+        _, body = ask(hosted, prompt=Codec("tiny").decode(prompts[0]), max_tokens=40, stream=True)
+        events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith("data: {")]
+        words = "".join(event["choices"][0]["text"] for event in events)
+    finally:
+        hosted.cut()
+        engine.stop()
+    assert answers["tiny"] == answers[""]
+    assert words == Codec("tiny").decode(answers[""][0]) and chunks > len(answers[""][0]) // 2

@@ -1,0 +1,40 @@
+"""Addresses of servers as users write them: http://HOST:PORT, or dns+http://NAME:PORT for every address of a name."""
+
+from collections.abc import Iterable
+from urllib.parse import SplitResult, urlsplit
+
+DNS = "dns+"  # before a URL: each address of the name is a worker, as of a headless service
+PORTS = {"http": 80, "https": 443}
+
+
+def checked(given: str) -> SplitResult:
+    """Return the parts of an address without ``dns+``. Raises ``ValueError`` that says what is wrong with it."""
+    asked = f"write http://HOST:PORT or {DNS}http://NAME:PORT"
+    parts = urlsplit(given.strip().removeprefix(DNS))
+    if parts.scheme not in PORTS:
+        raise ValueError(f"{given!r} is not the address of a server, its scheme is neither http nor https; {asked}")
+    if parts.password or parts.username:
+        raise ValueError("an address must not hold a password: it is stored; set the variable BENCHLIB_TOKEN")
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if not parts.hostname or any(sign.isspace() for sign in parts.netloc):
+        raise ValueError(f"{given!r} is not the address of a server, it names no host; {asked}")
+    if port == 0 or parts.netloc.endswith(":"):
+        raise ValueError(f"{given!r}: the port has to be a number from 1 to 65535; {asked}")
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ValueError(f"{given!r} is not the address of a server but of a page of it; {asked}, without /v1")
+    return parts
+
+
+def workers(given: Iterable[str]) -> list[str]:
+    """Return addresses of workers without what may be left out. Raises ``ValueError`` for a wrong one and for one named twice."""
+    made: dict[tuple[str | None, int], str] = {}
+    for url in given:
+        parts = checked(url)
+        place = parts.hostname, parts.port or PORTS[parts.scheme]
+        if place in made:
+            raise ValueError(f"{url!r} and {made[place]!r} are one server: name each once, or it gets twice its load")
+        made[place] = url.strip().rstrip("/")
+    return list(made.values())
