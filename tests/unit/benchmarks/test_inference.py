@@ -18,7 +18,6 @@ pytest.importorskip("mlperf_loadgen", reason="pip install 'benchlib[inference]'"
 from llm_servers import TOKEN, own
 
 from benchlib.benchmarks.inference import loadgen, logs, losses, measures, rules, workers
-from benchlib.benchmarks.inference import run as bench_run
 from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.judge import _prefix_cache, _valid
 from benchlib.benchmarks.inference.measures import percentile_metric, rate_metric, why_invalid
@@ -431,6 +430,8 @@ def test_workers_are_met_before_the_run_and_serve_the_model_that_makes_the_promp
 
 def peak_runs(monkeypatch, highest):
     """Run the search for the peak with a system that is VALID up to a rate; LoadGen's search always finds 40."""
+    from benchlib.benchmarks.inference import run as bench_run  # with torch: too slow for the programs above
+
     rates = []
     monkeypatch.setattr(
         bench_run, "_test", lambda bench, name, *_, server_qps=0: SimpleNamespace(name=name, folder="", qps=server_qps)
@@ -446,18 +447,20 @@ def peak_runs(monkeypatch, highest):
     monkeypatch.setattr(logs, "detail", lambda folder: {"messages": ["Found peak performance field: 40.0"]})
     bench = bench_run._Bench(QUICK, None, None, None, None)
     bench_run._find_peak(bench)
-    return bench, rates
+    return bench, rates, bench_run.PEAK_TRIES
 
 
 def test_a_peak_that_a_whole_run_does_not_confirm_is_lowered_until_one_does(monkeypatch):
-    bench, kept = peak_runs(monkeypatch, highest=33)
+    bench, kept, _ = peak_runs(monkeypatch, highest=33)
     assert [row["rate"] for row in bench.tables["peak"]] == [40, 36, 32.4] and kept == [32.4]
     assert bench.metrics[0].value == 32.4 and "search found 40" in bench.metrics[0].reason
-    bench, kept = peak_runs(monkeypatch, highest=1)
-    assert len(bench.tables["peak"]) == bench_run.PEAK_TRIES and bench.metrics[0].provenance == "not_available"
+    bench, kept, tries = peak_runs(monkeypatch, highest=1)
+    assert len(bench.tables["peak"]) == tries and bench.metrics[0].provenance == "not_available"
 
 
 def test_a_test_that_does_not_end_leaves_those_before_it_and_a_verdict():
+    from benchlib.benchmarks.inference import run as bench_run
+
     bench = bench_run._Bench(QUICK, None, None, None, None)
     bench_run._lost(bench, "Server", "Server", "no worker is left")
     [row] = bench.tables["tests"]
