@@ -266,8 +266,7 @@ class Dispatcher:
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
         urls = [url for given in self._urls for url in await _addresses(given)]
         self.workers = [Worker(index, url) for index, url in enumerate(dict.fromkeys(urls))]
-        patience_s = self.policy.late_s if self.policy.partial else self.policy.start_s
-        end = time.monotonic() + patience_s
+        end = time.monotonic() + self._patience_s
         absent = await asyncio.gather(*(self._greet(worker, end) for worker in self.workers), return_exceptions=True)
         for worker, error in zip(self.workers, absent, strict=True):
             if error is None:
@@ -288,12 +287,16 @@ class Dispatcher:
             self._spawn(self._watch(worker))
         self._spawn(self._count_out())
 
+    @property
+    def _patience_s(self) -> float:
+        return self.policy.late_s if self.policy.partial else self.policy.start_s
+
     async def _greet(self, worker: Worker, end: float) -> None:
         """Wait for a worker, and see by a query of two tokens that it speaks with token ids and takes our token."""
         while not await self._healthy(worker):
             if time.monotonic() > end:
                 raise UserError(
-                    f"worker {worker.url} was not ready within {self.policy.start_s:g} s ({worker.reason}): start it, or correct workers="
+                    f"worker {worker.url} was not ready within {self._patience_s:g} s ({worker.reason}): start it, or correct workers="
                 )
             await asyncio.sleep(0.05)
         answer: list[int] = []
