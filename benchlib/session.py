@@ -195,15 +195,20 @@ def expectation(run: Run) -> "pandas.DataFrame":
     return whole(pd.DataFrame(rows).set_index("bound"))
 
 
-def figure(run: Run, name: str) -> None:
-    """Display a picture of the run's benchmark by its name. Raises ``UserError`` for one that it does not have."""
+def figure(run: Run, name: str, always: bool = True) -> None:
+    """Display a picture of the run's benchmark by its name; not ``always``: only where the run recorded something to draw.
+
+    Raises ``UserError`` for one that the benchmark does not have.
+    """
     from benchlib.show.figures import show
 
     benchmark = BENCHMARKS[run.config.benchmark]
     figures = {**benchmark.figures, **benchmark.more_figures}
     if name not in figures:
         raise UserError(f"{benchmark.name} has no picture {name!r}: {nearest(name, figures)}")
-    show(figures[name](run))
+    picture = figures[name](run)
+    if always or not picture.empty:
+        show(picture)
 
 
 def table(run: Run, name: str) -> "pandas.DataFrame":

@@ -7,7 +7,19 @@ import numpy as np
 from benchlib.core.text import seconds
 from benchlib.results import frames
 from benchlib.results.frames import Records
-from benchlib.show.figures import LIGHT, Picture, Theme, blank, finish, head, label_rows, leave_empty, note, styled
+from benchlib.show.figures import (
+    LIGHT,
+    Picture,
+    Theme,
+    blank,
+    finish,
+    head,
+    label_rows,
+    leave_empty,
+    note,
+    plain_numbers,
+    styled,
+)
 
 # Open loops and closed ones answer different questions and are in no common picture.
 OPEN, CLOSED = ("Server", "Interactive"), ("SingleStream", "MultiStream")
@@ -53,8 +65,9 @@ def _cumulative(
         if not drawn:
             return leave_empty(figure, axes, theme, f"No {words} was recorded.")
         axes.set_xscale("log")
+        plain_numbers(axes.xaxis)
         axes.set_ylim(0, 101)
-        axes.legend(loc="lower right")
+        axes.legend(loc="best")
         title = f"{words}: {'; '.join(worst)}" if worst else f"{words} of {', '.join(drawn)}"
         return finish(
             figure,

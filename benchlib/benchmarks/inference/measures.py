@@ -4,7 +4,7 @@ All numbers come from the raw samples of queries; those of LoadGen stand beside 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -251,24 +251,44 @@ def metrics_of(test: Tested, config: InferenceConfig, events: Sequence[Event], s
     metrics.append(
         measured(f"resident_memory_gb{end}", test.facts["resident_bytes"] / 1e9, "GB", "lower", reason="at the end")
     )
-    return [*metrics, *_energy_and_cost(test, config, events, end, rates[1])]
+    return [*metrics, *_utilization(test, events, end), *_energy_and_cost(test, config, events, end, rates[1])]
+
+
+def _readings(test: Tested, events: Sequence[Event], field: str) -> list[float]:
+    """Return what a sensor said between LoadGen's power_begin and power_end."""
+    began, ended = test.log.get("began"), test.log.get("ended")
+    return [
+        float(event[field])
+        for event in events
+        if event["kind"] == "sensor"
+        and isinstance(event.get(field), (int, float))
+        and began
+        and began <= event["t"] <= ended
+    ]
+
+
+def _utilization(test: Tested, events: Sequence[Event], end: str) -> Iterator[Metric]:
+    """Yield how busy device and processor were while queries were under way; a reading is of the time since the last one."""
+    for name, field, of in (
+        ("device_utilization", "utilization_percent", "the device; without one, of all cores of the machine"),
+        ("cpu_utilization", "cpu_percent", "the run's processes, 100 = one core"),
+    ):
+        values = _readings(test, events, field)
+        yield (
+            measured(f"{name}{end}", values, "%", "none", reason=f"{of}; readings between power_begin and power_end")
+            if values
+            else not_available(f"{name}{end}", "%", "none", "no reading of a sensor fell into the test: it was short")
+        )
 
 
 def _energy_and_cost(
     test: Tested, config: InferenceConfig, events: Sequence[Event], end: str, tokens_per_s: Metric
 ) -> list[Metric]:
-    name, began, ended = f"energy_per_token_j{end}", test.log.get("began"), test.log.get("ended")
+    name = f"energy_per_token_j{end}"
     reasons: dict[str, str] = next(
         (event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {}
     )
-    counter = [
-        float(event["energy_j"])
-        for event in events
-        if event["kind"] == "sensor"
-        and isinstance(event.get("energy_j"), (int, float))
-        and began
-        and began <= event["t"] <= ended
-    ]
+    counter = _readings(test, events, "energy_j")
     tokens = int(queries.completed(test.table)["tokens"].sum())
     missing = str(reasons.get("energy_j", "no two readings of an energy counter fell into the test"))
     energy = (

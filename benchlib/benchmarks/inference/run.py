@@ -19,7 +19,7 @@ import psutil
 import torch
 import transformers
 
-from benchlib.benchmarks.inference import loadgen, logs, losses, rules, workers
+from benchlib.benchmarks.inference import bounds, loadgen, logs, losses, rules, workers
 from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.loadgen import REPEATS, Outcome, Test, in_turns
 from benchlib.benchmarks.inference.measures import Tested, metrics_of, not_measured, why_invalid
@@ -397,6 +397,8 @@ def _roofline(bench: _Bench) -> None:
     bandwidth = 1e9 * float(np.median(copy_rates(kind, bench.device, min(size, 2**30), config.peak_seconds)))
     peaks = matmul_peaks(bench.device, config.precision, sizes=default_sizes(bench.device), seconds=config.peak_seconds)
     flops = max((float(np.median(peak.samples)) for peak in peaks if peak.samples), default=math.nan)
+    rows = bench.tables["tests"], dict(bench.kept), bench.tables.get("prefix_cache", [])
+    bench.metrics += bounds.shares(*rows, bench.facts["engine"], bandwidth, flops, end)
     table = next(table for name, table in bench.kept if name == "Offline")
     done = queries.completed(table)
     prompts, tokens = float(done["prompt_tokens"].sum()), float(done["tokens"].sum())

@@ -17,7 +17,7 @@ pytest.importorskip("mlperf_loadgen", reason="pip install 'benchlib[inference]'"
 
 from llm_servers import TOKEN, own
 
-from benchlib.benchmarks.inference import loadgen, logs, losses, measures, rules, workers
+from benchlib.benchmarks.inference import bounds, loadgen, logs, losses, measures, rules, workers
 from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.judge import _prefix_cache, _valid
 from benchlib.benchmarks.inference.measures import percentile_metric, rate_metric, why_invalid
@@ -524,6 +524,45 @@ def test_intervals_hold_the_value():
     table["scheduled_s"], table["last_s"], table["tokens"] = 0, np.arange(1, 101) / 10, 7
     rate = rate_metric("r", table, table["tokens"].astype(float), "tokens/s", "")
     assert rate.value == pytest.approx(70) and rate.ci_low <= 70 <= rate.ci_high
+
+
+def test_shares_of_the_bounds_are_those_by_hand():
+    """10 GB of weights and 1 MB of cache a token at 100 GB/s; 5e9 parameters at 10 TFLOP/s."""
+    facts = {"read_bytes": 10e9, "cache_bytes_per_token": 1e6, "product_parameters": 5e9}
+    table = np.zeros(2, queries.QUERY)
+    table["prompt_tokens"], table["tokens"], table["first_s"], table["last_s"] = (
+        95,
+        10,
+        1.0,
+        [1 + 9 * 0.202, 1 + 9 * 0.404],
+    )
+    tests = [
+        {"test": name, "scenario": name, "engine": engine}
+        for name, engine in (("Server", "own"), ("Offline", "own"), ("SingleStream", "http"))
+    ]
+    probes = [
+        {"engine": "own", "tokens": 100, "fresh_s": [0.2, 0.4]},
+        {"engine": "http", "tokens": 100, "fresh_s": [0.2]},
+    ]
+    made = bounds.shares(
+        tests, dict.fromkeys(("Server", "Offline", "SingleStream"), table), probes, {"own": facts}, 100e9, 10e12, "_x"
+    )
+    # Prefill: 2 x 5e9 x 100 / 1e13 = 0.1 s. Decoding: (10e9 + 100 x 1e6) / 1e11 = 0.101 s.
+    assert {metric.name: pytest.approx(metric.samples) for metric in made} == {
+        "prefill_share_own_x": [0.5, 0.25],
+        "decode_share_server_x": [0.5, 0.25],
+    }
+
+
+def test_utilization_is_that_of_the_test_alone(server):
+    mine = dataclasses.replace(ended(*server), log={"began": 100.0, "ended": 110.0})
+    events = [
+        {"kind": "sensor", "t": time, "cpu_percent": value}
+        for time, value in ((99, 7), (101, 50), (105, 70), (109, 60), (111, 9))
+    ]
+    device, cpu = measures._utilization(mine, events, "_x")
+    assert (cpu.name, cpu.value, cpu.n) == ("cpu_utilization_x", 60, 3)
+    assert device.value is None and "no reading" in device.reason
 
 
 VALID = {"scenario": "Server", "valid": True, "errors": 0, "samples_per_s": 44.0, "raw_samples_per_s": 44.0}
