@@ -13,7 +13,8 @@ from benchlib.workloads.llm.engines import Settings, sim_answer
 from benchlib.workloads.llm.load import Client
 
 PROMPTS = [[3 + (7 * row + place) % 400 for place in range(5 + row % 4)] for row in range(40)]
-QUICK = Policy(cap=4, deadline_s=5, stall_s=0.3, gone_s=0.3, probe_s=0.05, probe_limit_s=0.2, start_s=2)
+# Limits that a test does not run into are long: on a busy machine an answer may take a second.
+QUICK = Policy(cap=4, deadline_s=30, stall_s=10, gone_s=0.3, probe_s=0.05, probe_limit_s=1, start_s=10)
 
 
 @pytest.fixture
@@ -98,15 +99,15 @@ def test_a_worker_that_only_talks_nonsense_is_trusted_no_more(place):
 
 
 def test_a_stream_that_stands_still_goes_to_another_worker(place):
-    client = place.client(place.faulty(lambda number: "hang" if number == 3 else ""), place.own())
+    policy = Policy(**{**vars(QUICK), "stall_s": 1})
+    client = place.client(place.faulty(lambda number: "hang" if number == 3 else ""), place.own(), policy=policy)
     table = client.at_once(40)
-    assert whole(client, table) and [row["outcome"] for row in client.engine.attempts].count("stalled") == 1
+    assert whole(client, table) and "stalled" in [row["outcome"] for row in client.engine.attempts]
 
 
 def test_a_worker_that_hangs_with_its_health_loses_all_its_queries_to_others(place):
     faulty = place.faulty(lambda number: "hang" if number > 4 else "")
-    policy = Policy(**{**vars(QUICK), "stall_s": 30})
-    client = place.client(faulty, place.own(), policy=policy)
+    client = place.client(faulty, place.own())
     threading.Timer(0.05, lambda: setattr(faulty, "healthy", False)).start()
     assert whole(client, client.at_once(40))
     assert [event["event"] for event in client.engine.events] == ["down"]
@@ -114,7 +115,7 @@ def test_a_worker_that_hangs_with_its_health_loses_all_its_queries_to_others(pla
 
 def test_a_worker_that_is_killed_and_comes_back_on_its_port(place):
     dying = place.own(step_s=0.02)
-    client = place.client(dying, place.own(step_s=0.02), policy=Policy(**{**vars(QUICK), "stall_s": 10}))
+    client = place.client(dying, place.own(step_s=0.02))
     table, done = [], threading.Event()
 
     def run():
@@ -142,7 +143,7 @@ def test_when_all_are_gone_the_rest_fails_in_time_and_is_counted(place):
         threading.Timer(0.15, server.cut).start()
     began = time.monotonic()
     table = client.at_once(40)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < QUICK.stall_s, "it waits for no answer"
     failed = int(table["failed"].sum())
     assert failed > 0 and whole(client, table, failed)
     assert all("no worker was left for 0.3 s" in why for why in client.log.errors.values())
@@ -150,10 +151,10 @@ def test_when_all_are_gone_the_rest_fails_in_time_and_is_counted(place):
 
 
 def test_a_query_without_end_fails_at_its_deadline(place):
-    policy = Policy(**{**vars(QUICK), "deadline_s": 0.4, "stall_s": 30})
+    policy = Policy(**{**vars(QUICK), "deadline_s": 2})
     client = place.client(place.faulty(lambda number: "hang" if number == 2 else ""), policy=policy)
     table = client.at_once(10)
-    assert whole(client, table, 1) and "not answered within 0.4 s" in next(iter(client.log.errors.values()))
+    assert whole(client, table, 1) and "not answered within 2 s" in next(iter(client.log.errors.values()))
 
 
 def test_a_query_that_no_worker_can_answer_ends(place):
