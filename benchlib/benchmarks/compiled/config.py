@@ -30,6 +30,9 @@ class CompiledConfig(BaseConfig):
     models: list[Literal["bert", "encdec", "llama"]] = Field(
         ["bert"], min_length=1, description="models to convert: question answering, encoder-decoder, decoder"
     )
+    model: Literal["small", "tiny"] = Field(
+        "small", description="BERT of programs, gradients and training; small: one layer of width 32, random weights"
+    )
     batch: int = Field(
         2, ge=1, le=1024, description="rows of a converted program, of each replica and of a training step"
     )
@@ -45,8 +48,8 @@ class CompiledConfig(BaseConfig):
     executors: list[str] = Field(
         [REFERENCE, "xla"], description="members of parity to time; eager is always among them"
     )
-    timed_model: Literal["tiny", "bert-base"] = Field(
-        "tiny", description="model to time; bert-base: its config, random weights"
+    timed_model: Literal["small", "tiny", "bert-base"] = Field(
+        "small", description="model to time; small and bert-base have random weights"
     )
     batch_sizes: list[_Size] = Field([1], min_length=1, description="rows of the timed inputs")
     lengths: list[_Size] = Field([32], min_length=1, description="tokens of the timed inputs")

@@ -133,7 +133,7 @@ def _converted(bench: Bench, name: str, make: Callable[[], Any], **options: Any)
 def _program(bench: Bench, name: str) -> None:
     """Convert one model and compare XLA's results with torch's."""
     config = bench.config
-    module, inputs = programs.model(name, config.batch, config.length, config.seed)
+    module, inputs = programs.model(name, config.batch, config.length, config.seed, config.model)
     converted, row = _converted(bench, name, lambda: export.forward(module, inputs))
     runtime = runtimes.load("xla", bench.folder / f"{name}.mlir")
     arrays = runtimes.arguments(runtime.manifest, converted.weights, inputs)
@@ -185,7 +185,7 @@ def _loss_and_gradients(items: Any, made: Any) -> tuple[float, dict[str, np.ndar
 def _gradients(bench: Bench, ddp: dict[str, np.ndarray]) -> Joint:
     """Compare the joint program's gradients with autograd's, and those averaged over replicas with DDP's."""
     config = bench.config
-    loss = export.AnswerLoss(programs.bert(seed=config.seed))
+    loss = export.AnswerLoss(programs.bert(config.model, config.seed))
     given = programs.rows(config, 0, loss)
     exported: list[Any] = []
 
@@ -278,7 +278,7 @@ def _side_by_side(bench: Bench) -> None:
     """Compute one file of a small BERT by every runtime, and compile it for hardware that is not here."""
     config = bench.config
     module = export.Answers(programs.bert("small", config.seed))
-    inputs = programs.question(2, 8, 128, config.seed)
+    inputs = programs.question(2, 8, programs.SMALLEST, config.seed)
     converted, _ = _converted(bench, "small", lambda: export.forward(module, inputs))
     reference = programs.eager(module, inputs)
     path, rows = bench.folder / "small.mlir", []
@@ -356,7 +356,7 @@ def _latency(bench: Bench) -> None:
     config = bench.config
     scope = "_tiny" if config.timed_model == "tiny" else "_random"
     rows: list[Row] = []
-    inputs = {shape: programs.question(*shape, 1000, config.seed) for shape in config.shapes}
+    inputs = {shape: programs.question(*shape, programs.SMALLEST, config.seed) for shape in config.shapes}
     peak = max(
         best
         for item in peaks.matmul_peaks(torch.device("cpu"), "fp32", sizes=PEAK_SIZES, seconds=PEAK_S)

@@ -18,6 +18,7 @@ from benchlib.workloads.llm import decoders
 from benchlib.workloads.stablehlo import export
 
 Inputs = dict[str, torch.Tensor]
+SMALLEST = 128  # tokens of the smallest vocabulary, which every model has
 
 
 class Logits(torch.nn.Module):
@@ -70,16 +71,16 @@ def bert(name: str = "tiny", seed: int = 0, attention: str = "eager") -> Any:
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "intermediate_size": 64,
-        "vocab_size": 128,
+        "vocab_size": SMALLEST,
     }
     config = transformers.BertConfig(**(sizes if name == "small" else {}))
     return transformers.AutoModelForQuestionAnswering.from_config(config, attn_implementation=attention).eval()
 
 
-def model(name: str, batch: int, length: int, seed: int) -> tuple[torch.nn.Module, Inputs]:
-    """Return a model as a function of tensors, and an input."""
+def model(name: str, batch: int, length: int, seed: int, kind: str = "tiny") -> tuple[torch.nn.Module, Inputs]:
+    """Return a model as a function of tensors, and an input; ``kind`` is which BERT."""
     if name == "bert":
-        own = bert(seed=seed)
+        own = bert(kind, seed)
         return export.Answers(own), question(batch, length, own.config.vocab_size, seed)
     if name == "encdec":
         torch.manual_seed(seed)

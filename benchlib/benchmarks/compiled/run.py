@@ -70,7 +70,7 @@ def run(config: CompiledConfig, run_dir: Path, events: EventWriter) -> None:
 
 def _ddp(config: CompiledConfig, rank: int) -> dict[str, np.ndarray]:
     """Return the gradients that DDP gives to every rank, each with rows of its own."""
-    loss = export.AnswerLoss(programs.bert(seed=config.seed))
+    loss = export.AnswerLoss(programs.bert(config.model, config.seed))
     shared = DistributedDataParallel(loss)
     shared(**programs.rows(config, rank, loss)).backward()
     return {
