@@ -221,6 +221,7 @@ def _replicated(bench: Bench, exported: Any, loss: export.AnswerLoss, ddp: dict[
     """Run the joint program on a simulated device for each rank; return how far its mean gradients are from DDP's."""
     config, replicas = bench.config, bench.config.world_size
     converted, row = _converted(bench, "replicas", lambda: exported, replicas=replicas)
+    row["export_s"] = None  # it is the graph of the joint program
     began = time.perf_counter()
     program = pjrt.Program(converted.text, replicas)
     row["compile_s"] = time.perf_counter() - began
