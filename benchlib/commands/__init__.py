@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from benchlib.core.errors import UserError
+from benchlib.core.errors import UserError, unexpected
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 
 __all__ = ["EXIT_INTERRUPTED", "EXIT_USAGE", "OUT", "SET", "user_errors"]
@@ -17,22 +17,27 @@ EXIT_USAGE = 2
 
 
 def user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Show an error that a user can act on as one sentence instead of a traceback."""
+    """Show an error as one sentence instead of a traceback, with exit code 2; that of an unexpected one goes to a file."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except (UserError, OSError) as error:
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
             from benchlib.core.files import is_storage_error, not_written
             from benchlib.core.terminal import harmless
 
-            if not isinstance(error, UserError):
-                if not is_storage_error(error):
-                    raise
-                error = not_written(error.filename or "a file", error)
+            words = str(error)
+            if isinstance(error, OSError) and not isinstance(error, UserError) and is_storage_error(error):
+                words = str(not_written(error.filename or "a file", error))
+            elif not isinstance(error, UserError):
+                if isinstance(error, BrokenPipeError):
+                    raise  # whoever reads the output has enough
+                words = unexpected(error)
             click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-            click.echo(harmless(str(error)), err=True)
+            click.echo(harmless(words), err=True)
             sys.exit(EXIT_USAGE)
 
     return wrapped

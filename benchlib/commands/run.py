@@ -22,7 +22,7 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands import EXIT_INTERRUPTED
 from benchlib.config import cluster as clusters
 from benchlib.core import run_folder, terminal
-from benchlib.core.errors import StorageError, UserError
+from benchlib.core.errors import StorageError, UserError, unexpected
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs, read_object
 from benchlib.core.interrupts import Interrupts
@@ -460,19 +460,24 @@ def _require_benchmark(run: Run) -> None:
 def _report(run_dir: Path) -> int:
     """Judge and render one run; return the exit code."""
     try:
-        run = Run(run_dir)
-        if not run.recognised:
-            raise UserError("not a run folder of benchlib: nothing is written there")
-        _require_benchmark(run)
-        if run_folder.at_work(run_dir):
-            console.print(f"RUNNING  {shown(run_dir)}: still going on, nothing changed", soft_wrap=True)
-            return EXIT_PASS
-        settled(run_dir)
-        verdict = judging.judged(Run(run_dir))
-    except (UserError, OSError) as error:
-        reason = str(error).removeprefix(f"{run_dir}: ")
+        return _judged_and_rendered(run_dir)
+    except Exception as error:  # the others are reported all the same
+        reason = str(error) if isinstance(error, (UserError, OSError)) else unexpected(error)
+        reason = reason.removeprefix(f"{run_dir}: ")
         console.print(f"[red]error[/]  {shown(run_dir)}: {escape(reason)}", soft_wrap=True)
         return EXIT_BROKEN
+
+
+def _judged_and_rendered(run_dir: Path) -> int:
+    run = Run(run_dir)
+    if not run.recognised:
+        raise UserError("not a run folder of benchlib: nothing is written there")
+    _require_benchmark(run)
+    if run_folder.at_work(run_dir):
+        console.print(f"RUNNING  {shown(run_dir)}: still going on, nothing changed", soft_wrap=True)
+        return EXIT_PASS
+    settled(run_dir)
+    verdict = judging.judged(Run(run_dir))
     try:
         place = shown(keep(run_dir, verdict))
         code = EXIT_PASS

@@ -1,6 +1,9 @@
 """Errors that a user can act on: each states the value, the constraint and the remedy."""
 
 import difflib
+import os
+import tempfile
+import traceback
 from collections.abc import Iterable
 
 
@@ -47,6 +50,19 @@ class Stopped(OneLine, KeyboardInterrupt):
 
 class VerdictFailed(OneLine, RuntimeError):
     """A run failed its checks, and the notebook was asked to raise then (``fail_on_verdict``)."""
+
+
+def unexpected(error: BaseException) -> str:
+    """Write the traceback of an error that nobody foresaw to a file of its own, and return one sentence that names it."""
+    words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    text = "".join(traceback.format_exception(error))
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="benchlib-error-", suffix=".log")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except OSError:
+        return f"a fault of benchlib itself ({words}); its traceback could not be written"
+    return f"a fault of benchlib itself ({words}); please report it with {path}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

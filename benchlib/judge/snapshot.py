@@ -125,7 +125,7 @@ def snapshot(run: Run) -> Snapshot:
     report = run.path / "report.html"
     machine = read(lambda: _object(run.machine, "machine.json")) or {}
     return Snapshot(
-        run=run.path.resolve().name,
+        run=run.path.resolve().name.encode(errors="replace").decode(),  # a name need not be UTF-8
         benchmark=benchmark,
         tier=tier,
         backend=backend,

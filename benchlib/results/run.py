@@ -25,6 +25,7 @@ from benchlib.results.names import CHECKS
 SCHEMA = 1
 VERDICTS = ("PASS", "FAIL", "BROKEN", "STOPPED", "AMBIGUOUS", "SKIPPED")
 # A folder that holds two of these is a run's, whatever is damaged in it; one that does not is left alone.
+LATEST = 1e11  # s since 1970: the year 5138; a later time is a damaged one
 _OWN_FILES = ("config.json", "machine.json", "job.json", "status.json", "result.json", "verdict.json", "logs")
 
 # Any of them makes a folder a run: a damaged run may have lost the others.
@@ -57,7 +58,7 @@ class Result(BaseModel):
     tier: str
     backend: str
     world_size: int
-    started_at: float = Field(default_factory=time.time)
+    started_at: float = Field(default_factory=time.time, ge=0, le=LATEST)
     ended_at: float | None = None
     metrics: list[Metric] = Field(default_factory=list)
     facts: dict[str, Any] = Field(default_factory=dict)
@@ -319,7 +320,7 @@ def fingerprint(config: BaseConfig, machine: dict[str, Any], facts: dict[str, An
         "torch": ".".join(versions.get("torch", "?").split(".")[:2]),
         "transformers": versions.get("transformers", "?").split(".")[0],
     }
-    identity = facts.get("identity", {})
+    identity = facts.get("identity") or {}
     work = {name: identity.get(name, value) for name, value in config.work().items()}
     return factors | {f"config.{name}": json.dumps(value, sort_keys=True) for name, value in sorted(work.items())}
 

@@ -113,7 +113,7 @@ def _installed(module: str) -> bool:
 def put(text: str, output: str, what: str) -> str:
     """Write text to the standard output (``output`` is '' or ``-``) or to a whole file; return the sentence that says so."""
     if output in ("", "-"):
-        sys.stdout.write(text)
+        sys.stdout.write(text.encode(errors="replace").decode())
         return ""
     path = file_at(output)
     with output_path(path) as temporary:

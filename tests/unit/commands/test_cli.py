@@ -188,3 +188,12 @@ def test_times_of_readme_and_list_are_the_budgets_of_the_tiers(call):
             key: (content["all"] | content[key]).get("budget_s") for key in listed
         }
     assert f"at most {duration(budget_s(read_params('tiers', 'quick')))}" in " ".join(call("list").output.split())
+
+
+def test_an_unexpected_error_is_one_sentence_with_a_file_and_exit_code_2(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("benchlib.commands.judge.judge_files", None)
+    shown = CliRunner().invoke(main, ["judge", str(Path(__file__))])
+    (log,) = tmp_path.glob("benchlib-error-*.log")
+    assert shown.exit_code == 2 and "Traceback" not in shown.output and str(log) in shown.output.replace("\n", "")
+    assert "TypeError: 'NoneType' object is not callable" in log.read_text()
