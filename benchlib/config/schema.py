@@ -251,6 +251,8 @@ def expectation(field: FieldInfo) -> str:
             options = typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
             kind = "of " + ", ".join(map(str, options)) if options else f"of numbers {_bounds(inner)}"
             words.append(f"a list {kind}, separated by commas")
+        elif typing.get_origin(member) is dict:
+            words.append("a table METRIC: NUMBER >= 0, or --set limits.METRIC=NUMBER")
         elif typing.get_origin(member) is Literal:
             words.append("one of " + ", ".join(str(value) or "''" for value in typing.get_args(member)))
         elif member is type(None):

@@ -5,7 +5,9 @@ from constants. Legend of the names:
 
 - ``rss_bytes_per_pid`` resident bytes of each rank's own process (a dict by process id as text)
 - ``cpu_percent`` processor time of the ranks with their children, 100 = one core busy since the last reading
+- ``others_percent`` processor time of everybody else on the machine, what a hypervisor took for other guests among it
 - ``load_1m`` runnable processes of the machine, mean of a minute
+- ``frequency_mhz`` clock of the processor, mean of its cores
 - of the devices that the run uses (of the processor package for the backend cpu): ``power_w`` sum,
   ``energy_j`` sum of the hardware's own counters, ``temperature_c`` highest, ``utilization_percent`` mean,
   ``device_memory_bytes`` sum of what is in use, by whomever; ``devices`` has the same of each device, in the order of
@@ -249,6 +251,13 @@ def source(backend: str, devices: int, library: ModuleType | Any | None = None) 
         return Absent(f"{type(error).__name__}: {error}")
 
 
+def _busy_s() -> float:
+    """Return the seconds that all cores have worked, or were taken by the hypervisor, since the start of the machine."""
+    times = psutil.cpu_times()._asdict()
+    # What guests used is counted as user time as well.
+    return float(sum(times.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal")))
+
+
 class Sensors:
     """Reads everything at once. ``pids`` are the ranks' processes and may be changed between readings."""
 
@@ -260,6 +269,7 @@ class Sensors:
         self._reasons: dict[str, str] = {}
         self._cpu_s: dict[int, float] = {}
         self._cpu_at: float | None = None
+        self._busy_s = 0.0
         self._power: tuple[float, float] | None = None
         self._integrated_j = 0.0
         self.read()
@@ -272,7 +282,9 @@ class Sensors:
         """Return all names of the module's legend; None where there is no value."""
         self._reasons = {}
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        values: dict[str, Any] = {"rss_bytes_per_pid": self._rss(), "cpu_percent": self._cpu_percent(), "load_1m": load}
+        values: dict[str, Any] = {"rss_bytes_per_pid": self._rss(), "load_1m": load}
+        values["cpu_percent"], values["others_percent"] = self._cpu_percent()
+        values["frequency_mhz"] = self._frequency_mhz()
         readings = self.source.read()
         for name, value in _together(readings).items():
             values[name] = None if isinstance(value, str) else value
@@ -298,7 +310,15 @@ class Sensors:
                 resident[str(pid)] = psutil.Process(pid).memory_info().rss
         return resident
 
-    def _cpu_percent(self) -> float | None:
+    def _frequency_mhz(self) -> float | None:
+        with contextlib.suppress(OSError, NotImplementedError, AttributeError, RuntimeError):
+            if (clock := psutil.cpu_freq()) is not None and clock.current > 0:
+                return float(clock.current)
+        self._reasons["frequency_mhz"] = "the system shows no clock of its processor"
+        return None
+
+    def _cpu_percent(self) -> tuple[float | None, float | None]:
+        """Return the processor time of the ranks and that of all others since the last reading, 100 is one core."""
         now, spent = time.monotonic(), {}
         for pid in self.pids:
             with contextlib.suppress(psutil.Error):
@@ -307,11 +327,14 @@ class Sensors:
                     with contextlib.suppress(psutil.Error):
                         spent[member.pid] = sum(member.cpu_times()[:2])
         used = sum(seconds - self._cpu_s.get(pid, 0.0) for pid, seconds in spent.items())
+        busy = _busy_s()
+        everybody, self._busy_s = busy - self._busy_s, busy
         before, self._cpu_s, self._cpu_at = self._cpu_at, spent, now
         if before is None or now <= before or not spent:
-            self._reasons["cpu_percent"] = "processor time is a difference and needs processes and a second reading"
-            return None
-        return 100 * used / (now - before)
+            why = "processor time is a difference and needs processes and a second reading"
+            self._reasons |= {"cpu_percent": why, "others_percent": why}
+            return None, None
+        return 100 * used / (now - before), 100 * max(0.0, everybody - used) / (now - before)
 
     def _integrate(self, power_w: float | None) -> float | None:
         now = time.monotonic()

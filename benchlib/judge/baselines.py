@@ -198,13 +198,13 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
 
 
 def _unused_check(names: Sequence[str], metrics: Sequence[str]) -> Check:
-    """Fail a limit that no metric has: who set it believes that it gates."""
+    """List limits that no metric has: who set one believes that it gates. In a tier it may be that of another benchmark."""
     wrong = "; ".join(f"limits.{name}: {nearest(name, metrics)}" for name in names)
     return Check(
         name="limits apply",
         kind="regression",
         question="Does every limit that was set belong to a metric?",
-        status="FAIL",
+        status="SKIPPED",
         reason=f"no metric with a limit has this name: {wrong}",
     )
 

@@ -163,7 +163,7 @@ def _of_one_process(name: str, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def _that_know(names: list[str], overrides: dict[str, Any], resume: str | None) -> list[str]:
-    wanted = {*overrides, *(["resume"] if resume else [])}
+    wanted = {*(name.partition(".")[0] for name in overrides), *(["resume"] if resume else [])}
     fitting = [name for name in names if wanted <= set(config_class(name).model_fields)]
     if not fitting:
         check_names(names[-1], wanted)

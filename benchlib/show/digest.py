@@ -23,6 +23,7 @@ from benchlib.core.text import (
     quantity,
     text,
 )
+from benchlib.judge.disturbed import disturbances
 from benchlib.judge.published import section
 from benchlib.launch.diagnosis import rank_endings, stack_groups
 from benchlib.results.metrics import Metric
@@ -120,6 +121,7 @@ def digest(run: Run) -> Digest:
         # Of a run that was skipped there are no results whose meaning is limited, and no ranks to repeat.
         ran = skip_reason(result) is None
         out.warnings = read(lambda: warnings(config, result)) or [] if ran else []
+        out.warnings += (read(lambda: disturbances(run)) or []) if result and result.status == "complete" else []
         out.skipped = not ran
         out.config, out.command = changes(config, read(lambda: run.origins) or {}), command(config, ranks=ran)
     if damage:  # the sentence beside the word names these; of files that only pictures use, too

@@ -9,6 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from benchlib.core.stats import LEAST_FOR_P95, drift_text, quarters, smoothing_window
 from benchlib.core.text import counted, quantity, seconds
+from benchlib.judge.changepoints import disturbance
 from benchlib.results import frames
 from benchlib.results.frames import Records
 from benchlib.show.figures import (
@@ -92,6 +93,9 @@ def throughput(run: Records, theme: Theme = LIGHT) -> Picture:
     if len(excluded):
         shaded = (float(excluded["step"].min()) - 0.5, float(counted["step"].min()) - 0.5)
         axes.axvspan(*shaded, color=theme.muted, alpha=0.16, linewidth=0)
+    shift = disturbance(counted["samples_per_s"].to_numpy(), "higher")
+    for start, end in shift.parts if shift else ():
+        axes.axvspan(*counted["step"].iloc[[start, end - 1]], color=theme.series[3], alpha=0.14, linewidth=0)
     axes.set_ylim(0, 1.12 * float(frame["samples_per_s"].max()))
     _step_axis(axes, frame["step"])
     # Where no window was recorded (a run that broke) or too few steps, nothing says that the speed had settled.
@@ -101,7 +105,9 @@ def throughput(run: Records, theme: Theme = LIGHT) -> Picture:
     if moved := drift_text(rates):
         title = f"Throughput {moved} samples/s: no steady state"
     alt = f"Median of {n} steps; {len(excluded)} first steps are shaded and not counted."
-    below = "step (shaded: not counted)" if len(excluded) else "step"
+    alt += f" In {shift.share:.0%} of the steps, tinted, the level shifted by {shift.ratio - 1:+.0%}." if shift else ""
+    tints = [*(["shaded: not counted"] if len(excluded) else []), *(["tinted: level shifted"] if shift else [])]
+    below = f"step ({', '.join(tints)})" if tints else "step"
     return finish(figure, axes, theme, title, below, "samples per second", alt)
 
 

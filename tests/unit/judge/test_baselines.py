@@ -312,7 +312,7 @@ def test_limits_of_the_user_count_and_an_edited_or_missing_one_is_noticed(make_r
     assert tight["limits as accepted"].reason == "rate 10%, accepted with 20%"
     assert not tight["limits as accepted"].gates
     wrong = limited(make_run, tmp_path, "wrong", rat=0.1)["limits apply"]
-    assert wrong.status == "FAIL" and "rate" in wrong.reason
+    assert wrong.status == "SKIPPED" and wrong.gates and "rate" in wrong.reason
     with pytest.raises(UserError, match="a share of the baseline from 0 to 1"):
         limited(make_run, tmp_path, "large", rate=3.0)
     run = make_run("other", rate=70.0)

@@ -1,0 +1,47 @@
+"""A speed whose level shifts within a run: at which time, and what the sensors saw meanwhile."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from make_run import START
+
+from benchlib.judge import disturbed
+from benchlib.judge.regression import RegressionLimit
+from benchlib.results.metrics import measured
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Training steps of a second each, of which the 42nd to the 77th are a third slower; a neighbour comes at the same time."""
+
+    def make(neighbour=True, timed=True):
+        rates = [(66.0 if 42 <= step < 78 else 100.0) * (1 + 0.01 * (-1) ** (step // 2)) for step in range(120)]
+        events = [{"kind": "step", "step": step, "t": START + step} for step in range(120) if timed]
+        events += [
+            {"kind": "sensor", "t": START + t, "temperature_c": 61.0, "others_percent": 95.0 if 42 <= t < 78 and neighbour else 3.0}
+            for t in range(120)
+        ]  # fmt: skip
+        metric = measured("rate", rates, "samples/s", "higher")
+        monkeypatch.setattr(disturbed, "limits_of", lambda _: [RegressionLimit(metric="rate", share=0.2)])
+        return SimpleNamespace(
+            result=SimpleNamespace(metric=lambda name: metric), samples={"rate": rates}, events=events, config=None
+        )
+
+    return make
+
+
+def test_a_neighbour_is_shown_at_its_time_with_what_the_sensors_saw(run):
+    (sentence,) = disturbed.disturbances(run())
+    assert "its level shifted by -34% from 35% to 65% of the samples" in sentence
+    first, last = (int(text[-2:]) + 60 * int(text[-5:-3]) for text in re.findall(r"\d\d:\d\d:\d\d", sentence))
+    assert (last - first) % 3600 == 35
+    assert "processor time of others 95 % instead of 3" in sentence
+    assert "temperature" not in sentence
+
+
+def test_what_stayed_the_same_is_said_and_samples_without_a_time_have_a_place(run):
+    (sentence,) = disturbed.disturbances(run(neighbour=False))
+    assert "Meanwhile temperature and processor time of others stayed the same." in sentence
+    (sentence,) = disturbed.disturbances(run(timed=False))
+    assert "65% of the samples." in sentence and "Meanwhile" not in sentence
