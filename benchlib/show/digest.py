@@ -4,12 +4,14 @@ No HTML here and no reading twice: every part of the run folder may be absent or
 ``problems`` instead of costing the rest of the report.
 """
 
+import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchlib.benchmarks import BENCHMARKS, of_run, view
 from benchlib.config.schema import BaseConfig, changes, command
+from benchlib.core.errors import UserError
 from benchlib.core.machine import hardware
 from benchlib.core.text import (
     GROUPS,
@@ -121,7 +123,7 @@ def digest(run: Run) -> Digest:
         # Of a run that was skipped there are no results whose meaning is limited, and no ranks to repeat.
         ran = skip_reason(result) is None
         out.warnings = read(lambda: warnings(config, result)) or [] if ran else []
-        out.warnings += (read(lambda: disturbances(run)) or []) if result and result.status == "complete" else []
+        out.warnings += _disturbances(run) if result and result.status == "complete" else []
         out.skipped = not ran
         out.config, out.command = changes(config, read(lambda: run.origins) or {}), command(config, ranks=ran)
     if damage:  # the sentence beside the word names these; of files that only pictures use, too
@@ -140,6 +142,13 @@ def _reading(run: Run) -> list[str]:
         return BENCHMARKS[run.config.benchmark].reading(run)[:READ_FIRST]
     except Exception:  # the numbers of a foreign or partial run; the notebook shows what is wrong with them
         return []
+
+
+def _disturbances(run: Run) -> list[str]:
+    """Return where speeds shifted; what of the run is damaged or foreign is named elsewhere."""
+    with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
+        return disturbances(run)
+    return []
 
 
 def _add_limits(cards: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:
