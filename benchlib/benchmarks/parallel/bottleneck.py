@@ -162,7 +162,7 @@ def advice(rows: Sequence[Row], lacking: Sequence[Row] = (), memory_bytes: float
         others = [row for row in fits if row is not best]
         second = _fastest(others) if others else None
         ratio = best["samples_per_s"] / second["samples_per_s"] if second else 0
-        words += f", the fastest: {quantity(best['samples_per_s'])} samples/s"
+        words += f", the {'fastest' if second else 'only one that ran and fits'}: {quantity(best['samples_per_s'])} samples/s"
         if second:
             clear = "" if not _same(second, best) else ", which the noise does not tell apart,"
             words += f", {ratio:.2f} × the next one{clear} ({_name(second)})"

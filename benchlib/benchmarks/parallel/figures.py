@@ -91,7 +91,8 @@ def strategies(run: Any, theme: Theme = LIGHT) -> Picture:
     axes.set_xlim(0, 1.18 * max(max(row["samples_per_s"], _rate_ends(row)[1]) for row in rows))
     axes.set_xlabel("samples per second, all devices")
     best = max(rows, key=lambda row: row["samples_per_s"])
-    title = f"{_label(best, len({row['model'] for row in rows}) > 1)} is fastest: {quantity(best['samples_per_s'])} samples/s"
+    words = _label(best, len({row["model"] for row in rows}) > 1)
+    title = f"{words}{' is fastest' if len(rows) > 1 else ''}: {quantity(best['samples_per_s'])} samples/s"
     return head(figure, theme, title, "Bars: medians; lines: 95 % intervals; grey: one device.")
 
 
@@ -267,7 +268,8 @@ def memory(run: Any, theme: Theme = LIGHT) -> Picture:
     _legend(figure, theme, {name.capitalize(): (theme.series[place], "") for name, place in _MEMORY_COLOURS.items()})
     if not explained:
         return head(figure, theme, "Estimated memory; nothing was measured", "Stacked bars: the model's parts.")
-    title = f"The model explains {min(explained):.0%} to {max(explained):.0%} of the measured memory"
+    ends = list(dict.fromkeys(f"{share:.0%}" for share in (min(explained), max(explained))))
+    title = f"The model explains {' to '.join(ends)} of the measured memory"
     return head(figure, theme, title, "Stacked bars: the model's parts; black lines: measured peaks.")
 
 

@@ -93,6 +93,7 @@ def test_advice_takes_the_fastest_that_fits():
     )
     tight = bottleneck.advice(rows, memory_bytes=5e9)
     assert "take sharded" in tight and "does not fit one device, the first that does is sharded" in tight
+    assert "the only one that ran and fits" in bottleneck.advice(rows[1:2])
     assert "no strategy fits" in bottleneck.advice(rows, memory_bytes=1e9)
     lacking = [{"strategy": "single", "model": "tiny", "status": "failed", "reason": "out of memory"}]
     assert "does not fit one device" in bottleneck.advice(rows[1:], lacking)
