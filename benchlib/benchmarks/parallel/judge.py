@@ -198,4 +198,20 @@ def reading(run: Run) -> list[str]:
                 + f" with {quantity(last['samples_per_s'])} samples/s"
             )
         sentences.append(text + ".")
-    return [*sentences, *bottleneck.sentences(run)]
+    return [*sentences, *_largest(run), *bottleneck.sentences(run)]
+
+
+def _largest(run: Run) -> list[str]:
+    found = run.result.facts.get("largest_batch") if run.result else None
+    if not found:
+        return []
+    if not found["batch"]:
+        return [
+            "Not even one sample fits one device."
+            if found["complete"]
+            else "The search for the largest batch found none in its time."
+        ]
+    more = "" if found["complete"] else "; the search ended with its share of the budget"
+    return [
+        f"{found['batch']:,} samples are the largest batch of one device that was found, {found['below']:,} do not fit or were not tried{more}."
+    ]

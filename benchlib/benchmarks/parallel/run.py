@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchlib.benchmarks.parallel import bottleneck, estimate, metrics
+from benchlib.benchmarks.parallel import bottleneck, estimate, largest_batch, metrics
 from benchlib.benchmarks.parallel.config import STRATEGIES, ParallelConfig
 from benchlib.benchmarks.parallel.measure import Plan, Row, describe, links, measure
 from benchlib.benchmarks.parallel.proofs import checkpointing_error, prove
@@ -58,6 +58,11 @@ def _run(config: ParallelConfig, run_dir: Path, events: EventWriter, here: World
     events.emit("phase", name="peak")
     tops.append(_peaks(config, here))
     top = _best(tops)
+    found = None
+    if config.find_max_batch:
+        events.emit("phase", name="batch")
+        found = largest_batch.largest_batch(config, here, run_dir, events)
+        tables["batches"] = largest_batch.rows(found)
     remade = checkpointing_error(config, config.shapes[0], here.device) if config.checkpointing else None
     if not here.main:
         return
@@ -74,6 +79,7 @@ def _run(config: ParallelConfig, run_dir: Path, events: EventWriter, here: World
         "parameters": {shape.name: shape.parameters for shape in config.shapes},
         "proof_steps": 6,
         "checkpointing_error": remade,
+        "largest_batch": {"batch": found.batch, "below": found.below, "complete": found.complete} if found else None,
         "learning_rates": dict.fromkeys(("min", "max", "last"), config.learning_rate),
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__},

@@ -5,19 +5,12 @@ python -m benchlib.benchmarks.seq2seq.auto RUN_DIR BATCH BYTES THREADS    # one 
 
 import json
 import os
-import re
-import resource
-import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
@@ -25,58 +18,19 @@ from benchlib.config.schema import load_config
 from benchlib.core.errors import RunBroken
 from benchlib.runtime import devices
 from benchlib.runtime.group import World, all_gather_objects
+from benchlib.runtime.largest import Found, OutOfTime, Trial, free_bytes, in_a_process, search, tried
 from benchlib.workloads.encdec import ENGINES
 from benchlib.workloads.pairs import Pairs, generate
 
 MOST = 65536
-FIRST = 8  # batch to double from; where it does not fit, the bisection goes below
 SEARCH_SHARE = 0.4  # of the budget, at most: the rest is for the training
-STEPS = 2  # of a trial: the second one has the optimizer's state in memory
-TRIAL_S = 45.0  # more means that it swaps
-Trial = dict[str, Any]  # batch, fits, peak_gb, samples_per_s, reason
-
-
-class OutOfTime(Exception):
-    """The search has used up its share of the budget."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """``batch`` is the largest that fits (0: none did), ``below`` the smallest known not to, or one above what was asked."""
-
-    batch: int
-    below: int
-    tried: list[Trial]
-    complete: bool
-
-
-def search(trial: Callable[[int], Trial], most: int) -> Found:
-    """Find the largest batch that fits, to a sixteenth; as far as it got where ``trial`` raises ``OutOfTime``."""
-    tried: list[Trial] = []
-
-    def fits(batch: int) -> bool:
-        tried.append(trial(batch))
-        return bool(tried[-1]["fits"])
-
-    low, high, complete = 0, min(FIRST, most), True
-    try:
-        while high <= most and fits(high):
-            low, high = high, 2 * high
-        high = min(high, most + 1)
-        while high - low > max(1, low // 16):
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-    except OutOfTime:
-        complete = False
-    below = min([row["batch"] for row in tried if not row["fits"]], default=most + 1)
-    return Found(low, below, sorted(tried, key=lambda row: row["batch"]), complete)
 
 
 def largest_batch(
     config: Seq2seqConfig, here: World, run_dir: Path, alive: Callable[[int], None]
 ) -> tuple[Found, float]:
     """Return what was found, and the limit in bytes. All ranks call it; rank 0 tries on its device and tells the others."""
-    limit = config.memory_share * (1e9 * config.memory_gb or _free_bytes(here))
+    limit = config.memory_share * (1e9 * config.memory_gb or free_bytes(here))
     limit = all_gather_objects(limit)[0]
     most = min(MOST, -(-config.epoch_samples // here.size))
     end = time.monotonic() + SEARCH_SHARE * config.budget_s
@@ -99,86 +53,32 @@ def largest_batch(
     raise RunBroken(f"batch = auto: not even one sample fits into {limit / 1e9:.3g} GB: {result.tried[0]['reason']}")
 
 
-def _free_bytes(here: World) -> float:
-    if here.device.type == "cuda":
-        return float(torch.cuda.mem_get_info(here.device)[0])
-    return psutil.virtual_memory().available / here.local_size  # an accelerator without such a count shares the host's
-
-
 def _in_a_process(run_dir: Path, batch: int, limit_bytes: int, threads: int, end: float) -> Trial | None:
-    """Return the row of a trial; None where it would not end before ``end`` (``time.monotonic``)."""
-    left = end - time.monotonic()
-    if left <= 0:
-        return None
-    words = [sys.executable, "-m", __name__, str(run_dir), str(batch), str(limit_bytes), str(threads)]
-    row: Trial = {"batch": batch, "fits": False, "peak_gb": None, "samples_per_s": None, "reason": ""}
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=min(TRIAL_S, left), check=False)
-    except subprocess.TimeoutExpired:
-        if left < TRIAL_S:
-            return None
-        return row | {"reason": f"took more than {TRIAL_S:.0f} s"}
-    last = done.stdout.strip().splitlines()
-    if done.returncode or not last:
-        errors = done.stderr.strip().splitlines()
-        why = f"ended by signal {-done.returncode}" if done.returncode < 0 else (errors or ["no output"])[-1]
-        return row | {"reason": textwrap.shorten(why, 200, placeholder=" …")}
-    return row | dict(json.loads(last[-1]))
-
-
-def _limited(device: torch.device, limit_bytes: int) -> None:
-    """Let this process hold at most so much: more is an error in it, and nobody else's."""
-    if device.type == "cuda":
-        whole = torch.cuda.mem_get_info(device)[1]
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), device)
-    elif device.type == "cpu":
-        # What the libraries mapped already is no part of the work, but of the process: it counts.
-        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+    return in_a_process(__name__, run_dir, batch, limit_bytes, threads, end)
 
 
 def one_trial(config: Seq2seqConfig, batch: int, limit_bytes: int) -> Trial:
     """Train some steps on ``batch`` samples within ``limit_bytes``; the engine that holds more where both will run."""
     device = devices.device(config.backend)
     precision = devices.mixed_precision(device) if config.amp else "fp32"
-    _limited(device, limit_bytes)
-    try:
+
+    def prepare() -> Callable[[], None]:
         name = "tuned" if config.engine == "tuned" else "plain"
         model = ENGINES[name](**config.shape).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
         pairs = Pairs(batch, config.sequence, config.vocabulary, config.seed)
         tokens = torch.from_numpy(generate(pairs, np.arange(batch))).to(device)
-        for _ in range(STEPS):
-            devices.synchronize(device)
-            began = time.perf_counter()
+
+        def step() -> None:
             with devices.autocast(precision, device):
                 loss = model(tokens[:, 0], tokens[:, 1]) / tokens[:, 1].numel()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            devices.synchronize(device)
-        rate = batch / (time.perf_counter() - began)
-    except (
-        RuntimeError,
-        MemoryError,
-    ) as error:  # torch.OutOfMemoryError is a RuntimeError; a CPU's allocator raises that one
-        text = " ".join(str(error).split())
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "memory" in text:
-            return {"fits": False, "reason": f"out of memory: {_request(text)}"}
-        raise
-    peak, _ = devices.peak_memory_bytes(device)
-    row = {"fits": True, "peak_gb": (peak or devices.peak_resident_bytes()) / 1e9, "samples_per_s": rate}
-    if (
-        device.type == "cpu" and 1e9 * row["peak_gb"] > limit_bytes
-    ):  # what the system lets it map is not all that it holds
-        reason = f"its peak of {row['peak_gb']:.3g} GB is above the limit of {limit_bytes / 1e9:.3g} GB"
-        return row | {"fits": False, "reason": reason}
-    return row
 
+        return step
 
-def _request(text: str) -> str:
-    """Return what an allocator says of the request that failed: the sentence with the amount, else the beginning."""
-    said = re.search(r"(?i)tried to allocate [\d.]+ ?\w+", text)
-    return said.group() if said else textwrap.shorten(text, 160, placeholder=" …")
+    return tried(device, batch, limit_bytes, prepare)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
+from benchlib.benchmarks.parallel import largest_batch
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.judge import _losses, _proved
 from benchlib.benchmarks.parallel.measure import fitted
@@ -14,6 +15,7 @@ from benchlib.benchmarks.parallel.metrics import complete, scaling
 from benchlib.benchmarks.parallel.shapes import MODELS
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
+from benchlib.runtime import largest
 from benchlib.workloads.transformer_stack import Stack, loss
 
 LLAMA = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 48, "positions": 16, "vocabulary": 40}
@@ -97,6 +99,16 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(values: dict[st
     with pytest.raises(UserError) as caught:
         build("parallel", {"benchmark": "parallel", **values})
     assert says in str(caught.value)
+
+
+def test_a_trial_takes_steps_and_says_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(largest, "limited", lambda device, limit: None)  # not of this process
+    config = ParallelConfig(hidden=32, layers=1, heads=2, ffn=32, vocabulary=40, seq_len=8)
+    row = largest_batch.one_trial(config, 2, 1 << 60)
+    assert row["fits"] and row["peak_gb"] > 0 and row["samples_per_s"] > 0
+    assert not largest_batch.one_trial(config, 2, 1 << 20)["fits"]  # the process alone holds more
+    found = largest.search(lambda batch: row | {"batch": batch, "fits": batch <= 11}, 64)
+    assert [one["batch_size"] for one in largest_batch.rows(found) if one["fits"]][-1] == found.batch == 11
 
 
 def test_links_are_fitted_to_a_line() -> None:

@@ -20,6 +20,7 @@ from benchlib.judge.checks import verdict_of
 from benchlib.judge.impossible.training import rate_from_steps
 from benchlib.results.metrics import derived, measured
 from benchlib.results.run import Result, Run, save_result
+from benchlib.runtime import largest
 from benchlib.runtime.steps import COLUMNS
 from benchlib.workloads.pairs import Pairs
 
@@ -231,7 +232,7 @@ def test_a_trial_that_runs_out_of_memory_ends_alone(tmp_path):
 
 def test_a_peak_above_the_limit_does_not_fit(monkeypatch):
     """What a process maps before its limit is set, and what it shares, counts as well."""
-    monkeypatch.setattr(auto, "_limited", lambda device, limit: None)
+    monkeypatch.setattr(largest, "limited", lambda device, limit: None)
     config = Seq2seqConfig(
         d_model=8, nhead=2, encoder_layers=1, decoder_layers=1, dim_feedforward=8, sequence=4, vocabulary=64
     )
