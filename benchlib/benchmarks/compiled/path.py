@@ -11,7 +11,6 @@ import contextlib
 import copy
 import importlib
 import json
-import os
 import re
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from benchlib.config.schema import load_config
 from benchlib.core import mlir
 from benchlib.core.definitions import encoder_forward_flops
 from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.machine import usable_cores
 from benchlib.launch.diagnosis import EXIT_SKIPPED
 from benchlib.launch.processes import die_with_parent
 from benchlib.results.metrics import Metric, measured
@@ -70,7 +70,7 @@ def main(run_dir: Path) -> None:
     assert isinstance(config, CompiledConfig)
     launched = launched_at(run_dir)
     ddp = dict(np.load(run_dir / DDP)) if (run_dir / DDP).exists() else {}
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.threads or usable_cores())
     pjrt.simulated(config.world_size)
     bench = Bench(config, run_dir / "programs")
     bench.folder.mkdir(exist_ok=True)
