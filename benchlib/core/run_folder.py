@@ -5,7 +5,8 @@ operating system on ``RUN_DIR/.lock``, which is free again when its process dies
 process ids nor on clocks. The command line holds a second one, ``RUN_DIR/.front.lock``, until the run has its report.
 
 ``files.json`` has size and SHA-256 of what was measured, so that later damage is seen: a cut ``events-rank0.jsonl`` is still a
-list of complete lines, and cut predictions may still be JSON. Notebook, verdict and report are not in it: they can be made again.
+list of complete lines, and cut predictions may still be JSON. Who judges the run adds the verdict, so that none comes from
+elsewhere. Notebook and report are not in it: they can be made again.
 """
 
 import contextlib
@@ -30,6 +31,8 @@ FILES = "files.json"
 _MAGIC = b"PAR1"  # begins and ends a Parquet file
 GROWING = "events-*.jsonl"  # an event may follow the list; what stood before it must not change
 KEPT = ("config.json", "machine.json", "job.json", "status.json", "result.json", "samples.parquet", "predictions.json")
+VERDICT = "verdict.json"
+SCHEMA = 2  # of files.json; before 2 it said nothing of the verdict
 
 
 def claim(run_dir: Path | str, lock: str = LOCK) -> int:
@@ -111,24 +114,55 @@ def claimed(run_dir: Path | str, lock: str = LOCK) -> bool | None:
 def record_files(run_dir: Path) -> None:
     """Write ``files.json``: size and SHA-256 of what the run folder holds now."""
     names = sorted(path.name for path in run_dir.iterdir() if path.is_file() and _kept(path.name))
-    files = {name: {"bytes": (run_dir / name).stat().st_size, "sha256": sha256(run_dir / name)} for name in names}
-    write_json(run_dir / FILES, {"schema_version": 1, "files": files})
+    write_json(run_dir / FILES, {"schema_version": SCHEMA, "files": {name: _entry(run_dir / name) for name in names}})
+
+
+def record_verdict(run_dir: Path) -> None:
+    """Add the verdict that was just written to ``files.json``, where the run has one."""
+    with contextlib.suppress(UserError):  # a damaged list stays one
+        listed = read_object(run_dir / FILES, {"files": dict}, SCHEMA) if (run_dir / FILES).exists() else None
+        if listed:
+            listed["files"][VERDICT] = _entry(run_dir / VERDICT)
+            write_json(run_dir / FILES, listed)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _kept(name: str) -> bool:
-    return name in KEPT or fnmatch.fnmatch(name, GROWING)
+    return name in (*KEPT, VERDICT) or fnmatch.fnmatch(name, GROWING)
 
 
-def file_faults(run_dir: Path) -> list[str] | None:
+def file_faults(run_dir: Path, verdict: bool = True) -> list[str] | None:
     """Return what is wrong with the files of a run, one sentence each; None where there is no ``files.json``.
 
+    ``verdict`` includes that of the run, which whoever judges it again replaces.
     Raises ``UserError`` where ``files.json`` itself is damaged.
     """
     path = run_dir / FILES
     if not path.exists():
         return None
-    files = read_object(path, {"files": dict})["files"]
-    return [fault for name, wanted in files.items() if (fault := _fault(run_dir, name, wanted, path))]
+    listed = read_object(path, {"files": dict}, SCHEMA)
+    files = listed["files"]
+    faults = {name: fault for name, wanted in files.items() if (fault := _fault(run_dir, name, wanted, path))}
+    # What the list leaves out could be anything. Before schema 2 it said nothing of the verdict.
+    names = (*KEPT, VERDICT) if listed.get("schema_version") == SCHEMA else KEPT
+    needed = [name for name in names if (run_dir / name).exists()]
+    needed += [f"events-rank{rank}.jsonl" for rank in _ranks(run_dir)]
+    if not files:
+        return [f"{FILES} lists no file"]
+    faults |= {name: f"{name} is not in {FILES}" for name in needed if name not in files}
+    return [fault for name, fault in faults.items() if verdict or name != VERDICT]
+
+
+def _ranks(run_dir: Path) -> list[int]:
+    """Return the ranks that the supervisor says it ran; none where it says nothing that can be read."""
+    try:
+        rows = read_object(run_dir / "status.json", {"ranks": list})["ranks"]
+    except UserError:
+        return []
+    return [row["rank"] for row in rows if isinstance(row, dict) and type(row.get("rank")) is int and row.get("pid")]
 
 
 def _fault(run_dir: Path, name: str, wanted: Any, manifest: Path) -> str:

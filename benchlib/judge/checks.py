@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from benchlib.core import run_folder
 from benchlib.core.files import write_json
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 from benchlib.core.text import capitalized, check_word, quantity
@@ -132,6 +133,7 @@ def _count(checks: list[Check]) -> str:
 def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:
     """Write ``verdict.json`` and the summary that lists of runs read."""
     write_json(Path(run_dir) / "verdict.json", verdict.model_dump(mode="json"))
+    run_folder.record_verdict(Path(run_dir))
     summarize(run_dir)
 
 

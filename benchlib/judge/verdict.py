@@ -127,7 +127,7 @@ def _restart_check(run: Run) -> list[Check]:
 
 def _files_check(run: Run) -> list[Check]:
     """Check the files against ``files.json``, written when the run ended; no check where an older run has none."""
-    faults = run_folder.file_faults(run.path)
+    faults = run_folder.file_faults(run.path, verdict=False)
     if faults is None:
         return []
     question = "Are the files unchanged since the run ended?"

@@ -1,5 +1,6 @@
 """Cut and foreign files: each case ends in one clear sentence, and lists of runs stay readable with the damaged one marked."""
 
+import json
 import os
 import re
 import shutil
@@ -270,3 +271,30 @@ def test_a_cut_file_of_samples_is_named_once_in_plain_words(tmp_path):
     assert "Buffer" not in str(error.value)
     word, sentence, _ = store.state(Run(run))
     assert (word, sentence.count("samples.parquet")) == ("DAMAGED", 1)
+
+
+def test_a_verdict_of_another_run_and_files_that_are_not_listed_are_noticed(tmp_path):
+    run, killed = place(tmp_path / "a"), place(tmp_path / "b")
+    (killed / "verdict.json").unlink(missing_ok=True)
+    for path in (run, killed):
+        run_folder.record_files(path)
+    judge.judge(run, tmp_path / "baselines")
+    assert run_folder.file_faults(run) == []
+    stored = (run / "verdict.json").read_text()
+    word = Run(run).verdict["verdict"]
+    (run / "verdict.json").write_text(stored.replace(f'"verdict": "{word}"', '"verdict": "SKIPPED"'))
+    assert run_folder.file_faults(run)[0].startswith("verdict.json was ")
+    assert store.state(Run(run))[0] == "DAMAGED"
+    assert run_folder.file_faults(run, verdict=False) == []
+    judge.judge(run, tmp_path / "baselines")  # judged again it is whole again
+    assert run_folder.file_faults(run) == []
+    shutil.copy(run / "verdict.json", killed / "verdict.json")
+    assert run_folder.file_faults(killed) == ["verdict.json is not in files.json"]
+    assert store.state(Run(killed))[0] == "DAMAGED"
+    listed = json.loads((run / "files.json").read_text())
+    del listed["files"]["events-rank0.jsonl"]
+    (run / "events-rank0.jsonl").unlink()
+    write_json(run / "files.json", listed)
+    assert run_folder.file_faults(run) == ["events-rank0.jsonl is not in files.json"]
+    write_json(run / "files.json", {"schema_version": 2, "files": {}})
+    assert run_folder.file_faults(run) == ["files.json lists no file"]
