@@ -1,8 +1,8 @@
 # The short forms. `make quick` and `make test` set up .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
-# Runs and tests have set-ups of their own. For runs with all members of parity: make setup EXTRAS=notebooks,nvidia,inference,parity
-EXTRAS ?= notebooks,nvidia,inference
+# Runs and tests have set-ups of their own. For runs with all members of parity: make setup EXTRAS=notebooks,nvidia,inference,compiled,parity
+EXTRAS ?= notebooks,nvidia,inference,xla
 SETUP := .venv/.ready
 TESTS := .venv/.ready-test
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt

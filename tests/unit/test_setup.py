@@ -47,7 +47,7 @@ def test_a_run_needs_no_linter_no_types_and_no_second_runtime():
 def test_quick_sets_up_runs_only_and_test_both():
     assert "'.[test]'" not in shown("-W", "pyproject.toml", "quick")
     text = shown("-W", "pyproject.toml", "test")
-    assert text.index("'.[notebooks,nvidia,inference]'") < text.index("'.[test]'") < text.index("pytest")
+    assert text.index("'.[notebooks,nvidia,inference,xla]'") < text.index("'.[test]'") < text.index("pytest")
 
 
 @pytest.mark.parametrize("words", [["--port", "9999"], ["--no-browser"]])
