@@ -28,6 +28,12 @@ def checked(given: str) -> SplitResult:
     return parts
 
 
+def is_local(url: str) -> bool:
+    """Return whether an address is of this machine, as far as its text says."""
+    host = checked(url).hostname or ""
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
 def workers(given: Iterable[str]) -> list[str]:
     """Return addresses of workers without what may be left out. Raises ``ValueError`` for a wrong one and for one named twice."""
     made: dict[tuple[str | None, int], str] = {}

@@ -118,6 +118,14 @@ class BaseConfig(BaseModel):
         return values
 
     @model_validator(mode="after")
+    def _lists_name_each_once(self) -> "BaseConfig":
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, (list, tuple)) and any(value.count(item) > 1 for item in value):
+                raise ValueError(f"{name} = {','.join(map(str, value))}: name each once")
+        return self
+
+    @model_validator(mode="after")
     def _mpi_needs_its_launcher(self) -> "BaseConfig":
         if self.collective == "mpi" and self.launcher not in ("mpirun", "slurm"):
             raise ValueError(

@@ -302,7 +302,7 @@ class _Comparison:
             question, takes = f"Which is the {word}?", _with_ends(ranks.amounts[first].times(self.size), unit)
             if ratio.low == ratio.high == 1:
                 sentence = f"{label} and {other} do not differ: {takes} for {self.amount} each."
-                yield Answer(question=question, machine=label, sentence=sentence, certain=False)
+                yield Answer(question=question, machine=f"{label} and {other}", sentence=sentence, certain=False)
                 continue
             even = _with_ends(self.even[second], "USD") if second in self.even else ""
             sentence = (

@@ -120,6 +120,9 @@ class Machine:
         """Return what its work is, by name: the config without the ways to do it, effective batch, items and scope."""
         own, run = view(self.runs.first.benchmark), self.runs.first
         work: dict[str, Any] = {"items of an epoch": self.fact("epoch_items")}
+        used = self.fact("samples_per_epoch")
+        if used and work["items of an epoch"] and used < work["items of an epoch"]:
+            work["items of an epoch"] = f"{work['items of an epoch']:,.0f}, cut to {used:,.0f} by the budget"
         sizes = [self.config[name] for name in own.batch if name in self.config]
         if sizes:
             work["effective batch"] = math.prod(sizes) * self._factor("world_size")

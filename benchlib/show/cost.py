@@ -84,7 +84,9 @@ def row_text(row: Row) -> str:
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= LETTERS else f"{label[: LETTERS - 1]}…"
+    """Cut a label in its middle: names of runs of one day differ at their ends."""
+    half = (LETTERS - 1) // 2
+    return label if len(label) <= LETTERS else f"{label[: LETTERS - 1 - half]}…{label[-half:]}"
 
 
 def _errors(values: Sequence[Value]) -> tuple[list[float], list[float]]:

@@ -101,8 +101,6 @@ class InferenceConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "InferenceConfig":
-        if len(set(self.scenarios)) < len(self.scenarios):
-            raise ValueError(f"scenarios = {','.join(self.scenarios)}: name each once")
         if self.data == "file" and not self.data_file:
             raise ValueError("data = file needs data_file=FILE, the cnn_eval.json of the MLPerf reference")
         if self.engine == "http" and not self.workers:

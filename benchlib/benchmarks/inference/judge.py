@@ -135,6 +135,10 @@ def _accurate(config: InferenceConfig, result: Result) -> Iterator[Check]:
             question = "Are the answers right?"
             yield Check(name="accuracy", kind="sanity", question=question, status="SKIPPED", reason=why, gates=False)
         return
+    if config.engine == "sim" or result.facts.get("says", {}).get("engine") == "sim":
+        why, question = "what is simulated computes nothing", "Are the answers right?"
+        yield Check(name="accuracy", kind="sanity", question=question, status="SKIPPED", reason=why, gates=False)
+        return
     complete = facts["answered"] == facts["samples"] and not facts["failed"] and not facts["num_errors"]
     reason = f"{facts['answered']:,} of {facts['samples']:,} samples answered, {facts['failed']} failed, {facts['num_errors']} errors in LoadGen's log"
     yield fact_check("accuracy complete", "Was every sample answered once, without an error?", complete, reason)

@@ -101,8 +101,8 @@ def audit(folder: Path, ends: tuple[int, ...]) -> tuple[int, list[str]]:
         tokens = np.frombuffer(bytes.fromhex(record["data"]), np.int32).tolist()
         first = np.frombuffer(bytes.fromhex(record.get("token_data", "")), np.int32).tolist()
         name = f"sample {record['qsl_idx']}"
-        if first and first[:1] != tokens[:1]:
-            wrong.append(f"{name} begins with token {tokens[:1]}, reported first was {first[:1]}")
+        if "token_data" in record and first[:1] != tokens[:1]:
+            wrong.append(f"{name} begins with token {tokens[:1]}, reported first was {first[:1] or 'none'}")
         if any(token in ends for token in tokens[:-1]):
             wrong.append(f"{name} goes on after its end-of-sequence token")
         if int(record.get("token_count", len(tokens))) != len(tokens):

@@ -6,12 +6,14 @@ All numbers come from the raw samples of queries; those of LoadGen stand beside 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.rules import Rule, lg_scenario
+from benchlib.config import addresses
 from benchlib.core.early_stopping import queries_needed
 from benchlib.core.events import Event
 from benchlib.core.stats import resampled
@@ -251,7 +253,22 @@ def metrics_of(test: Tested, config: InferenceConfig, events: Sequence[Event], s
     metrics.append(
         measured(f"resident_memory_gb{end}", test.facts["resident_bytes"] / 1e9, "GB", "lower", reason="at the end")
     )
-    return [*metrics, *_utilization(test, events, end), *_energy_and_cost(test, config, events, end, rates[1])]
+    seen = _not_seen(config)
+    return [
+        *metrics,
+        *_utilization(test, events, end, seen),
+        *_energy_and_cost(test, config, events, end, rates[1], seen),
+    ]
+
+
+def _not_seen(config: InferenceConfig) -> dict[str, str]:
+    """Return why sensors of this machine say nothing of what answered, by kind of sensor: the workers are elsewhere."""
+    why = dict[str, str]()
+    if config.workers:
+        why["process"] = "the workers are no processes of this run; their /metrics say how busy they are"
+    if any(not addresses.is_local(url) for url in config.workers):
+        why["machine"] = "the workers are on other machines, and the sensors are those of the client's"
+    return why
 
 
 def _readings(test: Tested, events: Sequence[Event], field: str) -> list[float]:
@@ -267,12 +284,22 @@ def _readings(test: Tested, events: Sequence[Event], field: str) -> list[float]:
     ]
 
 
-def _utilization(test: Tested, events: Sequence[Event], end: str) -> Iterator[Metric]:
+def _utilization(
+    test: Tested, events: Sequence[Event], end: str, not_seen: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Metric]:
     """Yield how busy device and processor were while queries were under way; a reading is of the time since the last one."""
-    for name, field, of in (
-        ("device_utilization", "utilization_percent", "the device; without one, of all cores of the machine"),
-        ("cpu_utilization", "cpu_percent", "the run's processes, 100 = one core"),
+    for name, field, kind, of in (
+        (
+            "device_utilization",
+            "utilization_percent",
+            "machine",
+            "the device; without one, of all cores of the machine",
+        ),
+        ("cpu_utilization", "cpu_percent", "process", "the run's processes, 100 = one core"),
     ):
+        if kind in not_seen:
+            yield not_available(f"{name}{end}", "%", "none", not_seen[kind])
+            continue
         values = _readings(test, events, field)
         yield (
             measured(f"{name}{end}", values, "%", "none", reason=f"{of}; readings between power_begin and power_end")
@@ -281,26 +308,42 @@ def _utilization(test: Tested, events: Sequence[Event], end: str) -> Iterator[Me
         )
 
 
+def _energy_j(events: Sequence[Event], began: float | None, ended: float | None) -> float | None:
+    """Return what an energy counter rose by between two moments; None without a reading before, after and not far from both."""
+    readings = [
+        (float(event["t"]), float(event["energy_j"]))
+        for event in events
+        if event["kind"] == "sensor" and isinstance(event.get("energy_j"), (int, float))
+    ]
+    if began is None or ended is None or len(readings) < 2:
+        return None
+    times, joules = zip(*sorted(readings), strict=True)
+    if times[0] > began or times[-1] < ended:
+        return None
+    before, after = np.interp([began, ended], times, joules)
+    return float(after - before)
+
+
 def _energy_and_cost(
-    test: Tested, config: InferenceConfig, events: Sequence[Event], end: str, tokens_per_s: Metric
+    test: Tested,
+    config: InferenceConfig,
+    events: Sequence[Event],
+    end: str,
+    tokens_per_s: Metric,
+    not_seen: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Metric]:
     name = f"energy_per_token_j{end}"
     reasons: dict[str, str] = next(
         (event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {}
     )
-    counter = _readings(test, events, "energy_j")
+    spent = _energy_j(events, test.log.get("began"), test.log.get("ended"))
     tokens = int(queries.completed(test.table)["tokens"].sum())
-    missing = str(reasons.get("energy_j", "no two readings of an energy counter fell into the test"))
+    missing = str(reasons.get("energy_j", "no readings of an energy counter before and after the test"))
+    how = "counter of the device, interpolated at power_begin and power_end"
     energy = (
-        derived(
-            name,
-            (counter[-1] - counter[0]) / tokens,
-            "J",
-            "lower",
-            "counter of the device between power_begin and power_end",
-        )
-        if len(counter) > 1 and tokens
-        else not_available(name, "J", "lower", missing)
+        derived(name, spent / tokens, "J", "lower", how)
+        if spent and tokens and "machine" not in not_seen
+        else not_available(name, "J", "lower", not_seen.get("machine", missing))
     )
     cost = f"usd_per_million_tokens{end}"
     if config.price_per_hour_usd is None or not tokens_per_s.value:

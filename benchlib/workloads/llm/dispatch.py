@@ -18,7 +18,7 @@ import math
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -213,9 +213,14 @@ class Dispatcher:
 
     def record(self, began_s: float = 0.0) -> Row:
         """Return what became of each worker, and what was lost when, in seconds from ``began_s``: plain values."""
+        mine = [row for row in self.attempts if row["query"] >= 0]  # below 0: warm-up and probes
+        sent, answered = (
+            Counter(row["worker"] for row in rows) for rows in (mine, (row for row in mine if row["outcome"] == "ok"))
+        )
         workers = [
             {
-                "worker": worker.index, "url": worker.url, "sent": worker.given, "answered": worker.done, "sent_again": worker.lost,
+                "worker": worker.index, "url": worker.url, "sent": sent[worker.index], "answered": answered[worker.index],
+                "sent_again": worker.lost,
                 "state": "up" if worker.ready else "refused" if worker.refused else "down",
                 "why": "" if worker.ready else worker.refused or worker.reason,
             }

@@ -565,6 +565,20 @@ def test_utilization_is_that_of_the_test_alone(server):
     assert device.value is None and "no reading" in device.reason
 
 
+def test_energy_is_that_between_begin_and_end_and_only_of_this_machine():
+    """100 W for 3.8 s are 380 J, whatever second the counter was read in."""
+    events = [{"kind": "sensor", "t": t, "energy_j": 1000 + 100 * t} for t in range(95, 115)]
+    assert measures._energy_j(events, 100.3, 104.1) == pytest.approx(380)
+    assert measures._energy_j(events, 100.3, 114.5) is None and measures._energy_j(events, 94.0, 99.0) is None
+    assert measures._energy_j(events[:1], 95.0, 95.0) is None
+    own, near, far = (InferenceConfig(workers=urls) for urls in ([], ["http://127.0.0.1:8000"], ["http://a:8000"]))
+    assert [set(measures._not_seen(config)) for config in (own, near, far)] == [
+        set(),
+        {"process"},
+        {"process", "machine"},
+    ]
+
+
 VALID = {"scenario": "Server", "valid": True, "errors": 0, "samples_per_s": 44.0, "raw_samples_per_s": 44.0}
 
 

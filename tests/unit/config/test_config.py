@@ -234,3 +234,12 @@ def test_a_library_that_does_not_move_the_tensors_of_the_backend_is_refused_befo
     ):
         config.check_whole()
     build("collectives", {"benchmark": "collectives", "collective": "nccl", "backend": "rocm"}).check_whole()
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "values"),
+    [("machine", {"precisions": "fp32,fp32"}), ("parity", {"members": "compile,compile"}), ("collectives", {"operations": "all_reduce,all_reduce"}), ("parallel", {"strategies": "data,data"})],
+)  # fmt: skip
+def test_a_list_names_each_once(benchmark, values):
+    with pytest.raises(UserError, match="name each once"):
+        build(benchmark, values)
