@@ -121,7 +121,8 @@ class BaseConfig(BaseModel):
     def _lists_name_each_once(self) -> "BaseConfig":
         for name in type(self).model_fields:
             value = getattr(self, name)
-            if isinstance(value, (list, tuple)) and any(value.count(item) > 1 for item in value):
+            texts = [item for item in value if isinstance(item, str)] if isinstance(value, (list, tuple)) else []
+            if len(set(texts)) < len(texts):
                 raise ValueError(f"{name} = {','.join(map(str, value))}: name each once")
         return self
 

@@ -25,7 +25,6 @@ from benchlib.results.names import CHECKS
 SCHEMA = 1
 VERDICTS = ("PASS", "FAIL", "BROKEN", "STOPPED", "AMBIGUOUS", "SKIPPED")
 # A folder that holds two of these is a run's, whatever is damaged in it; one that does not is left alone.
-LATEST = 1e11  # s since 1970: the year 5138; a later time is a damaged one
 _OWN_FILES = ("config.json", "machine.json", "job.json", "status.json", "result.json", "verdict.json", "logs")
 
 # Any of them makes a folder a run: a damaged run may have lost the others.
@@ -58,7 +57,7 @@ class Result(BaseModel):
     tier: str
     backend: str
     world_size: int
-    started_at: float = Field(default_factory=time.time, ge=0, le=LATEST)
+    started_at: float = Field(default_factory=time.time)
     ended_at: float | None = None
     metrics: list[Metric] = Field(default_factory=list)
     facts: dict[str, Any] = Field(default_factory=dict)

@@ -221,7 +221,7 @@ def test_without_a_reference_there_is_no_run(whole, tmp_path, monkeypatch):
             here(folder)
     left = Run(folder).result
     assert (left.status, left.facts["model"]["name"]) == ("partial", "tiny") and "libfoo" in left.reason
-    assert judge.judged(Run(folder)).verdict == "FAIL"
+    assert judge.judged(Run(folder)).verdict == "BROKEN"
 
 
 def test_an_altered_golden_folder_is_refused_before_anything_starts(whole, tmp_path):

@@ -65,7 +65,7 @@ def test_a_run_leaves_everything(joined, runs):
 def test_every_command_takes_it(call, joined, runs):
     names, listed, compared, _, rows, _, plan = call(
         ["list"], ["list", "--runs"], ["compare", *map(str, runs)], ["history"], ["export", "--to", "csv"],
-        ["report", str(runs[0])], ["run", "tally", "--dry-run"],
+        ["report", str(runs[0])], ["run", "tally", "--dry-run", "--all"],
     )  # fmt: skip
     assert "How fast does a rank add?" in names
     assert all(run.name in listed for run in runs)
@@ -73,7 +73,7 @@ def test_every_command_takes_it(call, joined, runs):
     assert "tally" in (joined.outputs / "history.html").read_text()
     assert rows.count("additions_per_s") == 2
     assert "Speed of adding" in (joined.outputs / "index.html").read_text()
-    assert "numbers" in plan
+    assert "numbers" in plan, plan
 
 
 def test_a_wrong_parameter_names_the_nearest_one(call):

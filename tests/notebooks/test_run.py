@@ -173,7 +173,7 @@ def test_a_kernel_that_is_stopped_breaks_the_run_soon_after_its_limit(begun, tmp
     assert_over(run_dir, [kernel])
 
 
-def test_a_killed_runner_leaves_no_process_and_the_next_report_tells(adding):
+def test_a_killed_runner_leaves_no_process_and_the_next_report_tells(adding, joined):
     process, run_dir = adding
     family = _family(process)
     process.kill()
@@ -181,6 +181,7 @@ def test_a_killed_runner_leaves_no_process_and_the_next_report_tells(adding):
     assert not (run_dir / "report.html").exists()
     done = subprocess.run(
         [sys.executable, "-m", "benchlib.cli", "report", str(run_dir), "--out", str(run_dir.parents[1])],
+        env=joined.env,
         check=False,
         capture_output=True,
         text=True,
@@ -196,7 +197,7 @@ def test_a_killed_kernel_ends_the_run_with_a_report(adding):
     process.communicate(timeout=END_S + 15)
     assert process.returncode == 2
     assert_over(run_dir, family)
-    assert "launching process is gone" in report_of(run_dir)
+    assert "BROKEN" in report_of(run_dir) and "kernel died" in report_of(run_dir)
 
 
 def test_a_killed_rank_is_named_in_terminal_and_report(adding):

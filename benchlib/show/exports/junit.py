@@ -8,6 +8,7 @@ How a status is written (the attributes and their order are those of Jenkins' sc
 - a damaged or unfinished run is a suite with an error, so that it cannot pass unseen
 """
 
+import contextlib
 import datetime
 import re
 from collections.abc import Sequence
@@ -56,9 +57,10 @@ def _suite(run: Snapshot) -> ElementTree.Element:
     seconds = run.ended_at - run.started_at if run.started_at and run.ended_at else 0.0
     named = {"name": _clean(run.run), "tests": str(len(cases))}
     suite = ElementTree.Element("testsuite", named | counts | {"time": f"{max(0.0, seconds):.3f}"})
-    if run.started_at:
-        moment = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC)
-        suite.set("timestamp", moment.strftime("%Y-%m-%dT%H:%M:%S"))
+    with contextlib.suppress(OverflowError, OSError, ValueError):  # a time that no calendar has
+        if run.started_at:
+            moment = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC)
+            suite.set("timestamp", moment.strftime("%Y-%m-%dT%H:%M:%S"))
     suite.set("hostname", _clean(run.machine.get("host") or "unknown"))
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in _properties(run).items():

@@ -38,7 +38,8 @@ def gate(new, old, limit=None):
         ([1000.0], "PASS"),  # better is never a regression
         ([100.0 + i * 0.1 for i in range(50)], "PASS"),
         ([70.0 + i * 0.01 for i in range(50)], "FAIL"),
-        ([60.0] * 10 + [100.0] * 10, "AMBIGUOUS"),  # the interval runs from 0.6 to 1.0 and spans 0.8
+        ([60.0] * 10 + [100.0] * 10, "PASS"),  # disturbed: its undisturbed half passes, and so does the median of all
+        ([60.0] * 12 + [100.0] * 8, "AMBIGUOUS"),  # disturbed: its undisturbed part passes, the median of all fails
         ([math.nan], "FAIL"),
         ([math.inf], "FAIL"),
     ],

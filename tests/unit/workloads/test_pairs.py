@@ -102,7 +102,7 @@ def test_orders_are_taken_no_further_than_the_read_ahead_and_errors_reach_the_ca
 
     batches = open_source(PAIRS, read_ahead=2).batches(orders())
     next(batches)
-    assert taken == [0, 1]
+    assert taken in ([0, 1], [0, 1, 2])  # the third as soon as the first is handed out
     with pytest.raises(IndexError, match="samples 1000 to 1000 of 1000"):
         list(batches)
     assert len(taken) <= 7
