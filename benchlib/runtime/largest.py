@@ -1,6 +1,7 @@
 """The largest batch that fits: doubling, then bisection, each trial in a process of its own that may run out of memory."""
 
 import json
+import os
 import re
 import resource
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 
+from benchlib.config.schema import load_config
 from benchlib.runtime import devices
 from benchlib.runtime.group import World
 
@@ -131,3 +133,11 @@ def _request(text: str) -> str:
     """Return what an allocator says of the request that failed: the sentence with the amount, else the beginning."""
     said = re.search(r"(?i)tried to allocate [\d.]+ ?\w+", text)
     return said.group() if said else textwrap.shorten(text, 160, placeholder=" …")
+
+
+def run_trial(one_trial: Callable[[Any, int, int], Trial]) -> None:
+    """The program of a trial: read the run's config, try the batch that the arguments name, print the row."""
+    run_dir, batch, limit_bytes, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    print(json.dumps(one_trial(load_config(run_dir), int(batch), int(limit_bytes))), flush=True)
+    os._exit(0)  # the limit would also hold while the interpreter takes itself down

@@ -10,7 +10,8 @@ import torch
 import worlds
 
 from benchlib.benchmarks.parallel import bottleneck, measure, proofs, strategies
-from benchlib.benchmarks.parallel.config import STRATEGIES, ParallelConfig
+from benchlib.benchmarks.parallel.config import ParallelConfig
+from benchlib.benchmarks.parallel.shapes import STRATEGIES
 from benchlib.benchmarks.parallel.judge import FP32, LOSS_FP64, RECOMPUTED, WEIGHT_FP64
 from benchlib.benchmarks.parallel.shapes import Layout
 from benchlib.core.errors import BackendUnavailable

@@ -15,7 +15,7 @@ def rows(test: str, record: dict[str, Any]) -> tuple[list[dict[str, Any]], list[
 
 def sentences(tables: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Return what was lost, by test, in words; nothing where every worker was there all the time."""
-    said = []
+    lines = []
     for test in dict.fromkeys(row["test"] for row in tables.get("losses", [])):
         lost = [row for row in tables["losses"] if row["test"] == test]
         state = {row["worker"]: row for row in tables.get("workers", []) if row["test"] == test}
@@ -33,5 +33,5 @@ def sentences(tables: dict[str, list[dict[str, Any]]]) -> list[str]:
                 + (f" and came back after {up['t_s']:.1f} s" if up else " and did not come back")
             )
         parts.append(f"{again} queries were sent again to others" if again else "no query had to be sent again")
-        said.append(f"{test}: {'; '.join(parts)}.")
-    return said
+        lines.append(f"{test}: {'; '.join(parts)}.")
+    return lines

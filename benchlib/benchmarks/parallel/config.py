@@ -1,12 +1,12 @@
 """Parameters of the parallelism benchmark: the model, the ways of spreading it, how they are run and proved."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from benchlib.benchmarks.parallel.shapes import MODELS, Layout, Shape
+from benchlib.benchmarks.parallel.shapes import MODELS, STAGES_PER_RANK, STRATEGIES, Layout, Shape
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import UserError
 
@@ -19,34 +19,6 @@ Model = Literal[
     "tiny", "small", "medium", "large", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "llama-1b", "llama-8b",
     "bert-base", "bert-large",
 ]  # fmt: skip
-STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 2}
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """``axes`` of the mesh it takes, outermost first; how it treats copies of the model (``copies``), and what it is."""
-
-    axes: tuple[str, ...]
-    copies: Literal["", "ddp", "replicate", "shard", "direct", "hybrid"]
-    about: str
-
-
-STRATEGIES: dict[str, Strategy] = {
-    "single": Strategy((), "", "one device"),
-    "data": Strategy(("data",), "ddp", "a copy on each device, gradients averaged (DDP)"),
-    "sharded": Strategy(("data",), "shard", "weights, gradients and optimizer cut over the devices (FSDP2)"),
-    "sharded_direct": Strategy(("data",), "direct", "FSDP2 with the kit's own all-gather and reduce-scatter"),
-    "hybrid_sharded": Strategy(("data",), "hybrid", "FSDP2 within groups of `shard` devices, copies between them (HSDP)"),
-    "tensor": Strategy(("tensor",), "", "each matrix cut by columns or rows (DTensor)"),
-    "sequence": Strategy(("tensor",), "", "tensor parallel, and between the products each device has a part of the tokens"),
-    "context": Strategy(("context",), "replicate", "each device has a part of the tokens, keys and values go round"),
-    "pipeline": Strategy(("pipeline",), "", "each device has some layers, micro-batches flow through"),
-    "data_tensor": Strategy(("data", "tensor"), "replicate", "copies of a tensor-parallel model"),
-    "sharded_tensor": Strategy(("data", "tensor"), "shard", "FSDP2 over tensor-parallel groups"),
-    "data_pipeline": Strategy(("data", "pipeline"), "replicate", "copies of a pipeline"),
-    "sharded_pipeline": Strategy(("data", "pipeline"), "shard", "pipelines whose stages are cut by FSDP2"),
-    "data_tensor_pipeline": Strategy(("data", "pipeline", "tensor"), "replicate", "all three"),
-}  # fmt: skip
 FEW = ("single", "data", "sharded_direct", "tensor", "pipeline")
 COVERAGE: dict[str, tuple[str, ...]] = {"few": FEW, "most": (*FEW, "sharded", "sequence"), "all": tuple(STRATEGIES)}
 WIDTHS = ("hidden", "layers", "heads", "kv_heads", "ffn", "positions", "vocabulary")

@@ -3,9 +3,6 @@
 python -m benchlib.benchmarks.parallel.largest_batch RUN_DIR BATCH BYTES THREADS    # one trial, one line of JSON
 """
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +13,10 @@ import torch
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.proofs import tokens
 from benchlib.benchmarks.parallel.strategies import Job, alone
-from benchlib.config.schema import load_config
 from benchlib.core.events import EventWriter
 from benchlib.runtime import devices
 from benchlib.runtime.group import World, all_gather_objects
-from benchlib.runtime.largest import Found, OutOfTime, Trial, free_bytes, in_a_process, search, tried
+from benchlib.runtime.largest import Found, OutOfTime, Trial, free_bytes, in_a_process, run_trial, search, tried
 
 MOST = 65536
 SEARCH_SHARE = 0.4  # of the budget, at most
@@ -77,15 +73,5 @@ def one_trial(config: ParallelConfig, batch: int, limit_bytes: int) -> Trial:
     return tried(device, batch, limit_bytes, prepare)
 
 
-def main() -> None:
-    """Run one trial and print its row."""
-    run_dir, batch, limit_bytes, threads = sys.argv[1:]
-    config = load_config(run_dir)
-    assert isinstance(config, ParallelConfig)
-    torch.set_num_threads(int(threads))
-    print(json.dumps(one_trial(config, int(batch), int(limit_bytes))), flush=True)
-    os._exit(0)  # the limit would also hold while the interpreter takes itself down
-
-
 if __name__ == "__main__":
-    main()
+    run_trial(one_trial)

@@ -66,13 +66,13 @@ def checkpointing_error(config: ParallelConfig, shape: Shape, device: torch.devi
     form = config.proof_shape(shape, Layout())
     kind = torch.float32 if device.type == "mps" else torch.float64
     job = Job(form, form.positions, 4, 1, device, config.seed, kind, dropout=0.1)
-    found = []
+    gradients_of = []
     for again in (False, True):
         way = alone(dataclasses.replace(job, checkpointing=again))
         torch.manual_seed(config.seed + 1)
         way.step(*_batch(job, 0), _silent)
-        found.append(dict(way.named(gradients=True)))
-    kept, computed = found
+        gradients_of.append(dict(way.named(gradients=True)))
+    kept, computed = gradients_of
     return max(float((computed[name] - kept[name]).abs().max()) for name in kept)
 
 
@@ -115,12 +115,12 @@ def _differences(job: Job, name: str, layout: Layout, schedule: str, steps: int)
     if way is not None:
         held = dict(way.named())
         weights, names = _apart(held.items(), dict(single.named())), set(held)
-    told = all_gather_objects((losses, weights, gradients, names))
+    of_ranks = all_gather_objects((losses, weights, gradients, names))
     worst = 0.0
     for step, right in enumerate(expected):
-        known = [loss for row in told for loss in row[0][step : step + 1] if loss is not None]
-        error = abs(statistics.fmean(known) - right) / abs(right) if known else math.inf
+        stated = [loss for row in of_ranks for loss in row[0][step : step + 1] if loss is not None]
+        error = abs(statistics.fmean(stated) - right) / abs(right) if stated else math.inf
         worst = max(worst, error if math.isfinite(error) else math.inf)
-    if set().union(*(row[3] for row in told)) != {name for name, _ in single.named()}:
+    if set().union(*(row[3] for row in of_ranks)) != {name for name, _ in single.named()}:
         worst = math.inf  # some weights are nowhere
-    return worst, max(row[1] for row in told), max(row[2] for row in told)
+    return worst, max(row[1] for row in of_ranks), max(row[2] for row in of_ranks)

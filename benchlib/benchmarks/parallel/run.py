@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from benchlib.benchmarks.parallel import bottleneck, estimate, largest_batch, metrics
-from benchlib.benchmarks.parallel.config import STRATEGIES, ParallelConfig
+from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.measure import Plan, Row, describe, links, measure
 from benchlib.benchmarks.parallel.proofs import checkpointing_error, prove
-from benchlib.benchmarks.parallel.shapes import Layout, Shape
+from benchlib.benchmarks.parallel.shapes import STRATEGIES, Layout, Shape
 from benchlib.core.errors import BackendUnavailable
 from benchlib.core.events import EventWriter
 from benchlib.results.run import Result, save_result
@@ -121,16 +121,16 @@ def _best(tops: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _proofs(config: ParallelConfig, shape: Shape, here: World) -> dict[tuple[str, str], Row]:
     """Return the differences from one device by strategy and schedule."""
-    found = {}
+    differences = {}
     for name in config.chosen:
         for schedule in config.schedules_of(name):
             if not config.obstacle(name, schedule, shape, here.size):
                 layout = config.layout(name, here.size)
                 try:
-                    found[name, schedule] = asdict(prove(config, shape, name, layout, schedule, here))
+                    differences[name, schedule] = asdict(prove(config, shape, name, layout, schedule, here))
                 except BackendUnavailable:
                     continue  # its row says why
-    return found
+    return differences
 
 
 def _plans(config: ParallelConfig, shape: Shape, size: int) -> Iterator[tuple[Plan, str]]:

@@ -31,8 +31,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from benchlib.benchmarks.parallel.config import STAGES_PER_RANK, STRATEGIES
-from benchlib.benchmarks.parallel.shapes import Layout
+from benchlib.benchmarks.parallel.shapes import STAGES_PER_RANK, STRATEGIES, Layout
 from benchlib.core.errors import BackendUnavailable
 from benchlib.runtime import devices
 from benchlib.runtime.exchange import use_direct

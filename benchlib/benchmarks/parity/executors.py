@@ -9,12 +9,10 @@ Letters: B rows, S tokens.
 
 import contextlib
 import importlib
-import logging
 import os
 import shutil
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,11 +22,10 @@ import torch
 from benchlib.benchmarks.parity.config import Member
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.runtime import devices
+from benchlib.workloads.stablehlo.export import quiet
 
 _NO_KERNEL = ("No available kernel", "No viable backend")  # how scaled_dot_product_attention says that none fits
 _XLA_BACKEND = "openxla"  # torch_xla's own name in torch.compile
-_NOISY = ("torch.onnx", "torch.export", "torch._export", "torch._inductor", "torch._dynamo", "onnxscript", "onnx_ir")
-
 # One input of a model: its keyword arguments (input_ids, attention_mask and, where the model takes them,
 # token_type_ids), int64 (B, S) each, on the CPU.
 Inputs = Mapping[str, torch.Tensor]
@@ -297,21 +294,6 @@ def built() -> Iterator[None]:
             f"the C++ compiler finds no Python.h: install the headers of Python {sys.version_info[0]}.{sys.version_info[1]} "
             "(Debian: apt install python3-dev)"
         ) from error
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the exporters' hints and deprecations out of the logs; errors are raised as ever."""
-    levels = {name: logging.getLogger(name).level for name in _NOISY}
-    try:
-        for name in _NOISY:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
 
 
 def trace_inputs(example: Inputs) -> dict[str, torch.Tensor]:

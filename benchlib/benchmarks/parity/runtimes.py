@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from benchlib.benchmarks.parity.config import Member
-from benchlib.benchmarks.parity.executors import Inputs, Logits, export, quiet, require_fp32, require_package
+from benchlib.benchmarks.parity.executors import Inputs, Logits, export, require_fp32, require_package
 from benchlib.core.errors import BackendUnavailable
+from benchlib.workloads.stablehlo.export import quiet
 
 OUTPUTS = ["start", "end"]
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}

@@ -3,9 +3,6 @@
 python -m benchlib.benchmarks.seq2seq.auto RUN_DIR BATCH BYTES THREADS    # one trial, one line of JSON
 """
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +11,10 @@ import numpy as np
 import torch
 
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
-from benchlib.config.schema import load_config
 from benchlib.core.errors import RunBroken
 from benchlib.runtime import devices
 from benchlib.runtime.group import World, all_gather_objects
-from benchlib.runtime.largest import Found, OutOfTime, Trial, free_bytes, in_a_process, search, tried
+from benchlib.runtime.largest import Found, OutOfTime, Trial, free_bytes, in_a_process, run_trial, search, tried
 from benchlib.workloads.encdec import ENGINES
 from benchlib.workloads.pairs import Pairs, generate
 
@@ -81,15 +77,5 @@ def one_trial(config: Seq2seqConfig, batch: int, limit_bytes: int) -> Trial:
     return tried(device, batch, limit_bytes, prepare)
 
 
-def main() -> None:
-    """Run one trial and print its row."""
-    run_dir, batch, limit_bytes, threads = sys.argv[1:]
-    config = load_config(run_dir)
-    assert isinstance(config, Seq2seqConfig)
-    torch.set_num_threads(int(threads))
-    print(json.dumps(one_trial(config, int(batch), int(limit_bytes))), flush=True)
-    os._exit(0)  # the limit would also hold while the interpreter takes itself down
-
-
 if __name__ == "__main__":
-    main()
+    run_trial(one_trial)

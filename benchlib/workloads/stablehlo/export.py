@@ -14,13 +14,15 @@ import torch
 from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-_NOISY = ("torch.export", "torch._export", "torch._dynamo", "torch._subclasses")
+_NOISY = (
+    "torch.onnx", "torch.export", "torch._export", "torch._inductor", "torch._dynamo", "torch._subclasses", "onnxscript", "onnx_ir",
+)  # fmt: skip
 
 
 def forward(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> ExportedProgram:
     """Return the graph of ``module(**inputs)``, tensors to tensors. Raises what ``torch.export`` raises."""
     _require_no_dropout(module)
-    with torch.no_grad(), _quiet(), sdpa_kernel(SDPBackend.MATH):
+    with torch.no_grad(), quiet(), sdpa_kernel(SDPBackend.MATH):
         return torch.export.export(module, (), dict(inputs), strict=False).run_decompositions()
 
 
@@ -33,7 +35,7 @@ def joint(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Export
     from torch.export.experimental import _export_forward_backward
 
     _require_no_dropout(module)
-    with torch.enable_grad(), _quiet(), sdpa_kernel(SDPBackend.MATH):
+    with torch.enable_grad(), quiet(), sdpa_kernel(SDPBackend.MATH):
         exported = torch.export.export(module, (), dict(inputs), strict=False)
         return _export_forward_backward(exported)
 
@@ -47,8 +49,8 @@ def _require_no_dropout(module: torch.nn.Module) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch.export's hints and deprecations out of the logs; errors are raised as ever."""
+def quiet() -> Iterator[None]:
+    """Keep the exporters' hints and deprecations out of the logs; errors are raised as ever."""
     levels = {name: logging.getLogger(name).level for name in _NOISY}
     try:
         for name in _NOISY:
