@@ -71,9 +71,9 @@ class View:
     ways: tuple[str, ...] = ()
 
     def label(self, metric: str) -> str:
-        """Return the words for a metric."""
+        """Return the words for a metric: those of the longest beginning of its name that has some."""
         words = {**LABELS, **self.labels}
-        prefix = next((name for name in words if metric == name or metric.startswith(name + "_")), None)
+        prefix = max((name for name in words if metric == name or metric.startswith(name + "_")), key=len, default=None)
         return words[prefix] if prefix else metric.replace("_", " ")
 
     def heading(self, table: str) -> str:

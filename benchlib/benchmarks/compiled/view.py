@@ -20,7 +20,8 @@ def tables(run: Any) -> dict[str, list[dict[str, Any]]]:
     """Return the tables of the report."""
     stored = run.result.tables
     executors = _columns(stored.get("executors", []), "executor", "batch", "length", "wall_ms", "cpu_ms", "ready_s", "max_abs", "peak_share", "status", "reason")  # fmt: skip
-    programs = _columns(stored.get("programs", []), "program", "operations", "arguments", "text_bytes", "dot_flops", "temporary_bytes", "export_s", "convert_s", "compile_s", "max_abs")  # fmt: skip
+    counted = [row | {"dot_gflop": row["dot_flops"] / 1e9} for row in stored.get("programs", [])]
+    programs = _columns(counted, "program", "operations", "arguments", "text_bytes", "dot_gflop", "temporary_bytes", "export_s", "convert_s", "compile_s", "max_abs")  # fmt: skip
     return {
         "Programs": programs,
         "Gradients": _columns(stored.get("gradients", []), "gradients", "parameters", "relative", "reference_error"),
@@ -41,7 +42,10 @@ VIEW = View(
     ),
     labels={
         "cpu_over_eager": "CPU time over eager's",
+        "cpu_over_eager_xla": "XLA's CPU time over eager's",
         "latency_ms": "Latency",
+        "latency_ms_xla": "Latency of XLA",
+        "latency_ms_eager": "Latency of eager",
         "convert_s": "Conversion",
         "max_abs": "Largest difference",
         "gradient_relative": "Gradients, relative difference",

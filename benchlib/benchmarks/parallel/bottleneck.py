@@ -66,7 +66,8 @@ def waterfall(row: Row, kernels: Sequence[Row]) -> dict[str, float]:
     compute, elementwise = (sum(times.get(name, 0.0) for name in group) for group in (COMPUTE, MEMORY_BOUND))
     scale = min(1.0, passes / (compute + elementwise)) if compute + elementwise else 0.0
     parts = waste | {"compute": compute * scale, "elementwise": elementwise * scale}
-    parts["launch"] = max(0.0, step - sum(parts.values()))
+    rest = step - sum(parts.values())
+    parts["launch"] = rest if rest > 1e-9 * step else 0.0  # less is rounding
     if not compute + elementwise:  # nothing was traced: the passes are work of a kind that is not known
         parts["compute"], parts["launch"] = parts["launch"], 0.0
     return {name: parts[name] for name in PARTS}
