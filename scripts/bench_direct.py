@@ -5,6 +5,8 @@ pair that carries the same bytes both ways (half of the larger tensor each); wit
 for each direction (`GLOO_SOCKET_IFNAME=lo,lo`; gloo's own are not faster with it).
 Question 2: forward and backward of an FSDP2 model of 39 million fp32 parameters (156 MB, 8 linear blocks), with
 FSDP2's own communication and with `use_direct`, over one connection.
+Question 3, with `--groups` alone: the all-reduce of fp64 through groups of ranks (`collective=hierarchical`), each by gloo and
+gloo between them, against gloo without groups; a rank for each name.
 
 Method: two processes of one thread on loopback. Everything that is compared takes turns, so that a busy neighbour slows
 all of it; a time is that of the slower rank; the ratio is formed within each turn, and its median over the turns is told
@@ -12,6 +14,7 @@ with the 95 % interval. Results are compared bit by bit in every turn. Takes abo
 
     python scripts/bench_direct.py
     python scripts/bench_direct.py --seconds 20 --sizes 64MiB --no-fsdp
+    python scripts/bench_direct.py --groups a,a,b,b
 """
 
 import argparse
@@ -34,7 +37,9 @@ from benchlib.benchmarks.collectives.limits import ALL_RANKS, Sockets, sockets
 from benchlib.core.machine import cpu_model, usable_cores
 from benchlib.core.stats import median_interval
 from benchlib.runtime import exchange as direct
+from benchlib.runtime import hierarchy
 from benchlib.runtime.exchange import use_direct
+from benchlib.runtime.hierarchy import Hierarchy, Member, layout
 from benchlib.workloads.collective_ops import Place
 
 RANKS = 2
@@ -155,6 +160,33 @@ def fsdp(seconds: float) -> None:
         )
 
 
+def hierarchical(size: int, seconds: float, group: Hierarchy) -> None:
+    """Compare the all-reduce of ``size`` bytes through groups with the one over gloo alone, and print it."""
+    rank = dist.get_rank()
+    own = torch.randn(size // 8, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+    tensors = {name: own.clone() for name in ("gloo alone", "groups")}
+    cases: dict[str, Case] = {
+        "gloo alone": lambda: group.flat_allreduce(tensors["gloo alone"]).wait(),
+        "groups": lambda: dist.all_reduce(tensors["groups"], group=group),
+    }
+
+    def check() -> None:
+        """Compare sums of sums, as often as the last turn repeated them; the order of the sums may differ."""
+        torch.testing.assert_close(
+            tensors["groups"], tensors["gloo alone"], rtol=1e-12, atol=1e-12 * dist.get_world_size()
+        )
+        for tensor in tensors.values():
+            tensor.copy_(own)
+
+    times = turns(cases, seconds, check)
+    if rank == 0:
+        flat, through = times["gloo alone"], times["groups"]
+        print(
+            f"{_bytes(size):>8} {_us(through):>12} {_us(flat):>14}   {_ratio(through, flat):<22} {len(flat)}",
+            flush=True,
+        )
+
+
 def _ratio(above: list[float], below: list[float]) -> str:
     ratios = [one / other for one, other in zip(above, below, strict=True)]
     low, high = median_interval(ratios)
@@ -179,9 +211,23 @@ def _size(text: str) -> int:
 def work(rank: int, store: Path, options: argparse.Namespace) -> None:
     """Do one rank's part."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    ranks = len(options.groups) or RANKS
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     if rank == 0:
         print(f"{cpu_model()}, {usable_cores()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}\n")
+    if options.groups:
+        hierarchy.load()
+        group = dist.new_group(backend=hierarchy.BACKEND, pg_options=Member(options.groups[rank], "gloo"))
+        if rank == 0:
+            print(
+                f"{layout(group.members)}\n\n{'bytes':>8} {'groups us':>12} {'gloo alone us':>14}   times as long         turns"
+            )
+        for size in options.sizes:
+            hierarchical(size, options.seconds, group)
+        dist.barrier()
+        dist.destroy_process_group()
+        return
+    if rank == 0:
         print(
             f"{'larger':>8}  {'':<31} {'direct us':>10} {'gloo us':>10} {'socket us':>10}   "
             f"{'times as fast as gloo':<22} share of the socket's speed"
@@ -207,11 +253,14 @@ def main() -> None:
         help="of the larger tensor (1KiB,64KiB,1MiB,16MiB,64MiB)",
     )
     parser.add_argument("--fsdp", action=argparse.BooleanOptionalAction, default=True, help="measure FSDP2 too")
+    parser.add_argument(
+        "--groups", type=lambda text: text.split(","), default=[], help="measure question 3: the group of each rank"
+    )
     options = parser.parse_args()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning"  # the newest torch has other names for two collectives
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (Path(folder) / "store", options), nprocs=RANKS)
+        mp.spawn(work, (Path(folder) / "store", options), nprocs=len(options.groups) or RANKS)
 
 
 if __name__ == "__main__":

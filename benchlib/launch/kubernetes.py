@@ -74,7 +74,7 @@ class Submission:
         if len(backends) > 1 and config.collective in VENDORS_APART:
             raise UserError(
                 f"collective = {config.collective!r} cannot join ranks of {' and '.join(backends)}: "
-                "set collective=gloo or ucc"
+                "set collective=hierarchical (each vendor's own library, and gloo between them), gloo or ucc"
             )
         return [Pods(group.name, group.nodes, k8s.node(group), group.backend or config.backend) for group in k8s.groups]
 

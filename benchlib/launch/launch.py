@@ -270,6 +270,21 @@ def settle(run_dir: Path | str) -> dict[str, Any] | None:
     return write_lost(path, "the run was cut off: its supervisor is gone and wrote no status")
 
 
+def end_stopped_supervisor(run_dir: Path | str) -> None:
+    """Kill the supervisor of a run that was stopped (SIGSTOP): it neither watches nor ends, and would stay for ever."""
+    import psutil
+
+    path = Path(run_dir).resolve()
+    launched = read_events(path, {"launched"})
+    if not launched or launched[-1].get("host") != platform.node() or not _supervisor_lives(path, launched[-1]):
+        return
+    with contextlib.suppress(psutil.Error, KeyError, TypeError, ValueError):
+        supervisor = psutil.Process(int(launched[-1]["supervisor"]))
+        if supervisor.status() == psutil.STATUS_STOPPED:
+            supervisor.kill()
+            psutil.wait_procs([supervisor], timeout=5)
+
+
 def write_stopped(run_dir: Path, started_at: float) -> None:
     """Write the ``status.json`` of a run that was interrupted before its ranks were started."""
     reason = "stopped by the user before a rank was started"
@@ -277,15 +292,21 @@ def write_stopped(run_dir: Path, started_at: float) -> None:
     files.write_json(run_dir / "status.json", {**status, "started_at": started_at, "ended_at": time.time()})
 
 
-def blame_notebook(run_dir: Path, reason: str) -> None:
-    """Say of ranks that were stopped because their notebook had to be killed at the limit that the limit ended the run."""
+def blame_notebook(run_dir: Path, outcome: str, reason: str) -> None:
+    """Say in the status of ranks that did not finish how their notebook ended: it died, or was killed at the limit.
+
+    That they were stopped then, for want of who started them, explains nothing.
+    """
     with contextlib.suppress(UserError):  # a damaged status.json: the verdict says so
-        status = files.read_object(run_dir / "status.json", {"outcome": str})
+        status = files.read_object(run_dir / "status.json", {"outcome": str, "reason": str})
         if status["outcome"] == "stopped":
-            files.write_json(
-                run_dir / "status.json", {**status, "outcome": "timeout", "reason": f"the notebook: {reason}"}
-            )
-            run_folder.record_files(run_dir)
+            status |= {"outcome": outcome, "reason": reason}
+        elif status["outcome"] in BROKEN:
+            status["reason"] += f"; {reason}"
+        else:
+            return
+        files.write_json(run_dir / "status.json", status)
+        run_folder.record_files(run_dir)
 
 
 def _supervisor_lives(run_dir: Path, launched: Event) -> bool:

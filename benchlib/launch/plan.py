@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,8 +125,18 @@ def plan(
     return wanted.on(probe_devices() if probe is None else probe)
 
 
-def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], resume: str | None) -> list[Plan]:
-    """Plan the run of a benchmark, or of all benchmarks of a tier. Raises ``UserError``."""
+def plans(
+    target: str,
+    tier: str | None,
+    backend: str,
+    pairs: Iterable[str],
+    resume: str | None,
+    meanwhile: Callable[[], None] | None = None,
+) -> list[Plan]:
+    """Plan the run of a benchmark, or of all benchmarks of a tier. Raises ``UserError``.
+
+    ``meanwhile`` begins what can go on while torch is asked for its devices: the request is valid then.
+    """
     overrides: dict[str, Any] = dict(parse_overrides(pairs))
     if target in BENCHMARKS:
         names, level = [target], tier or "smoke"
@@ -143,6 +153,8 @@ def plans(target: str, tier: str | None, backend: str, pairs: Iterable[str], res
         overrides["resume"] = str(Path(resume).resolve())
     given = {name: overrides if target in BENCHMARKS else _of_one_process(name, overrides) for name in names}
     drafts = [draft(name, level, backend, given[name]) for name in names]
+    if meanwhile:
+        meanwhile()
     probe = probe_devices()
     return [dataclasses.replace(wanted.on(probe), of_tier=target not in BENCHMARKS) for wanted in drafts]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from benchlib.config.addresses import TOKEN
 from benchlib.config.cluster import Cluster
 from benchlib.core.errors import UserError, nearest
 from benchlib.launch.kubernetes import RUN_LABEL, USER, YamlDumper
@@ -19,7 +20,6 @@ PORT = 8000
 DRAIN_S = 60
 LOAD_S = 1800  # that a worker may take to load its model
 KEEP_S = 3600
-TOKEN = "BENCHLIB_TOKEN"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,12 @@ KEEP = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint. ``state`` is what was given to ``save`` as plain JSON."""
+    """A verified checkpoint. ``state`` is what was given to ``save`` as plain JSON, ``passed_over`` what is wrong with newer ones."""
 
     path: Path
     step: int
     state: dict[str, Any]
+    passed_over: tuple[str, ...] = ()
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """Read one group of tensors onto the CPU."""
@@ -212,7 +213,7 @@ def newest(folder: Path) -> Checkpoint:
     if checkpoint is None:
         reason = f" ({'; '.join(faults)})" if faults else ": the folder has none"
         raise UserError(f"{folder}: no intact checkpoint to resume from{reason}")
-    return checkpoint
+    return replace(checkpoint, passed_over=tuple(faults))
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -32,7 +32,7 @@ from benchlib.core.machine import BACKENDS
 from benchlib.launch import nodes, processes
 from benchlib.launch.nodes import Place, place
 from benchlib.launch.processes import SUPERVISOR_PID
-from benchlib.runtime import devices
+from benchlib.runtime import devices, hierarchy
 from benchlib.runtime.libraries import LIBRARIES
 
 T = TypeVar("T")
@@ -46,7 +46,8 @@ POLL_S = 0.02
 class World:
     """This rank's place, device and collective library (``gloo``, ``nccl``, ...).
 
-    ``hosts`` is the host name of each rank, or its address where two nodes have the same name.
+    ``hosts`` is the host name of each rank, or its address where two nodes have the same name. ``layout`` says which ranks
+    are in which group of a hierarchical exchange, '' for any other.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class World:
     device: torch.device
     collective: str
     hosts: tuple[str, ...] = ()
+    layout: str = ""
 
     @property
     def main(self) -> bool:
@@ -80,12 +82,13 @@ def world(config: BaseConfig, run_dir: Path | str) -> Iterator[World]:
     device = devices.device(config.backend, where.local_rank)
     timeout_s = config.stall_timeout_s + COLLECTIVE_MARGIN_S
     with _interface(config, where):
-        _join(registered, where, Path(run_dir), device, timeout_s, config.startup_timeout_s)
+        _join(registered, where, Path(run_dir), device, timeout_s, config)
         processes.note_shared_memory(Path(run_dir), where.rank)
         try:
             hosts = _hosts(where, Path(run_dir))
             _agree(config, where, hosts)
-            yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective, hosts)
+            layout = hierarchy.layout(getattr(dist.group.WORLD, "members", []))
+            yield World(where.rank, where.size, where.local_rank, where.local_size, device, collective, hosts, layout)
         except BaseException:
             if where.size == 1:
                 dist.destroy_process_group()
@@ -150,17 +153,21 @@ def _collective(config: BaseConfig) -> tuple[str, str]:
 
 
 def _join(
-    collective: str, where: Place, run_dir: Path, device: torch.device, timeout_s: float, startup_s: float
+    collective: str, where: Place, run_dir: Path, device: torch.device, timeout_s: float, config: BaseConfig
 ) -> None:
     common: dict[str, Any] = {"rank": where.rank, "world_size": where.size, "timeout": timedelta(seconds=timeout_s)}
-    if device.type in ("cuda", "xpu"):
+    if collective == hierarchy.BACKEND:
+        name = config.exchange_groups.split(",")[where.rank].strip() if config.exchange_groups else ""
+        own = LIBRARIES[BACKENDS[config.backend].collective]
+        common["pg_options"] = hierarchy.member(config.backend, name, own.unavailable())
+    elif device.type in ("cuda", "xpu"):
         common["device_id"] = device  # binds the group to the device, so that a barrier need not guess one
     if collective == "xla":
         dist.init_process_group("xla", init_method="xla://")
     elif "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
         dist.init_process_group(collective, init_method="env://", **common)
     else:
-        store = dist.PrefixStore("benchlib", _store(where, run_dir, startup_s))
+        store = dist.PrefixStore("benchlib", _store(where, run_dir, config.startup_timeout_s))
         dist.init_process_group(collective, store=store, **common)
 
 

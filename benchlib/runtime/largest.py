@@ -131,8 +131,8 @@ def tried(device: torch.device, batch: int, limit_bytes: int, prepare: Callable[
 
 def _request(text: str) -> str:
     """Return what an allocator says of the request that failed: the sentence with the amount, else the beginning."""
-    said = re.search(r"(?i)tried to allocate [\d.]+ ?\w+", text)
-    return said.group() if said else textwrap.shorten(text, 160, placeholder=" …")
+    match = re.search(r"(?i)tried to allocate [\d.]+ ?\w+", text)
+    return match.group() if match else textwrap.shorten(text, 160, placeholder=" …")
 
 
 def run_trial(one_trial: Callable[[Any, int, int], Trial]) -> None:

@@ -4,7 +4,8 @@
     dist.new_group(backend=LIBRARIES["mpi"].register())
 
 gloo, nccl, xccl and ucc come with torch, each with builds of its own; xla comes with torch_xla. torch's wheels have no
-MPI: that one is a backend of this kit (``runtime.mpi``), under a name of its own beside torch's.
+MPI: that one is a backend of this kit (``runtime.mpi``), under a name of its own beside torch's; so is ``hierarchical``,
+which joins ranks of several libraries (``runtime.hierarchy``).
 """
 
 import importlib
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from benchlib.core.errors import BackendUnavailable
 from benchlib.launch.jobs import mpirun_path
 from benchlib.launch.nodes import place
+from benchlib.runtime import hierarchy
 
 _MPI_STEPS = (
     "pip install -e '.[mpi]' brings mpi4py and Open MPI; beside the system's Open MPI (Debian: apt-get install "
@@ -97,6 +99,13 @@ def _no_mpi() -> str:
     return ""
 
 
+def _no_hierarchy() -> str:
+    group = dist.group.WORLD if dist.is_initialized() else None
+    if group is not None and not isinstance(group, hierarchy.Hierarchy):
+        return "the ranks of this run did not agree on groups: start it with collective=hierarchical"
+    return _of_torch("gloo")()
+
+
 def _load_mpi() -> None:
     importlib.import_module("benchlib.runtime.mpi").load()
 
@@ -110,6 +119,7 @@ LIBRARIES: dict[str, Library] = {
         Library("mpi", "mpi4py", "mpi4py, and Open MPI or MPICH", _no_mpi, _load_mpi),
         Library("ucc", "ucc", "a torch built with UCC (no wheel is)", _of_torch("ucc", _UCC_STEPS)),
         Library("xla", "xla", "torch_xla on a TPU machine", _no_xla, _load_xla),
+        Library("hierarchical", "hierarchical", "gloo, and each device's own library", _no_hierarchy, hierarchy.load),
     )
 }  # fmt: skip
 

@@ -18,8 +18,6 @@ import functools
 import itertools
 import math
 import os
-import queue
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -34,13 +32,13 @@ import torch.distributed as dist  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 
 from benchlib.core.errors import BackendUnavailable  # noqa: E402
+from benchlib.runtime.queued import QueuedGroup, Tensors  # noqa: E402
 
 BACKEND = "mpi4py"  # torch keeps "mpi" for a build with MPI in it
 LIMIT = 2**30  # elements or bytes in one count
 _GROUP_TAG = 711  # of the messages by which a communicator is made
 
 Tensor = torch.Tensor
-Tensors = list[torch.Tensor]
 
 _HALVES = (torch.float16, torch.bfloat16)
 _TYPES = {
@@ -89,49 +87,6 @@ def _create(options: Any, _backend_options: Any) -> "MPIGroup":
 
 
 # What is under way
-
-
-class Collective(dist.Work):
-    """A collective in the queue of its group. An error is raised by ``wait`` and by the future, on every path."""
-
-    def __init__(self, name: str, run: Callable[[], Any], tensors: Tensors, timeout_s: float) -> None:
-        super().__init__()
-        self._name, self._run, self._tensors, self._timeout_s = name, run, tensors, timeout_s
-        self._done = threading.Event()
-        self._error: BaseException | None = None
-        self._ended: torch.futures.Future[None] = torch.futures.Future()
-        # Through ``then``: an exception set by hand is an ordinary value to whoever waits in C++, as DDP's reducer does.
-        self._future = self._ended.then(lambda _: self.result())
-
-    def execute(self) -> None:
-        """Run the operation; for the thread of the group."""
-        try:
-            self._run()
-        except BaseException as error:
-            self._error = error
-        del self._run  # with the buffers that it holds
-        self._done.set()
-        self._ended.set_result(None)
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end. Raises ``RuntimeError`` after the time limit, and what the operation raised."""
-        limit_s = timeout.total_seconds() or self._timeout_s  # torch says 0 for "as the group"
-        if not self._done.wait(limit_s):
-            raise RuntimeError(f"mpi {self._name} timed out after {limit_s:g} s: a rank of the group did not take part")
-        if self._error:
-            raise RuntimeError(f"mpi {self._name} failed: {self._error}") from self._error
-        return True
-
-    def is_completed(self) -> bool:
-        return self._done.is_set()
-
-    def result(self) -> Tensors:
-        """Return the tensors that it wrote, when it has ended."""
-        self.wait()
-        return self._tensors
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        return self._future
 
 
 class Message(dist.Work):
@@ -273,10 +228,8 @@ def _joined(tensors: Tensors, filled: bool) -> tuple[Tensor, Callable[[], None]]
 
 # The group
 
-_ProcessGroup: Any = dist.ProcessGroup  # torch's stubs list more forms of each method than a subclass is ever called by
 
-
-class MPIGroup(_ProcessGroup):  # type: ignore[misc]
+class MPIGroup(QueuedGroup):
     """A group of ranks with a communicator of its own. ``shutdown`` frees it.
 
     Each method takes tensors and options as ``torch.distributed`` hands them over; lists have one member except in the
@@ -285,44 +238,21 @@ class MPIGroup(_ProcessGroup):  # type: ignore[misc]
     """
 
     def __init__(self, comm: MPI.Intracomm, timeout: timedelta) -> None:
-        super().__init__(comm.rank, comm.size)
-        self.comm, self._timeout_s = comm, timeout.total_seconds()
+        super().__init__("mpi", comm.rank, comm.size, timeout)
+        self.comm = comm
         self._talk = comm.Dup()  # for messages: whatever tag they have, no collective takes them
         for each in (self.comm, self._talk):
             each.Set_errhandler(MPI.ERRORS_RETURN)
-        self._queue: queue.SimpleQueue[Collective | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="mpi collectives", daemon=True)
-        self._thread.start()
 
     def getBackendName(self) -> str:
         return BACKEND
 
-    def setGroupName(self, name: str) -> None:
-        """Keep the name that torch gives the group, and asks for when it unregisters it."""
-        self._name = name
-
-    def getGroupName(self) -> str:
-        return self._name
-
     def shutdown(self) -> None:
         """Wait for what is under way and free the communicators. A collective of the group."""
-        self._queue.put(None)
-        self._thread.join()
+        super().shutdown()
         for each in (self.comm, self._talk):
             if each != MPI.COMM_NULL:
                 each.Free()
-
-    def _serve(self) -> None:
-        while work := self._queue.get():
-            work.execute()
-            del work  # else the last operation's tensors live until the next one
-
-    def _begin(self, name: str, opts: Any, run: Callable[[], Any], tensors: Tensors) -> dist.Work:
-        timeout = getattr(opts, "timeout", None)
-        limit_s = timeout.total_seconds() if timeout and timeout > timedelta(0) else self._timeout_s
-        work = Collective(name, run, tensors, limit_s)
-        self._queue.put(work)
-        return work
 
     # Reductions
 

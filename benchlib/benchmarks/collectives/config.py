@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Literal, get_args
 
-from pydantic import Field, PositiveInt, ValidationInfo, field_validator
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from benchlib.config.schema import BaseConfig
 from benchlib.core.definitions import parse_size, parse_sizes, size_text
@@ -15,7 +15,8 @@ Operation = Literal[
 Reduction = Literal["sum", "avg", "min", "max", "product"]
 DataType = Literal["fp32", "fp16", "bf16", "int32", "int64", "uint8"]
 Library = Literal["gloo", "nccl", "xccl", "mpi", "ucc"]
-Variant = Literal["library", "async", "overlap", "direct", "ring", "tree", "rs_ag"]
+Variant = Literal["library", "async", "overlap", "direct", "ring", "tree", "rs_ag", "flat"]
+USUAL: list[Variant] = [name for name in get_args(Variant) if name != "flat"]  # which only a hierarchy has beside it
 
 
 class CollectivesConfig(BaseConfig):
@@ -25,6 +26,7 @@ class CollectivesConfig(BaseConfig):
     """
 
     PATHS: ClassVar[dict[str, bool]] = {"nccl_tests": True}
+    FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "variants": "collective"}
 
     benchmark: Literal["collectives"] = "collectives"
 
@@ -45,7 +47,9 @@ class CollectivesConfig(BaseConfig):
     type_sizes: str = Field("4KiB", description="sizes for the other types and reductions, written as sizes")
     in_place: bool = Field(True, description="measure in place and out of place, where the operation can be both")
     variants: list[Variant] = Field(
-        list(get_args(Variant)), min_length=1, description="ways of the same operation: blocking, async, our algorithms"
+        USUAL,
+        min_length=1,
+        description="ways of the same operation: blocking, async, our algorithms, gloo without groups",
     )
     seconds: float = Field(0.02, gt=0, le=600, description="time of the operations of each series, in seconds")
     share_sizes: str = Field(
@@ -79,6 +83,13 @@ class CollectivesConfig(BaseConfig):
     target_share_reduce_scatter: float | None = Field(
         None, gt=0, le=2, description="of the raw sockets of all ranks, at 64 MiB, variant direct"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat_beside_the_hierarchy(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("collective") == "hierarchical":
+            return {"variants": [*USUAL, "flat"], **values}
+        return values
 
     @field_validator("sizes", "type_sizes", "share_sizes", "pair_size", mode="before")
     @classmethod

@@ -15,7 +15,7 @@ from benchlib.benchmarks.collectives.tables import LEAST_FOR_P99, ROOTED, TOGETH
 from benchlib.core.definitions import BUS_FACTORS, NO_LIMIT, size_text
 from benchlib.core.stats import LEAST_FOR_P95
 from benchlib.core.text import quantity, seconds
-from benchlib.results.frames import Records
+from benchlib.results.frames import Records, row_dicts
 from benchlib.show.figures import (
     DASHED,
     LIGHT,
@@ -25,6 +25,7 @@ from benchlib.show.figures import (
     blank,
     draw_line,
     finish,
+    grouped_bars,
     label_rows,
     leave_empty,
     log_values,
@@ -76,7 +77,7 @@ def _bandwidth(run: Records, theme: Theme, name: str, operations: Sequence[str],
     log_values(axes)
     name_ends(axes, theme, ends)
     (operation, variant), top = max(
-        ((key, row) for key, frame in measured.items() for row in series.rows(frame)), key=lambda item: item[1]["value"]
+        ((key, row) for key, frame in measured.items() for row in row_dicts(frame)), key=lambda item: item[1]["value"]
     )
     title = f"{words(operation, variant)} reaches {quantity(top['value'])} Gbps at {size_text(top['bytes'])}"
     if wrong:
@@ -117,8 +118,6 @@ def _claimed(axes: Axes, run: Records, colours: dict[str, str]) -> list[End]:
 @styled
 def shares(run: Records, theme: Theme = LIGHT) -> Picture:
     """Share of each limit that the operations reach at their largest size, with the targets as marks."""
-    import seaborn
-
     figure, axes = blank("limit-shares", theme, of_many=True)
     frame = series.shares(run)
     frame = frame[frame["bytes"] == frame.groupby(["operation", "variant"])["bytes"].transform("max")]
@@ -135,12 +134,10 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
     covered = frame.groupby("kind")["case"].agg(set)
     kinds = [kind for kind in kinds if set(cases) <= covered[kind]]
     bars = frame.drop_duplicates(["kind", "case"])
-    seaborn.barplot(
-        bars, x="share", y="case", hue="kind", order=cases, hue_order=kinds, errorbar=None, saturation=1, ax=axes
-    )
-    for kind, drawn in zip(kinds, axes.containers, strict=True):
-        items = bars[bars["kind"] == kind].set_index("case")
-        for bar, (_, item) in zip(drawn, items.loc[cases].iterrows(), strict=True):
+    items = {kind: bars[bars["kind"] == kind].set_index("case").loc[cases] for kind in kinds}
+    groups = grouped_bars(axes, {kind: rows["share"].tolist() for kind, rows in items.items()}, across=True)
+    for kind, drawn in zip(kinds, groups, strict=True):
+        for bar, (_, item) in zip(drawn, items[kind].iterrows(), strict=True):
             middle = bar.get_y() + bar.get_height() / 2
             if kind == kinds[0] or len(kinds) * len(cases) <= MOST_BARS:  # more numbers would lie on each other
                 note(axes, share_text(item["share"]), (item["share"], middle), (3, 0), fontsize=7.5, cover=1)
@@ -153,8 +150,6 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
     longest = float(frame["share"].max())
     axes.set_xlim(0, (1.35 if longest > NO_LIMIT else 1.15) * max(1.0, longest))  # with room for what stands behind it
     marks = list(axes.get_legend_handles_labels()[0])
-    if legend := axes.get_legend():
-        legend.remove()
     aimed = frame.dropna(subset=["target"])
     if len(aimed):
         marks.append(Line2D([], [], color=theme.text, linestyle="none", marker="|", markersize=10, label="target"))
@@ -169,8 +164,7 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
     sizes = [size_text(size) for size in sorted({frame["bytes"].min(), frame["bytes"].max()})]
     below = f"bus bandwidth / limit at the largest size ({' to '.join(sizes)})"
     values = ", ".join(
-        f"{row['case']} {share_text(row['share'])} of {row['bound'].replace('tcp', 'TCP')}"
-        for row in series.rows(frame)
+        f"{row['case']} {share_text(row['share'])} of {row['bound'].replace('tcp', 'TCP')}" for row in row_dicts(frame)
     )
     alt = f"{values}. Sockets in turns with the operation, the others by size."
     return finish(figure, axes, theme, title, below, "", alt, 40)
@@ -217,7 +211,7 @@ def small_messages(run: Records, theme: Theme = LIGHT) -> Picture:
     frame = frame.groupby(["operation", "variant"], as_index=False).first().sort_values("median_us", ignore_index=True)
     if frame.empty:
         return leave_empty(figure, axes, theme, "No time of a collective was recorded.")
-    for row, item in enumerate(series.rows(frame)):
+    for row, item in enumerate(row_dicts(frame)):
         least = {"median_us": 1, "p95_us": LEAST_FOR_P95, "p99_us": LEAST_FOR_P99}
         reach = [item[name] for name, rounds in least.items() if item[name] > 0 and item["rounds"] >= rounds]
         reach = reach or [item["median_us"]]
@@ -275,7 +269,7 @@ def fit(run: Records, theme: Theme = LIGHT, operation: str = "all_reduce") -> Pi
     axes.plot(points["bytes"], points["median_us"], "o", color=theme.series[0], markersize=6)
     size_axis(axes, sizes)
     log_values(axes, 0.12)
-    for point in series.rows(points):
+    for point in row_dicts(points):
         off = point["median_us"] / modelled(point["bytes"]) - 1
         note(axes, f"{100 * off:+.0f} %", (point["bytes"], point["median_us"]), (0, 8), color=theme.muted, fontsize=7.5)
     formula = f"t = α + {'S' if factor == 1 else f'{factor:.3g}·S'}/B"

@@ -9,7 +9,7 @@ from benchlib.benchmarks.collectives import tables as series
 from benchlib.benchmarks.collectives.tables import VARIANTS, words
 from benchlib.core.definitions import hidden_share, size_text
 from benchlib.core.text import quantity, seconds
-from benchlib.results.frames import Records
+from benchlib.results.frames import Records, row_dicts
 from benchlib.show.figures import (
     DASHED,
     LIGHT,
@@ -40,8 +40,6 @@ SHOWN = 8  # of many ranks: those that are last most and least often
 @styled
 def heat_map(run: Records, theme: Theme = LIGHT) -> Picture:
     """Bandwidth from each rank (row) to each other (column) at the largest size, and the slowest pair as a frame."""
-    import seaborn
-
     figure, axes = blank("pairs", theme, of_many=True)
     frame = series.table(run, "pairs").dropna(subset=["source", "target", "gbps"])
     frame = frame[(frame["source"] != frame["target"]) & (frame["gbps"] > 0)]
@@ -58,15 +56,21 @@ def heat_map(run: Records, theme: Theme = LIGHT) -> Picture:
     form = ".0f" if ranks > 8 or low >= 100 else ".1f"
     size = 11 if ranks <= 4 else 9 if ranks <= 8 else 5.5
     floor = min(low, 0.8 * high)  # pairs that are alike get like colours
-    seaborn.heatmap(
-        grid, ax=axes, cmap=scale, vmin=floor, vmax=high, square=True, annot=ranks <= WITH_NUMBERS,
-        fmt=form, annot_kws={"fontsize": size}, xticklabels=1 if ranks <= WITH_NAMES else 8,
-        yticklabels=1 if ranks <= WITH_NAMES else 8, cbar_kws={"label": "Gbps", "shrink": 0.9, "pad": 0.03},
-    )  # fmt: skip
+    cells = axes.pcolormesh(grid, cmap=scale, vmin=floor, vmax=high)
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
+    figure.colorbar(cells, label="Gbps", shrink=0.9, pad=0.03).outline.set_visible(False)
+    step = 1 if ranks <= WITH_NAMES else 8
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks([rank + 0.5 for rank in range(0, ranks, step)], [str(rank) for rank in range(0, ranks, step)])
     dark, bright = sorted((theme.card, theme.text))
-    for text in axes.texts:  # seaborn writes white upon bright blue
-        cell = scale((float(text.get_text()) - floor) / (high - floor))
-        text.set_color(dark if seaborn.utils.relative_luminance(cell) > 0.2 else bright)
+    for (row, column), value in np.ndenumerate(grid) if ranks <= WITH_NUMBERS else ():
+        if np.isfinite(value):
+            light = np.dot(cells.to_rgba(value)[:3], (0.299, 0.587, 0.114)) > 0.42
+            axes.text(
+                column + 0.5, row + 0.5, f"{value:{form}}", ha="center", va="center", fontsize=size,
+                color=dark if light else bright,
+            )  # fmt: skip
     axes.tick_params(rotation=0, labelsize=9 if ranks <= 10 else 7.5)
     axes.grid(False)
     slow = np.unravel_index(np.nanargmin(grid), grid.shape)
@@ -110,7 +114,7 @@ def crossover(run: Records, theme: Theme = LIGHT) -> Picture:
     axes.minorticks_off()
     crossings = series.table(run, "crossover").query("against == 'library' and algorithm in @ratios")
     facts = []
-    for row in series.rows(crossings[crossings["bytes"].between(first, last)]):
+    for row in row_dicts(crossings[crossings["bytes"].between(first, last)]):
         name, colour, about = row["algorithm"], colours[row["algorithm"]], _about(row["bytes"])
         axes.axvline(row["bytes"], color=colour, linewidth=1, linestyle=(0, (2, 2)))
         height = 0.02 + 0.07 * list(ratios).index(name)
@@ -118,7 +122,7 @@ def crossover(run: Records, theme: Theme = LIGHT) -> Picture:
              fontsize=8)  # fmt: skip
         facts.append(f"the {VARIANTS[name]} crosses the library at {about}")
     name_ends(axes, theme, ends)
-    facts += [f"{VARIANTS[row['algorithm']]}: {row['reason']}" for row in series.rows(crossings) if row["reason"]]
+    facts += [f"{VARIANTS[row['algorithm']]}: {row['reason']}" for row in row_dicts(crossings) if row["reason"]]
     best = every.nsmallest(1, "ratio").iloc[0]
     name = VARIANTS[best["algorithm"]]
     title = f"The library is fastest at every size; {name} comes nearest ({best['ratio']:.2f} ×)"
@@ -161,7 +165,7 @@ def overlap(run: Records, theme: Theme = LIGHT) -> Picture:
     for places, times in ((upper, apart), (lower, frame["together_us"])):
         for place, value in zip(places, times, strict=True):
             note(axes, seconds(1e-6 * value), (value * scale, place), (3, 0), fontsize=8.5)
-    items = series.rows(frame)
+    items = row_dicts(frame)
     label_rows(axes, [f"{words(item['operation'])}\n{size_text(item['bytes'])}" for item in items])
     axes.set_xlim(0, 1.18 * longest * scale)
     figure.legend(*axes.get_legend_handles_labels(), ncols=3, loc="outside lower center", handlelength=1)

@@ -95,7 +95,7 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
 
 def _exchange(numbers: Numbers, row: dict[str, Any], limit: tuple[float | None, str]) -> Collective:
     library, variant = str(numbers.facts.get("collective", "")), str(row.get("variant", ""))
-    own = variant in ("ring", "tree", "rs_ag", "direct")
+    own = variant in ("ring", "tree", "rs_ag", "flat", "direct")
     algbw, busbw, median_us = (row.get(name) for name in ("algbw_gbps", "busbw_gbps", "median_us"))
     return Collective(
         operation=row["operation"],
@@ -280,7 +280,9 @@ GOOD = {
     ("all_gather", "direct"): (0.6, 64 << 20),
     ("reduce_scatter", "direct"): (0.6, 64 << 20),
 }
-NAMES = {"ring": "the ring", "tree": "recursive doubling", "rs_ag": "reduce-scatter and all-gather"}
+NAMES = {
+    "ring": "the ring", "tree": "recursive doubling", "rs_ag": "reduce-scatter and all-gather", "flat": "gloo without groups",
+}  # fmt: skip
 HIGH_SKEW = 0.5  # of an operation's time, between the first and the last rank
 
 

@@ -239,10 +239,10 @@ def fit_rows(lines: dict[tuple[str, str], list[Taken]], dtype: str) -> list[Row]
 
 
 def crossover_rows(lines: dict[tuple[str, str], list[Taken]]) -> list[Row]:
-    """Return from which size on each algorithm of ours beats the library's all-reduce."""
+    """Return from which size on each other all-reduce beats the library's."""
     library = {taken.series.bytes: taken for taken in lines.get(("all_reduce", "library"), [])}
     rows = []
-    for name in ("ring", "tree", "rs_ag"):
+    for name in ("ring", "tree", "rs_ag", "flat"):
         line = [taken for taken in lines.get(("all_reduce", name), []) if taken.series.bytes in library]
         if not line or line[0].series.times_s.shape[1] < 2:
             continue

@@ -137,6 +137,9 @@ def _write(bench: Bench, run_dir: Path, startup_s: float) -> None:
         metrics=values,
         facts=facts,
         tables=bench.tables,
-        notes=[f"Cut: {text}." for text in bench.cut],
+        notes=[
+            *([f"Groups of the exchange: {bench.world.layout}."] if bench.world.layout else []),
+            *(f"Cut: {text}." for text in bench.cut),
+        ],
     )
     save_result(run_dir, result)

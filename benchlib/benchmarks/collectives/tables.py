@@ -17,7 +17,7 @@ from benchlib.core.definitions import NO_LIMIT, size_text
 from benchlib.core.stats import LEAST_FOR_P95
 from benchlib.core.text import quantity, seconds
 from benchlib.results import frames
-from benchlib.results.frames import Records
+from benchlib.results.frames import Records, indexed, row_dicts
 
 SERIES = {
     "operation": "", "variant": "", "dtype": "", "reduction": "", "in_place": False, "bytes": 0.0, "elements": 0.0, "rounds": 0.0,
@@ -46,12 +46,12 @@ WORDS = {
 }  # fmt: skip
 VARIANTS = {
     "library": "", "async": "async", "overlap": "overlapped", "direct": "direct", "ring": "ring", "tree": "recursive doubling",
-    "rs_ag": "reduce-scatter + all-gather",
+    "rs_ag": "reduce-scatter + all-gather", "flat": "gloo without groups",
 }  # fmt: skip
 # Every rank sends and receives at once in the first group; in the second one rank is the source or the target.
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send_recv")
-ALGORITHMS = ("ring", "tree", "rs_ag")
+ALGORITHMS = ("ring", "tree", "rs_ag", "flat")
 
 
 def words(operation: str, variant: str = "library") -> str:
@@ -68,11 +68,6 @@ def share_text(value: float) -> str:
 def table(run: Records, name: str) -> pd.DataFrame:
     """Return a table of ``COLUMNS`` with its columns: texts as they are, numbers as floats (NaN where there is none)."""
     return frames.typed(run, name, COLUMNS[name])
-
-
-def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a frame as plain values by column."""
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def main(run: Records) -> pd.DataFrame:
@@ -103,7 +98,7 @@ def series_lines(run: Records, column: str) -> dict[tuple[str, str], pd.DataFram
 def wrong(run: Records) -> set[tuple[str, str]]:
     """Return the operations and variants of which any series had a wrong element: their speed counts for nothing."""
     frame = table(run, "series")
-    return {(str(row["operation"]), str(row["variant"])) for row in rows(frame[frame["wrong_elements"] > 0])}
+    return {(str(row["operation"]), str(row["variant"])) for row in row_dicts(frame[frame["wrong_elements"] > 0])}
 
 
 def bounds(run: Records) -> dict[str, pd.DataFrame]:
@@ -125,8 +120,8 @@ def shares(run: Records) -> pd.DataFrame:
     }
     more = []
     for name in ("memory copy", "claimed link"):
-        measured = {(row["operation"], row["variant"]) for row in rows(frame[frame["bound"] == name])}
-        for row in rows(frame.drop_duplicates(["operation", "variant", "bytes"])):
+        measured = {(row["operation"], row["variant"]) for row in row_dicts(frame[frame["bound"] == name])}
+        for row in row_dicts(frame.drop_duplicates(["operation", "variant", "bytes"])):
             if (row["operation"], row["variant"]) in measured or name not in limits:
                 continue
             at = limits[name][limits[name]["bytes"].isna() | (limits[name]["bytes"] == row["bytes"])]["gbps"]
@@ -198,7 +193,7 @@ def apart(run: Records, operation: str) -> pd.DataFrame:
     wanted = {"operation", "variant", "dtype", "reduction", "in_place", "bytes", "round", "rank", "seconds"}
     if chosen.empty or not wanted <= set(raw.columns):
         return pd.DataFrame()
-    first = rows(chosen)[0]
+    first = row_dicts(chosen)[0]
     same = raw["bytes"].isin(chosen["bytes"])
     for name in ("operation", "variant", "dtype", "reduction", "in_place"):
         same &= raw[name] == first[name]
@@ -249,7 +244,7 @@ def verified(run: Records) -> pd.DataFrame:
         rest = [checked - frame["checked_elements"].sum(), max(0, bad - frame["wrong_elements"].sum())]
         counts = dict(zip(("elements compared", "wrong"), (f"{count:,.0f}" for count in rest), strict=True))
         entries.append(dict.fromkeys(entries[0], NOTHING) | {"operation": OTHERS} | counts)
-    return _indexed(entries, "operation", "No collective was timed.")
+    return indexed(entries, "operation", "No collective was timed.")
 
 
 def wrong_table(run: Records) -> pd.DataFrame:
@@ -261,9 +256,9 @@ def wrong_table(run: Records) -> pd.DataFrame:
             "compared": f"{row['checked_elements']:,.0f}",
             "first": row["first"],
         }
-        for row in rows(table(run, "wrong"))
+        for row in row_dicts(table(run, "wrong"))
     ]
-    return _indexed(entries, "case", "No element was wrong.")
+    return indexed(entries, "case", "No element was wrong.")
 
 
 def bandwidth(run: Records) -> pd.DataFrame:
@@ -272,29 +267,29 @@ def bandwidth(run: Records) -> pd.DataFrame:
     sizes = [column for column in entries[0] if column != BANDWIDTH] if entries else []
     for name, frame in bounds(run).items():
         if name != "claimed link":
-            at = {size_text(row["bytes"]): quantity(row["gbps"]) for row in rows(frame) if row["bytes"] > 0}
+            at = {size_text(row["bytes"]): quantity(row["gbps"]) for row in row_dicts(frame) if row["bytes"] > 0}
         else:
             at = dict.fromkeys(sizes, quantity(float(frame["gbps"].max())))
         if entries:
             entries.append({BANDWIDTH: name.replace("tcp", "TCP")} | {size: at.get(size, NOTHING) for size in sizes})
-    return _indexed(entries, BANDWIDTH, "No bandwidth between ranks was measured.")
+    return indexed(entries, BANDWIDTH, "No bandwidth between ranks was measured.")
 
 
 def times(run: Records) -> pd.DataFrame:
     """Return the median time of the slowest rank by operation and variant (rows) and size (columns)."""
     entries = _by_size(run, TIME, "median_us", lambda value: seconds(1e-6 * value))
-    return _indexed(entries, TIME, "No time was recorded.")
+    return indexed(entries, TIME, "No time was recorded.")
 
 
 def spread(run: Records) -> pd.DataFrame:
     """Return how the times of each operation are spread, and both its bandwidths: at the smallest, a middle and the largest size."""
     entries = []
     for _, group in main(run).groupby(["operation", "variant"], sort=False):
-        items = rows(group.dropna(subset=["median_us"]))
+        items = row_dicts(group.dropna(subset=["median_us"]))
         entries += [items[at] for at in sorted({0, len(items) // 2, len(items) - 1}) if items]
     order = _order(pd.Series([item["operation"] for item in entries], dtype=str))
     entries.sort(key=lambda item: (order.index(item["operation"]), item["variant"] != "library", item["variant"]))
-    return _indexed([_spread_row(item) for item in entries], "operation", "No time was recorded.")
+    return indexed([_spread_row(item) for item in entries], "operation", "No time was recorded.")
 
 
 def _spread_row(item: dict[str, Any]) -> dict[str, str]:
@@ -323,7 +318,7 @@ def _by_size(run: Records, head: str, column: str, write: Any) -> list[dict[str,
     order = _order(pd.Series([key[0] for key in lines], dtype=str))
     entries = []
     for operation, variant in sorted(lines, key=lambda key: (order.index(key[0]), key[1] != "library", key[1])):
-        at = {row["bytes"]: write(row["value"]) for row in rows(lines[operation, variant])}
+        at = {row["bytes"]: write(row["value"]) for row in row_dicts(lines[operation, variant])}
         if set(at) & set(kept):
             entries.append(
                 {head: words(operation, variant)} | {size_text(size): at.get(size, NOTHING) for size in kept}
@@ -347,9 +342,9 @@ def shares_table(run: Records) -> pd.DataFrame:
             "target": _or(row["target"], definitions.share_text, NOTHING),
             "measured": "in turns" if row["bound"].startswith("tcp") else "by size",
         }
-        for row in rows(shares(run))
+        for row in row_dicts(shares(run))
     ]
-    return _indexed(entries, "operation", "No operation was measured beside a limit.")
+    return indexed(entries, "operation", "No operation was measured beside a limit.")
 
 
 def fits(run: Records) -> pd.DataFrame:
@@ -367,9 +362,9 @@ def fits(run: Records) -> pd.DataFrame:
             "residual (rms)": _or_nothing(100 * row["residual"], "{:.1f} %"),
             "sizes": f"{row['points']:.0f}, {size_text(row['from_bytes'])} to {size_text(row['to_bytes'])}",
         }
-        for row in rows(frame)
+        for row in row_dicts(frame)
     ]
-    return _indexed(entries, "operation", "No start-up time and bandwidth were fitted.")
+    return indexed(entries, "operation", "No start-up time and bandwidth were fitted.")
 
 
 def gradients(run: Records) -> pd.DataFrame:
@@ -382,9 +377,9 @@ def gradients(run: Records) -> pd.DataFrame:
             "status": row["status"],
             "reason": row["reason"],
         }
-        for row in rows(table(run, "gradients"))
+        for row in row_dicts(table(run, "gradients"))
     ]
-    return _indexed(entries, "library", "No gradients were compared.")
+    return indexed(entries, "library", "No gradients were compared.")
 
 
 def unsupported(run: Records) -> pd.DataFrame:
@@ -398,7 +393,7 @@ def unsupported(run: Records) -> pd.DataFrame:
             "reductions": _listed(part["reduction"]),
             "reason": str(reason),
         })  # fmt: skip
-    return _indexed(entries, "operation", "The library has everything that was asked for.")
+    return indexed(entries, "operation", "The library has everything that was asked for.")
 
 
 def others(run: Records) -> pd.DataFrame:
@@ -408,10 +403,10 @@ def others(run: Records) -> pd.DataFrame:
         (operation, row["bytes"]): row["value"]
         for (operation, variant), line in series_lines(run, "busbw_gbps").items()
         if variant == "library"
-        for row in rows(line)
+        for row in row_dicts(line)
     }
     entries = []
-    for row in rows(frame[frame["busbw_gbps"].notna()]):
+    for row in row_dicts(frame[frame["busbw_gbps"].notna()]):
         here = own.get((row["operation"], row["bytes"]))
         ratio = quantity(here / row["busbw_gbps"]) if here and row["busbw_gbps"] > 0 else NOTHING
         entries.append({
@@ -425,7 +420,7 @@ def others(run: Records) -> pd.DataFrame:
             "wrong": _or_nothing(row["wrong_elements"], "{:,.0f}"),
             "source": row["source"],
         })  # fmt: skip
-    return _indexed(entries, "operation", "No results of nccl-tests were named (parameter nccl_tests).")
+    return indexed(entries, "operation", "No results of nccl-tests were named (parameter nccl_tests).")
 
 
 def _order(operations: pd.Series) -> list[str]:
@@ -445,11 +440,6 @@ def _or(value: float, write: Callable[[float], str], missing: str) -> str:
     return missing if math.isnan(value) else write(value)
 
 
-def _indexed(entries: list[dict[str, Any]], index: str, missing: str) -> pd.DataFrame:
-    """Return the rows, or one row that says what is missing."""
-    return pd.DataFrame(entries).set_index(index) if entries else pd.DataFrame({"": [missing]}).set_index("")
-
-
 # What a report shows in place of the raw tables, under these headings; all rows are in result.json.
 TABLES: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Wrong results": wrong_table,
@@ -467,5 +457,4 @@ TABLES: dict[str, Callable[[Records], pd.DataFrame]] = {
 
 def report(run: Records) -> dict[str, list[dict[str, Any]]]:
     """Return the views that have something to show, as rows of texts."""
-    frames = {heading: view(run) for heading, view in TABLES.items()}
-    return {heading: rows(frame.reset_index()) for heading, frame in frames.items() if len(frame.columns)}
+    return frames.report(run, TABLES)

@@ -1,10 +1,11 @@
 """Parameters of the SQuAD benchmark. The defaults are those of the smoke tier."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
+from benchlib.benchmarks.squad import shares
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core.errors import UserError
 
@@ -18,7 +19,9 @@ class SquadConfig(BaseConfig):
     ``max_length`` tokens, of which a long paragraph gives several.
     """
 
-    PATHS: ClassVar[dict[str, bool]] = {"train_file": True, "eval_file": True, "resume": True, "model": False}
+    PATHS: ClassVar[dict[str, bool]] = {
+        "train_file": True, "eval_file": True, "resume": True, "model": False, "balance": False,
+    }  # fmt: skip
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "train_file", "learning_rate": "model"}
 
     benchmark: Literal["squad"] = "squad"
@@ -48,7 +51,10 @@ class SquadConfig(BaseConfig):
     max_length: int = Field(384, ge=16, le=8192, description="tokens per window: question and part of the context")
     doc_stride: int = Field(128, ge=0, le=8192, description="tokens shared by neighbouring windows")
 
-    engine: Literal["native", "trainer"] = Field("native", description="benchlib's loop or transformers' Trainer")
+    engine: Literal["native", "compiled", "trainer"] = Field(
+        "native",
+        description="benchlib's loop, the same with forward and backward pass in XLA, or transformers' Trainer",
+    )
     trainer_padding: Literal["max_length", "longest"] = Field("max_length", description="padding with engine=trainer")
     epochs: float = Field(1.0, gt=0, le=1000, description="passes over the training features")
     max_steps: int = Field(0, ge=0, description="maximum optimizer steps; 0: limited by the budget only")
@@ -73,6 +79,23 @@ class SquadConfig(BaseConfig):
         0, ge=-1, description="optimizer steps between checkpoints; 0: only at the end, -1: none"
     )
     resume: str = Field("", description="folder of an interrupted run to continue from its last checkpoint")
+
+    balance: str = Field(
+        "off",
+        min_length=1,
+        description="split of the global batch: off (even), auto (by speed), or an earlier run's plan",
+    )
+    memory_limits_gb: list[Annotated[float, Field(gt=0)]] = Field(
+        [], description="memory that a split may fill, of each rank in GB; none: what its device has"
+    )
+    bf16_ranks: list[Annotated[int, Field(ge=0)]] = Field(
+        [], description="ranks that compute in bf16 beside the others in fp32"
+    )
+    planted_work: list[PositiveInt] = Field(
+        [], description="how often each rank does its work, of which it counts one: slow ranks on purpose"
+    )
+    planted_drift: list[PositiveInt] = Field([], description="the same after planted_drift_step steps")
+    planted_drift_step: int = Field(0, ge=0, description="optimizer steps before planted_drift holds")
 
     n_best: int = Field(20, ge=1, le=1000, description="start and end positions considered for a span")
     max_answer_tokens: int = Field(30, ge=1, le=512, description="longest answer, in tokens")
@@ -115,13 +138,57 @@ class SquadConfig(BaseConfig):
             raise ValueError(
                 f"doc_stride = {self.doc_stride} must be smaller than max_length - 3 = {self.max_length - 3}, else windows never advance"
             )
+        if self.engine == "compiled":
+            self._for_xla()
         return self
 
+    @model_validator(mode="after")
+    def _unlike_ranks_need_the_own_loop(self) -> "SquadConfig":
+        names = ("memory_limits_gb", "bf16_ranks", "planted_work", "planted_drift")
+        used = [f"balance = {self.balance}"] * (self.balance != "off")
+        used += [f"{name} = {','.join(map(str, value))}" for name in names if (value := getattr(self, name))]
+        if self.engine != "native" and used:
+            raise ValueError(
+                f"{used[0]} with engine = {self.engine}, which gives every rank the same work: set engine=native"
+            )
+        if self.memory_limits_gb and self.balance == "off":
+            raise ValueError(f"{used[0]} limits what a split gives to a rank: set balance=auto")
+        if self.bf16_ranks and self.precision != "fp32":
+            raise ValueError(
+                f"{used[-1]} with precision = {self.precision}: the other ranks compute in fp32, leave it out"
+            )
+        if bool(self.planted_drift) != bool(self.planted_drift_step):
+            raise ValueError("planted_drift and planted_drift_step go together: set both")
+        return self
+
+    def _for_xla(self) -> None:
+        if self.precision != "fp32" or self.compile:
+            raise ValueError("engine = compiled trains in fp32 by XLA: set precision=fp32 and compile=false")
+        for name in ("attention_dropout", "hidden_dropout"):
+            if getattr(self, name) > 0:
+                raise ValueError(
+                    f"{name} = {getattr(self, name):g}: engine = compiled trains without dropout; set 0, or -1 and engine=native"
+                )
+
     def check_whole(self) -> None:
-        """Raise ``UserError`` also for a precision that the backend does not have."""
+        """Raise ``UserError`` also for a precision that the backend does not have, and for lists of other ranks than these."""
         super().check_whole()
+        for name in ("memory_limits_gb", "planted_work", "planted_drift"):
+            if (count := len(getattr(self, name))) not in (0, self.world_size):
+                raise UserError(f"{name} has {count} numbers for {self.world_size} ranks: give one for each rank")
+        if self.balance not in ("auto", "off"):
+            plan = shares.load(self.balance)
+            theirs, ours = (plan.global_batch, len(plan.ranks)), (self.global_batch, self.world_size)
+            if theirs != ours:
+                raise UserError(
+                    f"balance = {self.balance}: its plan is for {theirs[0]} samples a step on {theirs[1]} ranks, this run has {ours[0]} on {ours[1]}: make one with balance=auto"
+                )
+        if beyond := [rank for rank in self.bf16_ranks if rank >= self.world_size]:
+            raise UserError(f"bf16_ranks = {beyond[0]}: there are {self.world_size} ranks, numbered from 0")
         if self.backend == "cpu" and self.precision == "fp16":
             raise UserError("precision = 'fp16': a CPU has no fast fp16; use bf16 or fp32")
+        if self.backend != "cpu" and self.engine == "compiled":
+            raise UserError(f"engine = compiled trains on CPUs: use backend cpu, or engine=native on {self.backend}")
 
     def check_precision(self, lacks: Mapping[str, str]) -> None:
         """Raise ``UserError`` for a precision that the device does not support."""
@@ -132,6 +199,30 @@ class SquadConfig(BaseConfig):
     def global_batch(self) -> int:
         """Samples per optimizer step over all ranks."""
         return self.batch_size * self.accumulation * self.world_size
+
+    def precision_of(self, rank: int) -> str:
+        """Return the precision of a rank's matrix products."""
+        return "bf16" if rank in self.bf16_ranks else self.precision
+
+    def work_of(self, rank: int, step: int = 0) -> int:
+        """Return how often a rank does the work of a step, numbered from 0: more than once where that was planted."""
+        planted = self.planted_drift if self.planted_drift and step >= self.planted_drift_step else self.planted_work
+        return planted[rank] if planted else 1
+
+    def on_purpose(self) -> list[str]:
+        """Say in sentences what was done to the ranks, for the report."""
+        notes = []
+        if self.planted_work or self.planted_drift:
+            text = f"The ranks did their work {','.join(map(str, self.planted_work or [1] * self.world_size))} times on purpose"
+            if self.planted_drift:
+                text += f", {','.join(map(str, self.planted_drift))} times after {self.planted_drift_step} steps"
+            notes.append(f"{text}, and counted it once: their speed is not the machine's.")
+        if self.bf16_ranks:
+            notes.append(f"Ranks {', '.join(map(str, self.bf16_ranks))} computed in bf16, the others in fp32.")
+        if self.memory_limits_gb:
+            limits = ", ".join(f"{limit:g}" for limit in self.memory_limits_gb)
+            notes.append(f"The split kept to declared memory limits: {limits} GB.")
+        return notes
 
     def scope(self) -> str:
         """Return the suffix of the names of speed metrics: '' for a real model on SQuAD, else what stands in for it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from benchlib.benchmarks.squad import figures_unlike
 from benchlib.show import training
 from benchlib.show.figures import Picture
 
@@ -12,4 +13,5 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     "time-split": training.time_split,
     "memory": training.memory,
     "rank-skew": training.rank_skew,
+    **figures_unlike.FIGURES,
 }

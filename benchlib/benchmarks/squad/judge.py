@@ -2,14 +2,17 @@
 sentences, and the values that can stand beside published figures.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from benchlib.benchmarks.squad import judge_unlike, shares
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.config.schema import EMBEDDED_MODEL
+from benchlib.core import model_files, squad_score
 from benchlib.core.errors import UserError
-from benchlib.core.files import read_object
+from benchlib.core.files import read_bytes, read_object
 from benchlib.core.stats import drift_text, smoothed, smoothing_window
 from benchlib.core.text import quantity, seconds
 from benchlib.judge.baselines import Comparison, regression_checks
@@ -22,14 +25,15 @@ from benchlib.judge.checks import (
     limit_check,
     rule_check,
 )
-from benchlib.judge.impossible.claim import Claim, Collective, Compute, Latency, Learning, Speed
-from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.claim import Claim, Collective, Compute, Latency, Learning, Speed, Whole
+from benchlib.judge.impossible.own import Numbers, own_claims, steps_claim
 from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.references import registry
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
+PREDICTIONS, ANSWERS = "predictions.json", "answers.json"
 F1_TOLERANCE = 0.5  # points around the published F1; the spread by seed is 0.16 to 0.24, so less would be noise
 # The rules that a check of its own shows; "numbers agree" stands for all others.
 SHOWN = ("sample count", "learning rate", "loss falls", "possible scores", "possible values", "below the peak")
@@ -52,7 +56,11 @@ TARGETS = {  # the parameter of each target, by the name of its check
 
 
 def refuse(config: SquadConfig) -> None:
-    """Raise ``UserError`` for a run to resume that is of another benchmark or has no checkpoints."""
+    """Raise ``UserError`` for a model folder that is not whole, a plan that cannot be read, a run to resume of another benchmark
+    or without checkpoints."""
+    model_files.check(config.model, weights=config.init != "random")
+    if config.balance not in ("auto", "off"):
+        shares.load(config.balance)  # check_whole compares it with the ranks, which are not known yet
     if not config.resume:
         return
     folder = Path(config.resume)
@@ -130,6 +138,7 @@ def _sanity(run: Run) -> list[Check]:
         finite_check(stated),
         _possible_quality(result, _quality(run), stated),
         _whole_training(config, result),
+        *_newest_checkpoint(result),
         rule_check(
             "possible speed",
             "Is the achieved FLOP rate below the measured peak?",
@@ -138,6 +147,7 @@ def _sanity(run: Run) -> list[Check]:
             missing=_why_no_rate(result, config.scope()),
         ),
         agreement_check(stated, SHOWN),
+        *judge_unlike.checks(config, result),
     ]
 
 
@@ -189,6 +199,21 @@ def _whole_training(config: SquadConfig, result: Result) -> Check:
     reason = f"{share:.0%} of the training: {result.facts['plan_reason']}"
     gates = not config.max_steps
     return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, value=share, gates=gates)
+
+
+def _newest_checkpoint(result: Result) -> list[Check]:
+    """List newer checkpoints that were damaged: what was trained after the one that is left was trained again."""
+    faults, step = result.facts.get("checkpoints_passed_over"), result.facts.get("resumed_step") or 0
+    if not faults:
+        return []
+    begun = f"the training went on from step {step:,}" if step else "the training was begun anew"
+    question = "Was the newest checkpoint intact?"
+    reason = f"{begun}, since newer checkpoints are damaged: {'; '.join(map(str, faults))}"
+    return [
+        Check(
+            name="newest checkpoint", kind="outcome", question=question, status="AMBIGUOUS", reason=reason, gates=False
+        )
+    ]
 
 
 def _targets(config: SquadConfig, result: Result, quality: str) -> list[Check]:
@@ -307,6 +332,7 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
         loss_last=float(curve[-1]) if curve is not None else None,
         f1=value("f1"),
         exact_match=value("exact_match"),
+        **_of_answers(numbers),
         shares=shares,
     )
     compute = Compute(
@@ -316,13 +342,45 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
         peak_flops=numbers.positive("matmul_peak_flops"),
         peak_kind="measured",
     )
-    yield Claim(subject="training", learning=learning, compute=compute, latencies=_rank_steps(numbers))
+    latencies, wholes = _rank_steps(numbers), _whole_time(numbers)
+    yield Claim(subject="training", learning=learning, compute=compute, latencies=latencies, wholes=wholes)
+    yield steps_claim(numbers)
     busbw, algbw = value("allreduce_gbps"), value("allreduce_algbw_gbps")
     if busbw is not None and algbw is not None:
         exchange = Collective(
             operation="all_reduce", ranks=ranks, algbw_gbytes_per_s=algbw / 8, busbw_gbytes_per_s=busbw / 8
         )
         yield Claim(subject="all-reduce", collective=exchange)
+
+
+def _of_answers(numbers: Numbers) -> dict[str, Any]:
+    """Return the scores that the stored predictions give with the gold answers, which the result names by their SHA-256."""
+    folder, digest = numbers.folder, numbers.facts.get("answers_sha256")
+    if folder is None or not digest:
+        return {}
+    gold = folder / ANSWERS
+    if hashlib.sha256(read_bytes(gold)).hexdigest() != digest:
+        raise UserError(f"{gold}: not the gold answers of this run (its SHA-256 is not the one in result.json)")
+    predictions, answers = read_object(folder / PREDICTIONS, {}), read_object(gold, {})
+    foreign = [name for name, text in predictions.items() if name not in answers or not isinstance(text, str)]
+    if foreign:
+        raise UserError(
+            f"{folder / PREDICTIONS}: {len(foreign)} are no answers to its questions, such as {foreign[0][:40]!r}"
+        )
+    exact, f1 = squad_score.means(predictions, answers)
+    return {"answers_f1": f1, "answers_exact_match": exact}
+
+
+def _whole_time(numbers: Numbers) -> list[Whole]:
+    """Return the time of the run with its parts, which follow each other, and the start with its own part."""
+    value, wholes = numbers.value, []
+    parts = {name: part for name in ("startup_s", "train_s", "evaluate_s") if (part := value(name)) is not None}
+    if (total_s := numbers.positive("total_s")) and parts:
+        wholes.append(Whole(name="the run", whole=total_s, parts=parts, apart=True))
+    features_s, startup_s = value("features_s"), numbers.positive("startup_s")
+    if startup_s and features_s is not None:
+        wholes.append(Whole(name="the start", whole=startup_s, parts={"features_s": features_s}))
+    return wholes
 
 
 def _steady_steps(numbers: Numbers, rate: float) -> Speed:
@@ -369,6 +427,7 @@ def reading(run: Run) -> list[str]:
         _speed(config, result, drift_text(run.samples.get(f"train_samples_per_s{config.scope()}", []))),
         _split(run),
         _exchange(config, result),
+        *judge_unlike.reading(config, result),
         summary(run),
         _validity(config, share, result.facts),
     ]

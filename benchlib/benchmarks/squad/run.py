@@ -16,6 +16,7 @@ import transformers
 
 from benchlib.benchmarks.squad import metrics
 from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.benchmarks.squad.judge import ANSWERS, PREDICTIONS
 from benchlib.benchmarks.squad.steps import Task, Trained, load_data, load_model
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
 from benchlib.core import files
@@ -38,7 +39,11 @@ from benchlib.workloads.features import Features
 from benchlib.workloads.squad_text import Example
 
 # ``module:function`` of (Task) -> Trained, imported when used: the Trainer alone takes two seconds to import.
-ENGINES = {"native": "benchlib.benchmarks.squad.train:train", "trainer": "benchlib.benchmarks.squad.trainer:train"}
+ENGINES = {
+    "native": "benchlib.benchmarks.squad.train:train",
+    "compiled": "benchlib.benchmarks.squad.compiled:train",
+    "trainer": "benchlib.benchmarks.squad.trainer:train",
+}
 
 EXCHANGE_S = 1.5  # of all-reduces of the gradient buckets; with restoring and comparing up to three times that
 PEAK_S = 0.3  # of matrix products of each size
@@ -48,11 +53,11 @@ _AROUND = 120  # characters of context on each side of the gold answer in the ta
 
 Part = TypeVar("Part")
 
-_FROM_THE_START = "after a failure the training begins anew, since only engine=native with checkpoint_every=STEPS leaves checkpoints on its way"
+_FROM_THE_START = "after a failure the training begins anew, since only checkpoint_every=STEPS, and not with engine=trainer, leaves checkpoints on its way"
 
 
 def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
-    """Train, evaluate and measure; rank 0 leaves ``result.json``, ``samples.parquet`` and ``predictions.json``."""
+    """Train, evaluate and measure; rank 0 leaves ``result.json``, ``samples.parquet``, ``predictions.json`` and ``answers.json``."""
     if not isinstance(config, SquadConfig):
         raise UserError(f"benchmark = {config.benchmark}: this is the squad benchmark")
     events.emit("phase", name="init")
@@ -95,9 +100,11 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         config=config, world=here, loaded=loaded, examples=split.train, features=train_features, events=events, run_dir=run_dir,
         deadline=launched.monotonic + config.budget_s, eval_tokens=len(eval_features.input_ids),
     )  # fmt: skip
-    before = peaks.all_ranks_peak(here, config.precision, PEAK_S)
-    trained = _engine(config.engine)(task)
+    precision = config.precision_of(here.rank)
+    before = peaks.all_ranks_peak(here, precision, PEAK_S)
+    trained = engine(config.engine)(task)
     memory, memory_reason = devices.peak_memory_bytes(here.device)
+    trained.notes += [f"groups of the gradient exchange: {here.layout}"] * bool(here.layout)
 
     events.emit("phase", name="evaluate")
     began = Moment.now()
@@ -112,7 +119,7 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
     evaluate_s = began.since()
 
     exchange = _exchange(trained, here, config.planted_slowdown)
-    after = peaks.all_ranks_peak(here, config.precision, PEAK_S)
+    after = peaks.all_ranks_peak(here, precision, PEAK_S)
     resident = all_gather_objects(devices.peak_resident_bytes())
     by_rank = all_gather_objects(memory)
     if not here.main:
@@ -121,7 +128,7 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
     events.emit("phase", name="write")
     # Twice, since a busy neighbour lowers a peak and nothing raises it.
     peak, peak_reason = max(
-        (before, after, recorded_peaks.highest(run_dir, config.precision, here.size)),
+        (before, after, recorded_peaks.highest(run_dir, _precision(config), here.size)),
         key=lambda measurement: measurement[0] or 0.0,
     )
     sensed = read_events(run_dir, {"sensor", "sensors"})
@@ -158,12 +165,15 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
         ),
         measured("train_s", trained.train_s, "s", "lower"),
         measured("evaluate_s", evaluate_s, "s", "lower", reason="prediction, spans and scores"),
+        *trained.more.metrics,
         measured("total_s", launched.since(), "s", "lower", reason="from the launch to the result"),
     ]
     throughput = result.metric(f"train_samples_per_s{scope}")
     result.facts = _facts(config, trained, loaded, split, train_features, eval_features) | {
         "restarts": restarted,
+        "answers_sha256": _gold_answers(run_dir, split),
         "throughput_drift": drift_text(throughput.samples if throughput else []),
+        **trained.more.facts,
     }
     result.tables = {
         "misses": misses(split.eval, predictions, scores["per_question"]),
@@ -171,16 +181,30 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
             Columns(trained.table[metrics.steady_from(trained) :]), trained.samples_seen, resident, by_rank
         ),
         "devices": device_rows(sensed, *window),
+        **trained.more.tables,
     }
-    result.notes = [split.description, trained.plan.reason, *_of_restarts(config, restarted, trained), *trained.notes]
+    result.notes = [
+        split.description,
+        trained.plan.reason,
+        *_of_restarts(config, restarted, trained),
+        *trained.notes,
+        *trained.more.notes,
+    ]
     result.status, result.ended_at = "complete", launched.wall + launched.since()
-    write_json(run_dir / "predictions.json", predictions)
+    write_json(run_dir / PREDICTIONS, predictions)
     save_result(run_dir, result)
+
+
+def _gold_answers(run_dir: Path, split: squad_data.Split) -> str:
+    """Write the gold answers by question, for whoever judges the predictions again, and return the file's SHA-256."""
+    answers = {example.id: list(dict.fromkeys(text for text, _ in example.answers)) for example in split.eval}
+    write_json(run_dir / ANSWERS, answers)
+    return sha256(run_dir / ANSWERS)
 
 
 def _of_restarts(config: SquadConfig, count: int, trained: Trained) -> list[str]:
     if not count:
-        without = config.engine != "native" or config.checkpoint_every <= 0
+        without = config.engine == "trainer" or config.checkpoint_every <= 0
         return [f"max_restarts = {config.max_restarts}: {_FROM_THE_START}"] if config.max_restarts and without else []
     start = f"continued after step {trained.resumed_step:,}" if trained.resumed_step else "begun anew"
     return [
@@ -188,7 +212,8 @@ def _of_restarts(config: SquadConfig, count: int, trained: Trained) -> list[str]
     ]
 
 
-def _engine(name: str) -> Callable[[Task], Trained]:
+def engine(name: str) -> Callable[[Task], Trained]:
+    """Return what trains, by its name in ``ENGINES``."""
     module, _, function = ENGINES[name].partition(":")
     return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
 
@@ -246,12 +271,18 @@ def _facts(
         "questions": {"train": len(split.train), "eval": len(split.eval)},
         "bucket_bytes": trained.bucket_bytes,
         "resumed_step": trained.resumed_step,
-        "precision": config.precision,
+        "checkpoints_passed_over": trained.passed_over,
+        "precision": _precision(config),
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "data_sha256": split.sha256,
         "identity": _identity(config, split, trained),
     }
+
+
+def _precision(config: SquadConfig) -> str:
+    """Return the precision of matrix products in words: of ranks of two kinds, whose peaks no other run has, both."""
+    return config.precision + (f", bf16 on ranks {','.join(map(str, config.bf16_ranks))}" if config.bf16_ranks else "")
 
 
 def _identity(config: SquadConfig, split: squad_data.Split, trained: Trained) -> dict[str, Any]:
@@ -272,6 +303,8 @@ def _identity(config: SquadConfig, split: squad_data.Split, trained: Trained) ->
         identity["model"] = f"folder:{digest.hexdigest()[:16]}"
     if config.data == "files":
         identity |= {"train_file": f"data:{split.sha256[:16]}", "eval_file": f"data:{split.sha256[:16]}"}
+    if "balance" in trained.more.facts and config.balance != "auto":
+        identity["balance"] = trained.more.facts["balance"]["shares"]
     return identity
 
 

@@ -16,6 +16,7 @@ import torch
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.core.definitions import encoder_train_flops
 from benchlib.core.events import EventWriter, Moment
+from benchlib.results.metrics import Metric
 from benchlib.runtime import devices
 from benchlib.runtime.checkpoint import rng_state, set_rng_state
 from benchlib.runtime.group import World
@@ -104,9 +105,20 @@ class Task:
 
 
 @dataclass
+class More:
+    """What an engine adds to the result: tables, metrics, facts and sentences of its own."""
+
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    metrics: list[Metric] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Trained:
     """What an engine leaves. ``table`` is ``StepLog.table``; ``checksums`` has a list with one text per rank for each
-    comparison; ``bucket_bytes`` are the sizes of the gradient messages of a step; ``resumed_step`` counts the steps of
+    comparison; ``bucket_bytes`` are the sizes of the gradient messages of a step; ``passed_over`` says what was
+    wrong with newer checkpoints than the one that it went on from; ``resumed_step`` counts the steps of
     an earlier run that this one continued.
     """
 
@@ -119,7 +131,9 @@ class Trained:
     train_s: float
     checksums: list[list[str]] = field(default_factory=list)
     resumed_step: int = 0
+    passed_over: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    more: More = field(default_factory=More)
 
 
 def load_data(config: SquadConfig) -> squad_data.Split:
@@ -153,11 +167,12 @@ def qa_loss(model: Any, batch: MicroBatch, precision: str) -> torch.Tensor:
         output = model(**batch.inputs)
     assert batch.start is not None and batch.end is not None
     # Padding must not take part in the softmax: how much there is depends on the neighbours in the micro-batch, and with
-    # it the loss would depend on the number of ranks. fp32: bf16 loses the digits that a loss is made of.
+    # it the loss would depend on the number of ranks. fp32 at least: bf16 loses the digits that a loss is made of.
     padding = batch.inputs["attention_mask"] == 0
+    exact = torch.promote_types(output.start_logits.dtype, torch.float32)
     losses = [
         torch.nn.functional.cross_entropy(
-            logits.float().masked_fill(padding, torch.finfo(torch.float32).min), target, reduction="sum"
+            logits.to(exact).masked_fill(padding, torch.finfo(exact).min), target, reduction="sum"
         )
         for logits, target in ((output.start_logits, batch.start), (output.end_logits, batch.end))
     ]

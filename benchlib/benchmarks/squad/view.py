@@ -7,11 +7,11 @@ from benchlib.core.text import stand_ins
 
 
 def warnings(config: Any, result: Any) -> list[str]:
-    """Return what limits the meaning of the result: stand-ins, a training that was cut, a speed that drifted."""
+    """Return what limits the meaning of the result: stand-ins, unlike ranks on purpose, a training that was cut, a drift."""
     facts = result.facts if result else {}
     share = facts.get("epoch_share", 1.0)
     share = float(share) if isinstance(share, (int, float)) else 1.0
-    sentences = stand_ins(config.quality_scope(share), facts.get("model"))
+    sentences = stand_ins(config.quality_scope(share), facts.get("model")) + config.on_purpose()
     if share < 1:
         counts = [facts.get(name) for name in ("planned_steps", "total_steps")]
         steps = f", {counts[0]:,} of {counts[1]:,} steps" if all(isinstance(count, int) for count in counts) else ""
@@ -20,6 +20,15 @@ def warnings(config: Any, result: Any) -> list[str]:
     if facts.get("throughput_drift"):
         sentences.append(f"Training throughput {facts['throughput_drift']} samples/s by quarter: no steady state.")
     return sentences
+
+
+def tables(run: Any) -> dict[str, list[dict[Any, Any]]]:
+    """Return the tables of the report: those of unlike ranks with their units, without the steps, which pictures show."""
+    from benchlib.benchmarks.squad import tables as unlike  # pandas takes a while to import
+
+    rest = {name: rows for name, rows in run.result.tables.items() if name not in (*unlike.COLUMNS, "unlike_steps")}
+    laid_out = ("misses", "ranks")  # by the report itself
+    return {name if name in laid_out else VIEW.heading(name): rows for name, rows in rest.items()} | unlike.report(run)
 
 
 VIEW = View(
@@ -43,9 +52,21 @@ VIEW = View(
         "resident_memory_gb": "Resident memory",
         "device_memory_gb": "Device memory",
         "mfu": "Model FLOP utilisation",
+        "balance_distance": "Split, times the best",
+        "balance_wait_share": "Waiting for slower ranks",
     },
+    tables=tables,
     warnings=warnings,
     rate="train_samples_per_s",
     batch=("batch_size", "accumulation"),
-    ways=("engine", "attention", "compile", "fused_optimizer", "fast_dropout", "bucket_cap_mb"),
+    ways=(
+        "engine",
+        "attention",
+        "compile",
+        "fused_optimizer",
+        "fast_dropout",
+        "bucket_cap_mb",
+        "balance",
+        "bf16_ranks",
+    ),
 )

@@ -1,0 +1,146 @@
+"""The same training with loss and gradients computed by XLA: the joint graph of torch.export as StableHLO text.
+
+Weights are arguments of the program, so the optimizer stays torch's and the loop, batches and schedule are those of the native engine.
+Gradients are added over the ranks when the program has returned all of them: nothing of the exchange is hidden behind the
+backward pass. Dropout is off. Shapes are static: lengths are padded to a multiple of 64 tokens, a micro-batch with fewer rows
+than the others is filled with rows of weight 0, and each shape is compiled once, before the training where it is foreseeable.
+
+Letters: B rows, S tokens.
+"""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from benchlib.benchmarks.squad import train as loop
+from benchlib.benchmarks.squad.steps import Task, Trained, total_steps
+from benchlib.core import mlir
+from benchlib.runtime.steps import keep_alive
+from benchlib.runtime.timing import Clock, GradientExchange
+from benchlib.workloads.batches import MicroBatch, collate, padded_length
+from benchlib.workloads.stablehlo import export, runtimes
+from benchlib.workloads.stablehlo.convert import convert
+
+
+def train(task: Task) -> Trained:
+    """Fine-tune ``task.loaded.model`` in place. Called by all ranks. Raises ``BackendUnavailable`` without jax."""
+    # XLA's pool of threads, which PJRT sizes by this variable when the client is first made: a rank's share of the cores.
+    os.environ.setdefault("NPROC", str(torch.get_num_threads()))
+    mlir.jax()
+    return loop.train(task, Xla)
+
+
+class Xla:
+    """Forward and backward pass of a micro-batch as one program; see ``squad.train.Passes``."""
+
+    multiple = 64
+    unknown: tuple[str, ...] = ("forward_s", "backward_s")
+
+    def __init__(self, task: Task, model: Any, scaler: Any) -> None:
+        config, self._rows = task.config, task.config.batch_size
+        self._loss = export.AnswerLoss(model.eval())  # eval: without dropout
+        self._family: export.Family | None = None
+        self._programs: dict[tuple[int, ...], runtimes.Runtime] = {}  # by (B, S)
+        self.exchange = GradientExchange(Clock(task.world.device))
+        began = time.perf_counter()
+        with keep_alive(task.events, config.startup_timeout_s):
+            for inputs in self._foreseen(task):
+                self._program(inputs)
+        self._buckets = self._made_buckets(int(config.bucket_cap_mb * 2**20))
+        shapes = ", ".join(f"{rows} x {length}" for rows, length in self._programs)
+        runtime = next(iter(self._programs.values())).description["runtime"]
+        self.notes = [
+            f"engine compiled: {runtime}; its programs of {shapes} tokens were ready after {time.perf_counter() - began:.1f} s; dropout is off"
+        ]
+
+    def __call__(
+        self, batch: MicroBatch, weight: float, last: bool, step: int, mark: Callable[[str], None]
+    ) -> torch.Tensor:
+        """See ``squad.train.Passes``. A rank without work computes nothing."""
+        loss = self._differentiated(batch, weight) if weight else torch.zeros(())
+        if last and dist.get_world_size() > 1:
+            self._add_over_ranks()
+        mark("backward")
+        return loss
+
+    def _differentiated(self, batch: MicroBatch, weight: float) -> torch.Tensor:
+        inputs = self._filled(batch, weight)
+        program = self._program(inputs)
+        state = {**dict(self._loss.named_buffers()), **dict(self._loss.named_parameters())}
+        arrays = runtimes.arguments(program.manifest, state, inputs)
+        loss = torch.zeros(())
+        gradients = dict(self._loss.named_parameters())
+        for item, value in zip(program.manifest.results, program.run(program.place(arrays)), strict=True):
+            array = torch.from_numpy(np.array(value))
+            if item.role == "loss":
+                loss = array
+            else:
+                grad = gradients[item.name].grad
+                assert grad is not None
+                grad += array
+        return loss
+
+    def _foreseen(self, task: Task) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield inputs of each shape that this rank's share of the training has."""
+        batches = loop.Batches(task, self.multiple)
+        parts: dict[int, np.ndarray] = {}
+        for step in range(min(total_steps(task.config, len(task.features)), task.config.max_steps or sys.maxsize)):
+            for part, _, _ in batches.parts(step):
+                longest = int(batches.lengths[part].max())
+                parts[padded_length(longest, self.multiple, task.features.max_length)] = part
+        for _, part in sorted(parts.items()):
+            yield self._filled(collate(task.features, part, batches.pad_id, self.multiple), 1.0)
+
+    def _filled(self, batch: MicroBatch, weight: float) -> dict[str, torch.Tensor]:
+        """Return the program's inputs: B a multiple of the usual rows, where those beyond the batch's repeat its first and weigh 0."""
+        assert batch.start is not None and batch.end is not None
+        rows = torch.arange(math.ceil(batch.samples / self._rows) * self._rows)
+        filler = rows >= batch.samples
+        rows[filler] = 0
+        inputs = {name: tensor[rows] for name, tensor in batch.inputs.items()}
+        weights = torch.full((len(rows),), weight).masked_fill(filler, 0.0)
+        return {"start": batch.start[rows], "end": batch.end[rows], "weight": weights, **inputs}
+
+    def _program(self, inputs: Mapping[str, torch.Tensor]) -> runtimes.Runtime:
+        """Return the program of the inputs' shape; the first time it is converted, checked and compiled."""
+        shape = tuple(inputs["input_ids"].shape)
+        if shape not in self._programs:
+            self._family = self._family or export.Family(self._loss, inputs, gradients=True)
+            converted = convert(self._family.graph(inputs), "training")
+            self._programs[shape] = runtimes.Xla(converted.text, converted.manifest)
+        return self._programs[shape]
+
+    def _made_buckets(self, most_bytes: int) -> list[torch.Tensor]:
+        """Give the parameters gradients that are views into buckets of at least ``most_bytes``, the last layers first, as DDP does."""
+        reached = {item.name for program in self._programs.values() for item in program.manifest.results}
+        groups: list[list[torch.nn.Parameter]] = [[]]
+        for name, parameter in reversed(list(self._loss.named_parameters())):
+            if name not in reached:
+                continue  # the loss does not depend on it
+            if sum(each.numel() * each.element_size() for each in groups[-1]) >= most_bytes:
+                groups.append([])
+            groups[-1].append(parameter)
+        buckets = []
+        for group in groups:
+            flat = torch.zeros(sum(parameter.numel() for parameter in group))
+            for parameter, part in zip(group, flat.split([parameter.numel() for parameter in group]), strict=True):
+                parameter.grad = part.view_as(parameter)
+            buckets.append(flat)
+        return buckets
+
+    def _add_over_ranks(self) -> None:
+        records = [
+            [self.exchange.clock.stamp(), None, bucket.numel() * bucket.element_size()] for bucket in self._buckets
+        ]
+        self.exchange.intervals += records
+        waiting = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
+        for record, work in zip(records, waiting, strict=True):
+            work.wait()
+            record[1] = self.exchange.clock.stamp()

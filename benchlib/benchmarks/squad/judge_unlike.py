@@ -1,0 +1,114 @@
+"""What a training on unlike ranks means: its checks and its reading. Nothing of it appears where the ranks share evenly."""
+
+from typing import Any
+
+from benchlib.benchmarks.squad.config import SquadConfig
+from benchlib.core.text import listing, seconds
+from benchlib.judge.checks import Check, fact_check, limit_check
+from benchlib.results.run import Result
+
+DISTANCE = 1.1  # times the best split; measured over many splits the two nearest to the best are within it
+PREDICTED = 0.25  # of a rank's own work; beyond it the training plans again
+# As parity's tolerance of a loss curve in bf16, whose reason is there; a test holds them together.
+CURVE = 0.1
+
+
+def checks(config: SquadConfig, result: Result) -> list[Check]:
+    """Judge split and mixed precision, as far as the run had them."""
+    return [*_split(config, result), *_curve(config, result)]
+
+
+def _split(config: SquadConfig, result: Result) -> list[Check]:
+    if config.balance == "off":
+        return []
+    facts, rows = result.facts.get("balance") or {}, result.tables.get("unlike_ranks", [])
+    question = "Is the own work of the slowest rank near that of the best split at the speeds measured?"
+    # A plan of a file is what the user wants to see, and other splits are what it may be for.
+    auto = config.balance == "auto"
+    source = "set: what integers, drift and calibration may cost together"
+    distance = limit_check("distance to the best split", question, result.metric("balance_distance"), DISTANCE, source=source, kind="sanity", gates=auto)  # fmt: skip
+    # Few steps under the last plan are no failure of what was asked for.
+    return [
+        distance.model_copy(update={"gates": auto and distance.status != "SKIPPED"}),
+        _samples(facts, result),
+        _times(rows),
+    ]
+
+
+def _samples(facts: dict[str, Any], result: Result) -> Check:
+    """Compare the last whole steps that the table has with the last plan: what was planned is what was done."""
+    name, question = "split as planned", "Did each rank train on the samples that its plan gives it?"
+    rows = result.tables.get("unlike_steps", [])
+    plans = result.tables.get("unlike_plans", [])
+    start = plans[-1]["from_step"] if plans else 0
+    by_step: dict[int, list[int]] = {}
+    for row in rows:
+        if row["step"] >= start and row["samples"] is not None:
+            by_step.setdefault(row["step"], []).append(row["samples"])
+    shares = list(facts.get("shares", []))
+    whole = {step: counts for step, counts in by_step.items() if sum(counts) == sum(shares)}
+    wrong = [f"step {step}: {'+'.join(map(str, counts))}" for step, counts in whole.items() if counts != shares]
+    if not whole:
+        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason="no whole step under the last plan", gates=False)  # fmt: skip
+    text = "+".join(map(str, shares))
+    reason = f"{wrong[0]} instead of {text}" if wrong else f"{text} in {len(whole)} steps under the last plan"
+    return fact_check(name, question, not wrong, reason)
+
+
+def _times(rows: list[dict[str, Any]]) -> Check:
+    """Compare predicted and measured own work of each rank; informative, since a neighbour moves it and the plan follows."""
+    name, question = "predicted times", "Does each rank take the time that its speed predicts?"
+    ratios = {row["rank"]: row["own_s"] / row["expected_s"] for row in rows if row["own_s"] and row["expected_s"]}
+    if not ratios:
+        return Check(name=name, kind="reference", question=question, status="SKIPPED", reason="no whole step under the last plan", gates=False)  # fmt: skip
+    worst = max(ratios, key=lambda rank: abs(ratios[rank] - 1))
+    inside = abs(ratios[worst] - 1) <= PREDICTED
+    return Check(
+        name=name, kind="reference", question=question, status="PASS" if inside else "FAIL", gates=False, value=ratios[worst],
+        reason=f"rank {worst} took {ratios[worst]:.2f} × what was predicted, the worst of {len(ratios)}", limit=f"1 ± {PREDICTED}",
+        source="set: no more than neighbours on a machine cost",
+    )  # fmt: skip
+
+
+def _curve(config: SquadConfig, result: Result) -> list[Check]:
+    if not config.bf16_ranks:
+        return []
+    name, question = "mixed precision", "Do ranks of bf16 beside ranks of fp32 follow the loss curve of fp32 alone?"
+    rows = result.tables.get("mixed_precision", [])
+    if not rows:
+        reason = "a continued training does not repeat the comparison"
+        return [Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)]
+    worst = max(abs(row["mixed"] - row["fp32"]) for row in rows)
+    text = f"losses of {len(rows)} steps from the same weights differ by at most {worst:.2g}"
+    return [fact_check(name, question, worst <= CURVE, text, limit=f"<= {CURVE}", value=worst)]
+
+
+def reading(config: SquadConfig, result: Result) -> list[str]:
+    """Return sentences about the split, what it saves, the wait that is left and the plans made on the way."""
+    sentences = config.on_purpose()
+    rows, steps = result.tables.get("unlike_ranks", []), result.tables.get("unlike_steps", [])
+    if not rows:
+        return sentences
+    shares = [
+        f"rank {row['rank']} {row['samples']} ({row['samples'] / sum(item['samples'] for item in rows):.0%})"
+        for row in rows
+    ]
+    sentences.append(f"Of each global batch the split gives {listing(shares)} samples.")
+    even = [row["own_s"] for row in steps if row["step"] < 0]
+    own = [row["own_s"] for row in rows if row["own_s"]]
+    if even and own:
+        sentences.append(f"The slowest rank works {seconds(max(own))} of a step; with even shares it took {seconds(max(even))} before the training.")  # fmt: skip
+    wait = result.tables.get("unlike_wait", [])
+    if wait:
+        whole = sum(row["seconds"] for row in wait)
+        parts = [f"{row['part']} {seconds(row['seconds'])}" for row in wait[1:]]
+        sentences.append(
+            f"A perfect split would take {seconds(wait[0]['seconds'])} of the {seconds(whole)} of a step; the rest: {listing(parts)}."
+        )
+    for plan in result.tables.get("unlike_plans", [])[1:]:
+        sentences.append(f"From step {plan['from_step'] + 1} on: {plan['why']}.")
+    if (result.facts.get("balance") or {}).get("drifted"):
+        sentences.append(
+            "The speeds drifted away from the plan, which was kept because it comes from a file: balance=auto plans again."
+        )
+    return sentences

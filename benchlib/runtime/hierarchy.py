@@ -1,0 +1,264 @@
+"""All-reduce over ranks whose libraries cannot talk to each other: NCCL beside RCCL beside gloo.
+
+    load(); dist.init_process_group("hierarchical", pg_options=Member("cuda nccl 2.27.3", "cuda nccl 2.27.3"), ...)
+
+Ranks with a library in common are a group, in whatever order. Each group reduces to its first rank by its own library,
+the first ranks add up over gloo (from pinned host memory where tensors lie on a device), and each group broadcasts the
+sum by its own library. Long tensors go in segments: while one crosses, the next one is reduced. All of it runs in a
+thread and, for a device, on a stream of its own, so DDP's buckets travel while the backward pass goes on.
+
+What is no all-reduce (weights at the start, barriers, objects) goes over one gloo group of all ranks; ``flat_allreduce`` too, to be
+set beside.
+
+Sums within a group are its library's; those of the groups are added in gloo's order. All ranks get the same bits.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.machine import BACKENDS
+from benchlib.runtime.exchange import combination, flat
+from benchlib.runtime.queued import QueuedGroup, Tensors
+
+BACKEND = "hierarchical"
+SEGMENT_BYTES = 4 << 20
+LEAVE_S = 10  # that a rank waits until all have read why there is no group: the store ends with the first one
+KINDS = ("cpu", "cuda")  # the types of device whose tensors are exchanged
+_Op = dist.ReduceOp
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a rank states of itself: its group, the library that reduces within it, and why it has none ('': it has)."""
+
+    group: str
+    library: str
+    missing: str = ""
+
+
+def member(backend: str, group: str = "", missing: str = "") -> Member:
+    """Return what a rank on ``backend`` states; without a ``group`` the ranks of the same library and version are one."""
+    of, library = BACKENDS[backend], BACKENDS[backend].collective
+    if of.device_type not in KINDS:
+        missing = (
+            missing or f"backend {backend} has tensors of {of.device_type}, and it takes those of {' and '.join(KINDS)}"
+        )
+    if library != "gloo":
+        version = "" if missing else ".".join(map(str, torch.cuda.nccl.version()))
+        library = f"{backend} {library} {version}".strip()  # RCCL goes by the name of NCCL, too
+    return Member(group or library, library, missing)
+
+
+def load() -> None:
+    """Register the backend with torch. Does nothing the second time."""
+    if BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=list(KINDS))
+
+
+def _create(options: Any, mine: Member | None) -> "Hierarchy":
+    """Make a group. Without a statement a rank states what it did in the run's default group."""
+    whole = dist.group.WORLD if dist.is_initialized() else None
+    if mine is None and isinstance(whole, Hierarchy):
+        mine = whole.members[whole.rank()]
+    if mine is None:
+        raise UserError("a hierarchical group needs to know its ranks: start the run with collective=hierarchical")
+    members = agree(options.store, options.group_rank, options.group_size, mine)
+    return Hierarchy(options.store, options.group_rank, members, options.timeout)
+
+
+def agree(store: dist.Store, rank: int, size: int, mine: Member) -> list[Member]:
+    """Return what every rank states, by rank; the ranks meet in the store.
+
+    Raises ``BackendUnavailable`` or ``UserError`` on all of them alike where a rank has no group.
+    """
+    store.set(f"member {rank}", json.dumps(asdict(mine)))
+    members = [Member(**json.loads(store.get(f"member {other}"))) for other in range(size)]
+    store.set(f"done {rank}", "")
+    try:
+        check(members)
+    except (BackendUnavailable, UserError):
+        with contextlib.suppress(RuntimeError):
+            store.wait([f"done {other}" for other in range(size)], timedelta(seconds=LEAVE_S))
+        raise
+    return members
+
+
+def check(members: Sequence[Member]) -> None:
+    """Raise where a rank has no library, or not the one of its group."""
+    for rank, each in enumerate(members):
+        if each.missing:
+            raise BackendUnavailable(f"rank {rank} has no group of the hierarchical exchange: {each.missing}")
+    for ranks in grouped(members):
+        first = members[ranks[0]]
+        for rank in ranks:
+            if members[rank].library != first.library:
+                raise UserError(
+                    f"exchange_groups: group {first.group} has rank {ranks[0]} with {first.library} and rank {rank} with "
+                    f"{members[rank].library}, which cannot talk to each other: give them groups of their own, or leave it out"
+                )
+
+
+def grouped(members: Sequence[Member]) -> list[list[int]]:
+    """Return the ranks of each group, the group of rank 0 first; each list rises."""
+    names = dict.fromkeys(each.group for each in members)
+    return [[rank for rank, each in enumerate(members) if each.group == name] for name in names]
+
+
+def layout(members: Sequence[Member]) -> str:
+    """Say which ranks are in which group: ``a: ranks 0, 1 by gloo; b: rank 2 by gloo``."""
+    return "; ".join(_named(ranks, members) for ranks in grouped(members))
+
+
+def _named(ranks: Sequence[int], members: Sequence[Member]) -> str:
+    first = members[ranks[0]]
+    by = "" if first.group == first.library else f" by {first.library}"
+    return f"{first.group}: rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}{by}"
+
+
+class Hierarchy(QueuedGroup):
+    """The group of all ranks. ``members`` says by rank who is where, ``groups`` lists the ranks of each group."""
+
+    def __init__(self, store: dist.Store, rank: int, members: list[Member], timeout: timedelta) -> None:
+        super().__init__(BACKEND, rank, len(members), timeout)
+        self.members, self.groups = members, grouped(members)
+        self._ranks = next(ranks for ranks in self.groups if rank in ranks)
+        self._leads = rank == self._ranks[0]
+        leaders = [ranks[0] for ranks in self.groups]
+        self._within_name, self._across_name = _named(self._ranks, members), f"ranks {', '.join(map(str, leaders))}"
+
+        def gloo(name: str, ranks: Sequence[int]) -> Any:
+            return dist.ProcessGroupGloo(dist.PrefixStore(name, store), ranks.index(rank), len(ranks), timeout)
+
+        backend, self._flat = gloo("flat", range(len(members))), dist.ProcessGroup(store, rank, len(members))
+        for kind in KINDS:
+            for each in (self, self._flat):  # this one only tells torch which devices it takes
+                each._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, backend)
+        self._within: dict[str, Any] = {"cpu": gloo(f"within {self._ranks[0]}", self._ranks)}
+        if members[rank].library != "gloo":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            own = dist.PrefixStore(f"within {self._ranks[0]} on devices", store)
+            self._within["cuda"] = dist.ProcessGroupNCCL(own, self._ranks.index(rank), len(self._ranks), options)
+        self._across = gloo("across", leaders) if self._leads and len(leaders) > 1 else None
+        self._streams: dict[torch.device, Any] = {}
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    def shutdown(self) -> None:
+        """Wait for what is under way and end all groups."""
+        super().shutdown()
+        for each in (*self._within.values(), self._across, self._flat):
+            if each is not None:
+                each.shutdown()
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        """Reduce each tensor over the ranks, in place. Raises ``ValueError`` before anything is sent."""
+        op = _Op.SUM if opts is None else opts.reduceOp
+        lines = [flat(tensor, "tensor") for tensor in tensors]
+        for line in lines:
+            combination(op, line.dtype)
+            if line.device.type not in self._within:
+                raise ValueError(
+                    f"a tensor on {line.device}: {self._within_name} exchanges {' and '.join(self._within)}"
+                )
+
+        def run() -> None:
+            for line in lines:
+                self._reduce(line, _Op.SUM if op == _Op.AVG else op)
+                if op == _Op.AVG:
+                    line.div_(self.size())
+
+        device = lines[0].device if lines else torch.device("cpu")
+        return self._begin("all_reduce", opts, run, tensors, self._stream(device))
+
+    allreduce_coalesced = allreduce
+
+    def flat_allreduce(self, tensor: torch.Tensor, op: Any = _Op.SUM) -> dist.Work:
+        """Begin to reduce a tensor over gloo alone, as if there were no groups."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return self._flat.allreduce([tensor], options)
+
+    def _stream(self, device: torch.device) -> Any:
+        if device.type == "cpu":
+            return None
+        return self._streams.setdefault(device, torch.get_device_module(device).Stream(device))
+
+    def _reduce(self, line: torch.Tensor, op: Any) -> None:
+        """Reduce a line of elements. Every rank of a group asks its library for the same things in the same order."""
+        within, on_device = self._within[line.device.type], line.device.type != "cpu"
+        parts = [part for part in line.split(max(1, SEGMENT_BYTES // line.element_size())) if part.numel()]
+        to_all, to_first, from_first = dist.AllreduceOptions(), dist.ReduceOptions(), dist.BroadcastOptions()
+        to_all.reduceOp = to_first.reduceOp = op
+        to_first.rootRank = from_first.rootRank = 0
+        if len(self.groups) == 1:
+            with _during(f"within {self._within_name}"):
+                within.allreduce([line], to_all).wait()
+            return
+        several = len(self._ranks) > 1
+        reduced = [within.reduce([part], to_first) for part in parts] if several else []
+        hosts, crossing = parts, []
+        if self._across is not None:
+            if on_device:
+                hosts = [torch.empty(len(part), dtype=part.dtype, pin_memory=True) for part in parts]
+            for index, (part, host) in enumerate(zip(parts, hosts, strict=True)):
+                self._end(reduced[index : index + 1])
+                if on_device:
+                    host.copy_(part)  # waits for the device
+                crossing.append(self._across.allreduce([host], to_all))
+        sent = []
+        for index, part in enumerate(parts):
+            if self._across is None:
+                self._end(reduced[index : index + 1])
+            else:
+                with _during(f"between the first ranks of the groups ({self._across_name})"):
+                    crossing[index].wait()
+                if on_device:
+                    part.copy_(hosts[index], non_blocking=True)
+            if several:
+                sent.append(within.broadcast([part], from_first))
+        self._end(sent)
+
+    def _end(self, works: Sequence[dist.Work]) -> None:
+        with _during(f"within {self._within_name}"):
+            for work in works:
+                work.wait()
+
+
+# torch's own way to a method that a Python group lacks calls gloo with the interpreter's lock held, while gloo's thread, in
+# whose queue it waits, may need that lock to drop a tensor: all others are handed over here.
+_OTHERS = (
+    "broadcast", "reduce", "allgather", "allgather_coalesced", "gather", "scatter", "alltoall", "barrier",
+    "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced", "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced", "all_gather_single", "all_gather_single_coalesced", "_allgather_base",
+    "allgather_into_tensor_coalesced", "all_to_all_single", "alltoall_base", "send", "recv", "recv_anysource",
+)  # fmt: skip
+
+
+def _over_gloo(name: str) -> Callable[..., dist.Work]:
+    def method(self: Hierarchy, *arguments: Any, **options: Any) -> dist.Work:
+        return getattr(self._flat, name)(*arguments, **options)  # type: ignore[no-any-return]
+
+    return method
+
+
+for _name in _OTHERS:
+    if hasattr(dist.ProcessGroup, _name):  # their names differ between versions of torch
+        setattr(Hierarchy, _name, _over_gloo(_name))
+
+
+@contextlib.contextmanager
+def _during(where: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(f"{where}: {' '.join(str(error).split())}") from error

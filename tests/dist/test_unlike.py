@@ -1,0 +1,127 @@
+"""Unlike ranks: two and three of them against a single process, whatever the split of each step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import training_cases as cases
+import unlike_cases
+from harness import none_left, status
+from hosts import two_hosts, why_not
+from test_training import in_processes
+
+from benchlib.config.schema import resolve, save_config
+from benchlib.core.events import EventWriter
+from benchlib.results.run import load_result, load_samples
+from benchlib.runtime.group import world
+
+MISSING = why_not()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return cases.make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def one_process(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    config, run_dir = unlike_cases.config_of(model, 1), tmp_path_factory.mktemp("one")
+    events = EventWriter(run_dir, "rank0")
+    with world(config, run_dir) as here:
+        return unlike_cases.exact(config, here, run_dir, events, unlike=False)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_splits_that_change_every_step_give_the_curve_of_one_process(
+    ranks: int, model: str, one_process: dict[str, Any], tmp_path: Path
+) -> None:
+    save_config(unlike_cases.config_of(model, ranks), tmp_path)
+    in_processes(ranks, "-W", "error", "-m", "benchlib.runtime.worker", str(tmp_path), "--benchmark", "unlike_cases:run")
+    outcome = json.loads((tmp_path / "unlike.json").read_text())
+    gradients = torch.load(tmp_path / "unlike.pt", weights_only=True)
+
+    samples = np.array(outcome["samples"])
+    assert (samples.sum(axis=1) == np.array(one_process["samples"]).sum(axis=1)).all()
+    assert (samples[:, 0] == 0).any()  # without work
+    assert len(set(map(tuple, samples.tolist()))) >= 5
+    assert all(outcome["equal"])
+    np.testing.assert_allclose(outcome["losses"], one_process["losses"], rtol=1e-12)
+    assert len(gradients) == len(one_process["gradients"]) == len(samples)
+    # Steps later than the first also carry what AdamW makes of rounding in gradients near zero.
+    for step, limit in ((0, 1e-12), (len(samples) - 1, 1e-9)):
+        pairs = list(zip(gradients[step], one_process["gradients"][step], strict=True))
+        largest = max(float(other.abs().max()) for _, other in pairs)
+        assert max(float((gradient - other).abs().max()) for gradient, other in pairs) < limit * largest
+
+
+@pytest.fixture(scope="module")
+def planned(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    run_dir = tmp_path_factory.mktemp("planned")
+    save_config(unlike_cases.config_of(model, 2), run_dir)
+    in_processes(2, "-m", "benchlib.runtime.worker", str(run_dir), "--benchmark", "unlike_cases:plans")
+    return json.loads((run_dir / "plans.json").read_text())
+
+
+def test_a_drift_in_the_middle_is_answered_within_20_steps(planned: dict[str, Any]) -> None:
+    samples, table = np.array(planned["auto"]["samples"]), planned["auto"]["tables"]
+    assert len(table["unlike_plans"]) >= 2
+    moment = next(plan["from_step"] for plan in table["unlike_plans"] if plan["from_step"] > 8)
+    assert moment <= 8 + 20
+    before, after = samples[6], samples[-2]  # whole batches
+    assert before[0] > before[1]  # rank 1 did four times the work
+    assert after[0] < before[0]  # then rank 0 does
+    assert {row["rank"] for row in table["unlike_steps"] if row["step"] < 0} == {0, 1}  # what an even step took
+
+
+def test_a_plan_from_a_file_is_kept_and_continued_bit_by_bit(planned: dict[str, Any]) -> None:
+    whole, resumed = planned["whole"], planned["resumed"]
+    assert [row[:2] for row in whole["samples"]][:2] == [[9, 3], [9, 3]]
+    assert resumed["resumed"] == 4
+    assert (resumed["losses"], resumed["samples"]) == (whole["losses"], whole["samples"])
+    assert "work of rank 1: the plan has 4, this run 1" in planned["refused"]
+
+
+def test_mixed_precision_is_compared_with_fp32_before_the_training(planned: dict[str, Any]) -> None:
+    rows = planned["mixed"]["tables"]["mixed_precision"]
+    mixed, alone = (np.array([row[name] for row in rows]) for name in ("mixed", "fp32"))
+    assert len(rows) == 5
+    assert 0 < np.abs(mixed - alone).max() < 0.1
+    assert alone[0] == pytest.approx(planned["auto"]["losses"][0], rel=1e-5)
+    assert mixed[0] == pytest.approx(planned["mixed"]["losses"][0], rel=1e-5)  # the weights were put back
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path: Path) -> None:
+    values = {
+        "train_questions": 96, "eval_questions": 48, "attention_dropout": 0.0, "hidden_dropout": 0.0, "checkpoint_every": -1, "threads": 1,
+        "budget_s": 900,
+    }  # fmt: skip
+    folders = {name: tmp_path / name for name in ("first", "second", "alone")}
+    for folder in folders.values():
+        folder.mkdir()
+    with two_hosts() as hosts:
+        unlike = {**values, **hosts[0].nodes(), "balance": "auto", "planted_work": [1, 3]}
+        for name in ("first", "second"):
+            save_config(resolve("squad", overrides=unlike).config, folders[name])
+        places = zip(hosts, ("first", "second"), strict=True)
+        for process in [host.execute(folders[name]) for host, name in places]:
+            process.communicate(timeout=240)
+        for name in ("first", "second"):
+            none_left(folders[name])
+            assert status(folders[name])["outcome"] == "complete", status(folders[name])["reason"]
+    save_config(resolve("squad", overrides={**values, "nproc": 1, "batch_size": 16}).config, folders["alone"])
+    in_processes(1, "-m", "benchlib.runtime.worker", str(folders["alone"]))
+
+    together = next(folders[name] for name in ("first", "second") if (folders[name] / "result.json").exists())
+    results = [load_result(folder) for folder in (together, folders["alone"])]
+    rows = results[0].tables["unlike_ranks"]
+    assert sum(row["samples"] for row in rows) == 16
+    assert rows[0]["samples"] > rows[1]["samples"]
+    losses = [load_samples(folder)["loss"] for folder in (together, folders["alone"])]
+    np.testing.assert_allclose(*losses, rtol=1e-3)
+    first, second = (result.value("f1_minisquad_tiny") or 0.0 for result in results)
+    assert second > 50
+    assert abs(first - second) <= 100 / 48  # at most one answer, where two spans are equally good to the last digits
