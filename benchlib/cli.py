@@ -13,9 +13,22 @@ from benchlib.commands import EXIT_USAGE, OUT, SET, user_errors
 from benchlib.core import interrupts
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 
+MAY_BE_EMPTY = "--planted"  # of calibrate: no planted slow-down
+
 
 class _Verbs(click.Group):
     """The verbs below, and those that benchmarks bring along; these are imported when they are asked for."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Read the words of the command line; an empty one would mean a default, or the working folder, and nobody asks so."""
+        for before, word in zip(["", *args], args, strict=False):
+            name, sign, value = word.partition("=")
+            own = word.startswith("-") and sign and not value
+            if (own and name != MAY_BE_EMPTY) or (not word and before != MAY_BE_EMPTY):
+                option = name if own else before if before.startswith("-") else ""
+                what = f"{option}: an empty value" if option else "an empty word"
+                raise click.UsageError(f"{what}: give one, or leave it out (is a variable of your shell not set?)")
+        return super().parse_args(context, args)
 
     def list_commands(self, context: click.Context) -> list[str]:
         from benchlib.benchmarks import loadable
@@ -112,8 +125,17 @@ def main() -> None:
     help="Repeat a benchmark that noise leaves undecided, up to N runs in all.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 3 if a gate was skipped or had no baseline.")
-@click.option("--dry-run", is_flag=True, help="Show what is set, command lines and expected work; start nothing.")
-@click.option("--all", "everything", is_flag=True, help="With --dry-run: every parameter with its meaning.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would run: a table for a tier, settings and command lines for a benchmark; start nothing.",
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="With --dry-run: every benchmark of a tier in full, every parameter with its meaning.",
+)
 @click.option("--manifest", is_flag=True, help="Print only the manifest or script for the cluster; start nothing.")
 @user_errors
 def run(
@@ -132,6 +154,7 @@ def run(
     manifest: bool,
 ) -> None:
     """Run TARGET: a benchmark, or a tier (quick) with all its benchmarks. `benchlib list` names them."""
+    from benchlib.commands import plans as planning
     from benchlib.commands import run as runner
     from benchlib.core.errors import UserError
     from benchlib.launch import plan
@@ -148,15 +171,15 @@ def run(
     if not (dry_run or manifest):  # before torch is asked for its devices, which takes seconds
         check_place(out or runner.outputs())
     with runner.at_work("asking torch for the devices"):
-        plans = plan.plans(target, tier, backend, pairs, resume)
+        ahead = None if dry_run or manifest else runner.get_ready
+        plans = plan.plans(target, tier, backend, pairs, resume, ahead)
     if manifest:
-        click.echo("---\n".join(runner.submission(planned, out) for planned in plans), nl=False)
+        click.echo("---\n".join(planning.submission(planned, out) for planned in plans), nl=False)
         return
     if dry_run:
-        for planned in plans:
-            runner.show_plan(planned, out, everything)
+        planning.show(plans, out, everything)
         return
-    runner.check_launchers(plans)
+    planning.check_launchers(plans)
     sys.exit(runner.run_all(plans, out, strict, repeat))
 
 
@@ -296,6 +319,44 @@ def calibrate(
     except calibrating.Interrupted as error:
         click.echo(str(error), err=True)
         sys.exit(EXIT_INTERRUPTED)
+
+
+@main.command()
+@click.argument("target", default="")
+@click.option("--tier", "-t", default="quick", show_default=True, help="How much work each run is.")
+@OUT
+@click.option(
+    "--spread", type=click.FloatRange(0, 10), metavar="SHARE", help="State the spread between runs: 0.05 is 5 %."
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(0, 1),
+    default=0.2,
+    metavar="SHARE",
+    help="Without TARGET: the limit. [default: 0.2]",
+)
+@click.option(
+    "--noise", "noises", multiple=True, metavar="KIND", help="Add made-up noise, as neighbour or drifting, or all."
+)
+@click.option("--loss", type=click.FloatRange(0, 1), metavar="SHARE", help="How many runs to accept to find this loss?")
+@user_errors
+def power(
+    target: str,
+    tier: str,
+    out: Path | None,
+    spread: float | None,
+    limit: float,
+    noises: tuple[str, ...],
+    loss: float | None,
+) -> None:
+    """Show what the gate of benchmark TARGET can tell, by the number of accepted runs. Nothing runs.
+
+    The noise is that of the calibration, the stored and the accepted runs, or is stated with --spread (then TARGET may be left
+    out). For each gated metric: false alarms, undecided comparisons, and the smallest loss found.
+    """
+    from benchlib.commands import power as outlook
+
+    outlook.power(target, tier, out, spread, limit, noises, loss)
 
 
 @main.command()

@@ -51,11 +51,11 @@ def before(boot: np.ndarray, medians: np.ndarray, new: int, old: Sequence[int], 
     return "FAIL" if high < bound else "AMBIGUOUS"
 
 
-def now(readings: Sequence[Reading], new: int, old: Sequence[int], loss: float) -> str:
-    """Return what the gate says."""
+def now(readings: Sequence[Reading], new: int, old: Sequence[int], loss: float, others: float = 0.0) -> str:
+    """Return what the gate says where ``others`` took a share of the processors."""
     item, move = readings[new], math.log1p(-loss)
     slower = replace(item, value=item.value + move, whole=item.whole + move)
-    default = default_spread(measured("rate", 1.0, "samples/s", "higher"), LIMIT, "ratio")
+    default = default_spread(measured("rate", 1.0, "samples/s", "higher"), LIMIT, "ratio", others)
     result = compared([slower], [readings[place] for place in old], kind="ratio", known=None, default=default)
     return status_of(result, LIMIT, "higher", 100.0)
 
@@ -83,6 +83,37 @@ def table(
     return found
 
 
+def at_will(comparisons: int, pool: int, seed: int) -> dict[str, dict[int, tuple[float, float]]]:
+    """Return by question what the gate says without and with the readings of a machine whose others take what they like.
+
+    They take from nothing to half of the processors during a whole run, which is slower by that: 20 % between runs.
+    """
+    generator = np.random.default_rng(seed)
+    taken = generator.uniform(0, 0.5, pool)
+    runs = runs_of("steady", 0.04, pool, seed) * (1 - taken[:, None])
+    readings = [reading(tuple(run), "ratio", "higher") for run in runs]
+    found: dict[str, dict[int, tuple[float, float]]] = {question: {} for question, *_ in QUESTIONS}
+    for count in ACCEPTED:
+        draws = [generator.choice(pool, count + 1, replace=False).tolist() for _ in range(comparisons)]
+        for question, loss, words in QUESTIONS:
+            shares = []
+            for seen in (0.0, 1.0):
+                busy = [seen * max(taken[draw[0]], float(np.median(taken[draw[1:]]))) for draw in draws]
+                said = [now(readings, draw[0], draw[1:], loss, share) for draw, share in zip(draws, busy, strict=True)]
+                shares.append(sum(word in words for word in said) / comparisons)
+            found[question][count] = (shares[0], shares[1])
+    return found
+
+
+def show(heading: str, found: dict[str, dict[int, tuple[float, float]]]) -> None:
+    """Print a table in Markdown."""
+    print(f"\n{heading}, by accepted runs\n")
+    print("| | " + " | ".join(map(str, ACCEPTED)) + " |\n|---|" + "---|" * len(ACCEPTED))
+    for question, shares in found.items():
+        cells = " | ".join(f"{100 * old:.1f} / {100 * new:.1f}" for old, new in shares.values())
+        print(f"| {question}, % | {cells} |")
+
+
 def main() -> None:
     """Print a table for each kind of noise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -94,11 +125,10 @@ def main() -> None:
     asked = parser.parse_args()
     for between in map(float, asked.between.split(",")):
         for kind in asked.kinds.split(","):
-            print(f"\n{kind}, {between:.0%} between runs; before / now, by accepted runs\n")
-            print("| | " + " | ".join(map(str, ACCEPTED)) + " |\n|---|" + "---|" * len(ACCEPTED))
-            for question, shares in table(kind, between, asked.comparisons, asked.pool, asked.seed).items():
-                cells = " | ".join(f"{100 * old:.1f} / {100 * new:.1f}" for old, new in shares.values())
-                print(f"| {question}, % | {cells} |")
+            found = table(kind, between, asked.comparisons, asked.pool, asked.seed)
+            show(f"{kind}, {between:.0%} between runs; before / now", found)
+    heading = "others take up to half of the processors; without / with what the sensors say of them"
+    show(heading, at_will(asked.comparisons // 4, asked.pool, asked.seed))
 
 
 if __name__ == "__main__":

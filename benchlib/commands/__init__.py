@@ -1,5 +1,6 @@
 """One file per verb of the command line, and what all of them share."""
 
+import errno
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -30,7 +31,10 @@ def user_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             from benchlib.core.terminal import harmless
 
             words = str(error)
-            if isinstance(error, OSError) and not isinstance(error, UserError) and is_storage_error(error):
+            if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+                part = max(str(error.filename).split("/"), key=len)
+                words = f"{part[:40]}…: a name of {len(part.encode(errors='replace'))} bytes; most file systems take 255: shorten it"
+            elif isinstance(error, OSError) and not isinstance(error, UserError) and is_storage_error(error):
                 words = str(not_written(error.filename or "a file", error))
             elif not isinstance(error, UserError):
                 if isinstance(error, BrokenPipeError):

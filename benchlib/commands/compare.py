@@ -14,6 +14,7 @@ from benchlib.core import text
 from benchlib.core.errors import UserError
 from benchlib.core.files import output_path
 from benchlib.core.terminal import console as terminal_console
+from benchlib.core.terminal import harmless
 from benchlib.core.text import quantity
 from benchlib.judge.checks import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.judge.compare import Argument, Contrast, Factor, Row, contrast, read_argument
@@ -225,7 +226,7 @@ def write_html(page: str, path: Path) -> None:
         raise UserError(f"--html {path}: there is no folder {path.parent}; make it first, or name one that exists")
     try:
         with output_path(path) as temporary:
-            temporary.write_text(page, encoding="utf-8", errors="replace")
+            temporary.write_text(harmless(page), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 

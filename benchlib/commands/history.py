@@ -13,6 +13,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs, write_text
 from benchlib.core.interrupts import Interrupts
 from benchlib.core.terminal import console as terminal_console
+from benchlib.core.terminal import harmless
 from benchlib.core.text import MARKS
 from benchlib.judge import trends
 from benchlib.judge.checks import Verdict
@@ -59,7 +60,7 @@ def make(store: Path | None, pairs: Iterable[str]) -> int:
     executed = folder / ".history" / "notebook.ipynb"
     _execute(executed, values)
     page = folder / NAME
-    write_text(page, html(nbformat.read(executed, as_version=4), history, verdict))
+    write_text(page, harmless(html(nbformat.read(executed, as_version=4), history, verdict)))
     _print(history, verdict, page)
     return verdict.exit_code()
 

@@ -24,24 +24,24 @@ def inspect(path: Path, picture: Path | None = None) -> None:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no text (byte {error.start}): StableHLO is read as text, bytecode is not") from None
     names, roles = _arguments(path)
-    found = mlir.inspect(text, names, roles, str(path))
+    inspection = mlir.inspect(text, names, roles, str(path))
     console = Console(highlight=False)
-    console.print(_table("operation", [(kind, count) for kind, count in _sorted(found.operations)], ("count",)))
+    console.print(_table("operation", [(kind, count) for kind, count in _sorted(inspection.operations)], ("count",)))
     if names:
         rows = [
             (layer, item.operations, f"{item.dot_flops / 1e9:.3g} GFLOP", size_text(item.weight_bytes))
-            for layer, item in found.layers.items()
+            for layer, item in inspection.layers.items()
         ]
         console.print(_table("layer", rows, ("operations", "dots", "weights")))
-    console.print(f"dots         {found.dot_flops:,} FLOPs")
+    console.print(f"dots         {inspection.dot_flops:,} FLOPs")
     for name, size in (
-        ("arguments", found.argument_bytes),
-        ("results", found.result_bytes),
-        ("temporaries", found.temporary_bytes),
+        ("arguments", inspection.argument_bytes),
+        ("results", inspection.result_bytes),
+        ("temporaries", inspection.temporary_bytes),
     ):
         console.print(f"{name:<12} {size:,} bytes")
     if picture:
-        _draw(found if names else mlir.Inspection(), picture)
+        _draw(inspection if names else mlir.Inspection(), picture)
         console.print(f"picture: {picture}")
 
 

@@ -25,6 +25,7 @@ from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.change import Spread, own_spread, pooled
 from benchlib.judge.checks import save_verdict
+from benchlib.judge.disturbed import disturbances
 from benchlib.judge.published import listed
 from benchlib.judge.references import registry
 from benchlib.judge.regression import limits_of
@@ -139,12 +140,17 @@ def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improve
         save_verdict(run.path, verdict)
     runs = [run.refresh() for run in runs]
     limits = limits_of(runs[0])
+    for run in runs:
+        for sentence in disturbances(run):
+            console.print(
+                f"[yellow]disturbed[/]  {escape(terminal.one_line(run.path.name))}: {escape(sentence)}", soft_wrap=True
+            )
     path = baselines.accept(runs, reason, limits, add=add, if_improved=if_improved, force=force)
     accepted = baselines.load_baseline(path)
     count = len(accepted.runs)
     calibration = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
-    known = baselines.known_spreads(runs[0], limits, calibration, accepted.runs)
-    rows = [row.cells() for row in baselines.widths(accepted, limits, known)]
+    spreads = baselines.known_spreads(runs[0], limits, calibration, accepted.runs)
+    rows = [row.cells() for row in baselines.widths(accepted, limits, spreads)]
     if rows:
         table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), header_style="dim")
         for row in rows:
@@ -171,12 +177,8 @@ def show_baselines() -> None:
         Column("accepted", no_wrap=True),
         "reason",
     )
-    stored, damaged = [], []
-    for path in sorted(baselines.folder().glob("*/*/*.json")):
-        try:
-            stored.append(baselines.load_baseline(path))
-        except UserError as error:
-            damaged.append(str(error))
+    refused: dict[Path, str] = {}
+    stored = [item for _, item in baselines.stored(refused=refused)]
     for item in stored:
         factors = item.fingerprint
         machine = factors.get("devices") or factors.get("cpu", "")
@@ -192,8 +194,8 @@ def show_baselines() -> None:
         )
     if stored:
         console.print(table)
-    if damaged:
-        raise UserError("\n".join(damaged))
+    if refused:
+        raise UserError("\n".join(refused.values()))
     if not stored:
         raise UserError("no baselines yet: `benchlib baseline accept RUN --reason ...` makes the first")
 

@@ -5,18 +5,21 @@ do any more is done here, then the report is rendered and the terminal shows the
 """
 
 import contextlib
+import importlib
 import re
 import shlex
 import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.status import Status
-from rich.table import Column, Table
+from rich.table import Table
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands import EXIT_INTERRUPTED
@@ -31,18 +34,21 @@ from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict, save_verdict
 from benchlib.judge.regression import RunRecord, limits_of, save_repeats
-from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.plan import Plan, prepare
-from benchlib.results.run import Run, find_runs, run_path, tolerant
+from benchlib.results.run import Run, find_runs, tolerant
 from benchlib.results.store import state
-from benchlib.show.digest import cards
-from benchlib.show.headless import execute
+from benchlib.show.digest import cards, messages
+from benchlib.show.headless import NOTEBOOK_S, execute
+from benchlib.show.kernels import SPARE
+
+if TYPE_CHECKING:
+    from benchlib.show.report import Pictures
 
 console = terminal.console(least_width=120)
 LINE_EVERY_S = 10.0  # between progress lines where the output is not a terminal
 YEAR_S = 365 * 86400.0
-NOTEBOOK_S = 60.0  # for the notebook after its ranks were ended, while it computes: judgement, pictures
 ENDING_S = 2.0  # for it to learn that they were
+KERNEL_DIED = "the notebook's kernel died"
 SETTLE_S = 20.0  # for the supervisor to write how the ranks ended, after the notebook has gone
 NARROW = 100  # columns; below, a limit stands behind the result instead of in a column of its own
 COLOURS = {
@@ -64,74 +70,10 @@ OPEN = {  # checks that need a reader
 _DAY = re.compile(r".+-\d{8}")  # the folder of a day in a store
 
 
-def submission(planned: Plan, out: Path | None) -> str:
-    """Return the manifest or script that the run would hand to its cluster, under the name of a run that begins now.
-
-    Raises ``UserError`` for a launcher that hands over none.
-    """
-    config = planned.config
-    job = LAUNCHERS[config.launcher](config, run_path(config, out or outputs()))
-    if not job.submits:
-        launchers = "kubernetes, slurm or torchx"
-        raise UserError(
-            f"launcher={config.launcher} hands nothing to a cluster: --manifest needs --set launcher={launchers}"
-        )
-    return job.files[job.submits]
-
-
-def show_plan(planned: Plan, out: Path | None, everything: bool = False) -> None:
-    """Print what is not a default, or with ``everything`` every parameter, then the command lines and the expected work."""
-    config = planned.config
-    folder = (out or outputs()) / "<run>"
-    console.print(
-        f"[bold]{config.benchmark}[/], tier {config.tier}, backend {config.backend}"
-        + (f" [yellow](not available: {escape(planned.unavailable)})[/]" if planned.unavailable else "")
-    )
-    table = Table(
-        Column("parameter", no_wrap=True),
-        "value",
-        Column("from", no_wrap=True),
-        "meaning",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    for name, field in type(config).model_fields.items():
-        asked = "" if name in ("benchmark", "tier", "backend") else "default"
-        origin = planned.resolved.origins.get(name, asked)
-        if origin in ("", "default") and not everything:
-            continue
-        style = "dim" if origin == "default" else None
-        table.add_row(name, escape(str(getattr(config, name))), origin, escape(field.description or ""), style=style)
-    console.print(table)
-    if not everything:
-        left = len(type(config).model_fields) - table.row_count - 3
-        console.print(
-            f"[dim]{left} more parameters have their defaults: --dry-run --all shows them with their meaning[/]"
-        )
-    job = LAUNCHERS[config.launcher](config, folder)
-    console.print("\n[bold]starts[/]")
-    for command in job.commands:
-        console.print("  " + escape(shlex.join(command)), soft_wrap=True)
-    for name, value in sorted(job.env.items()):
-        console.print(f"  with {name}={escape(str(value))}", soft_wrap=True)
-    for note in job.notes:
-        console.print("  " + escape(str(note)), soft_wrap=True)
-    for name, content in job.files.items():
-        console.print(f"\n[bold]{escape(name)}[/] in the run folder")
-        console.print(content, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\n[bold]expected work[/]\n  {escape(config.expected_work())}", soft_wrap=True)
-    console.print(
-        f"  ends by itself within {config.budget_s:.0f} s; is ended after {config.hard_limit_s:.0f} s at the latest; a notebook that "
-        f"still draws gets {NOTEBOOK_S:.0f} s more\n"
-    )
-
-
-def check_launchers(planned: Sequence[Plan]) -> None:
-    """Raise ``UserError`` where this machine lacks a program that a plan's launcher calls."""
-    for plan in planned:
-        job = LAUNCHERS[plan.config.launcher](plan.config, outputs() / "run")
-        if lack := job.lacks():
-            raise UserError(f"launcher {job.name}: {lack}")
+def get_ready() -> None:
+    """Begin what every run needs and takes seconds: a kernel, and the imports of executing and reporting a notebook."""
+    SPARE.start()
+    threading.Thread(target=lambda: importlib.import_module("papermill"), daemon=True).start()
 
 
 def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1) -> int:
@@ -152,7 +94,7 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
                 console.print(f"[yellow]undecided[/]  repetition {turn} of at most {repeat}")
                 earlier[number].append(_record(done[number].run_dir))
             try:
-                done[number] = run_one(planned[number], store, earlier[number])
+                done[number] = run_one(planned[number], store, earlier[number], last=number == due[-1])
             except StorageError as error:  # no place for the next run either
                 return max(_not_stored(error), write_index(store, quiet=True))
             if done[number].interrupted:
@@ -182,16 +124,16 @@ class Outcome:
         return self.verdict.exit_code(strict) or (EXIT_NOTHING_TO_COMPARE if self.missed else EXIT_PASS)
 
 
-def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = ()) -> Outcome:
-    """Run one plan into a folder of its own; ``earlier`` repetitions are judged with it.
+def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = (), last: bool = True) -> Outcome:
+    """Run one plan into a folder of its own; ``earlier`` repetitions are judged with it. Not ``last``: another run follows.
 
     Raises ``StorageError`` where the run, its verdict or its report cannot be written; the ranks have ended then.
     """
     with Interrupts() as interrupts:
-        return _run_one(planned, out, earlier, interrupts)
+        return _run_one(planned, out, earlier, last, interrupts)
 
 
-def _run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord], interrupts: Interrupts) -> Outcome:
+def _run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord], last: bool, interrupts: Interrupts) -> Outcome:
     config, began = planned.config, time.time()
     run_dir = prepare(planned, out)
     if earlier:
@@ -200,23 +142,25 @@ def _run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord], interrupts:
         f"[bold]{config.benchmark}[/]  tier {config.tier}  backend {config.backend}  {config.world_size} rank{'s' * (config.world_size > 1)}  [dim]{shown(run_dir)}[/]"
     )
     with run_folder.attended(run_dir):
-        return _finished(planned, run_dir, began, interrupts)
+        return _finished(planned, run_dir, began, last, interrupts)
 
 
-def _finished(planned: Plan, run_dir: Path, began: float, interrupts: Interrupts) -> Outcome:
+def _finished(planned: Plan, run_dir: Path, began: float, last: bool, interrupts: Interrupts) -> Outcome:
     """Execute, judge and report a run whose folder is there."""
+    ahead = _Ahead(run_dir, planned.config.benchmark, last)
     if planned.unavailable:
         judging.mark_skipped(Run(run_dir), planned.unavailable)
     else:
-        late = ""
+        error: Exception | None = None
         try:
-            late = _execute(planned, run_dir, interrupts)
+            error = _execute(planned, run_dir, ahead, interrupts)
         finally:
             settled(run_dir)
-        if late:
+        if error:
             from benchlib.launch.launch import blame_notebook
 
-            blame_notebook(run_dir, late)
+            late = isinstance(error, TimeoutError)
+            blame_notebook(run_dir, "timeout" if late else "failed", f"the notebook: {error}" if late else KERNEL_DIED)
         if interrupts.seen and not (run_dir / "status.json").exists() and not run_folder.is_running(run_dir):
             from benchlib.launch.launch import write_stopped
 
@@ -224,7 +168,7 @@ def _finished(planned: Plan, run_dir: Path, began: float, interrupts: Interrupts
     verdict = judging.final(Run(run_dir))
     try:
         with at_work("drawing the report"):
-            report = keep(run_dir, verdict)
+            report = keep(run_dir, verdict, ahead.pictures())
     except StorageError:
         summarise(run_dir, verdict, None)
         raise
@@ -255,13 +199,13 @@ def _worst(codes: list[int]) -> int:
     return max(codes, key=order.index, default=EXIT_PASS)
 
 
-def _execute(planned: Plan, run_dir: Path, interrupts: Interrupts) -> str:
-    """Execute the notebook of a run until its end, its limit or an interrupt; return what to say of one that had to be killed."""
+def _execute(planned: Plan, run_dir: Path, ahead: "_Ahead", interrupts: Interrupts) -> Exception | None:
+    """Execute the notebook of a run until its end, its limit or an interrupt; return the error of one that was killed or died."""
     config = planned.config
     path = BENCHMARKS[config.benchmark].notebook
     # The notebook reads config.json in the run folder; tier and backend are what a reader of its copy wants to see.
     parameters = {"tier": config.tier, "backend": config.backend, "run_dir": str(run_dir)}
-    display = _Display(run_dir)
+    display = _Display(run_dir, ahead)
     display.start()
     try:
         # A job elsewhere may wait in a queue first; 0 is a queue without a limit.
@@ -273,19 +217,20 @@ def _execute(planned: Plan, run_dir: Path, interrupts: Interrupts) -> str:
         console.print("[yellow]stopping[/]  the ranks are ended and the report is written, which takes some seconds")
     except Exception as error:  # a failing cell, a dead kernel, a timeout: the verdict names it, the report shows it
         judging.mark_notebook_error(run_dir, error)
-        return str(error) if isinstance(error, TimeoutError) else ""
+        return error if isinstance(error, TimeoutError) or type(error).__name__ == "DeadKernelError" else None
     finally:
         display.stop()
-    return ""
+    return None
 
 
 def settled(run_dir: Path) -> None:
     """Wait until the supervisor has ended the ranks and written ``status.json``; write it where the supervisor is gone."""
-    from benchlib.launch.launch import settle
+    from benchlib.launch.launch import end_stopped_supervisor, settle
 
     end = time.monotonic() + SETTLE_S
     while time.monotonic() < end and not (run_dir / "status.json").exists() and run_folder.is_running(run_dir):
         time.sleep(0.1)
+    end_stopped_supervisor(run_dir)
     with contextlib.suppress(UserError):  # a damaged status.json: the verdict says so
         settle(run_dir)
 
@@ -295,17 +240,46 @@ def at_work(words: str) -> contextlib.AbstractContextManager[Status | None]:
     return console.status(words) if console.is_terminal else contextlib.nullcontext()
 
 
+class _Ahead:
+    """What begins when the ranks have ended, while the notebook judges and draws: a report's pictures, the next run's kernel.
+
+    Nothing of it runs while anything is timed.
+    """
+
+    def __init__(self, run_dir: Path, benchmark: str, last: bool) -> None:
+        self._run_dir, self._benchmark, self._last = run_dir, benchmark, last
+        self._pictures: Future[Pictures] | None = None
+
+    def begin(self) -> None:
+        """Begin, once, if the ranks have ended."""
+        if self._pictures is not None or not (self._run_dir / "status.json").exists():
+            return
+        from benchlib.show.report import draw_pictures
+
+        if not self._last:
+            SPARE.start()
+        pool = ThreadPoolExecutor(1)
+        self._pictures = pool.submit(draw_pictures, Run(self._run_dir), self._benchmark)
+        pool.shutdown(wait=False)
+
+    def pictures(self) -> "Pictures | None":
+        """Return the pictures of the report when they are drawn; None where none were begun."""
+        return self._pictures.result() if self._pictures else None
+
+
 class _Display(threading.Thread):
     """Shows the progress of a run: one live line in a terminal, a line every few seconds elsewhere."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, ahead: _Ahead) -> None:
         super().__init__(daemon=True)
+        self._ahead = ahead
         self._follower, self._progress, self._end = EventFollower(run_dir), Progress(), threading.Event()
 
     def run(self) -> None:
         with at_work("starting") as status:
             shown, printed = "", -LINE_EVERY_S
             while not self._end.wait(0.25):
+                self._ahead.begin()
                 for event in self._follower.poll():
                     self._progress.update(event)
                 if self._progress.phase == "done":  # for the ranks; the notebook goes on
@@ -325,12 +299,12 @@ class _Display(threading.Thread):
         self.join()
 
 
-def keep(run_dir: Path, verdict: Verdict) -> Path:
+def keep(run_dir: Path, verdict: Verdict, pictures: "Pictures | None" = None) -> Path:
     """Write the verdict and the report of a run; return the report's path. Raises ``StorageError``."""
     from benchlib.show import report
 
     save_verdict(run_dir, verdict)
-    return report.render(run_dir)
+    return report.render(run_dir, pictures)
 
 
 def write_index(store: Path, quiet: bool = False) -> int:
@@ -370,6 +344,8 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
         console.print(table)
     if passed := [check for check in verdict.checks if check.status == "PASS"]:
         console.print(f"[green]passed[/]  {len(passed)} check{'s' * (len(passed) != 1)}")
+    for message in messages(Run(run_dir)):
+        console.print(f"[yellow]note[/]  {escape(message)}", soft_wrap=True)
     if numbers := _key_numbers(run_dir):
         console.print(f"key numbers  {escape(numbers)}", soft_wrap=True)
     skipped = [check for check in verdict.checks if check.word == "SKIPPED"]
@@ -384,8 +360,8 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
         why = uncompared[0].reason.partition("; ")[2] or uncompared[0].reason
         console.print(f"[blue]not compared[/]  {len(uncompared)} metrics: {escape(why)}", soft_wrap=True)
         run = Run(run_dir)
-        if verdict.verdict == "PASS" and (count := baselines.restarts(run)):
-            why = f"it was restarted {count} time{'s' * (count != 1)}, and its speed is that of the last part"
+        if verdict.verdict == "PASS" and (how := baselines.continued(run)):
+            why = f"it was {how}, and its speed is that of the last part"
             console.print(f"[dim]this run cannot become a baseline: {why}; run it again undisturbed[/]", soft_wrap=True)
         elif verdict.verdict == "PASS" and not run.config.planted_slowdown:
             again = f'benchlib baseline accept {shlex.quote(_short(run_dir))} --reason "..."'

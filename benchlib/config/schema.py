@@ -5,6 +5,7 @@ state only what differs from the defaults of the benchmark's config class.
 """
 
 import functools
+import math
 import shlex
 import types
 import typing
@@ -36,8 +37,12 @@ class BaseConfig(BaseModel):
         "smoke", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="how much work: a file of params/tiers"
     )
     backend: Literal["cpu", "cuda", "rocm", "mps", "xpu", "tpu"] = Field("cpu", description="where the work runs")
-    collective: Literal["", "gloo", "nccl", "xccl", "mpi", "ucc"] = Field(
-        "", description="collective library; '': the backend's own"
+    collective: Literal["", "gloo", "nccl", "xccl", "mpi", "ucc", "hierarchical"] = Field(
+        "",
+        description="collective library; '': the backend's own; hierarchical: each rank's own, and gloo between them",
+    )
+    exchange_groups: str = Field(
+        "", description="groups of collective=hierarchical, a name for each rank as in a,a,b; '': by library"
     )
     nproc: int = Field(1, ge=1, le=1024, description="ranks on each node, one device each")
     launcher: Literal["local", "torchrun", "mpirun", "slurm", "kubernetes", "torchx"] = Field(
@@ -56,7 +61,9 @@ class BaseConfig(BaseModel):
     )
     threads: int = Field(0, ge=0, le=4096, description="CPU threads of each rank; 0: cores / ranks on the node")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="random seed for data, weights, order and dropout")
-    budget_s: float = Field(60.0, gt=0, description="wall time that the run may take, in seconds; a check")
+    budget_s: float = Field(
+        60.0, gt=0, description="wall time of the ranks, from their launch to the result, in seconds; a check"
+    )
     startup_timeout_s: float = Field(
         120.0, gt=0, description="seconds until every rank must be at work; then the run is ended"
     )
@@ -135,6 +142,21 @@ class BaseConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _each_rank_has_a_group(self) -> "BaseConfig":
+        names = [name.strip() for name in self.exchange_groups.split(",")] if self.exchange_groups else []
+        given = f"exchange_groups = {self.exchange_groups!r}"
+        if names and self.collective != "hierarchical":
+            raise ValueError(f"{given} are groups of collective=hierarchical: set it, or leave them out")
+        if names and len(names) != self.world_size:
+            raise ValueError(
+                f"{given} names the groups of {len(names)} ranks, and nproc({self.nproc}) × nnodes({self.nnodes}) are "
+                f"{self.world_size}: give a name for each"
+            )
+        if "" in names:
+            raise ValueError(f"{given}: rank {names.index('')} has no group: give a name for each rank, as in a,a,b")
+        return self
+
+    @model_validator(mode="after")
     def _nodes_need_torchrun(self) -> "BaseConfig":
         if self.launcher == "local" and (self.nnodes > 1 or self.rdzv_endpoint):
             raise ValueError(
@@ -203,7 +225,8 @@ class BaseConfig(BaseModel):
 
     def work(self) -> dict[str, Any]:
         """Return the fields that change the work, and with it what results may be compared."""
-        return self.model_dump(exclude=set(_NOT_WORK))
+        # A field that came later is left out where it is not used: what was accepted before it stays comparable.
+        return self.model_dump(exclude={*_NOT_WORK, *([] if self.exchange_groups else ["exchange_groups"])})
 
 
 BY_HAND = "set by hand"
@@ -334,6 +357,8 @@ def check_params(path: Path) -> dict[str, Any]:
         if section not in sections:
             raise UserError(f"{path}: unknown section {section!r}: {nearest(str(section), sections)}")
         if section == "description":
+            if not isinstance(values, str):
+                raise UserError(f"{path}: description = {str(values)[:60]}: expected a sentence")
             continue
         if values is None:
             content[section] = values = {}
@@ -347,6 +372,9 @@ def check_params(path: Path) -> dict[str, Any]:
                 )
         else:
             check_names(section, values, f"{path}: ")
+    budget_s = (content.get("all") or {}).get("budget_s", 1.0)
+    if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not 0 < budget_s < math.inf:
+        raise UserError(f"{path}: all.budget_s = {str(budget_s)[:60]}: expected seconds, a number above 0")
     return content
 
 
@@ -360,7 +388,7 @@ def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
         resolved["cluster"] = cluster.resolved(str(resolved["cluster"]))
     for name, needed in config_class(benchmark).PATHS.items():
         text = str(resolved.get(name) or "")
-        if not text:
+        if not text or (name == "model" and text == EMBEDDED_MODEL):
             continue
         path = Path(text).expanduser()
         if path.exists():
@@ -457,7 +485,7 @@ def resolve(
     for name, cause in cls.EXCLUSIVE.items():
         if origins.get(name) == BY_HAND and getattr(config, cause):
             raise UserError(
-                f"{name} = {values[name]} with {cause} = {getattr(config, cause)}, which finds it: leave one of them out"
+                f"{name} = {values[name]} with {cause} = {getattr(config, cause)}, which decides it: leave one of them out"
             )
     for name, cause in cls.FOLLOWS.items():
         value = getattr(config, name)  # texts stay as they are given; numbers may be given as texts

@@ -8,26 +8,27 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
 from benchlib.core.errors import UserError, nearest
 from benchlib.core.files import home, read_model, write_json
-from benchlib.core.text import quantity
-from benchlib.judge.calibration import Calibration, Setup, load_calibration, simulate
+from benchlib.core.text import counted, quantity
+from benchlib.judge import accepted_runs
+from benchlib.judge.accepted_runs import MOST_RUNS, SCHEMA, Baseline
+from benchlib.judge.calibration import Calibration, load_calibration
 from benchlib.judge.change import Kind, Spread, moderated, own_spread, pooled
 from benchlib.judge.changepoints import levels
 from benchlib.judge.checks import Check
+from benchlib.judge.power import Setup, effect_text, simulate
 from benchlib.judge.regression import (
     RegressionLimit,
     RunRecord,
     Side,
     adjusted,
-    allowed_loss,
     baseline_check,
-    default_spread,
     kind_of,
     named,
     open_checks,
@@ -39,8 +40,6 @@ from benchlib.judge.regression import (
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Run, fingerprint, fingerprint_key
 
-SCHEMA: Final = 2
-MOST_RUNS = 20
 WIDEST = 2.0  # times the limit that the smallest loss found may be: 40 % for a limit of 20 %
 STORED = 12  # runs beside a run that tell their spread, the newest
 SEARCHED = 40  # that are looked at for them
@@ -48,41 +47,12 @@ LEAST_STORED = 4  # of which one may be odd
 COMPARISONS = 1000  # simulated for the smallest loss found, which is shown in whole percent
 
 
-class Baseline(BaseModel):
-    """The accepted runs of one fingerprint, the oldest first; several tell the spread between unchanged runs.
-
-    ``limits`` are those that the runs were accepted with; none in a file of an older version.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    schema_version: Literal[2] = SCHEMA
-    benchmark: str
-    tier: str
-    fingerprint: dict[str, str]
-    runs: list[RunRecord] = Field(min_length=1, max_length=MOST_RUNS)
-    limits: list[RegressionLimit] = []
-
-    @property
-    def key(self) -> str:
-        """Twelve hex digits of the fingerprint."""
-        return fingerprint_key(self.fingerprint)
-
-    @property
-    def latest(self) -> RunRecord:
-        """The run that was accepted last."""
-        return self.runs[-1]
-
-    def side(self, name: str) -> Side | None:
-        """Return this metric of all accepted runs, or None."""
-        return side_of(self.runs, name)
-
-
 class Comparison(BaseModel):
     """A baseline for a run, or why there is none: ``factors`` lists (name, here, in the nearest baseline).
 
     ``calibration`` is what `benchlib calibrate` measured of the gate for the run's fingerprint, with or without a baseline;
-    ``damaged`` says what is wrong with its file.
+    ``damaged`` says what is wrong with its file, ``refused`` what is wrong with that of this very fingerprint's baseline.
+    ``left_out`` other baselines were refused.
     """
 
     status: Literal["found", "NO_BASELINE", "NOT_COMPARABLE"]
@@ -90,15 +60,20 @@ class Comparison(BaseModel):
     factors: list[tuple[str, str, str]] = []
     calibration: Calibration | None = None
     damaged: str = ""
+    refused: str = ""
+    left_out: int = 0
 
     @property
     def reason(self) -> str:
         """Why nothing can be compared, in plain words."""
+        if self.refused:
+            return f"its baseline is refused: {self.refused}"
+        others = f"; {counted(self.left_out, 'baseline')} refused, see `benchlib baseline list`" * bool(self.left_out)
         if self.status == "NO_BASELINE":
-            return "no run was accepted yet"
+            return f"no run was accepted yet{others}"
         shown = "; ".join(f"{name} is {here} here, {there} there" for name, here, there in self.factors[:4])
         more = f" and {len(self.factors) - 4} more" if len(self.factors) > 4 else ""
-        return f"the nearest baseline differs: {shown}{more}"
+        return f"the nearest baseline differs: {shown}{more}{others}"
 
 
 def folder() -> Path:
@@ -107,18 +82,38 @@ def folder() -> Path:
 
 
 def load_baseline(path: Path) -> Baseline:
-    """Read a baseline file; ``UserError`` where it is cut or foreign."""
-    return read_model(path, Baseline, "a baseline", SCHEMA)
+    """Read a baseline file; ``UserError`` where it is cut or foreign, and where its numbers cannot be true."""
+    baseline = read_model(path, Baseline, "a baseline", SCHEMA)
+    if faults := accepted_runs.faults(baseline):
+        raise UserError(f"{path}: {_impossible(faults)}; restore the file, or delete it and accept sound runs")
+    return baseline
 
 
-def stored(root: Path | None = None, benchmark: str = "*", tier: str = "*") -> list[tuple[Path, Baseline]]:
-    """Return the baselines below ``root``, by path."""
-    return [(path, load_baseline(path)) for path in sorted((root or folder()).glob(f"{benchmark}/{tier}/*.json"))]
+def _impossible(faults: Sequence[str]) -> str:
+    more = f" (and {len(faults) - 2} more)" if len(faults) > 2 else ""
+    return f"its numbers cannot be true: {'; '.join(faults[:2])}{more}"
+
+
+def stored(
+    root: Path | None = None, benchmark: str = "*", tier: str = "*", refused: dict[Path, str] | None = None
+) -> list[tuple[Path, Baseline]]:
+    """Return the sound baselines below ``root``, by path; why others are refused goes to ``refused``."""
+    sound = []
+    for path in sorted((root or folder()).glob(f"{benchmark}/{tier}/*.json")):
+        try:
+            sound.append((path, load_baseline(path)))
+        except UserError as error:
+            if refused is not None:
+                refused[path] = str(error)
+    return sound
 
 
 def by_key(key: str) -> Baseline:
     """Return the one baseline whose key begins with these digits; ``UserError`` where there are none or several."""
-    matches = [baseline for _, baseline in stored() if baseline.key.startswith(key)]
+    refused: dict[Path, str] = {}
+    matches = [baseline for _, baseline in stored(refused=refused) if baseline.key.startswith(key)]
+    if not matches and (reasons := [reason for path, reason in refused.items() if path.stem.startswith(key)]):
+        raise UserError(reasons[0])
     if len(matches) != 1:
         raise UserError(f"{len(matches)} baselines begin with {key!r}: `benchlib baseline list` shows the keys")
     return matches[0]
@@ -137,16 +132,18 @@ def find(run: Run, root: Path | None = None) -> Comparison:
         measured = load_calibration(root or folder(), run.config.benchmark, run.config.tier, fingerprint_key(here))
     except UserError as error:
         damaged = str(error)
+    refused: dict[Path, str] = {}
     candidates = [
         (differences(here, baseline.fingerprint), baseline)
-        for _, baseline in stored(root, run.config.benchmark, run.config.tier)
+        for _, baseline in stored(root, run.config.benchmark, run.config.tier, refused)
     ]
-    if not candidates:
-        return Comparison(status="NO_BASELINE", calibration=measured, damaged=damaged)
-    factors, nearest = min(candidates, key=lambda pair: len(pair[0]))
-    if factors:
-        return Comparison(status="NOT_COMPARABLE", factors=factors, calibration=measured, damaged=damaged)
-    return Comparison(status="found", baseline=nearest, calibration=measured, damaged=damaged)
+    about: dict[str, Any] = {"calibration": measured, "damaged": damaged, "left_out": len(refused)}
+    factors, nearest = min(candidates, key=lambda pair: len(pair[0]), default=([], None))
+    if nearest is not None and not factors:
+        return Comparison(status="found", baseline=nearest, **about)
+    own = next((reason for path, reason in refused.items() if path.stem == fingerprint_key(here)), "")
+    status: Literal["NO_BASELINE", "NOT_COMPARABLE"] = "NOT_COMPARABLE" if own or nearest else "NO_BASELINE"
+    return Comparison(status=status, factors=factors, refused=own, **about)
 
 
 def differences(here: dict[str, str], there: dict[str, str]) -> list[tuple[str, str, str]]:
@@ -178,7 +175,7 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
         return [*checks, *open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")]
     limits, edited = _as_accepted(limits, comparison.baseline.limits)
     checks += edited
-    known = known_spreads(run, limits, comparison.calibration, [*comparison.baseline.runs, *earlier, latest])
+    spreads = known_spreads(run, limits, comparison.calibration, [*comparison.baseline.runs, *earlier, latest])
     for limit in limits:
         # A value that is no number must not hide behind those of earlier repetitions.
         metric = latest.metric(limit.metric)
@@ -193,7 +190,7 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
             reason = f"only the baseline has it ({old.metric.text})"
             checks.append(baseline_check(old.metric, status="NOT_COMPARABLE", reason=reason))
         elif new is not None and old is not None:
-            checks.append(regression_check(limit, new.undisturbed(), old, known.get(limit.metric)))
+            checks.append(regression_check(limit, new.undisturbed(), old, spreads.get(limit.metric)))
     return checks
 
 
@@ -247,15 +244,15 @@ def known_spreads(
     ``counted`` are the runs that are compared: their own spread is pooled with this one and must not count twice.
     """
     earlier = [record for record in stored_runs(run, limits) if not any(map(record.is_copy_of, counted))]
-    found = {}
+    spreads = {}
     for limit in limits:
         side = side_of(earlier, limit.metric)
         stored = (
             _stored_spread(side, kind_of(limit, *(min(item) for item in side.runs))) if side and side.runs else None
         )
         if spread := pooled(calibration.spread(limit.metric) if calibration else None, stored):
-            found[limit.metric] = spread
-    return found
+            spreads[limit.metric] = spread
+    return spreads
 
 
 def _stored_spread(side: Side, kind: Kind) -> Spread | None:
@@ -285,7 +282,7 @@ def stored_runs(run: Run, limits: Iterable[RegressionLimit]) -> list[RunRecord]:
             other = Run(folder)
             result = other.result
             whole = result is not None and result.status == "complete" and result.started_at < began
-            if whole and not planted(other) and run_fingerprint(other) == here:
+            if whole and not planted(other) and not continued(other) and run_fingerprint(other) == here:
                 records.append(RunRecord.of(other, limits))
     return records[::-1]
 
@@ -316,13 +313,12 @@ class Width:
         """Return what a reader sees of it."""
         low, high = (quantity(value, self.metric.unit) for value in (min(self.values), max(self.values)))
         sign = "-" if self.metric.direction == "higher" else "+"
-        effect = f"{self.effect:.0%}" if self.kind == "ratio" else quantity(self.effect, self.metric.unit)
         return {
             "metric": self.metric.name,
             "runs": f"{len(self.values)}, {low} to {high}" if len(self.values) > 1 else f"1, {high}",
             "spread": spread_text(self.spread, self.kind, self.metric.unit).removeprefix("spread between runs "),
             "limit": self.limit,
-            "smallest loss found": f"{sign}{effect}",
+            "smallest loss found": f"{sign}{effect_text(self.effect, self.kind, self.metric.unit)}",
         }
 
 
@@ -333,22 +329,17 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         side = baseline.side(limit.metric)
         if side is None or not side.runs:
             continue
-        kind, direction = kind_of(limit, *(min(run) for run in side.runs)), side.metric.direction
-        told, default = known.get(limit.metric), default_spread(side.metric, limit, kind)
-        measured = pooled(own_spread([side.readings(kind)]), told)
-        spread = moderated(measured, default)
+        calibrated = known.get(limit.metric)
+        setup = Setup.of(limit, side, len(side.runs), calibrated.dof if calibrated else 0)
+        measured = pooled(own_spread([side.readings(setup.kind)]), calibrated)
+        spread = moderated(measured, setup.default)
         if spread is None:
             continue
-        own = allowed_loss(limit, kind, direction, side.value(kind))
-        own = own if kind == "difference" else abs(math.expm1(-own if direction == "higher" else own))
-        judged = (
-            limit if limit.amount is not None or kind == "ratio" else RegressionLimit(metric=limit.metric, amount=own)
-        )
-        setup = Setup(judged, direction, len(side.runs), known_dof=told.dof if told else 0, default=default)
         effect = simulate(setup, spread.s, COMPARISONS).effect
-        values = [replace(side, runs=(run,)).value(kind) for run in side.runs]
-        scatter = measured is not None and measured.s >= (default or 0.0)
-        rows.append(Width(side.metric, kind, limit.text(direction), values, spread, scatter, own, effect))
+        values = [replace(side, runs=(run,)).value(setup.kind) for run in side.runs]
+        scatter = measured is not None and measured.s >= (setup.default or 0.0)
+        text = limit.text(setup.direction)
+        rows.append(Width(side.metric, setup.kind, text, values, spread, scatter, setup.allowed, effect))
     return rows
 
 
@@ -398,6 +389,8 @@ def accept(
                 f"{run.path} cannot be in one baseline with {first.path.name}: {name} is {here} here, {there} there"
             )
     comparison = find(first, root)
+    if if_improved and comparison.refused:
+        raise UserError(f"not accepted (--if-improved): whether it is better cannot be told, {comparison.reason}")
     kept = _kept(comparison, first) if add else []
     for run in chosen:
         record = RunRecord.of(run, limits, reason.strip())
@@ -415,9 +408,11 @@ def accept(
         runs=kept,
         limits=limits,
     )
+    if faults := accepted_runs.faults(baseline):
+        raise UserError(f"not accepted: {_impossible(faults)}")
     if not force:
-        known = known_spreads(first, limits, comparison.calibration, kept)
-        _require_narrow(widths(baseline, limits, known))
+        spreads = known_spreads(first, limits, comparison.calibration, kept)
+        _require_narrow(widths(baseline, limits, spreads))
     path = (root or folder()) / baseline.benchmark / baseline.tier / f"{baseline.key}.json"
     write_json(path, baseline.model_dump(mode="json"))
     return path
@@ -438,10 +433,8 @@ def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
     if result is None or result.status != "complete" or verdict is None or verdict["verdict"] in ("BROKEN", "STOPPED"):
         why = verdict["sentence"] if verdict else "it was never judged"
         raise UserError(f"{run.path} is not a complete run and cannot be accepted: {why}")
-    if count := restarts(run):
-        raise UserError(
-            f"{run.path} was started again {count} time{'s' * (count != 1)} after failures: its times hold only a part of the run; run it again"
-        )
+    if why := continued(run):
+        raise UserError(f"{run.path} was {why}: its times hold only a part of the run; run it again")
     if names := planted(run):
         raise UserError(f"{run.path} was slowed down or changed on purpose ({', '.join(names)}) and cannot be accepted")
     if verdict["verdict"] in ("FAIL", "SKIPPED"):
@@ -463,6 +456,14 @@ def restarts(run: Run) -> int:
     """Return how often the ranks of a run were started again after a failure, on whichever node."""
     counts = (run.status or {}).get("restarts"), run.result.facts.get("restarts") if run.result else None
     return max((count for count in counts if isinstance(count, int)), default=0)
+
+
+def continued(run: Run) -> str:
+    """Return how a run went on from a checkpoint, of its own or of another run; '' for one that is of a piece."""
+    if count := restarts(run):
+        return f"started again {count} time{'s' * (count != 1)} after failures"
+    step = run.result.facts.get("resumed_step") if run.result else None
+    return f"resumed at step {step:,} of another run" if isinstance(step, int) and step > 0 else ""
 
 
 def _kept(comparison: Comparison, run: Run) -> list[RunRecord]:

@@ -1,17 +1,11 @@
 """What the regression gate can tell: the spread between unchanged runs, its false alarms, the smallest loss it finds.
 
 `benchlib calibrate` measures it with real runs; they are stored under ``baselines/calibrations/<benchmark>/<tier>/<key>.json``,
-by the fingerprint that baselines have too. Rare events are simulated: the comparisons are judged by the gate itself
-(``benchlib.judge.regression``) on the recorded runs, drawn at random, and on made-up ones (``benchlib.judge.noise``) that scatter
-around the true value with the standard deviation s between unchanged runs, on the scale of the gate: the logarithm for limits
-that are shares, the metric's unit for limits that are amounts.
+by the fingerprint that baselines have too. Rare events are simulated (``benchlib.judge.power``) with the spread that they measured.
 """
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -21,31 +15,22 @@ from pydantic import BaseModel, ConfigDict
 from benchlib.core.files import read_model, write_json
 from benchlib.core.text import band_text, day, quantity
 from benchlib.judge import noise as made_up
-from benchlib.judge.change import DEFAULT_DOF, LEAST_DOF, Kind, Reading, Spread, change, own_spread, reading, student
+from benchlib.judge.change import Kind, Spread, change, own_spread, reading
+from benchlib.judge.power import Setup, Simulated, by_accepted, pools_of, simulate, worst
 from benchlib.judge.regression import (
-    TWICE,
     RegressionLimit,
     RunRecord,
     Side,
-    allowed_loss,
-    default_spread,
     faster,
     is_timed,
     kind_of,
     regression_check,
-    ruling,
     side_of,
 )
-from benchlib.results.metrics import Direction
+from benchlib.results.metrics import Direction, measured
 
 SCHEMA: Final = 2
 LEAST_RUNS = 3  # unchanged runs that a spread can be estimated from
-POWER = 0.99
-COMPARISONS = 10_000
-TABLED = 1000  # comparisons of each noise and number of accepted runs
-MADE_UP = 200  # runs of each noise
-ACCEPTED = (1, 2, 3, 5, 10)
-Noise = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
 class Counted(BaseModel):
@@ -77,21 +62,6 @@ class Planted(BaseModel):
     expected: float
     measured: float
     verdicts: Counted
-
-
-class Simulated(BaseModel):
-    """What the gate with this calibration makes of runs with one kind of noise, by the number of accepted runs.
-
-    ``noise`` is recorded (the unchanged runs themselves), normal (one number a run) or a kind of ``benchlib.judge.noise``.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    noise: str
-    accepted: int
-    false_alarms: float
-    undecided: float
-    effect: float
 
 
 class MetricCalibration(BaseModel):
@@ -150,6 +120,14 @@ class Calibration(BaseModel):
         item = next((item for item in self.metrics if item.metric == metric), None)
         return Spread(item.spread, len(item.values) - 1, f"a calibration of {len(item.values)} runs") if item else None
 
+    def side(self, metric: str) -> Side | None:
+        """Return the unchanged runs of a metric, each with its value alone; None where it was not measured."""
+        item = next((item for item in self.metrics if item.metric == metric), None)
+        if item is None:
+            return None
+        named = measured(metric, item.values[-1], item.unit, item.direction)
+        return Side(named, tuple((value,) for value in item.values))
+
     def sentence(self) -> str:
         """Return what the gate can be trusted with, as a sentence."""
         alarms = sum(item.left_out.fail for item in self.metrics)
@@ -201,12 +179,7 @@ class Calibration(BaseModel):
             for row in item.simulated:
                 groups.setdefault(row.noise, {}).setdefault(row.accepted, []).append(row)
         return [
-            {"noise": noise}
-            | {
-                f"{count} accepted": f"{max(row.false_alarms for row in rows):.1%}, {max(row.undecided for row in rows):.1%}, "
-                f"{max(row.effect for row in rows):.0%}"
-                for count, rows in by_count.items()
-            }
+            {"noise": noise} | {f"{count} accepted": worst(rows).text() for count, rows in by_count.items()}
             for noise, by_count in groups.items()
         ]
 
@@ -229,8 +202,8 @@ def calibrate_metric(
     values = [side.value(kind) for side in sides]
     spread = own_spread([readings])
     assert spread is not None
-    setup = Setup(limit, metric.direction, known_dof=spread.dof, default=default_spread(metric, limit, kind))
-    setup = setup if setup.kind == kind else setup.as_amount(float(np.mean(values)))
+    setup = Setup.of(limit, _together(sides), known_dof=spread.dof)
+    kinds = made_up.KINDS if faster(metric) and kind == "ratio" else ()
     # A metric whose runs are all equal has nothing to simulate: the gate fails from its own limit on.
     power = simulate(setup, spread.s)
     return MetricCalibration(
@@ -249,39 +222,13 @@ def calibrate_metric(
         false_alarms=power.false_alarms,
         comparisons=power.comparisons,
         effect=power.effect,
-        simulated=_simulated(setup, spread.s, readings, made_up.KINDS if faster(metric) and kind == "ratio" else ()),
+        simulated=by_accepted(setup, spread.s, pools_of(spread.s, readings, kinds)),
     )
 
 
-def _simulated(setup: "Setup", s: float, readings: Sequence[Reading], kinds: Iterable[str]) -> list[Simulated]:
-    """Simulate the gate by the number of accepted runs, on the recorded runs and on made-up ones with their spread."""
-    pools = {"recorded": Pool.of(readings), "normal": Pool.scattered(s, gaussian, TABLED * (1 + ACCEPTED[-1]))}
-    pools |= {kind: _made_up(kind).moved(s) for kind in kinds}
-    rows = []
-    for name, pool in pools.items():
-        for accepted in ACCEPTED:
-            if len(pool.value) > accepted:
-                found = simulate_runs(replace(setup, old_runs=accepted), s, pool, TABLED)
-                rows.append(
-                    Simulated(
-                        noise=name,
-                        accepted=accepted,
-                        false_alarms=found.false_alarms,
-                        undecided=found.ambiguous,
-                        effect=found.effect,
-                    )
-                )
-    return rows
-
-
-@lru_cache(maxsize=8)
-def _made_up(kind: str) -> "Pool":
-    """Return runs of one level with this noise."""
-    return Pool.of([reading(tuple(run), "ratio", "higher") for run in made_up.runs_of(kind, 0.0, MADE_UP)])
-
-
 def _together(sides: Sequence[Side]) -> Side:
-    return Side(sides[-1].metric, tuple(run for side in sides for run in side.runs))
+    others = float(np.median([side.others for side in sides]))
+    return Side(sides[-1].metric, tuple(run for side in sides for run in side.runs), others)
 
 
 def _count(limit: RegressionLimit, pairs: Sequence[tuple[Side, Sequence[Side]]]) -> Counted:
@@ -304,138 +251,6 @@ def _planted(
     )
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A gate to look at: the limit, the runs on both sides, the spread that a calibration of ``known_dof`` would know, and the
-    default that is assumed below that.
-    """
-
-    limit: RegressionLimit
-    direction: Direction = "higher"
-    old_runs: int = 1
-    new_runs: int = 1
-    known_dof: int = 0
-    default: float | None = None
-
-    @property
-    def kind(self) -> Kind:
-        """The scale of the gate."""
-        return "difference" if self.limit.amount is not None else "ratio"
-
-    def as_amount(self, level: float) -> "Setup":
-        """Return the setup of a share that is judged as an amount, because the metric is near or below zero."""
-        amount = (self.limit.share or 0.0) * abs(level)
-        return replace(self, limit=RegressionLimit(metric=self.limit.metric, amount=amount))
-
-
-@dataclass(frozen=True)
-class Power:
-    """Of simulated comparisons of unchanged runs: the shares that fail and that stay undecided, and the smallest loss found.
-
-    ``effect`` is the loss that 99 % of the comparisons call a regression: a share of the baseline for ratios (a throughput
-    lower by it, a time higher by it), an amount for differences.
-    """
-
-    comparisons: int
-    false_alarms: float
-    ambiguous: float
-    effect: float
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Unchanged runs to draw comparisons from, on the scale of the gate: (N,) values, whole values, how far ``below`` and
-    ``above`` their intervals end, and whether their level shifted.
-    """
-
-    value: np.ndarray
-    whole: np.ndarray
-    below: np.ndarray
-    above: np.ndarray
-    disturbed: np.ndarray
-
-    @classmethod
-    def of(cls, readings: Sequence[Reading]) -> "Pool":
-        """Make a pool of runs that have been read."""
-        rows = [(item.value, item.whole, item.below, item.above, item.disturbed is not None) for item in readings]
-        return cls(*(np.array(column) for column in zip(*rows, strict=True)))
-
-    @classmethod
-    def scattered(cls, s: float, noise: Noise, runs: int, seed: int = 0) -> "Pool":
-        """Make a pool of runs of one number each that scatter with standard deviation s."""
-        value = s * noise(np.random.default_rng(seed), (runs,))
-        return cls(value, value, np.zeros(runs), np.zeros(runs), np.zeros(runs, dtype=bool))
-
-    def moved(self, s: float, seed: int = 0) -> "Pool":
-        """Return the same runs with levels that scatter by s as well: what is within them stays."""
-        levels = s * np.random.default_rng(seed).standard_normal(len(self.value))
-        return replace(self, value=self.value + levels, whole=self.whole + levels)
-
-    def draws(self, comparisons: int, runs: int, generator: np.random.Generator) -> np.ndarray:
-        """Return the indices of the runs of each comparison, (comparisons, runs): no run twice where there are enough."""
-        size = len(self.value)
-        if size >= comparisons * runs:
-            return np.arange(comparisons * runs).reshape(comparisons, runs)
-        if size < runs:
-            return generator.integers(size, size=(comparisons, runs))
-        return np.argsort(generator.random((comparisons, size)), axis=1)[:, :runs]
-
-
-def gaussian(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw standard normal noise."""
-    return generator.standard_normal(shape)
-
-
-def simulate(setup: Setup, s: float, comparisons: int = COMPARISONS, noise: Noise = gaussian, seed: int = 0) -> Power:
-    """Judge ``comparisons`` pairs of unchanged sides whose runs are one number each and scatter with standard deviation s."""
-    pool = Pool.scattered(s, noise, comparisons * (setup.old_runs + setup.new_runs), seed)
-    return simulate_runs(setup, s, pool, comparisons, seed)
-
-
-def simulate_runs(setup: Setup, s: float, pool: Pool, comparisons: int = COMPARISONS, seed: int = 0) -> Power:
-    """Judge ``comparisons`` pairs of sides drawn from a pool of unchanged runs; s is what a calibration would know.
-
-    The arithmetic is that of ``benchlib.judge.change.compared`` for many comparisons at once (a test holds them equal), the
-    rule is ``ruling``. A loss shifts the new side and leaves its scatter as it is, so each comparison has one loss from which
-    on it fails; the 99 % quantile of these is the effect.
-    """
-    generator = np.random.default_rng(seed + 1)
-    drawn = pool.draws(comparisons, setup.old_runs + setup.new_runs, generator)
-    sides = drawn[:, : setup.new_runs], drawn[:, setup.new_runs :]
-    values = [pool.value[side] for side in sides]
-    half = _halves(setup, s, values, generator)
-    within = [np.sqrt(sum((end[side] ** 2).mean(axis=1) / side.shape[1] for end, side in zip(ends, sides, strict=True)))
-              for ends in ((pool.below, pool.above), (pool.above, pool.below))]  # fmt: skip
-    down, up = (np.maximum(half, end) for end in within)
-    better, worse = (up, down) if setup.direction == "higher" else (down, up)
-    sign = -1.0 if setup.direction == "higher" else 1.0
-    lost = sign * (values[0].mean(axis=1) - values[1].mean(axis=1))
-    whole = sign * (pool.whole[sides[0]].mean(axis=1) - pool.whole[sides[1]].mean(axis=1))
-    allowed, twice = (allowed_loss(setup.limit, setup.kind, setup.direction, 1.0, times) for times in (1.0, TWICE))
-    disturbed = pool.disturbed[sides[0]].any(axis=1)
-    first, second = (ruling(loss, loss - better, loss + worse, allowed, twice) for loss in (lost, whole))
-    status = np.where(disturbed & (first != second), "AMBIGUOUS", first)
-    critical = np.maximum(allowed, better) - np.where(disturbed, np.minimum(lost, whole), lost)
-    effect = float(np.quantile(critical, POWER))
-    if setup.kind == "ratio":
-        effect = -math.expm1(-effect) if setup.direction == "higher" else math.expm1(effect)
-    return Power(comparisons, float(np.mean(status == "FAIL")), float(np.mean(status == "AMBIGUOUS")), effect)
-
-
-def _halves(setup: Setup, s: float, values: Sequence[np.ndarray], generator: np.random.Generator) -> np.ndarray:
-    """Return half of the interval between runs of each comparison, (comparisons,)."""
-    count = len(values[0])
-    dof = sum(side.shape[1] - 1 for side in values)
-    squares = sum(((side - side.mean(axis=1, keepdims=True)) ** 2).sum(axis=1) for side in values)
-    if setup.known_dof:  # what calibrations of that size would have measured of the true spread
-        squares, dof = squares + s**2 * generator.chisquare(setup.known_dof, count), dof + setup.known_dof
-    if setup.default is not None and (lacking := DEFAULT_DOF - dof) > 0:
-        squares, dof = squares + lacking * setup.default**2, dof + lacking
-    if dof < LEAST_DOF:
-        return np.zeros(count)
-    return student(dof) * np.sqrt(squares / dof * sum(1 / side.shape[1] for side in values))  # type: ignore[no-any-return]
-
-
 def path_of(root: Path, benchmark: str, tier: str, key: str) -> Path:
     """Return where the calibration of a fingerprint key is, below the folder of the baselines."""
     return root / "calibrations" / benchmark / tier / f"{key}.json"
@@ -447,6 +262,12 @@ def load_calibration(root: Path, benchmark: str, tier: str, key: str) -> Calibra
     if not path.exists():
         return None
     return read_model(path, Calibration, "a calibration (delete it and calibrate again)", SCHEMA)
+
+
+def load_calibrations(root: Path, benchmark: str, tier: str) -> list[Calibration]:
+    """Return the calibrations of all fingerprints of a benchmark and tier."""
+    paths = sorted((root / "calibrations" / benchmark / tier).glob("*.json"))
+    return [item for path in paths if (item := load_calibration(root, benchmark, tier, path.stem))]
 
 
 def save_calibration(root: Path, calibration: Calibration, key: str) -> Path:

@@ -63,20 +63,23 @@ class Spread:
 
 def pooled(*parts: Spread | None) -> Spread | None:
     """Return several estimates of one spread as one; None where there is none."""
-    known = [part for part in parts if part is not None and part.dof > 0]
-    if not known:
+    usable = [part for part in parts if part is not None and part.dof > 0]
+    if not usable:
         return None
-    dof = sum(part.dof for part in known)
-    sources = ", ".join(dict.fromkeys(part.source for part in known if part.source))
-    return Spread(math.sqrt(sum(part.s**2 * part.dof for part in known) / dof), dof, sources)
+    dof = sum(part.dof for part in usable)
+    sources = ", ".join(dict.fromkeys(part.source for part in usable if part.source))
+    return Spread(math.sqrt(sum(part.s**2 * part.dof for part in usable) / dof), dof, sources)
 
 
-def moderated(known: Spread | None, default: float | None) -> Spread | None:
-    """Return a spread of at least ``DEFAULT_DOF`` degrees of freedom: what is known, filled up with the default."""
+def moderated(known: Spread | None, default: float | None, source: str = "default") -> Spread | None:
+    """Return a spread of at least ``DEFAULT_DOF`` degrees of freedom: what is known, filled up with the default.
+
+    ``source`` says where the default comes from.
+    """
     lacking = DEFAULT_DOF - (known.dof if known else 0)
     if default is None or lacking <= 0:
         return known
-    return pooled(known, Spread(default, lacking, "default"))
+    return pooled(known, Spread(default, lacking, source))
 
 
 @dataclass(frozen=True)
@@ -184,26 +187,33 @@ def change(
     kind: Kind = "ratio",
     known: Spread | None = None,
     default: float | None = None,
+    source: str = "default",
     faster: Faster = "",
 ) -> Change:
     """Compare two sides, each the samples of one or more runs.
 
     ``known`` is a spread between runs measured elsewhere, ``default`` the one that is assumed as long as too few runs tell
-    it. A side's value is the (geometric) mean of its runs' values. The interval between runs is Student's
+    it, with its ``source``. A side's value is the (geometric) mean of its runs' values. The interval between runs is Student's
     ``t * s * sqrt(1/r + 1/k)`` with s moderated over both sides, ``known`` and ``default``. Raises ``ValueError`` for a side
     without samples, samples that are not finite, and for a ratio of values that are not above zero.
     """
     if not new or not old:
         raise ValueError("a comparison needs at least one run on each side")
     sides = [[reading(tuple(run), kind, faster) for run in side] for side in (new, old)]
-    return compared(sides[0], sides[1], kind=kind, known=known, default=default)
+    return compared(sides[0], sides[1], kind=kind, known=known, default=default, source=source)
 
 
 def compared(
-    new: Sequence[Reading], old: Sequence[Reading], *, kind: Kind, known: Spread | None, default: float | None
+    new: Sequence[Reading],
+    old: Sequence[Reading],
+    *,
+    kind: Kind,
+    known: Spread | None,
+    default: float | None,
+    source: str = "default",
 ) -> Change:
     """Compare two sides whose runs have been read."""
-    value, (least, most), basis, spread = _interval((new, old), known, default)
+    value, (least, most), basis, spread = _interval((new, old), known, default, source)
     whole = value + sum(
         sign * sum(item.whole - item.value for item in side) / len(side)
         for sign, side in zip(SIGNS, (new, old), strict=True)
@@ -244,7 +254,7 @@ def estimate(runs: Runs) -> Estimate:
 
 
 def _interval(
-    sides: Sequence[Sequence[Reading]], known: Spread | None, default: float | None
+    sides: Sequence[Sequence[Reading]], known: Spread | None, default: float | None, source: str = "default"
 ) -> tuple[float, tuple[float, float], Basis, Spread | None]:
     """Return value, interval, basis and spread of the first side, or of the first against the second."""
     value = below = above = 0.0
@@ -255,7 +265,7 @@ def _interval(
     half = 0.0
     basis: Basis = "samples" if any(item.samples >= LEAST_FOR_INTERVAL for side in sides for item in side) else "none"
     measured = pooled(known, own_spread(sides))
-    spread = moderated(measured, default)
+    spread = moderated(measured, default, source)
     if spread is not None and spread.dof >= LEAST_DOF:
         half = student(spread.dof) * spread.s * math.sqrt(sum(1 / len(side) for side in sides))
         basis = "runs" if measured else "default"

@@ -143,9 +143,9 @@ def disturbance(values: np.ndarray, better: str) -> Disturbance | None:
     around = np.median(np.lib.stride_tricks.sliding_window_view(heights, SHORTEST), axis=1)
     if np.ptp(around) < LEAST_SHIFT:  # nearly all runs: the search is for the few others
         return None
-    found = levels(medians.tolist()).levels
-    best = max(sign * math.log(level.median) for level in found)
-    worse = [level for level in found if best - sign * math.log(level.median) > LEAST_SHIFT]
+    stretches = levels(medians.tolist()).levels
+    best = max(sign * math.log(level.median) for level in stretches)
+    worse = [level for level in stretches if best - sign * math.log(level.median) > LEAST_SHIFT]
     if not worse:
         return None
     parts = [(int(edges[level.start]), int(edges[level.end])) for level in worse]

@@ -204,7 +204,7 @@ def budget_check(run: Run, total_s: float) -> Check:
         "time budget",
         "Did the run stay within its tier's time budget?",
         total_s <= budget,
-        f"{total_s:.0f} s of {budget:.0f} s",
+        f"{total_s:.0f} s of {budget:.0f} s from the launch of the ranks to their result",
         kind="budget",
         limit=f"<= {budget:.0f} s",
         value=total_s,

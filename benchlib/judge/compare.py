@@ -377,8 +377,8 @@ def _row(
     headline = limit is not None or _is_headline(name)
     if old is None or new is None or not old.runs or not new.runs:
         return _one_sided(measured[0].metric, old, new, headline)
-    known = calibration.spread(name) if calibration else None
-    result = difference(limit, new, old, known)
+    calibrated = calibration.spread(name) if calibration else None
+    result = difference(limit, new, old, calibrated)
     kind, check = result.kind, check_of(limit, new, old, result) if limit and comparable else None
     return Row(
         metric=name,

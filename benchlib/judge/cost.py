@@ -16,7 +16,7 @@ certain where the interval of the ratio of two machines excludes 1.
 A device is what is paid for: of accelerators one for each rank, of a CPU backend one for each node, the whole machine.
 """
 
-import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -138,8 +138,8 @@ class Ranking:
         """Rank machines by their amounts. ``ratio`` says how many times what the second takes the first takes, ``loads`` how
         busy each was."""
         order = sorted(amounts, key=lambda index: amounts[index].value)
-        busy = [loads[index] for index in order if loads[index]]
-        return cls(amounts, order, [ratio(index, order[0]) for index in order[1:]], busy)
+        ratios = [ratio(index, order[0]) for index in order[1:]]
+        return cls(amounts, order, ratios, [loads[index] for index in order if loads[index]])
 
     @classmethod
     def per_item(cls, rates: Mapping[int, Runs], factors: Sequence[float], loads: Sequence[str]) -> "Ranking":
@@ -147,9 +147,7 @@ class Ranking:
 
         def ratio(index: int, other: int) -> Estimate:
             factor = factors[index] / factors[other]
-            if (
-                rates[index] == rates[other]
-            ):  # the same runs, perhaps at another price: they do not differ from themselves
+            if rates[index] == rates[other]:  # the same runs, perhaps at another price
                 return Estimate(factor, factor, factor, "runs")
             return _ratio(rates[index], rates[other]).under(factor)
 
@@ -202,11 +200,11 @@ def _ratio(runs: Runs, other: Runs) -> Estimate:
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return the indices of the points that no other point is better than in one coordinate and no worse than in the other."""
-    return [
-        index
-        for index, (x, y) in enumerate(points)
-        if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
-    ]
+
+    def beaten(x: float, y: float) -> bool:
+        return any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
+
+    return [index for index, point in enumerate(points) if not beaten(*point)]
 
 
 class _Comparison:
@@ -236,9 +234,9 @@ class _Comparison:
         ]
         # Without a common epoch a million items of each are compared.
         self.epoch_items = None if self.differences else machines[0].fact("epoch_items")
-        self.amount, self.size = (
-            ("an epoch", self.epoch_items) if self.epoch_items else (f"a million {self.items}", 1e6)
-        )
+        self.amount, self.size = f"a million {self.items}", 1e6
+        if self.epoch_items:
+            self.amount, self.size = "an epoch", self.epoch_items
 
     def rows(self) -> Iterator[Row]:
         """Return the table."""
@@ -263,13 +261,10 @@ class _Comparison:
 
         used = Ranking.of(joules, ratio, self.loads)
         yield used.row("wh_per_million", f"Energy per million {items}", "Wh", 1e6 / HOUR_S, reasons)
-        even = [
-            Value.of(self.even[index]) if index in self.even else Value(value=price, reason="the cheapest")
-            for index, price in enumerate(self.prices)
-        ]
-        yield Row(
-            name="break_even", label="Break-even price", unit="USD per device hour", direction="none", values=even
-        )
+        own = [Value(value=price, reason="the cheapest") for price in self.prices]
+        even = [Value.of(self.even[index]) if index in self.even else value for index, value in enumerate(own)]
+        unit = "USD per device hour"
+        yield Row(name="break_even", label="Break-even price", unit=unit, direction="none", values=even)
 
     def _usable(self, metric: str) -> tuple[dict[int, Runs], list[str]]:
         """Return the samples of a metric for each machine that has them, and the reasons of those that do not."""
@@ -322,14 +317,11 @@ class _Comparison:
             return Answer(question=question, machine=machine, sentence=sentence, certain=certain)
 
         if not self.epoch_items:
-            why = "the work differs or has no epochs, so no machine's time for the whole of it can be set against a deadline"
-            return answer(f"Open: {why}.", None)
+            return answer("Open: the work differs or has no epochs, so that no machine's time for it is known.", None)
         epochs = float(self.machines[0].config.get("epochs") or 1)
-        items, count = epochs * self.epoch_items, len(self.machines)
-        times, costs = (
-            [ranks.amounts[index].times(items) for index in range(count)] for ranks in (self.time, self.cost)
-        )
         work, s = f"{epochs:g} epoch{'s' * (epochs != 1)}", "s" * (epochs == 1)
+        places, items = range(len(self.machines)), epochs * self.epoch_items
+        times, costs = ([ranks.amounts[index].times(items) for index in places] for ranks in (self.time, self.cost))
         inside = [index for index, time in enumerate(times) if time.value <= deadline_s]
         near = [index for index, time in enumerate(times) if time.low <= deadline_s < time.value]
         if not inside:
@@ -338,8 +330,7 @@ class _Comparison:
             maybe = f" {text.listing([self.labels[index] for index in near])} may just make it." if near else ""
             return answer(sentence + maybe, not near)
         ranks = Ranking.per_item({index: self.rates[index] for index in inside}, self.usd_per_s, self.loads)
-        best = ranks.order[0]
-        label = self.labels[best]
+        best, label = ranks.order[0], self.labels[ranks.order[0]]
         doubts = [f"{label} may miss the deadline"] if times[best].high > deadline_s else []
         cheaper = [index for index in near if costs[index].value < costs[best].value]
         doubts += [f"{self.labels[index]} would be cheaper and may make it" for index in cheaper]
@@ -348,9 +339,8 @@ class _Comparison:
             f"Within {limit}, {label} is the cheapest: {work} take{s} {_with_ends(times[best], 's')} and cost{s} "
             f"{_with_ends(costs[best], 'USD')}. {ranks.sentence(self.labels) or f'No other finishes {work} in time.'}"
         )
-        return answer(
-            sentence + (f" But {text.listing(doubts)}." if doubts else ""), not doubts and ranks.certain, label
-        )
+        sentence += f" But {text.listing(doubts)}." if doubts else ""
+        return answer(sentence, not doubts and ranks.certain, label)
 
     def notes(self) -> list[str]:
         """Return what a reader has to know of prices, work and intervals."""
@@ -377,19 +367,13 @@ class _Comparison:
 def worth(machines: Sequence[Machine], deadline_s: float | None = None) -> Worth:
     """Compare machines of one benchmark by price. ``deadline_s`` is the time that the whole work may take."""
     compared = _Comparison(machines)
+    tiers = " and ".join(dict.fromkeys(machine.runs.first.tier for machine in machines))
     return Worth(
-        benchmark=machines[0].runs.first.benchmark,
-        tier=" and ".join(dict.fromkeys(machine.runs.first.tier for machine in machines)),
-        items=compared.items,
-        amount=compared.amount,
-        confidence=GATE_CONFIDENCE,
-        same_work=not compared.differences,
-        machines=compared.offers(),
-        differences=compared.differences,
-        rows=list(compared.rows()),
-        answers=list(compared.answers(deadline_s)),
+        benchmark=machines[0].runs.first.benchmark, tier=tiers, items=compared.items, amount=compared.amount,
+        confidence=GATE_CONFIDENCE, same_work=not compared.differences, machines=compared.offers(),
+        differences=compared.differences, rows=list(compared.rows()), answers=list(compared.answers(deadline_s)),
         notes=compared.notes(),
-    )
+    )  # fmt: skip
 
 
 def worths(arguments: Iterable[str], asked: Asked, deadline_s: float | None = None) -> tuple[list[Worth], list[str]]:
@@ -420,15 +404,10 @@ def _times(ratio: Estimate) -> str:
 def parse_deadline(words: str) -> float:
     """Read a deadline: ``8h``, ``90min``, ``1.5 d``, ``30s``; return seconds. ``UserError`` says which forms there are."""
     units = {"s": 1.0, "min": 60.0, "m": 60.0, "h": HOUR_S, "d": 24 * HOUR_S}
-    number = words.strip().rstrip("abcdefghijklmnopqrstuvwxyz ")
-    unit = words.strip()[len(number) :].strip()
-    try:
-        seconds = float(number) * units[unit]
-    except (ValueError, KeyError):
-        raise UserError(f"--deadline {words}: write a number with its unit, as in 8h, 90min, 2d or 30s") from None
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise UserError(f"--deadline {words}: a deadline is above zero")
-    return seconds
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(s|min|m|h|d)\s*", words)
+    if not match or not float(match[1]):
+        raise UserError(f"--deadline {words}: write a number above zero with its unit, as in 8h, 90min, 2d or 30s")
+    return float(match[1]) * units[match[2]]
 
 
 def judge_worth(items: Sequence[Worth]) -> Verdict:
@@ -436,25 +415,18 @@ def judge_worth(items: Sequence[Worth]) -> Verdict:
     checks = []
     for item in items:
         names = ", ".join(difference.name for difference in item.differences)
-        checks.append(
-            Check(
-                name=f"same work in {item.benchmark}", kind="sanity", question="Did all machines do the same work?",
-                status="NOT_COMPARABLE" if names else "PASS", gates=False,
-                reason=f"{names} differ: compared per item only" if names else "config, effective batch and items agree",
-            )
-        )  # fmt: skip
-        checks += [
-            Check(
-                name=f"{answer.question.removesuffix('?').lower()} in {item.benchmark}", kind="target", question=answer.question,
-                status="SKIPPED" if answer.certain is None else "PASS" if answer.certain else "AMBIGUOUS", reason=answer.sentence,
-                gates=answer.certain is not None,
-            )
-            for answer in item.answers
-        ]  # fmt: skip
-    verdict = verdict_of(checks)
-    if verdict.verdict == "AMBIGUOUS":  # the words for one run advise what a comparison cannot do
-        names = ", ".join(check.name for check in checks if check.status == "AMBIGUOUS")
-        return verdict.model_copy(
-            update={"sentence": f"Open: {names}. More runs of each machine narrow the intervals."}
-        )
-    return verdict
+        reason = f"{names} differ: compared per item only" if names else "config, effective batch and items agree"
+        checks.append(Check(
+            name=f"same work in {item.benchmark}", kind="sanity", question="Did all machines do the same work?",
+            status="NOT_COMPARABLE" if names else "PASS", gates=False, reason=reason,
+        ))  # fmt: skip
+        checks += [Check(
+            name=f"{answer.question.removesuffix('?').lower()} in {item.benchmark}", kind="target", question=answer.question,
+            status="SKIPPED" if answer.certain is None else "PASS" if answer.certain else "AMBIGUOUS", reason=answer.sentence,
+            gates=answer.certain is not None,
+        ) for answer in item.answers]  # fmt: skip
+    verdict, names = verdict_of(checks), ", ".join(check.name for check in checks if check.status == "AMBIGUOUS")
+    if verdict.verdict != "AMBIGUOUS":
+        return verdict
+    # The words for one run advise what a comparison cannot do.
+    return verdict.model_copy(update={"sentence": f"Open: {names}. More runs of each machine narrow the intervals."})

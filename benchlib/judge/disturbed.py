@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from benchlib.benchmarks import view
 from benchlib.core.text import listing
 from benchlib.judge.changepoints import Disturbance, disturbance
-from benchlib.judge.regression import faster, limits_of, shift_text
+from benchlib.judge.regression import faster, limits_of, others_share, shift_text
 from benchlib.results.run import Run
 
 # What may explain a shift: (name of a reading, words, unit, change that counts as a share of the undisturbed part).
@@ -21,28 +22,33 @@ SEEN = (
     ("frequency_mhz", "clock", "MHz", 0.05),
     ("temperature_c", "temperature", "°C", 0.05),
     ("power_w", "power", "W", 0.10),
-    ("others_percent", "processor time of others", "%", 0.25),
+    ("others_percent", "processor time of others", "%", 0.10),
     ("load_1m", "load", "", 0.25),
     ("cpu_percent", "processor time of the ranks", "%", 0.10),
     ("utilization_percent", "utilisation", "%", 0.10),
 )
+NOTICED = 0.15  # share of the processors that others took, from which the assumed spread follows it
 MOST = 3  # sentences: many metrics of one run shift together
 
 
 def disturbances(run: Run) -> list[str]:
-    """Return a sentence for each gated speed of a run whose level shifted; none for a steady run."""
+    """Return a sentence on others that took the processors all the time, and for each gated speed whose level shifted."""
     sentences, seen = list[str](), set[tuple[Any, ...]]()
+    if (others := others_share(run)) >= NOTICED:
+        sentences.append(
+            f"Others took {others:.0%} of the processors while this ran: its speeds are those of the rest."
+        )
     for limit in limits_of(run):
         metric = run.result.metric(limit.metric) if run.result else None
         better, samples = faster(metric) if metric else "", run.samples.get(limit.metric, [])
         shift = disturbance(np.asarray(samples, dtype=float), better) if better and np.isfinite(samples).all() else None
-        if metric is None or shift is None or shift.parts in seen:
+        if run.result is None or metric is None or shift is None or shift.parts in seen:
             continue
         seen.add(shift.parts)
         times = _times(run, len(samples))
         span = f" ({listing(_clock(times, shift))})" if times else ""
         sentences.append(
-            f"{metric.name}: {shift_text(shift)}{span}. The gate takes the undisturbed part and asks the whole run too."
+            f"{view(run.result.benchmark).label(metric.name)}: {shift_text(shift)}{span}. The gate takes the undisturbed part and asks the whole run too."
             + (f" Meanwhile {seen_text}." if times and (seen_text := _seen(run.events, times, shift)) else "")
         )
     return sentences[:MOST]
@@ -75,7 +81,7 @@ def _seen(events: Sequence[Any], times: Sequence[float], shift: Disturbance) -> 
     for name, words, unit, least in both:
         here, usual = fmean(inside[name]), fmean(outside[name])
         if abs(here - usual) > max(least * abs(usual), 0.5 if unit != "%" else 10.0):
-            parts.append(f"{words} {here:.3g} {unit}".rstrip() + f" instead of {usual:.3g}")
+            parts.append(" ".join(f"{words} {here:.3g} {unit} instead of {usual:.3g} {unit}".split()))
     if parts:
         return ", ".join(parts)
     return f"{listing([words for _, words, *_ in both])} stayed the same" if both else ""

@@ -82,10 +82,9 @@ class Machine:
         if len(self.runs.runs) >= RUNS_THAT_SHOW_THEIR_SPREAD:
             return ""
         facts = [run.machine for run in self.runs.runs]
-        pairs = [
-            ((item.get("load_average") or [0])[0], (item.get("cpu") or {}).get("usable_cores") or 0) for item in facts
-        ]
-        load, cores = max(pairs, key=lambda pair: pair[0] - pair[1])
+        loads = [(item.get("load_average") or [0])[0] for item in facts]
+        cores_of = [(item.get("cpu") or {}).get("usable_cores") or 0 for item in facts]
+        load, cores = max(zip(loads, cores_of, strict=True), key=lambda pair: pair[0] - pair[1])
         return f"{self.label} (load {load:.1f} on {cores} core{'s' * (cores != 1)})" if load > cores > 0 else ""
 
     def usable(self, prefix: str) -> Side | str:

@@ -8,11 +8,10 @@ source says on what grounds).
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from benchlib.core.errors import UserError, nearest
-from benchlib.core.files import home
+from benchlib.core.files import home, read_yaml
 from benchlib.judge.references import registry
 
 Precision = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
@@ -57,7 +56,7 @@ class Preset(_Strict):
             raise ValueError(
                 f"device {self.device!r} is not in `devices` of references.yaml: leave it out or add it there"
             )
-        known = _registered(self.device)
+        registered = _registered(self.device)
         if (
             self.link
             and self.link.gbytes_per_s
@@ -66,11 +65,11 @@ class Preset(_Strict):
         ):
             raise ValueError(f"link.gbytes_per_s of {self.device} stands in references.yaml: leave it out here")
         for precision, given in self.peak_tflops.items():
-            if precision in known and given.kind == "claimed":
+            if precision in registered and given.kind == "claimed":
                 raise ValueError(
                     f"peak_tflops.{precision} of {self.device} stands in references.yaml: leave it out here"
                 )
-        if not known and not self.peak_tflops:
+        if not registered and not self.peak_tflops:
             raise ValueError(
                 f"no peak of matrix products: references.yaml has none of {self.device or 'it'}, so state one"
             )
@@ -146,8 +145,8 @@ def _registered(device: str) -> dict[str, Given]:
 
 def _registered_link(device: str) -> float | None:
     """Return what the registry says of the links of a device, GB/s one way; None where it says nothing."""
-    known = registry().devices
-    rates = [known[name].link_gbytes_per_s for name in _families(device) if name in known]
+    devices = registry().devices
+    rates = [devices[name].link_gbytes_per_s for name in _families(device) if name in devices]
     return max((rate for rate in rates if rate), default=None)
 
 
@@ -173,8 +172,10 @@ def preset(name: str) -> Preset:
     if not path.is_file():
         raise UserError(f"unknown machine {name!r}: {nearest(name, names())}; `benchlib machine init` writes one")
     try:
-        return parse(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (ValueError, OSError, yaml.YAMLError) as error:
+        return parse(read_yaml(path))
+    except UserError:
+        raise
+    except ValueError as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
 
 

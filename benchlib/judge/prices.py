@@ -54,11 +54,12 @@ class Sheet(BaseModel):
     def entries(self, device: str, kind: Kind, provider: str = "") -> list[Entry]:
         """Return the prices of the device that torch reports by this name, of one provider or of all, the least first."""
         ids = registry().devices_of(device)
-        fitting = [entry for entry in self.prices if entry.device in ids and entry.kind == kind]
-        return sorted(
-            (entry for entry in fitting if provider in ("", entry.provider)),
-            key=lambda entry: entry.usd_per_device_hour,
-        )
+        fitting = [entry for entry in self.offered(kind, provider) if entry.device in ids]
+        return sorted(fitting, key=lambda entry: entry.usd_per_device_hour)
+
+    def offered(self, kind: Kind, provider: str = "") -> list[Entry]:
+        """Return the prices of one kind, of one provider or of all."""
+        return [entry for entry in self.prices if entry.kind == kind and provider in ("", entry.provider)]
 
     def provider(self, text: str) -> str:
         """Return the provider that ``text`` names: all of its name or the first word of it, without case; '' for none."""
@@ -132,32 +133,26 @@ def parse(texts: Iterable[str]) -> Asked:
         name, sign, amount = text.rpartition("=")
         if text in KINDS:
             asked.kind = text
-        elif not sign and text[:1].isalpha() and (provider := read_sheet().provider(text)):
+            continue
+        if not sign and text[:1].isalpha() and (provider := read_sheet().provider(text)):
             asked.provider = provider
-        elif not sign:
-            asked.plain.append(_usd(text, text))
-        elif not name:
-            raise UserError(f"--cost {text}: the name is missing; write NAME=3.00")
-        elif name in asked.named:
+            continue
+        try:
+            usd = float(amount)
+        except ValueError:
+            usd = math.nan
+        if not 0 < usd < math.inf or (sign and not name):
+            raise UserError(
+                f"--cost {text}: write NAME=3.00 or 3.00, USD per device hour above zero, {', '.join(KINDS)} or a provider of "
+                "params/prices.yaml"
+            )
+        if name in asked.named:
             raise UserError(f"--cost gives {name} two prices: leave one")
-        else:
-            asked.named[name] = _usd(amount, text)
+        asked.plain += [] if name else [usd]
+        asked.named |= {name: usd} if name else {}
     if asked.plain and asked.named:
         raise UserError("--cost mixes prices by name and by order: name all of them, or none")
     return asked
-
-
-def _usd(amount: str, text: str) -> float:
-    try:
-        usd = float(amount)
-    except ValueError:
-        raise UserError(
-            f"--cost {text}: {amount!r} is no price; write NAME=3.00, 3.00 (USD per device hour), {', '.join(KINDS)} or a "
-            "provider of params/prices.yaml"
-        ) from None
-    if not (math.isfinite(usd) and usd > 0):
-        raise UserError(f"--cost {text}: a price is a number above zero, in USD per device hour")
-    return usd
 
 
 def assign(
@@ -168,59 +163,42 @@ def assign(
     Where several names mean a side, the most precise one counts. Raises ``UserError`` for too few or too many prices in
     order, a name that means no side, two names that mean one equally, and a side without any price.
     """
-    expected = "; ".join(side.text() for side in sides)
-    if asked.plain:
-        if len(asked.plain) != len(sides):
-            raise UserError(
-                f"--cost gives {len(asked.plain)} price{'s' * (len(asked.plain) != 1)} for {len(sides)}: give one for each, in this order: {expected}"
-            )
-        return [Price(usd, "given") for usd in asked.plain]
+    expected, plain = "; ".join(side.text() for side in sides), asked.plain
+    if plain and len(plain) != len(sides):
+        prices = f"{len(plain)} price{'s' * (len(plain) != 1)}"
+        raise UserError(f"--cost gives {prices} for {len(sides)}: give one for each, in this order: {expected}")
     for name in asked.named:
         if all(side.level(name) is None for side in sides):
             raise UserError(
                 f"--cost {name}=…: nothing compared has this name; give a run, host or machine of: {expected}"
             )
-    given = [_named(asked.named, side) for side in sides]
+    if plain:
+        return [Price(usd, "given") for usd in plain]
     sheet = sheet or read_sheet()
-    prices = [usd or _listed(side, asked, sheet, today) for usd, side in zip(given, sides, strict=True)]
-    lacking = [side for side, price in zip(sides, prices, strict=True) if price is None]
-    if lacking:
-        fitting = (
-            entry for entry in sheet.prices if entry.kind == asked.kind and asked.provider in ("", entry.provider)
-        )
-        listed = ", ".join(sorted({entry.device for entry in fitting}))
+    assigned = [_named(asked.named, side) or _listed(side, asked, sheet, today) for side in sides]
+    if lacking := [side.text() for side, price in zip(sides, assigned, strict=True) if price is None]:
+        listed = ", ".join(sorted({entry.device for entry in sheet.offered(asked.kind, asked.provider)}))
         raise UserError(
-            f"no price for {'; '.join(side.text() for side in lacking)}: add --cost NAME=3.00 (USD per device hour); "
-            f"params/prices.yaml has prices {asked.kind}{f' at {asked.provider}' if asked.provider else ''} of {listed or 'nothing'}"
+            f"no price for {'; '.join(lacking)}: add --cost NAME=3.00 (USD per device hour); params/prices.yaml has prices "
+            f"{asked.kind}{f' at {asked.provider}' if asked.provider else ''} of {listed or 'nothing'}"
         )
-    return [price for price in prices if price is not None]
+    return [price for price in assigned if price is not None]
 
 
 def _named(named: Mapping[str, float], side: Names) -> Price | None:
-    levels: dict[int, list[str]] = {}
-    for name in named:
-        level = side.level(name)
-        if level is not None:
-            levels.setdefault(level, []).append(name)
-    if not levels:
-        return None
-    first, *others = levels[min(levels)]
-    if others:
-        raise UserError(f"--cost: {' and '.join([first, *others])} both mean {side.text()}: leave one")
-    return Price(named[first], "given")
+    levels = {name: level for name in named if (level := side.level(name)) is not None}
+    closest = [name for name, level in levels.items() if level == min(levels.values())]
+    if len(closest) > 1:
+        raise UserError(f"--cost: {' and '.join(closest)} both mean {side.text()}: leave one")
+    return Price(named[closest[0]], "given") if closest else None
 
 
 def _listed(side: Names, asked: Asked, sheet: Sheet, today: datetime.date | None) -> Price | None:
-    several = next(
-        (found for name in sorted(side.devices) if (found := sheet.entries(name, asked.kind, asked.provider))), []
-    )
-    if not several:
+    by_device = (sheet.entries(name, asked.kind, asked.provider) for name in sorted(side.devices))
+    entry, *others = next(filter(None, by_device), [None])
+    if entry is None:
         return None
-    entry = several[0]
     age = ((today or datetime.date.today()) - entry.date).days
     old = f"The price of {registry().devices[entry.device].name} is {age} days old ({entry.date}): look at {entry.source}."
-    return Price(
-        entry.usd_per_device_hour,
-        f"{entry.provider}, {entry.kind}, {entry.date}" + f", the least of {len(several)}" * (len(several) > 1),
-        old if age > STALE_DAYS else "",
-    )
+    origin = f"{entry.provider}, {entry.kind}, {entry.date}" + f", the least of {1 + len(others)}" * bool(others)
+    return Price(entry.usd_per_device_hour, origin, old if age > STALE_DAYS else "")

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.errors import UserError
+from benchlib.core.events import read_events
 from benchlib.core.files import read_model, write_json
 from benchlib.core.text import quantity
 from benchlib.judge.change import Change, Faster, Kind, Reading, Spread, change, reading
@@ -25,6 +26,7 @@ TIMED = ("s", "ms", "us", "Gbps")  # units that a slow-down changes, beside all 
 SIZES = ("B", "MB", "GB", "GiB", "bytes")
 TWICE = 2.0  # times the limit: a loss of which has to be excluded for a PASS
 REPEATS = "repeats.json"
+OTHERS = 3.0  # what others can explain of a slow-down is this many standard deviations between runs
 _EDGE = 1e-9  # of what is compared: 0.9 - 0.8 misses 0.1 by rounding, and a boundary value passes
 
 
@@ -81,10 +83,12 @@ def named(name: str, metric: str) -> bool:
 
 @dataclass(frozen=True)
 class Side:
-    """A metric in one or more runs: ``runs`` holds the samples of each."""
+    """A metric in one or more runs: ``runs`` holds the samples of each, ``others`` the share of the processors that others
+    took meanwhile, of the median run; 0 where nobody tells."""
 
     metric: Metric
     runs: tuple[tuple[float, ...], ...]
+    others: float = 0.0
 
     @classmethod
     def of(cls, metric: Metric, samples: Iterable[float] = ()) -> "Side":
@@ -99,7 +103,7 @@ class Side:
     def undisturbed(self) -> "Side":
         """Return the same side without the runs whose level shifted; all of them where each did."""
         kept = tuple(run for run in self.runs if reading(run, "difference", faster(self.metric)).disturbed is None)
-        return Side(self.metric, kept) if kept else self
+        return replace(self, runs=kept) if kept else self
 
     def value(self, kind: Kind) -> float:
         """Return the (geometric, for ratios) mean of the runs' values."""
@@ -125,6 +129,7 @@ class RunRecord(BaseModel):
     recorded_at: float
     metrics: list[Metric]
     samples: dict[str, list[float]]
+    others: float = Field(0.0, ge=0, lt=1)
 
     @classmethod
     def of(cls, run: Run, limits: Iterable[RegressionLimit], reason: str = "") -> "RunRecord":
@@ -138,6 +143,7 @@ class RunRecord(BaseModel):
             recorded_at=time.time(),
             metrics=run.result.metrics,
             samples={name: values for name, values in samples.items() if values},
+            others=others_share(run),
         )
 
     def is_copy_of(self, other: "RunRecord") -> bool:
@@ -157,7 +163,28 @@ def side_of(records: Sequence[RunRecord], name: str) -> Side | None:
     having = [(record, metric) for record in records if (metric := record.metric(name)) is not None]
     having = [pair for pair in having if pair[1].value is not None] or having[-1:]
     sides = [Side.of(metric, record.samples.get(name, [])) for record, metric in having]
-    return Side(having[-1][1], tuple(run for side in sides for run in side.runs)) if having else None
+    others = float(np.median([record.others for record, _ in having])) if having else 0.0
+    return Side(having[-1][1], tuple(run for side in sides for run in side.runs), others) if having else None
+
+
+def others_share(run: Run) -> float:
+    """Return the share of the machine's processors that others took while a run on them was measured, beyond what was idle.
+
+    0 for an accelerator and for several nodes, whose processors are not what is measured or not seen, and without readings.
+    """
+    cores = (run.machine.get("cpu") or {}).get("logical_cores")
+    if run.config.backend != "cpu" or run.config.nnodes > 1 or not isinstance(cores, int) or cores < 1:
+        return 0.0
+    pairs = [
+        (event.get("cpu_percent"), event.get("others_percent"))
+        for event in read_events(run.path, {"sensor"}, "supervisor")
+    ]
+    readings = [pair for pair in pairs if all(isinstance(value, int | float) for value in pair)]
+    if not readings:
+        return 0.0
+    own, others = np.mean(np.array(readings, dtype=float), axis=0) / (100 * cores)
+    used = own + others  # more than all by the clocks' errors on a machine that is full
+    return float(np.clip(others / used if used > 1 else 2 * others + own - 1, 0.0, 0.99)) if used else 0.0
 
 
 def thinned(samples: Sequence[float], kept: int = KEPT_SAMPLES) -> list[float]:
@@ -256,11 +283,12 @@ def faster(metric: Metric) -> Faster:
     return metric.direction if is_timed(metric.unit) and metric.direction != "none" else ""
 
 
-def default_spread(metric: Metric, limit: RegressionLimit | None, kind: Kind) -> float | None:
+def default_spread(metric: Metric, limit: RegressionLimit | None, kind: Kind, others: float = 0.0) -> float | None:
     """Return the spread between runs that is assumed of a metric as long as nothing tells it; None where nothing may be.
 
     On the scale of the gate: logarithms for ratios, a fifth of the limit for amounts (F1 with its limit of one point scatters
-    by 0.2 with the seed).
+    by 0.2 with the seed). Where ``others`` take a share of the processors, a speed is lower by it, and how much they take is
+    theirs to choose: a run without them counts as ``OTHERS`` standard deviations away.
     """
     if kind == "difference":
         return limit.amount / 5 if limit and limit.amount is not None else None
@@ -268,7 +296,8 @@ def default_spread(metric: Metric, limit: RegressionLimit | None, kind: Kind) ->
         return None
     if metric.unit in SIZES:
         return 0.02
-    return 0.10 if metric.name.partition("_p9")[1] else 0.05
+    own = 0.10 if metric.name.partition("_p9")[1] else 0.05
+    return max(own, -math.log1p(-others) / OTHERS) if faster(metric) else own
 
 
 def regression_check(limit: RegressionLimit, new: Side, old: Side, known: Spread | None = None) -> Check:
@@ -288,8 +317,11 @@ def difference(limit: RegressionLimit | None, new: Side, old: Side, known: Sprea
         limit or RegressionLimit(metric=new.metric.name, share=0),
         *(min(run) for side in (new, old) for run in side.runs),
     )
-    default = default_spread(new.metric, limit, kind)
-    return change(new.runs, old.runs, kind=kind, known=known, default=default, faster=faster(new.metric))
+    others = max(new.others, old.others)
+    default = default_spread(new.metric, limit, kind, others)
+    busy = default != default_spread(new.metric, limit, kind)
+    source = f"default where others take {others:.0%} of the processors" if busy else "default"
+    return change(new.runs, old.runs, kind=kind, known=known, default=default, source=source, faster=faster(new.metric))
 
 
 def check_of(limit: RegressionLimit, new: Side, old: Side, result: Change) -> Check:

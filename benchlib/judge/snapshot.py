@@ -30,8 +30,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_bytes
+from benchlib.core.terminal import harmless
 from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.checks import Verdict
+from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.regression import KEPT_SAMPLES, RegressionLimit, limits_of, thinned
 from benchlib.results.run import Result, Run, is_run, tolerant
 from benchlib.results.store import identity, span, state
@@ -119,12 +122,14 @@ def snapshot(run: Run) -> Snapshot:
     verdict, status = read(lambda: _verdict(run)), read(lambda: run.status)
     word, sentence, damage = state(run)
     problems += damage
+    if word in ("PASS", "AMBIGUOUS") and (why := read(lambda: _contradiction(run))):
+        word, sentence = "FAIL", f"Judged {word} before, but its numbers contradict each other: {why}."
     benchmark, tier, backend = identity(run, config, result)
     started, ended = span(result, status)
     complete = config is not None and result is not None and result.status == "complete"
     report = run.path / "report.html"
     machine = read(lambda: _object(run.machine, "machine.json")) or {}
-    return Snapshot(
+    made = Snapshot(
         run=run.path.resolve().name.encode(errors="replace").decode(),  # a name need not be UTF-8
         benchmark=benchmark,
         tier=tier,
@@ -143,6 +148,24 @@ def snapshot(run: Run) -> Snapshot:
         problems=list(dict.fromkeys(problems)),
         report=str(report) if report.exists() else "",
     )
+    return _printable(made)
+
+
+def _printable(run: Snapshot) -> Snapshot:
+    """Return a run whose texts hold no control characters: pages, tables and other tools show them."""
+    values = run.model_dump()
+    cleaned = _without_controls(values)
+    return run if cleaned == values else Snapshot.model_validate(cleaned).model_copy(update={"report": run.report})
+
+
+def _without_controls(value: Any) -> Any:
+    if isinstance(value, str):
+        return harmless(value)
+    if isinstance(value, dict):
+        return {_without_controls(name): _without_controls(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)) and not all(isinstance(item, (int, float)) for item in value):
+        return [_without_controls(item) for item in value]
+    return value
 
 
 def _verdict(run: Run) -> Verdict | None:
@@ -152,6 +175,14 @@ def _verdict(run: Run) -> Verdict | None:
         return Verdict.model_validate(run.verdict)
     except ValueError as error:
         raise UserError(f"verdict.json: not a verdict of this version ({str(error).splitlines()[0]})") from None
+
+
+def _contradiction(run: Run) -> str:
+    """Return what the rules of impossible numbers say against a run that passed: it was judged by older ones, or edited."""
+    if run.result is None or run.result.status != "complete":
+        return ""
+    failures = [reason for judged in judge_claims(own_claims(Numbers.of_run(run))) for reason in judged.failures]
+    return "; ".join(failures[:2])
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
@@ -259,7 +290,7 @@ def _unpack(href: str, sha256: str) -> Snapshot:
     if not unpacker.eof:
         raise UserError(f"its data are cut or unpack to more than {JSON_BYTES:,} bytes, which no run of benchlib does")
     try:
-        return Snapshot.model_validate_json(plain)
+        return _printable(Snapshot.model_validate_json(plain))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -373,7 +373,7 @@ def _newest_check(where: str, trends: list[Trend], newest: StoredRun, limits: Ma
         return make("SKIPPED", "too few runs to estimate their spread")
     # Of twenty metrics one lies outside its band of 95 % by chance: together they are to keep that share.
     coverage = 1 - (1 - COVERAGE) / len(shown)
-    found: dict[str, list[str]] = {"FAIL": [], "AMBIGUOUS": [], "PASS": []}
+    texts: dict[str, list[str]] = {"FAIL": [], "AMBIGUOUS": [], "PASS": []}
     for trend in shown:
         level, value = trend.levels.levels[-1], trend.values[-1]
         low, high = trend.levels.limits(level, coverage)
@@ -385,12 +385,12 @@ def _newest_check(where: str, trends: list[Trend], newest: StoredRun, limits: Ma
         else:
             status = "AMBIGUOUS" if (value > high if trend.direction == "lower" else value < low) else "PASS"
             end = f"outside {spanned(low, high, trend.unit)}"
-        found[status].append(f"{trend.label} {quantity(value, trend.unit)}, {end}")
+        texts[status].append(f"{trend.label} {quantity(value, trend.unit)}, {end}")
     for status, advice in (("FAIL", ""), ("AMBIGUOUS", ": repeat the run")):
-        if found[status]:
-            return make(status, "; ".join(found[status]) + advice)
+        if texts[status]:
+            return make(status, "; ".join(texts[status]) + advice)
     return make(
-        "PASS", f"{len(found['PASS'])} metrics are within their limits, or within the band of {coverage:.1%} of runs"
+        "PASS", f"{len(texts['PASS'])} metrics are within their limits, or within the band of {coverage:.1%} of runs"
     )
 
 
@@ -404,8 +404,8 @@ def _judged(trend: Trend, level: Level, value: float, runs: int, limits: Mapping
     here = Reading(math.log(value) if kind == "ratio" else value, 0.0, 0.0, value, 1)
     # The level of k runs is one number here: its share of the variance of a comparison is 1/k.
     count = max(1, level.end - level.start - (1 if runs == 1 else 0))
-    known = Spread(s * math.sqrt((1 / runs + 1 / count) / 2), trend.levels.free)
-    return status_of(compared([here], [base], kind=kind, known=known, default=None), limit, direction, level.median)
+    spread = Spread(s * math.sqrt((1 / runs + 1 / count) / 2), trend.levels.free)
+    return status_of(compared([here], [base], kind=kind, known=spread, default=None), limit, direction, level.median)
 
 
 def _check(name: str, question: str) -> Callable[[str, str], Check]:

@@ -58,8 +58,7 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
         return _elsewhere(run)
     broken = _why_broken(run)
     if broken:
-        stopped = run.status is not None and run.status["outcome"] == "stopped" and not _kernel_died(run)
-        return _broken([], broken, stopped)
+        return _broken([], broken, run.status is not None and run.status["outcome"] == "stopped")
     comparison, damaged = _comparison(run, baselines_root)
     ranks = run.config.world_size
     checks: list[Check] = [
@@ -103,23 +102,22 @@ def _elsewhere(run: Run) -> Verdict:
 
 
 def _restart_check(run: Run) -> list[Check]:
-    """Check for restarts: a restarted run may be judged by what it learnt, not by its speed."""
-    count = baselines.restarts(run)
-    if not run.config.max_restarts and not count:
+    """Check for restarts and a resume: a run of parts may be judged by what it learnt, not by its speed."""
+    how = baselines.continued(run)
+    if not run.config.max_restarts and not how:
         return []
     failures = "; ".join(str(row.get("reason")) for row in (run.status or {}).get("earlier_attempts", []))
-    reason = f"restarted {count} time{'s' * (count != 1)}" + (f": {failures}" if failures else "")
     return [
         Check(
             name="no restart",
             kind="outcome",
             question="Did the ranks finish without a restart?",
-            status="AMBIGUOUS" if count else "PASS",
+            status="AMBIGUOUS" if how else "PASS",
             gates=False,
-            reason=f"{reason}; the times include the failures, so the run cannot become a baseline"
-            if count
+            reason=f"{how}{f': {failures}' if failures else ''}; the times are of a part of the work, so the run cannot become a baseline"
+            if how
             else "no restart",
-            value=float(count),
+            value=float(baselines.restarts(run)),
             limit="= 0",
         )
     ]
@@ -137,14 +135,12 @@ def _files_check(run: Run) -> list[Check]:
 
 def _comparison(run: Run, root: Path | None) -> tuple[baselines.Comparison, list[Check]]:
     """Return what to compare with. A damaged file of the gate fails the run and leaves its other checks."""
-    try:
-        comparison = baselines.find(run, root)
-    except UserError as error:
-        unreadable = baselines.Comparison(status="NOT_COMPARABLE", factors=[("the file", "intact", "damaged")])
-        return unreadable, [_unreadable("baseline readable", "Can the accepted runs be read?", str(error))]
-    question = "Can the gate's calibration be read?"
-    damaged = comparison.damaged
-    return comparison, [_unreadable("calibration readable", question, damaged)] if damaged else []
+    comparison = baselines.find(run, root)
+    parts = (
+        ("baseline readable", "Can the accepted runs be used?", comparison.refused),
+        ("calibration readable", "Can the gate's calibration be read?", comparison.damaged),
+    )
+    return comparison, [_unreadable(*part) for part in parts if part[-1]]
 
 
 def _unreadable(name: str, question: str, reason: str) -> Check:
@@ -154,11 +150,6 @@ def _unreadable(name: str, question: str, reason: str) -> Check:
 def _notebook_error(run: Run) -> dict[str, Any] | None:
     path = run.path / NOTEBOOK_ERROR
     return read_object(path, {"type": str, "message": str}) if path.exists() else None
-
-
-def _kernel_died(run: Run) -> bool:
-    error = _notebook_error(run)
-    return error is not None and error["type"] == "DeadKernelError"
 
 
 def _broken(checks: list[Check], reason: str, stopped: bool = False) -> Verdict:
@@ -173,10 +164,7 @@ def _why_broken(run: Run) -> str:
     """Return why a run has no complete result; '' for a complete one."""
     status, result = run.status, run.result
     if status is not None and status["outcome"] != "complete":
-        if not _kernel_died(run):
-            return str(status["reason"])
-        # That its ranks were stopped then, for want of who started them, explains nothing.
-        return "the notebook's kernel died" + (f"; {status['reason']}" if status["outcome"] != "stopped" else "")
+        return str(status["reason"])
     if result is not None and result.status == "complete" and status is not None:
         return ""
     if status is None:

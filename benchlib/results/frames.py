@@ -4,7 +4,8 @@ All functions take a :class:`benchlib.results.run.Run` (or anything with its ``e
 there: a cut run gives shorter series, a skipped one empty frames, never an error.
 """
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import pandas as pd
@@ -24,6 +25,10 @@ STEP_COLUMNS = (
     *(f"{part}_s" for part in PARTS),
     "exchange_exposed_s",
 )
+
+
+# Of a column its heading, how its numbers are written ('' for text), and the factor to its unit where there is one.
+Column = tuple[str, str] | tuple[str, str, float]
 
 
 class Records(Protocol):
@@ -82,6 +87,41 @@ def typed(run: Records, name: str, columns: Mapping[str, Any]) -> pd.DataFrame:
         else:
             frame[column] = values.where(values.notna(), "").astype(str) if kind == "" else values.eq(True)
     return frame.reset_index(drop=True)
+
+
+def indexed(rows: list[dict[str, Any]], index: str, missing: str) -> pd.DataFrame:
+    """Return the rows by a column, or one row that says what is missing."""
+    return pd.DataFrame(rows).set_index(index) if rows else pd.DataFrame({"": [missing]}).set_index("")
+
+
+def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame as plain values by column."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def report(run: Records, tables: Mapping[str, Callable[[Records], pd.DataFrame]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the tables that have something to show, as rows by heading. An index of numbers alone is no column."""
+    made = {heading: make(run) for heading, make in tables.items()}
+    return {
+        heading: row_dicts(frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index())
+        for heading, frame in made.items()
+        if len(frame) and len(frame.columns)
+    }
+
+
+def written(columns: Mapping[str, Column], name: str, run: Records) -> pd.DataFrame:
+    """Return table ``name`` with its columns named and its numbers written; empty where the run left none."""
+    frame = typed(run, name, {column: 0.0 if form else "" for column, (_, form, *_) in columns.items()})
+    for column, (_, form, *factor) in columns.items():
+        if form:
+            values = frame[column] * (factor[0] if factor else 1)
+            frame[column] = [form.format(value) if value == value else "" for value in values]
+    return frame.rename(columns={column: heading for column, (heading, *_) in columns.items()})
+
+
+def tables(columns: Mapping[str, tuple[str, Mapping[str, Column]]]) -> dict[str, Callable[[Records], pd.DataFrame]]:
+    """Return what makes each table, by its heading, from the columns to show."""
+    return {heading: functools.partial(written, of_table, name) for name, (heading, of_table) in columns.items()}
 
 
 def steps(run: Records) -> pd.DataFrame:

@@ -20,7 +20,6 @@ from benchlib.core.errors import UserError
 from benchlib.core.events import Event, read_events
 from benchlib.core.files import atomic_path, not_written, read_bytes, read_model, read_object, write_json
 from benchlib.results.metrics import Metric
-from benchlib.results.names import CHECKS
 
 SCHEMA = 1
 VERDICTS = ("PASS", "FAIL", "BROKEN", "STOPPED", "AMBIGUOUS", "SKIPPED")
@@ -30,6 +29,14 @@ _OWN_FILES = ("config.json", "machine.json", "job.json", "status.json", "result.
 # Any of them makes a folder a run: a damaged run may have lost the others.
 PARTS = ("config.json", "result.json", "verdict.json", "status.json", "machine.json", "report.html", "notebook.ipynb")
 
+# Checks as stored runs of benchlib 0.1 name them, and what they are called now. A renamed check gets a row here.
+RENAMED = {
+    "files whole": "files intact",
+    "the reference is one": "reference accuracy",
+    "the tolerance can fail": "tolerance sensitivity",
+    "no worse than the reference": "accuracy against double precision",
+    "same numerics as accepted": "numerics unchanged",
+}
 
 T = TypeVar("T")
 
@@ -205,7 +212,7 @@ class Run:
             kinds = {"name": str, "status": str, "reason": str, "kind": str, "gates": bool}
             if not isinstance(row, dict) or any(not isinstance(row.get(name), kind) for name, kind in kinds.items()):
                 raise UserError(f"{path}: not a verdict of benchlib: {str(row)[:80]} is no check")
-            row["name"] = CHECKS.get(row["name"], row["name"])
+            row["name"] = RENAMED.get(row["name"], row["name"])
         return verdict
 
     @functools.cached_property

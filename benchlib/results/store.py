@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SUMMARY = "summary.json"
 SUMMARY_SCHEMA = 3  # of its fields and their meaning: a summary of another number is not used
 FILES = ("config.json", "machine.json", "result.json", "verdict.json")
-CHECKED = (*FILES, "files.json", "samples.parquet", "status.json", "job.json", "predictions.json")
+CHECKED = (*FILES, "files.json", "samples.parquet", "status.json", "job.json", "predictions.json", "answers.json")
 DAY = re.compile(r"(?P<tier>.+)-(?P<day>\d{8})$", re.DOTALL)
 RUN = re.compile(r"(?P<benchmark>.+?)-(?P<backend>[a-z]+)-(?P<time>\d{6})-\w+$", re.DOTALL)
 GATE = " vs baseline"  # ends the name of a check that compares a metric

@@ -8,15 +8,16 @@ import functools
 import json
 import math
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from benchlib.config.schema import BaseConfig, build
 from benchlib.core.errors import UserError
 from benchlib.core.run_folder import file_faults
+from benchlib.judge import accepted_runs
 from benchlib.judge.baselines import Baseline
 from benchlib.judge.impossible.claim import Claim, ClaimFile
 from benchlib.judge.impossible.own import Numbers, own_claims
@@ -148,8 +149,9 @@ def read_verdict(path: Path, text: str) -> list[Claim]:
 def _of_result(result: Result, folder: Path) -> list[Claim]:
     if faults := file_faults(folder):
         raise UserError(f"{folder}: changed since the run ended: {'; '.join(faults)}")
-    config = Run(folder).config if (folder / "config.json").exists() else None
-    return own_claims(Numbers.of(result, load_samples(folder), config))
+    run = Run(folder) if (folder / "config.json").exists() else None
+    numbers = Numbers.of(result, load_samples(folder), run.config if run else None)
+    return own_claims(replace(numbers, machine=run.machine, folder=folder) if run else numbers)
 
 
 def is_report(text: str) -> bool:
@@ -165,38 +167,9 @@ def read_report(path: Path, text: str) -> list[Claim]:
         raise UserError(f"{path}: {error}") from None
     if run.result is None:
         raise UserError(f"{path}: the report of a run that left no result ({run.sentence})")
-    return own_claims(Numbers.of(run.result, run.samples, _config(run.benchmark, run.config)))
+    return own_claims(Numbers.of(run.result, run.samples, accepted_runs.config_of(run.benchmark, run.config)))
 
 
 def read_baseline(path: Path, text: str) -> list[Claim]:
     """Return what the accepted runs of a baseline state, under the config that its fingerprint holds."""
-    baseline = _validated(path, text, Baseline, "a baseline of this version")
-    ranks = baseline.fingerprint.get("world_size", "")
-    size = int(ranks) if ranks.isdecimal() and int(ranks) > 0 else 1
-    config = _fingerprint_config(baseline)
-    claims = []
-    for run in baseline.runs:
-        numbers = Numbers(baseline.benchmark, run.metrics, size, samples=run.samples, config=config)
-        for claim in own_claims(numbers):
-            subject = f"{run.run}, {claim.subject}" if claim.subject else run.run
-            claims.append(claim.model_copy(update={"subject": subject}))
-    return claims
-
-
-def _fingerprint_config(baseline: Baseline) -> BaseConfig | None:
-    """Return the config whose work a fingerprint holds; all other fields have their defaults."""
-    prefix, backend = "config.", baseline.fingerprint.get("backend", "")
-    stated = {name.removeprefix(prefix): text for name, text in baseline.fingerprint.items() if name.startswith(prefix)}
-    try:
-        work = {name: json.loads(text) for name, text in stated.items()}
-    except ValueError:
-        return None
-    return _config(baseline.benchmark, work | {"backend": backend, "tier": baseline.tier}) if work and backend else None
-
-
-def _config(benchmark: str, values: Mapping[str, Any]) -> BaseConfig | None:
-    """Return the config of these values, None where this version has no such config: fewer rules apply then."""
-    try:
-        return build(benchmark, values)
-    except UserError:
-        return None
+    return accepted_runs.claims(_validated(path, text, Baseline, "a baseline of this version"))

@@ -124,8 +124,8 @@ def _token_limits(
     """
     detail = path.with_name(path.name.replace("summary", "detail"))
     text = detail.read_text(encoding="utf-8", errors="replace") if detail != path and detail.is_file() else ""
-    found = SHARE.search(text)
-    percentile = round(100 * float(found[1]), 6) if found else 50.0
+    match = SHARE.search(text)
+    percentile = round(100 * float(match[1]), 6) if match else 50.0
     pairs = []
     for kind, name in (("first token", "ttft_latency (ns)"), (TPOT, "tpot_latency (ns)")):
         limit = _number(path, fields, name)

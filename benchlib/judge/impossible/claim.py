@@ -86,6 +86,8 @@ class Learning(Part):
     loss_last: float | None = _of("smoothed, at the end")
     f1: float | None = _of("from 0 to 100")
     exact_match: float | None = _of("from 0 to 100")
+    answers_f1: float | None = _of("F1 that the stored answers give, recomputed")
+    answers_exact_match: float | None = _of("exact match that the stored answers give, recomputed")
     shares: dict[str, float] = _of("values that lie between 0 and 1", {})
 
 
@@ -195,6 +197,16 @@ class AccuracyLimit(Part):
     enforced: bool = _of("a checker applies this one", False)
 
 
+class Whole(Part):
+    """A time or an amount, and parts of it."""
+
+    name: str = _needed("what it is")
+    whole: Above0 = _needed("all of it")
+    parts: dict[str, float] = _needed("parts of it by name", min_length=1)
+    apart: bool = _of("no part overlaps another: their sum counts as well", False)
+    unit: str = _of("unit of the whole and its parts", "s")
+
+
 class Quantity(Part):
     """Any value that cannot be negative. ``value`` is null where it was not a finite number."""
 
@@ -205,6 +217,8 @@ class Quantity(Part):
     median_of_samples: bool = _of("the value is stated to be the median of the samples", False)
     low: float | None = _of("lower end of the interval that is stated with the value")
     high: float | None = _of("upper end of the interval that is stated with the value")
+    most: float | None = _of("the most that it can be: the cores, the memory of the machine")
+    recorded: list[float] = _of("the last of the samples as another record of the same work has them", [])
 
 
 class Claim(Part):
@@ -222,6 +236,7 @@ class Claim(Part):
     speedups: list[SpeedUp] = _of("stated ratios of two runs", [])
     expectations: list[Expectation] = _of("what was announced and what was measured", [])
     accuracy_limits: list[AccuracyLimit] = _of("limits of quality and who states them", [])
+    wholes: list[Whole] = _of("times or amounts, and parts of them", [])
     quantities: list[Quantity] = _of("any other value that cannot be negative", [])
 
 

@@ -1,8 +1,10 @@
 """What a result of the kit states, as claims: each benchmark says what its numbers are, and all values are finite."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,16 +12,23 @@ from pydantic import ValidationError
 from benchlib.benchmarks import of_run
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import UserError
-from benchlib.judge.impossible.claim import Claim, Quantity
+from benchlib.core.events import read_events
+from benchlib.judge.impossible.claim import Claim, Quantity, Whole
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
+
+LEAST_KEPT = 10  # samples of a longer series that tell where its median was
+CLOCKS_S = 1.0  # between the wall clock and the monotonic one
 
 Samples = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """The metrics of a run with its facts, tables, raw samples (by metric) and config."""
+    """The metrics of a run with its facts, tables, raw samples (by metric) and config.
+
+    ``folder`` is that of the run, where it lies on this machine: what it keeps beside its result is held against it.
+    """
 
     benchmark: str
     metrics: Sequence[Metric]
@@ -28,18 +37,25 @@ class Numbers:
     tables: Mapping[str, Any] = field(default_factory=dict)
     samples: Samples = field(default_factory=dict)
     config: BaseConfig | None = None
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    elapsed_s: float | None = None
+    folder: Path | None = None
 
     @classmethod
     def of(cls, result: Result, samples: Samples | None = None, config: BaseConfig | None = None) -> "Numbers":
         """Return those of a result; the config says how many ranks ran, where there is one."""
         ranks = config.world_size if config else max(1, result.world_size)
-        return cls(result.benchmark, result.metrics, ranks, result.facts, result.tables, samples or {}, config)
+        elapsed_s = result.ended_at - result.started_at if result.ended_at else None
+        return cls(
+            result.benchmark, result.metrics, ranks, result.facts, result.tables, samples or {}, config, {}, elapsed_s
+        )
 
     @classmethod
     def of_run(cls, run: Run) -> "Numbers":
-        """Return those of a run folder that has a result."""
+        """Return those of a run that has a result; one that lies in no folder keeps nothing beside it."""
         assert run.result is not None
-        return cls.of(run.result, run.samples, run.config)
+        numbers = cls.of(run.result, run.samples, run.config)
+        return replace(numbers, machine=run.machine, folder=getattr(run, "path", None))
 
     def metric(self, start: str) -> Metric | None:
         """Return the metric of this name, else the first whose name goes on with the suffix of a stand-in."""
@@ -85,7 +101,7 @@ def own_claims(numbers: Numbers) -> list[Claim]:
         return []
     try:
         stated = own.claims(numbers) if (own := of_run(numbers.benchmark)) else []
-        return [*stated, Claim(quantities=quantities(numbers))]
+        return [*stated, Claim(quantities=quantities(numbers), wholes=_whole_run(numbers))]
     except (ValidationError, TypeError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": ("a table",), "msg": str(error)}
         where = ".".join(map(str, first["loc"]))
@@ -110,6 +126,90 @@ def quantities(numbers: Numbers) -> list[Quantity]:
                 median_of_samples=len(raw) == metric.n,
                 low=metric.ci_low,
                 high=metric.ci_high,
+                most=_most(numbers, metric.name, metric.unit),
             )
         )
+        if finite and LEAST_KEPT <= len(raw) < metric.n and metric.value is not None:
+            # Of thinned samples the middle fifth holds the median of all.
+            kept, fifth = sorted(raw), (len(raw) - 1) / 10
+            low, high = kept[math.floor(4 * fifth)], kept[math.ceil(6 * fifth)]
+            stated.append(
+                Quantity(name=f"{metric.name} beside its kept samples", value=metric.value, low=low, high=high)
+            )
+    for row in numbers.rows("devices"):
+        if isinstance(used := row.get("utilization_percent"), (int, float)):
+            stated.append(Quantity(name=f"use of device {row.get('device')}", value=used, unit="%", most=100.0))
     return stated
+
+
+def _most(numbers: Numbers, name: str, unit: str) -> float | None:
+    """Return the most that a reading of the run's machine can be, by what the machine has; None where that is not known."""
+    backend = numbers.config.backend if numbers.config else ""
+    cores, memory = (numbers.machine.get("cpu") or {}).get("logical_cores"), numbers.machine.get("memory_bytes")
+    if name == "utilization" and unit == "%":
+        # Processor time is counted in hundredths of a second: a reading a second may be some percent too high.
+        return 100.0 if backend not in ("", "cpu") else 110.0 * cores if isinstance(cores, int) else None
+    if name == "resident_memory_gb" and isinstance(memory, (int, float)):
+        return memory / 1e9
+    device = ((numbers.machine.get("devices") or {}).get("backends") or {}).get(backend) or {}
+    sizes = device.get("memory_bytes") or []
+    return max(sizes) / 1e9 if name == "device_memory_gb" and isinstance(sizes, list) and sizes else None
+
+
+def _whole_run(numbers: Numbers) -> list[Whole]:
+    """Return what the clocks of a run say of its duration; writing its files comes after the last look at them."""
+    total_s = numbers.value("total_s")
+    if total_s is None or not numbers.elapsed_s or numbers.elapsed_s <= 0:
+        return []
+    return [Whole(name="the time from begin to end", whole=numbers.elapsed_s + CLOCKS_S, parts={"total_s": total_s})]
+
+
+# Trainings: what `benchlib.runtime.step_metrics` and the events of rank 0 say of the same steps.
+
+STEP_PARTS = ("time_data_s", "time_forward_s", "time_backward_s", "exchange_exposed_s", "time_optimizer_s")
+
+
+def steps_claim(numbers: Numbers) -> Claim:
+    """Return what a training states twice: the parts of its steps, and series that its events have as well."""
+    parts = {name: value for name in (*STEP_PARTS, "time_exchange_s") if (value := numbers.value(name)) is not None}
+    wholes, raw = [], numbers.raw("step_s")
+    if (step_s := numbers.positive("step_s")) and parts:
+        wholes.append(Whole(name="the median step", whole=step_s, parts=parts))
+    series = {name: numbers.raw(name) for name in STEP_PARTS}
+    if raw and all(len(values) == len(raw) for values in series.values()):
+        means = {name: statistics.fmean(values) for name, values in series.items()}
+        wholes.append(Whole(name="the mean step", whole=statistics.fmean(raw), parts=means, apart=True))
+    if raw and (train_s := numbers.positive("train_s")):
+        wholes.append(Whole(name="the training", whole=train_s, parts={"its counted steps": sum(raw)}))
+    return Claim(subject="steps", wholes=wholes, quantities=_recorded(numbers, len(raw)))
+
+
+def _recorded(numbers: Numbers, counted: int) -> list[Quantity]:
+    """Return the series of steps beside those of the events, which were written while the training went on."""
+    if numbers.folder is None:
+        return []
+    # A step that was done again after a failure is written again: the later line counts.
+    steps = {event.get("step"): event for event in read_events(numbers.folder, {"step"}) if event["source"] == "rank0"}
+    events = [steps[step] for step in sorted(step for step in steps if isinstance(step, int))]
+    series = {
+        "loss": [event.get("loss") for event in events],
+        "step_s": [event.get("step_s") for event in events],
+        "train_samples_per_s": [
+            event["samples"] / event["step_s"] if event.get("samples") and event.get("step_s") else None
+            for event in events
+        ],
+    }
+    quantities = []
+    for name, recorded in series.items():
+        metric, samples = numbers.metric(name), numbers.raw(name)
+        # The rate of a training whose steps come in bursts is one number.
+        whole = samples and (name == "loss" or len(samples) == counted) and all(map(_is_finite, recorded))
+        if metric and metric.value is not None and whole:
+            quantities.append(
+                Quantity(name=f"{name} of each step", value=metric.value, samples=samples, recorded=recorded)
+            )
+    return quantities
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -60,6 +60,7 @@ RULES: dict[str, Rule] = {
         Rule("learning rate", "training with a learning rate of zero", "learning", training.learning_rate),
         Rule("loss falls", "training that learns nothing", "learning", training.loss_falls),
         Rule("possible scores", "scores and shares outside their bounds", "learning", training.possible_scores),
+        Rule("scores of answers", "scores that the stored answers do not give", "learning", training.scores_of_answers),
         Rule("algbw is S/t", "an algorithm bandwidth that is not size over time", "collective", collectives.algbw),
         Rule("transfer takes time", "transfers faster than light or than any memory", "collective", collectives.possible_transfer),
         Rule("busbw factor", "a bus bandwidth with another operation's or rank count's factor", "collective", collectives.busbw_factor),
@@ -85,9 +86,11 @@ RULES: dict[str, Rule] = {
         Rule("announced and measured", "announcements far from the measurement", "expectations", statements.announcement),
         Rule("limits have a source", "accuracy limits that differ by source or have none", "", statements.sourced_limit),
         Rule("rates above zero", "rates, ratios, counts and times below zero", "", statements.no_negative_figure),
-        Rule("possible ranges", "scores above 100, perplexities below 1, devices used above 100 %, work without energy", "", statements.possible_ranges),
+        Rule("possible ranges", "scores above 100, perplexities below 1, more use or memory than there is, work without energy", "", statements.possible_ranges),
+        Rule("parts of a whole", "parts that are larger than their whole: a forward pass longer than its step", "wholes", statements.parts_of_whole),
         Rule("possible values", "values that are not finite or below zero", "", statements.possible_values),
         Rule("raw samples", "values that are not the median of their raw samples", "", statements.raw_samples),
+        Rule("recorded samples", "raw samples that another record of the same steps does not have", "", statements.recorded_samples),
         Rule("intervals", "values outside their own interval", "", statements.intervals),
     )
 }  # fmt: skip

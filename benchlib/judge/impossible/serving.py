@@ -68,7 +68,7 @@ def percentiles_in_order(
     percentiles = [(f"p{key:g}", value) for key, value in sorted((percentiles_s or {}).items())]
     every = [("minimum", min_s), *percentiles, ("maximum", max_s)]
     ladder = [(step, value) for step, value in every if value is not None]
-    if len(ladder) < 2:
+    if not ladder or (len(ladder) < 2 and mean_s is None):
         return None
     wrong = [
         f"{low} {first:.6g} s above {high} {second:.6g} s"

@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchlib.judge.impossible.claim import (
     AccuracyLimit,
@@ -22,6 +22,7 @@ FAR_OFF = 2.0  # an announcement that is off by more than a factor of two descri
 EQUAL = 1e-6  # of numbers that were written in full
 RATIO_SLACK = 0.02  # of a speed-up, beside the rounding of the three numbers
 RATIO_ROUNDING = 0.1  # of a speed-up, which is written with one digit or two
+PART_SLACK = 0.02  # two clocks, or a median beside another: parts are seldom measured with their whole
 # What the name of a value says of its range: least, most, and the reason.
 RANGES: tuple[tuple[re.Pattern[str], tuple[float, float, str]], ...] = (
     (
@@ -133,6 +134,8 @@ def possible_ranges(quantities: Sequence[Quantity]) -> Finding | None:
     judged, wrong = 0, []
     for item in quantities:
         bounds = next((bounds for name, bounds in RANGES if name.search(item.name.lower())), None)
+        if item.most is not None:  # of this very machine
+            bounds = 0.0, item.most, f"at most {figure(item.most, item.unit)} is possible"
         if item.value is None or bounds is None:
             continue
         low, high, what = bounds
@@ -173,3 +176,38 @@ def intervals(quantities: Sequence[Quantity]) -> Finding | None:
                 f"{figure(low)} to {figure(high, item.unit)}"
             )
     return finding(not wrong, "; ".join(wrong) or f"values within their interval: {judged:,}") if judged else None
+
+
+def parts_of_whole(
+    name: str, whole: float, parts: Mapping[str, float], apart: bool = False, unit: str = "s"
+) -> Finding:
+    """No part is larger than its whole, and parts that do not overlap are not so together."""
+    most = span(whole)[1] * (1 + PART_SLACK)
+    wrong = [
+        f"{part} {figure(value, unit)} is more than {name}, {figure(whole, unit)}"
+        for part, value in parts.items()
+        if span(value)[0] > most
+    ]
+    total = sum(parts.values())
+    if apart and not wrong and sum(span(value)[0] for value in parts.values()) > most:
+        wrong = [f"{', '.join(parts)} are {figure(total, unit)} together, {name} is {figure(whole, unit)}"]
+    return finding(not wrong, "; ".join(wrong) or f"{name} {figure(whole, unit)} has room for {', '.join(parts)}")
+
+
+def recorded_samples(quantities: Sequence[Quantity]) -> Finding | None:
+    """The raw samples are those that another record of the same work has, where both reach."""
+    judged, wrong = 0, []
+    for item in quantities:
+        count = min(len(item.samples), len(item.recorded))
+        if not count:
+            continue
+        judged += 1
+        pairs = list(zip(item.samples[-count:], item.recorded[-count:], strict=True))
+        other = [(here, there) for here, there in pairs if abs(here - there) > EQUAL * max(abs(here), abs(there))]
+        if other:
+            here, there = max(other, key=lambda pair: abs(pair[0] - pair[1]))
+            wrong.append(
+                f"{item.name}: {len(other):,} of {count:,} samples are not the recorded ones, "
+                f"such as {figure(here, item.unit)} for {figure(there, item.unit)}"
+            )
+    return finding(not wrong, "; ".join(wrong) or f"series that were recorded twice: {judged:,}") if judged else None

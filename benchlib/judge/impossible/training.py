@@ -224,7 +224,7 @@ def below_peak(
 ) -> Finding | None:
     """FLOP/s, stated or by tokens × FLOPs of a token, do not exceed the peak (5 % slack: peaks are measured too).
 
-    The dense peak of a known device holds, whatever peak is stated; a lower one that was measured holds more.
+    The dense peak of a registered device holds, whatever peak is stated; a lower one that was measured holds more.
     """
     how = ""
     if flops_per_s is None:
@@ -233,13 +233,13 @@ def below_peak(
         flops_per_s, formula = _token_rate(tokens_per_s, parameters, work)
         how = f"({formula}) "
     source = f"the {peak_kind or 'stated'} peak" + (f" ({peak_source})" if peak_source else "")
-    known = _known_peak(device, precision, ranks)
-    if known and peak_flops and peak_flops > known[0] * PEAK_SLACK and not peak_sparse:
-        reason = f"{source} of {quantity(peak_flops, FLOP)} is above {known[1]} of {quantity(known[0], FLOP)}"
-        limit = f"<= {quantity(known[0] * PEAK_SLACK, FLOP)}"
+    registered = _known_peak(device, precision, ranks)
+    if registered and peak_flops and peak_flops > registered[0] * PEAK_SLACK and not peak_sparse:
+        reason = f"{source} of {quantity(peak_flops, FLOP)} is above {registered[1]} of {quantity(registered[0], FLOP)}"
+        limit = f"<= {quantity(registered[0] * PEAK_SLACK, FLOP)}"
         return finding(False, reason, wrong="no device exceeds its peak", value=peak_flops, unit=FLOP, limit=limit)
     peaks = [(peak_flops, source)] if peak_flops and not peak_sparse else []
-    if not (peaks := [*peaks, *([known] if known else [])]):
+    if not (peaks := [*peaks, *([registered] if registered else [])]):
         return Finding("SKIPPED", f"{quantity(flops_per_s, FLOP)} {how}: {_unknown_peak(device)}")
     peak, source = min(peaks)
     reason = f"{quantity(flops_per_s, FLOP)} {how}are {flops_per_s / peak:.1%} of {source} of {quantity(peak, FLOP)}"
@@ -278,8 +278,8 @@ def flops_of_tokens(
 ) -> Finding | None:
     """FLOP/s, or MFU × peak, are those of tokens × parameters: at least these, and with attention at most twice as many."""
     counted, how = _token_rate(tokens_per_s, parameters, work)
-    known = _known_peak(device, precision, ranks)
-    peak = known[0] if known else None if peak_sparse else peak_flops
+    registered = _known_peak(device, precision, ranks)
+    peak = registered[0] if registered else None if peak_sparse else peak_flops
     if flops_per_s is not None:
         stated, name = flops_per_s, f"{quantity(flops_per_s, FLOP)} stated"
     elif mfu is not None and peak:
@@ -312,8 +312,8 @@ def share_of_peak(
         return finding(False, f"MFU {mfu:.1%}", wrong="below zero")
     if mfu > PEAK_SLACK:
         peak = f"the peak of {quantity(peak_flops, FLOP)}" if peak_flops else "the peak it was taken of"
-        known = _known_peak(device, precision, ranks)
-        dense = known[0] if known else 0.0
+        registered = _known_peak(device, precision, ranks)
+        dense = registered[0] if registered else 0.0
         if other:
             wrong = f"{peak} is that of {other}, while the work ran in {precision}"
         elif vendor is None and device:
@@ -402,3 +402,21 @@ def possible_scores(
     stated = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
     good = f"{stated}: exact match <= F1 <= 100, shares at most 1" if stated else "shares at most 1"
     return finding(not wrong, "; ".join(wrong) or good)
+
+
+def scores_of_answers(
+    f1: float | None = None,
+    exact_match: float | None = None,
+    answers_f1: float | None = None,
+    answers_exact_match: float | None = None,
+) -> Finding | None:
+    """Stated scores are those that the stored answers give."""
+    pairs = (("F1", f1, answers_f1), ("exact match", exact_match, answers_exact_match))
+    stated_pairs = [(name, stated, own) for name, stated, own in pairs if stated is not None and own is not None]
+    if not stated_pairs:
+        return None
+    reason = "; ".join(
+        f"{name} {figure(stated)} stated, {figure(own)} by the answers" for name, stated, own in stated_pairs
+    )
+    good = all(agrees(stated, own, own, absolute=1e-6) for _, stated, own in stated_pairs)
+    return finding(good, reason, wrong="the scores are of other answers")

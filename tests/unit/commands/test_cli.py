@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from make_run import make_run
 
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.cli import main
 from benchlib.commands import run as runner
 from benchlib.commands.list import budget_s
@@ -17,7 +19,7 @@ from benchlib.config.schema import read_params
 from benchlib.core.text import duration
 from benchlib.judge.checks import Check, verdict_of
 from benchlib.launch import plan
-from benchlib.results.run import Result, save_result
+from benchlib.results.run import Result, Run, save_result
 
 PROBE = {
     "backends": {
@@ -88,10 +90,19 @@ def test_max_restarts_takes_torchrun_unless_a_launcher_is_set(call):
     assert "max_restarts = 2 with launcher=local" in result.output
 
 
-def test_a_tier_has_all_its_benchmarks(call):
-    result = call("run", "quick", "--dry-run")
+def test_a_dry_run_of_a_tier_is_a_table_and_with_all_every_benchmark_in_full(call, tmp_path):
+    earlier = Run(make_run(tmp_path / "quick-20261001/squad-cpu-101500-aaaaaa")).result
+    result = call("run", "quick", "--dry-run", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert result.output.index("machine, tier quick") < result.output.index("squad, tier quick")
+    lines = result.output.splitlines()
+    assert len(lines) < 50
+    rows = {line.split()[0]: line.split() for line in lines if not line.startswith(" ")}
+    names = [name for name in BENCHMARKS if name in read_params("tiers", "quick")]
+    assert [name for name in rows if name in BENCHMARKS] == names
+    assert f"{earlier.ended_at - earlier.started_at:.0f}" in rows["squad"] and "-" in rows["machine"]
+    whole = call("run", "quick", "--dry-run", "--all")
+    assert whole.output.index("machine, tier quick") < whole.output.index("squad, tier quick")
+    assert "checkpoint_every" in whole.output
 
 
 def test_a_missing_backend_is_skipped_with_its_reason_and_a_report(call, tmp_path):
@@ -197,3 +208,57 @@ def test_an_unexpected_error_is_one_sentence_with_a_file_and_exit_code_2(monkeyp
     (log,) = tmp_path.glob("benchlib-error-*.log")
     assert shown.exit_code == 2 and "Traceback" not in shown.output and str(log) in shown.output.replace("\n", "")
     assert "TypeError: 'NoneType' object is not callable" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "squad", "--tier", ""),
+        ("run", "squad", "--tier="),
+        ("run", "squad", "--backend", ""),
+        ("run", "squad", "--resume", ""),
+        ("run", "squad", "--out", ""),
+        ("run", "squad", "-b", ""),
+        ("list", "--runs", "--out="),
+        ("history", "--store", ""),
+        ("export", "--to", "csv", "-o", ""),
+        ("export", "--to", "csv", "--output="),
+        ("compare", "a", "b", "--html", ""),
+        ("parity", "merge", "--to", ""),
+        ("report", ""),
+        ("run", ""),
+    ],
+)
+def test_an_empty_word_means_nothing_else(words):
+    """An unset variable of a shell must not stand for a default, nor for the working folder."""
+    answer = CliRunner().invoke(main, words)
+    assert answer.exit_code == 2 and "an empty" in answer.output and "give one, or leave it out" in answer.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "squad", "--backend", "cpu", "--out", "NAME"),
+        ("list", "--runs", "--out", "NAME"),
+        ("compare", "NAME", "NAME"),
+        ("judge", "NAME"),
+        ("run", "squad", "--set", "cluster=NAME.yaml"),
+        ("run", "squad", "--set", "model=./NAME"),
+        ("run", "squad", "--resume", "NAME"),
+        ("baseline", "show", "NAME"),
+    ],
+)
+@pytest.mark.parametrize("name", ["x" * 256, "ü" * 128])
+def test_a_name_that_no_file_system_takes_is_one_sentence(words, name):
+    answer = CliRunner().invoke(main, [word.replace("NAME", name) for word in words])
+    assert answer.exit_code == 2 and "Traceback" not in answer.output and "fault of benchlib" not in answer.output
+    assert "bytes; most file systems take 255: shorten it" in answer.output
+
+
+def test_braces_in_a_path_are_no_places_for_parameters():
+    from papermill.parameterize import parameterize_path
+
+    from benchlib.show.headless import _literal
+
+    path = Path("/runs/{tier}/{0}/{{x}}/{unknown!r}")
+    assert parameterize_path(_literal(path), {"tier": "smoke"}) == str(path)

@@ -1,5 +1,6 @@
 """Baselines: what may be accepted, what is comparable, what is told when it is not."""
 
+import json
 import shutil
 
 import pytest
@@ -47,6 +48,30 @@ def make_run(tmp_path):
 
 def statuses(run, root):
     return {check.name: check.status for check in baselines.regression_checks(run, LIMITS, baselines.find(run, root))}
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "status", "source"),
+    [
+        (190.0, 10.0, "FAIL", "spread between runs 5.0%, from default"),
+        (60.0, 140.0, "AMBIGUOUS", "spread between runs 40.1%, from default where others take 70% of the processors"),
+        (90.0, 210.0, "AMBIGUOUS", "others take 70% of the processors"),  # of 300 % that two cores do not have
+        (60.0, 70.0, "FAIL", "from default"),  # 35 % were idle: whoever wanted a core had one
+    ],
+)
+def test_a_single_accepted_run_decides_less_where_others_take_the_processors(
+    make_run, tmp_path, own, others, status, source
+):
+    """A loss of 35 % on two cores. With 70 % taken a run is 1 / (1 - 0.7) times slower: a third of ln 3.33 is 0.401."""
+    machine = {**MACHINE, "cpu": {**MACHINE["cpu"], "logical_cores": 2}}
+    runs = [make_run(name, rate=rate, machine=machine) for name, rate in (("old", 100.0), ("new", 65.0))]
+    for run in runs:
+        event = {"t": 1.0, "source": "supervisor", "kind": "sensor", "cpu_percent": own, "others_percent": others}
+        (run.path / "events-supervisor.jsonl").write_text(json.dumps(event) + "\n")
+    baselines.accept(runs[0], "first", LIMITS, root=tmp_path / "baselines", force=True)
+    checks = baselines.regression_checks(runs[1], LIMITS, baselines.find(runs[1], tmp_path / "baselines"))
+    check = next(check for check in checks if check.name == "rate vs baseline")
+    assert check.status == status and source in check.source
 
 
 def test_accept_find_and_compare(make_run, tmp_path):
@@ -112,8 +137,100 @@ def test_a_damaged_baseline_is_named(make_run, tmp_path, text):
     root = tmp_path / "b"
     path = baselines.accept(make_run("first"), "first", LIMITS, root=root)
     path.write_text(text)
-    with pytest.raises(UserError, match=path.name):
-        baselines.find(make_run("second"), root)
+    comparison = baselines.find(make_run("second"), root)
+    assert comparison.status == "NOT_COMPARABLE" and path.name in comparison.reason
+
+
+def edited(path, change):
+    """Change the newest accepted run of a baseline file by hand."""
+    values = json.loads(path.read_text())
+    record = values["runs"][-1]
+    change(record, {metric["name"]: metric for metric in record["metrics"]})
+    path.write_text(json.dumps(values))
+
+
+def _times(factor):
+    def change(record, metrics):
+        record["samples"]["rate"] = [factor * value for value in record["samples"]["rate"]]
+        metrics["rate"] |= {key: factor * metrics["rate"][key] for key in ("value", "ci_low", "ci_high")}
+
+    return change
+
+
+STEADY = [100.0, 101.0, 99.5, 100.5, 98.5, 102.0, 100.2]
+LONG = [100.0 + 0.01 * number for number in range(400)]
+IMPOSSIBLE = {
+    "below zero": (STEADY, _times(-0.05), "rate = -5"),
+    "zero": (STEADY, _times(0.0), "rate is 0 samples/s, and nothing can be compared with that"),
+    "not its samples": (STEADY, lambda record, metrics: metrics["rate"].update(value=101.9), "the median of its 7 raw samples is 100"),
+    "of fewer samples": (STEADY, lambda record, metrics: record["samples"]["rate"].pop(), "6 samples of rate, whose value is of 7"),
+    "beside kept samples": (LONG, lambda record, metrics: metrics["rate"].update(value=103.9, ci_low=103.8, ci_high=103.95), "rate beside its kept samples"),
+    "of nothing": (STEADY, lambda record, metrics: record["samples"].update(other=[1.0]), "samples of other, which it did not measure"),
+    "a score of 188": (STEADY, lambda record, metrics: (metrics["f1"].update(value=188.0), record["samples"].update(f1=[188.0])), "a score is at most 100"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_a_baseline_that_cannot_be_true_is_refused_with_file_reason_and_remedy(make_run, tmp_path, case):
+    samples, change, words = IMPOSSIBLE[case]
+    root = tmp_path / "b"
+    path = baselines.accept(make_run("first", samples=samples), "first", LIMITS, root=root)
+    assert baselines.load_baseline(path).runs
+    edited(path, change)
+    with pytest.raises(UserError) as refused:
+        baselines.load_baseline(path)
+    assert words in str(refused.value) and path.name in str(refused.value)
+    assert "restore the file, or delete it and accept sound runs" in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999"])
+def test_a_baseline_with_numbers_that_are_none_is_refused(make_run, tmp_path, text):
+    path = baselines.accept(make_run("first", samples=STEADY), "first", LIMITS, root=tmp_path)
+    path.write_text(path.read_text().replace("98.5", text))
+    with pytest.raises(UserError, match=f"{path.name}: not valid JSON"):
+        baselines.load_baseline(path)
+
+
+def test_a_run_that_counts_three_times_is_refused(make_run, tmp_path):
+    path = baselines.accept(make_run("first", samples=STEADY), "first", LIMITS, root=tmp_path)
+    values = json.loads(path.read_text())
+    (record,) = values["runs"]
+    later = [record | {"run": f"copy-{number}", "started_at": record["started_at"] + number} for number in (1, 2)]
+    path.write_text(json.dumps(values | {"runs": [record, *later]}))
+    with pytest.raises(UserError, match="copy-1 is first once more: a run counts once"):
+        baselines.load_baseline(path)
+
+
+def test_a_refused_baseline_fails_its_own_runs_and_no_others(make_run, tmp_path):
+    """The gate names the reason; a run of another fingerprint is compared with its own baseline as before."""
+    root = tmp_path / "b"
+    path = baselines.accept(make_run("first", samples=STEADY), "first", LIMITS, root=root)
+    other = make_run("other", samples=STEADY, batch_size=16)
+    baselines.accept(other, "other", LIMITS, root=root)
+    edited(path, _times(-0.05))
+    run, same = make_run("second", samples=STEADY[::-1]), make_run("same", samples=STEADY[::-1], batch_size=16)
+    (rate, _) = baselines.regression_checks(run, LIMITS, baselines.find(run, root))
+    assert rate.status == "NOT_COMPARABLE" and "its baseline is refused" in rate.reason and "rate = -5" in rate.reason
+    assert set(statuses(same, root).values()) == {"PASS"}
+    elsewhere = baselines.find(make_run("new", batch_size=4), root)
+    assert (
+        elsewhere.status == "NOT_COMPARABLE" and "1 baseline refused, see `benchlib baseline list`" in elsewhere.reason
+    )
+    refused = {}
+    assert [item.key for _, item in baselines.stored(root, refused=refused)] == [
+        baselines.find(same, root).baseline.key
+    ]
+    assert [*refused] == [path]
+    with pytest.raises(UserError, match=r"--if-improved.*its baseline is refused"):
+        baselines.accept(run, "better", LIMITS, if_improved=True, root=root)
+    baselines.accept(run, "sound again", LIMITS, root=root)
+    assert statuses(make_run("third", samples=STEADY), root)["rate vs baseline"] == "PASS"
+
+
+def test_a_run_whose_numbers_cannot_be_true_becomes_no_baseline(make_run, tmp_path):
+    with pytest.raises(UserError, match=r"not accepted: its numbers cannot be true: .*rate is 0 samples/s"):
+        baselines.accept(make_run("first", samples=[0.0] * 5), "first", LIMITS, root=tmp_path / "b")
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_run_that_was_cut_off_gets_a_verdict_that_says_so(make_run, tmp_path):
@@ -236,13 +353,15 @@ def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, 
         with pytest.raises(UserError, match=said):
             list.accept_baseline([*runs, wrong], "night", add=False, if_improved=False)
     assert not root.exists()
+    monkeypatch.setattr(list, "disturbances", lambda run: ["Others took 40%."] if run.path == runs[0] else [])
     list.accept_baseline(runs, "night", add=False, if_improved=False)
     ((_, stored),) = baselines.stored(root)
     assert [item.run for item in stored.runs] == ["a", "b", "c"]
     monkeypatch.setattr(list.judging, "judged", lambda run: verdict_of([], broken="a file was cut since"))
     with pytest.raises(UserError, match="cut since"):  # whatever the stored verdict said
         list.accept_baseline(runs[:1], "night", add=False, if_improved=False)
-    assert "accepted:" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "accepted:" in output and output.count("disturbed") == 1 and "a: Others took 40%." in output
 
 
 def test_thinned_samples_keep_median_and_spread():

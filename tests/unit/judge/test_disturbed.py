@@ -15,7 +15,8 @@ from benchlib.results.metrics import measured
 def run(monkeypatch):
     """Training steps of a second each, of which the 42nd to the 77th are a third slower; a neighbour comes at the same time."""
 
-    def make(neighbour=True, timed=True):
+    def make(neighbour=True, timed=True, others=0.1):
+        monkeypatch.setattr(disturbed, "others_share", lambda _: others)
         rates = [(66.0 if 42 <= step < 78 else 100.0) * (1 + 0.01 * (-1) ** (step // 2)) for step in range(120)]
         events = [{"kind": "step", "step": step, "t": START + step} for step in range(120) if timed]
         events += [
@@ -25,7 +26,10 @@ def run(monkeypatch):
         metric = measured("rate", rates, "samples/s", "higher")
         monkeypatch.setattr(disturbed, "limits_of", lambda _: [RegressionLimit(metric="rate", share=0.2)])
         return SimpleNamespace(
-            result=SimpleNamespace(metric=lambda name: metric), samples={"rate": rates}, events=events, config=None
+            result=SimpleNamespace(metric=lambda name: metric, benchmark="squad"),
+            samples={"rate": rates},
+            events=events,
+            config=None,
         )
 
     return make
@@ -36,8 +40,13 @@ def test_a_neighbour_is_shown_at_its_time_with_what_the_sensors_saw(run):
     assert "its level shifted by -34% from 35% to 65% of the samples" in sentence
     first, last = (int(text[-2:]) + 60 * int(text[-5:-3]) for text in re.findall(r"\d\d:\d\d:\d\d", sentence))
     assert (last - first) % 3600 == 35
-    assert "processor time of others 95 % instead of 3" in sentence
+    assert sentence.startswith("rate: ") and "processor time of others 95 % instead of 3 %" in sentence
     assert "temperature" not in sentence
+
+
+def test_others_that_were_there_all_the_time_are_told_beside_the_shift(run):
+    first, second = disturbed.disturbances(run(others=0.7))
+    assert first.startswith("Others took 70% of the processors") and "its level shifted" in second
 
 
 def test_what_stayed_the_same_is_said_and_samples_without_a_time_have_a_place(run):

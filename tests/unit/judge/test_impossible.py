@@ -287,6 +287,7 @@ def values(**named):
         ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0, 150: 2.0})]}),
         ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0}, mean_s=3.0, max_s=2.0)]}),
         ("percentiles in order", "FAIL", {"latencies": [Latency(percentiles_s={50: 1.0}, mean_s=0.1, min_s=0.2)]}),
+        ("percentiles in order", "FAIL", {"latencies": [Latency(mean_s=2.0, max_s=1.5)]}),
         ("latency of raw times", "PASS", {"latencies": [Latency(samples_s=[1, 2, 3, 4], mean_s=2.5, percentiles_s={50: 2.5, 90: 3.7})]}),
         ("latency of raw times", "FAIL", {"latencies": [Latency(samples_s=[1, 2, 3, 4], mean_s=2.0)]}),
         ("latency of raw times", "FAIL", {"latencies": [Latency(samples_s=list(range(1, 101)), percentiles_s={99: 90.0})]}),

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from benchlib.benchmarks.squad.judge import limits
 from benchlib.cli import main
 from benchlib.core.errors import UserError
+from benchlib.core.files import sha256
 from benchlib.core.run_folder import record_files
 from benchlib.judge import snapshot as embedded
 from benchlib.judge.baselines import Baseline, run_fingerprint
@@ -36,7 +37,7 @@ def stored(tmp_path):
         samples = json.loads((folder / "samples.json").read_text())
         result = json.loads((folder / "result.json").read_text())
         if change:
-            change(Edit(result, samples))
+            change(Edit(result, samples, folder))
         rows = [(metric, index, value) for metric, values in samples.items() for index, value in enumerate(values)]
         pd.DataFrame(rows, columns=["metric", "index", "value"]).to_parquet(folder / "samples.parquet", index=False)
         (folder / "result.json").write_text(json.dumps(result))
@@ -48,7 +49,8 @@ def stored(tmp_path):
 class Edit:
     """A result and its raw samples, to be changed by hand."""
 
-    def __init__(self, result, samples):
+    def __init__(self, result, samples, folder=None):
+        self.folder = folder
         self.result, self.facts, self.tables, self.samples = result, result["facts"], result["tables"], samples
         self.metrics = {metric["name"].removesuffix("_minisquad_tiny"): metric for metric in result["metrics"]}
 
@@ -186,10 +188,10 @@ def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
         found, claims = read_claims(path)
         judged = judge_claims(claims)
         assert (found, [judgement.failures for judgement in judged if judgement.failures]) == (name, [])
-        assert len(judged) == 15
+        assert len(judged) == 16
     alone = tmp_path / "alone.json"
     alone.write_text((folder / "result.json").read_text())
-    assert 5 < len(judge_claims(read_claims(alone)[1])) < 15  # without raw samples and config fewer rules apply
+    assert 5 < len(judge_claims(read_claims(alone)[1])) < 16  # without raw samples and config fewer rules apply
 
 
 def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
@@ -261,3 +263,99 @@ def test_a_skipped_run_states_nothing(stored):
     (folder / "samples.parquet").unlink()
     assert read_claims(folder)[1] == []
     assert CliRunner().invoke(main, ["judge", str(folder)]).exit_code == 3
+
+
+def keep_records(run):
+    """Let a run keep what a squad run keeps beside its result: predictions with gold answers, events of its steps."""
+    folder = run.folder
+    gold = {f"q{number}": [f"the answer {number}", "another"] for number in range(8)}
+    # Right, right but for an article, half right (F1 2 * 1 * 1 / (1 + 2) * 100 = 66.67), wrong, and four missing.
+    (folder / "predictions.json").write_text(
+        json.dumps({"q0": "the answer 0", "q1": "answer 1!", "q2": "answer", "q3": "no"})
+    )
+    (folder / "answers.json").write_text(json.dumps(gold))
+    run.facts["answers_sha256"] = sha256(folder / "answers.json")
+    for name, value in (("f1", (100 + 100 + 200 / 3) / 8), ("exact_match", 25.0)):
+        run.metrics[name] |= {"value": value}
+        run.samples[run.metrics[name]["name"]] = [value]
+    losses, times = run.samples["loss"], run.samples[run.metrics["step_s"]["name"]]
+    rates = run.samples[run.metrics["train_samples_per_s"]["name"]]
+    (folder / "events-rank1.jsonl").write_text("")
+    (folder / "machine.json").write_text(json.dumps({"cpu": {"model": "Z80", "logical_cores": 2}}))
+    first = len(losses) - len(times)
+    with (folder / "events-rank0.jsonl").open("w") as file:
+        for step, loss in enumerate(losses):
+            counted = step - first
+            own = (
+                {"step_s": times[counted], "samples": rates[counted] * times[counted]}
+                if counted >= 0
+                else {"step_s": 9.0}
+            )
+            event = {"t": 1.0 + step, "source": "rank0", "kind": "step", "step": step + 1, "loss": loss, **own}
+            file.write(json.dumps(event) + "\n")
+
+
+def forged_f1(run):
+    for name in ("f1", "exact_match"):
+        run.metrics[name] |= {"value": 88.5}
+        run.samples[run.metrics[name]["name"]] = [88.5]
+
+
+def faster(run):
+    """Every step in half the time, with all that follows from it."""
+    for name in (
+        "step_s",
+        "time_data_s",
+        "time_forward_s",
+        "time_backward_s",
+        "exchange_exposed_s",
+        "time_optimizer_s",
+        "time_exchange_s",
+        "train_s",
+    ):
+        run.scale(name, 0.5)
+    for name in ("train_samples_per_s", "train_tokens_per_s", "end_to_end_samples_per_s", "flops_per_s", "mfu"):
+        run.scale(name, 2.0)
+
+
+FORGED = {  # a change that agrees with itself in result and samples, and what gives it away
+    "scores": (forged_f1, "F1 88.5 stated, 33.3333 by the answers"),
+    "speed": (faster, "samples are not the recorded ones"),
+    "losses": (lambda run: [run.scale(name, 0.25) for name in ("loss", "loss_first", "loss_final")], "loss of each step: 1"),
+    "a forward pass": (lambda run: run.scale("time_forward_s", 100), "time_forward_s"),
+    "parts together": (lambda run: [run.scale(name, 1.9) for name in ("time_forward_s", "time_backward_s")], "together, the mean step is"),
+    "use of processors": (lambda run: run.scale("utilization", 900), "at most 220 % is possible"),
+    "the whole run": (lambda run: run.scale("evaluate_s", 900), "is more than the run"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_what_a_run_can_recompute_is_recomputed(stored, tmp_path, case):
+    """Also where the result, its samples and the list of files were all made to agree; report, export and judge all see it."""
+    change, words = FORGED[case]
+    honest = stored("squad-run", keep_records)
+    assert judge(honest, tmp_path).verdict == "PASS", [
+        check for check in judge(honest, tmp_path).checks if check.status == "FAIL"
+    ]
+    assert snapshot(Run(honest)).word == "PASS"
+    honest.rename(tmp_path / "honest")
+
+    def forge(run):
+        keep_records(run)
+        change(run)
+
+    folder = stored("squad-run", forge)
+    shutil.copy(tmp_path / "honest" / "verdict.json", folder)
+    record_files(folder)
+    run = snapshot(Run(folder))  # what exports, comparisons and shared reports read
+    assert (run.word, words in run.sentence) == ("FAIL", True), run.sentence
+    verdict = judge(folder, tmp_path)
+    assert verdict.verdict == "FAIL" and words in " ".join(check.reason for check in verdict.checks)
+    answer = CliRunner().invoke(main, ["judge", str(folder)])
+    assert answer.exit_code == 1
+
+
+def test_gold_answers_of_another_run_are_refused(stored, tmp_path):
+    folder = stored("squad-run", keep_records)
+    (folder / "answers.json").write_text(json.dumps({"q0": ["no"]}))
+    assert "not the gold answers of this run" in judge(folder, tmp_path).sentence

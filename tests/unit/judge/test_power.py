@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from benchlib.judge.calibration import Pool, Setup, simulate, simulate_runs
 from benchlib.judge.change import compared, reading
 from benchlib.judge.noise import KINDS, runs_of
+from benchlib.judge.power import Pool, Setup, simulate, simulate_runs
 from benchlib.judge.regression import RegressionLimit, default_spread, status_of
 from benchlib.results.metrics import measured
 

@@ -5,7 +5,9 @@ import json
 import pytest
 from make_run import make_run
 
+from benchlib.commands.run import KERNEL_DIED
 from benchlib.judge.verdict import final, mark_notebook_error
+from benchlib.launch.launch import blame_notebook
 from benchlib.results.run import Run
 from benchlib.results.store import state
 
@@ -43,7 +45,9 @@ def test_a_notebook_that_fails_after_its_verdict_breaks_the_run(run_dir):
 def test_a_kernel_that_died_breaks_the_run_although_its_ranks_were_stopped(tmp_path):
     path = make_run(tmp_path / "run", outcome="stopped", reason="the launching process is gone", steps=5)
     mark_notebook_error(path, type("DeadKernelError", (Exception,), {})("Kernel died"))
+    blame_notebook(path, "failed", KERNEL_DIED)
     verdict = final(Run(path))
+    assert Run(path).status["outcome"] == "failed", "one word in every file"
     assert (verdict.verdict, verdict.sentence, verdict.exit_code()) == ("BROKEN", "The notebook's kernel died", 2)
     assert state(Run(path), verdict.model_dump())[0] == "BROKEN"
 

@@ -1,0 +1,145 @@
+"""`benchlib run --dry-run` and `--manifest`: what would run. A tier is a table, a benchmark is shown in full. Starts nothing."""
+
+import shlex
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Column, Table
+
+from benchlib.core import terminal
+from benchlib.core.errors import UserError
+from benchlib.core.files import outputs
+from benchlib.core.text import duration
+from benchlib.launch.launchers import LAUNCHERS
+from benchlib.launch.plan import Plan
+from benchlib.results import store
+from benchlib.results.run import run_path
+from benchlib.show.headless import NOTEBOOK_S
+
+console = terminal.console(least_width=120)
+LATEST = 5  # runs of a benchmark whose median time is shown
+
+
+def submission(planned: Plan, out: Path | None) -> str:
+    """Return the manifest or script that the run would hand to its cluster, under the name of a run that begins now.
+
+    Raises ``UserError`` for a launcher that hands over none.
+    """
+    config = planned.config
+    job = LAUNCHERS[config.launcher](config, run_path(config, out or outputs()))
+    if not job.submits:
+        launchers = "kubernetes, slurm or torchx"
+        raise UserError(
+            f"launcher={config.launcher} hands nothing to a cluster: --manifest needs --set launcher={launchers}"
+        )
+    return job.files[job.submits]
+
+
+def check_launchers(planned: Sequence[Plan]) -> None:
+    """Raise ``UserError`` where this machine lacks a program that a plan's launcher calls."""
+    for plan in planned:
+        job = LAUNCHERS[plan.config.launcher](plan.config, outputs() / "run")
+        if lack := job.lacks():
+            raise UserError(f"launcher {job.name}: {lack}")
+
+
+def show(planned: Sequence[Plan], out: Path | None, everything: bool = False) -> None:
+    """Print a table of several plans; a single one, or with ``everything`` all of them, in full."""
+    folder = out or outputs()
+    if len(planned) > 1 and not everything:
+        _overview(planned, folder)
+        return
+    for plan in planned:
+        _in_full(plan, folder, everything)
+
+
+def _overview(planned: Sequence[Plan], out: Path) -> None:
+    """Print a row per benchmark: its work, how long its ranks worked in the latest runs of ``out``, and its limits."""
+    took = _took(out)
+    table = Table(
+        "benchmark",
+        "work",
+        *(Column(name, justify="right", no_wrap=True) for name in ("took", "budget", "ended after")),
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+    )
+    worked_s, budgets_s = [], 0.0
+    for plan in planned:
+        config = plan.config
+        if plan.unavailable:
+            table.add_row(config.benchmark, f"[yellow]SKIPPED[/]: {escape(plan.unavailable)}", "", "", "")
+            continue
+        earlier = took[config.benchmark, config.tier, config.backend][-LATEST:]
+        time = f"{statistics.median(earlier):.0f} s" if earlier else "-"
+        worked_s += [statistics.median(earlier)] if earlier else []
+        budgets_s += config.budget_s
+        limits = (f"{config.budget_s:.0f} s", f"{config.hard_limit_s:.0f} s")
+        table.add_row(config.benchmark, escape(config.expected_work()), time, *limits)
+    config = planned[0].config
+    console.print(f"[bold]tier {config.tier}[/], backend {config.backend}: {table.row_count} benchmarks")
+    console.print(table)
+    latest = f"; the ranks of the latest runs here took {duration(sum(worked_s))} in all" if worked_s else ""
+    console.print(f"at most {duration(budgets_s)} by the budgets{latest}")
+    console.print(
+        f"[dim]in full, with command lines: benchlib run {config.benchmark} --tier {config.tier} --dry-run; all of them: --dry-run --all[/]"
+    )
+
+
+def _took(out: Path) -> dict[tuple[str, str, str], list[float]]:
+    """Return how long the ranks of stored runs worked, in seconds, by benchmark, tier and backend; the latest last."""
+    times = defaultdict(list)
+    for run in store.read(out):
+        if run.ended and run.word in ("PASS", "FAIL", "AMBIGUOUS") and not run.copy_of:
+            times[run.benchmark, run.tier, run.backend].append(run.ended - run.started)
+    return times
+
+
+def _in_full(planned: Plan, out: Path, everything: bool) -> None:
+    """Print what is not a default, or with ``everything`` every parameter, then the command lines and the expected work."""
+    config = planned.config
+    folder = out / "<run>"
+    console.print(
+        f"[bold]{config.benchmark}[/], tier {config.tier}, backend {config.backend}"
+        + (f" [yellow](not available: {escape(planned.unavailable)})[/]" if planned.unavailable else "")
+    )
+    table = Table(
+        Column("parameter", no_wrap=True),
+        "value",
+        Column("from", no_wrap=True),
+        "meaning",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    for name, field in type(config).model_fields.items():
+        asked = "" if name in ("benchmark", "tier", "backend") else "default"
+        origin = planned.resolved.origins.get(name, asked)
+        if origin in ("", "default") and not everything:
+            continue
+        style = "dim" if origin == "default" else None
+        table.add_row(name, escape(str(getattr(config, name))), origin, escape(field.description or ""), style=style)
+    console.print(table)
+    if not everything:
+        left = len(type(config).model_fields) - table.row_count - 3
+        console.print(
+            f"[dim]{left} more parameters have their defaults: --dry-run --all shows them with their meaning[/]"
+        )
+    job = LAUNCHERS[config.launcher](config, folder)
+    console.print("\n[bold]starts[/]")
+    for command in job.commands:
+        console.print("  " + escape(shlex.join(command)), soft_wrap=True)
+    for name, value in sorted(job.env.items()):
+        console.print(f"  with {name}={escape(str(value))}", soft_wrap=True)
+    for note in job.notes:
+        console.print("  " + escape(str(note)), soft_wrap=True)
+    for name, content in job.files.items():
+        console.print(f"\n[bold]{escape(name)}[/] in the run folder")
+        console.print(content, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"\n[bold]expected work[/]\n  {escape(config.expected_work())}", soft_wrap=True)
+    console.print(
+        f"  the ranks end by themselves within {config.budget_s:.0f} s of their launch and are ended after {config.hard_limit_s:.0f} s "
+        f"at the latest; the notebook's start and its pictures come on top, at most {NOTEBOOK_S:.0f} s after the ranks\n"
+    )
