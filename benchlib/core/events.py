@@ -144,10 +144,11 @@ def _in_order(files: list[list[Event]]) -> list[Event]:
     return list(heapq.merge(*files, key=lambda event: event["t"]))
 
 
-def read_events(run_dir: Path | str, kinds: Collection[str] | None = None) -> list[Event]:
-    """Return all events of a run folder in the order of time; cut or foreign lines and files are passed over."""
+def read_events(run_dir: Path | str, kinds: Collection[str] | None = None, writer: str = "*") -> list[Event]:
+    """Return all events of a run folder, or those of one ``writer``, in the order of time; cut or foreign lines and files are
+    passed over."""
     files = []
-    for path in sorted(Path(run_dir).glob("events-*.jsonl")):
+    for path in sorted(Path(run_dir).glob(f"events-{writer}.jsonl")):
         with contextlib.suppress(UserError):
             files.append(_parse(read_bytes(path), kinds))
     return _in_order(files)

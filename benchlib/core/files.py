@@ -8,6 +8,7 @@ cut, foreign, not a file at all, or unreadable: each of these is one sentence fo
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -28,6 +29,7 @@ Model = TypeVar("Model", bound=BaseModel)
 MOST_BYTES = 2**30  # of a file that is read as a whole
 MOST_YAML_BYTES = 2**20
 MOST_DEPTH = 20  # of YAML
+MOST_BRACKETS = 200  # texts in it may have some
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What stands in the way of writing whatever the file's name is; other errors of a writer may be about other files.
 _STORAGE = (*_FULL, errno.EROFS, errno.EIO, errno.EFBIG)
@@ -199,17 +201,20 @@ def read_yaml(path: Path | str) -> Any:
     import yaml  # here: most commands read none
 
     try:
-        loader = yaml.SafeLoader(read_bytes(path, MOST_YAML_BYTES).decode("utf-8-sig"))
+        text = read_bytes(path, MOST_YAML_BYTES).decode("utf-8-sig")
+        if _brackets(text) > MOST_BRACKETS:  # the scanner takes minutes for thousands
+            raise UserError(f"{path}: nested deeper than {MOST_DEPTH} levels")
+        loader = yaml.SafeLoader(text)
         top = loader.get_single_node()
-        todo, known = [(top, 1)] if top else [], set()
+        todo, visited = [(top, 1)] if top else [], set()
         while todo:
             node, depth = todo.pop()
             where = f"{path}, line {node.start_mark.line + 1}"
             if depth > MOST_DEPTH:
                 raise UserError(f"{where}: nested deeper than {MOST_DEPTH} levels")
-            if id(node) in known:
+            if id(node) in visited:
                 raise UserError(f"{where}: used a second time by an alias (*): write it out")
-            known.add(id(node))
+            visited.add(id(node))
             if isinstance(node, yaml.MappingNode):
                 names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
                 for name in {name for name in names if names.count(name) > 1}:
@@ -226,6 +231,12 @@ def read_yaml(path: Path | str) -> Any:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())[:300]}") from None
+
+
+def _brackets(text: str) -> int:
+    """Return how many brackets are open at once at most, those in quotes included."""
+    steps = (1 if sign in "[{" else -1 for sign in re.findall(r"[\[\]{}]", text))
+    return max(itertools.accumulate(steps), default=0)
 
 
 def parse_json(text: str) -> Any:

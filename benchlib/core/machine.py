@@ -70,6 +70,7 @@ MOVES: dict[str, tuple[str, ...]] = {
     "mpi": ("cpu",),
     "ucc": ("cpu", "cuda"),
     "xla": ("xla",),
+    "hierarchical": ("cpu", "cuda"),  # by each rank's own library, and over gloo between those that cannot talk
 }
 
 PACKAGES = (
@@ -88,7 +89,6 @@ PACKAGES = (
     "papermill",
     "nbconvert",
     "ipywidgets",
-    "seaborn",
 )
 PROBE_TIMEOUT_S = 300
 NVIDIA = Path("/proc/driver/nvidia/version")

@@ -42,9 +42,9 @@ def jax() -> Any:
         raise BackendUnavailable(f"jax cannot be imported ({error}): {INSTALL}") from error
     version = tuple(int(part) for part in module.__version__.split(".")[:2])
     if not OLDEST <= version < BEFORE:
-        known = f"{'.'.join(map(str, OLDEST))} to below {'.'.join(map(str, BEFORE))}"
+        supported = f"{'.'.join(map(str, OLDEST))} to below {'.'.join(map(str, BEFORE))}"
         raise BackendUnavailable(
-            f"jax {module.__version__} is not among the versions that are known here, {known}: {INSTALL}"
+            f"jax {module.__version__} is not among the versions that are known here, {supported}: {INSTALL}"
         )
     return module
 
@@ -68,10 +68,10 @@ def parse(text: str, name: str = "text") -> Any:
             module = ir.Module.parse(text)
             module.operation.verify()
     except ir.MLIRError as error:
-        found = error.error_diagnostics
-        where = _PLACE.search(str(found[0].location)) if found else None
+        diagnostics = error.error_diagnostics
+        where = _PLACE.search(str(diagnostics[0].location)) if diagnostics else None
         line, column = (int(where[1]), int(where[2])) if where else (1, 1)
-        reason = found[0].message if found else str(error)
+        reason = diagnostics[0].message if diagnostics else str(error)
         raise Refused(name, line, column, " ".join(reason.split())) from None
     return module
 
@@ -101,8 +101,8 @@ class Inspection:
 def layer_of(name: str) -> str:
     """Return the layer that a parameter belongs to: its name up to the first number, else its first two parts."""
     name = name.removeprefix("model.")
-    found = _LAYER.match(name)
-    return found[1] if found else ".".join(name.split(".")[:-1][:2]) or name
+    match = _LAYER.match(name)
+    return match[1] if match else ".".join(name.split(".")[:-1][:2]) or name
 
 
 def inspect(text: str, names: Sequence[str] = (), roles: Sequence[str] = (), name: str = "text") -> Inspection:

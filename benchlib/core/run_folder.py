@@ -30,7 +30,16 @@ TRY_S = 0.5  # ``claimed`` holds the lock for a moment as well
 FILES = "files.json"
 _MAGIC = b"PAR1"  # begins and ends a Parquet file
 GROWING = "events-*.jsonl"  # an event may follow the list; what stood before it must not change
-KEPT = ("config.json", "machine.json", "job.json", "status.json", "result.json", "samples.parquet", "predictions.json")
+KEPT = (
+    "config.json",
+    "machine.json",
+    "job.json",
+    "status.json",
+    "result.json",
+    "samples.parquet",
+    "predictions.json",
+    "answers.json",
+)
 VERDICT = "verdict.json"
 SCHEMA = 2  # of files.json; before 2 it said nothing of the verdict
 

@@ -319,18 +319,23 @@ class Sensors:
 
     def _cpu_percent(self) -> tuple[float | None, float | None]:
         """Return the processor time of the ranks and that of all others since the last reading, 100 is one core."""
-        now, spent = time.monotonic(), {}
+        now, spent, used = time.monotonic(), dict[int, float](), 0.0
         for pid in self.pids:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
                 for member in (process, *process.children(recursive=True)):
                     with contextlib.suppress(psutil.Error):
                         spent[member.pid] = sum(member.cpu_times()[:2])
-        used = sum(seconds - self._cpu_s.get(pid, 0.0) for pid, seconds in spent.items())
+                        # What a process had used before it was first seen is not of this interval.
+                        if member.pid in self._cpu_s:
+                            used += spent[member.pid] - self._cpu_s[member.pid]
+                        elif self._cpu_at is not None and member.create_time() > time.time() - (now - self._cpu_at):
+                            used += spent[member.pid]
         busy = _busy_s()
         everybody, self._busy_s = busy - self._busy_s, busy
+        seen = bool(self._cpu_s.keys() & spent.keys())
         before, self._cpu_s, self._cpu_at = self._cpu_at, spent, now
-        if before is None or now <= before or not spent:
+        if before is None or now <= before or not seen:
             why = "processor time is a difference and needs processes and a second reading"
             self._reasons |= {"cpu_percent": why, "others_percent": why}
             return None, None

@@ -4,7 +4,7 @@ Letters: F samples, G samples of a global batch, B samples of a micro-batch, S i
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -41,15 +41,31 @@ def epoch_batches(lengths: np.ndarray, global_batch: int, seed: int, epoch: int)
     return [*shuffled, order[whole:]] if whole < len(order) else shuffled
 
 
-def share(batch: np.ndarray, lengths: np.ndarray, rank: int, world_size: int, accumulation: int) -> list[np.ndarray]:
-    """Return the micro-batches of a rank: at most ``accumulation``, none empty, perhaps none at all.
+def even(samples: int, world_size: int) -> list[int]:
+    """Return how many samples each rank gets where all get the same, the first ones of what is left."""
+    return [samples // world_size + (rank < samples % world_size) for rank in range(world_size)]
 
-    The batch is sorted by length and dealt in turns, so that all ranks get samples of like length and wait little for
-    each other; consecutive ones of a rank make a micro-batch. Together the ranks hold each sample once.
+
+def share(batch: np.ndarray, lengths: np.ndarray, shares: Sequence[int], rank: int) -> np.ndarray:
+    """Return the samples of a rank, ``shares[rank]`` of them; together the ranks hold each sample of the batch once.
+
+    The batch is sorted by length and dealt in turns, as often as a rank's share asks for, so that all ranks get samples
+    of like length and wait little for each other.
     """
+    if sum(shares) != len(batch):
+        raise ValueError(
+            f"shares of {'+'.join(map(str, shares))} samples for a batch of {len(batch)}: they must add up"
+        )
+    # A rank of n samples takes its turns at 1/2n, 3/2n, ... of the way.
+    turns = np.concatenate([(np.arange(share) + 0.5) / share for share in shares if share])
+    owners = np.repeat(np.arange(len(shares)), shares)[np.argsort(turns, kind="stable")]
     ordered = batch[np.argsort(-lengths[batch], kind="stable")]
-    mine = ordered[rank::world_size]
-    return [part for part in np.array_split(mine, min(accumulation, max(1, len(mine)))) if len(part)]
+    return ordered[owners == rank]  # type: ignore[no-any-return]
+
+
+def cut(samples: np.ndarray, parts: int) -> list[np.ndarray]:
+    """Return the micro-batches of a rank's samples: at most ``parts``, their sizes at most one apart, none empty."""
+    return [part for part in np.array_split(samples, max(1, min(parts, len(samples)))) if len(part)]
 
 
 def steps_per_epoch(samples: int, global_batch: int) -> int:
@@ -78,6 +94,13 @@ class MicroBatch:
     def shape(self) -> tuple[int, int]:
         """(B, S) as processed."""
         return self.samples, self.padded_tokens // self.samples
+
+    def idle(self, tokens: int) -> "MicroBatch":
+        """Return the beginning of the first sample, ``tokens`` long: what a rank without work computes, and nobody counts."""
+        inputs = {name: tensor[:1, :tokens] for name, tensor in self.inputs.items()}
+        first = torch.zeros(1, dtype=torch.int64)
+        size = inputs["input_ids"].numel()
+        return MicroBatch(inputs, first, first, 1, size, size)
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return the same micro-batch on ``device``; from pinned memory without waiting for the copy."""

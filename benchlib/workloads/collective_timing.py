@@ -19,6 +19,7 @@ import torch.distributed as dist
 from benchlib.core.definitions import algbw_gbps, busbw_gbps
 from benchlib.runtime import devices, exchange
 from benchlib.runtime.exchange import ALGORITHMS
+from benchlib.runtime.hierarchy import Hierarchy
 from benchlib.runtime.timing import hold
 from benchlib.workloads import collective_ops
 from benchlib.workloads.collective_ops import OPS, REDUCTIONS, Data, Op, Place, require_contiguous
@@ -35,6 +36,7 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
     "ring": ("all_reduce",),
     "tree": ("all_reduce",),
     "rs_ag": ("all_reduce",),
+    "flat": ("all_reduce",),
 }
 Kind = tuple[str, str, str, str, bool]  # operation, variant, type, reduction, in place
 
@@ -178,7 +180,18 @@ def _algorithm(name: str) -> Way:
     return way
 
 
+def _flat(give: torch.Tensor, get: torch.Tensor, reduction: str, at: Place) -> None:
+    """Reduce over gloo alone, beside a hierarchy."""
+    group = dist.group.WORLD if at.group is None else at.group
+    if not isinstance(group, Hierarchy):
+        raise ValueError("there are no groups to leave out: set collective=hierarchical to compare both")
+    if give.data_ptr() != get.data_ptr():
+        get.copy_(give)
+    group.flat_allreduce(get, REDUCTIONS[reduction]).wait()
+
+
 WAYS: dict[tuple[str, str], Way] = {
+    ("flat", "all_reduce"): _flat,
     ("direct", "all_gather"): lambda give, get, reduction, at: exchange.all_gather(get, give, at.group),
     ("direct", "reduce_scatter"): lambda give, get, reduction, at: exchange.reduce_scatter(
         get, give, REDUCTIONS[reduction], at.group

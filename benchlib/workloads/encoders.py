@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers.masking_utils import sdpa_mask
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -20,6 +21,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from benchlib.config.schema import EMBEDDED_MODEL
+from benchlib.core import model_files
 from benchlib.core.errors import UserError
 
 TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny"
@@ -85,6 +87,7 @@ def load(
     """
     quiet()
     where = source(name)
+    model_files.check(where, weights=init != "random")
     settings = _read(name, lambda: transformers.AutoConfig.from_pretrained(where))
     check_kind(name, settings)
     tokenizer = _read(name, lambda: transformers.AutoTokenizer.from_pretrained(where, use_fast=True))
@@ -97,7 +100,6 @@ def load(
         model = auto.from_config(settings, attn_implementation=attention)
         fresh = ["all"]
     else:
-        _only_safetensors(name, where)
         model, info = _read(
             name,
             lambda: auto.from_pretrained(
@@ -107,8 +109,11 @@ def load(
                 use_safetensors=True,
                 dtype=torch.float32,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # said below, with the first name
             ),
         )
+        if why := model_files.misfit(info, f"{model.base_model_prefix}."):
+            raise UserError(f"model = {name}: {why}: give weights and config that belong together")
         fresh = sorted(info["missing_keys"])
     linear = [module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear)]
     return Loaded(
@@ -132,7 +137,7 @@ def _size(settings: Any, *names: str) -> int | None:
 def _read(name: str, read: Any) -> Any:
     try:
         return read()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         if name == EMBEDDED_MODEL or Path(name).exists():
             raise UserError(f"model = {name}: cannot be read: {reason}") from error
@@ -185,21 +190,6 @@ def positions(settings: Any) -> int | None:
         return None
     offset = any(part in settings.model_type for part in _OFFSET_POSITIONS)
     return rows - ((settings.pad_token_id or 0) + 1 if offset else 0)
-
-
-def _only_safetensors(name: str, where: str) -> None:
-    folder = Path(where)
-    if not folder.is_dir() or any(folder.glob("*.safetensors")):
-        return
-    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
-    if pickled:
-        raise UserError(
-            f"model = {name}: {pickled[0]} is a pickle, which can run code when it is opened, and is never read: convert it "
-            "with `model.save_pretrained(FOLDER)` on a machine where you trust it, which writes model.safetensors"
-        )
-    raise UserError(
-        f"model = {name}: no model.safetensors in the folder; set init=random to train from its config alone"
-    )
 
 
 def _set_dropout(name: str, settings: Any, rate: float | None, fields: tuple[str, ...]) -> None:

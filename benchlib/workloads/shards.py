@@ -10,6 +10,8 @@ machine where this was chosen); it is made to find damage, not forgery.
 Letters: B samples of a batch, S tokens of a sequence.
 """
 
+import contextlib
+import errno
 import hashlib
 import json
 import mmap
@@ -43,6 +45,7 @@ _WRITE_BYTES = 1 << 22  # generated, hashed and written at a time
 CHUNK_BYTES = (
     1 << 22
 )  # of shards that are read at once: fewer requests than one for each batch, and threads wake up less often
+_POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14
 CHUNKS = 3  # that are on their way at the same time, at least
 LEAST_CHUNKS = 32  # of a set, so that a small one is not read in a few bursts
 Progress = Callable[[int, int], None]  # shards done, shards; also now and then while another process writes
@@ -262,20 +265,36 @@ class _Mapped:
     """A shard by memory map: the system reads what is touched, through the page cache, and is told what will be."""
 
     def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY)
-        self.mapped = mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ)
+        self.path, self.descriptor = path, os.open(path, os.O_RDONLY)
+        self.cached = False  # all of it is in the page cache: there is nothing to tell the system
+        try:  # copy on write, which torch asks for: nobody writes
+            self.mapped, self.lasting = mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_COPY), True
+        except OSError:  # the system promises no such memory for a file that is larger than all of it
+            self.mapped, self.lasting = mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ), False
 
     def read(self, offset: int, length: int) -> memoryview:
-        if hasattr(os, "posix_fadvise"):  # all of it in large requests, not page by page as it is touched
+        if hasattr(os, "posix_fadvise") and not self.cached:  # in large requests, not page by page as it is touched
             os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
         return memoryview(self.mapped)[offset : offset + length]
+
+    def present(self, offset: int, length: int) -> memoryview:
+        """Return a range that is in memory and mapped: who reads it waits for no disk and takes no fault."""
+        view, low = self.read(offset, length), offset - offset % disk.PAGE
+        try:
+            self.mapped.madvise(_POPULATE_READ, low, offset + length - low)
+        except (OSError, AttributeError) as error:
+            if getattr(error, "errno", errno.EINVAL) != errno.EINVAL:  # beyond the end of the file
+                raise UserError(f"{self.path} was cut while it was read; start again") from error
+            np.frombuffer(view, np.uint8)[:: disk.PAGE].max()  # a system without that request
+        return view
 
     def release(self) -> None:
         if hasattr(self.mapped, "madvise"):
             self.mapped.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        self.mapped.close()
+        with contextlib.suppress(BufferError):  # a batch that is still in use keeps the map
+            self.mapped.close()
         os.close(self.descriptor)
 
 
@@ -342,7 +361,11 @@ class Shards:
             disk.evict(self.paths)
         elif (disk.residency(self.paths) or 0) < 1:
             disk.fill(self.paths)
-        return disk.residency(self.paths)
+        share = disk.residency(self.paths)
+        for file in self._files:
+            if isinstance(file, _Mapped):
+                file.cached = share == 1
+        return share
 
     def read(self, indices: np.ndarray, tokens: np.ndarray | None = None) -> np.ndarray:
         """Return samples, int64 (B,), as int64 (B, 2, S), in ``tokens`` where it is given. Any thread may call it.
@@ -367,6 +390,23 @@ class Shards:
                 tokens[low:high] = data.reshape(high - low, 2, self.pairs.sequence)
             self.planted.delay((high - low) * size)
         return tokens
+
+    def view(self, indices: np.ndarray) -> np.ndarray | None:
+        """Return samples as int64 (B, 2, S) where they lie, without a copy; None where they are no neighbours in a memory map.
+
+        A copy costs more than it takes to read the page cache: its target, other than the one buffer of a plain reader, is
+        too large for the processor's caches.
+        """
+        if self.direct or self.pairs.token_bytes != 8 or not len(indices) or not (np.diff(indices) == 1).all():
+            return None
+        owner = int(np.searchsorted(self._firsts, indices[0], side="right")) - 1
+        shard, file, size = self.shards[owner], self._files[owner], self.pairs.sample_bytes
+        low, count = int(indices[0]) - shard.first, len(indices)
+        if not (isinstance(file, _Mapped) and file.lasting and 0 <= low <= shard.samples - count):
+            return None
+        data = np.frombuffer(file.present(low * size, count * size), np.int64)
+        self.planted.delay(count * size)
+        return data.reshape(count, 2, self.pairs.sequence)
 
     def close(self) -> None:
         for file in self._files:
@@ -409,8 +449,8 @@ class Source:
         """Yield a batch for each array of indices, int64 (B,), in their order.
 
         ``read_ahead`` batches or more are made on threads while the caller works; with 0 each is made when it is asked for.
-        From shards several batches are read at once, in chunks of some MB, of which some are on their way. An error of a
-        thread is raised here. Ends its threads when it is closed or left. ``pin`` puts the tensors in page-locked memory, from
+        From shards several batches are read at once, in chunks of some MB, of which some are on their way; neighbours in a
+        memory map stay where they are and are not to be written. An error of a thread is raised here. Ends its threads when it is closed or left. ``pin`` puts the tensors in page-locked memory, from
         where an accelerator copies them in the background.
         """
         memory = _Memory()
@@ -419,6 +459,8 @@ class Source:
             indices = np.concatenate(chunk)
             if self.shards is None:
                 read = self.read(indices)
+            elif (view := self.shards.view(indices)) is not None:
+                read = view
             else:
                 read = self.shards.read(indices, memory.take(len(indices), self.pairs.sequence))
             tokens = torch.from_numpy(read)
@@ -519,15 +561,16 @@ def disk_rates(
 ) -> DiskRates:
     """Read the shards raw and by the loader in turns, as ``source`` reads them, each for ``seconds`` or to the end.
 
-    Before each pass the page cache is put into the state of ``source``. The loader makes batches of ``batch`` samples, as they
-    come in ``order``. Ranks that share a disk call it together: one of each host with ``raw`` while the others wait at
-    ``barrier``, then all load at once, and their rates add up.
+    Before each pass the page cache is put into the state of ``source``. The loader makes batches of ``batch``
+    samples, as they come in ``order``; of a memory map each is copied to one place, as the raw reader copies its
+    blocks: who only maps reads nothing. Ranks that share a disk call it together: one of each host with ``raw`` while
+    the others wait at ``barrier``, then all load at once, and their rates add up.
     """
     opened = source.shards
     if opened is None:
         raise UserError("samples that are generated lie on no disk: set data_dir")
     order = np.arange(source.pairs.samples) if order is None else order
-    rates = DiskRates()
+    rates, place = DiskRates(), np.empty((batch, 2, source.pairs.sequence), np.int64)
 
     def read_raw() -> None:
         depth = max(1, source.read_ahead)
@@ -539,6 +582,8 @@ def disk_rates(
         began, elapsed, samples = time.perf_counter(), 0.0, 0
         batches = source.batches(order[low : low + batch] for low in range(0, len(order), batch))
         while elapsed < seconds and (loaded := next(batches, None)):
+            if not opened.direct:
+                np.copyto(place[: len(loaded.tokens)], loaded.tokens.numpy())
             samples += len(loaded.tokens)
             elapsed = time.perf_counter() - began
         batches.close()

@@ -5,6 +5,7 @@ A tensor-parallel rank holds a share of the heads, so that views take their numb
 """
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -115,10 +116,28 @@ class Stack(nn.Module):
         self.norm: nn.Module | None = _norm(form) if form.kind == "decoder" else None
         encoder = form.kind == "encoder"
         self.head: nn.Module | None = nn.Linear(form.hidden, 2 if encoder else form.vocabulary, bias=encoder)
+        self.tied = form.tied
         self.register_buffer("places", torch.arange(length), persistent=False)
         self.apply(_start)
-        if form.tied:
+        self._tie()
+
+    def _tie(self) -> None:
+        if self.tied and self.head is not None and self.embed is not None:
             self.head.weight = self.embed.tokens.weight
+
+    def fill(self, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, nn.Module]]:
+        """Give a model that was made on the device "meta" its weights, piece by piece; yield the name of each piece and itself.
+
+        Who cuts or drops a piece before the next one comes never holds the whole model. Weights are drawn in the same order
+        for everybody, so that one seed gives one model however it is spread.
+        """
+        blocks = {f"blocks.{name}": block for name, block in self.blocks.items()}
+        for name, piece in {"embed": self.embed, **blocks, "norm": self.norm, "head": self.head}.items():
+            if piece is not None:
+                piece.to_empty(device=device).apply(_start)
+                piece.to(dtype)
+                yield name, piece
+        self._tie()
 
     def part(self, begin: int, end: int) -> "Stack":
         """Return a stage of layers ``begin`` to ``end`` - 1 that shares this model's weights; embedding and head at the ends."""
@@ -164,6 +183,8 @@ def _start(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=INIT_STD)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        module.reset_parameters()
 
 
 def _angles(places: torch.Tensor, width: int) -> torch.Tensor:

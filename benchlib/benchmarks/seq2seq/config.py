@@ -32,7 +32,7 @@ class Seq2seqConfig(BaseConfig):
     """
 
     PATHS: ClassVar[dict[str, bool]] = {"data_dir": True}
-    EXCLUSIVE: ClassVar[dict[str, str]] = {"batch_size": "batch"}
+    EXCLUSIVE: ClassVar[dict[str, str]] = {"batch_size": "batch", "samples": "full"}
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, **dict.fromkeys(_FIELDS, "size"), "nproc": "single"}
 
     benchmark: Literal["seq2seq"] = "seq2seq"
@@ -63,7 +63,7 @@ class Seq2seqConfig(BaseConfig):
         ge=0,
         description="samples of an epoch; 0: the whole set of 3,750,000; cut where the budget does not fit it",
     )
-    full: bool = Field(False, description="train on all of 7,500,000 samples, whatever samples says")
+    full: bool = Field(False, description="train on all of 7,500,000 samples, instead of samples")
     epochs: int = Field(3, ge=1, le=1000, description="counted passes, after one to warm up that is not counted")
     data_dir: str = Field("", description="folder for shards of the samples; '': generated in memory")
     num_shards: int = Field(0, ge=0, le=100000, description="shards on the disk; 0: of about 128 MB each")

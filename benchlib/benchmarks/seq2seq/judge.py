@@ -17,7 +17,7 @@ from benchlib.judge.checks import (
     rule_check,
 )
 from benchlib.judge.impossible.claim import Claim, Compute, Learning, Speed
-from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.own import Numbers, own_claims, steps_claim
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Result, Run
 
@@ -206,6 +206,7 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
         peak_kind="measured",
     )
     yield Claim(subject="training", learning=learning, compute=compute)
+    yield steps_claim(numbers)
 
 
 def reading(run: Run) -> list[str]:

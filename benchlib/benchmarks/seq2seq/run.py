@@ -155,12 +155,15 @@ def _run(config: Seq2seqConfig, run_dir: Path, events: EventWriter, here: World)
 def _source(config: Seq2seqConfig, samples: int, here: World, events: EventWriter) -> Source:
     """Open the samples; of all processes one writes the shards that are missing, the others wait for it."""
 
-    return open_source(
+    source = open_source(
             Pairs(samples, config.sequence, config.vocabulary, config.seed, config.token_bytes), config.data_dir,
             min(config.num_shards, samples), config.page_cache, config.read, config.read_ahead, config.verify,
             planted=Planted(1e6 * config.planted_disk_mb_per_s, here.local_size),
             progress=lambda done, total: events.emit("progress", phase="data", done=done, total=total, unit="shards"),
         )  # fmt: skip
+    if source.shards and source.shards.prepared.mended:  # said now: the run may break before its result
+        events.emit("log", message=str(source.shards.prepared))
+    return source
 
 
 def _unmeasured(config: Seq2seqConfig, sample_bytes: int) -> str:

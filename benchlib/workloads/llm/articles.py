@@ -43,11 +43,11 @@ def load(data: str, path: str, samples: int, seed: int, model: str, vocabulary: 
     no_ids: list[int] | None = None
     if data == "mininews":
         articles = mininews.generate(samples or MOST, seed)
-        rows = [(one.prompt, one.text, one.summary, no_ids) for one in articles]
+        rows = [(item.prompt, item.text, item.summary, no_ids) for item in articles]
     elif data == "file":
         rows = _file(Path(path))
     else:
-        rows = [(one.prompt, one.text, one.summary, no_ids) for one in _hub(path or CNN)]
+        rows = [(item.prompt, item.text, item.summary, no_ids) for item in _hub(path or CNN)]
     rows = rows[:samples] if samples else rows
     # No chat template; the tokenizer adds the token that begins a text.
     prompts = [list(ids) if ids else list(tokenizer(prompt)["input_ids"]) for prompt, _, _, ids in rows]
@@ -88,5 +88,5 @@ def _file(path: Path) -> list[tuple[str, str, str, list[int] | None]]:
 def outside(tokenizer: PreTrainedTokenizerBase, count: int, vocabulary: int = 0) -> list[list[int]]:
     """Return ``count`` prompts that are in no data set, for warm-up and probes."""
     made = mininews.generate(count, seed=2**31 - 1, split="train")
-    prompts = [list(tokenizer(one.prompt)["input_ids"]) for one in made]
+    prompts = [list(tokenizer(item.prompt)["input_ids"]) for item in made]
     return [[token % vocabulary for token in ids] for ids in prompts] if vocabulary else prompts

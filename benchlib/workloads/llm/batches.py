@@ -78,13 +78,26 @@ class _Loaded:
         self.facts["ends"] = list(self.decoder.ends)
         return self.decoder
 
-    def _check(self, ids: Sequence[int], max_new: int) -> None:
+    def submit(
+        self,
+        rid: int,
+        ids: Sequence[int],
+        max_new: int,
+        on_first: OnFirst,
+        on_done: OnDone,
+        on_more: OnMore | None = None,
+    ) -> None:
+        """Take a query, which an engine does by its ``_take_in``."""
         if self._over.is_set() or self.decoder is None:
             raise UserError(STOPPED)
         if len(ids) + max_new > self.decoder.positions:
             raise UserError(
                 f"a prompt of {len(ids):,} tokens and {max_new} new ones: the engine takes {self.decoder.positions:,}"
             )
+        self._take_in(_Query(rid, ids, max_new, on_first, on_done, on_more))
+
+    def _take_in(self, query: _Query) -> None:
+        raise NotImplementedError(f"{type(self).__name__} takes no query in")
 
 
 class _Watch(StoppingCriteria):
@@ -140,18 +153,8 @@ class Static(_Loaded):
         self._load()
         self._thread.start()
 
-    def submit(
-        self,
-        rid: int,
-        ids: Sequence[int],
-        max_new: int,
-        on_first: OnFirst,
-        on_done: OnDone,
-        on_more: OnMore | None = None,
-    ) -> None:
-        """Take a query."""
-        self._check(ids, max_new)
-        query = self._open[rid] = _Query(rid, ids, max_new, on_first, on_done, on_more)
+    def _take_in(self, query: _Query) -> None:
+        self._open[query.rid] = query
         self._queue.put(query)
 
     def cancel(self, rid: int) -> None:
@@ -288,20 +291,14 @@ class Continuous(_Loaded):
         assert self.decoder is not None
         return [-1] if self.settings.fixed_length else list(self.decoder.ends)
 
-    def submit(
-        self,
-        rid: int,
-        ids: Sequence[int],
-        max_new: int,
-        on_first: OnFirst,
-        on_done: OnDone,
-        on_more: OnMore | None = None,
-    ) -> None:
-        """Take a query."""
-        self._check(ids, max_new)
-        self._open[str(rid)] = _Query(rid, ids, max_new, on_first, on_done, on_more)
+    def _take_in(self, query: _Query) -> None:
+        self._open[str(query.rid)] = query
         self._manager.add_request(
-            list(ids), request_id=str(rid), max_new_tokens=max_new, eos_token_id=self._ends, streaming=True
+            list(query.ids),
+            request_id=str(query.rid),
+            max_new_tokens=query.max_new,
+            eos_token_id=self._ends,
+            streaming=True,
         )
         if self.failure:  # asked once the query is open: where the thread dies later, ``_drain`` ends it
             self._fail()

@@ -1,12 +1,15 @@
 """Decoders by name: the embedded one, one of the hub or a folder, or random weights at the shape of Llama-3.1-8B."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from benchlib.core import model_files
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.files import PACKAGE
 
@@ -61,8 +64,13 @@ def folder(name: str) -> str:
 
 
 def absent(name: str, error: Exception) -> BackendUnavailable:
-    """Return the error that says that weights or data are not to be had here, and what to do."""
+    """Return the error that says that weights or data are not to be had here, and what to do.
+
+    Raises ``UserError`` for a folder that is there: then something is wrong with it.
+    """
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if Path(name).exists():
+        raise UserError(f"{name}: cannot be read: {first}")
     return BackendUnavailable(
         f"{name}: not on this machine and not fetched ({first}); give a folder that holds it, or accept its licence, "
         "log in with `hf auth login` and unset HF_HUB_OFFLINE"
@@ -80,13 +88,18 @@ def load(name: str, device: str = "cpu", precision: str = "fp32", positions: int
     if name == RANDOM:
         model = _random(shrink, device, dtype)
     else:
+        model_files.check(folder(name), tokenizer=False)
         try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                folder(name), dtype=dtype, attn_implementation="sdpa", use_safetensors=True
-            )
-            model.to(device)  # type: ignore[arg-type]
-        except (OSError, ValueError) as error:
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                folder(name), dtype=dtype, attn_implementation="sdpa", use_safetensors=True,
+                output_loading_info=True, ignore_mismatched_sizes=True,  # said below, with the first name
+            )  # fmt: skip
+        except (OSError, ValueError, SafetensorError) as error:
             raise absent(name, error) from error
+        model, info = loaded
+        if why := model_files.misfit(info):
+            raise UserError(f"model = {name}: {why}: give weights and config that belong together")
+        model.to(device)
     config = model.config
     longest = int(config.max_position_embeddings)
     if positions > longest:

@@ -18,6 +18,7 @@ import math
 import socket
 import threading
 import time
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -226,7 +227,11 @@ class Dispatcher:
             }
             for worker in self.workers
         ]  # fmt: skip
-        made: Row = {"workers": workers, "losses": losses(self.events, self.attempts, began_s)}
+        made: Row = {
+            "workers": workers,
+            "losses": losses(self.events, self.attempts, began_s),
+            "inflight": in_flight(mine, len(workers), began_s),
+        }
         return made | ({"counted": {"stated": self.stated, "counted": self.counted}} if self._codec else {})
 
     def stop(self) -> None:
@@ -243,6 +248,17 @@ class Dispatcher:
         """Return the processor time of the dispatcher's thread so far."""
         assert self._thread.ident
         return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+
+    def peaks(self) -> list[Row]:
+        """Return what each worker measures of the machine under it, all at the same time: those that share it share that, too.
+
+        ``bytes_per_s`` and ``flop_per_s``; nothing of one that does not know ``/peaks``.
+        """
+
+        async def ask() -> list[Row]:
+            return await asyncio.gather(*(self._peaks(worker) for worker in self.workers))
+
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop).result()
 
     async def _counters(self) -> list[dict[str, float]]:
         return await asyncio.gather(*(self._metrics(worker) for worker in self.workers))
@@ -363,7 +379,7 @@ class Dispatcher:
 
     async def _returned(self, worker: Worker) -> None:
         """Take a worker back that is healthy again, if it is what it was: what others say counts for one that was never there."""
-        known = worker.says or next((other.says for other in self.workers if other.says), {})
+        agreed = worker.says or next((other.says for other in self.workers if other.says), {})
         try:
             if not worker.says:
                 await self._greet(worker, 0)
@@ -374,8 +390,8 @@ class Dispatcher:
         except (UserError, _Lost, _Refused, aiohttp.ClientError, OSError, TimeoutError) as error:
             worker.reason = str(error) or type(error).__name__
             return
-        if why := unlike(known, says):
-            worker.says, worker.reason = known, ""
+        if why := unlike(agreed, says):
+            worker.says, worker.reason = agreed, ""
             self._distrust(worker, f"{worker.url} came back as another: {why}", NONSENSE)
             return
         worker.model, worker.says = says["model"], says
@@ -589,14 +605,14 @@ class Dispatcher:
         """Ask for a worker's health; lose it after two questions without an answer, take it back when it answers."""
         while not worker.refused:
             await asyncio.sleep(self.policy.probe_s)
-            asked, was = time.monotonic(), worker.reason
+            asked = time.monotonic()
             if await self._healthy(worker):
                 worker.missed = 0
                 if not worker.ready and not worker.refused:
                     await self._returned(worker)
                     if not worker.ready:
                         continue
-                    self._note(worker, "up", was)
+                    self._note(worker, "up", "its /health answers, and it serves the same model")
                     self._none_since, self._gone = math.inf, ""
                     self._pump()
                 continue
@@ -621,6 +637,14 @@ class Dispatcher:
                 self._drop(self._gone)
             if self._queue:
                 self._pump()
+
+    async def _peaks(self, worker: Worker) -> Row:
+        try:
+            async with self._session.get(f"{worker.url}/peaks") as response:
+                rates = await response.json(content_type=None) if response.status == 200 else {}
+            return {name: float(rates[name]) for name in ("bytes_per_s", "flop_per_s")}
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
+            return {}
 
     async def _metrics(self, worker: Worker) -> dict[str, float]:
         try:
@@ -669,6 +693,22 @@ def losses(events: Sequence[Row], attempts: Sequence[Row], began_s: float = 0.0)
             {"t_s": min(ends) - began_s, "worker": worker, "event": "requeued", "times": len(ends), "reason": reason}
         )
     return sorted(rows, key=lambda row: row["t_s"])
+
+
+def in_flight(attempts: Sequence[Row], workers: int, began_s: float = 0.0, points: int = 121) -> list[Row]:
+    """Return how many requests each worker had at equal distances in time, from ``began_s`` to the end of the last, in s from it."""
+    if not attempts:
+        return []
+    end = max(row["ended_s"] for row in attempts) - began_s
+    rows = []
+    for worker in range(workers):
+        mine = [row for row in attempts if row["worker"] == worker]
+        sent, ended = (sorted(row[name] - began_s for row in mine) for name in ("sent_s", "ended_s"))
+        for number in range(points):
+            moment = end * number / (points - 1)
+            count = bisect_right(sent, moment) - bisect_right(ended, moment)
+            rows.append({"t_s": round(moment, 4), "worker": worker, "open": count})
+    return rows
 
 
 def _read_text(data: bytes) -> tuple[str, str, int | None]:

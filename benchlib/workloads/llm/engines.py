@@ -56,6 +56,9 @@ class Settings:
     step_s: float = 0.01  # sim: one token
     prefill_s: float = 0.0  # sim: before the first token
     min_new: int = 2  # sim: least tokens of an answer
+    each_token: bool = (
+        False  # sim: hand every token on as it comes; else those after the first come together at the end
+    )
     urls: tuple[str, ...] = ()  # http
     token: str = ""  # http: bearer token
     deadline_s: float = 60.0  # http: of a query, from its first sending on
@@ -147,6 +150,7 @@ class _Query:
     ids: list[int]
     on_first: OnFirst
     on_done: OnDone
+    on_more: OnMore | None
 
 
 class Sim:
@@ -158,7 +162,7 @@ class Sim:
         self.settings = settings
         self.facts: dict[str, Any] = {"step_s": settings.step_s, "prefill_s": settings.prefill_s}
         self._waiting: deque[_Query] = deque()
-        self._due: list[tuple[float, int, bool, _Query]] = []  # time, order, whether it is the end, query
+        self._due: list[tuple[float, int, int, _Query]] = []  # time, order, number of the token (-1: the end), query
         self._order = itertools.count()
         self._busy = 0
         self._change = threading.Condition()
@@ -178,19 +182,20 @@ class Sim:
         on_done: OnDone,
         on_more: OnMore | None = None,
     ) -> None:
-        """Take a query. Tokens after the first come all at the end: an event for each would take processor time."""
+        """Take a query. An event for each token would take processor time: only ``each_token`` has them."""
         answer = sim_answer(ids, max_new, self.settings.min_new, self.settings.fixed_length)
         with self._change:
             if self._over:
                 raise UserError("the engine was stopped")
-            self._waiting.append(_Query(rid, answer, on_first, on_done))
+            more = on_more if self.settings.each_token else None
+            self._waiting.append(_Query(rid, answer, on_first, on_done, more))
             self._change.notify()
 
     def cancel(self, rid: int) -> None:
         """See ``Engine``."""
         with self._change:
             waiting = [query for query in self._waiting if query.rid == rid]
-            at_work = [query for _, _, end, query in self._due if end and query.rid == rid]
+            at_work = [query for _, _, place, query in self._due if place < 0 and query.rid == rid]
             for query in waiting:
                 self._waiting.remove(query)
             self._due = [event for event in self._due if event[3].rid != rid]
@@ -206,7 +211,7 @@ class Sim:
             self._over = True
             self._change.notify()
         self._thread.join()
-        left = [*self._waiting, *(query for _, _, end, query in self._due if end)]
+        left = [*self._waiting, *(query for _, _, place, query in self._due if place < 0)]
         self._waiting.clear()
         self._due.clear()
         for query in left:
@@ -222,12 +227,16 @@ class Sim:
                 if not self._due or self._due[0][0] > now:
                     self._change.wait(self._due[0][0] - now if self._due else None)
                     continue
-                _, _, end, query = heapq.heappop(self._due)
-                self._busy -= end
-            if end:
+                due, _, place, query = heapq.heappop(self._due)
+                self._busy -= place < 0
+                if query.on_more and 0 <= place < len(query.ids) - 2:
+                    heapq.heappush(self._due, (due + self.settings.step_s, next(self._order), place + 1, query))
+            if place < 0:
                 query.on_done(query.rid, query.ids, "")
-            else:
+            elif place == 0:
                 query.on_first(query.rid, now, query.ids[0])
+            elif query.on_more:
+                query.on_more(query.rid, query.ids[place : place + 1])
 
     def _admit(self) -> None:
         """Give free slots to those who wait, in their order."""
@@ -236,5 +245,5 @@ class Sim:
             self._busy += 1
             first = time.monotonic() + self.settings.prefill_s + self.settings.step_s
             last = first + (len(query.ids) - 1) * self.settings.step_s
-            heapq.heappush(self._due, (first, next(self._order), False, query))
-            heapq.heappush(self._due, (last, next(self._order), True, query))
+            heapq.heappush(self._due, (first, next(self._order), 0, query))
+            heapq.heappush(self._due, (last, next(self._order), -1, query))

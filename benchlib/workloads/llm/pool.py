@@ -19,12 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from benchlib.config.addresses import TOKEN
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.files import read_json
 from benchlib.core.machine import usable_cores
 from benchlib.launch.diagnosis import EXIT_SKIPPED
 from benchlib.launch.processes import THREAD_VARIABLES, signal_name
-from benchlib.workloads.llm.server import TOKEN
 
 POLL_S = 0.01
 LAST = 500  # characters of a worker's errors that a message holds

@@ -21,8 +21,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchlib.core.early_stopping import set_aside
-
 QUERY = np.dtype(
     [
         ("query", "i8"),  # LoadGen's id of the query, or its number
@@ -197,16 +195,6 @@ def percentile(samples: Sequence[float] | np.ndarray, share: float) -> float:
     """Return ``sorted[int(n share)]`` with ``share`` from 0 to 1; NaN of no samples."""
     ordered = np.sort(np.asarray(samples, float))
     return float(ordered[min(int(len(ordered) * share), len(ordered) - 1)]) if len(ordered) else math.nan
-
-
-def conservative(samples: Sequence[float] | np.ndarray, share: float) -> float:
-    """Return the latency that the percentile is at most, with 99 % confidence; NaN where n does not suffice.
-
-    The largest limit that early stopping would pass: ``sorted[n - t]`` for the most queries t that n may have above it.
-    """
-    ordered = np.sort(np.asarray(samples, float))
-    aside = set_aside(share, len(ordered))
-    return math.nan if aside is None else float(ordered[len(ordered) - 1 - aside])
 
 
 def meets(table: np.ndarray, limits_s: Mapping[str, float]) -> np.ndarray:

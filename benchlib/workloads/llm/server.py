@@ -5,12 +5,13 @@
 ``POST /v1/completions`` takes ``prompt`` (token ids, or text where the engine has a tokenizer) and ``max_tokens`` and answers
 greedily, as one object or, with ``stream``, as server-sent events: each token as the engine gives it. ``return_token_ids`` adds
 the ids, as vLLM and SGLang do. A query whose client has gone is cancelled. ``/v1/models`` says what engine and vocabulary answer,
-``/tokenize`` what the tokenizer makes of a text. ``/health`` answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The
+``/tokenize`` what the tokenizer makes of a text, ``/peaks`` measures what the machine reaches while no query is under way. ``/health`` answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The
 worker listens on this machine alone unless it is given an address and a token. SIGTERM lets it finish what it accepted.
 """
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import importlib
 import ipaddress
@@ -21,13 +22,14 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from benchlib.config.addresses import TOKEN
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.files import write_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED
@@ -35,15 +37,19 @@ from benchlib.launch.processes import die_with_parent
 from benchlib.workloads.llm.engines import CANCELLED, Engine, Settings, make
 
 SERVED = ("sim", "static", "continuous")  # the engines that answer here; another server is no worker of this one
-TOKEN = "BENCHLIB_TOKEN"  # the environment's variable; a command line can be read by everybody on the machine
 BACKLOG = 4096  # connections that the system may hold until they are accepted
 # A client that goes on sending what was refused is cut off soon; it has this long to read the reason.
 # One that goes away ends its request, and with it the work on its query.
 RUNNER: dict[str, Any] = {
     "access_log": None, "shutdown_timeout": 1.0, "lingering_time": 0.1, "handler_cancellation": True,
 }  # fmt: skip
-TEXTS = "benchlib.workloads.llm.texts"  # imported where an engine has a tokenizer: it needs transformers
-SAID = ("vocabulary", "ends", "dtype", "parameters", "slots")  # of an engine's facts, in /v1/models
+# Imported where an engine computes: they need transformers and torch.
+TEXTS, PEAKS = "benchlib.workloads.llm.texts", "benchlib.runtime.peaks"
+# Of an engine's facts, in /v1/models: what it is, and what the bounds of its speed follow from.
+SAID = (
+    "vocabulary", "ends", "dtype", "parameters", "slots", "read_bytes", "product_parameters", "cache_bytes_per_token",
+)  # fmt: skip
+PEAK_S = 0.2  # for each measurement of /peaks
 FILES = 65536  # open files to ask for: each connection is one
 # Fields that would make the answer another than the greedy one, with the only value that they may have.
 GREEDY: dict[str, tuple[Any, ...]] = {
@@ -84,8 +90,12 @@ class Ask:
         if not isinstance(values, dict):
             raise ValueError("the body has to be a JSON object")
         for name, allowed in GREEDY.items():
-            if name in values and values[name] not in allowed:
-                raise ValueError(f"{name} = {values[name]!r}: this worker decodes greedily; leave {name} out")
+            value = values.get(name, allowed[0])
+            if not any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in allowed):
+                raise ValueError(f"{name} = {value!r}: this worker decodes greedily; leave {name} out")
+        for name in ("stream", "return_token_ids"):
+            if type(values.get(name) or False) is not bool:
+                raise ValueError(f"{name} = {values[name]!r}: expected true or false")
         ids = values.get("prompt")
         if codec and isinstance(ids, str) and ids:
             ids = codec.encode(ids)
@@ -101,7 +111,7 @@ class Ask:
         max_new = values.get("max_tokens", 16)
         if type(max_new) is not int or not 1 <= max_new <= limits.new_tokens:
             raise ValueError(f"max_tokens = {max_new!r}: expected a whole number from 1 to {limits.new_tokens}")
-        return cls(ids, max_new, values.get("stream") is True, values.get("return_token_ids") is True)
+        return cls(ids, max_new, bool(values.get("stream")), bool(values.get("return_token_ids")))
 
 
 class Server:
@@ -115,11 +125,13 @@ class Server:
         token: str = "",
         kind: str = "",
         codec: Any = None,
+        peaks: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
         self.engine, self.name, self.limits, self.draining = engine, name, limits, False
         self.kind, self.codec = kind, codec  # name in ``ENGINES``; ``texts.Codec`` where it has a tokenizer
+        self.peaks = peaks  # measures bytes/s and FLOP/s of the machine under an engine that computes
         self.counts = dict.fromkeys(("ok", "error", "refused", "cancelled"), 0)
-        self.tokens, self.open = 0, 0
+        self.tokens, self.open, self._measuring = 0, 0, False
         self._working: set[int] = set()
         self._token = f"Bearer {token}".encode() if token else b""
         self._ids = itertools.count(1)
@@ -134,6 +146,7 @@ class Server:
         application.router.add_post("/v1/completions", self._complete)
         application.router.add_get("/v1/models", self._models)
         application.router.add_post("/tokenize", self._tokenize)
+        application.router.add_get("/peaks", self._peaks)
         application.router.add_get("/health", self._health)
         application.router.add_get("/metrics", self._metrics)
         return application
@@ -290,6 +303,19 @@ class Server:
         ids = self.codec.encode(text)
         return web.json_response({"tokens": ids, "count": len(ids)})
 
+    async def _peaks(self, _: web.Request) -> web.Response:
+        """Answer with bytes/s and FLOP/s of this machine, measured now; queries under way would take their part of both."""
+        if self.peaks is None:
+            return self._refuse(404, "this engine computes nothing")
+        if self.open or self._measuring:
+            return self._refuse(409, f"{self.open} requests are open, and {int(self._measuring)} measurements")
+        self._measuring = True
+        try:
+            bytes_per_s, flop_per_s = await asyncio.to_thread(self.peaks)
+        finally:
+            self._measuring = False
+        return web.json_response({"bytes_per_s": bytes_per_s, "flop_per_s": flop_per_s})
+
     async def _health(self, _: web.Request) -> web.Response:
         status = self.engine.failure or ("draining" if self.draining else "ready")
         return web.json_response({"status": status, "open": self.open}, status=200 if status == "ready" else 503)
@@ -385,6 +411,7 @@ class Options:
     fixed_length: bool = False
     step_ms: float = 1e3 * Settings.step_s
     prefill_ms: float = 1e3 * Settings.prefill_s
+    each_token: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
     token_file: str = ""
@@ -399,6 +426,7 @@ class Options:
         return Settings(
             model=self.model, device=self.device, precision=self.precision, slots=self.slots,
             threads=self.threads, fixed_length=self.fixed_length, step_s=1e-3 * self.step_ms, prefill_s=1e-3 * self.prefill_ms,
+            each_token=self.each_token,
         )  # fmt: skip
 
 
@@ -417,9 +445,13 @@ def main(text: str) -> int:
         engine = make(options.engine, options.settings(), SERVED)
         engine.start()
         limits = Limits(options.max_body, options.max_queue, drain_s=options.drain_s)
-        codec = None if options.engine == "sim" else importlib.import_module(TEXTS).Codec(options.model)
-        name = options.engine if options.engine == "sim" else options.model
-        server = Server(engine, name, limits, token, options.engine, codec)
+        codec, peaks, name = None, None, options.engine
+        if options.engine != "sim":
+            codec, name = importlib.import_module(TEXTS).Codec(options.model), options.model
+            size = int(engine.facts["read_bytes"])
+            reached = importlib.import_module(PEAKS).reached
+            peaks = functools.partial(reached, options.device, options.precision, size, PEAK_S)
+        server = Server(engine, name, limits, token, options.engine, codec, peaks)
         announce = Path(options.announce) if options.announce else None
         return 0 if asyncio.run(serve(server, options.host, options.port, announce)) else 1
     except BackendUnavailable as error:

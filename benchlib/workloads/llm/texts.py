@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from benchlib.core import model_files
 from benchlib.workloads.llm.decoders import EMBEDDED, RANDOM, TINY, absent, folder
 
 
@@ -11,6 +12,7 @@ def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model. Raises ``BackendUnavailable`` where it cannot be had."""
     # Random weights need tokens of real lengths and no words: the embedded pieces serve.
     where = str(TINY) if model in (EMBEDDED, RANDOM) else folder(model)
+    model_files.check(where, weights=False)
     try:
         return AutoTokenizer.from_pretrained(where, use_fast=True)  # type: ignore[no-any-return]
     except (OSError, ValueError) as error:

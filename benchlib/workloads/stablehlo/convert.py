@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from benchlib.core.errors import UserError
 from benchlib.workloads.stablehlo.emit import Value, Writer, element_of
+from benchlib.workloads.stablehlo.export import Filled
 from benchlib.workloads.stablehlo.lowerings import LOWERINGS, Lowering, gelu_call
 from benchlib.workloads.stablehlo.manifest import Item, Manifest
 
@@ -48,7 +49,7 @@ class Unsupported(UserError):
 
 
 def convert(
-    program: ExportedProgram,
+    program: ExportedProgram | Filled,
     name: str = "main",
     *,
     gelu: Literal["erf", "custom_call"] = "erf",
@@ -96,7 +97,7 @@ def convert(
     return Converted(_module(name, w, [v for _, v in arguments], [v for _, v in results], replicas), manifest, kept)
 
 
-def operations(program: ExportedProgram) -> Counter[str]:
+def operations(program: ExportedProgram | Filled) -> Counter[str]:
     """Return how often the graph has which operation."""
     return Counter(str(node.target) for node in program.graph_module.graph.nodes if node.op == "call_function")
 

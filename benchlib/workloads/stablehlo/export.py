@@ -8,9 +8,11 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -31,13 +33,78 @@ def joint(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Export
 
     The graph's signature says which output is which gradient; see ``torch.export.graph_signature``.
     """
+    _require_no_dropout(module)
+    with torch.enable_grad(), quiet(), sdpa_kernel(SDPBackend.MATH):
+        return _joint(torch.export.export(module, (), dict(inputs), strict=False))
+
+
+def _joint(exported: ExportedProgram) -> ExportedProgram:
     # The one place with a name that torch calls experimental; no public one gives the joint graph.
     from torch.export.experimental import _export_forward_backward
 
-    _require_no_dropout(module)
-    with torch.enable_grad(), quiet(), sdpa_kernel(SDPBackend.MATH):
-        exported = torch.export.export(module, (), dict(inputs), strict=False)
-        return _export_forward_backward(exported)
+    return _export_forward_backward(exported)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A graph of one shape, with what ``convert`` reads of an ``ExportedProgram``."""
+
+    graph_module: torch.fx.GraphModule
+    graph_signature: Any
+    state_dict: Mapping[str, torch.Tensor]
+    constants: Mapping[str, Any]
+
+
+class Family:
+    """A module that is exported once, with the first two sizes of its inputs free, and gives the graph of each shape from that.
+
+    Exporting BERT-base takes seconds, filling sizes into its graph tenths of one. ``gradients``: of the joint graph, see ``joint``.
+    """
+
+    def __init__(self, module: torch.nn.Module, example: Mapping[str, torch.Tensor], gradients: bool = False) -> None:
+        _require_no_dropout(module)
+        inputs = trace_inputs(example)
+        sizes = {
+            name: dict.fromkeys(range(min(2, tensor.ndim)), torch.export.Dim.DYNAMIC) for name, tensor in inputs.items()
+        }
+        with torch.set_grad_enabled(gradients), quiet(), sdpa_kernel(SDPBackend.MATH):
+            exported = torch.export.export(module, (), inputs, dynamic_shapes=sizes, strict=False)
+            self._program = _joint(exported) if gradients else exported.run_decompositions()
+
+    def graph(self, inputs: Mapping[str, torch.Tensor]) -> Filled:
+        """Return the graph for the shapes of ``inputs``: each operation is repeated on tensors that have sizes and no values."""
+        program, graph = self._program, torch.fx.Graph()
+        state = {**program.state_dict, **program.constants}
+        specs = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
+        mode = FakeTensorMode()
+        nodes: dict[torch.fx.Node, Any] = {}  # of the new graph, or numbers
+        values: dict[torch.fx.Node, Any] = {}
+        with mode, torch.no_grad():
+            for node in program.graph_module.graph.nodes:
+                target = specs.get(node.name)
+                if node.op == "placeholder":
+                    values[node] = mode.from_tensor(inputs[node.name] if target is None else state[target])
+                elif node.op == "call_function":
+                    args, named = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                    values[node] = node.target(*args, **named)
+                if node.op == "call_function" and not isinstance(values[node], torch.Tensor | tuple | list):
+                    nodes[node] = values[node]  # a size, or an assertion about one
+                    continue
+                nodes[node] = graph.node_copy(node, nodes.__getitem__)
+                nodes[node].meta = {"val": values.get(node)}
+        return Filled(torch.fx.GraphModule({}, graph), program.graph_signature, program.state_dict, program.constants)
+
+
+def trace_inputs(example: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return inputs of B rows and S tokens to trace with whose B and S are general: at least 2, and not equal.
+
+    A tracer takes a size of 0 or 1 for a constant (of what broadcasts), and two sizes that are equal for one and the same.
+    """
+    first = {name: tensor[:1] for name, tensor in example.items()}
+    if any(tensor.ndim > 1 and tensor.shape[1] < 2 for tensor in first.values()):
+        first = {name: tensor.repeat(1, 2) if tensor.ndim > 1 else tensor for name, tensor in first.items()}
+    rows = 3 if any(tensor.ndim > 1 and tensor.shape[1] == 2 for tensor in first.values()) else 2
+    return {name: tensor.repeat(rows, *[1] * (tensor.ndim - 1)) for name, tensor in first.items()}
 
 
 def _require_no_dropout(module: torch.nn.Module) -> None:
@@ -70,16 +137,24 @@ class AnswerLoss(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, start: torch.Tensor, end: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
-        """Return the scalar loss of labels int64 (B,) and the model's own int64 (B, S) inputs."""
-        sides = pair(self.model(**inputs))
-        padding = inputs["attention_mask"] == 0
+    def forward(
+        self, start: torch.Tensor, end: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None, weight: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Return the scalar loss of labels int64 (B,) and the model's own int64 (B, S) inputs.
+
+        It is the mean over the rows, or with ``weight``, fp32 (B,), their weighted sum.
+        """
+        sides = _sides(self.model, input_ids, attention_mask, token_type_ids)
+        padding = attention_mask == 0
         lowest = torch.finfo(sides[0].dtype).min
-        entropy = torch.nn.functional.cross_entropy
         first, last = (
-            entropy(side.masked_fill(padding, lowest), label) for side, label in zip(sides, (start, end), strict=True)
+            torch.nn.functional.cross_entropy(
+                side.masked_fill(padding, lowest), label, reduction="mean" if weight is None else "none"
+            )
+            for side, label in zip(sides, (start, end), strict=True)
         )
-        return (first + last) / 2
+        return (first + last) / 2 if weight is None else ((first + last) / 2 * weight).sum()
 
 
 class Pullback(torch.nn.Module):
@@ -92,9 +167,12 @@ class Pullback(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, start_slope: torch.Tensor, end_slope: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, start_slope: torch.Tensor, end_slope: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Return a scalar of slopes fp32 (B, S) and the model's own inputs."""
-        start, end = pair(self.model(**inputs))
+        start, end = _sides(self.model, input_ids, attention_mask, token_type_ids)
         return (start * start_slope).sum() + (end * end_slope).sum()
 
 
@@ -105,9 +183,11 @@ class Answers(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (start, end) of the model's own inputs."""
-        return pair(self.model(**inputs))
+        return _sides(self.model, input_ids, attention_mask, token_type_ids)
 
 
 class NextToken(torch.nn.Module):
@@ -121,6 +201,13 @@ class NextToken(torch.nn.Module):
         """Return the logits."""
         logits: torch.Tensor = self.model(input_ids=input_ids, use_cache=False).logits
         return logits
+
+
+def _sides(
+    model: torch.nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+    return pair(model(input_ids=input_ids, attention_mask=attention_mask, **types))
 
 
 def pair(output: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -72,7 +72,7 @@ class Iree:
         self.compile_s = time.perf_counter() - began
         self._context = runtime.SystemContext(config=runtime.Config("local-task"))
         self._context.add_vm_module(runtime.VmModule.copy_buffer(self._context.instance, module))
-        self._main = next(found for name, found in self._context.modules.items() if name != "hal")["main"]
+        self._main = next(part for name, part in self._context.modules.items() if name != "hal")["main"]
         self._device, self._runtime = self._context.config.device, runtime
         self.description = {
             "runtime": f"IREE {_version('iree-base-compiler')}",

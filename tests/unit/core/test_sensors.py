@@ -181,3 +181,15 @@ def test_processor_time_of_a_rank(work: Callable[[float], None]) -> None:
     expected = 100 * (time.process_time() - used) / (time.monotonic() - began)
     assert values["cpu_percent"] == pytest.approx(expected, rel=0.2, abs=5)  # the kernel counts in steps of 10 ms
     assert values["rss_bytes_per_pid"][str(os.getpid())] > 1e6
+
+
+def test_what_a_rank_used_before_it_was_seen_is_no_part_of_a_reading() -> None:
+    """A first reading soon after the sensors were made once said 412 % of two cores: all of a rank's time since its start."""
+    _busy(0.3)
+    reader = Sensors([])
+    reader.pids = [os.getpid()]
+    assert reader.read()["cpu_percent"] is None and "second reading" in reader.availability()["cpu_percent"]
+    began, used = time.monotonic(), time.process_time()
+    _busy(0.2)
+    expected = 100 * (time.process_time() - used) / (time.monotonic() - began)
+    assert reader.read()["cpu_percent"] == pytest.approx(expected, rel=0.2, abs=10)

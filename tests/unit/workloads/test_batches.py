@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from benchlib.workloads.batches import collate, epoch_batches, prefetched, samples_of, share, steps_per_epoch
+from benchlib.workloads.batches import (
+    collate,
+    cut,
+    epoch_batches,
+    even,
+    prefetched,
+    samples_of,
+    share,
+    steps_per_epoch,
+)
 from benchlib.workloads.features import Features
 
 LENGTHS = np.random.Generator(np.random.PCG64(1)).integers(40, 385, 1003)
@@ -45,17 +54,44 @@ def test_grouping_leaves_little_padding_and_no_order_by_length() -> None:
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (2, 1), (3, 2), (4, 4), (16, 3)])
 def test_ranks_share_a_batch_without_gap_or_overlap(world_size: int, accumulation: int) -> None:
     for batch in (epoch_batches(LENGTHS, 16, 0, 0)[0], np.array([5, 9, 2])):
-        parts = [share(batch, LENGTHS, rank, world_size, accumulation) for rank in range(world_size)]
+        shares = even(len(batch), world_size)
+        mine = [share(batch, LENGTHS, shares, rank) for rank in range(world_size)]
+        # Dealt in turns, one each.
+        ordered = batch[np.argsort(-LENGTHS[batch], kind="stable")]
+        assert [samples.tolist() for samples in mine] == [
+            ordered[rank::world_size].tolist() for rank in range(world_size)
+        ]
+        parts = [cut(samples, accumulation) for samples in mine]
         assert sorted(index for rank in parts for part in rank for index in part.tolist()) == sorted(batch.tolist())
         assert all(len(rank) <= accumulation and all(len(part) for part in rank) for rank in parts)
-        sizes = [sum(len(part) for part in rank) for rank in parts]
-        assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("shares", [[12, 4], [1, 15], [0, 16], [7, 0, 9], [5, 5, 6], [1] * 16])
+def test_unlike_shares_are_dealt_whole_and_of_like_length(shares: list[int]) -> None:
+    batch = np.arange(16)
+    mine = [share(batch, LENGTHS, shares, rank) for rank in range(len(shares))]
+    assert [len(samples) for samples in mine] == shares
+    assert sorted(np.concatenate(mine).tolist()) == batch.tolist()
+    ordered = batch[np.argsort(-LENGTHS[batch], kind="stable")].tolist()
+    for samples in mine:
+        # Where a rank's turns come on average: in the middle of the batch, to within the distance of two of its turns.
+        if len(samples):
+            middle = np.mean([ordered.index(sample) for sample in samples])
+            assert abs(middle - 7.5) <= 16 / len(samples) / 2
+    with pytest.raises(ValueError, match="must add up"):
+        share(batch, LENGTHS, [*shares, 1], 0)
 
 
 def test_ranks_get_samples_of_like_length() -> None:
     batch = np.arange(64)
-    tokens = [sum(LENGTHS[part].sum() for part in share(batch, LENGTHS, rank, 2, 1)) for rank in range(2)]
+    tokens = [LENGTHS[share(batch, LENGTHS, even(64, 2), rank)].sum() for rank in range(2)]
     assert max(tokens) / min(tokens) < 1.05
+
+
+def test_what_a_rank_without_work_computes_is_short() -> None:
+    batch = collate(_features([11, 7]), np.array([0, 1]), 0).idle(4)
+    assert batch.shape == (1, 4)
+    assert {name: tuple(tensor.shape) for name, tensor in batch.inputs.items()} == dict.fromkeys(batch.inputs, (1, 4))
 
 
 @pytest.mark.parametrize(("steps", "samples"), [(0, 0), (1, 16), (6, 96), (7, 100), (8, 116), (14, 200)])

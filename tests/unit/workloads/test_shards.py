@@ -298,6 +298,22 @@ def test_batches_that_are_kept_are_not_written_over(tmp_path, monkeypatch, read)
     source.shards.close()
 
 
+def test_neighbours_in_a_memory_map_are_read_where_they_lie(tmp_path):
+    pairs = Pairs(samples=64, sequence=256, vocabulary=64, seed=3)
+    source = open_source(pairs, tmp_path, 2)
+    mapped = source.shards
+    for cached in (False, True):  # with the request to read ahead, and without
+        mapped._files[1].cached = cached
+        view = mapped.view(np.arange(40, 44))
+        assert not view.flags.owndata and np.array_equal(view, generate(pairs, np.arange(40, 44)))
+    for apart in ([0, 2], [1, 0], [31, 32], [63, 64], []):  # a gap, backwards, two shards, beyond the end, none
+        assert mapped.view(np.array(apart, dtype=np.int64)) is None
+    os.truncate(mapped.paths[1], 4096)
+    with pytest.raises(UserError, match="was cut while it was read"):
+        mapped.view(np.arange(60, 64))
+    mapped.close()
+
+
 def test_processes_share_a_planted_disk(data):
     """Two that read at once get half each; the raw rate is of one that reads alone."""
     source = open_source(PAIRS, data, 4, planted=disk.Planted(4e6, sharers=2))

@@ -8,7 +8,7 @@ import pytest
 from llm_servers import TOKEN, Faulty, own
 
 from benchlib.core.errors import UserError
-from benchlib.workloads.llm.dispatch import MOST_ATTEMPTS, NONSENSE, Dispatcher, Policy, unlike
+from benchlib.workloads.llm.dispatch import MOST_ATTEMPTS, NONSENSE, Dispatcher, Policy, in_flight, unlike
 from benchlib.workloads.llm.engines import Settings, sim_answer
 from benchlib.workloads.llm.load import Client
 
@@ -132,6 +132,7 @@ def test_a_worker_that_is_killed_and_comes_back_on_its_port(place):
     assert whole(client, table[0])
     assert [event["event"] for event in client.engine.events] == ["down", "up"]
     assert client.engine.workers[0].lost > 0
+    assert "its /health answers" in client.engine.events[1]["reason"], "why it came back, and not why it went"
     last = max(row["sent_s"] for row in client.engine.attempts if row["worker"] == 0 and row["outcome"] == "ok")
     assert last > client.engine.events[1]["t_s"], "it was given work again"
 
@@ -236,6 +237,14 @@ def test_workers_of_two_models_are_refused_and_so_is_one_that_comes_back_with_an
     assert "came back as another: models sim and llama" in client.engine.workers[0].refused
     table = client.at_once(20)
     assert whole(client, table) and set(table["worker"]) == {1}
+
+
+def test_requests_in_flight_are_counted_by_worker():
+    spans = [(0, 10.0, 12.0), (0, 11.0, 13.0), (1, 10.0, 14.0)]
+    attempts = [{"worker": worker, "sent_s": sent, "ended_s": ended} for worker, sent, ended in spans]
+    rows = in_flight(attempts, 2, 10.0, points=5)
+    assert [row["open"] for row in rows] == [1, 2, 1, 0, 0, 1, 1, 1, 1, 0]
+    assert [row["t_s"] for row in rows[:5]] == [0, 1, 2, 3, 4] and in_flight([], 2) == []
 
 
 @pytest.mark.parametrize(

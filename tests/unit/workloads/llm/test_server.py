@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -76,6 +77,12 @@ def test_an_answer_has_the_ids_of_the_engine_whole_or_streamed(worker):
         ({"prompt": IDS, "max_tokens": 10**9}, 400, "max_tokens"),
         ({"prompt": IDS, "temperature": 0.7}, 400, "greedily"),
         ({"prompt": IDS, "n": 2}, 400, "greedily"),
+        ({"prompt": IDS, "n": True}, 400, "greedily"),
+        ({"prompt": IDS, "stream": "yes"}, 400, "stream = 'yes': expected true or false"),
+        ({"prompt": IDS, "stream": 1}, 400, "stream = 1"),
+        ({"prompt": IDS, "return_token_ids": "no"}, 400, "return_token_ids = 'no'"),
+        ({"path": "/peaks", "token": ""}, 401, "token is missing"),
+        ({"path": "/peaks"}, 404, "computes nothing"),
         ({"data": b"not json"}, 400, "not JSON"),
         ({"data": b"[" * 15_000}, 400, "not JSON"),
         ({"prompt": [1] * 9000, "max_tokens": 4}, 413, "larger than 20,000 bytes"),
@@ -141,6 +148,25 @@ def test_beyond_its_queue_it_asks_to_wait(worker):
 
     answers = asyncio.run(many())
     assert sorted(status for status, _ in answers) == [200] * 3 + [429] * 5 and (429, "1") in answers
+
+
+def test_the_machine_is_measured_once_at_a_time_and_while_nothing_is_asked(worker, monkeypatch):
+    began, go_on, answers = threading.Event(), threading.Event(), []
+
+    def peaks():
+        began.set()
+        go_on.wait(10)
+        return 2e9, 3e9
+
+    monkeypatch.setattr(worker.server, "peaks", peaks)
+    thread = threading.Thread(target=lambda: answers.append(ask(worker, "/peaks")))
+    thread.start()
+    assert began.wait(10) and ask(worker, "/peaks")[0] == 409
+    go_on.set()
+    thread.join()
+    assert answers[0][0] == 200 and json.loads(answers[0][1]) == {"bytes_per_s": 2e9, "flop_per_s": 3e9}
+    monkeypatch.setattr(worker.server, "open", 1)
+    assert ask(worker, "/peaks")[0] == 409
 
 
 def test_health_needs_no_token_and_metrics_count(worker):

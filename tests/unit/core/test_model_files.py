@@ -1,0 +1,153 @@
+"""A model's folder that is not whole is refused before anything starts, by file and reason."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+
+from benchlib.cli import main
+from benchlib.core import model_files
+from benchlib.core.errors import UserError
+from benchlib.core.files import PACKAGE
+from benchlib.workloads import encoders
+from benchlib.workloads.llm import decoders, texts
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def make(asset="tiny", change=None):
+        place = tmp_path / "model"
+        shutil.copytree(PACKAGE / "assets" / asset, place)
+        if change:
+            change(place)
+        return place
+
+    return make
+
+
+def without_tokenizer(place):
+    for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json"):
+        (place / name).unlink(missing_ok=True)
+
+
+def cut(name, share=0.5):
+    def change(place):
+        data = (place / name).read_bytes()
+        (place / name).write_bytes(data[: int(share * len(data))])
+
+    return change
+
+
+def set_config(**values):
+    def change(place):
+        config = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps(config | values))
+
+    return change
+
+
+def only_pickle(place):
+    (place / "model.safetensors").rename(place / "pytorch_model.bin")
+
+
+def of_a_lost_part(place):
+    (place / "model.safetensors").rename(place / "model-00001-of-00002.safetensors")
+    places = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def longer(place):
+    with (place / "model.safetensors").open("ab") as handle:
+        handle.write(b"more")
+
+
+NOT_WHOLE = {
+    "no tokenizer": (without_tokenizer, "no tokenizer in the folder"),
+    "cut tokenizer": (cut("tokenizer.json"), "tokenizer.json: not valid JSON"),
+    "cut weights": (cut("model.safetensors"), "model.safetensors: [0-9,]+ of [0-9,]+ bytes: it was cut"),
+    "cut header": (cut("model.safetensors", 0.00001), "model.safetensors: cut, or no safetensors file"),
+    "longer weights": (longer, "something was added to it"),
+    "empty weights": (lambda place: (place / "model.safetensors").write_bytes(b""), "model.safetensors: cut"),
+    "noise": (lambda place: (place / "model.safetensors").write_bytes(bytes(range(256)) * 9), "its header would be"),
+    "no weights": (lambda place: (place / "model.safetensors").unlink(), "no model.safetensors in the folder"),
+    "a pickle": (only_pickle, "pytorch_model.bin is a pickle"),
+    "a lost part": (of_a_lost_part, "model-00002-of-00002.safetensors is missing, which model.safetensors.index.json"),
+    "cut config": (cut("config.json"), "config.json: not valid JSON"),
+    "no config": (lambda place: (place / "config.json").unlink(), "config.json: no such file"),
+    "a list as config": (lambda place: (place / "config.json").write_text("[1]"), "config.json: expected a JSON object"),
+    "another config": (lambda place: (place / "config.json").write_text('{"a": 1}'), "no model_type"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOT_WHOLE)
+def test_a_folder_that_is_not_whole_names_file_and_reason(folder, case):
+    change, words = NOT_WHOLE[case]
+    place = folder(change=change)
+    with pytest.raises(UserError, match=words) as refused:
+        model_files.check(str(place))
+    assert str(refused.value).startswith(f"model = {place}: ")
+
+
+def test_headers_are_those_of_the_tensors():
+    folder = PACKAGE / "assets" / "tiny"
+    stored = load_file(folder / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in stored.items()} == {
+        name: tensor.shape for name, tensor in model_files.headers(folder).items()
+    }
+
+
+@pytest.mark.parametrize("words", [("squad",), ("inference",), ("serving", "--set", "engine=static")])
+def test_a_run_is_refused_before_it_starts(folder, tmp_path, words):
+    asset = "tiny" if words[0] == "squad" else "tiny-llama"
+    place, out = folder(asset, cut("model.safetensors")), tmp_path / "out"
+    given = ["run", *words, "--set", f"model={place}", "--out", str(out)]
+    answer = CliRunner().invoke(main, given)
+    assert answer.exit_code == 2 and "model.safetensors" in answer.output and "it was cut" in answer.output
+    assert not out.exists()
+
+
+MISFITS = {
+    "another width": (set_config(intermediate_size=100), r"is \[256\] in the weights and \[100\] by config.json and \d+ more"),
+    "more layers": (set_config(num_hidden_layers=9), r"the weights lack bert.encoder.layer.4.* more, which config.json asks for"),
+    "fewer layers": (set_config(num_hidden_layers=2), r"the weights have bert.encoder.layer.2.*which config.json does not ask for"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_weights_that_do_not_fit_their_config_are_refused(folder, case):
+    change, words = MISFITS[case]
+    with pytest.raises(UserError, match=words):
+        encoders.load(str(folder(change=change)), seed=1)
+
+
+def test_a_checkpoint_of_another_head_still_loads(folder):
+    """Pretrained encoders have a pooler and a head of their own, and no head for questions."""
+
+    def other_head(place):
+        tensors = load_file(place / "model.safetensors")
+        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("qa_outputs")}
+        kept |= {"cls.predictions.bias": torch.zeros(4), "bert.pooler.dense.weight": torch.zeros(4, 4)}
+        save_file(kept, place / "model.safetensors", {"format": "pt"})
+
+    assert encoders.load(str(folder(change=other_head)), seed=1).fresh == ["qa_outputs.bias", "qa_outputs.weight"]
+
+
+def test_decoders_of_a_folder_are_held_to_the_same(folder):
+    place = folder("tiny-llama", set_config(num_hidden_layers=1))
+    with pytest.raises(UserError, match=r"the weights have model.layers.1.*which config.json does not ask for"):
+        decoders.load(str(place))
+    without_tokenizer(place)
+    with pytest.raises(UserError, match="no tokenizer in the folder"):
+        texts.tokenizer_of(str(place))
+
+
+def test_a_folder_named_tiny_is_not_the_embedded_model(tmp_path, monkeypatch):
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    answer = CliRunner().invoke(main, ["run", "squad", "--set", "model=tiny", "--backend", "cpu", "--dry-run"])
+    assert answer.exit_code == 0, answer.output
+    assert str(Path("tiny").resolve()) not in answer.output
