@@ -1,18 +1,21 @@
 """Measure what serving itself costs: the dispatcher's processor time, scaling over workers, and what a lost worker costs.
 
 Questions: does a query cost the dispatcher at most 0.3 ms of CPU in bursts? Does a second worker add 0.95 of what it does
-alone, do four add 0.88? Is any query lost when workers are killed, hang or come back? Do our client and aiperf agree on the
+alone, do four add 0.88? Does LoadGen lose a query, or get another answer, when a worker is killed, hangs, comes back, answers
+garbage, half or slowly? Do our client and aiperf agree on the
 medians of first token and end to end within 20 % at the same worker?
 Method: workers are processes on loopback; ``sim`` computes nothing, so what is left is client, network and dispatcher. Each
 worker alone and all together, in turns, at equal concurrency per worker; the efficiency is the median over rounds. CPU is
 that of the dispatcher's thread, which does not depend on who else uses the machine as wall time does.
 
     python scripts/bench_inference.py                       # all parts
-    python scripts/bench_inference.py kill --engine static  # one part, with the kit's own small model
+    python scripts/bench_inference.py kill --engine static  # the table of failures alone, with the kit's own small model
     python scripts/bench_inference.py peer --realtime       # beside aiperf, before all other programs (needs root)
 """
 
 import argparse
+import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -23,15 +26,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
+from aiohttp import web
 
+from benchlib.benchmarks.inference import loadgen, logs, rules
+from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.core.files import PACKAGE
-from benchlib.workloads.llm.dispatch import Dispatcher, Policy
+from benchlib.workloads.llm.dispatch import WARM_UP, Dispatcher, Policy
 from benchlib.workloads.llm.engines import Settings
 from benchlib.workloads.llm.load import POISSON, Client, measure, schedule
 from benchlib.workloads.llm.pool import Pool
@@ -68,22 +75,29 @@ def client(pool: Pool, urls: list[str], max_new: int, **policy: Any) -> Iterator
 
 
 def cpu(_: argparse.Namespace) -> bool:
-    """Dispatcher's CPU per streamed query, in bursts of 2,000."""
-    values = []
-    with (
-        workers(1, engine="sim", slots=1024, step_ms=1) as pool,
-        client(pool, pool.urls, 8, cap=256) as (load, dispatcher),
-    ):
-        load.at_once(500)
-        for _burst in range(5):
-            before = dispatcher.cpu_s()
-            failed = int(load.at_once(2000)["failed"].sum())
-            values.append(1e3 * (dispatcher.cpu_s() - before) / 2000)
-            assert not failed
-    print(
-        f"dispatcher  {statistics.median(values):.3f} ms of CPU per streamed query ({min(values):.3f} to {max(values):.3f}, 5 bursts of 2,000)"
-    )
-    return statistics.median(values) <= MOST_CPU_MS
+    """Dispatcher's CPU per streamed query, in bursts of 2,000: tokens after the first together, and each one by one."""
+    good = True
+    for each_token in (False, True):
+        values, tokens = [], 0.0
+        with (
+            workers(1, engine="sim", slots=1024, step_ms=1, each_token=each_token) as pool,
+            client(pool, pool.urls, 8, cap=256) as (load, dispatcher),
+        ):
+            load.at_once(500)
+            for _burst in range(5):
+                before = dispatcher.cpu_s()
+                table = load.at_once(2000)
+                values.append(1e3 * (dispatcher.cpu_s() - before) / 2000)
+                assert not table["failed"].any()
+                tokens = float(table["tokens"].mean())
+        how = f"{tokens:.1f} tokens one by one" if each_token else "the first token and the rest"
+        print(
+            f"dispatcher  {statistics.median(values):.3f} ms of CPU per streamed query, {how} ({min(values):.3f} to {max(values):.3f}, "
+            f"5 bursts of 2,000); load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+        good &= statistics.median(values) <= MOST_CPU_MS
+    return good
 
 
 def scaling(options: argparse.Namespace) -> bool:
@@ -111,72 +125,164 @@ def scaling(options: argparse.Namespace) -> bool:
 
 
 def kill(options: argparse.Namespace) -> bool:
-    """What is lost when a worker is killed, halted, killed and restarted, and when all are killed."""
-    good = True
-    sim = options.engine == "sim"
-    rate, count, max_new = (60.0, 180, 16) if sim else (20.0, 60, 16)
-    print("case                   load     queries  lost  again  twice  same answers  s")
-    with workers(2, engine=options.engine, slots=8, step_ms=15) as pool:
-        policy = {"cap": 16, "gone_s": 3, "stall_s": 10, "probe_limit_s": 0.5}
-        with client(pool, pool.urls, max_new, **policy) as (load, _):
-            load.at_once(count)
-            expected = load.answers
-        for case in ("none", "killed", "halted", "restarted", "all killed"):
-            for name in ("at once", "open loop"):
-                row = _one(pool, policy, case, name, rate, count, max_new, expected)
-                good &= row["twice"] == 0 and row["same"] and (row["lost"] == 0) == (case != "all killed")
+    """What LoadGen sees when one of two workers fails, as Offline, Server and accuracy run: what is lost, twice, sent again, other."""
+    sim, good = options.engine == "sim", True
+    rate, count, max_new = (80.0, 200, 16) if sim else (12.0, 64, 32)
+    if sim:
+        asked = prompts(count)
+    else:
+        from benchlib.workloads.llm import articles
+
+        asked = articles.load("mininews", "", count, 0, "tiny").prompts
+    print(
+        f"two workers, engine {options.engine}, {count} queries, Server at {rate:g}/s; load {os.getloadavg()[0]:.1f}\n"
+        "case        test      queries  lost  twice  sent again  lost and back      answers as undisturbed      s"
+    )
+    undisturbed: dict[int, list[int]] = {}
+    threads = {} if sim else {"threads": 1}
+    with (
+        tempfile.TemporaryDirectory() as place,
+        workers(2, engine=options.engine, slots=8, step_ms=15, **threads) as pool,
+        proxy(pool.urls[0]) as between,
+    ):
+        for case in ("none", *SIGNALS, *FAULTS, "all killed"):
+            for name in ("Offline", "Server", "accuracy"):
+                urls = (between.url if case in FAULTS else pool.urls[0], pool.urls[1])
+                between.fault = case
+                test = plan(name, urls, pool.token, asked, max_new, rate, Path(place) / f"{case}-{name}")
+                outcome, seconds = disturbed(test, pool, case)
+                if outcome.reason or outcome.table is None:
+                    print(f"{case:11} {name:8} DID NOT END: {outcome.reason}")
+                    good = False
+                    continue
+                table, lost = outcome.table, int(outcome.table["failed"].sum())
+                again = int((table["attempt"] > 1).sum())
+                twice = outcome.repeated + len(table) - len(set(table["query"]))
+                same = "-"
+                if name == "accuracy":
+                    answers = logs.answers(test.folder)
+                    undisturbed = undisturbed or answers
+                    equal = sum(answers.get(row) == ids for row, ids in undisturbed.items())
+                    same = f"{equal} of {len(undisturbed)}"
+                    good &= equal == len(undisturbed) or case == "all killed"
+                good &= not twice and bool(lost) == (case == "all killed")
+                good &= bool(again) == (case not in ("none", "slow", "all killed")) or case == "all killed"
+                moved = [row for row in outcome.facts["dispatch"]["losses"] if row["event"] != "requeued"]
+                words = [f"{row['event']} {row['t_s']:.1f}" for row in moved]
+                seen = " ".join([*words[:2], f"+{len(words) - 2}" if len(words) > 2 else ""])
                 print(
-                    f"{case:22} {name:9}  {row['queries']:6}  {row['lost']:4}  {row['again']:5}  {row['twice']:5}  {'yes' if row['same'] else 'NO':12}  {row['s']:.1f}"
+                    f"{case:11} {name:8}  {len(table):7}  {lost:4}  {twice:5}  {again:10}  {seen:17}  {same:26}  {seconds:.1f}",
+                    flush=True,
                 )
+    print(f"load {os.getloadavg()[0]:.1f}")
     return good
 
 
-def _one(
-    pool: Pool,
-    policy: dict[str, Any],
-    case: str,
-    name: str,
-    rate: float,
-    count: int,
-    max_new: int,
-    expected: dict[int, list[int]],
-) -> dict[str, Any]:
-    with client(pool, pool.urls, max_new, **policy) as (load, dispatcher):
-        tables: list[np.ndarray] = []
-        send: dict[str, Callable[[], np.ndarray]] = {
-            "at once": lambda: load.at_once(count),
-            "open loop": lambda: load.open_loop(schedule(POISSON, rate, count, 1)),
-        }
-        began = time.monotonic()
-        thread = threading.Thread(target=lambda: tables.append(send[name]()))
-        thread.start()
-        time.sleep(0.5)
-        hit = {"none": [], "all killed": [0, 1]}.get(case, [0])
-        for index in hit:
-            pool.signal(index, signal.SIGSTOP if case == "halted" else signal.SIGKILL)
-        if case == "restarted":
-            pool.start(0)
-            pool.wait(0)
-        thread.join()
-        seconds = time.monotonic() - began
-        for index in hit:
-            if case == "halted":
-                pool.signal(index, signal.SIGCONT)
-            elif case != "restarted":
-                pool.start(index)
-                pool.wait(index)
-        table = tables[0]
-        assert len(set(table["query"])) == len(table) == count
-        same = all(expected[sample] == ids for sample, ids in load.answers.items())
-        again = sum(row["outcome"] != "ok" for row in dispatcher.attempts)
-        return {
-            "queries": count,
-            "lost": int(table["failed"].sum()),
-            "again": again,
-            "twice": load.log.repeated,
-            "same": same,
-            "s": seconds,
-        }
+SIGNALS = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP, "restarted": signal.SIGKILL}
+FAULTS = ("garbage", "half", "slow")  # of every third answer of the first worker, put in between
+KILLED_S = 0.4  # after LoadGen began
+
+
+def plan(
+    name: str, urls: tuple[str, ...], token: str, asked: list[list[int]], max_new: int, rate: float, folder: Path
+) -> loadgen.Test:
+    """Return a LoadGen test of servers."""
+    scenario, count = "Offline" if name == "accuracy" else name, len(asked)
+    config = InferenceConfig(samples=count, min_queries=count, min_duration_s=0.1, server_qps=rate, expected_qps=rate)
+    return loadgen.Test(
+        name, scenario, rules.model_key(scenario), "AccuracyOnly" if name == "accuracy" else "PerformanceOnly", "http",
+        Settings(urls=urls, token=token, slots=8), rules.user_conf(config, scenario, count),
+        rules.expected_settings(config, scenario, count), asked, [], [], max_new, folder, 60.0, 120.0,
+    )  # fmt: skip
+
+
+def disturbed(test: loadgen.Test, pool: Pool, case: str) -> tuple[loadgen.Outcome, float]:
+    """Run a test, and do to its workers what the case says; they are as before when this returns. Also returns its seconds.
+
+    The test runs in another thread: workers live as long as the thread that starts them.
+    """
+    outcomes: list[loadgen.Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(loadgen.perform(test, lambda done, rss: None)))
+    began = time.monotonic()
+    thread.start()
+    while thread.is_alive() and not (test.folder / "mlperf_log_detail.txt").exists():
+        time.sleep(0.01)
+    time.sleep(KILLED_S)
+    hit = [0, 1] if case == "all killed" else [0] if case in SIGNALS else []
+    for index in hit:
+        pool.signal(index, SIGNALS.get(case, signal.SIGKILL))
+    if case == "restarted":
+        pool.start(0)
+        pool.wait(0)
+    thread.join()
+    seconds = time.monotonic() - began
+    for index in hit:
+        if case == "hung":
+            pool.signal(index, signal.SIGCONT)
+        elif case != "restarted":
+            pool.start(index)
+            pool.wait(index)
+    return outcomes[0], seconds
+
+
+class Between:
+    """Stands before a worker, hands on what both say, and spoils every third answer as ``fault`` says."""
+
+    def __init__(self, url: str) -> None:
+        self.behind, self.fault, self.url, self._asked = url, "", "", 0
+
+    async def serve(self) -> None:
+        """Open a port of loopback."""
+        application = web.Application(client_max_size=2**24)
+        application.router.add_route("*", "/{path:.*}", self._hand_on)
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+
+    async def close(self) -> None:
+        """Close the connections to the worker."""
+        await self._session.close()
+
+    async def _hand_on(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        asked = (
+            request.path.endswith("completions") and json.loads(body)["prompt"] != WARM_UP
+        )  # the greeting is let through
+        self._asked += asked
+        spoiled = self.fault if asked and self._asked % 3 == 2 else ""
+        headers = {name: request.headers[name] for name in ("Authorization", "Content-Type") if name in request.headers}
+        async with self._session.request(
+            request.method, self.behind + request.path, data=body, headers=headers
+        ) as answer:
+            response = web.StreamResponse(status=answer.status)
+            await response.prepare(request)
+            with contextlib.suppress(ConnectionError):
+                async for line in answer.content:
+                    await response.write(line)
+                    if spoiled == "slow":
+                        await asyncio.sleep(0.05)
+                    elif spoiled == "garbage" and line.startswith(b"data:"):
+                        await response.write(b"data: <html>502</html>\n\n")
+                    elif spoiled == "half" and line.startswith(b"data:") and request.transport:
+                        request.transport.abort()
+                        return response
+                await response.write_eof()
+            return response
+
+
+@contextmanager
+def proxy(url: str) -> Iterator[Between]:
+    """Run ``Between`` in a thread."""
+    between, loop = Between(url), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(between.serve(), loop).result(10)
+    yield between
+    asyncio.run_coroutine_threadsafe(between.close(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
 
 
 def peer(options: argparse.Namespace) -> bool:

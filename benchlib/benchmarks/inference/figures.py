@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from benchlib.benchmarks.inference.workers import sentences
 from benchlib.core.text import seconds
 from benchlib.results import frames
 from benchlib.results.frames import Records
@@ -12,17 +13,21 @@ from benchlib.show.figures import (
     Picture,
     Theme,
     blank,
+    draw_in_flight,
     finish,
     head,
     label_rows,
     leave_empty,
     note,
+    panels,
     plain_numbers,
     styled,
 )
+from benchlib.show.history import over_runs
 
 # Open loops and closed ones answer different questions and are in no common picture.
 OPEN, CLOSED = ("Server", "Interactive"), ("SingleStream", "MultiStream")
+PANELS = 3  # tests whose requests are drawn
 POINTS = 400  # of a curve: more are not seen
 
 
@@ -170,6 +175,29 @@ def machine(run: Records, theme: Theme = LIGHT) -> Picture:
     )
 
 
+@styled
+def in_flight(run: Records, theme: Theme = LIGHT) -> Picture:
+    """Requests that each worker had in the tests that lost one, else in the first ones; marks where they were sent again."""
+    frame = frames.typed(run, "inflight", {"test": "", "t_s": 0.0, "worker": 0.0, "open": 0.0})
+    losses = frames.typed(run, "losses", {"test": "", "t_s": 0.0, "worker": 0.0, "event": "", "times": 0.0})
+    tests = list(dict.fromkeys(frame["test"]))
+    shown = ([name for name in tests if name in set(losses["test"])] or tests)[:PANELS]
+    figure, drawn = panels("in-flight", theme, 1, max(1, len(shown)))
+    if not shown:
+        return leave_empty(figure, drawn[0], theme, "No worker was asked over a network.")
+    for axes, name in zip(drawn, shown, strict=True):
+        part = losses[losses["test"] == name]
+        draw_in_flight(axes, theme, frame[frame["test"] == name], part)
+        axes.set_title(name, fontsize=9)
+        axes.set_xlabel("seconds")
+    drawn[0].set_ylabel("requests in flight")
+    drawn[-1].legend(fontsize=7.5, loc="upper right")
+    again = int(losses.loc[losses["event"] == "requeued", "times"].sum())
+    lost = int((losses["event"] == "down").sum())
+    title = f"Workers lost: {lost}, queries sent again: {again}" if len(losses) else "No worker was lost"
+    return head(figure, theme, title, " ".join(sentences(run.result.tables)))
+
+
 FIGURES: dict[str, Callable[..., Picture]] = {
     "first-token": _cumulative("first-token", "ttft", "time to the first token", "ttft_limit_s"),
     "time-per-token": _cumulative("time-per-token", "tpot", "time per output token", "tpot_limit_s"),
@@ -179,4 +207,6 @@ FIGURES: dict[str, Callable[..., Picture]] = {
     ),
     "query-timeline": timeline,
     "machine-over-time": machine,
+    "in-flight": in_flight,
+    "over-runs": over_runs("total_s", "samples_per_s_offline"),
 }

@@ -1,15 +1,16 @@
 """What an inference run means: which tests are valid, whether its answers are right, and what the numbers say."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchlib.benchmarks.inference.config import InferenceConfig
-from benchlib.benchmarks.inference.losses import SUT
-from benchlib.benchmarks.inference.losses import sentences as loss_sentences
 from benchlib.benchmarks.inference.rules import GEN_LEN, GEN_LEN_SHARE, ROUGE, ROUGE_SHARE
-from benchlib.core.errors import UserError
+from benchlib.benchmarks.inference.workers import SUT
+from benchlib.benchmarks.inference.workers import sentences as loss_sentences
+from benchlib.config import addresses
+from benchlib.config.cluster import ELSEWHERE
+from benchlib.core import model_files
 from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check
@@ -41,10 +42,10 @@ def _scope(config: InferenceConfig, result: Result) -> str:
 
 
 def refuse(config: Any) -> None:
-    """Raise ``UserError`` for a model that is given as a folder without weights."""
-    folder = Path(config.model)
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        raise UserError(f"model = {config.model}: no *.safetensors in this folder")
+    """Raise ``UserError`` for a model folder that is not whole (weights of an engine here, tokenizer), and for workers that refuse our token."""
+    if config.launcher not in ELSEWHERE:
+        addresses.check_token(config.workers)
+    model_files.check(config.model, weights=config.engine not in ("http", "sim"))
 
 
 def limits(run: Run) -> list[RegressionLimit]:
@@ -229,9 +230,9 @@ def reading(run: Run) -> list[str]:
             text += f"; p99 of {first.n:,} queries{largest}: first token after {first.text}, then {gap.text} a token"
         sentences.append(text + (f". It would be valid if this were mended: {row['why']}." if row["why"] else "."))
     for row in result.tables.get("peak", [])[-1:]:
-        found, tries = result.facts["peak_qps_loadgen"], len(result.tables["peak"])
+        peak, tries = result.facts["peak_qps_loadgen"], len(result.tables["peak"])
         sentences.append(
-            f"LoadGen's search found {found:g} queries/s for Server; of {tries} whole runs from there down "
+            f"LoadGen's search found {peak:g} queries/s for Server; of {tries} whole runs from there down "
             + (f"the one at {row['rate']:g} is VALID." if row["valid"] == "VALID" else "none is VALID.")
         )
     if lost := loss_sentences(result.tables):

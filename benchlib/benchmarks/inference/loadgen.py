@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchlib.benchmarks.inference.losses import SUT
+from benchlib.benchmarks.inference.workers import SUT
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.launch.processes import die_with_parent
-from benchlib.workloads.llm.engines import Engine, Settings, make
+from benchlib.workloads.llm.engines import ENGINES, Engine, Settings, make
 from benchlib.workloads.llm.queries import QueryLog
 
 FILLER = (0, 0)
@@ -68,6 +68,7 @@ class Test:
     limit_s: float
     audit: int = 0  # answers that TEST06 logs; 0: no audit
     threads: int = 1
+    sent: int = 0  # queries that LoadGen will send; 0: its search decides
 
 
 @dataclass
@@ -92,6 +93,9 @@ class Sut:
         self.issue_cpu_s = 0.0
         self.lengths = [len(prompt) for prompt in test.prompts]
         self.needs_first = test.scenario != "Offline"
+        # Each probe of the search for the peak may use ids of an earlier one again: there queries have numbers of our own.
+        self._renumbered = test.mode == "FindPeakPerformance"
+        self._ids: dict[int, int] = {}
         self._answers: list[tuple[int, Sequence[int]]] = []
         self._flushing = threading.Lock()
         self._queue: queue.SimpleQueue[tuple[Sequence[int], Sequence[int]] | None] = queue.SimpleQueue()
@@ -100,6 +104,10 @@ class Sut:
     def issue(self, ids: Sequence[int], samples: Sequence[int]) -> None:
         """Take queries from LoadGen."""
         began, now = time.thread_time(), time.monotonic()
+        if self._renumbered:
+            numbers = range(self.log.issued, self.log.issued + len(ids))
+            self._ids.update(zip(numbers, ids, strict=True))
+            ids = numbers
         self.log.issue_many(ids, samples, now, [*map(self.lengths.__getitem__, samples)])
         self._queue.put((ids, samples))
         self.issue_cpu_s += time.thread_time() - began
@@ -160,7 +168,7 @@ class Sut:
         data = array.array("i", ids)
         address, size = data.buffer_info()
         more = (size,) if count else ()
-        call([self.lg.QuerySampleResponse(rid, address, size * data.itemsize, *more)])
+        call([self.lg.QuerySampleResponse(self._ids.get(rid, rid), address, size * data.itemsize, *more)])
 
 
 def settings_of(lg: Any, test: Test) -> Any:
@@ -310,7 +318,7 @@ def _main(test: Test, say: Connection) -> None:
     code = 0
     try:
         test.folder.mkdir(parents=True)  # new and empty: what lies in it is of this test
-        with contextlib.suppress(ImportError):
+        if ENGINES[test.engine].torch:
             import torch
 
             torch.set_num_threads(test.threads)
@@ -329,8 +337,6 @@ def _main(test: Test, say: Connection) -> None:
 
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# Loaded once, before tests are forked off; no thread runs in that process and no model is in it.
-_CONTEXT.set_forkserver_preload(["benchlib.workloads.llm.batches", "mlperf_loadgen", "numpy", "psutil"])
 
 
 def perform(test: Test, tell: Callable[[int, int], None]) -> Outcome:
@@ -339,6 +345,9 @@ def perform(test: Test, tell: Callable[[int, int], None]) -> Outcome:
 
     The process is ended at the latest 30 s after the test's own limit, and on every exception here.
     """
+    # Loaded once, before tests are forked off; no thread runs in that process and no model is in it.
+    slow = ["batches"] * ENGINES[test.engine].torch + ["texts"] * bool(test.settings.text) + ["dispatch"]
+    _CONTEXT.set_forkserver_preload(["mlperf_loadgen", __name__, *(f"benchlib.workloads.llm.{name}" for name in slow)])
     here, there = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_main, args=(test, there), name=test.name)
     process.start()

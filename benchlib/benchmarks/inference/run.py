@@ -6,8 +6,6 @@ This process loads the data, plans, and reads what the tests left; it computes n
 import dataclasses
 import functools
 import math
-import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,21 +17,20 @@ import psutil
 import torch
 import transformers
 
-from benchlib.benchmarks.inference import bounds, loadgen, logs, losses, rules, workers
+from benchlib.benchmarks.inference import bounds, loadgen, logs, rules, workers
 from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.loadgen import REPEATS, Outcome, Test, in_turns
 from benchlib.benchmarks.inference.measures import Tested, metrics_of, not_measured, why_invalid
+from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import EventWriter, Moment, read_events
 from benchlib.core.files import atomic_path
 from benchlib.results.metrics import Metric, derived, measured, not_available
 from benchlib.results.run import Result, save_result
-from benchlib.runtime import group
-from benchlib.runtime.peaks import copy_rates, default_sizes, matmul_peaks
+from benchlib.runtime import group, peaks
 from benchlib.workloads.llm import articles, queries, scores
 from benchlib.workloads.llm.articles import Summaries
 from benchlib.workloads.llm.engines import ENGINES, Settings
-from benchlib.workloads.llm.server import TOKEN
 
 WARM_UPS = 4
 PROBE_TOKENS = 384  # of the prompt that is sent again and again
@@ -56,6 +53,7 @@ class _Bench:
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     kept: list[tuple[str, np.ndarray]] = field(default_factory=list)
+    worker_bounds: list[bounds.Bound] = field(default_factory=list)  # by number; none where a worker does not say
 
     def row(self, table: str, **values: Any) -> None:
         """Add a row to a table of the result."""
@@ -83,7 +81,7 @@ def run(config: InferenceConfig, run_dir: Path, events: EventWriter) -> None:
         bench.facts["prompt_tokens"] = sorted(map(len, data.prompts))
         if config.engine == "http":
             settings = dataclasses.replace(_settings(config, data, world.device), partial=False)
-            bench.facts["says"] = workers.meet(config, settings, data.tokenizer)
+            bench.facts["says"], bench.worker_bounds = workers.meet(config, settings, data.tokenizer)
         startup_s = began.since()
         for scenario in config.scenarios:
             bench.row("plan", **rules.plan(config, scenario, len(data.prompts)))
@@ -123,7 +121,7 @@ def _settings(config: InferenceConfig, data: Summaries, device: torch.device) ->
         fixed_length=config.random,
         step_s=config.step_s,
         urls=tuple(config.workers),
-        token=os.environ.get(TOKEN, ""),
+        token=addresses.bearer_token(),
         deadline_s=config.deadline_s,
         served_model=config.served_model,
         text=config.model if config.tokens == "text" else "",
@@ -144,6 +142,9 @@ def _test(bench: _Bench, name: str, scenario: str, mode: str, server_qps: float 
     asked = any(row["engine"] == engine for row in bench.tables.get("prefix_cache", []))
     expected = float(rules.plan(config, scenario, count, server_qps)["expected_s"])  # type: ignore[arg-type]
     factor = 40 if mode == "FindPeakPerformance" else 1
+    sent = {"AccuracyOnly": count, "FindPeakPerformance": 0}.get(
+        mode, audit or rules.queries_issued(config, scenario, count, server_qps)
+    )
     return Test(
         name=name,
         scenario=rules.lg_scenario(scenario),
@@ -162,20 +163,20 @@ def _test(bench: _Bench, name: str, scenario: str, mode: str, server_qps: float 
         limit_s=config.test_limit_s or factor * SLACK * expected + config.deadline_s,
         audit=audit,
         threads=torch.get_num_threads(),
+        sent=sent,
     )
 
 
 def _perform(bench: _Bench, test: Test) -> Outcome:
     """Run a test; ``BackendUnavailable`` where what it needs is not here, ``RunBroken`` where it did not end by itself."""
     bench.events.emit("phase", name=test.name)
-    total = len(test.prompts)
 
     def tell(done: int, rss_bytes: int) -> None:
         if done < 0:
             bench.events.emit("heartbeat")
         else:
             bench.events.emit(
-                "progress", phase=test.name, done=done, total=max(total, done), unit="queries", rss_bytes=rss_bytes
+                "progress", phase=test.name, done=done, total=test.sent, unit="queries", rss_bytes=rss_bytes
             )
 
     outcome = loadgen.perform(test, tell)
@@ -187,9 +188,9 @@ def _perform(bench: _Bench, test: Test) -> Outcome:
     if test.repeated:
         repeat, fresh = (outcome.facts[name] for name in ("repeat_ttft_s", "fresh_ttft_s"))
         bench.row("prefix_cache", engine=test.engine, tokens=PROBE_TOKENS, repeated_s=repeat, fresh_s=fresh)
-    each, lost = losses.rows(test.name, outcome.facts.get("dispatch", {}))
-    for table, rows in (("workers", each), ("losses", lost)):
-        bench.tables.setdefault(table, []).extend(rows)
+    for table in workers.TABLES:
+        for row in outcome.facts.get("dispatch", {}).get(table, []):
+            bench.row(table, test=test.name, **row)
     if counted := outcome.facts.get("dispatch", {}).get("counted", {}):
         sums = bench.facts.setdefault("counted", dict.fromkeys(counted, 0))
         bench.facts["counted"] = {name: sums[name] + counted[name] for name in sums}
@@ -331,7 +332,7 @@ def _find_peak(bench: _Bench) -> None:
 
 
 def _audited_scenario(config: InferenceConfig) -> str:
-    return next((one for one in config.scenarios if one != "Offline"), "Offline")
+    return next((item for item in config.scenarios if item != "Offline"), "Offline")
 
 
 def _audit(bench: _Bench) -> None:
@@ -340,8 +341,8 @@ def _audit(bench: _Bench) -> None:
     test = _test(bench, "TEST06", scenario, "PerformanceOnly", audit=answers)
     _perform(bench, test)
     # Servers do not say which tokens end their answers; the tokenizer does.
-    said = bench.facts.get("says", {}).get("ends")
-    ends = bench.facts["engine"][test.engine].get("ends") or said or [bench.data.tokenizer.eos_token_id]
+    stated = bench.facts.get("says", {}).get("ends")
+    ends = bench.facts["engine"][test.engine].get("ends") or stated or [bench.data.tokenizer.eos_token_id]
     count, wrong = logs.audit(test.folder, tuple(ends))
     bench.facts["audit"] = {"answers": count, "asked": answers, "wrong": wrong[:20], "wrong_count": len(wrong)}
 
@@ -378,43 +379,32 @@ def _accuracy(bench: _Bench) -> None:
 
 
 def _roofline(bench: _Bench) -> None:
-    """Add the least time that Offline could take: decoding reads weights and cache for each step, prefill multiplies.
+    """Add how near Offline, prefill and decoding came to what memory and matrix products allow, see ``bounds``.
 
-    decode: steps x bytes of weights + bytes of the cache at each token, over the bandwidth of a copy as large as the weights;
-    prefill: 2 x parameters x prompt tokens, over the peak of matrix products in this precision.
+    Workers of the kit say so of themselves and measured their machines before the tests; an engine of this process is measured now.
     """
-    config, end = bench.config, bench.scope
-    names = (f"decode_bound_tokens_per_s{end}", f"prefill_bound_tokens_per_s{end}", f"roofline_share_offline{end}")
-    engine = bench.facts.get("engine", {}).get(config.engine_of("Offline"), {})
+    config, names = bench.config, list(dict.fromkeys(map(bench.config.engine_of, bench.config.scenarios)))
+    engines = {name: bench.worker_bounds for name in names if config.engine == "http"}
+    reached = functools.cache(functools.partial(peaks.reached, bench.device, config.precision))
+    for name in names:
+        facts = bench.facts.get("engine", {}).get(name, {})
+        if config.engine != "http" and "read_bytes" in facts:
+            rates = zip(
+                ("bytes_per_s", "flop_per_s"), reached(int(facts["read_bytes"]), config.peak_seconds), strict=True
+            )
+            engines[name] = [bound for bound in [bounds.Bound.of({**facts, **dict(rates)})] if bound]
     row = next((row for row in bench.tables.get("tests", []) if row["scenario"] == "Offline"), None)
-    if "read_bytes" not in engine or row is None or not row["seconds"]:
-        why = "the engine does not say how large its weights are" if row else "Offline was not run"
-        units = ("tokens/s", "tokens/s", "ratio")
-        bench.metrics += [not_available(name, unit, "higher", why) for name, unit in zip(names, units, strict=True)]
-        return
-    kind = "host" if bench.device.type == "cpu" else "device"
-    size = max(int(engine["read_bytes"]), 2**20)
-    bandwidth = 1e9 * float(np.median(copy_rates(kind, bench.device, min(size, 2**30), config.peak_seconds)))
-    peaks = matmul_peaks(bench.device, config.precision, sizes=default_sizes(bench.device), seconds=config.peak_seconds)
-    flops = max((float(np.median(peak.samples)) for peak in peaks if peak.samples), default=math.nan)
-    rows = bench.tables["tests"], dict(bench.kept), bench.tables.get("prefix_cache", [])
-    bench.metrics += bounds.shares(*rows, bench.facts["engine"], bandwidth, flops, end)
-    table = next(table for name, table in bench.kept if name == "Offline")
-    done = queries.completed(table)
-    prompts, tokens = float(done["prompt_tokens"].sum()), float(done["tokens"].sum())
-    context = float(np.mean(done["prompt_tokens"] + done["tokens"] / 2))
-    cache = context * engine["cache_bytes_per_token"]
-    decode = bandwidth / (engine["read_bytes"] / config.slots + cache)
-    prefill = flops / (2 * engine["product_parameters"])
-    least_s = tokens / decode + prompts / prefill
-    how = f"{bandwidth / 1e9:.3g} GB/s over weights / {config.slots} slots + a cache of {context:.0f} tokens"
-    bench.metrics += [
-        derived(names[0], decode, "tokens/s", "none", how),
-        derived(names[1], prefill, "tokens/s", "none", f"{flops / 1e9:.4g} GFLOP/s over 2 x parameters"),
-        derived(
-            names[2], least_s / row["seconds"], "ratio", "higher", "least time by both bounds over the time of Offline"
-        ),
-    ]
+    missing = "" if row else "Offline was not run"
+    if row and not engines.get(row["engine"]):
+        missing = "the engine does not say how large its weights are"
+        missing += " or what its machine reaches: only workers of the kit do" if config.engine == "http" else ""
+    tables = dict(bench.kept)
+    bench.metrics += bounds.offline(
+        engines.get(row["engine"], []) if row else [], tables.get("Offline"), missing, bench.scope
+    )
+    bench.metrics += bounds.shares(
+        bench.tables.get("tests", []), tables, bench.tables.get("prefix_cache", []), engines, bench.scope
+    )
 
 
 def _save(bench: _Bench, began: Moment, startup_s: float) -> None:
@@ -435,7 +425,7 @@ def _save(bench: _Bench, began: Moment, startup_s: float) -> None:
         config,
         status="complete",
         started_at=began.wall,
-        ended_at=time.time(),
+        ended_at=began.wall + began.since(),
         metrics=bench.metrics,
         facts=bench.facts,
         tables=bench.tables,

@@ -4,7 +4,7 @@ from typing import Any
 
 from benchlib.benchmarks import View
 from benchlib.benchmarks.inference.config import InferenceConfig
-from benchlib.benchmarks.inference.losses import sentences
+from benchlib.benchmarks.inference.workers import sentences
 from benchlib.results.run import Result
 
 

@@ -27,6 +27,7 @@ class Bench:
     token: str
     prompts: list[list[int]]
     pool: Pool | None = None
+    engines: list[str] = field(default_factory=list)  # as each worker names its own; '': it does not
     alone: list[list[float]] = field(default_factory=list)
     together: list[Row] = field(default_factory=list)
     equal: list[Row] = field(default_factory=list)
@@ -44,6 +45,11 @@ class Bench:
     errors: list[str] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
     worker_cpu: list[float | None] = field(default_factory=list)
+
+    @property
+    def scope(self) -> str:
+        """The end of metrics' names, see ``ServingConfig.scope``."""
+        return self.config.scope(self.engines)
 
     @contextlib.contextmanager
     def client(self, urls: list[str], weighted: bool = True) -> Iterator[Client]:

@@ -1,5 +1,6 @@
 """Parameters of the serving benchmark. The defaults are those of the smoke tier, with two unlike workers that compute nothing."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
@@ -105,10 +106,12 @@ class ServingConfig(BaseConfig):
             )
         return self
 
-    @property
-    def scope(self) -> str:
-        """What the metrics' names say of the work: it is not that of a real user."""
-        return "sim" if self.engine == "sim" and not self.workers else "random_prompts"
+    def scope(self, engines: Iterable[str] = ()) -> str:
+        """Return what the metrics' names say of the work: it is not that of a real user.
+
+        ``engines`` is what workers that were started elsewhere say of theirs.
+        """
+        return "sim" if "sim" in (engines if self.workers else (self.engine,)) else "random_prompts"
 
     @property
     def limits_s(self) -> dict[str, float]:

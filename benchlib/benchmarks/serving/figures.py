@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
-
 from benchlib.core.text import quantity
 from benchlib.results import frames
 from benchlib.results.frames import Records
@@ -13,6 +11,7 @@ from benchlib.show.figures import (
     Picture,
     Theme,
     blank,
+    draw_in_flight,
     finish,
     head,
     leave_empty,
@@ -21,6 +20,7 @@ from benchlib.show.figures import (
     panels,
     styled,
 )
+from benchlib.show.history import over_runs
 
 TIMES = {"ttft": "first token", "tpot": "each further token"}
 NUMBERS = dict.fromkeys(
@@ -145,30 +145,8 @@ def inflight(run: Records, theme: Theme = LIGHT) -> Picture:
     frame = frames.typed(run, "inflight", {"t_s": 0.0, "worker": 0.0, "open": 0.0})
     if frame.empty:
         return leave_empty(figure, axes, theme, "No worker was killed.")
-    for index, (worker, part) in enumerate(frame.groupby("worker")):
-        axes.step(
-            part["t_s"],
-            part["open"],
-            where="post",
-            color=theme.series[index % len(theme.series)],
-            label=f"worker {worker:.0f}",
-        )
-    losses = frames.typed(run, "losses", {"t_s": 0.0, "worker": 0.0, "event": "", "reason": ""})
-    again = losses[losses["event"] == "requeued"]
-    if len(again):
-        axes.plot(again["t_s"], np.full(len(again), 0.4), "x", color=theme.text, markersize=5, label="sent again")
-    top = float(frame["open"].max())
-    for _, row in losses[losses["event"] != "requeued"].iterrows():
-        axes.axvline(row["t_s"], color=theme.muted, linestyle=DASHED, linewidth=1)
-        note(
-            axes,
-            f"worker {row['worker']:.0f} {row['event']}",
-            (row["t_s"], 1.12 * top),
-            (3, 0),
-            fontsize=7.5,
-            color=theme.muted,
-        )
-    axes.set_ylim(0, 1.3 * top)
+    losses = frames.typed(run, "losses", {"t_s": 0.0, "worker": 0.0, "event": "", "times": 0.0})
+    draw_in_flight(axes, theme, frame, losses)
     axes.legend(loc="center", fontsize=7.5)
     result = frames.readable(run, "result")
     recovery = result.facts.get("recovery", {}) if result else {}
@@ -179,4 +157,5 @@ def inflight(run: Records, theme: Theme = LIGHT) -> Picture:
 
 FIGURES: dict[str, Callable[..., Picture]] = {
     "load-latency": load_latency, "concurrency": concurrency, "scaling": scaling, "in-flight": inflight,
+    "over-runs": over_runs("total_s", "samples_per_s_all"),
 }  # fmt: skip

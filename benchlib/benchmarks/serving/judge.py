@@ -4,6 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchlib.benchmarks.serving.config import ServingConfig
+from benchlib.benchmarks.serving.view import scope_of
+from benchlib.config import addresses
+from benchlib.config.cluster import ELSEWHERE
+from benchlib.core import model_files
 from benchlib.core.text import duration, quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check, limit_check
@@ -22,6 +26,14 @@ SHARES = {
 }
 
 
+def refuse(config: ServingConfig) -> None:
+    """Raise ``UserError`` for workers that refuse our token, and for a model folder that is not whole."""
+    if config.launcher not in ELSEWHERE:
+        addresses.check_token(config.workers)
+    if not config.workers and config.engine != "sim":
+        model_files.check(config.model, tokenizer=False)
+
+
 def missed(run: Run) -> dict[str, list[str]]:
     """Return the limits and the target that could not be judged, by parameter: a client that was late, one worker alone."""
     config = run.config
@@ -36,7 +48,8 @@ def limits(run: Run) -> list[RegressionLimit]:
     """Return how much worse rates and times may get; the knee is found in steps, so it may move by one."""
     config = run.config
     assert isinstance(config, ServingConfig)
-    return [RegressionLimit(metric=f"{name}_{config.scope}", share=share) for name, share in SHARES.items()]
+    scope = scope_of(config, run.result)
+    return [RegressionLimit(metric=f"{name}_{scope}", share=share) for name, share in SHARES.items()]
 
 
 def claims(numbers: Numbers) -> Iterator[Claim]:
@@ -87,7 +100,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
 def _target(run: Run, config: ServingConfig) -> list[Check]:
     if config.target_efficiency is None or run.result is None:
         return []
-    metric = run.result.metric(f"scaling_efficiency_{config.scope}")
+    metric = run.result.metric(f"scaling_efficiency_{scope_of(config, run.result)}")
     question = "Does a further worker add what it can do alone?"
     return [limit_check("target efficiency", question, metric, config.target_efficiency, source="target_efficiency")]
 
@@ -104,7 +117,7 @@ def _efficiency(run: Run, config: ServingConfig) -> Check:
     """Fail where every round scales better than the sum of its workers: then alone and together were not the same work."""
     result = run.result
     assert result is not None
-    metric = result.metric(f"scaling_efficiency_{config.scope}")
+    metric = result.metric(f"scaling_efficiency_{scope_of(config, run.result)}")
     name, question = "possible scaling", "Are all workers together at most as fast as the sum of each alone?"
     if metric is None or metric.value is None:
         reason = metric.reason if metric else "the run has no such metric"
@@ -153,7 +166,7 @@ def reading(run: Run) -> list[str]:
     """Return what the numbers say: rates, efficiency and where the rest went, the knee, the projection."""
     config, result = run.config, run.result
     assert isinstance(config, ServingConfig) and result is not None
-    scope = config.scope
+    scope = scope_of(config, result)
     metric = {
         name: result.metric(f"{name}_{scope}")
         for name in ("samples_per_s_all", "scaling_efficiency", "knee_per_s", "projected_hours")

@@ -20,7 +20,7 @@ HOUR_S = 3600
 
 def metrics(bench: Bench, startup_s: float, total_s: float) -> list[Metric]:
     """Return all metrics; those that depend on the work end with its scope."""
-    config, scope = bench.config, bench.config.scope
+    config, scope = bench.config, bench.scope
     rates = [row["samples_per_s"] for row in bench.together]
     sums = [sum(values) for values in zip(*bench.alone, strict=True)] if config.mode != "distributed" else []
     both = "mode = both measures it"
@@ -95,7 +95,7 @@ def metrics(bench: Bench, startup_s: float, total_s: float) -> list[Metric]:
 
 
 def _at_knee(bench: Bench) -> list[Metric]:
-    config, knee, scope = bench.config, bench.knee, bench.config.scope
+    config, knee, scope = bench.config, bench.knee, bench.scope
     names = {
         "knee_per_s": "queries/s",
         "goodput_at_knee_per_s": "queries/s",
@@ -226,7 +226,7 @@ def facts(bench: Bench) -> dict[str, Any]:
     """Return counts and what is no number."""
     return {
         "issued": bench.issued, "failed": bench.failed, "repeated": bench.repeated, "errors": bench.errors,
-        "workers": len(bench.urls), "own_workers": bench.pool is not None, "recovery": bench.recovery,
+        "workers": len(bench.urls), "engines": sorted({*bench.engines} - {""}), "own_workers": bench.pool is not None, "recovery": bench.recovery,
         "knee_reached": any(row["why"] for row in bench.sweep),
         # Own workers share what this process has; others are machines of their own, of which this one knows no more.
         **({} if bench.pool else {"paid_devices": len(bench.urls)}),

@@ -5,7 +5,7 @@ rising rates until a limit is missed. Last a worker is killed and started again 
 """
 
 import contextlib
-import os
+import itertools
 import signal
 import statistics
 import threading
@@ -19,16 +19,16 @@ import psutil
 from benchlib.benchmarks.serving.bench import Bench, Row
 from benchlib.benchmarks.serving.config import ServingConfig
 from benchlib.benchmarks.serving.metrics import facts, metrics, series
+from benchlib.config import addresses
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import UserError
 from benchlib.core.events import EventWriter, Moment
 from benchlib.core.machine import BACKENDS
 from benchlib.results.run import Result, save_result
 from benchlib.workloads.llm import queries
-from benchlib.workloads.llm.dispatch import Dispatcher, losses
+from benchlib.workloads.llm.dispatch import Dispatcher, in_flight, losses
 from benchlib.workloads.llm.load import find_knee, measure, schedule
 from benchlib.workloads.llm.pool import Pool
-from benchlib.workloads.llm.server import TOKEN
 
 VOCABULARY = (3, 500)  # token ids of random prompts: every tokenizer has them
 KILLED_AT = 0.25  # of the expected time of that many queries: when a worker is killed
@@ -45,6 +45,7 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
         with bench.client(bench.urls) as client:  # names of services become addresses; nobody is measured cold
             assert isinstance(client.engine, Dispatcher)
             bench.urls = [worker.url for worker in client.engine.workers]
+            bench.engines = [str(worker.says.get("engine") or "") for worker in client.engine.workers]
             client.at_once(2 * len(bench.urls))
         startup_s = began.since()
         events.emit("phase", name="measure", text="rates of the workers")
@@ -69,7 +70,7 @@ def _prepare(config: ServingConfig, run_dir: Path, events: EventWriter, stack: c
     lengths = rng.integers(max(1, config.prompt_tokens // 2), config.prompt_tokens + config.prompt_tokens // 2 + 1, 256)
     prompts = [rng.integers(*VOCABULARY, length).tolist() for length in lengths]
     if config.workers:
-        return Bench(config, events, list(config.workers), os.environ.get(TOKEN, ""), prompts)
+        return Bench(config, events, list(config.workers), addresses.bearer_token(), prompts)
     steps = [ms * (1 + config.planted_slowdown) for ms in config.sim_step_ms]
     options: dict[str, Any] = {
         "engine": config.engine,
@@ -88,23 +89,26 @@ def _rates(bench: Bench) -> None:
     config, count = bench.config, len(bench.urls)
     bench.alone = [[] for _ in bench.urls]
     bench.worker_cpu = [None] * count
-    steps = config.rounds * (count * (config.mode != "distributed") + (count > 1) * (config.mode != "single"))
-    done = 0
+    groups = [2**power for power in range(1, 10) if 2**power < count] if config.mode == "both" else []
+    joint = (len(groups) + 1 + (count > 1)) * (config.mode != "single")
+    total = config.rounds * (count * (config.mode != "distributed") + joint)
+    numbers = itertools.count(1)
+
+    def run(urls: list[str], weighted: bool = True) -> Row:
+        row = _at_once(bench, urls, weighted)
+        bench.events.emit("progress", phase="measure", done=next(numbers), total=total, unit="runs")
+        return row
+
     for _ in range(config.rounds):
         if config.mode != "distributed":
             for index, url in enumerate(bench.urls):
-                bench.alone[index].append(_at_once(bench, [url])["samples_per_s"])
-                bench.events.emit(
-                    "progress", phase="measure", done=(done := done + 1), total=max(steps, 1), unit="runs"
-                )
+                bench.alone[index].append(run([url])["samples_per_s"])
         if config.mode != "single":
-            groups = [2**power for power in range(1, 10) if 2**power < count] if config.mode == "both" else []
             for size in groups:
-                bench.groups.setdefault(size, []).append(_at_once(bench, bench.urls[:size])["samples_per_s"])
-            bench.together.append(_at_once(bench, bench.urls))
+                bench.groups.setdefault(size, []).append(run(bench.urls[:size])["samples_per_s"])
+            bench.together.append(run(bench.urls))
             if count > 1:
-                bench.equal.append(_at_once(bench, bench.urls, weighted=False))
-            bench.events.emit("progress", phase="measure", done=(done := done + 1), total=max(steps, 1), unit="runs")
+                bench.equal.append(run(bench.urls, weighted=False))
 
 
 def _at_once(bench: Bench, urls: list[str], weighted: bool = True) -> Row:
@@ -150,11 +154,10 @@ def _load(bench: Bench) -> None:
             table = bench.count(client, client.open_loop(due))
             done = queries.completed(table)
             bench.knee_samples = {"ttft": queries.ttft_s(done).tolist(), "tpot": queries.tpot_s(done).tolist()}
-            bench.events.emit(
-                "progress", phase="load", done=number, total=max(number, len(config.loads) + 3), unit="rates"
-            )
+            bench.events.emit("progress", phase="load", done=number, total=max(number, most), unit="rates")
             return measure(table, config.limits_s, config.percentile / 100, client.log.repeated)
 
+        most = len(config.loads) + config.refine + 1  # and more where a rate has to be sent again
         rates = [share * capacity for share in config.loads]
         bench.sweep, bench.knee = find_knee(
             probe, rates, lambda rate: max(10, round(rate * config.point_s)), refine=config.refine
@@ -195,10 +198,4 @@ def _recovery(bench: Bench, pool: Pool) -> None:
             "after_return": sum(row["worker"] == 0 and row["sent_s"] - began > back_s for row in attempts),
         }  # fmt: skip
         bench.losses = losses(dispatcher.events, attempts, began)
-        for moment in np.linspace(0, bench.recovery["end_s"], 121).tolist():
-            for worker in range(len(bench.urls)):
-                busy = sum(
-                    row["worker"] == worker and row["sent_s"] - began <= moment < row["ended_s"] - began
-                    for row in attempts
-                )
-                bench.inflight.append({"t_s": round(moment, 4), "worker": worker, "open": busy})
+        bench.inflight = in_flight(attempts, len(bench.urls), began)

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import pandas as pd
-
 from benchlib.results import frames
-from benchlib.results.frames import Records
+from benchlib.results.frames import Column
 
-# Of each table the heading, the columns to show by name, and how their numbers are written.
-COLUMNS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
+# Of each table its heading and the columns to show.
+COLUMNS: dict[str, tuple[str, dict[str, Column]]] = {
     "workers": ("Workers", {
         "worker": ("worker", "{:.0f}"), "url": ("address", ""), "alone_per_s": ("alone, queries/s", "{:.1f}"), "predicted_share": ("share predicted", "{:.1%}"),
         "share": ("share answered", "{:.1%}"), "cpu_share": ("CPU of its process", "{:.0%}"),
@@ -39,23 +37,15 @@ COLUMNS: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
 }  # fmt: skip
 
 
-def report(run: Any) -> dict[str, list[dict[Any, Any]]]:
+def _open_loops(run: Any) -> Any:
+    """Return the open loops; one that no limit ended says so."""
+    frame = frames.written(COLUMNS["load"][1], "load", run)
+    return frame.assign(limits=frame["limits"].where(frame["limits"] != "", "met"))
+
+
+TABLES = frames.tables(COLUMNS) | {"Open loops": _open_loops}
+
+
+def report(run: Any) -> dict[str, list[dict[str, Any]]]:
     """Return the tables of the report, by heading; empty ones are left out."""
-    made = {heading: shown(run, name) for name, (heading, _) in COLUMNS.items()}
-    return {heading: frame.to_dict("records") for heading, frame in made.items() if len(frame)}
-
-
-def shown(run: Records, name: str) -> pd.DataFrame:
-    """Return one table with its columns named and its numbers written."""
-    _, columns = COLUMNS[name]
-    kinds = {column: "" if form == "" else 0.0 for column, (_, form) in columns.items()}
-    frame = frames.typed(run, name, kinds)
-    if name == "load":
-        frame["why"] = frame["why"].where(frame["why"] != "", "met")
-    for column, (_, form) in columns.items():
-        if form:
-            frame[column] = [form.format(value) if value == value else "" for value in frame[column]]
-    return frame.rename(columns={column: heading for column, (heading, _) in columns.items()})
-
-
-TABLES = {heading: lambda run, name=name: shown(run, name) for name, (heading, _) in COLUMNS.items()}
+    return frames.report(run, TABLES)

@@ -12,14 +12,20 @@ def tables(run: Any) -> dict[str, list[dict[str, Any]]]:
     return tables.report(run)
 
 
+def scope_of(config: Any, result: Any) -> str:
+    """Return the end of the metrics' names of a run: what its workers said of themselves counts, and not what was asked for."""
+    return str(config.scope(result.facts.get("engines", ()) if result else ()))
+
+
 def warnings(config: Any, result: Any) -> list[str]:
     """Return what limits the meaning of a result."""
+    scope = scope_of(config, result)
     made = [
         "The engine `sim` computes nothing: rates and times are those of clients, network and dispatcher."
-        if config.scope == "sim"
+        if scope == "sim"
         else "Prompts are random tokens of a chosen length: speed and no quality."
     ]
-    if not config.workers and config.worker_count > 1 and config.scope != "sim":
+    if not config.workers and config.worker_count > 1 and scope != "sim":
         made.append("All workers share this machine: what one of them gains, another may lose.")
     few = min((row["queries"] for row in result.tables.get("load", [])), default=0) if result else 0
     if few and few < 100:
