@@ -9,7 +9,7 @@ The folder holds, by convention:
                   missed(run)
     view.py       VIEW: its key numbers and the words for what it shows (optional)
     figures.py    FIGURES: its pictures by name, in the order of the report (optional)
-    tables.py     TABLES: its tables by heading, MORE: of its notebook alone (optional)
+    tables.py     TABLES: its tables by heading, MORE: of its notebook alone (optional; else the notebook has those of VIEW)
     export.py     read(content, name): a run from a file that an export of its own wrote (optional)
     command.py    command: a verb of its own for the command line (optional)
 

@@ -58,12 +58,12 @@ class CompiledConfig(BaseConfig):
     @field_validator("executors")
     @classmethod
     def _executors_are_known(cls, value: list[str]) -> list[str]:
-        known = members()
+        available = members()
         for name in value:
-            if name not in known:
-                raise ValueError(f"there is no executor {name!r}: {nearest(name, known)}")
-            if known[name].precision != "fp32":
-                raise ValueError(f"executor {name!r} computes in {known[name].precision}: name one in fp32")
+            if name not in available:
+                raise ValueError(f"there is no executor {name!r}: {nearest(name, available)}")
+            if available[name].precision != "fp32":
+                raise ValueError(f"executor {name!r} computes in {available[name].precision}: name one in fp32")
         return [REFERENCE, *(name for name in dict.fromkeys(value) if name != REFERENCE)]
 
     @model_validator(mode="after")

@@ -110,22 +110,24 @@ def _converted(bench: Bench, name: str, make: Callable[[], Any], **options: Any)
     done = time.perf_counter()
     converted.manifest.hashed(converted.weights).write(bench.folder / f"{name}.mlir", converted.text)
     arguments = converted.manifest.arguments
-    found = mlir.inspect(converted.text, [item.name for item in arguments], [item.role for item in arguments], name)
+    inspection = mlir.inspect(
+        converted.text, [item.name for item in arguments], [item.role for item in arguments], name
+    )
     row = {
         "program": name, "export_s": exported - began, "convert_s": done - exported, "text_bytes": len(converted.text),
-        "arguments": len(arguments), "operations": sum(found.operations.values()), "dot_flops": found.dot_flops,
-        "argument_bytes": found.argument_bytes, "temporary_bytes": found.temporary_bytes,
+        "arguments": len(arguments), "operations": sum(inspection.operations.values()), "dot_flops": inspection.dot_flops,
+        "argument_bytes": inspection.argument_bytes, "temporary_bytes": inspection.temporary_bytes,
     }  # fmt: skip
     bench.tables.setdefault("programs", []).append(row)
     bench.tables.setdefault("operations", []).extend(
         {"program": name, "operation": kind, "count": count}
-        for kind, count in sorted(found.operations.items(), key=lambda item: (-item[1], item[0]))
+        for kind, count in sorted(inspection.operations.items(), key=lambda item: (-item[1], item[0]))
     )
     bench.tables.setdefault("layers", []).extend(
-        {"program": name, "layer": layer, **vars(item)} for layer, item in found.layers.items()
+        {"program": name, "layer": layer, **vars(item)} for layer, item in inspection.layers.items()
     )
     bench.tables.setdefault("edges", []).extend(
-        {"program": name, "from": a, "to": b, "values": count} for (a, b), count in found.edges.items()
+        {"program": name, "from": a, "to": b, "values": count} for (a, b), count in inspection.edges.items()
     )
     return converted, row
 

@@ -43,7 +43,7 @@ def run(config: CompiledConfig, run_dir: Path, events: EventWriter) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
     environment["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY") or "PASSIVE"
     command = [sys.executable, "-m", "benchlib.benchmarks.compiled.path", str(run_dir), str(os.getpid())]
-    said: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     with (
         keep_alive(events, config.budget_s),
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as path,
@@ -52,18 +52,18 @@ def run(config: CompiledConfig, run_dir: Path, events: EventWriter) -> None:
         phase = "convert"
         for line in path.stdout:
             try:
-                said = json.loads(line)
+                message = json.loads(line)
             except ValueError:
                 print(line, end="", flush=True)  # of a library
                 continue
-            if "phase" in said:
-                phase = said["phase"]
+            if "phase" in message:
+                phase = message["phase"]
                 events.emit("phase", name=phase)
-            elif "done" in said:
-                events.emit("progress", phase=phase, **said)
+            elif "done" in message:
+                events.emit("progress", phase=phase, **message)
     (run_dir / DDP).unlink(missing_ok=True)
     if path.returncode == EXIT_SKIPPED:
-        raise BackendUnavailable(said.get("unavailable", "the compiled path is not available"))
+        raise BackendUnavailable(message.get("unavailable", "the compiled path is not available"))
     if path.returncode:
         raise RunBroken(f"the compiled path ended with exit code {path.returncode}; its error is in the log of rank 0")
 

@@ -10,6 +10,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import outputs, write_text
 from benchlib.core.text import day
 from benchlib.judge.presets import folder, parse
+from benchlib.launch.kubernetes import YamlDumper
 from benchlib.results.run import Run
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -42,9 +43,9 @@ def content(run: Run) -> dict[str, Any]:
 
     peaks = {}
     for metric in result.metrics:
-        found = re.fullmatch(r"matmul_(\w+)_peak_flops", metric.name)
-        if found and metric.value:
-            peaks[found[1]] = given(metric.value / config.world_size / 1e12, f"{metric.reason}, by rank")
+        match = re.fullmatch(r"matmul_(\w+)_peak_flops", metric.name)
+        if match and metric.value:
+            peaks[match[1]] = given(metric.value / config.world_size / 1e12, f"{metric.reason}, by rank")
     where = "host" if config.backend == "cpu" else "device"
     copy = result.value(f"copy_{where}_gbytes_per_s")
     if not peaks or not copy:
@@ -101,6 +102,6 @@ def write(run_dir: Path, name: str, force: bool) -> Path:
         raise UserError(f"{path} is there: take another --name, or --force to replace it")
     values = content(Run(run_dir))
     parse(values)
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=160)
+    text = yaml.dump(values, Dumper=YamlDumper, sort_keys=False, allow_unicode=True, width=160)
     write_text(path, f"# Written by `benchlib machine init`.\n{text}")
     return path

@@ -6,22 +6,21 @@ from benchlib.core.definitions import size_text
 from benchlib.core.text import quantity
 from benchlib.results import frames
 from benchlib.results.frames import Records
-from benchlib.show.figures import LIGHT, Picture, Theme, blank, finish, leave_empty, size_axis, styled
+from benchlib.show.figures import LIGHT, Picture, Theme, blank, finish, grouped_bars, leave_empty, size_axis, styled
 
 
 @styled
 def peaks(run: Records, theme: Theme = LIGHT) -> Picture:
     """FLOP/s of square matrix products, all ranks at once, by n and precision."""
-    import seaborn
-
     figure, axes = blank("matmul-peaks", theme)
     frame = frames.table(run, "matmul")
     if frame.empty:
         return leave_empty(figure, axes, theme, "No matrix product was measured.")
-    frame = frame.sort_values("precision").assign(gflops=frame["best_flops"] / 1e9)
-    seaborn.barplot(frame, x="n", y="gflops", hue="precision", estimator="sum", errorbar=None, saturation=1, ax=axes)
-    for bars in axes.containers:
+    frame = frame.assign(gflops=frame["best_flops"] / 1e9)
+    ranks_together = frame.pivot_table(index="n", columns="precision", values="gflops", aggfunc="sum")
+    for bars in grouped_bars(axes, {str(name): column.tolist() for name, column in ranks_together.items()}):
         axes.bar_label(bars, fmt=quantity, fontsize=8, padding=2)  # type: ignore[arg-type]
+    axes.set_xticks(range(len(ranks_together)), [f"{n:.0f}" for n in ranks_together.index])
     axes.margins(y=0.3)
     axes.legend(ncols=len(axes.containers), loc="upper left")
     best = frame.groupby(["precision", "n"], as_index=False).agg({"gflops": "sum"}).nlargest(1, "gflops").iloc[0]

@@ -102,16 +102,16 @@ def bottleneck(parts: Mapping[str, float]) -> Bottleneck:
 
 def sentence(row: Row, kernels: Sequence[Row], peaks: Mapping[str, Any]) -> str:
     """Say in one sentence what holds a row's strategy back, with the upper bound of removing it."""
-    found = bottleneck(waterfall(row, kernels))
+    largest = bottleneck(waterfall(row, kernels))
     name = f"{row['strategy']} {row.get('schedule') or ''}".strip()
-    start = f"{row['model']} by {name}: {found.share:.0%} of a step ({seconds(found.seconds)} of {seconds(found.step_s)}) is {PARTS[found.part]}"
-    if found.part != "compute":
-        return f"{start}; without it a step would be {found.bound:.2f} × as fast at most."
+    start = f"{row['model']} by {name}: {largest.share:.0%} of a step ({seconds(largest.seconds)} of {seconds(largest.step_s)}) is {PARTS[largest.part]}"
+    if largest.part != "compute":
+        return f"{start}; without it a step would be {largest.bound:.2f} × as fast at most."
     rate = (peaks.get("matmul_flops") or {}).get(row["precision"])
     least = row["flops"] / row["world"] / rate if rate else None
-    if not least or least >= found.seconds:
+    if not least or least >= largest.seconds:
         return f"{start}: the device is busy with the work itself, and only more or faster devices help."
-    faster = found.step_s / (found.step_s - found.seconds + least)
+    faster = largest.step_s / (largest.step_s - largest.seconds + least)
     return f"{start}, which take {seconds(least)} at the measured peak: with all of them at the peak a step would be {faster:.2f} × as fast at most."
 
 
@@ -205,14 +205,14 @@ def sentences(run: Run) -> list[str]:
         return []
     peaks = run.result.facts.get("machine_peaks") or {}
     lacking = [row for row in run.result.tables.get("strategies", []) if row.get("status") not in ("ok", None)]
-    found = []
+    lines = []
     for model, rows in models(main_rows(run)).items():
         spread = [row for row in rows if row["world"] > 1] or rows
         key = _fastest(spread)
-        found.append("Bottleneck: " + sentence(key, kernels_of(run, key["key"]), peaks))
+        lines.append("Bottleneck: " + sentence(key, kernels_of(run, key["key"]), peaks))
         out = [row for row in lacking if row.get("model") == model and "memory" in str(row.get("reason"))]
-        found.append("Advice: " + advice(rows, out, memory_of(run)))
-    return found
+        lines.append("Advice: " + advice(rows, out, memory_of(run)))
+    return lines
 
 
 def checks(run: Run) -> list[Check]:
@@ -225,7 +225,7 @@ def checks(run: Run) -> list[Check]:
             wrong.append(f"{row['key']}: {seconds(sum(parts))} of {seconds(row['step_s'])}")
     question = "Do data, forward, backward and optimizer explain the step?"
     reason = "; ".join(wrong) or f"{len(rows)} strategies"
-    found = [fact_check("parts of a step", question, bool(rows) and not wrong, reason, limit="50 % to 110 %")]
+    results = [fact_check("parts of a step", question, bool(rows) and not wrong, reason, limit="50 % to 110 %")]
     planted = getattr(run.config, "planted", "")
     if planted in PLANTED:
         question = "Is the fault that was planted the bottleneck that the waterfall names?"
@@ -233,5 +233,5 @@ def checks(run: Run) -> list[Check]:
         seen = {row["key"]: bottleneck(waterfall(row, kernels_of(run, row["key"]))).part for row in hit}
         missed = [f"{key}: {PARTS[part]}" for key, part in seen.items() if part != PLANTED[planted]]
         text = "; ".join(missed) or f"{PARTS[PLANTED[planted]]} in {len(seen)} strategies"
-        found.append(fact_check("planted bottleneck", question, bool(seen) and not missed, text))
-    return found
+        results.append(fact_check("planted bottleneck", question, bool(seen) and not missed, text))
+    return results

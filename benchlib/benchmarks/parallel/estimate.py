@@ -182,7 +182,15 @@ def _activations(work: Work) -> float:
     if work.checkpointing:
         again = tokens * _layer_activations(replace(work, checkpointing=False))
     size = 2 if work.precision == "bf16" else 4
-    head = tokens * work.shape.outputs * (size + 4 + 4)  # logits, their logarithm, their gradient
+    shape = work.shape
+    head = tokens * shape.outputs * (size + 4 + 4)  # logits, their logarithm, their gradient
+    # Gradients on their way through one layer: in and out of the activation function, and of the attention's parts.
+    again += (
+        tokens
+        * size
+        * (2 * (shape.ffn_matrices - 1) * shape.ffn + 2 * (shape.hidden + shape.kv_width))
+        / work.layout.tensor
+    )
     if work.layout.tensor > 1:
         head += (
             2 * tokens * work.shape.outputs * size / work.layout.tensor
@@ -417,6 +425,22 @@ def of_row(row: Mapping[str, Any], shape: Shape, shard: int = 2) -> Work:
     )  # fmt: skip
 
 
+def calibrated(
+    peaks: Mapping[str, Any], alpha_beta: Sequence[Mapping[str, Any]], single: Mapping[str, Any] | None, shape: Shape
+) -> tuple[Rates, float] | None:
+    """Return what a run measured of its machine, and how many times slower than at its peaks a device computes.
+
+    That is taken from ``single``, the measured row of one device: its step over the estimate for it. None where a part lacks.
+    """
+    if not single or not single.get("step_s"):
+        return None
+    rates = Rates.of_run(peaks, alpha_beta, single["precision"])
+    if rates is None:
+        return None
+    alone = replace(rates, flops=float(peaks.get("matmul_flops_alone") or rates.flops))
+    return rates, float(single["step_s"]) / step_time(of_row(single, shape), alone).step_s
+
+
 def predict(
     row: Mapping[str, Any],
     peaks: Mapping[str, Any],
@@ -424,19 +448,10 @@ def predict(
     single: Mapping[str, Any] | None,
     shape: Shape | None = None,
 ) -> float | None:
-    """Return the step in seconds that the model expects of a row of ``strategies`` that was not measured yet.
-
-    How far from its peaks a device computes is taken from ``single``, the measured row of one device: the ratio of its step
-    to the estimate for it carries over. Exchanges come from the collectives measured in the same run. None where a part lacks.
-    """
+    """Return the step in seconds that the model expects of a row of ``strategies`` that was not measured yet; None as ``calibrated``."""
     shape = shape or MODELS[row["model"]]
-    precision = row["precision"]
-    rates = Rates.of_run(peaks, alpha_beta, precision)
-    if rates is None or not single or not single.get("step_s"):
-        return None
-    alone = replace(rates, flops=float(peaks.get("matmul_flops_alone") or rates.flops))
-    scale = single["step_s"] / step_time(of_row(single, shape), alone).step_s
-    return step_time(of_row(row, shape), rates, scale).step_s
+    here = calibrated(peaks, alpha_beta, single, shape)
+    return step_time(of_row(row, shape), *here).step_s if here else None
 
 
 @dataclass(frozen=True)

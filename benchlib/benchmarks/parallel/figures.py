@@ -66,6 +66,13 @@ def _part_colour(theme: Theme, part: str) -> tuple[str, str]:
     return (theme.muted, "///" if part == "bubble" else "") if place is None else (theme.series[place], "")
 
 
+def _part(axes: Any, theme: Theme, name: str, place: int, left_ms: float, value_s: float, linewidth: float) -> None:
+    colour, hatch = _part_colour(theme, name)
+    axes.barh(
+        place, 1e3 * value_s, left=left_ms, height=0.66, color=colour, hatch=hatch, edgecolor=theme.card, linewidth=linewidth,
+    )  # fmt: skip
+
+
 def _main(run: Any) -> Any:
     """The row that the reading speaks of: the fastest over several ranks."""
     rows = _rows(run)
@@ -113,17 +120,7 @@ def waterfall(run: Any, theme: Theme = LIGHT) -> Picture:
     worst, left = bottleneck.bottleneck(parts), 0.0
     shown = [name for name, value in parts.items() if value > 0.002 * row["step_s"]]
     for place, name in enumerate(shown):
-        colour, hatch = _part_colour(theme, name)
-        axes.barh(
-            place,
-            1e3 * parts[name],
-            left=left,
-            height=0.66,
-            color=colour,
-            hatch=hatch,
-            edgecolor=theme.card,
-            linewidth=0.5,
-        )
+        _part(axes, theme, name, place, left, parts[name], linewidth=0.5)
         share = f"{seconds(parts[name])}, {parts[name] / row['step_s']:.0%}"
         end, right = left + 1e3 * parts[name], left > 0.5e3 * row["step_s"]
         note(axes, share, (left if right else end, place), (-5 if right else 5, 0), fontsize=8)
@@ -146,21 +143,12 @@ def steps(run: Any, theme: Theme = LIGHT) -> Picture:
     rows = _shown(run)
     if not rows:
         return leave_empty(figure, axes, theme, "No strategy was measured.")
+    falls = [bottleneck.waterfall(row, bottleneck.kernels_of(run, row["key"])) for row in rows]
     seen: dict[str, float] = {}
-    for place, row in enumerate(rows):
+    for place, (row, parts) in enumerate(zip(rows, falls, strict=True)):
         left = 0.0
-        for name, value in bottleneck.waterfall(row, bottleneck.kernels_of(run, row["key"])).items():
-            colour, hatch = _part_colour(theme, name)
-            axes.barh(
-                place,
-                1e3 * value,
-                left=left,
-                height=0.66,
-                color=colour,
-                hatch=hatch,
-                edgecolor=theme.card,
-                linewidth=0.3,
-            )
+        for name, value in parts.items():
+            _part(axes, theme, name, place, left, value, linewidth=0.3)
             left += 1e3 * value
             seen[name] = max(seen.get(name, 0.0), value / row["step_s"])
     label_rows(axes, _labels(rows))
@@ -168,15 +156,13 @@ def steps(run: Any, theme: Theme = LIGHT) -> Picture:
     axes.set_xlabel("time of a step (ms)")
     kept = [name for name, share in seen.items() if share > 0.01]
     _legend(figure, theme, {_SHORT[name]: _part_colour(theme, name) for name in kept})
-    waste = {
-        row["key"]: sum(
-            bottleneck.waterfall(row, bottleneck.kernels_of(run, row["key"]))[name] for name in bottleneck.WASTE
-        )
-        / row["step_s"]
-        for row in rows
-    }
-    most = max(rows, key=lambda row: waste[row["key"]])
-    title = f"{_label(most, len({row['model'] for row in rows}) > 1)} waits most: {waste[most['key']]:.0%} of its step is no work"
+    waste = [
+        sum(parts[name] for name in bottleneck.WASTE) / row["step_s"] for row, parts in zip(rows, falls, strict=True)
+    ]
+    most = rows[waste.index(max(waste))]
+    title = (
+        f"{_label(most, len({row['model'] for row in rows}) > 1)} waits most: {max(waste):.0%} of its step is no work"
+    )
     return head(figure, theme, title, "Stacked bars: parts of a step by strategy.")
 
 
@@ -277,16 +263,16 @@ def memory(run: Any, theme: Theme = LIGHT) -> Picture:
 def curves(run: Any, theme: Theme = LIGHT) -> Picture:
     """Efficiency by the number of devices: measured with bands, the model's prediction, and its extrapolation."""
     result = frames.readable(run, "result")
-    found = scaling.points(result.tables.get("scaling", [])) if result else []
-    kinds = [kind for kind in ("strong", "weak") if any(point.kind == kind and point.world > 1 for point in found)]
+    points = scaling.points(result.tables.get("scaling", [])) if result else []
+    kinds = [kind for kind in ("strong", "weak") if any(point.kind == kind and point.world > 1 for point in points)]
     if not kinds:
         figure, axes = blank("scaling", theme)
         return leave_empty(figure, axes, theme, "Scaling was not measured: scaling=both does.")
-    largest = max(point.world for point in found)
-    last = [point for point in found if point.world == largest]
+    largest = max(point.world for point in points)
+    last = [point for point in points if point.world == largest]
     names = [point.key for point in sorted(last, key=lambda point: -point.samples_per_s)]
     names = list(dict.fromkeys(names))[:CURVES]
-    top = max(1.1, *(min(point.high, 1.5) for point in found if point.key in names))
+    top = max(1.1, *(min(point.high, 1.5) for point in points if point.key in names))
     figure, drawn = panels("scaling", theme, 1, len(kinds), sharey=True)
     more = lines(run)
     for axes, kind in zip(drawn, kinds, strict=True):
@@ -294,12 +280,12 @@ def curves(run: Any, theme: Theme = LIGHT) -> Picture:
             _curve(
                 axes,
                 theme.series[place],
-                [point for point in found if point.key == key and point.kind == kind],
+                [point for point in points if point.key == key and point.kind == kind],
                 more.get((key, kind), []),
             )
         axes.axhline(1, color=theme.muted, linewidth=0.8)
         axes.set_xscale("log", base=2)
-        worlds = sorted({point.world for point in found} | {n for key in names for n, _ in more.get((key, kind), [])})
+        worlds = sorted({point.world for point in points} | {n for key in names for n, _ in more.get((key, kind), [])})
         kept = [n for n in worlds if n in (1, 2, 4, 8, 64, 1024)] or worlds
         axes.set_xticks(kept, [f"{n:,}" for n in kept], fontsize=7.5)
         axes.minorticks_off()
@@ -315,14 +301,14 @@ def curves(run: Any, theme: Theme = LIGHT) -> Picture:
         color=theme.muted,
     )
     drawn[0].set_ylabel("efficiency")
-    several = len({point.model for point in found}) > 1
+    several = len({point.model for point in points}) > 1
     words = {
         name if several else name.split(" ", 1)[-1].replace("_", " "): (theme.series[place], "")
         for place, name in enumerate(names)
     }
     _legend(figure, theme, words)
     best = max(last, key=lambda point: point.efficiency)
-    errors = [abs(point.error) for point in found if point.error is not None]
+    errors = [abs(point.error) for point in points if point.error is not None]
     title = f"{best.efficiency:.0%} efficiency on {largest} devices at best"
     if errors:
         title += f"; the model's step is off by {sorted(errors)[len(errors) // 2]:.0%} (median)"

@@ -202,16 +202,16 @@ def reading(run: Run) -> list[str]:
 
 
 def _largest(run: Run) -> list[str]:
-    found = run.result.facts.get("largest_batch") if run.result else None
-    if not found:
+    largest = run.result.facts.get("largest_batch") if run.result else None
+    if not largest:
         return []
-    if not found["batch"]:
+    if not largest["batch"]:
         return [
             "Not even one sample fits one device."
-            if found["complete"]
+            if largest["complete"]
             else "The search for the largest batch found none in its time."
         ]
-    more = "" if found["complete"] else "; the search ended with its share of the budget"
+    more = "" if largest["complete"] else "; the search ended with its share of the budget"
     return [
-        f"{found['batch']:,} samples are the largest batch of one device that was found, {found['below']:,} do not fit or were not tried{more}."
+        f"{largest['batch']:,} samples are the largest batch of one device that was found, {largest['below']:,} do not fit or were not tried{more}."
     ]

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from benchlib.benchmarks.parallel.strategies import Job, Way, prepare, timeline
 from benchlib.core.events import EventWriter
 from benchlib.core.stats import summary
 from benchlib.runtime import devices
-from benchlib.runtime.group import World, all_gather_objects, barrier
+from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.steps import comm_device, keep_alive
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, hold, union
 from benchlib.workloads.collective_ops import ALL_GATHER, REDUCE_SCATTER
@@ -104,26 +105,31 @@ def measure(config: ParallelConfig, plan: Plan, here: World, events: EventWriter
     )  # fmt: skip
     before = _settled(here.device)
     way = prepare(plan.strategy, plan.layout, plan.schedule, job)
-    found: Found | None = None
+    # Who has no part waits for as long as the others take, which may be more than a collective's time-out.
+    patient = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.budget_s))
+    result: Found | None = None
     if way is None:
         with keep_alive(events, config.budget_s):
-            barrier()
+            dist.barrier(patient)
     else:
-        found = _rank(config, plan, job, way, here, events, before)
-        barrier()
+        result = _rank(config, plan, job, way, here, events, before)
+        dist.barrier(patient)
+    dist.destroy_process_group(patient)
     del way
     gc.collect()
-    told = [one for one in all_gather_objects(found) if one is not None]
-    stages = _shortest([one.stages for one in told])
-    row = describe(config, plan) | _row(plan, told, stages)
+    results = [item for item in all_gather_objects(result) if item is not None]
+    stages = _shortest([item.stages for item in results])
+    row = describe(config, plan) | _row(plan, results, stages)
     tables: dict[str, list[Row]] = {"strategies": [row]}
     for table in ("kernels", "communication"):
-        tables[table] = [plan.identity() | one for one in getattr(told[0].trace, table)]
-    began = min((one["start_s"] for rank in stages for one in rank), default=0.0)
+        tables[table] = [plan.identity() | item for item in getattr(results[0].trace, table)]
+    began = min((member["start_s"] for rank in stages for member in rank), default=0.0)
     tables["stages"] = [
-        plan.identity() | one | {"rank": rank, "start_s": one["start_s"] - began, "end_s": one["end_s"] - began}
+        plan.identity()
+        | member
+        | {"rank": rank, "start_s": member["start_s"] - began, "end_s": member["end_s"] - began}
         for rank, seen in enumerate(stages)
-        for one in seen
+        for member in seen
     ]
     return tables
 
@@ -143,19 +149,30 @@ def _settled(device: torch.device) -> float:
     if device.type == "cpu":
         if sys.platform.startswith("linux"):
             ctypes.CDLL(None).malloc_trim(0)
-        return float(psutil.Process().memory_info().rss)
+        return float(psutil.Process().memory_info().rss) - _file_bytes(_status())
     if devices.has_events(device):
         torch.get_device_module(device).empty_cache()
     return 0.0
+
+
+def _status() -> dict[str, float]:
+    """Return the sizes of this process as Linux states them, in bytes by name; none elsewhere."""
+    status = Path("/proc/self/status")
+    rows = re.findall(r"(\w+):\s+(\d+) kB", status.read_text()) if status.exists() else []
+    return {name: 1024.0 * int(size) for name, size in rows}
+
+
+def _file_bytes(sizes: dict[str, float]) -> float:
+    """Return the bytes of files: the libraries' code of operations that were used for the first time is no memory of a strategy."""
+    return sizes.get("RssFile", 0.0)
 
 
 def _peak(device: torch.device, before: float) -> float | None:
     """Return the most bytes held since ``_forget_peak``, on a CPU beyond those ``before``; None where nobody counts them."""
     if device.type != "cpu":
         return devices.peak_memory_bytes(device)[0]
-    status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
-    return max(0.0, 1024.0 * int(found[1]) - before) if found else None
+    sizes = _status()
+    return max(0.0, sizes["VmHWM"] - _file_bytes(sizes) - before) if "VmHWM" in sizes else None
 
 
 def _forget_peak(device: torch.device) -> None:
@@ -302,7 +319,7 @@ def _row(plan: Plan, ranks: list[Found], stages: list[list[Row]]) -> Row:
         "bubble_s": bubble[0], "bubble_share": bubble[1], "samples_per_s": plan.batch / stats.median,
         "rank_own_s": [max(0.0, rank.traced_s - rank.trace.exposed_s) for rank in ranks],
         "peak_bytes": [rank.peak_bytes for rank in ranks],
-        "losses": [statistics.fmean(known) if known else math.nan for known in losses],
+        "losses": [statistics.fmean(values) if values else math.nan for values in losses],
         "counted_parameters": sum({name: size for rank in ranks for name, size in rank.held.items()}.values()),
     }  # fmt: skip
 

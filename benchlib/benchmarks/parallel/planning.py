@@ -20,16 +20,16 @@ Row = dict[str, Any]
 def machine(text: str) -> Preset:
     """Return the machine of ``NAME`` or ``NAME:NODES``; ``UserError`` where there is none, or where its nodes are not joined."""
     name, sign, nodes = text.partition(":")
-    found = preset(name)
+    chosen = preset(name)
     if not sign:
-        return found
+        return chosen
     if not nodes.isdigit() or not int(nodes):
         raise UserError(f"machine = {text}: expected NAME:NODES with a whole number of nodes, as in {name}:16")
-    if found.network is None:
+    if chosen.network is None:
         raise UserError(
             f"machine = {text}: {name} states no network between nodes: take {name}, or a file with `network`"
         )
-    return found.model_copy(update={"nodes": int(nodes)})
+    return chosen.model_copy(update={"nodes": int(nodes)})
 
 
 def expected(config: Any) -> str:

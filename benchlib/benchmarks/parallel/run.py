@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchlib.benchmarks.parallel import bottleneck, estimate, largest_batch, metrics
+from benchlib.benchmarks.parallel import bottleneck, estimate, largest_batch, metrics, scaling
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.measure import Plan, Row, describe, links, measure
 from benchlib.benchmarks.parallel.proofs import checkpointing_error, prove
@@ -58,11 +58,11 @@ def _run(config: ParallelConfig, run_dir: Path, events: EventWriter, here: World
     events.emit("phase", name="peak")
     tops.append(_peaks(config, here))
     top = _best(tops)
-    found = None
+    largest = None
     if config.find_max_batch:
         events.emit("phase", name="batch")
-        found = largest_batch.largest_batch(config, here, run_dir, events)
-        tables["batches"] = largest_batch.rows(found)
+        largest = largest_batch.largest_batch(config, here, run_dir, events)
+        tables["batches"] = largest_batch.rows(largest)
     remade = checkpointing_error(config, config.shapes[0], here.device) if config.checkpointing else None
     if not here.main:
         return
@@ -70,7 +70,7 @@ def _run(config: ParallelConfig, run_dir: Path, events: EventWriter, here: World
     events.emit("phase", name="write")
     for row in tables["strategies"]:
         metrics.complete(row, top)
-    tables["scaling"] = metrics.scaling(tables["strategies"])
+    tables["scaling"] = scaling.table(tables["strategies"])
     result.tables = {name: rows for name, rows in tables.items() if rows}
     total_s = launched.since()
     result.metrics = metrics.of(config, tables, top, startup_s, total_s)
@@ -79,7 +79,9 @@ def _run(config: ParallelConfig, run_dir: Path, events: EventWriter, here: World
         "parameters": {shape.name: shape.parameters for shape in config.shapes},
         "proof_steps": 6,
         "checkpointing_error": remade,
-        "largest_batch": {"batch": found.batch, "below": found.below, "complete": found.complete} if found else None,
+        "largest_batch": {"batch": largest.batch, "below": largest.below, "complete": largest.complete}
+        if largest
+        else None,
         "learning_rates": dict.fromkeys(("min", "max", "last"), config.learning_rate),
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__},
@@ -166,22 +168,22 @@ def _one(
         row |= {"status": "skipped", "reason": obstacle}
         tables["strategies"].append(row)
         return row
-    seen = {one["key"] for one in tables["strategies"]}
+    seen = {item["key"] for item in tables["strategies"]}
     if plan.key in seen:  # the single device of several strategies
-        return next(one for one in tables["strategies"] if one["key"] == plan.key)
+        return next(item for item in tables["strategies"] if item["key"] == plan.key)
     alone = (
-        one
-        for one in tables["strategies"]
-        if one["strategy"] == "single" and one["model"] == plan.shape.name and "step_s" in one
+        item
+        for item in tables["strategies"]
+        if item["strategy"] == "single" and item["model"] == plan.shape.name and "step_s" in item
     )
     predicted = estimate.predict(row, top, tables["alpha_beta"], next(alone, None), plan.shape)
     try:
-        found = measure(config, plan, here, events)
+        measured = measure(config, plan, here, events)
     except BackendUnavailable as error:
         row |= {"status": "skipped", "reason": str(error)}
         tables["strategies"].append(row)
         return row
-    for name, rows in found.items():
+    for name, rows in measured.items():
         tables[name] += rows
-    found["strategies"][0]["predicted_step_s"] = predicted
-    return found["strategies"][0]
+    measured["strategies"][0]["predicted_step_s"] = predicted
+    return measured["strategies"][0]

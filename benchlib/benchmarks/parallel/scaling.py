@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchlib.benchmarks.parallel.estimate import Rates, of_row, step_time
+from benchlib.benchmarks.parallel import estimate
+from benchlib.benchmarks.parallel.estimate import of_row, step_time
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Shape
 
 WORLDS = (8, 64, 1024)  # what is extrapolated to
@@ -38,19 +39,46 @@ class Point:
         return None if not self.predicted_step_s else self.step_s / self.predicted_step_s - 1
 
 
+def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the table ``scaling``: strong and weak scaling of each strategy, from one rank (the single device) to all."""
+    points = []
+    for kind in ("strong", "weak"):
+        own = [row for row in rows if row["scaling"] == kind and "step_s" in row]
+        for last in (row for row in rows if not row["scaling"] and "step_s" in row and row["world"] > 1):
+            same = [
+                row for row in own if row["model"] == last["model"] and row["strategy"] in ("single", last["strategy"])
+            ]
+            same = [row for row in same if row["strategy"] == "single" or row["schedule"] == last["schedule"]]
+            if not any(row["strategy"] == "single" for row in same):
+                continue
+            for row in sorted([*same, last], key=lambda item: item["world"]):
+                high, low = row["step_ci_high"], row["step_ci_low"]
+                points.append(
+                    {
+                        "key": last["key"], "model": row["model"], "strategy": last["strategy"], "schedule": last["schedule"],
+                        "kind": kind, "world": row["world"], "batch_size": row["batch_size"],
+                        "samples_per_s": row["samples_per_s"],
+                        "samples_per_s_low": row["batch_size"] / high if high else None,
+                        "samples_per_s_high": row["batch_size"] / low if low else None,
+                        "step_s": row["step_s"], "predicted_step_s": row.get("predicted_step_s"),
+                    }
+                )  # fmt: skip
+    return points
+
+
 def points(rows: Sequence[Row]) -> list[Point]:
     """Return the points of the table ``scaling``; a curve without a single device has none."""
-    found = []
+    result = []
     for row in rows:
-        same = [one for one in rows if one["key"] == row["key"] and one["kind"] == row["kind"]]
-        base = next((one for one in same if one["world"] == 1), None)
+        same = [item for item in rows if item["key"] == row["key"] and item["kind"] == row["kind"]]
+        base = next((item for item in same if item["world"] == 1), None)
         if base is None or not base.get("samples_per_s"):
             continue
         n, x1, xn = int(row["world"]), float(base["samples_per_s"]), float(row["samples_per_s"])
         low, high = (float(row.get(f"samples_per_s_{end}") or xn) for end in ("low", "high"))
         low1, high1 = (float(base.get(f"samples_per_s_{end}") or x1) for end in ("low", "high"))
         step = row.get("predicted_step_s")
-        found.append(
+        result.append(
             Point(
                 row["key"],
                 row["model"],
@@ -66,7 +94,7 @@ def points(rows: Sequence[Row]) -> list[Point]:
                 row["batch_size"] / step / (n * x1) if step and n > 1 else None,
             )
         )
-    return found
+    return result
 
 
 def extrapolated(
@@ -77,14 +105,13 @@ def extrapolated(
     Degrees of tensor and pipeline parallelism stay and copies are added, over links like the measured ones. A strong curve ends
     where each copy has one sample. Empty for strategies that have no copies to add, and where nothing was measured to build on.
     """
-    rates = Rates.of_run(peaks, alpha_beta, row["precision"])
-    if rates is None or "data" not in STRATEGIES[row["strategy"]].axes:
+    here = estimate.calibrated(peaks, alpha_beta, single, shape)
+    if here is None or "data" not in STRATEGIES[row["strategy"]].axes:
         return []
+    rates, scale = here
     base, work = of_row(single, shape), of_row(row, shape)
-    alone = replace(rates, flops=float(peaks.get("matmul_flops_alone") or rates.flops))
-    scale = float(single["step_s"]) / step_time(base, alone).step_s
     inner = work.layout.world // work.layout.data
-    found = []
+    result = []
     for world in WORLDS:
         data = world // inner
         batch = base.batch * world if kind == "weak" else base.batch
@@ -92,5 +119,5 @@ def extrapolated(
             continue
         there = replace(work, layout=replace(work.layout, data=data), batch=batch)
         step = step_time(there, rates, scale).step_s
-        found.append((world, batch / step / (world * base.batch / float(single["step_s"]))))
-    return found
+        result.append((world, batch / step / (world * base.batch / float(single["step_s"]))))
+    return result

@@ -68,10 +68,22 @@ class Job:
 
     def model(self) -> Stack:
         """Return the whole model, the same on every rank."""
-        torch.manual_seed(self.seed)
-        with self.device if self.device.type != "cpu" else contextlib.nullcontext():
+        model = self.empty()
+        for _ in self.fill(model):
+            pass
+        return model
+
+    def empty(self) -> Stack:
+        """Return the model without weights, on the device "meta"."""
+        with torch.device("meta"):
             model = Stack(self.form, self.length, self.dropout, self.checkpointing)
-        return model.to(self.device, self.dtype).train()
+        model.places = torch.arange(self.length, device=self.device)
+        return model.train()
+
+    def fill(self, model: Stack) -> Iterator[tuple[str, nn.Module]]:
+        """Give an empty model its weights, see ``Stack.fill``."""
+        torch.manual_seed(self.seed)
+        return model.fill(self.device, self.dtype)
 
 
 @dataclass
@@ -127,17 +139,11 @@ def prepare(name: str, layout: Layout, schedule: str, job: Job) -> Way | None:
     here = mesh(job.device.type, layout, job.shard if strategy.copies == "hybrid" else 0) if layout.world > 1 else None
     if dist.get_rank() >= layout.world:
         return None
-    model, stages = job.model(), _stages(layout, schedule, here)
+    model, stages = job.empty(), _stages(layout, schedule, here)
     parts = (
         [model.part(*_cut(job.form.layers, index, _count(layout, schedule))) for index in stages] if stages else [model]
     )
-    if here is not None and layout.tensor > 1:
-        for part in parts:
-            parallelize_module(part, here["tensor"], tensor_plan(part, name == "sequence"))
-    if job.compile:
-        for part in parts:
-            for block in part.blocks.values():
-                block.compile()
+    _spread(model, parts, name, layout, here, job)
     module = _copies(parts, strategy.copies, layout, here, job)
     tensors = [parameter for part in parts for parameter in part.parameters()]
     mixed = len({isinstance(parameter, DTensor) for parameter in tensors}) > 1
@@ -159,11 +165,57 @@ def prepare(name: str, layout: Layout, schedule: str, job: Job) -> Way | None:
     return Way(parts, layout, data_rank, True, functools.partial(_direct, module, job, around), optimizer)
 
 
+def _spread(model: Stack, parts: list[Stack], name: str, layout: Layout, here: DeviceMesh | None, job: Job) -> None:
+    """Draw the weights piece by piece, and cut or drop each piece before the next one.
+
+    With FSDP2 and tensor parallelism a rank holds no more than its share, one whole layer, and embedding and head until these are
+    cut, too; of a pipeline it holds its own stages.
+    """
+    _drop_compiled(job)
+    shards = _shards(STRATEGIES[name].copies, layout, here)
+    for key, piece in job.fill(model):
+        part = next((part for part in parts if any(module is piece for module in part.modules())), None)
+        if part is None:  # of another stage
+            piece.to("meta")
+            continue
+        if here is not None and layout.tensor > 1:
+            plan = tensor_plan(part, name == "sequence")
+            own = {path: style for path, style in plan.items() if path == key or path.startswith(f"{key}.")}
+            parallelize_module(part, here["tensor"], own)
+        if key.startswith("blocks."):
+            if job.compile:
+                piece.compile(dynamic=False)
+            if shards is not None:
+                fully_shard(piece, mesh=shards)
+
+
+def _shards(how: str, layout: Layout, here: DeviceMesh | None) -> DeviceMesh | None:
+    """Return the mesh over which FSDP2 cuts a copy of the model; None where nothing is cut."""
+    if here is None or how not in ("shard", "direct", "hybrid"):
+        return None
+    if how == "hybrid":
+        return here["copies", "data"]
+    return here["data"] if here["data"].size() > 1 else None
+
+
 def alone(job: Job) -> Way:
     """Return the model on this device, whatever other ranks do: the strategy ``single`` on every rank."""
     model = job.model()
+    _drop_compiled(job)
+    if job.compile:
+        for block in model.blocks.values():
+            block.compile(dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate, fused=True)
     return Way([model], Layout(), 0, True, functools.partial(_direct, model, job, _nothing), optimizer)
+
+
+def _drop_compiled(job: Job) -> None:
+    """Drop the code of earlier strategies: layers are compiled for the shapes of one alone.
+
+    Shapes that changed would become symbolic, and after some variants of one function torch runs it call by call without a word.
+    """
+    if job.compile:
+        torch.compiler.reset()
 
 
 def _nothing(*_: Any) -> AbstractContextManager[Any]:
@@ -220,11 +272,8 @@ def _copies(parts: list[Stack], how: str, layout: Layout, here: DeviceMesh | Non
         for part in parts:
             replicate(part, mesh=here[axis])
         return module
-    where = here["copies", "data"] if how == "hybrid" else here["data"]
     for part in parts:
-        for block in part.blocks.values():
-            fully_shard(block, mesh=where)
-        fully_shard(part, mesh=where)
+        fully_shard(part, mesh=_shards(how, layout, here))
         if how == "direct":
             use_direct(part)
     return module

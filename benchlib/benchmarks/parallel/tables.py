@@ -36,15 +36,14 @@ def hardware(run: Any) -> str:
 
 def summary(run: Any) -> list[Row]:
     """Return one row for each strategy that ran, and why others did not."""
-    rows = bottleneck.main_rows(run)
-    device, found = hardware(run), []
-    for own in bottleneck.models(rows).values():
+    device, rows = hardware(run), []
+    for own in bottleneck.models(bottleneck.main_rows(run)).values():
         best = max(row["samples_per_s"] for row in own)
         best_each = max(row["samples_per_s"] / row["world"] for row in own)
         for row in own:
             peaks = row.get("peak_bytes") or []
             held = sum(peaks)
-            found.append(
+            rows.append(
                 {
                     "configuration": _configuration(dict(row)),
                     "model": row["model"],
@@ -60,7 +59,7 @@ def summary(run: Any) -> list[Row]:
                     "efficiency score": 100 * row["samples_per_s"] / row["world"] / best_each,
                 }
             )
-    return found
+    return rows
 
 
 def _configuration(row: Row) -> str:
@@ -89,16 +88,16 @@ def steps(run: Any) -> list[Row]:
 
     ``faster without`` is how many times faster a step would be at most without the bottleneck.
     """
-    found = []
+    rows = []
     for row in bottleneck.main_rows(run):
         parts = bottleneck.waterfall(row, bottleneck.kernels_of(run, row["key"]))
         worst = bottleneck.bottleneck(parts)
-        found.append(
+        rows.append(
             {"strategy": row["key"], "step (ms)": 1e3 * row["step_s"], "predicted": _ms(row.get("predicted_step_s"))}
             | {name: 1e3 * value for name, value in parts.items()}
             | {"bottleneck": worst.part, "faster without": worst.bound}
         )
-    return found
+    return rows
 
 
 def _ms(value: float | None) -> float | None:
@@ -107,13 +106,13 @@ def _ms(value: float | None) -> float | None:
 
 def memories(run: Any) -> list[Row]:
     """Return the measured memory of the fullest rank beside the model of it, in GB, with the share explained."""
-    found = []
+    rows = []
     for row in bottleneck.main_rows(run):
         model, peaks = modelled(run, row), row.get("peak_bytes") or []
         if model is None:
             continue
         measured = max(peaks, default=0.0)
-        found.append(
+        rows.append(
             {"strategy": row["key"]}
             | {("parameters (GB)" if name == "parameters" else name): value / GB for name, value in model.parts.items()}
             | {
@@ -122,7 +121,7 @@ def memories(run: Any) -> list[Row]:
                 "explained": model.total / measured if measured else None,
             }
         )
-    return found
+    return rows
 
 
 def curves(run: Any) -> list[Row]:
@@ -148,32 +147,32 @@ def curves(run: Any) -> list[Row]:
 
 def lines(run: Any) -> dict[tuple[str, str], list[tuple[int, float]]]:
     """Return the extrapolations by (key, kind of scaling)."""
-    facts, tables, known = run.result.facts, run.result.tables, shapes(run)
-    found = {}
+    facts, tables, sizes = run.result.facts, run.result.tables, shapes(run)
+    result = {}
     every = [row for row in tables.get("strategies", []) if row.get("status") == "ok" and row.get("step_s")]
     for key, kind in dict.fromkeys((row["key"], row["kind"]) for row in tables.get("scaling", [])):
         row = next((row for row in every if row["key"] == key), None)
-        singles = [one for one in every if row and one["strategy"] == "single" and one["model"] == row["model"]]
-        single = next((one for one in singles if one.get("scaling") == kind), singles[0] if singles else None)
-        if row and single and row["model"] in known:
+        singles = [item for item in every if row and item["strategy"] == "single" and item["model"] == row["model"]]
+        single = next((item for item in singles if item.get("scaling") == kind), singles[0] if singles else None)
+        if row and single and row["model"] in sizes:
             peaks, links = facts.get("machine_peaks") or {}, tables.get("alpha_beta", [])
-            line = scaling.extrapolated(row, single, known[row["model"]], peaks, links, kind)
+            line = scaling.extrapolated(row, single, sizes[row["model"]], peaks, links, kind)
             if line:
-                found[key, kind] = line
-    return found
+                result[key, kind] = line
+    return result
 
 
 def bubbles(run: Any) -> list[Row]:
     """Return the idle share of pipelines beside that of equal stages."""
-    found = []
+    rows = []
     for row in bottleneck.main_rows(run):
         if row.get("schedule") and row.get("bubble_share") is not None:
             work = of_row(row, shapes(run)[row["model"]])
             ideal = bubble_share(work.layout, work.micro_batches, work.schedule)
-            found.append(
+            rows.append(
                 {"strategy": row["key"], "measured bubble": row["bubble_share"], "model of equal stages": ideal}
             )
-    return found
+    return rows
 
 
 def exchanges(run: Any) -> list[Row]:
@@ -191,11 +190,11 @@ def exchanges(run: Any) -> list[Row]:
 
 def of_suite(run: Any) -> list[Row]:
     """Return one row for each model of a suite, with its fastest strategy; none for a single model."""
-    found = []
+    rows = []
     for model, own in bottleneck.models(bottleneck.main_rows(run)).items():
         best = max(own, key=lambda row: float(row["samples_per_s"]))
         rates = [row["samples_per_s"] for row in own]
-        found.append(
+        rows.append(
             {
                 "model": model,
                 "parameters": best["parameters"],
@@ -207,7 +206,7 @@ def of_suite(run: Any) -> list[Row]:
                 "over the median strategy": best["samples_per_s"] / statistics.median(rates),
             }
         )
-    return found if len(found) > 1 else []
+    return rows if len(rows) > 1 else []
 
 
 ALL: dict[str, Callable[[Any], list[Row]]] = {

@@ -91,7 +91,7 @@ def read(profiler: Any, device: torch.device, steps: int, precision: str, update
         talk = [(_kind(event.name), event) for event in kernels if _KERNELS[0][1].search(event.name)]
     else:
         compute = [_span(event) for event in host if _pure(event)]
-        talk = [(found[1], event) for event in host if (found := _COMMUNICATION.match(event.name))]
+        talk = [(match[1], event) for event in host if (match := _COMMUNICATION.match(event.name))]
     trace = Trace(list(rows.values()), busy_s=union([_span(event) for _, event in talk]) / steps)
     trace.exposed_s = exposed([_span(event) for _, event in talk], compute) / steps
     for kind in dict.fromkeys(kind for kind, _ in talk):

@@ -1,4 +1,4 @@
-"""Parameters of the parity benchmark, and the table of its members. The defaults are those of the smoke tier.
+"""Parameters of the parity benchmark, and the table of its members. The smoke tier has less than the defaults.
 
 To add a member: a row of ``MEMBERS``, and a function for its executor where none of the present ones fits.
 """

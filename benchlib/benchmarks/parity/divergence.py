@@ -29,7 +29,7 @@ from benchlib.benchmarks.parity.pictures import (
     tone,
 )
 from benchlib.benchmarks.parity.tables import SIGNS, difference, short
-from benchlib.results.frames import Records
+from benchlib.results.frames import Records, row_dicts
 from benchlib.show.figures import HEIGHT_IN, LIGHT, End, Picture, Theme, blank, head, leave_empty, name_ends, panels
 
 AS_CLOSE = 2.0  # factor within which a distance to the truth is the reference's own
@@ -55,7 +55,7 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
     tall(figure, len(names), WIDE_ROW_IN)
     judged = tables.table(run, "quantities").query("quantity == 'logits max difference'")
     standings = {
-        row["member"]: row for row in tables.row_dicts(judged) if row["member"] in names and math.isfinite(row["limit"])
+        row["member"]: row for row in row_dicts(judged) if row["member"] in names and math.isfinite(row["limit"])
     }
     # A few values far below all others would press the rest together; they are drawn where there is room for them.
     seen = frame[frame["count"] >= SEEN * frame.groupby("member")["count"].transform("sum")]
@@ -68,7 +68,7 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
         over = verdict.get("status") == "FAIL"
         limit = verdict.get("limit", math.inf)
         word = tables.outcome_word(verdict.get("status", ""), bool(verdict.get("gates", True)), True)
-        for item in tables.row_dicts(part):
+        for item in row_dicts(part):
             begin, end = (item["low"], item["high"]) if item["high"] > 0 else (zero / 1.4, zero * 1.4)
             height = 0.78 * item["count"] / part["count"].max()
             axes.bar(begin or zero, -height, end - begin, row + 0.4, align="edge", linewidth=0,
@@ -106,7 +106,7 @@ def closeness(run: Records, theme: Theme = LIGHT) -> Picture:
     if not frames:
         return leave_empty(figure, axes, theme, "Nothing was compared with an fp64 truth.")
     tall(figure, len(frames))
-    verdicts = {row["member"]: row["verdict"] for row in tables.row_dicts(tables.table(run, "truth"))}
+    verdicts = {row["member"]: row["verdict"] for row in row_dicts(tables.table(run, "truth"))}
     axes.set_xscale("log", base=2)
     axes.set_xlim(1 / SHOWN, SHOWN)
     axes.axvspan(1 / AS_CLOSE, AS_CLOSE, color=theme.muted, alpha=0.16, linewidth=0)
@@ -194,7 +194,7 @@ def depth(run: Records, theme: Theme = LIGHT) -> Picture:
 
 def _limits(run: Records, layers: dict[str, pd.DataFrame]) -> dict[float, str]:
     """Return the tolerances with their names: by precision where there are several."""
-    precision = {row["member"]: row["precision"] for row in tables.row_dicts(tables.table(run, "members"))}
+    precision = {row["member"]: row["precision"] for row in row_dicts(tables.table(run, "members"))}
     kinds: dict[float, list[str]] = {}
     for name, frame in layers.items():
         for limit in frame["limit"].dropna().unique():
@@ -280,7 +280,7 @@ def gradients(run: Records, theme: Theme = LIGHT) -> Picture:
     beyond, sentences = [], []
     for row, name in enumerate(names):
         part = frame[frame["member"] == name]
-        worst = tables.row_dicts(part.sort_values("relative_l2").tail(1))[0]
+        worst = row_dicts(part.sort_values("relative_l2").tail(1))[0]
         wrong = bool(part["beyond"].any())
         colour = tone(theme, "FAIL") if wrong else theme.series[0]
         axes.plot(placed(part["relative_l2"], zero), [row] * len(part), "|", color=colour, markersize=8, alpha=0.6)
@@ -379,7 +379,7 @@ def kernels(run: Records, theme: Theme = LIGHT) -> Picture:
     title = titled(_attention_finding(worst, names), "random inputs")
     errors = "; ".join(
         f"{row['kernel']} {row['dtype']} {difference(row['max_abs_truth'])} at {row['length']:.0f} tokens"
-        for row in tables.row_dicts(worst.sort_values("length").groupby(["kernel", "dtype"], sort=False).tail(1))
+        for row in row_dicts(worst.sort_values("length").groupby(["kernel", "dtype"], sort=False).tail(1))
     )
     return head(figure, theme, title, f"Largest errors against fp64: {errors}. {missing}".strip())
 
@@ -436,5 +436,5 @@ def _attention_finding(worst: pd.DataFrame, names: list[str]) -> str:
     apart = worst[worst["kernel"].isin(others)].dropna(subset=["max_abs_math"])
     if apart.empty:
         return "Only the math kernel ran here" if names == ["math"] else "Errors of the attention kernels"
-    far = tables.row_dicts(apart.sort_values("max_abs_math").tail(1))[0]
+    far = row_dicts(apart.sort_values("max_abs_math").tail(1))[0]
     return f"{far['kernel']} is at most {difference(far['max_abs_math'])} from math ({far['dtype']}, {far['length']:,.0f} tokens)"

@@ -22,7 +22,7 @@ import torch
 from benchlib.benchmarks.parity.config import Member
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.runtime import devices
-from benchlib.workloads.stablehlo.export import quiet
+from benchlib.workloads.stablehlo.export import quiet, trace_inputs
 
 _NO_KERNEL = ("No available kernel", "No viable backend")  # how scaled_dot_product_attention says that none fits
 _XLA_BACKEND = "openxla"  # torch_xla's own name in torch.compile
@@ -294,18 +294,6 @@ def built() -> Iterator[None]:
             f"the C++ compiler finds no Python.h: install the headers of Python {sys.version_info[0]}.{sys.version_info[1]} "
             "(Debian: apt install python3-dev)"
         ) from error
-
-
-def trace_inputs(example: Inputs) -> dict[str, torch.Tensor]:
-    """Return an input to trace with whose B and S are general: at least 2, and not equal.
-
-    A tracer takes a size of 0 or 1 for a constant (of what broadcasts), and two sizes that are equal for one and the same.
-    """
-    first = {name: tensor[:1] for name, tensor in example.items()}
-    if first["input_ids"].shape[1] < 2:
-        first = {name: tensor.repeat(1, 2) for name, tensor in first.items()}
-    rows = 3 if first["input_ids"].shape[1] == 2 else 2
-    return {name: tensor.repeat(rows, 1) for name, tensor in first.items()}
 
 
 def export(model: torch.nn.Module, example: Inputs, where: torch.device) -> torch.export.ExportedProgram:

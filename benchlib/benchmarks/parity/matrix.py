@@ -8,6 +8,7 @@ member counts. What cannot be read is a sentence in ``left_out`` (of the frame: 
 import dataclasses
 import datetime
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from benchlib.benchmarks.parity import tolerances
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
@@ -60,6 +62,13 @@ class Quantity(_Stored):
     gates: bool = True
     worst: str = Text
 
+    @property
+    def holds(self) -> bool:
+        """Whether the value is within the limit: a word in a file proves nothing."""
+        if self.value is None or self.limit is None:
+            return False
+        return self.value >= self.limit if self.quantity == tolerances.SPANS else self.value <= self.limit
+
 
 class MemberResult(_Stored):
     """One way to compute on one machine against the reference.
@@ -88,6 +97,10 @@ class MemberResult(_Stored):
         wrong = [row.quantity for row in self.quantities if row.status == "FAIL" and row.gates]
         if wrong:
             raise ValueError(f"{self.member} is PASS although {wrong[0]} failed")
+        if beyond := [row.quantity for row in self.quantities if row.status == "PASS" and not row.holds]:
+            raise ValueError(
+                f"{self.member} is PASS although the value of {beyond[0]} is beyond its limit, or one is missing"
+            )
         if not any(row.status == "PASS" for row in self.quantities):
             raise ValueError(f"{self.member} is PASS although nothing was compared")
         if None not in (self.max_difference, self.limit) and self.max_difference > self.limit:  # type: ignore[operator]
@@ -147,12 +160,35 @@ def read_file(path: Path) -> list[RunResult]:
     values = read_json(path)
     check_schema(path, values, SCHEMA)
     try:
-        return list(ResultFile.model_validate(values).results)
+        results = list(ResultFile.model_validate(values).results)
+        for run in results:
+            _require_credible(run)
+        return results
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         says = str(first["msg"]).removeprefix("Value error, ")
         raise UserError(f"{path}: not results of parity ({f'{where}: ' if where else ''}{says})") from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _require_credible(run: RunResult) -> None:
+    """Raise ``UserError`` for a result of the future, and for a limit that is looser than any that the table can become."""
+    if run.ended_at.timestamp() > time.time() + DAY_S:  # a day for clocks and time zones
+        raise UserError(f"a result of {run.machine} is of {run.ended_at:%Y-%m-%d}, which is in the future")
+    named = re.search(r" on (\w+)", run.reference)
+    other = named[1] if named and named[1] in BACKENDS else run.backend
+    for row in run.members:
+        for entry in row.quantities if row.outcome == "PASS" else ():
+            if entry.status != "PASS" or entry.limit is None:
+                continue
+            most = tolerances.loosest(run.backend, other, row.precision, entry.quantity)
+            if entry.limit < most.value if most.at_least else entry.limit > most.value:
+                raise UserError(
+                    f"{row.member} of {run.machine} was judged by {entry.quantity} {'>=' if most.at_least else '<='} {entry.limit:g}, "
+                    f"which is looser than the table's {most.text} can become"
+                )
 
 
 def read_run(run: Any, machine: str = "", planted: bool = False) -> RunResult:

@@ -19,7 +19,7 @@ from benchlib.benchmarks.parity import tables
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.matrix import WHOLE
 from benchlib.benchmarks.parity.tables import SIGNS, difference
-from benchlib.results.frames import Records
+from benchlib.results.frames import Records, row_dicts
 from benchlib.show.figures import LIGHT, WIDTH_IN, Picture, Theme, blank, head, leave_empty, plain_numbers
 
 MOST_TICKS = 6
@@ -152,7 +152,7 @@ def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None)
     names = list(dict.fromkeys(sorted(frame["row"], key=_rank)))
     tall(figure, len(names), 0.25, 1.7)
     room = ROOM[min(len(shown), len(ROOM) - 1)]
-    for row in tables.row_dicts(frame):
+    for row in row_dicts(frame):
         if (place := (row["own"], row["machine"], row["backend"])) in shown:
             words = f"{SIGNS.get(row['word'], '?')} {_number(row, room)}"
             x = apart[shown.index(place)]
@@ -183,7 +183,7 @@ def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None)
 def _alt(frame: pd.DataFrame) -> str:
     return "; ".join(
         f"{row['row']} on {row['machine']} ({row['backend']}): {row['word']}, {_number(row, 200)}"
-        for row in tables.row_dicts(frame)
+        for row in row_dicts(frame)
     )
 
 
@@ -210,7 +210,7 @@ def _number(row: dict[str, Any], room: int) -> str:
 
 def _column(frame: pd.DataFrame, model: str) -> str:
     """Write machine, backend, age and, where machines ran several models, which."""
-    first = tables.row_dicts(frame)[0]
+    first = row_dicts(frame)[0]
     days = int(frame["age_days"].max())
     age = f", {days} day{'s' if days != 1 else ''} old" if days >= 1 else ""
     machine = first["machine"] if len(first["machine"]) <= 24 else first["machine"][:23] + "…"
@@ -219,7 +219,7 @@ def _column(frame: pd.DataFrame, model: str) -> str:
 
 def _line(frame: pd.DataFrame, marked: bool) -> str:
     """Write machine, backend and age in a line; a star says that something stands in for real weights."""
-    first = tables.row_dicts(frame)[0]
+    first = row_dicts(frame)[0]
     days = int(frame["age_days"].max())
     machine = first["machine"] if len(first["machine"]) <= 14 else first["machine"][:13] + "…"
     return (
@@ -280,7 +280,7 @@ def quantities(run: Records, theme: Theme = LIGHT) -> Picture:
     ordered = [name for name in QUANTITIES if name in set(frame["quantity"])]
     ordered += sorted(set(frame["quantity"]) - set(ordered))
     beyond = []
-    for row in tables.row_dicts(frame[frame["member"].isin(names)]):
+    for row in row_dicts(frame[frame["member"].isin(names)]):
         word = tables.outcome_word(row["status"], row["gates"], not math.isnan(row["value"]))
         words = SIGNS["SKIPPED"] if row["status"] == "SKIPPED" else _value(row)
         words = f"{SIGNS[word]}{words}" if word in ("FAIL", "DIFFERS") else words
@@ -297,7 +297,7 @@ def quantities(run: Records, theme: Theme = LIGHT) -> Picture:
     )
     failures = "; ".join(
         f"{row['member']}: {row['quantity']} {_value(row)} ({row['limit_text']})"
-        for row in tables.row_dicts(frame[frame["status"] == "FAIL"])
+        for row in row_dicts(frame[frame["status"] == "FAIL"])
     )
     return head(
         figure, theme, titled(title, tables.scope(run)), f"Beyond their limits: {failures}." if failures else ""
@@ -328,7 +328,7 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
         axes.set_xlim(low / 1.5, high * 1.5)
     else:
         axes.set_xlim(0, 1.06 * high)
-    for row, item in enumerate(tables.row_dicts(frame)):
+    for row, item in enumerate(row_dicts(frame)):
         colour = theme.muted if item["is_reference"] else theme.series[0]
         ends = [item[name] for name in ("p50_ms", "p95_ms", "p99_ms") if item[name] > 0]
         axes.plot([ends[0], max(ends)], [row, row], color=colour, alpha=0.35, linewidth=5, solid_capstyle="butt")
@@ -339,21 +339,21 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
     if len(base):
         axes.axvline(float(base["p50_ms"].iloc[0]), color=theme.muted, linewidth=1.2, linestyle=(0, (4, 3)))
     name_rows(axes, theme, list(frame["member"]))
-    first = tables.row_dicts(frame)[0]
+    first = row_dicts(frame)[0]
     of = (
         f" at batch {first['batch']:.0f}, {first['length']:.0f} tokens"
         if first["batch"] > 0 and first["length"] > 0
         else ""
     )
     label(axes, theme, f"ms{of} (dot median, tick 95 %, end 99 %)")
-    fast = next((item for item in tables.row_dicts(frame) if not item["is_reference"]), first)
+    fast = next((item for item in row_dicts(frame) if not item["is_reference"]), first)
     if fast["ratio"] > 1 and not fast["is_reference"]:
         title = f"No member is faster than the reference: {fast['member']} takes {fast['ratio']:.2f} × its time"
     else:
         title = f"{fast['member']} is fastest: {_ms(fast['p50_ms'])}"
         title += f", {fast['ratio']:.2f} × the reference" if fast["ratio"] > 0 and not fast["is_reference"] else ""
     medians = "; ".join(
-        f"{item['member']} {_ms(item['p50_ms'])}, 99 % {_ms(item['p99_ms'])}" for item in tables.row_dicts(frame)
+        f"{item['member']} {_ms(item['p50_ms'])}, 99 % {_ms(item['p99_ms'])}" for item in row_dicts(frame)
     )
     return head(figure, theme, titled(title, tables.scope(run)), f"Medians: {medians}.")
 

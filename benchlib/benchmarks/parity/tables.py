@@ -17,7 +17,7 @@ from benchlib.benchmarks.parity import tolerances as table_of_limits
 from benchlib.benchmarks.parity.config import ParityConfig, chosen
 from benchlib.core.text import text
 from benchlib.results import frames
-from benchlib.results.frames import Records
+from benchlib.results.frames import Records, indexed, row_dicts
 from benchlib.results.run import Run
 
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -55,11 +55,6 @@ def table(run: Records, name: str) -> pd.DataFrame:
     """
     frame = frames.typed(run, name, COLUMNS[name])
     return frame[frame["kernel" if name == "attention" else "member"] != ""].reset_index(drop=True)
-
-
-def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a frame as plain values by column."""
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def members(run: Records) -> list[str]:
@@ -237,7 +232,7 @@ def tolerances(run: Run) -> pd.DataFrame:
                     "why": limit.why,
                 }
             )
-    return _indexed(rows, "quantity", "Only the reference is recorded: nothing will be judged.")
+    return indexed(rows, "quantity", "Only the reference is recorded: nothing will be judged.")
 
 
 def outcomes_table(run: Records) -> pd.DataFrame:
@@ -256,7 +251,7 @@ def outcomes_table(run: Records) -> pd.DataFrame:
         }
         for row in row_dicts(outcomes(run))
     ]
-    return _indexed(rows, "member", "Nothing was compared: no member was requested.")
+    return indexed(rows, "member", "Nothing was compared: no member was requested.")
 
 
 def quantities(run: Records) -> pd.DataFrame:
@@ -274,7 +269,7 @@ def quantities(run: Records) -> pd.DataFrame:
         }
         for row in row_dicts(table(run, "quantities"))
     ]
-    return _indexed(rows, "member", "No quantity was compared.")
+    return indexed(rows, "member", "No quantity was compared.")
 
 
 def by_quantity(run: Records) -> pd.DataFrame:
@@ -286,7 +281,7 @@ def by_quantity(run: Records) -> pd.DataFrame:
         rows.setdefault(row["quantity"], {"quantity": row["quantity"], "unit": row["unit"]})[row["member"]] = (
             sign + _value_text(row)
         )
-    return _indexed(list(rows.values()), "quantity", "No quantity was compared.").fillna(NOTHING)
+    return indexed(list(rows.values()), "quantity", "No quantity was compared.").fillna(NOTHING)
 
 
 def limits(run: Records) -> pd.DataFrame:
@@ -298,7 +293,7 @@ def limits(run: Records) -> pd.DataFrame:
             "quantity": str(quantity), "limit": _limit(row_dicts(part)[0]), "unit": part["unit"].iloc[0],
             "members": _who(list(dict.fromkeys(part["member"])), everyone), "why": str(why) or NOTHING,
         })  # fmt: skip
-    return _indexed(rows, "quantity", "Nothing was judged by a limit.")
+    return indexed(rows, "quantity", "Nothing was judged by a limit.")
 
 
 def _who(names: list[str], everyone: list[str]) -> str:
@@ -343,7 +338,7 @@ def _cases(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
         }
         for row in row_dicts(frame)
     ]  # fmt: skip
-    return _indexed(rows, "member", missing)
+    return indexed(rows, "member", missing)
 
 
 def first_layers(run: Records) -> pd.DataFrame:
@@ -359,7 +354,7 @@ def first_layers(run: Records) -> pd.DataFrame:
             "limit": _or_nothing(float(frame["limit"].max())), "worst": short(top[0]["layer"]) if top else NOTHING,
             "relative L2": _or_nothing(top[0]["relative_l2"]) if top else NOT_FINITE,
         })  # fmt: skip
-    return _indexed(rows, "member", "No layer was compared.")
+    return indexed(rows, "member", "No layer was compared.")
 
 
 def skipped(run: Records) -> pd.DataFrame:
@@ -375,7 +370,7 @@ def skipped(run: Records) -> pd.DataFrame:
         {"member": str(member), "what": ", ".join(part["quantity"]), "reason": str(reason) or NOTHING}
         for (member, reason), part in frame.groupby(["member", "reason"], sort=False)
     ]
-    return _indexed(whole + parts, "member", "Nothing was skipped.")
+    return indexed(whole + parts, "member", "Nothing was skipped.")
 
 
 def truth(run: Records) -> pd.DataFrame:
@@ -389,7 +384,7 @@ def truth(run: Records) -> pd.DataFrame:
         }
         for row in row_dicts(table(run, "truth"))
     ]
-    return _indexed(rows, "member", "Nothing was compared with an fp64 truth.")
+    return indexed(rows, "member", "Nothing was compared with an fp64 truth.")
 
 
 def latency(run: Records) -> pd.DataFrame:
@@ -408,7 +403,7 @@ def latency(run: Records) -> pd.DataFrame:
         }
         for row in row_dicts(latencies(run).fillna({"batch": 0, "length": 0, "n": 0}))
     ]
-    return _indexed(rows, "member", "No member was timed.")
+    return indexed(rows, "member", "No member was timed.")
 
 
 def attention(run: Records) -> pd.DataFrame:
@@ -432,7 +427,7 @@ def attention(run: Records) -> pd.DataFrame:
         })  # fmt: skip
     for (kernel, reason), types in nowhere.items():
         rows.append({"kernel": kernel, "type": ", ".join(dict.fromkeys(types)), "cases": "none", last: reason})
-    return _indexed(rows, "kernel", "No attention kernels were compared.").fillna(NOTHING)
+    return indexed(rows, "kernel", "No attention kernels were compared.").fillna(NOTHING)
 
 
 def executors_table(run: Records) -> pd.DataFrame:
@@ -441,7 +436,7 @@ def executors_table(run: Records) -> pd.DataFrame:
         {"member": member} | {key: fact for key, fact in facts.items() if "." not in key}
         for member, facts in executors(run)
     ]
-    return _indexed(rows, "member", "No member described its configuration.").fillna("")
+    return indexed(rows, "member", "No member described its configuration.").fillna("")
 
 
 def environments(run: Records) -> pd.DataFrame:
@@ -456,7 +451,7 @@ def environments(run: Records) -> pd.DataFrame:
         }
         for name, entry, other in rows
     ]
-    return _indexed(entries, "fact", "No environment was recorded.")
+    return indexed(entries, "fact", "No environment was recorded.")
 
 
 def matrix_table(run: Records) -> pd.DataFrame:
@@ -479,7 +474,7 @@ def matrix_table(run: Records) -> pd.DataFrame:
         for row in row_dicts(frame[~frame["own"]])
     ]
     rows += [{"member": "left out", "reason": text} for text in left_out]
-    return _indexed(rows, "member", "This store holds no other parity results.").fillna("")
+    return indexed(rows, "member", "This store holds no other parity results.").fillna("")
 
 
 def _word(row: dict[str, Any]) -> str:
@@ -520,11 +515,6 @@ def _time(value: float) -> str:
     return NOTHING if math.isnan(value) else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _indexed(rows: list[dict[str, Any]], index: str, missing: str) -> pd.DataFrame:
-    """Return the rows, or one row that says what is missing."""
-    return pd.DataFrame(rows).set_index(index) if rows else pd.DataFrame({"": [missing]}).set_index("")
-
-
 # What a report shows in place of the raw tables, under these headings; all rows are in result.json.
 TABLES: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Outcomes": outcomes_table,
@@ -546,9 +536,4 @@ MORE = {"Tolerances": tolerances, "Outcomes by quantity": by_quantity}  # of the
 
 def report(run: Records) -> dict[str, list[dict[str, Any]]]:
     """Return the views that have something to show, as rows of texts."""
-    frames = {heading: view(run) for heading, view in TABLES.items()}
-    return {
-        heading: row_dicts(frame.reset_index())
-        for heading, frame in frames.items()
-        if len(frame) and len(frame.columns)
-    }
+    return frames.report(run, TABLES)

@@ -65,6 +65,9 @@ TRUTH_FACTOR = 3
 # A reference farther from the truth than this many times the limit fails the run, and eases no limit further.
 MOST_EASED = 10
 
+# In bf16 limits grow with the largest logit; those of trained models reach some tens.
+LARGEST_LOGIT = 100
+
 # Of the largest logit, by which losses may differ in bf16: a sixth of what two logits at their limit would allow.
 LOSS_SHARE = 0.01
 
@@ -179,6 +182,17 @@ def limit(backend: str, precision: str, quantity: str) -> Tolerance:
 def between(item: str, other: str, precision: str, quantity: str) -> Tolerance:
     """Return the looser of two backends' tolerances: a CPU judged by a GPU's reference may differ as the GPU may."""
     return limit(item, precision, quantity).looser(limit(other, precision, quantity))
+
+
+def loosest(item: str, other: str, precision: str, quantity: str) -> Tolerance:
+    """Return the loosest limit that a result can have been judged by: that of ``between``, as far as it can be eased.
+
+    ``UserError`` for an unknown name.
+    """
+    limit = between(item, other, precision, quantity)
+    times = LARGEST_LOGIT if precision == "bf16" else MOST_EASED
+    # A share of rows and what is set to zero are never eased; rounding must not count.
+    return limit if limit.at_least else replace(limit, value=limit.value * times * (1 + 1e-6))
 
 
 def eased(limit: Tolerance, precision: str, largest: float, reference_error: float | None) -> Tolerance:

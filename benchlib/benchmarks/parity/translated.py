@@ -1,6 +1,6 @@
 """The model as StableHLO text, in other compilers: XLA through PJRT, and IREE.
 
-The text has static shapes: each batch and length is converted and compiled when it first comes. Weights are arguments, so
+The text has static shapes: the model is exported once, and each batch and length is converted and compiled when it first comes. Weights are arguments, so
 gradients and training work as in torch: the backward pass is a second program, whose gradients are those of the logits times given
 slopes, and ``model`` stays the owner of the parameters.
 
@@ -34,6 +34,7 @@ class Translated:
     def __init__(self, model: torch.nn.Module, runtime: str, platform: str, folder: Path) -> None:
         self._model, self._runtime, self._platform, self._folder = model, runtime, platform, folder
         self._forward, self._pullback = export.Answers(model), export.Pullback(model)
+        self._families: dict[str, export.Family] = {}
         self._programs: dict[Any, runtimes.Runtime] = {}
         self._weights: dict[str, Any] = {}
         self._version = -1
@@ -73,22 +74,24 @@ class Translated:
 
     def close(self) -> None:
         """Drop programs and weights."""
-        self._programs, self._weights, self.module = {}, {}, None
+        self._families, self._programs, self._weights, self.module = {}, {}, {}, None
 
     def _call(self, module: torch.nn.Module, inputs: Inputs) -> Sequence[Any]:
         program = self._program(module, inputs)
         return program.run(self._placed(program, inputs))
 
     def _program(self, module: torch.nn.Module, inputs: Inputs) -> runtimes.Runtime:
-        """Return the program of a shape; the first time it is exported, converted, written, read and compiled."""
-        key = type(module).__name__, *(tuple(inputs[name].shape) for name in sorted(inputs))
+        """Return the program of a shape; the first time it is converted, written, read and compiled."""
+        kind = type(module).__name__.lower()
+        key = kind, *(tuple(inputs[name].shape) for name in sorted(inputs))
         if key not in self._programs:
-            make = export.forward if module is self._forward else export.joint
-            exported = make(module, inputs)
+            if kind not in self._families:
+                self._families[kind] = export.Family(module, inputs, gradients=module is self._pullback)
+            graph = self._families[kind].graph(inputs)
             began = time.perf_counter()
-            converted = convert(exported, "answers" if module is self._forward else "gradients")
+            converted = convert(graph, kind)
             self.description["convert_s"].append(time.perf_counter() - began)
-            path = self._folder / f"{type(module).__name__.lower()}-{len(self._programs)}.mlir"
+            path = self._folder / f"{kind}-{len(self._programs)}.mlir"
             converted.manifest.write(path, converted.text)
             program = runtimes.load(self._runtime, path, self._platform)
             self._programs[key] = program
