@@ -213,8 +213,14 @@ def figure(run: Run, name: str, always: bool = True) -> None:
 
 def table(run: Run, name: str) -> "pandas.DataFrame":
     """Return a table of the run's benchmark by its heading. Raises ``UserError`` for one that it does not have."""
+    import pandas as pd
+
     benchmark = BENCHMARKS[run.config.benchmark]
-    tables = benchmark.tables
+    tables, report = benchmark.tables, benchmark.view.tables
+    if not tables and report:  # one whose tables are rows has them in its view alone
+        if not run.result:
+            return pd.DataFrame()
+        tables = {heading: lambda _, rows=rows: pd.DataFrame(rows) for heading, rows in report(run).items()}
     if name not in tables:
         raise UserError(f"{benchmark.name} has no table {name!r}: {nearest(name, tables)}")
     return whole(tables[name](run))

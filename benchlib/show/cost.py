@@ -12,14 +12,7 @@ from matplotlib.axes import Axes
 import benchlib
 from benchlib.core.errors import UserError
 from benchlib.core.text import quantity
-from benchlib.judge.cost import (
-    Row,
-    Value,
-    Worth,
-    amount_text,
-    parse_deadline,
-    worths,
-)
+from benchlib.judge.cost import Row, Value, Worth, amount_text, parse_deadline, worths
 from benchlib.judge.prices import Asked, parse
 from benchlib.judge.trends import demo_worth
 from benchlib.show import markup, notebook
@@ -91,11 +84,9 @@ def _short(label: str) -> str:
 
 def _errors(values: Sequence[Value]) -> tuple[list[float], list[float]]:
     """Return how far the intervals reach below and above the values."""
-    pairs = [(value.value or 0.0, value.low, value.high) for value in values]
-    return (
-        [middle - (middle if low is None else low) for middle, low, _ in pairs],
-        [(middle if high is None else high) - middle for middle, _, high in pairs],
-    )
+    ends = [(value.value or 0.0, value.low, value.high) for value in values]
+    below = [0.0 if low is None else middle - low for middle, low, _ in ends]
+    return below, [0.0 if high is None else high - middle for middle, _, high in ends]
 
 
 @styled
@@ -132,10 +123,8 @@ def bars(item: Worth, row: Row, theme: Theme = LIGHT) -> Picture:
     axes.set_xlim(0, 1.4 * max(ends))
     axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel(row.unit + ("" if row.direction == "none" else f", {row.direction} is better"))
-    alt = [
-        f"{machine.label} {words.value}" + (f" ({words.below})" if words.below else "")
-        for machine, words in zip(item.machines, cells, strict=True)
-    ]
+    ends_of = [f" ({words.below})" if words.below else "" for words in cells]
+    alt = [f"{item.machines[place].label} {cells[place].value}{ends_of[place]}" for place in places]
     return head(figure, theme, row_text(row), "; ".join(alt))
 
 
@@ -219,13 +208,11 @@ class Choice:
     def table(self) -> pd.DataFrame:
         """Return the parameters as they were understood, one row each."""
         given = [f"{usd:g}" for usd in self.asked.plain] + [f"{name} {usd:g}" for name, usd in self.asked.named.items()]
-        rows = {
-            "runs": "the demo runs of the kit" if self.demo else ", ".join(self.runs),
-            "USD per device hour": f"{', '.join(f'{usd:g}' for usd in DEMO_USD.values())}: assumed for the demo runs, no offer"
-            if self.demo
-            else ", ".join(given) or f"price sheet, {self.asked.kind}",
-            "deadline": "none" if self.deadline_s is None else amount_text(self.deadline_s, "s"),
-        }
+        runs, prices = ", ".join(self.runs), ", ".join(given) or f"price sheet, {self.asked.kind}"
+        if self.demo:
+            runs, prices = "the demo runs of the kit", f"{prices}: assumed for the demo runs, no offer"
+        deadline = "none" if self.deadline_s is None else amount_text(self.deadline_s, "s")
+        rows = {"runs": runs, "USD per device hour": prices, "deadline": deadline}
         return whole(pd.DataFrame({"asked for": rows}))
 
 

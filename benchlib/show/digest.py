@@ -6,12 +6,13 @@ No HTML here and no reading twice: every part of the run folder may be absent or
 
 import contextlib
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from benchlib.benchmarks import BENCHMARKS, of_run, view
 from benchlib.config.schema import BaseConfig, changes, command
 from benchlib.core.errors import UserError
+from benchlib.core.events import read_events
 from benchlib.core.machine import hardware
 from benchlib.core.text import (
     GROUPS,
@@ -32,6 +33,7 @@ from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run, tolerant
 from benchlib.results.store import GATE, identity, skip_reason, span, state
 
+LEAST_FIELDS = 20  # of a row that is cut: a check has as many
 READ_FIRST = 3  # sentences of the reading beside the key numbers
 
 Groups = list[tuple[str, list[dict[str, Any]]]]  # checks by kind
@@ -105,8 +107,8 @@ def digest(run: Run) -> Digest:
             read(lambda: _tables(run, result)) or {},
             [(name.replace("_", " "), shown) for name, value in result.facts.items() if (shown := text(value))],
         )
-        out.notes = list(result.notes)
         out.published = read(lambda: section(run)) if config else None
+    out.notes = list(dict.fromkeys([*(result.notes if result else []), *messages(run)]))
     everything = read(lambda: checks(verdict or {})) or []
     out.passed, out.unjudged = _with(everything, ("PASS",)), _with(everything, UNJUDGED)
     others = {str(row["word"]) for _, rows in everything for row in rows} - {"PASS", *UNJUDGED}
@@ -130,6 +132,24 @@ def digest(run: Run) -> Digest:
         files = tuple(problem.partition(" ")[0].rstrip(":") for problem in damage)
         problems[:] = [problem for problem in problems if not problem.startswith(files)]
     return out
+
+
+def shortened(content: Digest, characters: int, entries: int) -> Digest:
+    """Return a digest of a run that says too much for a page: long texts, lists and tables are cut, and a problem says so."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, str):
+            return value if len(value) <= characters else f"{value[:characters]}…"
+        if isinstance(value, (list, tuple)):
+            return type(value)(short(item) for item in value[:entries])
+        if isinstance(value, dict):
+            return {short(name): short(item) for name, item in list(value.items())[: max(entries, LEAST_FIELDS)]}
+        return value
+
+    cut = replace(content, **{item.name: short(getattr(content, item.name)) for item in fields(content)})
+    problem = "Long texts and tables are cut to keep this report small, and the notebook may be left out: they are in the run folder"
+    cut.problems = [*cut.problems, problem]
+    return cut
 
 
 def _with(groups: Groups, words: Collection[str]) -> Groups:
@@ -224,6 +244,11 @@ def cards(result: Result) -> list[dict[str, str]]:
             }
         )
     return rows
+
+
+def messages(run: Run) -> list[str]:
+    """Return what the ranks said of their work, as that a shard was made again or a training continued: without a result, too."""
+    return list(dict.fromkeys(text(event.get("message")) for event in read_events(run.path, {"log"})))
 
 
 def metrics(result: Result) -> list[tuple[str, str, list[dict[str, str]]]]:

@@ -1,6 +1,6 @@
 """What all figures share: themes, a figure with an alt text, axes of sizes and rows, its PNG bytes and its display.
 
-Figures are drawn on Agg canvases of their own, without pyplot. A theme is a style of seaborn and matplotlib that holds
+Figures are drawn on Agg canvases of their own, without pyplot. A theme is a style of matplotlib that holds
 while ``styled`` functions draw, one at a time, and leaves nothing changed. ``png`` gives the same bytes for the same
 figure, so committed notebooks do not change when they are executed again. Colours are Okabe and Ito's, which stay apart
 for colour-blind readers, on paper and in both themes.
@@ -12,7 +12,7 @@ import functools
 import io
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, ParamSpec
@@ -23,6 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from PIL import Image
@@ -49,7 +50,7 @@ class Theme:
 
     @property
     def style(self) -> Any:
-        """The theme as parameters for ``matplotlib.rc_context`` and ``seaborn.set_theme(rc=...)``."""
+        """The theme as parameters for ``matplotlib.rc_context``."""
         return {
             "figure.facecolor": self.card, "axes.facecolor": self.card, "text.color": self.text, "font.size": 9,
             "axes.titlecolor": self.text, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left",
@@ -179,6 +180,18 @@ def label_rows(axes: Axes, labels: Sequence[str]) -> None:
     axes.grid(axis="x")
 
 
+def grouped_bars(axes: Axes, series: Mapping[str, Sequence[float]], across: bool = False) -> list[BarContainer]:
+    """Draw the bars of several series side by side, at 0, 1, 2 ... of the axis; ``across`` lays them to the right.
+
+    Values are numbers, NaN where a series has none.
+    """
+    thick, drawn = 0.8 / max(1, len(series)), []
+    for number, (name, values) in enumerate(series.items()):
+        places = [place - 0.4 + (number + 0.5) * thick for place in range(len(values))]
+        drawn.append((axes.barh if across else axes.bar)(places, values, thick, label=name))
+    return drawn
+
+
 def _few_colours(image: Image.Image, picture: Picture | type[Picture]) -> Image.Image:
     """Reduce the colours of an image; a line's own colour is not to become the one of its neighbour."""
     few = image.quantize(picture.colours, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
@@ -282,6 +295,29 @@ def log_values(axes: Axes, room: float = 0.06) -> None:
     axes.set_yscale("log")
     plain_numbers(axes.yaxis)
     axes.margins(y=room)
+
+
+def draw_in_flight(axes: Axes, theme: Theme, open_requests: Any, losses: Any) -> float:
+    """Draw the requests that each worker had over time, where they were sent again, and when a worker went or came back.
+
+    ``open_requests`` is a frame of ``t_s``, ``worker`` and ``open``, ``losses`` one of ``t_s``, ``worker``, ``event`` (up, down,
+    requeued) and ``times``. Returns the most that a worker had.
+    """
+    top = max(1.0, float(open_requests["open"].max()))
+    for index, (worker, part) in enumerate(open_requests.groupby("worker")):
+        colour = theme.series[index % len(theme.series)]
+        axes.step(part["t_s"], part["open"], where="post", color=colour, label=f"worker {worker:.0f}")
+    again = losses[losses["event"] == "requeued"].groupby("worker").agg(t_s=("t_s", "min"), times=("times", "sum"))
+    for number, (_, row) in enumerate(again.iterrows()):
+        words = "" if number else "sent again"
+        axes.plot([row["t_s"]], [0.04 * top], "x", color=theme.text, markersize=6, label=words)
+        note(axes, f"{row['times']:.0f}", (row["t_s"], 0.04 * top), (4, 0), fontsize=7.5)
+    for _, row in losses[losses["event"] != "requeued"].iterrows():
+        axes.axvline(row["t_s"], color=theme.muted, linestyle=DASHED, linewidth=1)
+        words = f"worker {row['worker']:.0f} {row['event']}"
+        note(axes, words, (row["t_s"], 1.12 * top), (3, 0), fontsize=7.5, color=theme.muted)
+    axes.set_ylim(0, 1.3 * top)
+    return top
 
 
 def draw_line(axes: Axes, x: Any, y: Any, words: str, colour: str, **looks: Any) -> End:

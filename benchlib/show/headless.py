@@ -1,21 +1,20 @@
-"""Executing notebooks headless: papermill's Python API with a kernel of this very interpreter and an orderly end."""
+"""Executing notebooks headless: papermill's Python API with an orderly end."""
 
 import ast
 import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchlib.core.errors import UserError
+from benchlib.show.kernels import HEADLESS, Kernel, kernel_manager
 
+NOTEBOOK_S = 60.0  # for a notebook after its ranks were ended, while it computes: judgement, pictures
 # For a kernel to end its ranks after an interrupt, and for its end to be noticed after it was killed.
 END_S = {signal.SIGINT: 12.0, signal.SIGKILL: 6.0}
 WATCH_S = 2.0  # for which a kernel is watched at its limit, again and again
@@ -45,71 +44,6 @@ def parameters_of(path: Path) -> dict[str, Any]:
     return values
 
 
-class _Kernel:
-    """The kernel of one notebook, so that it can be ended from outside, whatever it does or does not answer."""
-
-    def __init__(self) -> None:
-        self._process: psutil.Process | None = None
-        self._ending = False
-
-    def started(self, pid: int) -> None:
-        """Note the kernel's process; end it at once where the notebook is to end already."""
-        with contextlib.suppress(psutil.Error):
-            self._process = psutil.Process(pid)
-        if self._ending:
-            self.send(signal.SIGKILL)
-
-    def used_s(self) -> float:
-        """Return the processor seconds that the kernel itself has used; 0 where there is none."""
-        with contextlib.suppress(psutil.Error):
-            if self._process is not None:
-                times = self._process.cpu_times()
-                return float(times.user + times.system)
-        return 0.0
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal, to a kernel that starts later as well."""
-        self._ending = True
-        if self._process is not None:
-            with contextlib.suppress(psutil.Error):
-                self._process.send_signal(number)
-
-
-def kernel_manager(log: Path | None = None, started: Callable[[int], None] | None = None) -> type:
-    """Return the class of jupyter_client that starts kernels of the running interpreter.
-
-    What a kernel itself writes to stderr goes to the file ``log``: on an interrupt it prints pages about its sockets.
-    ``started`` is called with the process id of each.
-    """
-    from jupyter_client.kernelspec import KernelSpec
-    from jupyter_client.manager import AsyncKernelManager
-
-    class ThisInterpreter(AsyncKernelManager):  # type: ignore[misc]
-        """A kernel of the running interpreter, whatever kernelspecs the user has installed."""
-
-        # ipykernel 7 warns of plain text on every start unless it is asked to encrypt where it can.
-        transport_encryption = "auto"
-
-        @property
-        def kernel_spec(self) -> KernelSpec:
-            argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-            return KernelSpec(
-                argv=argv,
-                display_name="Python 3",
-                language="python",
-                interrupt_mode="signal",
-                metadata={"supported_encryption": "curve"},
-            )
-
-        async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
-            with log.open("ab") if log else contextlib.nullcontext() as handle:
-                await super().start_kernel(**options, **({"stderr": handle} if handle else {}))
-            if started and self.provisioner is not None:
-                started(self.provisioner.pid)  # type: ignore[attr-defined]
-
-    return ThisInterpreter
-
-
 def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: float, more_s: float = 0.0) -> None:
     """Execute a notebook with ``parameters`` into ``output``; what ran is saved after every cell.
 
@@ -117,12 +51,10 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
     one that computes gets up to ``more_s`` more. After an interrupt of this program it is interrupted and soon killed. Raises ``papermill.PapermillExecutionError`` with the failing cell's
     error, ``TimeoutError`` at the limit and ``KeyboardInterrupt`` after an interrupt.
     """
-    # The kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
-    environment = {"BENCHLIB_HEADLESS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
     (output.parent / "logs").mkdir(exist_ok=True)
-    old = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    folder, kernel, failures = Path.cwd(), _Kernel(), list[BaseException]()
+    old = {name: os.environ.get(name) for name in HEADLESS}
+    os.environ.update(HEADLESS)
+    folder, kernel, failures = Path.cwd(), Kernel(), list[BaseException]()
 
     def close_loop() -> None:
         from jupyter_core.utils import ensure_event_loop
@@ -174,7 +106,7 @@ def _log_to(path: Path) -> None:
         logger.propagate = False
 
 
-def _ended_at_work(kernel: _Kernel, ended: threading.Event, more_s: float) -> bool:
+def _ended_at_work(kernel: Kernel, ended: threading.Event, more_s: float) -> bool:
     """Wait for a kernel as long as it computes, at most ``more_s``; tell whether it ended."""
     end = time.monotonic() + more_s
     while (left_s := end - time.monotonic()) > 0:
@@ -186,13 +118,18 @@ def _ended_at_work(kernel: _Kernel, ended: threading.Event, more_s: float) -> bo
     return False
 
 
-def _execute(path: Path, output: Path, parameters: Mapping[str, Any], kernel: _Kernel) -> None:
+def _literal(path: Path) -> str:
+    """Return a path as papermill takes it: braces would be places for parameters."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
+def _execute(path: Path, output: Path, parameters: Mapping[str, Any], kernel: Kernel) -> None:
     import papermill
 
     _log_to(output.parent / "logs" / "notebook.log")
     papermill.execute_notebook(
-        str(path),
-        str(output),
+        _literal(path),
+        _literal(output),
         parameters=dict(parameters),
         kernel_name="python3",
         language="python",

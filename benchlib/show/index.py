@@ -12,6 +12,7 @@ from urllib.parse import quote
 from benchlib.benchmarks import view
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_text
+from benchlib.core.terminal import harmless
 from benchlib.core.text import MARKS, duration, quantity
 from benchlib.judge import trends
 from benchlib.judge.baselines import run_fingerprint
@@ -215,5 +216,5 @@ def render(outputs: Path | str) -> Path:
         quantity=quantity,
     )
     path = outputs / NAME
-    write_text(path, page)
+    write_text(path, harmless(page))
     return path

@@ -7,9 +7,8 @@ drawn from the records, so the report of a run that broke before its notebook co
 import base64
 import functools
 import hashlib
-import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import nbformat
@@ -19,17 +18,18 @@ from traitlets import default
 
 from benchlib.benchmarks import of_run
 from benchlib.core.files import read_bytes, write_text
+from benchlib.core.terminal import harmless
 from benchlib.core.text import cell, column
 from benchlib.judge.snapshot import Link, link, snapshot
 from benchlib.results.run import Run
 from benchlib.show import markup
-from benchlib.show.digest import Digest, digest
+from benchlib.show.digest import Digest, digest, shortened
 from benchlib.show.figures import DARK, LIGHT, png
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
-# No page needs control characters; names of folders and data may hold them.
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 NAME = "report.html"
+MOST_BYTES = 500_000
+SHORTER = ((300, 40), (150, 12), (60, 4))  # characters of a text and entries of a list, where a run says too much
 TEXT_LIMIT = 20_000  # characters of one output of a cell
 PICTURES_LIMIT = 120_000  # base64 characters of all pictures of the notebook together
 ALL_PICTURES_LIMIT = 340_000  # of these and the ones drawn from the records, which come first
@@ -114,9 +114,17 @@ def _cut(words: str) -> str:
     return f"{words[:half]}\n… {len(words) - TEXT_LIMIT:,} characters left out; all of it is in notebook.ipynb …\n{words[-half:]}"
 
 
-def _pictures(run: Run, benchmark: str, problems: list[str]) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Draw each picture in both appearances; return them and the digests of the light ones by name."""
-    out, seen = [], {}
+class Pictures(NamedTuple):
+    """The pictures of a run in both appearances, the names of the light ones by their digest, and what could not be drawn."""
+
+    drawn: list[dict[str, str]]
+    names: dict[str, str]
+    problems: list[str]
+
+
+def draw_pictures(run: Run, benchmark: str) -> Pictures:
+    """Draw the pictures of a run from its records; a verdict is not needed."""
+    out, names, problems = list[dict[str, str]](), dict[str, str](), list[str]()
     own = of_run(benchmark)
     figures = own.figures if own else {}
     for name, draw in figures.items():
@@ -128,13 +136,13 @@ def _pictures(run: Run, benchmark: str, problems: list[str]) -> tuple[list[dict[
         except Exception as error:  # foreign numbers break a picture in many ways, and must never cost the report
             problems.append(f"the picture {name} could not be drawn: {error}".replace(f"{run.path}/", ""))
             continue
-        seen[hashlib.sha256(first).hexdigest()] = name
+        names[hashlib.sha256(first).hexdigest()] = name
         sources = {"light": first, "dark": second}
         out.append(
             {"name": name, "alt": light.alt}
             | {key: f"data:image/png;base64,{base64.b64encode(value).decode()}" for key, value in sources.items()}
         )
-    return out, seen
+    return Pictures(out, names, problems)
 
 
 def _notebook(path: Path, problems: list[str]) -> nbformat.NotebookNode:
@@ -165,28 +173,43 @@ def style() -> Markup:
     return Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
 
 
-def html(run: Run) -> str:
-    """Return the report of a run folder, whole, partial or damaged, as one HTML document under 500 kB."""
+def html(run: Run, pictures: Pictures | None = None) -> str:
+    """Return the report of a run folder, whole, partial or damaged, as one HTML document under 500 kB.
+
+    ``pictures`` are those that were drawn already.
+    """
     content: Digest = digest(run)
-    pictures, seen = _pictures(run, content.benchmark, content.problems)
+    pictures = pictures or draw_pictures(run, content.benchmark)
+    content.problems += pictures.problems
     notebook = _notebook(run.path / "notebook.ipynb", content.problems)
     data = _data(run, content.problems)
     # Damaged parts are named once, whichever reader met them.
     content.problems = list(dict.fromkeys(content.problems))
-    resources = {"run": content, "pictures": pictures, "seen": seen, "style": style(), "data": data}
+    resources = {"run": content, "pictures": pictures.drawn, "seen": pictures.names, "style": style(), "data": data}
+    drawn = sum(len(picture["light"]) + len(picture["dark"]) for picture in pictures.drawn)
+    page = _page(notebook, resources, max(0, min(PICTURES_LIMIT, ALL_PICTURES_LIMIT - drawn)))
+    for level in SHORTER:
+        if len(page.encode()) <= MOST_BYTES:
+            break
+        # What a run says is cut first, then the notebook goes.
+        resources["run"] = shortened(content, *level)
+        page = _page(notebook if level == SHORTER[0] else nbformat.v4.new_notebook(), resources, 0)
+    return page
+
+
+def _page(notebook: nbformat.NotebookNode, resources: dict[str, Any], pictures_limit: int) -> str:
     exporter = Exporter()
-    drawn = sum(len(picture["light"]) + len(picture["dark"]) for picture in pictures)
-    exporter.pictures_limit = max(0, min(PICTURES_LIMIT, ALL_PICTURES_LIMIT - drawn))
-    body, _ = exporter.from_notebook_node(notebook, resources)
-    return _CONTROL.sub("", str(body))
+    exporter.pictures_limit = pictures_limit
+    body, _ = exporter.from_notebook_node(notebook, dict(resources))
+    return harmless(str(body))  # names of folders and data may hold control characters
 
 
-def render(run_dir: Path | str) -> Path:
-    """Write ``report.html`` into a run folder and return its path.
+def render(run_dir: Path | str, pictures: Pictures | None = None) -> Path:
+    """Write ``report.html`` into a run folder and return its path; ``pictures`` as in ``html``.
 
     The folder may lack any part; only a folder that does not exist is a ``UserError``.
     """
     run = Run(run_dir)
     path = run.path / NAME
-    write_text(path, html(run))
+    write_text(path, html(run, pictures))
     return path

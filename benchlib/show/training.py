@@ -25,6 +25,7 @@ from benchlib.show.figures import (
     styled,
 )
 
+SAME = 0.005  # share within which a reading is the peak itself
 MANY_RANKS = 8  # more lines than this cannot be told apart
 
 
@@ -114,8 +115,6 @@ def throughput(run: Records, theme: Theme = LIGHT) -> Picture:
 @styled
 def step_times(run: Records, theme: Theme = LIGHT) -> Picture:
     """Histogram of the step times (the slowest rank of each step), with median and, from twenty steps on, 95th percentile."""
-    import seaborn
-
     figure, axes = blank("step-times", theme)
     slowest = frames.step_times(run)
     if len(slowest) < 2:
@@ -129,7 +128,7 @@ def step_times(run: Records, theme: Theme = LIGHT) -> Picture:
         title = f"Median step {seconds(median)}; p95 is {p95 / median:.2f} × the median"
         alt = "Histogram with median and 95th percentile."
     bins = min(40, max(8, int(len(slowest) ** 0.5) * 2))
-    seaborn.histplot(slowest * scale, bins=bins, ax=axes, edgecolor=theme.card)
+    axes.hist(slowest * scale, bins=bins, edgecolor=theme.card)
     axes.set_ylim(0, 1.28 * axes.dataLim.y1)
     # Above the bars, and each on its own side of its line, so that the two never lie on each other.
     for value, word, colour, side in marks:
@@ -178,12 +177,19 @@ def memory(run: Records, theme: Theme = LIGHT) -> Picture:
     for name, line in ranks.items():
         axes.plot(line.dropna(), label=name)
     highest = frame.nlargest(1, "gb").iloc[0]
-    title, top = f"Resident memory peaks at {highest['gb']:.3g} GB on rank {highest['rank']:.0f}", highest["gb"]
+    title, top = f"Resident memory peaks at {highest['gb']:.3g} GB", highest["gb"]
     result = frames.readable(run, "result")
     whole = result.metric("resident_memory_gb") if result else None
-    if whole and whole.value and whole.value > 1.005 * top:  # the kernel keeps the peak that falls between two readings
-        title, top = f"Resident memory peaks at {whole.value:.3g} GB, between two readings", whole.value
-        axes.axhline(top, color=theme.muted, linewidth=1.2, linestyle=DASHED, label="peak of the largest rank")
+    if (
+        whole and whole.value
+    ):  # of the kernel, which keeps a peak between two readings; up to the result, as in the key numbers
+        title = f"Resident memory peaks at {whole.text}"
+        if abs(top / whole.value - 1) < SAME:
+            title += f" on rank {highest['rank']:.0f}"
+        elif top > whole.value:
+            title += f", and at {top:.3g} GB while the results are written"
+        axes.axhline(whole.value, color=theme.muted, linewidth=1.2, linestyle=DASHED, label="peak of the largest rank")
+        top = max(top, whole.value)
     if len(devices):
         title, top = f"{title}, devices at {devices['gb'].max():.3g} GB", max(top, devices["gb"].max())
         axes.plot(devices["seconds"], devices["gb"], color=theme.text, linestyle=(0, (5, 2)), label="devices, sum")
