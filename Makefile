@@ -42,8 +42,7 @@ lab: $(SETUP)
 # The history with its explorer in the browser, without code and without the cells of tests.
 explorer: $(SETUP)
 	$(PIP) --quiet --editable '.[voila]'
-	$(BIN)/voila notebooks/90_history.ipynb --TagRemovePreprocessor.enabled=True \
-		--TagRemovePreprocessor.remove_cell_tags=remove-cell $(ARGS)
+	JUPYTER_PATH=$(CURDIR)/binder/page $(BIN)/voila notebooks/90_history.ipynb --template=benchlib $(ARGS)
 
 lint: $(TESTS)
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ os.environ.update(
         "BENCHLIB_HEADLESS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "MPLBACKEND": "agg",
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # no trial compilations of what the CPU says it has: 10 s of CPU time
     }
 )
 os.environ.pop("COLUMNS", None)  # tables in tests are as wide as in a pipe

@@ -208,7 +208,7 @@ def test_a_backend_that_is_not_there_publishes_nothing_and_says_so(tmp_path, mon
     assert verified.exit_code == 3, verified.output
 
 
-def in_this_process(_, run_dir, _interrupts):
+def in_this_process(_, run_dir, _ahead, _interrupts):
     """Run the benchmark here, without notebook, supervisor and rank, which tests of their own run; members are processes."""
     run.run(Run(run_dir).config, run_dir, EventWriter(run_dir, "rank0"))
     write_json(run_dir / "status.json", {"outcome": "complete", "reason": "", "ranks": [], "ended_at": time.time()})

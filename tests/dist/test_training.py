@@ -11,20 +11,23 @@ import pytest
 import torch
 import training_cases as cases
 
+from benchlib.benchmarks.squad import run as squad
+from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.config.schema import save_config
 from benchlib.core.errors import UserError
-from benchlib.core.events import read_events
+from benchlib.core.events import EventWriter, read_events
 from benchlib.results.run import load_result
 from benchlib.runtime import checkpoint
 
 HERE = Path(__file__).parent
 
 
-def in_two_processes(*words: str, **more: str) -> None:
-    """Run two ranks of one interpreter's command line without any supervisor; both must end well."""
+def in_processes(count: int, *words: str, **more: str) -> None:
+    """Run ranks of one interpreter's command line without any supervisor; all must end well."""
     ranks = []
-    for rank in range(2):
-        place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    for rank in range(count):
+        size = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **size}
         env = os.environ | place | more | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
         ranks.append(subprocess.Popen([sys.executable, *words], env=env, stderr=subprocess.PIPE, text=True))
     try:
@@ -32,7 +35,7 @@ def in_two_processes(*words: str, **more: str) -> None:
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], "\n".join(errors)
+    assert [process.returncode for process in ranks] == [0] * count, "\n".join(errors)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run all cases in two processes, once; return the run folder."""
     run_dir = tmp_path_factory.mktemp("two")
     save_config(cases.config_of(model, 2), run_dir)
-    in_two_processes("-W", "error", "-m", "benchlib.runtime.worker", str(run_dir), "--benchmark", "training_cases:run")
+    in_processes(2, "-W", "error", "-m", "benchlib.runtime.worker", str(run_dir), "--benchmark", "training_cases:run")
     return run_dir
 
 
@@ -59,7 +62,7 @@ def one_rank(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return cases.alone(cases.config_of(model, 1, **cases.without_dropout()), tmp_path_factory.mktemp("one") / "run")
 
 
-@pytest.mark.parametrize("case", ["plain", "accumulated"])
+@pytest.mark.parametrize("case", ["plain", "accumulated", "compiled"])
 def test_two_ranks_follow_the_curve_of_one(found: dict[str, Any], one_rank: dict[str, Any], case: str) -> None:
     # 33 questions in batches of 16: the last batch has one sample, so that one of two ranks has none.
     assert len(one_rank["losses"]) == 3
@@ -102,11 +105,18 @@ def test_step_times_have_parts(found: dict[str, Any]) -> None:
     assert sum(row[name] for name in parts) <= row["step_s"] * 1.001
 
 
+def test_xla_trains_all_ranks_alike_and_tells_only_what_it_can(found: dict[str, Any]) -> None:
+    row = found["compiled"]["columns"]
+    assert found["compiled"]["equal"] == [True]
+    assert row["forward_s"] is None and row["backward_s"] is None
+    assert 0 < row["exchange_s"] <= row["exchange_exposed_s"] * 1.001 < row["step_s"]
+
+
 def test_events_tell_of_every_step(two_ranks: Path, found: dict[str, Any]) -> None:
     steps = read_events(two_ranks, {"step"})
     losses = [event["loss"] for event in steps if event["source"] == "rank0"]
     # "resumed" tells of its own two steps; the training whose gradients were looked at comes last.
-    told = [loss for name in ("plain", "accumulated", "first", "second") for loss in found[name]["losses"]] + found[
+    told = [loss for name in ("plain", "accumulated", "compiled", "first", "second") for loss in found[name]["losses"]] + found[
         "resumed"
     ]["losses"][4:]
     assert losses[:-1] == told
@@ -137,7 +147,7 @@ def by_the_trainer(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path
         (folder / padding).mkdir()
     save_config(cases.config_of(model, 2, engine="trainer", max_length=256), folder)
     words = ("-m", "benchlib.runtime.worker", str(folder), "--benchmark", "training_cases:trainer")
-    in_two_processes(*words, BENCHLIB_OUTPUTS=str(folder))
+    in_processes(2, *words, BENCHLIB_OUTPUTS=str(folder))
     return folder
 
 
@@ -157,3 +167,25 @@ def test_the_trainer_runs_the_same_benchmark(by_the_trainer: Path, padding: str)
     share = result.value("padding_share") or 0.0
     assert share > 0.3 if padding == "max_length" else share < 0.3
     assert len((folder / "predictions.json").read_text()) > 10
+
+
+def test_xla_reaches_the_f1_of_autograd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path))
+    monkeypatch.setenv("NPROC", "1")
+    curves, results = [], []
+    for engine in ("native", "compiled"):
+        folder = tmp_path / engine
+        folder.mkdir()
+        values = {"engine": engine, "threads": 1, "train_questions": 32, "eval_questions": 16, "max_length": 128, "doc_stride": 32}
+        events = EventWriter(folder, "rank0")
+        squad.run(SquadConfig.model_validate(values | {"checkpoint_every": -1, "budget_s": 600.0}), folder, events)
+        events.close()
+        curves.append([event["loss"] for event in read_events(folder, {"step"})])
+        results.append(load_result(folder))
+    assert curves[0][-1] < 0.9 * curves[0][0]  # it learns
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-3)
+    by_torch, by_xla = (
+        next(metric.value for metric in result.metrics if metric.name.startswith("f1_")) for result in results
+    )
+    assert by_torch > 5 and abs(by_xla - by_torch) <= 1
+    assert any("dropout is off" in note for note in results[1].notes)

@@ -72,7 +72,7 @@ def task_of(config: SquadConfig, here: World, run_dir: Path, events: EventWriter
 
 def outcome_of(task: steps.Task) -> dict[str, Any]:
     """Train and return losses by step, the checksum of the final weights and what else the tests look at."""
-    trained = train.train(task)
+    trained = squad.engine(task.config.engine)(task)
     return {
         "losses": trained.table[:, :, 0].sum(axis=1).tolist(),
         "weights": weight_checksum(task.loaded.model),
@@ -80,7 +80,10 @@ def outcome_of(task: steps.Task) -> dict[str, Any]:
         "expected": trained.plan.samples,
         "equal": [len(set(ranks)) == 1 for ranks in trained.checksums],
         "resumed": trained.resumed_step,
-        "columns": dict(zip(COLUMNS, trained.table[-1, 0].tolist(), strict=True)),
+        "columns": {
+            name: None if value != value else value
+            for name, value in zip(COLUMNS, trained.table[-1, 0].tolist(), strict=True)
+        },
     }
 
 
@@ -126,6 +129,7 @@ def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World)
 
     case("plain", **without_dropout())
     case("accumulated", **without_dropout(batch_size=4, accumulation=2))
+    case("compiled", engine="compiled", **without_dropout(batch_size=4, accumulation=2))
     case("first", epochs=2, checkpoint_every=2)
     case("second", epochs=2)
     if here.main:  # as if the run had been killed behind step 4 of 6

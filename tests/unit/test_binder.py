@@ -1,6 +1,7 @@
 """The demo: files that repo2docker accepts, of versions that the kit is tested with, measured by what can count."""
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import tomllib
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import nbformat
 import pytest
 
 from benchlib.core.files import home
@@ -104,6 +106,22 @@ def test_the_links_open_notebooks_that_are_there():
 def test_the_explorer_comes_first_then_a_report_then_the_notebooks():
     text = script("badges").badges("owner/name")
     assert text.index("voila%2Frender") < text.index("files%2Fbinder") < text.index("lab%2Ftree")
+
+
+def test_the_page_of_the_explorer_shows_what_leads_to_it_last():
+    cells, section, tagged = nbformat.read(home() / "notebooks/90_history.ipynb", 4).cells, "", {}
+    for cell in cells:
+        if cell.source.startswith("## "):
+            section = cell.source.splitlines()[0]
+        tagged.setdefault(section, set()).add("method" in cell.metadata.get("tags", []))
+    assert {name for name, tags in tagged.items() if tags != {False}} == {"## Parameters", "## Setup", "## Run"}
+    assert all(tagged[name] == {True} for name in ("## Parameters", "## Setup", "## Run"))
+    template = (BINDER / "page/voila/templates/benchlib/index.html.j2").read_text()
+    assert ":has(.celltag_method) { order: 1; }" in template
+    setting = json.loads((BINDER / "page/jupyter_server_config.json").read_text())["VoilaConfiguration"]
+    assert setting["template"] == "benchlib"
+    assert setting["resources"]["report"].removeprefix("files/") in (BINDER / "postBuild").read_text()
+    assert "binder/page/jupyter_server_config.json" in (BINDER / "postBuild").read_text()
 
 
 @pytest.mark.parametrize(

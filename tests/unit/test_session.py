@@ -1,6 +1,7 @@
 """What a notebook shows at its end, in its tables and for errors, without a kernel."""
 
 import re
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -129,6 +130,17 @@ def test_an_error_that_a_user_can_act_on_is_one_line(error, monkeypatch):
     shell.user_ns["error"] = error
     shell.run_cell("def deep():\n    raise error\ndeep()")
     assert lines == [f"{type(error).__name__}: {error}"]
+
+
+def test_a_benchmark_whose_tables_are_rows_shows_those_of_its_report():
+    run = SimpleNamespace(
+        config=SimpleNamespace(benchmark="compiled"), result=SimpleNamespace(tables={"runtimes": [{"runtime": "x"}]})
+    )
+    assert session.table(run, "One file, several runtimes").to_dict("records") == [{"runtime": "x"}]
+    with pytest.raises(UserError, match="no table 'Program': did you mean Programs"):
+        session.table(run, "Program")
+    run.result = None
+    assert session.table(run, "Programs").empty
 
 
 def test_tables_are_left_aligned_with_thousands():

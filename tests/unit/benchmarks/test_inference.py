@@ -2,12 +2,18 @@
 
 import ctypes
 import dataclasses
+import functools
+import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,15 +23,17 @@ pytest.importorskip("mlperf_loadgen", reason="pip install 'benchlib[inference]'"
 
 from llm_servers import TOKEN, own
 
-from benchlib.benchmarks.inference import bounds, loadgen, logs, losses, measures, rules, workers
+from benchlib.benchmarks.inference import bounds, loadgen, logs, measures, rules, workers
 from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.judge import _prefix_cache, _valid
 from benchlib.benchmarks.inference.measures import percentile_metric, rate_metric, why_invalid
 from benchlib.core.errors import RunBroken, UserError
+from benchlib.core.files import home
 from benchlib.judge.impossible.claim import Claim, Latency, LoadGen
 from benchlib.judge.impossible.rules import judge_claims
 from benchlib.show.digest import interval
-from benchlib.workloads.llm import engines, queries
+from benchlib.show.history import over_runs
+from benchlib.workloads.llm import dispatch, engines, queries
 from benchlib.workloads.llm.engines import Kind, Settings, Sim
 
 SAMPLES = 32
@@ -101,9 +109,9 @@ def in_process(test):
     return loadgen._perform(test, sent)
 
 
-def child(engine, folder, limit_s="20", deadline_s="5"):
+def child(engine, folder, limit_s="20", deadline_s="5", *urls):
     """Start this file as a program that runs one test and prints what it makes of it."""
-    command = [sys.executable, __file__, engine, str(folder), limit_s, deadline_s]
+    command = [sys.executable, __file__, engine, str(folder), limit_s, deadline_s, *urls]
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -199,10 +207,13 @@ class Counting:
     """Takes LoadGen's place: reads the answers out of memory as it does, ``calls`` of them at a time."""
 
     def __init__(self):
-        self.calls, self.answers = [], []
+        self.calls, self.answers, self.firsts = [], [], []
 
-    def QuerySampleResponse(self, rid, address, size, tokens):
+    def QuerySampleResponse(self, rid, address, size, tokens=1):
         return rid, address, size, tokens
+
+    def FirstTokenComplete(self, responses):
+        self.firsts += [rid for rid, *_ in responses]
 
     def QuerySamplesComplete(self, responses):
         self.calls.append(len(responses))
@@ -232,6 +243,21 @@ def test_answers_of_offline_are_reported_together_and_each_once(tmp_path):
     table = sut.log.table()
     assert table["failed"].sum() == 1 and table["sample"].tolist() == [n % SAMPLES for n in range(count)]
     assert table["tokens"][:5].tolist() == [2, 3, 4, 5, 6] and set(table["prompt_tokens"]) == {3}
+
+
+def test_probes_of_the_search_for_the_peak_may_use_ids_again(tmp_path):
+    """LoadGen gives the queries of a later probe ids of an earlier one; each is completed once under the id that it asked with."""
+    lg = Counting()
+    engine = SimpleNamespace()
+    engine.submit = lambda rid, ids, most, on_first, on_done: (on_first(rid, 0.0, 7), on_done(rid, [7, 8 + rid], ""))
+    sut = loadgen.Sut(lg, planned(tmp_path, mode="FindPeakPerformance"), engine)
+    for probe in range(2):
+        sut.issue([11, 12], [0, 1])
+        end = time.monotonic() + 10
+        while sut.log.unended and time.monotonic() < end:
+            time.sleep(0.001)
+        assert sorted(lg.answers[2 * probe :]) == [(11, [7, 8 + 2 * probe]), (12, [7, 9 + 2 * probe])]
+    assert lg.firsts == [11, 12, 11, 12] and len(sut.log.table()) == 4 and sut.log.repeated == 0
 
 
 def late(table):
@@ -265,9 +291,12 @@ def test_accuracy_answers_are_those_of_the_engine_and_the_audit_sees_what_is_wro
     assert any("end-of-sequence" in text for text in logs.audit(audited.folder, ends=(token,))[1])
 
 
-@pytest.mark.parametrize(("scenario", "mode"), [("Server", "PerformanceOnly"), ("Offline", "AccuracyOnly")])
-def test_loadgen_over_two_servers_loses_nothing_when_one_is_killed(tmp_path, scenario, mode):
-    servers = [own(step_s=0.01, slots=4) for _ in range(2)]
+@pytest.mark.parametrize(
+    ("scenario", "mode", "kind"), [("Server", "PerformanceOnly", "sim"), ("Offline", "AccuracyOnly", "static")]
+)
+def test_loadgen_over_two_servers_loses_nothing_when_one_is_killed(tmp_path, scenario, mode, kind):
+    """The accuracy run is of the embedded model in fp32: its answers are those of an undisturbed run, token for token."""
+    servers = [own(step_s=0.01, slots=4, kind=kind) for _ in range(2)]
     killed = threading.Event()
 
     def kill():
@@ -299,16 +328,54 @@ def test_loadgen_over_two_servers_loses_nothing_when_one_is_killed(tmp_path, sce
     )
     assert sum(row["times"] for row in lost["losses"] if row["event"] == "requeued") == (table["attempt"] > 1).sum()
     assert not next_one.table["failed"].any() and set(next_one.table["worker"]) == {1}
-    said = losses.sentences(
-        dict(zip(("workers", "losses"), losses.rows("after", next_one.facts["dispatch"]), strict=True))
-    )
+    record = next_one.facts["dispatch"]
+    said = workers.sentences({name: [{"test": "after", **row} for row in record[name]] for name in workers.TABLES})
+    assert {row["worker"] for row in record["inflight"] if row["open"]} == {1}
     assert said == [
         f"after: worker {servers[0].url} was not there and did not come back; no query had to be sent again."
     ]
     if mode == "AccuracyOnly":
-        assert logs.answers(test.folder) == {row: engines.sim_answer(ids, 12) for row, ids in enumerate(PROMPTS)}
+        answers = logs.answers(test.folder)
+        assert answers == logs.answers(after.folder) and len(answers) == SAMPLES
+        assert len({tuple(ids) for ids in answers.values()}) > SAMPLES // 4
     else:
         assert mended(ended(test, outcome)) == []
+
+
+def test_loadgen_over_servers_that_hang_or_are_all_killed_ends_and_counts():
+    """A server whose loop stands still takes connections and answers nothing, as a process after SIGSTOP."""
+    pairs = {fault: [own(step_s=0.03) for _ in range(2)] for fault in ("hung", "killed")}
+    go_on, out, err = threading.Event(), {}, {}
+    with tempfile.TemporaryDirectory() as place:
+        programs = {
+            fault: child("http", Path(place) / fault, "60", "60", *(server.url for server in servers))
+            for fault, servers in pairs.items()
+        }
+        try:
+            waiting = dict(pairs)
+            while waiting and all(program.poll() is None for program in programs.values()):
+                time.sleep(0.001)
+                for fault in [name for name, servers in waiting.items() if servers[0].server.counts["ok"] >= 5]:
+                    servers = waiting.pop(fault)
+                    if fault == "hung":
+                        servers[0].loop.call_soon_threadsafe(go_on.wait)
+                    for server in servers if fault == "killed" else ():
+                        server.cut()
+            for fault, program in programs.items():
+                out[fault], err[fault] = program.communicate(timeout=60)
+        finally:
+            go_on.set()
+            time.sleep(0.5)  # it takes the connections that came meanwhile, and finds them closed
+            for server in pairs["hung"]:
+                server.cut()
+    assert "VALID" in out["hung"], err["hung"]  # or INVALID for what it waited, and for nothing else
+    assert not re.search("failed|twice|logged|counts", out["hung"])
+    sent = pairs["hung"][1].server.counts["ok"]
+    assert sent >= SAMPLES, "the other one answered its part and what the hung one had"
+    assert re.search(r"[1-9]\d* of 64 queries failed \(the first: no worker was left for 0.3 s", out["killed"]), err[
+        "killed"
+    ]
+    assert "twice" not in out["killed"]
 
 
 @pytest.mark.parametrize(
@@ -409,7 +476,8 @@ def test_workers_are_met_before_the_run_and_serve_the_model_that_makes_the_promp
     tokenizer = lambda text: {"input_ids": [1, 2]}  # noqa: E731
     try:
         config = InferenceConfig(workers=[sim.url])
-        assert workers.meet(config, Settings(urls=(sim.url,), token=TOKEN), tokenizer)["engine"] == "sim"
+        says, limits = workers.meet(config, Settings(urls=(sim.url,), token=TOKEN), tokenizer)
+        assert says["engine"] == "sim" and limits == []
         other.server.kind = "static"
         config = InferenceConfig(workers=[other.url])
         with pytest.raises(
@@ -417,10 +485,12 @@ def test_workers_are_met_before_the_run_and_serve_the_model_that_makes_the_promp
         ):
             workers.meet(config, Settings(urls=(other.url,), token=TOKEN), tokenizer)
         config = InferenceConfig(workers=[other.url], served_model="another")
-        assert (
-            workers.meet(config, Settings(urls=(other.url,), token=TOKEN, served_model="another"), tokenizer)["model"]
-            == "another"
-        )
+        facts = {name: value for name, value in vars(BIG).items() if not name.endswith("_per_s")}
+        other.engine.facts.update(facts)
+        other.server.peaks = lambda: (100e9, 10e12)
+        settings = Settings(urls=(other.url,), token=TOKEN, served_model="another")
+        says, limits = workers.meet(config, settings, tokenizer)
+        assert says["model"] == "another" and limits == [BIG], "it says what its model reads, and measures its machine"
         with pytest.raises(UserError, match="it serves another and not x: correct served_model"):
             workers.meet(config, Settings(urls=(other.url,), token=TOKEN, served_model="x"), tokenizer)
     finally:
@@ -526,32 +596,91 @@ def test_intervals_hold_the_value():
     assert rate.value == pytest.approx(70) and rate.ci_low <= 70 <= rate.ci_high
 
 
+BIG = bounds.Bound(10, 10e9, 1e6, 5e9, 100e9, 10e12)  # 10 GB of weights, 1 MB of cache a token; 100 GB/s, 10 TFLOP/s
+
+
+def answered(workers, prompt_tokens, tokens, first_s, last_s):
+    table = np.zeros(len(workers), queries.QUERY)
+    table["worker"], table["prompt_tokens"], table["tokens"] = workers, prompt_tokens, tokens
+    table["first_s"], table["last_s"] = first_s, last_s
+    return table
+
+
 def test_shares_of_the_bounds_are_those_by_hand():
-    """10 GB of weights and 1 MB of cache a token at 100 GB/s; 5e9 parameters at 10 TFLOP/s."""
-    facts = {"read_bytes": 10e9, "cache_bytes_per_token": 1e6, "product_parameters": 5e9}
-    table = np.zeros(2, queries.QUERY)
-    table["prompt_tokens"], table["tokens"], table["first_s"], table["last_s"] = (
-        95,
-        10,
-        1.0,
-        [1 + 9 * 0.202, 1 + 9 * 0.404],
-    )
+    table = answered([-1, -1], 95, 10, 1.0, [1 + 9 * 0.202, 1 + 9 * 0.404])
     tests = [
         {"test": name, "scenario": name, "engine": engine}
-        for name, engine in (("Server", "own"), ("Offline", "own"), ("SingleStream", "http"))
+        for name, engine in (("Server", "own"), ("Offline", "own"), ("SingleStream", "other"))
     ]
     probes = [
         {"engine": "own", "tokens": 100, "fresh_s": [0.2, 0.4]},
-        {"engine": "http", "tokens": 100, "fresh_s": [0.2]},
+        {"engine": "other", "tokens": 100, "fresh_s": [0.2]},
     ]
-    made = bounds.shares(
-        tests, dict.fromkeys(("Server", "Offline", "SingleStream"), table), probes, {"own": facts}, 100e9, 10e12, "_x"
-    )
+    tables = dict.fromkeys(("Server", "Offline", "SingleStream"), table)
+    made = list(bounds.shares(tests, tables, probes, {"own": [BIG]}, "_x"))
     # Prefill: 2 x 5e9 x 100 / 1e13 = 0.1 s. Decoding: (10e9 + 100 x 1e6) / 1e11 = 0.101 s.
     assert {metric.name: pytest.approx(metric.samples) for metric in made} == {
         "prefill_share_own_x": [0.5, 0.25],
         "decode_share_server_x": [0.5, 0.25],
     }
+    # At two workers each query has the bound of its own: the second has half the bandwidth.
+    slow = dataclasses.replace(BIG, bytes_per_s=50e9)
+    table = answered([0, 1], 95, 10, 1.0, 1 + 9 * 0.404)
+    [share] = bounds.shares(tests[:1], {"Server": table}, [], {"own": [BIG, slow]}, "")
+    assert share.samples == pytest.approx([0.25, 0.5])
+
+
+def test_the_least_time_of_offline_is_that_of_all_workers_together():
+    """Decoding 100e9 / (10e9 / 10 + 100 x 1e6) = 90.9 tokens/s, prefill 1e13 / 1e10 = 1000 tokens/s."""
+    table = answered([0, 1], 95, 10, np.nan, 2.0)
+    alone = 20 / (100e9 / 1.1e9) + 190 / 1000  # s
+    for each, least in (([BIG], alone), ([BIG, BIG], alone / 2)):
+        decode, prefill, share = bounds.offline(each, table, "", "_x")
+        assert decode.value == pytest.approx(len(each) * 100e9 / 1.1e9) and prefill.value == 1000 * len(each)
+        assert (share.name, share.value) == ("roofline_share_offline_x", pytest.approx(least / 2))
+    missing = list(bounds.offline([], table, "the engine is silent", "_x"))
+    assert {metric.provenance for metric in missing} == {"not_available"} and missing[
+        0
+    ].reason == "the engine is silent"
+    facts = {**vars(BIG), "flop_per_s": float("nan")}
+    assert bounds.Bound.of(vars(BIG)) == BIG and bounds.Bound.of(facts) is None and bounds.Bound.of({}) is None
+
+
+def test_pictures_show_requests_in_flight_with_losses_and_earlier_runs(tmp_path):
+    """A run folder is copied; of both runs and of the lost worker the pictures say the numbers."""
+    from benchlib.benchmarks.inference.figures import FIGURES
+    from benchlib.results.run import Run
+
+    demo = next(path for path in (home() / "notebooks" / "demo-runs").glob("*/*") if (path / "result.json").exists())
+    day = tmp_path / demo.parent.name
+    for number, seconds in enumerate((10.0, 12.5)):
+        folder = day / f"{demo.name[:-2]}{number:02d}"
+        shutil.copytree(demo, folder)
+        result = json.loads((folder / "result.json").read_text())
+        result["started_at"] += number
+        [total] = [metric for metric in result["metrics"] if metric["name"] == "total_s"]
+        total.update(value=seconds, n=1, ci_low=None, ci_high=None)
+        (folder / "result.json").write_text(json.dumps(result))
+    picture = over_runs("total_s")(Run(folder))
+    assert "over 2 runs" in picture.alt and "12.5" in picture.alt and "10" in picture.alt
+    assert over_runs("total_s")(SimpleNamespace()).empty
+
+    rows = [
+        {"test": name, "t_s": t, "worker": w, "open": 4 - 4 * w}
+        for name in ("Offline", "Server")
+        for t in (0, 1)
+        for w in (0, 1)
+    ]
+    lost = [
+        {"test": "Server", "t_s": 0.5, "worker": 0, "event": "down", "times": 1, "reason": "gone"},
+        {"test": "Server", "t_s": 0.5, "worker": 0, "event": "requeued", "times": 7, "reason": "gone"},
+    ]
+    state = [{"test": "Server", "worker": w, "url": f"http://{w}"} for w in (0, 1)]
+    shown = SimpleNamespace(result=SimpleNamespace(tables={"inflight": rows, "losses": lost, "workers": state}))
+    picture = FIGURES["in-flight"](shown)
+    assert [axes.get_title("left") for axes in picture.axes] == ["Server"], "the tests that lost one"
+    assert "Workers lost: 1, queries sent again: 7" in picture.alt and "http://0 was lost after 0.5 s" in picture.alt
+    assert FIGURES["in-flight"](SimpleNamespace(result=SimpleNamespace(tables={}))).empty
 
 
 def test_utilization_is_that_of_the_test_alone(server):
@@ -607,11 +736,12 @@ def test_a_log_without_an_end_is_no_result(tmp_path):
 
 
 if __name__ == "__main__":
-    from pathlib import Path
-
     sys.modules["test_inference"] = sys.modules["__main__"]
-    engine, folder, limit_s, deadline_s = sys.argv[1:]
+    engine, folder, limit_s, deadline_s, *urls = sys.argv[1:]
     mine = planned(Path(folder), engine=engine, limit_s=float(limit_s), deadline_s=float(deadline_s))
+    if urls:
+        mine = dataclasses.replace(mine, settings=Settings(urls=tuple(urls), token=TOKEN))
+        dispatch.Policy = functools.partial(dispatch.Policy, probe_s=0.1, probe_limit_s=0.3, gone_s=0.3)
     try:
         outcome = in_process(mine)
     except KeyboardInterrupt:

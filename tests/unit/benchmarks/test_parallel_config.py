@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
-from benchlib.benchmarks.parallel import largest_batch
+from benchlib.benchmarks.parallel import largest_batch, scaling
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.judge import _losses, _proved
 from benchlib.benchmarks.parallel.measure import fitted
-from benchlib.benchmarks.parallel.metrics import complete, scaling
+from benchlib.benchmarks.parallel.metrics import complete
 from benchlib.benchmarks.parallel.shapes import MODELS
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
@@ -131,7 +131,7 @@ def test_rows_are_completed_and_scaled() -> None:
     row = _row("data", 2, 0.1)
     complete(row, {"matmul_flops": {"fp32": 1e11}, "matmul_flops_alone": 2e11})
     assert row["tokens_per_s"] == 800 and row["mfu"] == pytest.approx(0.3)
-    points = scaling(
+    points = scaling.table(
         [_row("single", 1, 0.2), row, _row("single", 1, 0.18, "strong"), _row("single", 1, 0.1, "weak", 4)]
     )
     assert [(point["kind"], point["world"], point["samples_per_s"]) for point in points] == [

@@ -52,7 +52,10 @@ def test_memory_by_hand():
     token = 4 * (
         2 * 8 + 2 * 8 + 2 * 8 + 2 * 8 + 2 * 32
     )  # norms' inputs and outputs, q k v and what attention gives, feed-forward
-    activations = 8 * 16 * (4 * token + 12 * 100)
+    passing = 4 * (
+        2 * 32 + 4 * 8
+    )  # gradients within one layer: around the activation function, of q k v and the output
+    activations = 8 * 16 * (4 * token + passing + 12 * 100)
     alone = estimate.memory(work("single"))
     assert (alone.parameters, alone.gradients, alone.optimizer) == (4 * COUNT, 4 * COUNT, 8 * COUNT)
     assert (alone.activations, alone.buffers) == (activations, 2 * 4 * 800)  # AdamW's temporaries of the largest matrix

@@ -327,3 +327,44 @@ def test_strict_wants_every_gated_member_and_optional_ones_where_they_are_named(
     tables["members"][1] |= {"outcome": "SKIPPED", "reason": "no time in the budget"}
     assert not compared(make(tmp_path, "000002-b", tables=tables))
     assert not compared(make(tmp_path, "000003-c", tables={}, status="skipped", reason="no driver"))
+
+
+def of_quantity(name, **values):
+    def change(run):
+        entry = [entry for entry in run["members"][0]["quantities"] if entry["quantity"] == name][-1]
+        entry.update(values)
+
+    return change
+
+
+FORGED = {
+    "a value beyond its limit": (of_quantity("logits max difference", value=2e-5), "is beyond its limit"),
+    "no value": (of_quantity("logits max difference", value=None), "or one is missing"),
+    "few spans": (of_quantity("span agreement", value=0.97), "span agreement is beyond its limit"),
+    "a loose limit": (of_quantity("logits max difference", value=2e-4, limit=0.5), "looser than the table's"),
+    "a loose share": (of_quantity("span agreement", value=0.97, limit=0.9), "looser than the table's >= 1"),
+    "a tolerance for NaN": (of_quantity("finite", value=3.0, limit=5.0), "judged by finite <= 5"),
+    "an unknown quantity": (of_quantity("logits max difference", quantity="harmony"), "no tolerance of 'harmony'"),
+    "the future": (lambda run: run.update(ended_at="2999-01-01T00:00:00Z"), "2999-01-01, which is in the future"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_a_pass_is_recomputed_from_value_and_limit_and_the_limit_from_the_table(tmp_path, case):
+    change, words = FORGED[case]
+    make(tmp_path / "outputs", "000001-a", tables=make_parity.tables(["eager"]))
+    to = tmp_path / "results"
+    assert merge(tmp_path / "outputs", "--to", to, "--strict").exit_code == 0
+    path = to / "cpu" / FILE
+    values = json.loads(path.read_text())
+    (member,) = values["results"][0]["members"]
+    for name, value, limit in (("span agreement", 1.0, 1.0), ("finite", 0.0, 0.0)):
+        member["quantities"].append({"quantity": name, "value": value, "limit": limit, "status": "PASS"})
+    path.write_text(json.dumps(values))
+    assert merge(to, "--to", tmp_path / "same", "--strict").exit_code == 0
+    change(values["results"][0])
+    path.write_text(json.dumps(values))
+    with pytest.raises(UserError, match=words):
+        read_file(path)
+    answer = merge(to, "--to", tmp_path / "again", "--strict")
+    assert answer.exit_code == 2 and "left out" in answer.output

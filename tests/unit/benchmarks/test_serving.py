@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchlib.benchmarks.serving import judge, metrics, tables
+from benchlib.benchmarks.serving import judge, metrics, tables, view
 from benchlib.benchmarks.serving.bench import Bench
 from benchlib.benchmarks.serving.figures import FIGURES
 from benchlib.config.schema import resolve
@@ -110,6 +110,28 @@ def test_the_projection_is_samples_over_rate(bench):
     bench.knee, bench.together, bench.config = None, [], config(mode="single")
     made = {item.name: item.provenance for item in metrics.metrics(bench, 1.0, 20.0)}
     assert made["knee_per_s_random_prompts"] == made["scaling_efficiency_random_prompts"] == "not_available"
+
+
+def test_simulated_workers_elsewhere_are_named_in_metrics_words_and_limits(bench):
+    bench.engines = ["sim", "sim"]
+    run = run_of(bench)
+    assert run.result.metric("samples_per_s_all_sim") and not run.result.metric("samples_per_s_all_random_prompts")
+    assert {limit.metric.rsplit("_", 1)[-1] for limit in judge.limits(run)} == {"sim"}
+    assert statuses(run)["possible scaling"] == "PASS"
+    assert "computes nothing" in view.warnings(run.config, run.result)[0] and "`sim`" in judge.reading(run)[-1]
+
+
+@pytest.mark.parametrize("mode", ["single", "distributed", "both"])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_progress_ends_at_its_total(monkeypatch, mode, workers):
+    from benchlib.benchmarks.serving import run as serving_run
+
+    rows = []
+    events = SimpleNamespace(emit=lambda kind, **values: rows.append((values["done"], values["total"])))
+    made = Bench(config(mode=mode, rounds=2), events, [f"http://{number}" for number in range(workers)], "", [])
+    monkeypatch.setattr(serving_run, "_at_once", lambda *_: {"samples_per_s": 1.0})
+    serving_run._rates(made)
+    assert [done for done, _ in rows] == [*range(1, len(rows) + 1)] and {total for _, total in rows} == {len(rows)}
 
 
 def test_a_sound_run_passes_and_says_what_it_found(bench):

@@ -45,6 +45,20 @@ def test_max_steps_and_a_spent_budget() -> None:
     assert make_plan(SquadConfig(), 100, 1.0, -5.0).planned_steps == 2
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"precision": "bf16"}, "engine = compiled trains in fp32"),
+        ({"compile": True}, "engine = compiled trains in fp32"),
+        ({"hidden_dropout": 0.1}, "hidden_dropout = 0.1: engine = compiled trains without dropout"),
+    ],
+)
+def test_xla_refuses_what_it_would_not_do(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SquadConfig(engine="compiled", **fields)
+    SquadConfig(**fields)
+
+
 def test_flops_of_bert_base_are_the_published_ones() -> None:
     # 212.0 GFLOP a sequence of 384 tokens for BERT-base, 739.3 for BERT-large (training).
     assert encoder_train_flops(12, 768, 3072, [(1, 384)]) == pytest.approx(212.0e9, rel=1e-3)

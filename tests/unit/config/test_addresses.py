@@ -1,8 +1,12 @@
 """Addresses of workers: scheme, host, port, no page, no password, none twice."""
 
 import pytest
+from llm_servers import TOKEN, own
 
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.addresses import workers
+from benchlib.config.schema import resolve
+from benchlib.core.errors import UserError
 
 
 def test_addresses_are_kept_as_they_are_given():
@@ -31,3 +35,23 @@ def test_addresses_are_kept_as_they_are_given():
 def test_wrong_addresses_are_refused_with_what_to_write(given, words):
     with pytest.raises(ValueError, match=words):
         workers(given)
+
+
+def test_a_wrong_token_is_refused_before_anything_starts(monkeypatch):
+    """By both benchmarks that take workers; who is not there yet is left to the run."""
+    server, gone = own(), own()
+    gone.cut()
+    try:
+        for name in ("inference", "serving"):
+            config = resolve(name, "smoke", "cpu", {"workers": f"{server.url},{gone.url}"}).config
+            for token, words in (
+                ("wrong", "the token in BENCHLIB_TOKEN is not theirs"),
+                ("", "BENCHLIB_TOKEN is not set here"),
+            ):
+                monkeypatch.setenv("BENCHLIB_TOKEN", token)
+                with pytest.raises(UserError, match=f"^workers: {server.url}: they refuse the bearer token, {words}"):
+                    BENCHMARKS[name].refuse(config)
+            monkeypatch.setenv("BENCHLIB_TOKEN", TOKEN)
+            BENCHMARKS[name].refuse(config)
+    finally:
+        server.cut()

@@ -50,6 +50,7 @@ def test_later_layers_win_and_are_named():
         ("squad", {"collective": "mpi"}, "launcher", "set by collective=mpi"),
         ("squad", {"collective": "mpi", "launcher": "slurm"}, "launcher", "set by hand"),
         ("parity", {"dev_file": "/a/dev.json"}, "data", "set by dev_file=dev.json"),
+        ("collectives", {"collective": "hierarchical"}, "variants", "set by collective=hierarchical"),
     ],
 )
 def test_a_value_that_another_field_sets_says_which(benchmark, given, name, origin):
@@ -59,7 +60,13 @@ def test_a_value_that_another_field_sets_says_which(benchmark, given, name, orig
 def test_whatever_a_validator_adds_has_its_cause():
     """A validator that sets a field without a row in FOLLOWS would leave its value to the default."""
     for benchmark in BENCHMARKS:
-        for given in ({}, {"collective": "mpi"}, {"train_file": "t", "eval_file": "e"}, {"dev_file": "d"}):
+        for given in (
+            {},
+            {"collective": "mpi"},
+            {"collective": "hierarchical"},
+            {"train_file": "t", "eval_file": "e"},
+            {"dev_file": "d"},
+        ):
             if given.keys() <= config_class(benchmark).model_fields.keys():
                 resolved = resolve(benchmark, "smoke", "cpu", given)
                 assert resolved.config.model_fields_set - {"benchmark", "tier", "backend"} <= resolved.origins.keys()
@@ -86,6 +93,15 @@ def test_a_number_written_as_text_is_read_right():
         ({"train_file": "a.json"}, "set both"),
         ({"doc_stride": 500}, "windows never advance"),
         ({"nnodes": 2}, "need launcher=torchrun"),
+        ({"exchange_groups": "a"}, "exchange_groups = 'a' are groups of collective=hierarchical: set it"),
+        (
+            {"collective": "hierarchical", "nproc": 3, "exchange_groups": "a,b"},
+            "groups of 2 ranks, and nproc(3) × nnodes(1)",
+        ),
+        (
+            {"collective": "hierarchical", "nproc": 2, "exchange_groups": "a, "},
+            "rank 1 has no group: give a name for each",
+        ),
         ({"data": "files"}, "train_file"),
     ],
 )
@@ -164,6 +180,10 @@ def test_tiers_state_only_what_differs():
         ("- 1", "sections"),
         ("all: {epochs: 1}", "not every benchmark"),
         ("a: [", "YAML"),
+        ("description: .nan", "description = nan: expected a sentence"),
+        ("all: {budget_s: long}", "budget_s = long: expected seconds"),
+        ("all: {budget_s: .inf}", "budget_s = inf: expected seconds"),
+        ("all: {budget_s: true}", "budget_s = True: expected seconds"),
     ],
 )
 def test_wrong_parameter_files_are_refused(tmp_path, text, words):
@@ -230,7 +250,7 @@ def test_an_endpoint_without_host_or_port_is_refused(endpoint):
 def test_a_library_that_does_not_move_the_tensors_of_the_backend_is_refused_before_any_rank():
     config = build("collectives", {"benchmark": "collectives", "collective": "nccl"})
     with pytest.raises(
-        UserError, match=r"collective = nccl moves tensors of cuda, not of cpu .*: take gloo, mpi, ucc$"
+        UserError, match=r"collective = nccl moves tensors of cuda, not of cpu .*: take gloo, mpi, ucc, hierarchical$"
     ):
         config.check_whole()
     build("collectives", {"benchmark": "collectives", "collective": "nccl", "backend": "rocm"}).check_whole()

@@ -1,5 +1,5 @@
 """What lies in deploy/: it is what the launchers make, holds against the published schemas, and asks for no more rights
-than are used. The schemas need the extra: pip install -e '.[deploy]'."""
+than are used. The schemas come with the extra ``test``."""
 
 import re
 import shutil
@@ -51,8 +51,8 @@ def test_examples_are_what_the_launchers_make(name):
 
 def validate(item, path=""):
     """Raise for an object that breaks its published schema, unknown fields included."""
-    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[deploy]'")
-    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install -e '.[deploy]'")
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[test]'")
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install -e '.[test]'")
     own = {
         "JobSet": models.JobsetV1alpha2JobSet,
         "TrainJob": models.TrainerV1alpha1TrainJob,

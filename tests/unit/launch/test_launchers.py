@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from benchlib.cli import main
-from benchlib.config.schema import resolve
+from benchlib.config.schema import build, resolve
 from benchlib.core.errors import UserError
 from benchlib.launch.kubernetes import FLAVOURS, job_name
 from benchlib.launch.launchers import LAUNCHERS
@@ -90,7 +90,7 @@ def test_pods_of_an_indexed_job_have_names():
 
 
 def test_vendors_share_one_rendezvous():
-    described = job("kubernetes", "mixed", nnodes=2, nproc=4, collective="gloo")
+    described = job("kubernetes", "mixed", nnodes=2, nproc=4, collective="hierarchical")
     kinds = objects(described)
     (jobset,) = kinds["JobSet"]
     (_, nvidia), (_, amd) = pod_templates(jobset)
@@ -101,15 +101,18 @@ def test_vendors_share_one_rendezvous():
     assert torchrun_options(one["command"]) == torchrun_options(other["command"])
     assert ("--host" in one["command"], "--host" in other["command"]) == (True, False), "one of them opens the store"
     data = kinds["ConfigMap"][0]["data"]
-    backends = {name: yaml.safe_load(data[f"{name}.json"])["backend"] for name in ("nvidia", "amd")}
-    assert backends == {"nvidia": "cuda", "amd": "rocm"}
+    configs = {name: yaml.safe_load(data[f"{name}.json"]) for name in ("nvidia", "amd")}
+    assert {name: each["backend"] for name, each in configs.items()} == {"nvidia": "cuda", "amd": "rocm"}
+    assert {each["collective"] for each in configs.values()} == {"hierarchical"}
+    for each in configs.values():  # what each rank reads: it fits its own backend, and by it the rank has its group
+        build("squad", each).check_whole()
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"nnodes": 3, "collective": "gloo"}, r"nvidia\(1\) \+ amd\(1\) = 2 nodes .* but nnodes is 3: set nnodes=2"),
-        ({"nnodes": 2}, "cannot join ranks of cuda and rocm: set collective=gloo or ucc"),
+        ({"nnodes": 2}, "cannot join ranks of cuda and rocm: set collective=hierarchical .*, gloo or ucc"),
         ({"nnodes": 2, "collective": "nccl"}, "cannot join ranks"),
     ],
 )

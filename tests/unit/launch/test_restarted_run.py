@@ -1,8 +1,14 @@
 """A run whose ranks were started again is whole, says so, and is no baseline."""
 
 import json
+import platform
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from make_run import make_run
 
@@ -12,7 +18,7 @@ from benchlib.core.events import EventWriter
 from benchlib.judge import baselines
 from benchlib.judge.checks import Check, Verdict
 from benchlib.judge.verdict import judged
-from benchlib.launch.launch import write_lost
+from benchlib.launch.launch import end_stopped_supervisor, write_lost
 from benchlib.results.run import Run
 
 FACTS = {"checksums": [["aa", "aa"]], "checksums_equal": True}
@@ -34,7 +40,7 @@ def test_the_verdict_reports_restarts(tmp_path: Path, restarts: int, status: str
     assert (check.status, check.gates, check.value) == (status, False, restarts)
     assert not verdict.broken
     if restarts:
-        assert check.reason.startswith("restarted 1 time: rank 1 was killed by SIGKILL; ")
+        assert check.reason.startswith("started again 1 time after failures: rank 1 was killed by SIGKILL; ")
 
 
 def test_a_run_that_could_not_be_restarted_says_nothing_of_it(tmp_path: Path) -> None:
@@ -51,6 +57,27 @@ def test_it_is_not_accepted(tmp_path: Path) -> None:
     assert baselines.restarts(other) == 2
 
 
+def test_a_resumed_run_follows_the_same_rule(tmp_path: Path) -> None:
+    """Its speed is that of a part of the work, as that of a restarted run is."""
+    run = Run(make_run(tmp_path / "run", facts={**FACTS, "resumed_step": 8}))
+    with pytest.raises(
+        UserError, match=r"was resumed at step 8 of another run: its times hold only a part.*run it again"
+    ):
+        baselines.require_acceptable(run)
+    (check,) = [check for check in judged(run, tmp_path / "b").checks if check.name == "no restart"]
+    assert (check.status, check.gates) == ("AMBIGUOUS", False) and "cannot become a baseline" in check.reason
+    baselines.require_acceptable(Run(make_run(tmp_path / "whole", facts={**FACTS, "resumed_step": 0})))
+
+
+def test_a_damaged_newest_checkpoint_is_in_the_verdict(tmp_path: Path) -> None:
+    fault = "step-00000012: model.safetensors was altered"
+    facts = {**FACTS, "resumed_step": 8, "checkpoints_passed_over": [fault]}
+    for number, (given, begun) in enumerate(((8, "went on from step 8"), (0, "was begun anew"))):
+        run = Run(make_run(tmp_path / f"run{number}", facts={**facts, "resumed_step": given}))
+        (check,) = [check for check in judged(run, tmp_path / "b").checks if check.name == "newest checkpoint"]
+        assert (check.status, check.gates) == ("AMBIGUOUS", False) and begun in check.reason and fault in check.reason
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_the_terminal_offers_no_baseline_that_would_be_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], restarts: int
@@ -60,7 +87,7 @@ def test_the_terminal_offers_no_baseline_that_would_be_refused(
     summarise(run.path, Verdict(verdict="PASS", sentence="1 check passed.", checks=[open_]), None)
     output = " ".join(capsys.readouterr().out.split())
     assert ("benchlib baseline accept" in output) == (not restarts)
-    assert ("cannot become a baseline: it was restarted 1 time" in output) == bool(restarts)
+    assert ("cannot become a baseline: it was started again 1 time after failures" in output) == bool(restarts)
 
 
 def test_what_a_lost_run_tells_is_of_its_last_attempt(tmp_path: Path) -> None:
@@ -74,3 +101,22 @@ def test_what_a_lost_run_tells_is_of_its_last_attempt(tmp_path: Path) -> None:
     writer.close()
     (row,) = write_lost(tmp_path, "cut off")["ranks"]
     assert (row["pid"], row["last_phase"], row["last_step"], row["error"]) == (2_000_000_002, "data", None, None)
+
+
+def test_a_stopped_supervisor_is_ended_and_a_working_one_is_not(tmp_path: Path) -> None:
+    """After SIGSTOP it neither watches nor ends: it would outlive its run for ever."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    launched = {"t": time.time(), "source": "supervisor", "kind": "launched", "supervisor": process.pid}
+    (tmp_path / "events-supervisor.jsonl").write_text(json.dumps({**launched, "host": platform.node()}) + "\n")
+    try:
+        end_stopped_supervisor(tmp_path)
+        assert process.poll() is None
+        process.send_signal(signal.SIGSTOP)
+        end = time.monotonic() + 5
+        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED and time.monotonic() < end:
+            time.sleep(0.01)
+        end_stopped_supervisor(tmp_path)
+        assert not psutil.pid_exists(process.pid)
+    finally:
+        process.kill()
+        process.wait()

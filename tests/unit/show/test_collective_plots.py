@@ -30,6 +30,7 @@ from benchlib.benchmarks.collectives import tables as collective_series
 from benchlib.benchmarks.collectives import tables as collective_tables
 from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
+from benchlib.results.frames import row_dicts
 from benchlib.results.run import Run, save_result
 from benchlib.show import figures
 from benchlib.show.figures import DARK, LIGHT, png
@@ -152,7 +153,7 @@ def test_shares_of_memory_and_claims_follow_where_only_sockets_were_measured_in_
     found["shares"] = [item for item in found["shares"] if "tcp" in item["bound"]]
     table = collective_series.shares(records(found))
     rate = 8e-3 * 64 * MIB / time_us("all_reduce", 64 * MIB, 2)
-    share = {row["bound"]: row for row in collective_series.rows(table) if row["operation"] == "all_reduce"}
+    share = {row["bound"]: row for row in row_dicts(table) if row["operation"] == "all_reduce"}
     assert share["claimed link"]["share"] == pytest.approx(rate / CLAIMED)
     assert share["memory copy"]["share"] == pytest.approx(rate / (80 * 64 * MIB / (64 * MIB + 65536)))
     assert math.isnan(share["claimed link"]["target"])

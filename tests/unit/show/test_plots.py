@@ -106,6 +106,16 @@ def test_memory_names_the_rank_with_the_peak(run):
     assert "1.14 GB on rank 1" in training.memory(run).alt
 
 
+@pytest.mark.parametrize(
+    ("peak", "words"), [("1.3", "peaks at 1.3 GB."), ("1.0", "peaks at 1 GB, and at 1.14 GB while")]
+)
+def test_memory_has_the_peak_of_the_key_numbers(tmp_path, peak, words):
+    folder = make_run(tmp_path / "run")
+    path = folder / "result.json"
+    path.write_text(path.read_text().replace('"value": 1.14', f'"value": {peak}'))
+    assert words in training.memory(Run(folder)).alt
+
+
 def test_memory_of_devices_is_drawn_where_a_sensor_gave_it(tmp_path):
     folder = make_run(tmp_path / "run")
     path = folder / "events-supervisor.jsonl"

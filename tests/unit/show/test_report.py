@@ -17,8 +17,10 @@ from benchlib.benchmarks import BENCHMARKS, Benchmark
 from benchlib.config.schema import build, command, parse_overrides, resolve
 from benchlib.core.files import home
 from benchlib.core.text import MARKS, cell, column
+from benchlib.judge.snapshot import snapshot
 from benchlib.results.run import Run
-from benchlib.show import markup, report, training
+from benchlib.show import index, markup, report, training
+from benchlib.show.exports import github, junit, openmetrics
 from benchlib.show.figures import png
 
 
@@ -167,6 +169,14 @@ def test_run_that_did_not_end_well_says_who_did_what(tmp_path, changes, word, sa
     assert said[0] in banner
     assert all(words in page.text for words in said)
     assert ("Loss fell from" in page.source) == ran, "what was kept is shown"
+
+
+def test_what_ranks_said_of_their_work_is_in_the_report_of_a_broken_run_too(tmp_path):
+    path = make_run(tmp_path / "run", outcome="failed", reason="rank 1 was killed by SIGKILL", steps=5)
+    words = "4 shards: 1 written; shard_0002.bin was made again: it has 4 bytes of 8"
+    with (path / "events-rank0.jsonl").open("a") as events:
+        events.write(json.dumps({"t": 1_790_000_009.0, "source": "rank0", "kind": "log", "message": words}) + "\n")
+    assert words in rendered(path).text
 
 
 def test_words_of_verdicts_carry_the_meaning_that_the_docs_give(tmp_path):
@@ -375,3 +385,43 @@ def test_columns_are_headed_by_name_and_unit(name, shown):
 
 def test_a_value_that_is_missing_is_a_dash():
     assert [cell(value, "power_w") for value in (None, 412.5)] == ["–", "412.5"]
+
+
+MANY = {
+    "notes": {"notes": ["x" * 5000] * 300},
+    "tables": {"tables": {f"t{number}": [{f"c{i}": "q" * 400 for i in range(60)}] * 60 for number in range(80)}},
+    "facts": {"facts": {f"f{number}": "y" * 900 for number in range(3000)}},
+}
+
+
+@pytest.mark.parametrize("part", MANY)
+def test_a_report_stays_under_its_size_whatever_a_run_says(tmp_path, part):
+    folder = make_run(tmp_path / "smoke-20261123" / "squad-cpu-000000-abc")
+    path = folder / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | MANY[part]))
+    page = report.html(Run(folder))
+    assert len(page.encode()) <= 500_000 and page.rstrip().endswith("</html>")
+    assert ("Long texts and tables are cut to keep this report small" in page) == (
+        part != "notes"
+    )  # the first ones alone
+
+
+@pytest.mark.parametrize("sign", ["\x1b[31m", "\x1b]0;title\x07", "\x9b", "\x07", "\x7f", "\u202e", "\x00"])
+def test_no_page_and_no_export_has_control_characters(tmp_path, sign):
+    folder = make_run(tmp_path / "smoke-20261123" / "squad-cpu-000000-abc")
+    for name, change in (
+        ("result.json", lambda part: part["notes"].append(f"a{sign}note")),
+        ("verdict.json", lambda part: part.update(sentence=f"a{sign}sentence")),
+    ):
+        values = json.loads((folder / name).read_text())
+        change(values)
+        (folder / name).write_text(json.dumps(values))
+    index.render(tmp_path)
+    run = snapshot(Run(folder))
+    texts = {
+        "report": report.html(Run(folder)), "index": (tmp_path / "index.html").read_text(), "data": run.model_dump_json(),
+        "junit": junit.text([run]), "github": github.text([run]), "openmetrics": openmetrics.openmetrics([run]),
+    }  # fmt: skip
+    bad = sign[0]
+    assert [name for name, text in texts.items() if bad in text or json.dumps(bad)[1:-1] in text] == []
+    assert "anote" in run.result.notes[-1] and "asentence" in texts["junit"]
