@@ -21,7 +21,8 @@ from benchlib.launch.processes import signal_name
 # Texts of errors that another rank's failure causes: it went away or did not answer.
 _SECONDARY = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|reset by peer|broken pipe|timed? ?out|timeout"
-    r"|DistStoreError|DistNetworkError|DistBackendError|NCCL|RCCL|XCCL|ProcessGroup|socket|recvBytes|sendBytes",
+    r"|DistStoreError|DistNetworkError|DistBackendError|NCCL|RCCL|XCCL|ProcessGroup|socket|recvBytes|sendBytes"
+    r"|remote worker crash",
     re.IGNORECASE,
 )
 # An error of a rank's own work is never an echo, whatever its text.

@@ -214,6 +214,18 @@ class RankTable:
             if record.alive and record.pid in codes:
                 record.returncode, record.ended_at = codes[record.pid], time.time()
 
+    def take_in_dead(self) -> None:
+        """Take in ranks of this node that died without an error and that their agent has not seen yet (Linux).
+
+        Of two ranks that end between two looks, torchrun names the one with an error: the victim instead of the cause.
+        """
+        for record in self.here():
+            if record.alive and record.pid:
+                with contextlib.suppress(OSError):  # no such process, or no such file system
+                    fields = Path(f"/proc/{record.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                    if fields[0] == "Z":
+                        record.returncode, record.ended_at = os.waitstatus_to_exitcode(int(fields[-1])), time.time()
+
     def read_errors(self, agent: AgentReport) -> None:
         """Take in the errors that the ranks left as files, and the ranks that the agent's last report names."""
         for record in self.all():

@@ -260,6 +260,7 @@ class Supervisor:
         if event["kind"] != "error" or not record.error:
             return
         if diagnosis.is_echo(record.error):
+            self.ranks.take_in_dead()
             self.neighbours.look()  # now: those who only echo the failure as well will soon be gone
         if self.job.restarts and diagnosis.no_restart_helps(record.error):
             self.final = self._failed()

@@ -271,6 +271,7 @@ def take(thing: Timed, device: torch.device, pace: Pace) -> Series:
 
 def take_in_turns(things: Sequence[Timed], device: torch.device, pace: Pace) -> list[Series]:
     """Time several things round by round, so that a noisy neighbour hits all of them; ``pace.seconds`` for each."""
+    dist.barrier()  # a rank that is late counts in no time below: they decide on the number of rounds
     began = time.perf_counter()
     warm = [[once(thing, device, pace.slowdown) for thing in things] for _ in range(pace.warmup)]
     taken = sum(statistics.median(run[0] for run in runs) for runs in zip(*warm, strict=True)) / len(things)
@@ -328,6 +329,12 @@ class AllReduce:
     def busbw_gbps(self) -> list[float]:
         """Bus bandwidth of each round in Gbps."""
         return [busbw_gbps("all_reduce", sum(self.sizes), value, self.ranks) for value in self.seconds]
+
+
+    def __add__(self, later: "AllReduce") -> "AllReduce":
+        """Join the rounds of two moments of a run with the same messages."""
+        seconds, wrong = self.seconds + later.seconds, self.wrong + later.wrong
+        return replace(self, seconds=seconds, wrong=wrong, checked=self.checked + later.checked)
 
 
 def time_all_reduce(sizes: Sequence[int], device: torch.device, pace: Pace, fault: bool = False) -> AllReduce:

@@ -140,9 +140,7 @@ def test_from_the_checkpoint_before_the_damaged_one(undisturbed: Run, tmp_path: 
     none_left(run_dir, 0.5)
     assert (told["outcome"], told["restarts"]) == ("complete", 1)
     (earlier,) = told["earlier_attempts"]
-    # torchrun looks every 0.2 s: where rank 0 has noticed the loss of its peer by then, it may name rank 0.
-    assert earlier["attempt"] == 1
-    assert (earlier["culprit"], earlier["ranks"][1]["signal"]) in ((1, "SIGKILL"), (0, None))
+    assert (earlier["attempt"], earlier["culprit"], earlier["ranks"][1]["signal"]) == (1, 1, "SIGKILL")
     assert earlier["reason"].startswith("rank 1 was killed by SIGKILL during phase train")
     (event,) = read_events(run_dir, {"restarted"})
     assert (event["attempt"], event["reason"]) == (2, earlier["reason"])

@@ -178,7 +178,7 @@ def test_xla_reaches_the_f1_of_autograd(tmp_path: Path, monkeypatch: pytest.Monk
         folder.mkdir()
         values = {"engine": engine, "threads": 1, "train_questions": 32, "eval_questions": 16, "max_length": 128, "doc_stride": 32}
         events = EventWriter(folder, "rank0")
-        squad.run(SquadConfig.model_validate(values | {"checkpoint_every": -1, "budget_s": 600.0}), folder, events)
+        squad.run(SquadConfig.model_validate(values | {"checkpoint_every": -1, "budget_s": 86400.0}), folder, events)
         events.close()
         curves.append([event["loss"] for event in read_events(folder, {"step"})])
         results.append(load_result(folder))
