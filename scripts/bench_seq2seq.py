@@ -5,8 +5,9 @@ step goes to the frame around it (timing, events, sensors)? How long do 100,000 
 the same shards does the loader deliver?
 
 Method: the engines take steps in turns on the same batches, in one process on all cores; the ratio is formed per pair of
-steps, by the clock and by processor time, which other programs disturb less. The frame: the same engine does blocks of
-steps in the benchmark's loop, with sensors and events beside it, and in a bare loop, in turns. Generation in batches on one thread, several times. Then shards are written (or found) in a folder of the disk to test and
+steps, by the clock and by processor time, which other programs disturb less. The frame: the time that the benchmark's loop spends
+outside of its steps, as a share of them, and the share of the processors that its sensors take beside it; blocks of framed and bare
+steps in turns differ by more than both. Generation in batches on one thread, several times. Then shards are written (or found) in a folder of the disk to test and
 read in turns by fio, or by the kit's own reader where fio is not installed, in order in blocks of 1 MiB with 8 under way (one
 through the page cache), and by the loader in batches in the shuffled order of an epoch: raw, loader, loader, raw, ... Before each pass the page cache is put into the same state, and its share of the shards is measured.
 The ratio is the median of the ratios of the rounds. The load of the machine is beside it: a disk test needs an idle one.
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -124,34 +126,44 @@ def _sample(folder: Path, pid: int, end: Event) -> None:
         events.emit("sensor", **sensors.read())
 
 
+class Watched(Engine):
+    """An engine that adds up the seconds of its steps."""
+
+    seconds = 0.0
+
+    def step(self, *values: Any, **named: Any) -> torch.Tensor:
+        """Do one step, see ``Engine.step``."""
+        began = time.perf_counter()
+        loss = super().step(*values, **named)
+        self.seconds += time.perf_counter() - began
+        return loss
+
+
 def frame_row(folder: Path, batch: int, rounds: int, precision: str, steps: int = 6) -> dict[str, Any]:
-    """Return how much longer blocks of ``steps`` steps take in the benchmark's loop, with sensors, than in a bare one."""
+    """Return what the benchmark's loop adds to ``steps`` steps: the time between them, and the processor time of the sensors."""
     task = task_of(folder, batch, batch * steps, precision)
-    source, engine = open_source(Pairs(batch * steps, 256, 8192, 0)), Engine("tuned", task)
-    spawn = multiprocessing.get_context("spawn")
-    ratios: dict[str, list[float]] = {"clock": [], "processor": []}
+    source, engine = open_source(Pairs(batch * steps, 256, 8192, 0)), Watched("tuned", task)
+    end = multiprocessing.get_context("spawn").Event()
+    sampler = multiprocessing.get_context("spawn").Process(target=_sample, args=(folder, os.getpid(), end))
+    sampler.start()
+    time.sleep(4.0)  # its imports are no part of the frame
+    sensors = psutil.Process(sampler.pid)
+    between, sensing = [], []
     for number in range(rounds + 1):
-        end = spawn.Event()
-        sampler = spawn.Process(target=_sample, args=(folder, os.getpid(), end))
-        sampler.start()
-        time.sleep(4.0)  # its imports are no part of the frame
-        used = time.process_time()
-        framed = train(task, engine, source, 1.0).epoch_s[1]
-        framed_cpu = (time.process_time() - used) / 2  # of both epochs, and the checksums between them
-        end.set()
-        sampler.join()
-        began, used = time.perf_counter(), time.process_time()
-        orders = list(share(task, source.pairs.samples, [(1, step) for step in range(steps)]))
-        for loaded, (_, weight) in zip(source.batches(order for order, _ in orders), orders, strict=True):
-            engine.step(loaded, weight)
-        if number:
-            ratios["clock"].append(framed / (time.perf_counter() - began) - 1)
-            ratios["processor"].append(framed_cpu / (time.process_time() - used) - 1)
+        began, used = time.perf_counter(), sum(sensors.cpu_times()[:2])
+        engine.seconds = 0.0
+        epochs_s = sum(train(task, engine, source, 1.0).epoch_s)
+        if number:  # the first round compiles
+            between.append(epochs_s / engine.seconds - 1)
+            passed = time.perf_counter() - began
+            sensing.append((sum(sensors.cpu_times()[:2]) - used) / passed / usable_cores())
+    end.set()
+    sampler.join()
     return {
         "batch": batch,
-        "share_by_clock": [round(value, 4) for value in ratios["clock"]],
-        "median_by_clock": round(statistics.median(ratios["clock"]), 4),
-        "median_by_processor_time": round(statistics.median(ratios["processor"]), 4),
+        "between_steps": [round(value, 4) for value in between],
+        "sensors": [round(value, 4) for value in sensing],
+        "median": round(statistics.median(between) + statistics.median(sensing), 4),
     }
 
 
