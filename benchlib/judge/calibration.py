@@ -143,8 +143,9 @@ class Calibration(BaseModel):
     def method(self) -> str:
         """Return how the figures were made."""
         return (
-            f"False alarms: each of the {self.runs} unchanged runs against all others, with the upper end of the exact 95 % interval; "
-            "of one run: each against each other one, as with a baseline of a single run and no calibration. "
+            f"False alarms and undecided: each of the {self.runs} unchanged runs against all others, with the upper end of the exact 95 % interval; "
+            "a metric that is often undecided scatters too much here for its limit (`--set limits.METRIC=SHARE`). "
+            "Of one run: each against each other one, as with a baseline of a single run and no calibration. "
             "Simulated: the same gate, with one accepted run and this calibration, on numbers drawn with the spread of these runs; "
             "the loss found is the one that 99 % of these comparisons fail. Planted: how much slower the slowed runs came out, and how many of them the gate failed."
         )
@@ -158,6 +159,7 @@ class Calibration(BaseModel):
                 "A/A band": band_text(item.band, item.kind, item.unit),
                 "loss found": item.shown(item.effect),
                 "false alarms": f"{item.left_out.fail} of {item.left_out.comparisons} (<{item.left_out.upper:.0%})",
+                "undecided": f"{item.left_out.ambiguous} of {item.left_out.comparisons}",
                 "of one run": f"{item.single.fail} of {item.single.comparisons}",
                 "simulated": f"{item.false_alarms:.2%}",
                 "planted": "; ".join(

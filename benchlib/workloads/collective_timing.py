@@ -330,7 +330,6 @@ class AllReduce:
         """Bus bandwidth of each round in Gbps."""
         return [busbw_gbps("all_reduce", sum(self.sizes), value, self.ranks) for value in self.seconds]
 
-
     def __add__(self, later: "AllReduce") -> "AllReduce":
         """Join the rounds of two moments of a run with the same messages."""
         seconds, wrong = self.seconds + later.seconds, self.wrong + later.wrong
