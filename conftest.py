@@ -47,9 +47,9 @@ def _locked(name: str, how: int) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a child that was forked may have the file open
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run a test of live processes once more where it fails: a busy machine may make any of them late, a defect fails twice."""
-    for item in items:
+    for item in items if config.pluginmanager.hasplugin("rerunfailures") else ():
         if item.path.is_relative_to(_TESTS / "dist") or item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
