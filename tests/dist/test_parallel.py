@@ -106,7 +106,7 @@ def faults(config: ParallelConfig, here: World) -> dict[str, Any]:
     planted("averaged twice", "data", "", proofs, "prepare", averaged_twice)
     planted("stage order", "pipeline", "interleaved", strategies, "_cut", swapped)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proofs, "Job", functools.partial(strategies.Job, repeats=1))  # the proof's DDP takes a hook
+        patch.setattr(strategies.Job, "of", functools.partial(strategies.Job.of, repeats=1))  # the proof's DDP takes a hook
         planted("bucket", "data", "", strategies, "_repeated", dropped)
         planted("no fault", "data", "", strategies, "_repeated", strategies._repeated)
     return found

@@ -1,11 +1,8 @@
 """The verb ``benchlib parallel layout``: a mesh of many ranks, built and checked in one process."""
 
-import json
-import subprocess
-import sys
-
 import click
 
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.parallel.shapes import MODELS, STAGES_PER_RANK, STRATEGIES, Layout
 from benchlib.commands import user_errors
 from benchlib.core.errors import UserError
@@ -42,14 +39,12 @@ def layout(model: str, strategy: str, data: int, tensor: int, pipeline: int, sch
         raise UserError(
             f"{strategy} on one rank is no layout: give degrees above 1, as in --{axes[0] if axes else 'data'} 8"
         )
-    words = [model, strategy, schedule if pipeline > 1 else "-", *map(str, (data, tensor, pipeline, 1))]
-    ended = subprocess.run(
-        [sys.executable, "-m", f"{__package__}.layout_check", *words], capture_output=True, text=True, check=False
-    )
-    if ended.returncode:
-        last = (ended.stderr.strip().splitlines() or ["it gave no reason"])[-1]
-        raise UserError(f"{strategy} cannot be laid out as {whole}: {last}")
-    rows = json.loads(ended.stdout.splitlines()[-1])
+    try:
+        rows = BENCHMARKS["parallel"].part("layout_check", "check")(
+            model, strategy, schedule if pipeline > 1 else "", whole
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{strategy} cannot be laid out as {whole}: {error}") from None
     click.echo(f"{strategy}, {whole}: {whole.world} ranks, {len(rows)} at the corners built from a narrow {model}")
     for row in rows:
         place = ", ".join(f"{axis} {number}" for axis, number in row["place"].items())

@@ -1,5 +1,6 @@
 """Parameters of the parallelism benchmark: the model, the ways of spreading it, how they are run and proved."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -31,24 +32,16 @@ class ParallelConfig(BaseConfig):
 
     model: Model = Field("tiny", description="preset of a decoder or encoder; its parameters are shown")
     suite: list[Model] = Field([], description="several models in one run and one report, instead of model")
-    hidden: int = Field(
-        0, ge=0, le=65536, description="width of the hidden states; 0: the model's own, as in all widths"
-    )
+    hidden: int = Field(0, ge=0, le=65536, description="width of hidden states; 0: the model's own, as in all widths")
     layers: int = Field(0, ge=0, le=1024, description="layers; 0: the model's own")
     heads: int = Field(0, ge=0, le=1024, description="attention heads; 0: the model's own")
-    kv_heads: int = Field(
-        0, ge=0, le=1024, description="heads of keys and values; 0: the model's own, or as many as heads"
-    )
+    kv_heads: int = Field(0, ge=0, le=1024, description="heads of keys and values; 0: the model's own, or heads")
     ffn: int = Field(0, ge=0, le=262144, description="width within the feed-forward parts; 0: the model's own")
     positions: int = Field(0, ge=0, le=1048576, description="places that the model knows; 0: the model's own")
     vocabulary: int = Field(0, ge=0, le=2**31, description="tokens that there are; 0: the model's own")
-    untie: bool = Field(
-        False, description="give the output layer weights of its own where the model shares the embedding's"
-    )
+    untie: bool = Field(False, description="give the output layer weights of its own, not those of the embedding")
 
-    strategies: list[Name] = Field(
-        [], description="ways of spreading the model, which have to fit the ranks; empty: by coverage"
-    )
+    strategies: list[Name] = Field([], description="ways of spreading the model, which have to fit; empty: by coverage")
     coverage: Literal["few", "most", "all"] = Field(
         "all", description="where strategies is empty: of which ways those that fit are taken"
     )
@@ -74,19 +67,11 @@ class ParallelConfig(BaseConfig):
     learning_rate: float = Field(1e-3, gt=0, le=1, description="of AdamW, the same in every step")
     warmup: int = Field(1, ge=1, le=1000, description="steps of each strategy that are not counted")
     steps: int = Field(5, ge=1, le=100000, description="counted steps of each strategy")
-    prove: bool = Field(
-        True, description="compare every strategy with a single device first, on a narrow model of the same kind"
-    )
+    prove: bool = Field(True, description="first compare every strategy with one device, on a narrow model")
 
-    find_max_batch: bool = Field(
-        False, description="also search the largest batch of one device, each trial in its own process"
-    )
-    memory_gb: float = Field(
-        0.0, ge=0, description="with find_max_batch: memory to fill in GB (1e9 bytes); 0: what is free"
-    )
-    machine: str = Field(
-        "", description="with --dry-run: estimate for this machine of params/machines; '': the one at hand"
-    )
+    find_max_batch: bool = Field(False, description="also search the largest batch of one device, by trials")
+    memory_gb: float = Field(0.0, ge=0, description="what a rank may use, in GB (1e9 bytes); 0: what is free")
+    machine: str = Field("", description="with --dry-run: a machine of params/machines; '': this one")
     planted: Literal["", "data", "rank", "communication"] = Field(
         "", description="what planted_slowdown slows: all of a step, its data, the last rank, DDP's exchange"
     )
@@ -127,17 +112,13 @@ class ParallelConfig(BaseConfig):
             for name in self.strategies:
                 for schedule in self.schedules_of(name):
                     if why := self.obstacle(name, schedule, shape, self.world_size):
-                        raise ValueError(why)
+                        raise UserError(why)
 
     def check_whole(self) -> None:
         """Raise ``UserError`` also where a named strategy does not fit the machine's number of ranks."""
         super().check_whole()
-        if self.machine:  # whose ranks are not those of this one
-            return
-        try:
+        if not self.machine:  # whose ranks are not those of this one
             self._named_fit()
-        except ValueError as error:
-            raise UserError(str(error)) from None
 
     def check_start(self) -> None:
         """Raise ``UserError`` where the config is about another machine."""
@@ -179,10 +160,7 @@ class ParallelConfig(BaseConfig):
         if not axes:
             return Layout()
         inner = {axis: getattr(self, axis) or 2 for axis in axes if axis != "data"}
-        held = 1
-        for degree in inner.values():
-            held *= degree
-        layout = Layout(data=self.data or max(1, world // held), **inner)
+        layout = Layout(data=self.data or max(1, world // math.prod(inner.values())), **inner)
         if layout.world != world:
             text = " × ".join(f"{axis}({getattr(layout, axis)})" for axis in ("data", *inner))
             raise ValueError(
@@ -202,19 +180,12 @@ class ParallelConfig(BaseConfig):
             return str(error)
         batch, tensor = batch or self.batch_size, layout.tensor
         if len(axes) == 2 and layout.data == 1:
-            return (
-                f"{kind}: {layout} leaves one copy, which is {axes[1]} alone: set nproc={2 * world}, or take {axes[1]}"
-            )
+            return f"{kind}: {layout} leaves one copy, {axes[1]} alone: set nproc={2 * world}, or take {axes[1]}"
         if strategy == "hybrid_sharded" and (world % (self.shard or 2) or world == (self.shard or 2)):
             fitting = _divisor(world, self.shard or 2) if world > 3 else 2
             return f"{kind}: groups of shard = {self.shard or 2} leave no copies: set shard={fitting} with nproc={max(4, world)}"
-        for what, value in (
-            ("heads", shape.heads),
-            ("kv_heads", shape.kv_heads),
-            ("ffn", shape.ffn),
-            ("vocabulary", shape.vocabulary),
-        ):
-            if value % tensor:
+        for what in ("heads", "kv_heads", "ffn", "vocabulary"):
+            if (value := getattr(shape, what)) % tensor:
                 return f"{kind}: tensor = {tensor} does not divide {what} = {value:,} of {shape.name}: set {what}={_multiple(value, tensor)}"
         if shape.tied and (tensor > 1 or layout.pipeline > 1):
             return f"{kind}: {shape.name} shares its output layer's weights with the embedding, which this strategy puts apart: set untie=true"

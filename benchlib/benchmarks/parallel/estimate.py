@@ -9,6 +9,7 @@ h hidden, k width of all keys, f feed-forward, L layers, V outputs, S tokens, B 
 context and data parallelism; m micro-batches, v stages of a rank, a seconds of a hop, b seconds per byte of a link.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,6 +63,16 @@ class Work:
         return STRATEGIES[self.strategy].copies
 
     @property
+    def layers(self) -> int:
+        """Layers of the fullest rank."""
+        return -(-self.shape.layers // self.layout.pipeline)
+
+    @property
+    def width(self) -> int:
+        """Bytes of a value of the activations."""
+        return 2 if self.precision == "bf16" else 4
+
+    @property
     def flops(self) -> float:
         """FLOPs of a step, all ranks, as MFU counts them."""
         return self.shape.step_flops(self.batch, self.seq)
@@ -76,11 +87,6 @@ class Memory:
     optimizer: float
     activations: float
     buffers: float
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """The parts by name."""
-        return dict(vars(self))
 
     @property
     def total(self) -> float:
@@ -118,30 +124,11 @@ class Time:
 # Memory
 
 
-def _layer(shape: Shape, tensor: int) -> float:
-    """Parameters of one layer on a rank: matrices and their column biases are cut by the tensor degree, the rest is whole."""
-    h, k, f = shape.hidden, shape.kv_width, shape.ffn
-    cut: float = shape.attention_matrices + shape.ffn_matrices * h * f
-    whole: float = 2 * shape.norm_parameters
-    if shape.biases:
-        cut += h + 2 * k + (shape.ffn_matrices - 1) * f
-        whole += 2 * h
-    return cut / tensor + whole
-
-
-def _ends(shape: Shape, tensor: int) -> tuple[float, float]:
-    """Parameters in front of the layers and behind them, on the rank that has them."""
-    words = shape.hidden * shape.vocabulary
-    head = 0 if shape.tied or shape.kind == "encoder" else words
-    return shape.embedding_parameters - words * (1 - 1 / tensor), shape.head_parameters - head * (1 - 1 / tensor)
-
-
 def rank_parameters(work: Work) -> float:
     """Return the parameters that the fullest rank works with, before data-parallel sharding."""
-    front, back = _ends(work.shape, work.layout.tensor)
-    stages = work.layout.pipeline
-    ends = front + back if stages == 1 else max(front, back)
-    return -(-work.shape.layers // stages) * _layer(work.shape, work.layout.tensor) + ends
+    shape, t = work.shape, work.layout.tensor
+    ends = shape.embedding_parameters(t), shape.head_parameters(t)
+    return work.layers * shape.layer_parameters(t) + (sum(ends) if work.layout.pipeline == 1 else max(ends))
 
 
 def held_share(work: Work) -> float:
@@ -154,12 +141,11 @@ def held_share(work: Work) -> float:
 def _layer_activations(work: Work) -> float:
     """Bytes that one layer keeps of a token until its backward pass: inputs of norms and products, keys, values, outputs."""
     shape, t = work.shape, work.layout.tensor
-    size = 2 if work.precision == "bf16" else 4
     h, k, f = shape.hidden, shape.kv_width, shape.ffn
     norms = 2 * h * 4 / (t if work.strategy == "sequence" else 1)
     if work.checkpointing:
         return norms / 2  # the input alone
-    return norms + 2 * h * size + (2 * h + 2 * k + 2 * (shape.ffn_matrices - 1) * f) * size / t
+    return norms + 2 * h * work.width + (2 * h + 2 * k + 2 * (shape.ffn_matrices - 1) * f) * work.width / t
 
 
 def _in_flight(work: Work) -> float:
@@ -174,41 +160,20 @@ def _in_flight(work: Work) -> float:
 
 
 def _activations(work: Work) -> float:
-    p = work.layout.pipeline
+    shape, t, p = work.shape, work.layout.tensor, work.layout.pipeline
     tokens = work.tokens / (work.micro_batches if p > 1 else 1)
-    layers = -(-work.shape.layers // p)
-    kept = tokens * layers * _layer_activations(work)
-    again = 0.0
-    if work.checkpointing:
-        again = tokens * _layer_activations(replace(work, checkpointing=False))
-    size = 2 if work.precision == "bf16" else 4
-    shape = work.shape
-    head = tokens * shape.outputs * (size + 4 + 4)  # logits, their logarithm, their gradient
+    kept = tokens * work.layers * _layer_activations(work)
     # Gradients on their way through one layer: in and out of the activation function, and of the attention's parts.
-    again += (
-        tokens
-        * size
-        * (2 * (shape.ffn_matrices - 1) * shape.ffn + 2 * (shape.hidden + shape.kv_width))
-        / work.layout.tensor
-    )
-    if work.layout.tensor > 1:
-        head += (
-            2 * tokens * work.shape.outputs * size / work.layout.tensor
-        )  # before they are gathered, and of the gradient
-    first = _in_flight(work) * kept + again
+    passing = 2 * tokens * work.width * ((shape.ffn_matrices - 1) * shape.ffn + shape.hidden + shape.kv_width) / t
+    if work.checkpointing:
+        passing += tokens * _layer_activations(replace(work, checkpointing=False))
+    # Logits, their logarithm, their gradient; of tensor parallelism also before they are gathered, and that of the gradient.
+    head = tokens * shape.outputs * (work.width + 4 + 4 + (2 * work.width / t if t > 1 else 0))
+    first = _in_flight(work) * kept + passing
     if p == 1:
         return first + head
-    last = (
-        (work.micro_batches if work.schedule == "gpipe" else 1) * (kept + tokens * work.shape.outputs * 4)
-        + again
-        + head
-    )
-    return max(first, last)
-
-
-def _largest(shape: Shape) -> int:
-    """Values of the largest matrix: the embedding, or one of the feed-forward part."""
-    return shape.hidden * max(shape.vocabulary, shape.ffn)
+    waiting = work.micro_batches if work.schedule == "gpipe" else 1
+    return max(first, waiting * (kept + tokens * shape.outputs * 4) + passing + head)
 
 
 def memory(work: Work) -> Memory:
@@ -216,9 +181,10 @@ def memory(work: Work) -> Memory:
     parameters, held = rank_parameters(work), held_share(work)
     weights = WEIGHT_BYTES * parameters
     # AdamW's square root and quotient of one matrix.
-    buffers = 2 * WEIGHT_BYTES * _largest(work.shape) * held / work.layout.tensor
+    largest = work.shape.hidden * max(work.shape.vocabulary, work.shape.ffn)
+    buffers = 2 * WEIGHT_BYTES * largest * held / work.layout.tensor
     if work.copies in ("shard", "direct", "hybrid"):
-        layer = _layer(work.shape, work.layout.tensor)
+        layer = work.shape.layer_parameters(work.layout.tensor)
         ends = parameters - layer * (work.shape.layers // work.layout.pipeline)
         # As gathered, as parameters, their gradients, and those packed for the exchange: of the ends, and of one layer.
         buffers += 4 * WEIGHT_BYTES * (ends + layer)
@@ -234,9 +200,7 @@ def memory(work: Work) -> Memory:
 
 def messages(work: Work) -> list[Message]:
     """Return the exchanges of a step that the fullest rank takes part in."""
-    shape, layout = work.shape, work.layout
-    size = 2 if work.precision == "bf16" else 4
-    layers = -(-shape.layers // layout.pipeline)
+    shape, layout, layers, size = work.shape, work.layout, work.layers, work.width
     states = work.tokens * shape.hidden * size  # hidden states of all tokens of a rank
     weights = WEIGHT_BYTES * rank_parameters(work)
     mine: list[Message] = []
@@ -259,22 +223,28 @@ def messages(work: Work) -> list[Message]:
     if layout.pipeline > 1:
         calls = 2 * work.micro_batches * work.stages
         mine.append(Message("send_recv", "pipeline", 2 * work.stages * states, calls))
-    return mine + _of_copies(work, weights, layers)
+    return mine + _of_copies(work, weights)
 
 
-def _of_copies(work: Work, weights: float, layers: int) -> list[Message]:
+def _of_copies(work: Work, weights: float) -> list[Message]:
     """Return the exchanges of weights and gradients between copies of the model."""
     if work.layout.data == 1:
         return []
     if work.copies in ("shard", "direct", "hybrid"):
-        times = (work.micro_batches if work.layout.pipeline > 1 else 1) * (layers + 1)
+        times = (work.micro_batches if work.layout.pipeline > 1 else 1) * (work.layers + 1)
         gathers = Message("all_gather", "data", 2 * weights, 2 * times)
         cut = Message("reduce_scatter", "data", weights, times)
         if work.copies != "hybrid":
             return [gathers, cut]
-        return [gathers, cut, Message("all_reduce", "copies", weights / work.shard, layers + 1)]
-    buckets = max(1, round(weights / BUCKET_BYTES)) if work.copies == "ddp" else layers + 1
-    return [Message("all_reduce", "data", weights, buckets)]
+        return [gathers, cut, Message("all_reduce", "copies", weights / work.shard, work.layers + 1)]
+    return [Message("all_reduce", "data", weights, _buckets(work))]
+
+
+def _buckets(work: Work) -> int:
+    """Exchanges of all gradients: DDP's buckets, else one for each layer and one for the ends."""
+    if work.copies != "ddp":
+        return work.layers + 1
+    return max(1, round(WEIGHT_BYTES * rank_parameters(work) / BUCKET_BYTES))
 
 
 def _degree(work: Work, axis: str) -> int:
@@ -285,21 +255,14 @@ def _degree(work: Work, axis: str) -> int:
 
 def _stride(work: Work, axis: str) -> int:
     """Return how far neighbours of an axis are apart: meshes are data, pipeline, tensor, context from the outside in."""
-    layout = work.layout
     inner = {"data": ("pipeline", "tensor", "context"), "pipeline": ("tensor", "context"), "tensor": ("context",)}
-    stride = work.shard if axis == "copies" else 1
-    for name in inner.get("data" if axis == "copies" else axis, ()):
-        stride *= getattr(layout, name)
-    return stride
+    within = inner.get("data" if axis == "copies" else axis, ())
+    return (work.shard if axis == "copies" else 1) * math.prod(getattr(work.layout, name) for name in within)
 
 
-HOPS: dict[str, Callable[[int], int]] = {
-    "all_reduce": lambda n: 2 * (n - 1),
-    "all_gather": lambda n: n - 1,
-    "reduce_scatter": lambda n: n - 1,
-    "broadcast": lambda n: n - 1,
-    "send_recv": lambda n: 1,
-}
+HOPS: dict[str, Callable[[int], int]] = {  # of a ring of n ranks
+    "all_reduce": lambda n: 2 * (n - 1), "all_gather": lambda n: n - 1, "reduce_scatter": lambda n: n - 1, "send_recv": lambda n: 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -377,23 +340,20 @@ def busy(work: Work, rates: Rates) -> tuple[float, float, float]:
     shape, layout = work.shape, work.layout
     again = 4 / 3 if work.checkpointing else 1.0
     compute = again * work.flops / layout.world / rates.flops
-    size = 2 if work.precision == "bf16" else 4
     cut = layout.tensor if work.strategy == "sequence" else 1
     layer = LAYER_PASSES * shape.hidden / cut + FFN_PASSES * (shape.ffn_matrices - 1) * shape.ffn / layout.tensor
     head = LOSS_PASSES * shape.outputs * 4
-    passes = work.tokens * (-(-shape.layers // layout.pipeline) * layer * size + head)
+    passes = work.tokens * (work.layers * layer * work.width + head)
     moved = ADAMW_PASSES * WEIGHT_BYTES * rank_parameters(work) * held_share(work)
     return compute, passes / rates.copy_bytes_per_s, moved / rates.copy_bytes_per_s
 
 
 def hidden_s(work: Work, spent: Mapping[str, float], compute_s: float) -> float:
     """Return how much of the exchanges compute can hide: those between copies, but for the last; others stand in its way."""
-    layers = -(-work.shape.layers // work.layout.pipeline)
     between = spent.get("data", 0.0) + spent.get("copies", 0.0)
     if work.copies in ("shard", "direct", "hybrid"):
-        return min(between * layers / (layers + 1), compute_s)
-    buckets = max(1, round(WEIGHT_BYTES * rank_parameters(work) / BUCKET_BYTES)) if work.copies == "ddp" else layers + 1
-    return min(between * (1 - 1 / buckets), 2 / 3 * compute_s)
+        return min(between * work.layers / (work.layers + 1), compute_s)
+    return min(between * (1 - 1 / _buckets(work)), 2 / 3 * compute_s)
 
 
 def spent_s(work: Work, rates: Rates) -> dict[str, float]:
@@ -473,8 +433,3 @@ class Estimate:
     def samples_per_s(self) -> float:
         """Samples per second, all ranks: an upper bound from claimed peaks."""
         return self.work.batch / self.time.step_s
-
-
-def estimate(work: Work, rates: Rates) -> Estimate:
-    """Return memory and time of one strategy."""
-    return Estimate(work, memory(work), step_time(work, rates), rates.memory_bytes, rates.note)

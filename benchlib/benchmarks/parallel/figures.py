@@ -28,11 +28,6 @@ from benchlib.show.figures import (
     styled,
 )
 
-# Of the parts of a step, for a legend.
-_SHORT = {
-    "compute": "Matrix products", "elementwise": "Memory-bound", "optimizer": "Optimizer", "launch": "Launch and gaps",
-    "data": "Data", "communication": "Communication", "waiting": "Slowest rank", "bubble": "Bubble",
-}  # fmt: skip
 ROWS, CURVES = 14, 4  # most rows of a picture of strategies, most curves of one
 # Colours of the parts of a step: the work in the first ones, waste in those that stand out.
 _PART_COLOURS = {
@@ -45,14 +40,10 @@ def _rows(run: Any) -> list[Any]:
     return bottleneck.main_rows(run) if frames.readable(run, "result") else []
 
 
-def _label(row: Any, several: bool) -> str:
-    words = f"{row['strategy']} {row.get('schedule') or ''}".strip().replace("_", " ")
-    return f"{row['model']} {words}" if several else words
-
-
 def _labels(rows: Sequence[Any]) -> list[str]:
+    """The names of rows, with their models where there are several."""
     several = len({row["model"] for row in rows}) > 1
-    return [_label(row, several) for row in rows]
+    return [f"{row['model']} " * several + bottleneck.name(row).replace("_", " ") for row in rows]
 
 
 def _shown(run: Any) -> list[Any]:
@@ -60,17 +51,9 @@ def _shown(run: Any) -> list[Any]:
     return sorted(_rows(run), key=lambda row: (row["model"], -row["samples_per_s"]))[:ROWS]
 
 
-def _part_colour(theme: Theme, part: str) -> tuple[str, str]:
-    """Colour and hatch of a part; those of waste without a colour of their own are hatched."""
-    place = _PART_COLOURS[part]
-    return (theme.muted, "///" if part == "bubble" else "") if place is None else (theme.series[place], "")
-
-
-def _part(axes: Any, theme: Theme, name: str, place: int, left_ms: float, value_s: float, linewidth: float) -> None:
-    colour, hatch = _part_colour(theme, name)
-    axes.barh(
-        place, 1e3 * value_s, left=left_ms, height=0.66, color=colour, hatch=hatch, edgecolor=theme.card, linewidth=linewidth,
-    )  # fmt: skip
+def _label_all(axes: Any, rows: Sequence[Any]) -> None:
+    label_rows(axes, _labels(rows))
+    axes.tick_params(axis="y", labelsize=8 if len(rows) < 11 else 7)
 
 
 def _main(run: Any) -> Any:
@@ -87,26 +70,20 @@ def strategies(run: Any, theme: Theme = LIGHT) -> Picture:
     rows = _shown(run)
     if not rows:
         return leave_empty(figure, axes, theme, "No strategy was measured.")
-    for place, row in enumerate(rows):
-        rate, low, high = (row["samples_per_s"], *_rate_ends(row))
-        colour = theme.muted if row["strategy"] == "single" else theme.series[0]
+    ends = [
+        [row["batch_size"] / (row.get(end) or row["step_s"]) for end in ("step_ci_high", "step_ci_low")] for row in rows
+    ]
+    for place, (row, (low, high)) in enumerate(zip(rows, ends, strict=True)):
+        rate, colour = row["samples_per_s"], theme.muted if row["strategy"] == "single" else theme.series[0]
         axes.barh(place, rate, height=0.62, color=colour, alpha=0.6)
         axes.plot([low, high], [place, place], color=theme.text, linewidth=1.4, solid_capstyle="butt")
         note(axes, quantity(rate), (max(high, rate), place), (6, 0), fontsize=8)
-    label_rows(axes, _labels(rows))
-    axes.tick_params(axis="y", labelsize=8 if len(rows) < 11 else 7)
-    axes.set_xlim(0, 1.18 * max(max(row["samples_per_s"], _rate_ends(row)[1]) for row in rows))
+    _label_all(axes, rows)
+    axes.set_xlim(0, 1.18 * max(max(row["samples_per_s"], high) for row, (_, high) in zip(rows, ends, strict=True)))
     axes.set_xlabel("samples per second, all devices")
-    best = max(rows, key=lambda row: row["samples_per_s"])
-    words = _label(best, len({row["model"] for row in rows}) > 1)
-    title = f"{words}{' is fastest' if len(rows) > 1 else ''}: {quantity(best['samples_per_s'])} samples/s"
+    rate, words = max((row["samples_per_s"], words) for row, words in zip(rows, _labels(rows), strict=True))
+    title = f"{words}{' is fastest' if len(rows) > 1 else ''}: {quantity(rate)} samples/s"
     return head(figure, theme, title, "Bars: medians; lines: 95 % intervals; grey: one device.")
-
-
-def _rate_ends(row: Any) -> tuple[float, float]:
-    batch = row["batch_size"]
-    slow, fast = row.get("step_ci_high") or row["step_s"], row.get("step_ci_low") or row["step_s"]
-    return batch / slow, batch / fast
 
 
 @styled
@@ -120,60 +97,31 @@ def waterfall(run: Any, theme: Theme = LIGHT) -> Picture:
     worst, left = bottleneck.bottleneck(parts), 0.0
     shown = [name for name, value in parts.items() if value > 0.002 * row["step_s"]]
     for place, name in enumerate(shown):
-        _part(axes, theme, name, place, left, parts[name], linewidth=0.5)
+        colour, width = _PART_COLOURS[name], 1e3 * parts[name]
+        looks: Any = {
+            "color": theme.muted if colour is None else theme.series[colour],
+            "hatch": "///" * (name == "bubble"),
+        }
+        axes.barh(place, width, left=left, height=0.66, edgecolor=theme.card, linewidth=0.5, **looks)
         share = f"{seconds(parts[name])}, {parts[name] / row['step_s']:.0%}"
-        end, right = left + 1e3 * parts[name], left > 0.5e3 * row["step_s"]
-        note(axes, share, (left if right else end, place), (-5 if right else 5, 0), fontsize=8)
-        left = end
+        right = left > 0.5e3 * row["step_s"]
+        note(axes, share, (left if right else left + width, place), (-5 if right else 5, 0), fontsize=8)
+        left += width
     axes.set_xlim(0, 1e3 * row["step_s"])
-    label_rows(axes, [bottleneck.named(name) for name in shown])
+    label_rows(axes, [bottleneck.PARTS[name].removeprefix("the ").capitalize() for name in shown])
     axes.tick_params(axis="y", labelsize=8)
     axes.set_xlabel("time of a step (ms)")
-    words = _label(row, True)
+    words = f"{row['model']} {bottleneck.name(row).replace('_', ' ')}"
     title = f"{words}: {worst.share:.0%} of a step is {bottleneck.PARTS[worst.part]}"
     if worst.part != "compute":
         title += f"; at most {worst.bound:.2f} × without"
     return head(figure, theme, title, "Bars: parts of a step, one after the other.", 62)
 
 
-@styled
-def steps(run: Any, theme: Theme = LIGHT) -> Picture:
-    """Where a step goes, of every strategy."""
-    figure, axes = blank("steps", theme)
-    rows = _shown(run)
-    if not rows:
-        return leave_empty(figure, axes, theme, "No strategy was measured.")
-    falls = [bottleneck.waterfall(row, bottleneck.kernels_of(run, row["key"])) for row in rows]
-    seen: dict[str, float] = {}
-    for place, (row, parts) in enumerate(zip(rows, falls, strict=True)):
-        left = 0.0
-        for name, value in parts.items():
-            _part(axes, theme, name, place, left, value, linewidth=0.3)
-            left += 1e3 * value
-            seen[name] = max(seen.get(name, 0.0), value / row["step_s"])
-    label_rows(axes, _labels(rows))
-    axes.tick_params(axis="y", labelsize=8 if len(rows) < 11 else 7)
-    axes.set_xlabel("time of a step (ms)")
-    kept = [name for name, share in seen.items() if share > 0.01]
-    _legend(figure, theme, {_SHORT[name]: _part_colour(theme, name) for name in kept})
-    waste = [
-        sum(parts[name] for name in bottleneck.WASTE) / row["step_s"] for row, parts in zip(rows, falls, strict=True)
-    ]
-    most = rows[waste.index(max(waste))]
-    title = (
-        f"{_label(most, len({row['model'] for row in rows}) > 1)} waits most: {max(waste):.0%} of its step is no work"
-    )
-    return head(figure, theme, title, "Stacked bars: parts of a step by strategy.")
-
-
-def _legend(figure: Picture, theme: Theme, entries: dict[str, tuple[str, str]]) -> None:
-    handles = [
-        Patch(facecolor=colour, hatch=hatch, edgecolor=theme.card, label=name)
-        for name, (colour, hatch) in entries.items()
-    ]
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=min(4, len(handles)), fontsize=7.5, labelcolor=theme.text
-    )
+def _legend(figure: Picture, theme: Theme, colours: dict[str, str]) -> None:
+    handles = [Patch(facecolor=colour, edgecolor=theme.card, label=name) for name, colour in colours.items()]
+    looks: Any = {"ncols": min(4, len(handles)), "fontsize": 7.5, "labelcolor": theme.text}
+    figure.legend(handles=handles, loc="outside lower center", **looks)
 
 
 @styled
@@ -181,14 +129,10 @@ def roofline(run: Any, theme: Theme = LIGHT) -> Picture:
     """The roofs of memory and of matrix products, both measured, and the kernel classes of the fastest strategy under them."""
     figure, axes = blank("roofline", theme)
     row = _main(run)
-    facts = run.result.facts if row else {}
-    peaks = facts.get("machine_peaks") or {}
+    peaks = (run.result.facts if row else {}).get("machine_peaks") or {}
     copy, rate = peaks.get("copy_bytes_per_s"), (peaks.get("matmul_flops") or {}).get(row["precision"] if row else "")
-    kernels = (
-        [item for item in bottleneck.kernels_of(run, row["key"]) if item["flops"] and item["bytes"] and item["time_s"]]
-        if row
-        else []
-    )
+    kernels = bottleneck.kernels_of(run, row["key"]) if row else []
+    kernels = [item for item in kernels if item["flops"] and item["bytes"] and item["time_s"]]
     if not copy or not rate or not kernels:
         return leave_empty(figure, axes, theme, "No peaks or no kernels were measured.")
     points = [(item["class"], item["flops"] / item["bytes"], item["flops"] / item["time_s"]) for item in kernels]
@@ -203,13 +147,15 @@ def roofline(run: Any, theme: Theme = LIGHT) -> Picture:
     note(axes, f"{row['precision']} {quantity(rate, 'FLOP/s')}", (high, rate), (-4, 5), fontsize=8)
     note(axes, f"memory {quantity(copy / GB, 'GB/s')}", (0.3 * knee, 0.3 * rate), (-6, 4), fontsize=8)
     times = {item["class"]: item["time_s"] for item in kernels}
-    ends = []
-    for place, (name, x, y) in enumerate(sorted(points, key=lambda point: -times[point[0]])):
+    points.sort(key=lambda point: -times[point[0]])
+    longest, ends = times[points[0][0]], []
+    for place, (name, x, y) in enumerate(points):
         colour = theme.series[place % len(theme.series)]
-        axes.plot(
-            [x], [y], "o", color=colour, markersize=5 + 7 * (times[name] / max(times.values())) ** 0.5, alpha=0.85
-        )
-        ends.append(End(x, y, f"{name},\n{_reached(y / min(rate, x * copy))}", colour))
+        axes.plot([x], [y], "o", color=colour, markersize=5 + 7 * (times[name] / longest) ** 0.5, alpha=0.85)
+        # What is far above the roof of memory had its data in caches.
+        share = y / min(rate, x * copy)
+        reached = f"{share:.0%} of its roof" if share <= 1.05 else "from caches"
+        ends.append(End(x, y, f"{name},\n{reached}", colour))
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
@@ -218,15 +164,10 @@ def roofline(run: Any, theme: Theme = LIGHT) -> Picture:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e9:,.3g}"))
     axes.minorticks_off()
     name_ends(axes, theme, ends)
-    name, x, y = max(points, key=lambda point: times[point[0]])
+    name, x, y = points[0]
     title = f"{name} kernels take most of the time and reach {y / min(rate, x * copy):.0%} of their roof"
     alt = "Lines: roofs of memory copy and matrix products, measured; dots: kernel classes, larger with more time."
     return finish(figure, axes, theme, title, "operational intensity (FLOP per byte)", "GFLOP/s of a rank", alt, 40)
-
-
-def _reached(share: float) -> str:
-    """The share of a roof; what is far above that of memory had its data in caches."""
-    return f"{share:.0%} of its roof" if share <= 1.05 else "from caches"
 
 
 @styled
@@ -242,16 +183,15 @@ def memory(run: Any, theme: Theme = LIGHT) -> Picture:
     for place, row in enumerate(rows):
         left, model = 0.0, modelled(run, row)
         assert model is not None
-        for name, value in model.parts.items():
+        for name, value in vars(model).items():
             axes.barh(place, value / size, left=left, height=0.6, color=theme.series[_MEMORY_COLOURS[name]], alpha=0.8)
             left += value / size
         if measured := max(row.get("peak_bytes") or [0.0]):
             axes.plot([measured / size] * 2, [place - 0.42, place + 0.42], color=theme.text, linewidth=2.2)
             explained.append(model.total / measured)
-    label_rows(axes, _labels(rows))
-    axes.tick_params(axis="y", labelsize=8 if len(rows) < 11 else 7)
+    _label_all(axes, rows)
     axes.set_xlabel(f"{unit} of the fullest rank (black line: measured)")
-    _legend(figure, theme, {name.capitalize(): (theme.series[place], "") for name, place in _MEMORY_COLOURS.items()})
+    _legend(figure, theme, {name.capitalize(): theme.series[place] for name, place in _MEMORY_COLOURS.items()})
     if not explained:
         return head(figure, theme, "Estimated memory; nothing was measured", "Stacked bars: the model's parts.")
     ends = list(dict.fromkeys(f"{share:.0%}" for share in (min(explained), max(explained))))
@@ -277,12 +217,8 @@ def curves(run: Any, theme: Theme = LIGHT) -> Picture:
     more = lines(run)
     for axes, kind in zip(drawn, kinds, strict=True):
         for place, key in enumerate(names):
-            _curve(
-                axes,
-                theme.series[place],
-                [point for point in points if point.key == key and point.kind == kind],
-                more.get((key, kind), []),
-            )
+            own = [point for point in points if point.key == key and point.kind == kind]
+            _curve(axes, theme.series[place], own, more.get((key, kind), []))
         axes.axhline(1, color=theme.muted, linewidth=0.8)
         axes.set_xscale("log", base=2)
         worlds = sorted({point.world for point in points} | {n for key in names for n, _ in more.get((key, kind), [])})
@@ -291,22 +227,12 @@ def curves(run: Any, theme: Theme = LIGHT) -> Picture:
         axes.minorticks_off()
         axes.set_ylim(0, top)
         axes.set_xlabel(f"devices, {kind} scaling")
-    note(
-        drawn[-1],
-        "dashed: model\ndotted: model alone",
-        (1, 1),
-        (-2, -3),
-        xycoords="axes fraction",
-        fontsize=7.5,
-        color=theme.muted,
-    )
+    looks: Any = {"xycoords": "axes fraction", "fontsize": 7.5, "color": theme.muted}
+    note(drawn[-1], "dashed: model\ndotted: model alone", (1, 1), (-2, -3), **looks)
     drawn[0].set_ylabel("efficiency")
     several = len({point.model for point in points}) > 1
-    words = {
-        name if several else name.split(" ", 1)[-1].replace("_", " "): (theme.series[place], "")
-        for place, name in enumerate(names)
-    }
-    _legend(figure, theme, words)
+    words = [name if several else name.split(" ", 1)[-1].replace("_", " ") for name in names]
+    _legend(figure, theme, dict(zip(words, theme.series, strict=False)))
     best = max(last, key=lambda point: point.efficiency)
     errors = [abs(point.error) for point in points if point.error is not None]
     title = f"{best.efficiency:.0%} efficiency on {largest} devices at best"
@@ -316,21 +242,17 @@ def curves(run: Any, theme: Theme = LIGHT) -> Picture:
     return head(figure, theme, title, alt)
 
 
-def _curve(axes: Any, colour: str, points: list[scaling.Point], line: list[tuple[int, float]]) -> None:
+def _curve(axes: Any, colour: str, points: list[Any], line: list[tuple[int, float]]) -> None:
     points = sorted(points, key=lambda point: point.world)
-    worlds = [point.world for point in points]
+    worlds, low, high = ([getattr(point, name) for point in points] for name in ("world", "low", "high"))
     axes.plot(worlds, [point.efficiency for point in points], "o-", color=colour)
-    axes.fill_between(
-        worlds, [point.low for point in points], [point.high for point in points], color=colour, alpha=0.15, linewidth=0
-    )
+    axes.fill_between(worlds, low, high, color=colour, alpha=0.15, linewidth=0)
     model = [(1, 1.0), *((point.world, point.predicted) for point in points if point.predicted is not None)]
     if len(model) > 1:
         axes.plot(*zip(*model, strict=True), color=colour, linestyle=DASHED, linewidth=1.1)
-    farther = [(n, value) for n, value in line if n > model[-1][0]]
-    if farther:
-        axes.plot(
-            *zip(model[-1], *farther, strict=True), color=colour, linestyle=":", linewidth=1.1, marker="x", markersize=4
-        )
+    if farther := [(n, value) for n, value in line if n > model[-1][0]]:
+        looks: Any = {"linestyle": ":", "linewidth": 1.1, "marker": "x", "markersize": 4}
+        axes.plot(*zip(model[-1], *farther, strict=True), color=colour, **looks)
 
 
 @styled
@@ -344,40 +266,22 @@ def stages(run: Any, theme: Theme = LIGHT) -> Picture:
     key = next((name for name in keys if " pipeline" in name), keys[0])
     own = frame[frame["key"] == key]
     ranks = sorted(own["rank"].unique())
-    colours = {
-        "forward": theme.series[0],
-        "backward": theme.series[1],
-        "input": theme.series[1],
-        "weight": theme.series[2],
-    }
+    phases = {"forward": "Forward", "backward": "Backward", "weight": "Gradients of weights"}
+    colours = dict(zip(phases, theme.series, strict=False))
     span = float(own["end_s"].max())
+    looks: Any = {"ha": "center", "va": "center", "color": theme.card, "fontsize": 7.5}
+    own = own.assign(phase=own["phase"].replace("input", "backward"))
     for item in own.itertuples():
-        place, width = ranks.index(item.rank), 1e3 * (item.end_s - item.start_s)
-        axes.barh(
-            place,
-            width,
-            left=1e3 * item.start_s,
-            height=0.7,
-            color=colours[item.phase],
-            edgecolor=theme.card,
-            linewidth=0.8,
-        )
+        place, begin, width = ranks.index(item.rank), 1e3 * item.start_s, 1e3 * (item.end_s - item.start_s)
+        paint: Any = {"color": colours[item.phase], "edgecolor": theme.card, "linewidth": 0.8}
+        axes.barh(place, width, left=begin, height=0.7, **paint)
         if width > 0.03e3 * span:
-            axes.text(
-                1e3 * (item.start_s + item.end_s) / 2,
-                place,
-                str(item.micro_batch),
-                ha="center",
-                va="center",
-                color=theme.card,
-                fontsize=7.5,
-            )
+            axes.text(begin + width / 2, place, str(item.micro_batch), **looks)
     label_rows(axes, [f"rank {rank}" for rank in ranks])
     axes.set_xlabel("time of a step (ms); numbers: micro-batches")
     axes.set_xlim(0, 1e3 * span)
-    names = {"forward": "Forward", "backward": "Backward", "weight": "Gradients of weights"}
-    phases = {"backward" if phase == "input" else phase for phase in own["phase"]}
-    _legend(figure, theme, {names[phase]: (colours[phase], "") for phase in names if phase in phases})
+    seen = set(own["phase"])
+    _legend(figure, theme, {words: colours[phase] for phase, words in phases.items() if phase in seen})
     row = next((row for row in _rows(run) if row["key"] == key), None)
     share = row.get("bubble_share") if row else None
     words = key.split(" ", 1)[-1].replace("_", " ")
@@ -386,11 +290,5 @@ def stages(run: Any, theme: Theme = LIGHT) -> Picture:
 
 
 FIGURES: dict[str, Callable[..., Picture]] = {
-    "strategies": strategies,
-    "waterfall": waterfall,
-    "steps": steps,
-    "roofline": roofline,
-    "memory": memory,
-    "scaling": curves,
-    "stages": stages,
-}
+    "strategies": strategies, "waterfall": waterfall, "roofline": roofline, "memory": memory, "scaling": curves, "stages": stages,
+}  # fmt: skip

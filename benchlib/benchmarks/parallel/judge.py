@@ -6,7 +6,7 @@ from typing import Any
 
 from benchlib.benchmarks.parallel import bottleneck
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.core.text import quantity
+from benchlib.core.text import counted, quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check, rule_check
 from benchlib.judge.impossible.claim import Claim, Compute, Learning, Speed
@@ -68,6 +68,10 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     ]  # fmt: skip
 
 
+def _skipped(name: str, question: str, reason: str) -> Check:
+    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+
+
 def _ran(run: Run) -> Check:
     rows = rows_of(run, ran=False)
     done = [row["key"] for row in rows if row["status"] == "ok"]
@@ -80,7 +84,7 @@ def _ran(run: Run) -> Check:
 def _proved(config: ParallelConfig, rows: list[Row], name: str, limits: dict[str, float], question: str) -> Check:
     """Check the differences of every strategy; one that ran without a proof fails, unless proofs were switched off."""
     if not config.prove:
-        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason="prove = false", gates=False)
+        return _skipped(name, question, "prove = false")
     worst, where, wrong = 0.0, "", []
     for row in rows:
         values = {column: row.get(column) for column in limits}
@@ -105,8 +109,7 @@ def _losses(config: ParallelConfig, rows: list[Row]) -> Check:
     name, question = "same losses", "Do all strategies of a model compute the same losses in the measured steps?"
     limit, worst, wrong, compared = LOSSES[config.precision], 0.0, [], 0
     if config.dropout:
-        reason = "dropout draws other random numbers in each strategy"
-        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+        return _skipped(name, question, "dropout draws other random numbers in each strategy")
     first: dict[str, Row] = {}
     for row in rows:
         reference = first.setdefault(row["model"], row)
@@ -117,9 +120,7 @@ def _losses(config: ParallelConfig, rows: list[Row]) -> Check:
                 wrong.append(row["key"])
     reason = f"apart by at most {worst:.1e} in {compared} comparisons" + (f": {', '.join(wrong)}" if wrong else "")
     if not compared and not wrong:
-        return Check(
-            name=name, kind="sanity", question=question, status="SKIPPED", reason="one strategy ran", gates=False
-        )
+        return _skipped(name, question, "one strategy ran")
     return fact_check(name, question, not wrong, reason, limit=f"<= {limit:g}", value=min(worst, 1e9))
 
 
@@ -132,14 +133,10 @@ def _counted(rows: list[Row]) -> Check:
 
 
 def _recomputed(config: ParallelConfig, error: Any) -> Check:
-    name, question = (
-        "recomputed activations",
-        "Are activations that are computed again the same ones, dropout included?",
-    )
+    name = "recomputed activations"
+    question = "Are activations that are computed again the same ones, dropout included?"
     if not config.checkpointing:
-        return Check(
-            name=name, kind="sanity", question=question, status="SKIPPED", reason="checkpointing = false", gates=False
-        )
+        return _skipped(name, question, "checkpointing = false")
     good = isinstance(error, int | float) and error <= RECOMPUTED
     return fact_check(name, question, good, f"gradients apart by {error}", limit=f"<= {RECOMPUTED:g}")
 
@@ -164,9 +161,8 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
         )  # fmt: skip
         yield Claim(subject=row["key"], compute=compute, speed=speed)
     rates = numbers.facts.get("learning_rates")
-    yield Claim(
-        subject="training", learning=Learning(learning_rate_min=rates.get("min") if isinstance(rates, dict) else None)
-    )
+    lowest = rates.get("min") if isinstance(rates, dict) else None
+    yield Claim(subject="training", learning=Learning(learning_rate_min=lowest))
 
 
 def missed(run: Run) -> dict[str, list[str]]:
@@ -184,19 +180,14 @@ def reading(run: Run) -> list[str]:
         own = sorted((row for row in rows if row["model"] == model), key=lambda row: -float(row["samples_per_s"]))
         best, single = own[0], next((row for row in own if row["strategy"] == "single"), None)
         text = (
-            f"{model} ({best['parameters']:,} parameters) trains fastest by {best['strategy']} {best['schedule']}".rstrip()
-            + f": {quantity(best['samples_per_s'])} samples/s, {quantity(best['tokens_per_s'])} tokens/s on {best['world']} "
-            + f"rank{'s' * (best['world'] > 1)}"
+            f"{model} ({best['parameters']:,} parameters) trains fastest by {bottleneck.name(best)}: {quantity(best['samples_per_s'])} "
+            f"samples/s, {quantity(best['tokens_per_s'])} tokens/s on {counted(best['world'], 'rank')}"
         )
         if single and single is not best:
             ratio = best["samples_per_s"] / single["samples_per_s"]
             text += f", {ratio:.2f} × one device ({ratio / best['world']:.0%} of {best['world']} times)"
         if len(own) > 1:
-            last = own[-1]
-            text += (
-                f"; the slowest is {last['strategy']} {last['schedule']}".rstrip()
-                + f" with {quantity(last['samples_per_s'])} samples/s"
-            )
+            text += f"; the slowest is {bottleneck.name(own[-1])} with {quantity(own[-1]['samples_per_s'])} samples/s"
         sentences.append(text + ".")
     return [*sentences, *_largest(run), *bottleneck.sentences(run)]
 
@@ -206,11 +197,8 @@ def _largest(run: Run) -> list[str]:
     if not largest:
         return []
     if not largest["batch"]:
-        return [
-            "Not even one sample fits one device."
-            if largest["complete"]
-            else "The search for the largest batch found none in its time."
-        ]
+        none = "Not even one sample fits one device."
+        return [none if largest["complete"] else "The search for the largest batch found none in its time."]
     more = "" if largest["complete"] else "; the search ended with its share of the budget"
     return [
         f"{largest['batch']:,} samples are the largest batch of one device that was found, {largest['below']:,} do not fit or were not tried{more}."

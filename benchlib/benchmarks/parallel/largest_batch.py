@@ -6,7 +6,6 @@ python -m benchlib.benchmarks.parallel.largest_batch RUN_DIR BATCH BYTES THREADS
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -39,28 +38,13 @@ def largest_batch(config: ParallelConfig, here: World, run_dir: Path, events: Ev
     return search(trial, MOST)
 
 
-def rows(found: Found) -> list[dict[str, Any]]:
-    """Return what was tried as the table ``batches``."""
-    return [
-        {
-            "batch_size": row["batch"], "fits": row["fits"], "peak_bytes": 1e9 * row["peak_gb"] if row.get("peak_gb") else None,
-            "samples_per_s": row.get("samples_per_s"), "reason": row.get("reason", ""),
-        }
-        for row in found.tried
-    ]  # fmt: skip
-
-
 def one_trial(config: ParallelConfig, batch: int, limit_bytes: int) -> Trial:
     """Train some steps of the first model on ``batch`` samples within ``limit_bytes``."""
     device, shape = devices.device(config.backend), config.shapes[0]
     length = config.length(shape)
 
     def prepare() -> Callable[[], None]:
-        job = Job(
-            shape, length, batch, 1, device, config.seed, precision=config.precision, dropout=config.dropout,
-            checkpointing=config.checkpointing, compile=config.compile,
-        )  # fmt: skip
-        way = alone(job)
+        way = alone(Job.of(config, shape, batch, device))
         inputs, targets = (each.to(device) for each in tokens(shape, length, batch, config.seed, 0))
 
         def step() -> None:

@@ -1,18 +1,15 @@
 """A layout of many ranks, checked in one process: torch's fake process group, whose exchanges carry nothing.
 
-python -m benchlib.benchmarks.parallel.layout_check MODEL STRATEGY SCHEDULE DATA TENSOR PIPELINE CONTEXT [RANK...]
-
 Of each rank that is named (else those at the corners of the mesh) torch builds the mesh and spreads a narrow model of the same
 kind over it, as in a run. What the rank then holds is counted and compared with the arithmetic of the estimates.
 """
 
 import itertools
-import json
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -21,8 +18,6 @@ from benchlib.benchmarks.parallel import strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.estimate import Work, held_share, rank_parameters
 from benchlib.benchmarks.parallel.shapes import MODELS, STAGES_PER_RANK, Layout
-
-AXES = ("data", "pipeline", "tensor", "context")  # of a mesh, the outermost first
 
 
 @contextmanager
@@ -41,10 +36,9 @@ def _as_rank(rank: int, world: int) -> Iterator[None]:
 
 def corners(layout: Layout) -> list[int]:
     """Return the ranks that are first or last along every axis of the mesh."""
-    degrees = [getattr(layout, axis) for axis in AXES]
-    strides = [int(torch.tensor(degrees[place + 1 :]).prod()) for place in range(len(degrees))]
-    ends = [sorted({0, degree - 1}) for degree in degrees]
-    return sorted(sum(a * b for a, b in zip(place, strides, strict=True)) for place in itertools.product(*ends))
+    degrees = [getattr(layout, axis) for axis in strategies.DIMENSIONS]
+    places = itertools.product(*({0, degree - 1} for degree in degrees))
+    return sorted(int(np.ravel_multi_index(place, degrees)) for place in places)
 
 
 def check(model: str, strategy: str, schedule: str, layout: Layout, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
@@ -68,22 +62,12 @@ def check(model: str, strategy: str, schedule: str, layout: Layout, ranks: Itera
             assert way is not None
             mesh = strategies.mesh("cpu", layout, job.shard if work.copies == "hybrid" else 0)
             local = sum(_here(parameter) for part in way.parts for parameter in part.parameters())
+            place = dict(zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), strict=False))
             rows.append(
-                {
-                    "rank": rank,
-                    "place": dict(zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), strict=False)),
-                    "held": local,
-                    "estimate": rank_parameters(work) * held_share(work),
-                }
+                {"rank": rank, "place": place, "held": local, "estimate": rank_parameters(work) * held_share(work)}
             )
     return rows
 
 
 def _here(parameter: torch.Tensor) -> int:
     return parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()
-
-
-if __name__ == "__main__":
-    name, how, plan, *numbers = sys.argv[1:]
-    degrees = [int(number) for number in numbers]
-    print(json.dumps(check(name, how, "" if plan == "-" else plan, Layout(*degrees[:4]), degrees[4:])))

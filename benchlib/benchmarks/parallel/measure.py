@@ -5,13 +5,13 @@ mesh waits.
 """
 
 import ctypes
+import functools
 import gc
 import math
 import re
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -34,10 +34,12 @@ from benchlib.runtime import devices
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.steps import comm_device, keep_alive
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, hold, union
-from benchlib.workloads.collective_ops import ALL_GATHER, REDUCE_SCATTER
+from benchlib.workloads.collective_ops import OPS, Place
+from benchlib.workloads.collective_timing import Case, Exercise, Pace, take_in_turns
 from benchlib.workloads.llm import mininews
 
 RECORDED = 3  # steps of a pipeline, of which the shortest is shown: neighbours only lengthen one
+PARTS = ("data", "forward", "backward", "exchange_exposed", "optimizer")  # of a step, by the timer
 TRACED, FEW = 2, 5  # steps under the profiler; one where fewer than this are counted
 REPEATS = 10  # exchanges that planted_slowdown=1 adds to DDP's
 SPOKEN_S = 0.5  # between signs of life
@@ -98,11 +100,7 @@ def measure(config: ParallelConfig, plan: Plan, here: World, events: EventWriter
     Raises ``BackendUnavailable`` as ``strategies.prepare`` does.
     """
     planted = round(REPEATS * config.planted_slowdown) if config.planted == "communication" else 0
-    job = Job(
-        plan.shape, config.length(plan.shape), plan.batch, config.micro_batches, here.device, config.seed,
-        precision=config.precision, dropout=config.dropout, checkpointing=config.checkpointing, compile=config.compile,
-        learning_rate=config.learning_rate, shard=config.shard or 2, repeats=planted,
-    )  # fmt: skip
+    job = Job.of(config, plan.shape, plan.batch, here.device, planted)
     before = _settled(here.device)
     way = prepare(plan.strategy, plan.layout, plan.schedule, job)
     # Who has no part waits for as long as the others take, which may be more than a collective's time-out.
@@ -125,11 +123,9 @@ def measure(config: ParallelConfig, plan: Plan, here: World, events: EventWriter
         tables[table] = [plan.identity() | item for item in getattr(results[0].trace, table)]
     began = min((member["start_s"] for rank in stages for member in rank), default=0.0)
     tables["stages"] = [
-        plan.identity()
-        | member
-        | {"rank": rank, "start_s": member["start_s"] - began, "end_s": member["end_s"] - began}
+        plan.identity() | one | {"rank": rank, "start_s": one["start_s"] - began, "end_s": one["end_s"] - began}
         for rank, seen in enumerate(stages)
-        for member in seen
+        for one in seen
     ]
     return tables
 
@@ -149,30 +145,28 @@ def _settled(device: torch.device) -> float:
     if device.type == "cpu":
         if sys.platform.startswith("linux"):
             ctypes.CDLL(None).malloc_trim(0)
-        return float(psutil.Process().memory_info().rss) - _file_bytes(_status())
+        return float(psutil.Process().memory_info().rss) - (_bytes("RssFile") or 0.0)
     if devices.has_events(device):
         torch.get_device_module(device).empty_cache()
     return 0.0
 
 
-def _status() -> dict[str, float]:
-    """Return the sizes of this process as Linux states them, in bytes by name; none elsewhere."""
+def _bytes(name: str) -> float | None:
+    """Return a size of this process as Linux states it; None elsewhere.
+
+    ``RssFile`` are pages of files: the libraries' code of operations that were used for the first time is no memory of a strategy.
+    """
     status = Path("/proc/self/status")
-    rows = re.findall(r"(\w+):\s+(\d+) kB", status.read_text()) if status.exists() else []
-    return {name: 1024.0 * int(size) for name, size in rows}
-
-
-def _file_bytes(sizes: dict[str, float]) -> float:
-    """Return the bytes of files: the libraries' code of operations that were used for the first time is no memory of a strategy."""
-    return sizes.get("RssFile", 0.0)
+    found = re.search(rf"^{name}:\s+(\d+) kB", status.read_text(), re.M) if status.exists() else None
+    return 1024.0 * int(found[1]) if found else None
 
 
 def _peak(device: torch.device, before: float) -> float | None:
     """Return the most bytes held since ``_forget_peak``, on a CPU beyond those ``before``; None where nobody counts them."""
     if device.type != "cpu":
         return devices.peak_memory_bytes(device)[0]
-    sizes = _status()
-    return max(0.0, sizes["VmHWM"] - _file_bytes(sizes) - before) if "VmHWM" in sizes else None
+    most = _bytes("VmHWM")
+    return most and max(0.0, most - (_bytes("RssFile") or 0.0) - before)
 
 
 def _forget_peak(device: torch.device) -> None:
@@ -207,9 +201,8 @@ def _rank(
         stages.append([])
         with timeline(way, stages[-1]):
             run.steps(1)
-    held = {
-        name: parameter.numel() for part in way.parts for name, parameter in part.named_parameters()
-    }  # numel is of the whole
+    # numel is of the whole
+    held = {name: each.numel() for part in way.parts for name, each in part.named_parameters()}
     return Found(times, losses, trace, stages, peak or 0.0, traced_s, held)
 
 
@@ -282,21 +275,16 @@ class Runner:
 def _text(form: Shape, length: int, batch: int, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return bytes of the kit's news and what follows them, int64 (B, S) each."""
     data = _news(seed)
-    starts = torch.randint(
-        len(data) - length - 1, (batch,), generator=torch.Generator().manual_seed(seed * 1_000_003 + step)
-    )
+    drawn = torch.Generator().manual_seed(seed * 1_000_003 + step)
+    starts = torch.randint(len(data) - length - 1, (batch,), generator=drawn)
     rows = torch.stack([data[start : start + length + 1] for start in starts.tolist()])
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
-_read: dict[int, torch.Tensor] = {}
-
-
+@functools.cache
 def _news(seed: int) -> torch.Tensor:
-    if seed not in _read:
-        text = " ".join(article.text for article in mininews.generate(2000, seed)).encode()
-        _read[seed] = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    return _read[seed]
+    text = " ".join(article.text for article in mininews.generate(2000, seed)).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 
 
 def _row(plan: Plan, ranks: list[Found], stages: list[list[Row]]) -> Row:
@@ -311,12 +299,14 @@ def _row(plan: Plan, ranks: list[Found], stages: list[list[Row]]) -> Row:
     bare = statistics.fmean(rank.trace.exposed_s for rank in ranks)
     losses = [[loss for rank in ranks if (loss := rank.losses[step]) is not None] for step in range(len(slowest))]
     bubble = _bubble(plan, stages)
+    explained = [sum(row[f"{phase}_s"] for phase in PARTS) / row["step_s"] for rank in ranks for row in rank.times]
     return {
         "step_s": stats.median, "step_ci_low": stats.ci_low, "step_ci_high": stats.ci_high, "n": stats.n, "steps_s": slowest.tolist(),
         "forward_s": None if plan.schedule else part("forward_s"), "backward_s": part("backward_s"),
         "optimizer_s": part("optimizer_s"), "data_s": part("data_s"),
         "comm_s": busy, "comm_hidden_share": max(0.0, 1 - bare / busy) if busy else None,
         "bubble_s": bubble[0], "bubble_share": bubble[1], "samples_per_s": plan.batch / stats.median,
+        "explained_shares": [min(explained), max(explained)],
         "rank_own_s": [max(0.0, rank.traced_s - rank.trace.exposed_s) for rank in ranks],
         "peak_bytes": [rank.peak_bytes for rank in ranks],
         "losses": [statistics.fmean(values) if values else math.nan for values in losses],
@@ -342,7 +332,8 @@ def _bubble(plan: Plan, ranks: list[list[Row]]) -> tuple[float | None, float | N
 # The links between the ranks.
 
 LINK_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
-LINK_REPEATS = 5
+LINK_OPS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
+LINK_PACE = Pace(0, least=5, most=5, warmup=1)
 
 
 def links(here: World) -> list[Row]:
@@ -350,53 +341,20 @@ def links(here: World) -> list[Row]:
 
     Bytes are those of the larger side. The fit weighs relative errors, since times differ by orders of magnitude.
     """
-    if here.size == 1:
-        return []
-    rows = []
-    for op, start in _LINKS.items():
-        seconds = []
-        for size in LINK_BYTES:
-            count = max(here.size, size // 4 // here.size * here.size)
-            whole = torch.zeros(count, device=comm_device(here))
-            taken = []
-            for _ in range(LINK_REPEATS + 1):
-                devices.synchronize(whole.device)
-                began = time.perf_counter()
-                start(whole, whole[: count // here.size].clone(), here)
-                devices.synchronize(whole.device)
-                taken.append(time.perf_counter() - began)
-            seconds.append(statistics.median(taken[1:]))
-        rows.append(
-            {"op": op, "world": here.size}
-            | fitted(LINK_BYTES, [max(row) for row in zip(*all_gather_objects(seconds), strict=True)])
-        )
+    rows, at = [], Place(here.rank, here.size, comm_device(here))
+    for op in LINK_OPS if here.size > 1 else ():
+        reduction = "sum" if OPS[op].reduces else ""
+        cases = [Exercise(Case(op, "library", "fp32", reduction, False, size), at) for size in LINK_BYTES]
+        seconds = [float(np.median(series.seconds)) for series in take_in_turns(cases, at.device, LINK_PACE)]
+        rows.append({"op": op, "world": here.size} | fitted(LINK_BYTES, seconds))
     return rows
 
 
 def fitted(sizes: tuple[int, ...], seconds: list[float]) -> Row:
     """Return alpha_s, beta_s_per_byte (neither below 0) and r2 of the logarithms."""
-    y = np.array(seconds)
-    a = np.stack([np.ones(len(y)), np.array(sizes, dtype=float)], axis=1) / y[:, None]
-    alpha, beta = np.linalg.lstsq(a, np.ones(len(y)), rcond=None)[0]
-    alpha, beta = max(float(alpha), 0.0), max(float(beta), 0.0)
-    model = np.maximum(alpha + beta * np.array(sizes), 1e-12)
+    x, y = np.array(sizes, dtype=float), np.array(seconds)
+    alpha, beta = (max(float(value), 0.0) for value in np.polyfit(x, y, 1, w=1 / y)[::-1])
+    model = np.maximum(alpha + beta * x, 1e-12)
     spread = float(((np.log(y) - np.log(y).mean()) ** 2).sum())
     r2 = 1 - float(((np.log(y) - np.log(model)) ** 2).sum()) / spread if spread else 0.0
     return {"alpha_s": alpha, "beta_s_per_byte": beta, "r2": r2}
-
-
-def _send_recv(whole: torch.Tensor, _: torch.Tensor, here: World) -> None:
-    received = torch.empty_like(whole)
-    after, before = (here.rank + 1) % here.size, (here.rank - 1) % here.size
-    for work in dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, whole, after), dist.P2POp(dist.irecv, received, before)]
-    ):
-        work.wait()
-
-
-_LINKS: dict[str, Callable[[torch.Tensor, torch.Tensor, World], object]] = {
-    "all_reduce": lambda whole, part, here: dist.all_reduce(whole),
-    "all_gather": lambda whole, part, here: ALL_GATHER(whole, part),
-    "reduce_scatter": lambda whole, part, here: REDUCE_SCATTER(part, whole),
-    "send_recv": _send_recv,
-}

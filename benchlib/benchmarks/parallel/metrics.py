@@ -5,6 +5,7 @@ from typing import Any
 
 from benchlib.benchmarks.parallel import scaling
 from benchlib.benchmarks.parallel.config import ParallelConfig
+from benchlib.core.text import counted
 from benchlib.results.metrics import Metric, derived, measured, not_available
 
 Row = dict[str, Any]
@@ -30,45 +31,28 @@ def of(
     config: ParallelConfig, tables: dict[str, list[Row]], top: dict[str, Any], startup_s: float, total_s: float
 ) -> list[Metric]:
     """Return the metrics of a run."""
-    rows = [row for row in tables["strategies"] if "step_s" in row]
-    main = [row for row in rows if not row["scaling"]]
+    main = [row for row in tables["strategies"] if "step_s" in row and not row["scaling"]]
     metrics: list[Metric] = []
     for row in main:
-        name, what = slug(row["key"]), f"{row['key']}, slowest of {row['world']} rank{'s' * (row['world'] > 1)}"
+        name, what = slug(row["key"]), f"{row['key']}, slowest of {counted(row['world'], 'rank')}"
         metrics += [
             measured(f"step_s_{name}", row["steps_s"], "s", "lower", reason=what),
-            derived(
-                f"samples_per_s_{name}",
-                [row["batch_size"] / step for step in row["steps_s"]],
-                "samples/s",
-                "higher",
-                what,
-            ),
+            derived(f"samples_per_s_{name}", _rates(row), "samples/s", "higher", what),
             derived(f"mfu_{name}", row["mfu"], "ratio", "higher", "FLOP/s over the measured peak of as many ranks")
             if row["mfu"] is not None
             else not_available(f"mfu_{name}", "ratio", "higher", f"no peak in {row['precision']} was measured"),
         ]
         if peak := max(row["peak_bytes"]):
-            metrics.append(
-                measured(f"peak_memory_gb_{name}", peak / 1e9, "GB", "lower", reason="the rank that holds most")
-            )
+            reason = "the rank that holds most"
+            metrics.append(measured(f"peak_memory_gb_{name}", peak / 1e9, "GB", "lower", reason=reason))
     reason = "rate over n times the rate of one rank"
     metrics += [
         derived(f"{point.kind}_scaling_{slug(point.key)}", point.efficiency, "ratio", "higher", reason)
         for point in scaling.points(tables["scaling"])
         if point.world == config.world_size
     ]
-    best = max(main, key=lambda row: float(row["samples_per_s"]), default=None)
-    if best:
-        metrics.append(
-            derived(
-                "samples_per_s_best",
-                [best["batch_size"] / step for step in best["steps_s"]],
-                "samples/s",
-                "higher",
-                f"by {best['key']}",
-            )
-        )
+    if best := max(main, key=lambda row: float(row["samples_per_s"]), default=None):
+        metrics.append(derived("samples_per_s_best", _rates(best), "samples/s", "higher", f"by {best['key']}"))
     rate = top["matmul_flops"][config.precision]
     peak_of = f"{config.precision} products, all {config.world_size} ranks at once, the best of this run"
     return [
@@ -79,3 +63,7 @@ def of(
         measured("startup_s", startup_s, "s", "lower", reason="until the first strategy"),
         measured("total_s", total_s, "s", "lower", reason="from the launch to the result"),
     ]
+
+
+def _rates(row: Row) -> list[float]:
+    return [row["batch_size"] / step for step in row["steps_s"]]

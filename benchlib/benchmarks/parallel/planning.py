@@ -5,7 +5,7 @@ A machine is a name of ``params/machines`` or a file, with ``:NODES`` behind it 
 
 from typing import Any
 
-from benchlib.benchmarks.parallel.estimate import Estimate, Rates, Work, estimate, memory
+from benchlib.benchmarks.parallel.estimate import Estimate, Rates, Work, memory, step_time
 from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Layout, Shape
 from benchlib.core.errors import UserError
 from benchlib.core.text import quantity
@@ -76,7 +76,7 @@ def estimates(config: Any, shape: Shape, rates: Rates, world: int) -> tuple[list
                 shape, name, config.layout(name, ranks), config.batch_size, config.length(shape),
                 config.micro_batches, schedule, config.precision, config.checkpointing, config.shard or 2,
             )  # fmt: skip
-            possible.append(estimate(work, rates))
+            possible.append(Estimate(work, memory(work), step_time(work, rates), rates.memory_bytes, rates.note))
     return possible, lacking
 
 
@@ -100,21 +100,13 @@ def choice(possible: list[Estimate]) -> str:
 
 
 def _cells(item: Estimate) -> Row:
-    time, need = item.time, item.memory
-    word = {None: "?", True: "yes", False: "no"}[item.fits]
+    time, need, work = item.time, item.memory, item.work
     return {
-        "strategy": item.work.strategy + (f" {item.work.schedule}" if item.work.schedule else ""),
-        "layout": str(item.work.layout),
-        "GB a device": f"{need.total / GB:.3g}",
-        "fits": word,
-        "step at least": _time(time.step_s),
-        "compute": _time(time.compute_s),
-        "memory-bound": _time(time.elementwise_s + time.optimizer_s),
-        "communication": _time(time.comm_s),
-        "exposed": _time(time.exposed_s),
-        "bubble": _time(time.bubble_s),
-        "samples/s at most": f"{item.samples_per_s:,.4g}",
-    }
+        "strategy": f"{work.strategy} {work.schedule}".strip(), "layout": str(work.layout), "GB a device": f"{need.total / GB:.3g}",
+        "fits": {None: "?", True: "yes", False: "no"}[item.fits], "step at least": _time(time.step_s), "compute": _time(time.compute_s),
+        "memory-bound": _time(time.elementwise_s + time.optimizer_s), "communication": _time(time.comm_s),
+        "exposed": _time(time.exposed_s), "bubble": _time(time.bubble_s), "samples/s at most": f"{item.samples_per_s:,.4g}",
+    }  # fmt: skip
 
 
 def _time(seconds: float) -> str:
@@ -125,16 +117,11 @@ def _aligned(rows: list[Row]) -> list[str]:
     """Return a table as lines of equal columns: the first two to the left, numbers to the right."""
     if not rows:
         return []
-    names = list(rows[0])
-    width = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
-    lines = [{name: name for name in names}, *rows]
-    return [
-        "  "
-        + "  ".join(
-            (line[name].ljust if place < 2 else line[name].rjust)(width[name]) for place, name in enumerate(names)
-        )
-        for line in lines
-    ]
+    lines = [dict(zip(rows[0], rows[0], strict=True)), *rows]
+    width = {name: max(len(line[name]) for line in lines) for name in rows[0]}
+    left = ("strategy", "layout")
+    words = [[f"{line[name]:{'<' if name in left else '>'}{width[name]}}" for name in line] for line in lines]
+    return ["  " + "  ".join(line) for line in words]
 
 
 # `benchlib list`
@@ -153,27 +140,19 @@ def listing() -> dict[str, list[Row]]:
     """Return the models and the strategies with parameters and estimated memory, as rows by heading."""
     models = [
         {
-            "model": shape.name,
-            "layers": f"{shape.layers}",
-            "hidden": f"{shape.hidden:,}",
-            "heads": f"{shape.heads}" + (f" ({shape.kv_heads} kv)" if shape.kv_heads != shape.heads else ""),
-            "parameters": f"{shape.parameters:,}",
-            "weights GB": f"{4e-9 * shape.parameters:.3g}",
+            "model": shape.name, "layers": f"{shape.layers}", "hidden": f"{shape.hidden:,}",
+            "heads": f"{shape.heads}" + f" ({shape.kv_heads} kv)" * (shape.kv_heads != shape.heads),
+            "parameters": f"{shape.parameters:,}", "weights GB": f"{4e-9 * shape.parameters:.3g}",
             "training GB": f"{memory(_listed(shape, 'single')).total / GB:.3g}",
         }
         for shape in MODELS.values()
-    ]
-    example = MODELS["medium"]
+    ]  # fmt: skip
     ways = []
     for name, strategy in STRATEGIES.items():
-        work = _listed(example, name)
+        work = _listed(MODELS["medium"], name)
+        need = f"{memory(work).total / GB:.3g}"
         ways.append(
-            {
-                "strategy": name,
-                "what it does": strategy.about,
-                "layout": str(work.layout),
-                "medium, GB a rank": f"{memory(work).total / GB:.3g}",
-            }
+            {"strategy": name, "what it does": strategy.about, "layout": str(work.layout), "medium, GB a rank": need}
         )
     about = f"{LISTED['batch']} samples of {LISTED['seq']} tokens, fp32, AdamW"
     return {

@@ -47,10 +47,13 @@ def prove(config: ParallelConfig, shape: Shape, name: str, layout: Layout, sched
     """
     form = config.proof_shape(shape, layout)
     batch = layout.data * config.micro_batches
-    job = Job(
-        form, form.positions, batch, config.micro_batches, here.device, config.seed, torch.float64,
-        checkpointing=config.checkpointing, compile=config.compile, shard=config.shard or 2,
-    )  # fmt: skip
+    job = dataclasses.replace(
+        Job.of(config, form, batch, here.device),
+        length=form.positions,
+        dtype=torch.float64,
+        precision="fp32",
+        dropout=0.0,
+    )
     loss_error = weight_error = None
     if here.device.type != "mps":
         loss_error, weight_error, _ = _differences(job, name, layout, schedule, STEPS)
@@ -70,14 +73,10 @@ def checkpointing_error(config: ParallelConfig, shape: Shape, device: torch.devi
     for again in (False, True):
         way = alone(dataclasses.replace(job, checkpointing=again))
         torch.manual_seed(config.seed + 1)
-        way.step(*_batch(job, 0), _silent)
+        way.step(*_batch(job, 0), lambda phase: None)
         gradients_of.append(dict(way.named(gradients=True)))
     kept, computed = gradients_of
     return max(float((computed[name] - kept[name]).abs().max()) for name in kept)
-
-
-def _silent(_: str) -> None:
-    return None
 
 
 def _batch(job: Job, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,9 +97,9 @@ def _differences(job: Job, name: str, layout: Layout, schedule: str, steps: int)
     expected, losses, gradients, weights = [], [], 0.0, 0.0
     for step in range(steps):
         inputs, targets = _batch(job, step)
-        expected.append(float(single.step(inputs, targets, _silent)))
+        expected.append(float(single.step(inputs, targets, lambda phase: None)))
         if way is not None:
-            mine = way.step(way.share(inputs).clone(), way.share(targets).clone(), _silent)
+            mine = way.step(way.share(inputs).clone(), way.share(targets).clone(), lambda phase: None)
             losses.append(float(mine) if way.has_loss else None)
             if step == 0:
                 first = dict(single.named(gradients=True))

@@ -1,5 +1,6 @@
 """The parallelism benchmark as each rank executes it: peaks and links of the machine, proofs, then one strategy after the other."""
 
+import contextlib
 import gc
 import math
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from benchlib.core.events import EventWriter
 from benchlib.results.run import Result, save_result
 from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects, barrier, world
+from benchlib.runtime.largest import free_bytes
 from benchlib.runtime.steps import keep_alive, launched_at
 
 PEAK_S, COPY_S, COPY_BYTES = 0.2, 0.1, 64 << 20
@@ -46,6 +48,7 @@ def _run(config: ParallelConfig, run_dir: Path, events: EventWriter, here: World
     tables: dict[str, list[Row]] = {name: [] for name in TABLES}
     with keep_alive(events, config.startup_timeout_s):
         tables["alpha_beta"] = links(here)
+    limit = min(all_gather_objects(1e9 * config.memory_gb or free_bytes(here)))
     startup_s, proofs = launched.since(), {}
     for shape in config.shapes:
         events.emit("phase", name="prove")
@@ -53,7 +56,7 @@ def _run(config: ParallelConfig, run_dir: Path, events: EventWriter, here: World
             proofs = _proofs(config, shape, here) if config.prove else {}
         events.emit("phase", name="measure")
         for plan, obstacle in _plans(config, shape, here.size):
-            row = _one(config, plan, obstacle, here, events, tables, tops[0])
+            row = _one(config, plan, obstacle or _too_large(config, plan, limit), here, events, tables, tops[0])
             row |= proofs.get((plan.strategy, plan.schedule), {}) if not plan.scaling else {}
     events.emit("phase", name="peak")
     tops.append(_peaks(config, here))
@@ -62,7 +65,7 @@ def _run(config: ParallelConfig, run_dir: Path, events: EventWriter, here: World
     if config.find_max_batch:
         events.emit("phase", name="batch")
         largest = largest_batch.largest_batch(config, here, run_dir, events)
-        tables["batches"] = largest_batch.rows(largest)
+        tables["batches"] = largest.tried
     remade = checkpointing_error(config, config.shapes[0], here.device) if config.checkpointing else None
     if not here.main:
         return
@@ -76,12 +79,11 @@ def _run(config: ParallelConfig, run_dir: Path, events: EventWriter, here: World
     result.metrics = metrics.of(config, tables, top, startup_s, total_s)
     result.facts = {
         "machine_peaks": top,
+        "memory_bytes": limit,
         "parameters": {shape.name: shape.parameters for shape in config.shapes},
         "proof_steps": 6,
         "checkpointing_error": remade,
-        "largest_batch": {"batch": largest.batch, "below": largest.below, "complete": largest.complete}
-        if largest
-        else None,
+        "largest_batch": largest and {name: getattr(largest, name) for name in ("batch", "below", "complete")},
         "learning_rates": dict.fromkeys(("min", "max", "last"), config.learning_rate),
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__},
@@ -126,12 +128,11 @@ def _proofs(config: ParallelConfig, shape: Shape, here: World) -> dict[tuple[str
     differences = {}
     for name in config.chosen:
         for schedule in config.schedules_of(name):
-            if not config.obstacle(name, schedule, shape, here.size):
-                layout = config.layout(name, here.size)
-                try:
-                    differences[name, schedule] = asdict(prove(config, shape, name, layout, schedule, here))
-                except BackendUnavailable:
-                    continue  # its row says why
+            if config.obstacle(name, schedule, shape, here.size):
+                continue
+            layout = config.layout(name, here.size)
+            with contextlib.suppress(BackendUnavailable):  # its row says why
+                differences[name, schedule] = asdict(prove(config, shape, name, layout, schedule, here))
     return differences
 
 
@@ -153,36 +154,32 @@ def _plans(config: ParallelConfig, shape: Shape, size: int) -> Iterator[tuple[Pl
                         yield Plan(shape, strategy, own, config.layout(strategy, ranks), batch, kind), ""
 
 
+def _too_large(config: ParallelConfig, plan: Plan, limit: float) -> str:
+    """Return why a rank's memory of ``limit`` bytes is not enough for a plan; '' where it is, by the estimate."""
+    need = estimate.memory(estimate.of_row(describe(config, plan), plan.shape, config.shard or 2)).total
+    if need <= limit:
+        return ""
+    return f"a rank would need about {need / 1e9:.3g} GB of memory and may use {limit / 1e9:.3g} GB (memory_gb)"
+
+
 def _one(
-    config: ParallelConfig,
-    plan: Plan,
-    obstacle: str,
-    here: World,
-    events: EventWriter,
-    tables: dict[str, list[Row]],
-    top: dict[str, Any],
-) -> Row:
+    config: ParallelConfig, plan: Plan, obstacle: str, here: World, events: EventWriter, tables: dict[str, list[Row]], top: dict[str, Any],
+) -> Row:  # fmt: skip
     """Measure one plan into the tables and return its row."""
-    row = describe(config, plan)
-    if obstacle:
-        row |= {"status": "skipped", "reason": obstacle}
-        tables["strategies"].append(row)
-        return row
-    seen = {item["key"] for item in tables["strategies"]}
-    if plan.key in seen:  # the single device of several strategies
-        return next(item for item in tables["strategies"] if item["key"] == plan.key)
-    alone = (
-        item
-        for item in tables["strategies"]
-        if item["strategy"] == "single" and item["model"] == plan.shape.name and "step_s" in item
+    done = tables["strategies"]
+    if same := next((row for row in done if row["key"] == plan.key), None):  # the single device of several strategies
+        return same
+    singles = (
+        row for row in done if (row["strategy"], row["model"]) == ("single", plan.shape.name) and "step_s" in row
     )
-    predicted = estimate.predict(row, top, tables["alpha_beta"], next(alone, None), plan.shape)
     try:
+        if obstacle:
+            raise BackendUnavailable(obstacle)
+        predicted = estimate.predict(describe(config, plan), top, tables["alpha_beta"], next(singles, None), plan.shape)
         measured = measure(config, plan, here, events)
     except BackendUnavailable as error:
-        row |= {"status": "skipped", "reason": str(error)}
-        tables["strategies"].append(row)
-        return row
+        done.append(describe(config, plan) | {"status": "skipped", "reason": str(error)})
+        return done[-1]
     for name, rows in measured.items():
         tables[name] += rows
     measured["strategies"][0]["predicted_step_s"] = predicted

@@ -5,7 +5,8 @@ per device (weak) T_1 / T_n. The interval takes the worse ends of both intervals
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from benchlib.benchmarks.parallel import estimate
@@ -16,84 +17,51 @@ WORLDS = (8, 64, 1024)  # what is extrapolated to
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Point:
-    """A world size of one curve. ``low`` and ``high`` are the interval of ``efficiency``; ``predicted`` is the model's efficiency."""
-
-    key: str
-    model: str
-    strategy: str
-    kind: str
-    world: int
-    samples_per_s: float
-    efficiency: float
-    low: float
-    high: float
-    step_s: float
-    predicted_step_s: float | None
-    predicted: float | None
-
-    @property
-    def error(self) -> float | None:
-        """Measured over predicted step, less one: above zero the machine is slower than the model."""
-        return None if not self.predicted_step_s else self.step_s / self.predicted_step_s - 1
+# Of a row of ``strategies``, kept as it is.
+_KEPT = ("model", "world", "batch_size", "samples_per_s", "step_s", "predicted_step_s")
 
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the table ``scaling``: strong and weak scaling of each strategy, from one rank (the single device) to all."""
-    points = []
+    made = []
     for kind in ("strong", "weak"):
         own = [row for row in rows if row["scaling"] == kind and "step_s" in row]
         for last in (row for row in rows if not row["scaling"] and "step_s" in row and row["world"] > 1):
-            same = [
-                row for row in own if row["model"] == last["model"] and row["strategy"] in ("single", last["strategy"])
-            ]
-            same = [row for row in same if row["strategy"] == "single" or row["schedule"] == last["schedule"]]
+            alike = {("single", ""), (last["strategy"], last["schedule"])}
+            same = [row for row in own if row["model"] == last["model"] and (row["strategy"], row["schedule"]) in alike]
             if not any(row["strategy"] == "single" for row in same):
                 continue
+            of_curve = {"key": last["key"], "strategy": last["strategy"], "schedule": last["schedule"], "kind": kind}
             for row in sorted([*same, last], key=lambda item: item["world"]):
-                high, low = row["step_ci_high"], row["step_ci_low"]
-                points.append(
-                    {
-                        "key": last["key"], "model": row["model"], "strategy": last["strategy"], "schedule": last["schedule"],
-                        "kind": kind, "world": row["world"], "batch_size": row["batch_size"],
-                        "samples_per_s": row["samples_per_s"],
-                        "samples_per_s_low": row["batch_size"] / high if high else None,
-                        "samples_per_s_high": row["batch_size"] / low if low else None,
-                        "step_s": row["step_s"], "predicted_step_s": row.get("predicted_step_s"),
-                    }
-                )  # fmt: skip
-    return points
+                low, high = (
+                    row["batch_size"] / row[end] if row[end] else None for end in ("step_ci_high", "step_ci_low")
+                )
+                ends = {"samples_per_s_low": low, "samples_per_s_high": high}
+                made.append(of_curve | ends | {name: row.get(name) for name in _KEPT})
+    return made
 
 
-def points(rows: Sequence[Row]) -> list[Point]:
-    """Return the points of the table ``scaling``; a curve without a single device has none."""
+def points(rows: Sequence[Row]) -> list[Any]:
+    """Return the points of the table ``scaling``, its columns as attributes; a curve without a single device has none.
+
+    With them ``efficiency``, its interval ``low`` to ``high``, what the model ``predicted``, and ``error``: measured over predicted
+    step less one, above zero where the machine is slower than the model.
+    """
     result = []
     for row in rows:
         same = [item for item in rows if item["key"] == row["key"] and item["kind"] == row["kind"]]
         base = next((item for item in same if item["world"] == 1), None)
         if base is None or not base.get("samples_per_s"):
             continue
-        n, x1, xn = int(row["world"]), float(base["samples_per_s"]), float(row["samples_per_s"])
-        low, high = (float(row.get(f"samples_per_s_{end}") or xn) for end in ("low", "high"))
-        low1, high1 = (float(base.get(f"samples_per_s_{end}") or x1) for end in ("low", "high"))
-        step = row.get("predicted_step_s")
-        result.append(
-            Point(
-                row["key"],
-                row["model"],
-                row["strategy"],
-                row["kind"],
-                n,
-                xn,
-                xn / (n * x1),
-                1.0 if n == 1 else low / (n * high1),
-                1.0 if n == 1 else high / (n * low1),
-                float(row["step_s"]),
-                float(step) if step and n > 1 else None,
-                row["batch_size"] / step / (n * x1) if step and n > 1 else None,
-            )
-        )
+        n, x1, xn = row["world"], base["samples_per_s"], row["samples_per_s"]
+        low, high = (row.get(f"samples_per_s_{end}") or xn for end in ("low", "high"))
+        low1, high1 = (base.get(f"samples_per_s_{end}") or x1 for end in ("low", "high"))
+        step = row.get("predicted_step_s") if n > 1 else None
+        found = {
+            "efficiency": xn / (n * x1), "low": low / (n * high1) if n > 1 else 1.0, "high": high / (n * low1) if n > 1 else 1.0,
+            "predicted": row["batch_size"] / step / (n * x1) if step else None, "error": row["step_s"] / step - 1 if step else None,
+        }  # fmt: skip
+        result.append(SimpleNamespace(**{**row, **found}))
     return result
 
 

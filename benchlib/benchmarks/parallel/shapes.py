@@ -48,32 +48,29 @@ class Shape:
         """Parameters of one norm."""
         return self.hidden * (2 if self.norm == "layer" else 1)
 
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of one layer: attention, feed-forward part, two norms."""
+    def layer_parameters(self, tensor: int = 1) -> int:
+        """Parameters of one layer on one of ``tensor`` ranks: they cut matrices and the biases of columns, the rest is whole."""
         h, f = self.hidden, self.ffn
-        attention_biases = 2 * h + 2 * self.kv_width
-        ffn_biases = (self.ffn_matrices - 1) * f + h
-        biases = attention_biases + ffn_biases if self.biases else 0
-        return self.attention_matrices + self.ffn_matrices * h * f + biases + 2 * self.norm_parameters
+        cut, whole = self.attention_matrices + self.ffn_matrices * h * f, 2 * self.norm_parameters
+        if self.biases:
+            cut, whole = cut + h + 2 * self.kv_width + (self.ffn_matrices - 1) * f, whole + 2 * h
+        return cut // tensor + whole
 
-    @property
-    def embedding_parameters(self) -> int:
+    def embedding_parameters(self, tensor: int = 1) -> int:
         """Parameters in front of the layers; an encoder has two segments and a norm there."""
-        rows = self.vocabulary + (self.positions if self.learned_positions else 0)
+        rows = self.vocabulary // tensor + (self.positions if self.learned_positions else 0)
         return self.hidden * rows + (2 * self.hidden + self.norm_parameters if self.kind == "encoder" else 0)
 
-    @property
-    def head_parameters(self) -> int:
+    def head_parameters(self, tensor: int = 1) -> int:
         """Parameters behind the layers: a norm and the vocabulary's matrix, of an encoder two outputs for a span."""
         if self.kind == "encoder":
             return 2 * self.hidden + 2
-        return self.norm_parameters + (0 if self.tied else self.hidden * self.vocabulary)
+        return self.norm_parameters + (0 if self.tied else self.hidden * self.vocabulary // tensor)
 
     @property
     def parameters(self) -> int:
         """All parameters, a tied matrix once."""
-        return self.embedding_parameters + self.layers * self.layer_parameters + self.head_parameters
+        return self.embedding_parameters() + self.layers * self.layer_parameters() + self.head_parameters()
 
     @property
     def outputs(self) -> int:

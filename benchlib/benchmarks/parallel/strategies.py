@@ -31,7 +31,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from benchlib.benchmarks.parallel.shapes import STAGES_PER_RANK, STRATEGIES, Layout
+from benchlib.benchmarks.parallel.config import ParallelConfig
+from benchlib.benchmarks.parallel.shapes import STAGES_PER_RANK, STRATEGIES, Layout, Shape
 from benchlib.core.errors import BackendUnavailable
 from benchlib.runtime import devices
 from benchlib.runtime.exchange import use_direct
@@ -65,6 +66,14 @@ class Job:
     learning_rate: float = 1e-3
     shard: int = 2
     repeats: int = 0
+
+    @classmethod
+    def of(cls, config: ParallelConfig, form: Shape, batch: int, device: torch.device, repeats: int = 0) -> "Job":
+        """Return what a config asks for."""
+        return cls(
+            form, config.length(form), batch, config.micro_batches, device, config.seed, torch.float32, config.precision, config.dropout,
+            config.checkpointing, config.compile, config.learning_rate, config.shard or 2, repeats,
+        )  # fmt: skip
 
     def model(self) -> Stack:
         """Return the whole model, the same on every rank."""
@@ -265,9 +274,8 @@ def _copies(parts: list[Stack], how: str, layout: Layout, here: DeviceMesh | Non
     # Of a model whose head is tensor-parallel; the loss writes nothing in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
     if how == "replicate":
-        from torch.distributed._composable.replicate_with_fsdp import (
-            replicate,
-        )  # DDP's reducer breaks within a pipeline
+        # DDP's reducer breaks within a pipeline.
+        from torch.distributed._composable.replicate_with_fsdp import replicate
 
         for part in parts:
             replicate(part, mesh=here[axis])
@@ -384,9 +392,8 @@ def timeline(way: Way, rows: list[dict[str, Any]]) -> Iterator[None]:
             result = inner(number, *args, **named)
             devices.synchronize(stage.device)
             kind = "input" if phase == "backward" and named.get("full_backward") is False else phase
-            rows.append(
-                {"stage": stage.stage_index, "micro_batch": number, "phase": kind, "start_s": began, "end_s": time.perf_counter()}
-            )  # fmt: skip
+            row = {"stage": stage.stage_index, "micro_batch": number, "phase": kind}
+            rows.append(row | {"start_s": began, "end_s": time.perf_counter()})
             return result
 
         return call

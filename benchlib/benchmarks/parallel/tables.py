@@ -41,24 +41,16 @@ def summary(run: Any) -> list[Row]:
         best = max(row["samples_per_s"] for row in own)
         best_each = max(row["samples_per_s"] / row["world"] for row in own)
         for row in own:
-            peaks = row.get("peak_bytes") or []
-            held = sum(peaks)
-            rows.append(
-                {
-                    "configuration": _configuration(dict(row)),
-                    "model": row["model"],
-                    "strategy": f"{row['strategy']} {row.get('schedule') or ''}".strip(),
-                    "hardware": f"{row['world']} x {device}",
-                    "samples/s": row["samples_per_s"],
-                    "tokens/s": row["tokens_per_s"],
-                    "forward ms": 1e3 * row["forward_s"] if row.get("forward_s") is not None else None,
-                    "backward ms": 1e3 * row["backward_s"],
-                    "memory GB": held / GB if held else None,
-                    "memory efficiency": STATE_BYTES * row["parameters"] / held if held else None,
-                    "performance score": 100 * row["samples_per_s"] / best,
-                    "efficiency score": 100 * row["samples_per_s"] / row["world"] / best_each,
-                }
-            )
+            held, forward = sum(row.get("peak_bytes") or []), row.get("forward_s")
+            rows.append({
+                "configuration": _configuration(dict(row)), "model": row["model"], "strategy": bottleneck.name(row),
+                "hardware": f"{row['world']} x {device}", "samples/s": row["samples_per_s"], "tokens/s": row["tokens_per_s"],
+                "forward ms": None if forward is None else 1e3 * forward, "backward ms": 1e3 * row["backward_s"],
+                "memory GB": held / GB if held else None,
+                "memory efficiency": STATE_BYTES * row["parameters"] / held if held else None,
+                "performance score": 100 * row["samples_per_s"] / best,
+                "efficiency score": 100 * row["samples_per_s"] / row["world"] / best_each,
+            })  # fmt: skip
     return rows
 
 
@@ -73,11 +65,7 @@ def not_run(run: Any) -> list[Row]:
     """Return the strategies that did not run, with the reasons."""
     rows = run.result.tables.get("strategies", []) if run.result else []
     return [
-        {
-            "model": row["model"],
-            "strategy": f"{row['strategy']} {row.get('schedule') or ''}".strip(),
-            "why": row["reason"],
-        }
+        {"model": row["model"], "strategy": bottleneck.name(row), "why": row["reason"]}
         for row in rows
         if row.get("status") != "ok"
     ]
@@ -91,35 +79,27 @@ def steps(run: Any) -> list[Row]:
     rows = []
     for row in bottleneck.main_rows(run):
         parts = bottleneck.waterfall(row, bottleneck.kernels_of(run, row["key"]))
-        worst = bottleneck.bottleneck(parts)
+        worst, predicted = bottleneck.bottleneck(parts), row.get("predicted_step_s")
         rows.append(
-            {"strategy": row["key"], "step (ms)": 1e3 * row["step_s"], "predicted": _ms(row.get("predicted_step_s"))}
+            {"strategy": row["key"], "step (ms)": 1e3 * row["step_s"], "predicted": predicted and 1e3 * predicted}
             | {name: 1e3 * value for name, value in parts.items()}
             | {"bottleneck": worst.part, "faster without": worst.bound}
         )
     return rows
 
 
-def _ms(value: float | None) -> float | None:
-    return None if value is None else 1e3 * value
-
-
 def memories(run: Any) -> list[Row]:
     """Return the measured memory of the fullest rank beside the model of it, in GB, with the share explained."""
     rows = []
     for row in bottleneck.main_rows(run):
-        model, peaks = modelled(run, row), row.get("peak_bytes") or []
+        model, measured = modelled(run, row), max(row.get("peak_bytes") or [], default=0.0)
         if model is None:
             continue
-        measured = max(peaks, default=0.0)
+        explained = {"measured": measured / GB, "explained": model.total / measured} if measured else {}
         rows.append(
             {"strategy": row["key"]}
-            | {("parameters (GB)" if name == "parameters" else name): value / GB for name, value in model.parts.items()}
-            | {
-                "estimate": model.total / GB,
-                "measured": measured / GB if measured else None,
-                "explained": model.total / measured if measured else None,
-            }
+            | {("parameters (GB)" if name == "parameters" else name): value / GB for name, value in vars(model).items()}
+            | {"estimate": model.total / GB, "measured": None, "explained": None, **explained}
         )
     return rows
 
@@ -169,9 +149,8 @@ def bubbles(run: Any) -> list[Row]:
         if row.get("schedule") and row.get("bubble_share") is not None:
             work = of_row(row, shapes(run)[row["model"]])
             ideal = bubble_share(work.layout, work.micro_batches, work.schedule)
-            rows.append(
-                {"strategy": row["key"], "measured bubble": row["bubble_share"], "model of equal stages": ideal}
-            )
+            bubble = {"measured bubble": row["bubble_share"], "model of equal stages": ideal}
+            rows.append({"strategy": row["key"], **bubble})
     return rows
 
 
@@ -193,32 +172,18 @@ def of_suite(run: Any) -> list[Row]:
     rows = []
     for model, own in bottleneck.models(bottleneck.main_rows(run)).items():
         best = max(own, key=lambda row: float(row["samples_per_s"]))
-        rates = [row["samples_per_s"] for row in own]
-        rows.append(
-            {
-                "model": model,
-                "parameters": best["parameters"],
-                "strategies": len(own),
-                "best": best["key"],
-                "samples/s": best["samples_per_s"],
-                "tokens/s": best["tokens_per_s"],
-                "MFU": best.get("mfu"),
-                "over the median strategy": best["samples_per_s"] / statistics.median(rates),
-            }
-        )
+        median = statistics.median(row["samples_per_s"] for row in own)
+        rows.append({
+            "model": model, "parameters": best["parameters"], "strategies": len(own), "best": best["key"], "samples/s": best["samples_per_s"],
+            "tokens/s": best["tokens_per_s"], "MFU": best.get("mfu"), "over the median strategy": best["samples_per_s"] / median,
+        })  # fmt: skip
     return rows if len(rows) > 1 else []
 
 
 ALL: dict[str, Callable[[Any], list[Row]]] = {
-    "Summary": summary,
-    "Suite": of_suite,
-    "Not run": not_run,
-    "Where a step goes": steps,
-    "Memory of the fullest rank": memories,
-    "Communication by kind": exchanges,
-    "Bubble": bubbles,
-    "Scaling": curves,
-}
+    "Summary": summary, "Suite": of_suite, "Not run": not_run, "Where a step goes": steps, "Memory of the fullest rank": memories,
+    "Communication by kind": exchanges, "Bubble": bubbles, "Scaling": curves,
+}  # fmt: skip
 
 
 def tables(run: Any) -> dict[str, list[Row]]:

@@ -27,14 +27,8 @@ _KERNELS = (  # of accelerators, by name
     ("optimizer", re.compile("adam|multi_tensor", re.I)),
 )
 _MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::dot")
-_COPIES = (
-    "aten::copy_",
-    "aten::cat",
-    "aten::clone",
-    "aten::_to_copy",
-    "aten::split_with_sizes_copy",
-    "aten::fill_",
-    "aten::zero_",
+_COPIES = tuple(
+    f"aten::{name}" for name in ("copy_", "cat", "clone", "_to_copy", "split_with_sizes_copy", "fill_", "zero_")
 )
 _VIEWS = re.compile(
     r"aten::(view|as_strided|empty|detach|t$|transpose|expand|reshape|permute|slice|select|unsqueeze|resolve|_unsafe_view|resize|chunk|split)"
@@ -65,7 +59,7 @@ def read(profiler: Any, device: torch.device, steps: int, precision: str, update
     """Return what a profiler saw, by step; AdamW updates ``updated`` parameters of this rank."""
     events = list(profiler.events())
     host = [event for event in events if event.device_type == DeviceType.CPU]
-    kernels = [event for event in events if event.device_type not in (DeviceType.CPU,)]
+    kernels = [event for event in events if event.device_type != DeviceType.CPU]
     rows: dict[str, dict[str, Any]] = {
         name: {"class": name, "time_s": 0.0, "flops": 0.0, "bytes": 0.0, "calls": 0.0} for name in CLASSES
     }
@@ -108,8 +102,7 @@ def read(profiler: Any, device: torch.device, steps: int, precision: str, update
         )  # fmt: skip
     rows["communication"] |= {
         "time_s": trace.busy_s,
-        "bytes": sum(row["bytes"] for row in trace.communication),
-        "calls": sum(row["calls"] for row in trace.communication),
+        **{name: sum(row[name] for row in trace.communication) for name in ("bytes", "calls")},
     }
     return trace
 
@@ -124,15 +117,8 @@ def _span(event: Any) -> Span:
 
 
 def _kind(kernel: str) -> str:
-    for name, pattern in (
-        ("all_reduce", "AllReduce"),
-        ("all_gather", "AllGather"),
-        ("reduce_scatter", "ReduceScatter"),
-        ("send_recv", "SendRecv"),
-    ):
-        if pattern in kernel:
-            return name
-    return "other"
+    names = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
+    return next((name for name in names if name.replace("_", "") in kernel.lower()), "other")
 
 
 def _pure(event: Any) -> bool:
@@ -156,14 +142,8 @@ def _class(event: Any, updates: Iterable[Span]) -> str:
 def _work(event: Any, kind: str, precision: str) -> tuple[float, float]:
     """Return FLOPs and bytes of an operation by its shapes; (0, 0) of those that pass the work on to others."""
     shapes = [shape for shape in event.input_shapes or [] if shape and all(isinstance(size, int) for size in shape)]
-    if (
-        not shapes
-        or kind == "other"
-        or (
-            kind != "matmul"
-            and any(child.name.startswith("aten::") and not _VIEWS.match(child.name) for child in event.cpu_children)
-        )
-    ):
+    within = [child.name for child in event.cpu_children if child.name.startswith("aten::")]
+    if not shapes or kind == "other" or (kind != "matmul" and any(not _VIEWS.match(name) for name in within)):
         return 0.0, 0.0
     sizes = [math.prod(shape) for shape in shapes]
     width = 2 if precision == "bf16" and kind in ("matmul", "attention") else 4
@@ -172,9 +152,7 @@ def _work(event: Any, kind: str, precision: str) -> tuple[float, float]:
         output = math.prod(left[:-1]) * right[-1]
         return 2.0 * output * left[-1], width * (math.prod(left) + math.prod(right) + output)
     if kind == "attention" and len(shapes) > 1 and len(shapes[0]) == 4:
-        backward = "backward" in event.name
         batch, heads, rows, depth = shapes[0]
-        return (10.0 if backward else 4.0) * batch * heads * rows * shapes[1][2] * depth, width * (
-            sum(sizes) + sizes[0]
-        )
+        flops = (10.0 if "backward" in event.name else 4.0) * batch * heads * rows * shapes[1][2] * depth
+        return flops, width * (sum(sizes) + sizes[0])
     return float(max(sizes)), width * (sum(sizes) + max(sizes))

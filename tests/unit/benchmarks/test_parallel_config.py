@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
-from benchlib.benchmarks.parallel import largest_batch, scaling
+from benchlib.benchmarks.parallel import largest_batch, measure, run, scaling
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.judge import _losses, _proved
 from benchlib.benchmarks.parallel.measure import fitted
 from benchlib.benchmarks.parallel.metrics import complete
-from benchlib.benchmarks.parallel.shapes import MODELS
+from benchlib.benchmarks.parallel.shapes import MODELS, Layout
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
 from benchlib.runtime import largest
@@ -108,7 +108,7 @@ def test_a_trial_takes_steps_and_says_what_they_held(monkeypatch: pytest.MonkeyP
     assert row["fits"] and row["peak_gb"] > 0 and row["samples_per_s"] > 0
     assert not largest_batch.one_trial(config, 2, 1 << 20)["fits"]  # the process alone holds more
     found = largest.search(lambda batch: row | {"batch": batch, "fits": batch <= 11}, 64)
-    assert [one["batch_size"] for one in largest_batch.rows(found) if one["fits"]][-1] == found.batch == 11
+    assert [one["batch"] for one in found.tried if one["fits"]][-1] == found.batch == 11
 
 
 def test_links_are_fitted_to_a_line() -> None:
@@ -149,3 +149,13 @@ def test_a_strategy_without_proof_or_with_other_losses_fails() -> None:
     for name in ("loss_error", "gradient_error"):
         del rows[1][name]
     assert _proved(config, rows, "x", limits, "?").status == "FAIL"
+
+
+def test_what_a_rank_cannot_hold_is_not_run_and_says_so() -> None:
+    config = ParallelConfig(nproc=2)
+    plan = measure.Plan(config.shapes[0], "single", "", Layout(), 8)
+    assert run._too_large(config, plan, 1e12) == ""
+    tables: dict[str, Any] = {"strategies": []}
+    row = run._one(config, plan, run._too_large(config, plan, 1e6), None, None, tables, {})  # type: ignore[arg-type]
+    assert row["status"] == "skipped" and "GB of memory and may use 0.001 GB" in row["reason"]
+    assert tables == {"strategies": [row]}
