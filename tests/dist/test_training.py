@@ -86,11 +86,11 @@ def test_the_same_seed_gives_the_same_bits(found: dict[str, Any]) -> None:
     assert found["first"]["losses"] != found["plain"]["losses"][: len(found["first"]["losses"])]  # dropout was on
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(found: dict[str, Any]) -> None:
-    assert found["resumed"]["resumed"] == 4
-    assert found["resumed"]["losses"] == found["first"]["losses"]
-    assert found["resumed"]["weights"] == found["first"]["weights"]
-    assert found["resumed"]["samples"] == found["first"]["samples"]
+@pytest.mark.parametrize(("name", "whole", "step"), [("resumed", "first", 4), ("compiled resumed", "compiled", 2)])
+def test_an_interrupted_run_ends_with_the_same_bits(found: dict[str, Any], name: str, whole: str, step: int) -> None:
+    assert found[name]["resumed"] == step
+    for same in ("losses", "weights", "samples"):
+        assert found[name][same] == found[whole][same], same
 
 
 def test_ranks_are_compared_at_every_epoch(found: dict[str, Any]) -> None:
@@ -115,10 +115,9 @@ def test_xla_trains_all_ranks_alike_and_tells_only_what_it_can(found: dict[str, 
 def test_events_tell_of_every_step(two_ranks: Path, found: dict[str, Any]) -> None:
     steps = read_events(two_ranks, {"step"})
     losses = [event["loss"] for event in steps if event["source"] == "rank0"]
-    # "resumed" tells of its own two steps; the training whose gradients were looked at comes last.
-    told = [loss for name in ("plain", "accumulated", "compiled", "first", "second") for loss in found[name]["losses"]] + found[
-        "resumed"
-    ]["losses"][4:]
+    # Who resumes tells of its own steps; the training whose gradients were looked at comes last.
+    names = ("plain", "accumulated", "compiled", "first", "second", "resumed", "compiled resumed")
+    told = [loss for name in names for loss in found[name]["losses"][found[name]["resumed"] :]]
     assert losses[:-1] == told
     assert all(event["lr"] > 0 for event in steps)
 

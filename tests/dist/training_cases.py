@@ -129,13 +129,16 @@ def _cases(config: SquadConfig, run_dir: Path, events: EventWriter, here: World)
 
     case("plain", **without_dropout())
     case("accumulated", **without_dropout(batch_size=4, accumulation=2))
-    case("compiled", engine="compiled", **without_dropout(batch_size=4, accumulation=2))
+    case("compiled", engine="compiled", checkpoint_every=2, **without_dropout(batch_size=4, accumulation=2))
     case("first", epochs=2, checkpoint_every=2)
     case("second", epochs=2)
     if here.main:  # as if the run had been killed behind step 4 of 6
         shutil.rmtree(run_dir / "first" / "checkpoints" / "step-00000006")
+        shutil.rmtree(run_dir / "compiled" / "checkpoints" / "step-00000003")
     torch.distributed.barrier()
     case("resumed", epochs=2, checkpoint_every=0, resume=str(run_dir / "first"))
+    resume = {"checkpoint_every": -1, "resume": str(run_dir / "compiled")}
+    case("compiled resumed", engine="compiled", **without_dropout(batch_size=4, accumulation=2, **resume))
 
     gradients = gradients_of(
         task_of(config_of(config.model, 2, train_questions=16, max_steps=1, **without_dropout()), here, run_dir, events)

@@ -19,7 +19,7 @@ from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.judge import ANSWERS, PREDICTIONS
 from benchlib.benchmarks.squad.steps import Task, Trained, load_data, load_model
 from benchlib.config.schema import EMBEDDED_MODEL, BaseConfig
-from benchlib.core import files
+from benchlib.core import files, mlir
 from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.events import EventWriter, Moment, read_events, restarts
 from benchlib.core.files import sha256, write_json
@@ -61,6 +61,8 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
     if not isinstance(config, SquadConfig):
         raise UserError(f"benchmark = {config.benchmark}: this is the squad benchmark")
     events.emit("phase", name="init")
+    if config.engine == "compiled":
+        mlir.jax()  # BackendUnavailable says what to install before any work is done
     with world(config, run_dir) as here:
         _run(config, run_dir, events, here)
 

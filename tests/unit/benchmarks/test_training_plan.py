@@ -1,16 +1,19 @@
 """The number of steps, the learning rate, the FLOPs and the metrics that come from step tables."""
 
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchlib.benchmarks.squad import metrics
+from benchlib.benchmarks.squad import metrics, run
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.benchmarks.squad.steps import Trained, learning_rate, make_plan
 from benchlib.core.definitions import encoder_train_flops
-from benchlib.core.events import Moment
+from benchlib.core.errors import BackendUnavailable
+from benchlib.core.events import EventWriter, Moment
 from benchlib.runtime.step_metrics import device_rows, sensor_metrics
 from benchlib.runtime.steps import COLUMNS
 from benchlib.runtime.timing import union
@@ -57,6 +60,13 @@ def test_xla_refuses_what_it_would_not_do(fields: dict[str, Any], words: str) ->
     with pytest.raises(ValueError, match=words):
         SquadConfig(engine="compiled", **fields)
     SquadConfig(**fields)
+
+
+def test_xla_without_jax_says_what_to_install_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "jax", None)
+    monkeypatch.setattr(run, "load_data", lambda _: pytest.fail("data were read"))
+    with pytest.raises(BackendUnavailable, match=r"pip install 'benchlib\[xla\]'"):
+        run.run(SquadConfig(engine="compiled"), tmp_path, EventWriter(tmp_path, "rank0"))
 
 
 def test_flops_of_bert_base_are_the_published_ones() -> None:
