@@ -143,6 +143,11 @@ def _wrong(kind):
         "aten.mm.default": lambda w, node, x, y: w.dot(x, y, ((), ()), ((0,), (0,))) if x.shape == y.shape else right(w, node, x, y),
         "aten.slice.Tensor": lambda w, node, x, dim=0, start=0, end=None, step=1: right(w, node, x, dim, max(0, (start or 0) - 1), None if end is None or end > 99 else end - 1, step),
         "aten.clamp.default": lambda w, node, x, low=None, high=None: right(w, node, x, low, None),
+        "aten.where.self": lambda w, node, condition, x, y: right(w, node, condition, y, x),
+        "aten.arange.start_step": lambda w, node, start, end, step=1, **more: right(w, node, 0, end, step, **more),
+        "aten.permute.default": lambda w, node, x, dims: x,
+        "aten.mean.dim": lambda w, node, x, dims, *more: lowerings.LOWERINGS["aten.sum.dim_IntList"](w, node, x, dims),
+        "aten.amax.default": lambda w, node, x, dims, *more: w.reshape(w.reduce("minimum", x, dims, np.inf), lowerings.out(node)[0]),
     }  # fmt: skip
     return bugs[kind]
 
@@ -150,7 +155,8 @@ def _wrong(kind):
 @pytest.mark.parametrize(
     "kind",
     ["aten.sub.Tensor", "aten.lt.Tensor", "aten._softmax.default", "aten.native_layer_norm.default", "aten.gelu.default",
-     "aten.gather.default", "aten.index_put.default", "aten.mm.default", "aten.slice.Tensor", "aten.clamp.default"],
+     "aten.gather.default", "aten.index_put.default", "aten.mm.default", "aten.slice.Tensor", "aten.clamp.default",
+     "aten.where.self", "aten.arange.start_step", "aten.permute.default", "aten.mean.dim", "aten.amax.default"],
 )  # fmt: skip
 def test_a_planted_bug_is_caught(monkeypatch, kind, exported_each):
     program, given = exported_each
