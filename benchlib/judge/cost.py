@@ -18,7 +18,6 @@ A device is what is paid for: of accelerators one for each rank, of a CPU backen
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -122,24 +121,21 @@ class Worth(_Model):
         return next((row for row in self.rows if row.name == name), None)
 
 
-@dataclass(frozen=True)
 class Ranking:
-    """What machines, by index, take; from the least on; and how many times that of the first each further one takes."""
+    """What machines, by index, take; from the least on; and how many times that of the first each further one takes.
 
-    amounts: Mapping[int, Estimate]
-    order: list[int]
-    ratios: list[Estimate]
-    busy: list[str]  # those that were loaded, in words: nothing that rests on them is certain
+    ``ratio`` says how many times what the second takes the first takes. ``loads`` say how busy each was: nothing that rests on a
+    busy machine is certain, unless its runs show their spread.
+    """
 
-    @classmethod
-    def of(
-        cls, amounts: Mapping[int, Estimate], ratio: Callable[[int, int], Estimate], loads: Sequence[str]
-    ) -> "Ranking":
-        """Rank machines by their amounts. ``ratio`` says how many times what the second takes the first takes, ``loads`` how
-        busy each was."""
-        order = sorted(amounts, key=lambda index: amounts[index].value)
-        ratios = [ratio(index, order[0]) for index in order[1:]]
-        return cls(amounts, order, ratios, [loads[index] for index in order if loads[index]])
+    def __init__(self, amounts: Mapping[int, Estimate], ratio: Callable[[int, int], Estimate], loads: Sequence[str]):
+        self.amounts, self.order = amounts, sorted(amounts, key=lambda index: amounts[index].value)
+        self.ratios = [ratio(index, self.order[0]) for index in self.order[1:]]
+        pairs = zip(self.order[1:], self.ratios, strict=True)
+        self.open = [index for index, ratio in pairs if ratio.basis == "none" or ratio.low <= 1]  # may be as good
+        unseen = any(ratio.basis != "runs" for ratio in self.ratios)
+        self.busy = [loads[index] for index in self.order if loads[index] and unseen]
+        self.certain = not self.open and not self.busy
 
     @classmethod
     def per_item(cls, rates: Mapping[int, Runs], factors: Sequence[float], loads: Sequence[str]) -> "Ranking":
@@ -151,24 +147,12 @@ class Ranking:
                 return Estimate(factor, factor, factor, "runs")
             return _ratio(rates[index], rates[other]).under(factor)
 
-        return cls.of({index: estimate(runs).under(factors[index]) for index, runs in rates.items()}, ratio, loads)
-
-    @property
-    def open(self) -> list[int]:
-        """The machines that may be as good as the first."""
-        pairs = zip(self.order[1:], self.ratios, strict=True)
-        return [index for index, ratio in pairs if ratio.basis == "none" or ratio.low <= 1]
-
-    @property
-    def certain(self) -> bool:
-        """Whether every other one is surely worse than the first."""
-        slowed = self.busy and any(ratio.basis != "runs" for ratio in self.ratios)
-        return not self.open and not slowed
+        return cls({index: estimate(runs).under(factors[index]) for index, runs in rates.items()}, ratio, loads)
 
     def sentence(self, labels: Sequence[str]) -> str:
         """Say how sure the first place is; '' where there is no second."""
         bases = {ratio.basis for ratio in self.ratios}
-        if not self.open and not self.certain:
+        if self.busy and not self.open:
             return f"The order holds for these runs, but is not certain: {text.listing(self.busy)} began on a busy machine."
         if not self.open:
             return f"The order is certain{' as far as single runs show' * ('samples' in bases)}." if bases else ""
@@ -201,10 +185,11 @@ def _ratio(runs: Runs, other: Runs) -> Estimate:
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return the indices of the points that no other point is better than in one coordinate and no worse than in the other."""
 
-    def beaten(x: float, y: float) -> bool:
-        return any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
-
-    return [index for index, point in enumerate(points) if not beaten(*point)]
+    return [
+        index
+        for index, (x, y) in enumerate(points)
+        if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
+    ]
 
 
 class _Comparison:
@@ -259,7 +244,7 @@ class _Comparison:
             a, b = joules[index], joules[other]
             return Estimate(a.value / b.value, a.low / b.high, a.high / b.low, "none" if b.basis == "none" else a.basis)
 
-        used = Ranking.of(joules, ratio, self.loads)
+        used = Ranking(joules, ratio, self.loads)
         yield used.row("wh_per_million", f"Energy per million {items}", "Wh", 1e6 / HOUR_S, reasons)
         own = [Value(value=price, reason="the cheapest") for price in self.prices]
         even = [Value.of(self.even[index]) if index in self.even else value for index, value in enumerate(own)]
@@ -274,16 +259,18 @@ class _Comparison:
 
     def offers(self) -> list[Offer]:
         """Return the machines with time and cost of the amount."""
-        pairs = [(self.time.amounts[index], self.cost.amounts[index]) for index in range(len(self.machines))]
+        places = range(len(self.machines))
+        pairs = [
+            (self.time.amounts[index].times(self.size), self.cost.amounts[index].times(self.size)) for index in places
+        ]
         on_front = front([(time.value, cost.value) for time, cost in pairs])
         return [
             Offer(
-                label=machine.label, runs=[run.run for run in machine.runs.runs], hardware=machine.hardware,
-                devices=machine.devices, device=machine.device, price_from=machine.price.origin,
-                usd_per_device_hour=machine.price.usd_per_device_hour,
-                seconds=Value.of(time.times(self.size)), usd=Value.of(cost.times(self.size)), front=index in on_front,
+                label=machine.label, runs=[run.run for run in machine.runs.runs], hardware=machine.hardware, devices=machine.devices,
+                device=machine.device, usd_per_device_hour=self.prices[index], price_from=machine.price.origin,
+                seconds=Value.of(pairs[index][0]), usd=Value.of(pairs[index][1]), front=index in on_front,
             )
-            for index, (machine, (time, cost)) in enumerate(zip(self.machines, pairs, strict=True))
+            for index, machine in enumerate(self.machines)
         ]  # fmt: skip
 
     def answers(self, deadline_s: float | None) -> Iterator[Answer]:
