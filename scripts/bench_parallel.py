@@ -30,6 +30,7 @@ from benchlib.benchmarks.parallel.shapes import Layout
 from benchlib.benchmarks.parallel.strategies import Job, Way, prepare
 from benchlib.core.events import EventWriter
 from benchlib.core.stats import median_interval
+from benchlib.runtime import devices
 from benchlib.runtime.group import World
 from benchlib.runtime.steps import agree
 from benchlib.workloads.transformer_stack import loss
@@ -122,6 +123,7 @@ def exchanges(here: World, options: Options) -> None:
 def rank(number: int, store: str, options: Options) -> None:
     """Do all of it on one of two ranks."""
     torch.set_num_threads(1)
+    devices.keep_freed_memory()  # as in a run
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=2)
     here = World(number, 2, number, 2, torch.device("cpu"), "gloo")
     exchanges(here, options)
