@@ -61,7 +61,7 @@ class Conditions(_Strict):
     epochs: float | None = Field(None, gt=0)
     batch: int | None = Field(None, gt=0)
     learning_rate: float | None = Field(None, gt=0)
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
+    precision: Literal["fp32", "tf32", "bf16", "fp16", "fp8"] | None = None
     device: str | None = None
     devices: int | None = Field(None, gt=0)
     nodes: int | None = Field(None, gt=0)

@@ -245,6 +245,9 @@ def below_peak(
     reason = f"{quantity(flops_per_s, FLOP)} {how}are {flops_per_s / peak:.1%} of {source} of {quantity(peak, FLOP)}"
     most = peak * PEAK_SLACK
     wrong, limit = "no device exceeds its peak", f"<= {quantity(most, FLOP)}"
+    tensor_cores = _known_peak(device, "tf32", ranks) if precision == "fp32" else None
+    if tensor_cores and flops_per_s <= tensor_cores[0] * PEAK_SLACK:
+        wrong += " (if the products ran in TF32, the precision is tf32)"
     return finding(flops_per_s <= most, reason, wrong=wrong, value=flops_per_s, unit=FLOP, limit=limit)
 
 

@@ -233,7 +233,7 @@ def test_what_makers_state_is_known_for_known_devices_only():
         vendor_peak(name) for name in ("NVIDIA H100 80GB HBM3", "Tesla V100-SXM2-16GB", "Imaginary 3000")
     )
     assert (h100.dense_flops["bf16"], h100.dense_flops["tf32"], h100.link_gbytes_per_s) == (989e12, 494.5e12, 450)
-    assert (v100.dense_flops, v100.link_gbytes_per_s) == ({"fp16": 125e12}, 150)
+    assert (v100.dense_flops, v100.link_gbytes_per_s) == ({"fp16": 125e12, "fp32": 15.7e12}, 150)
     assert other is None
 
 
@@ -261,6 +261,10 @@ def values(**named):
         ("below the peak", "FAIL", {"compute": Compute(flops_per_s=500e12, peak_flops=624e12, peak_sparse=True, **A100)}),
         ("below the peak", "PASS", {"compute": Compute(flops_per_s=200e12, peak_flops=624e12, peak_sparse=True, **A100)}),
         ("below the peak", "FAIL", {"compute": Compute(flops_per_s=270e12, peak_flops=250e12, **A100)}),
+        # fp32 is not what the tensor cores do: 19.5 TFLOP/s.
+        ("below the peak", "FAIL", {"compute": Compute(flops_per_s=22e12, device="NVIDIA A100-SXM4-40GB", precision="fp32")}),
+        ("below the peak", "PASS", {"compute": Compute(flops_per_s=19e12, device="NVIDIA A100-SXM4-40GB", precision="fp32")}),
+        ("share of the peak", "FAIL", {"compute": Compute(mfu=1.3, device="NVIDIA H200", precision="fp8")}),
         ("operations of tokens", "PASS", {"compute": Compute(mfu=120 / 312, peak_flops=312e12, **TOKENS)}),
         ("operations of tokens", "PASS", {"compute": Compute(mfu=0.55, **A100, **TOKENS)}),  # attention
         ("operations of tokens", "FAIL", {"compute": Compute(mfu=0.9, **A100, **TOKENS)}),

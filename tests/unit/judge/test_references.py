@@ -13,7 +13,7 @@ from benchlib.core.definitions import encoder_train_flops
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.judge.published import Measured, comparable, conditions_text, device_name, placements, section, summary
-from benchlib.judge.references import PATH, parse, registry
+from benchlib.judge.references import PATH, parse, registry, vendor_peak
 from benchlib.results.metrics import derived
 from benchlib.results.run import Result, Run, save_result
 from benchlib.show import report
@@ -167,6 +167,26 @@ def test_specified_peaks_are_dense(name, data_sheet):
     own = [item for item in registry().figures if item.kind == "specified" and item.conditions.device in devices]
     dense = [item.in_kit_unit()[1] for item in own if item.conditions.precision == "bf16"]
     assert dense == [pytest.approx(data_sheet * 1e12, rel=0.01)]
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "flops_per_clock", "ghz"),
+    [
+        ("Tesla V100-SXM2-16GB", 5120, 2, 1.53), ("NVIDIA A10", 9216, 2, 1.695), ("NVIDIA A100-PCIE-40GB", 6912, 2, 1.41),
+        (H100, 16896, 2, 1.98), ("NVIDIA H100 PCIe", 14592, 2, 1.755), ("NVIDIA H200", 16896, 2, 1.98),
+        ("AMD Instinct MI300X", 304, 256, 2.1), ("AMD Instinct MI250X", 110, 256, 1.7),  # compute units and their matrix cores
+    ],
+)  # fmt: skip
+def test_the_fp32_peak_is_units_times_clock(name, units, flops_per_clock, ghz):
+    assert vendor_peak(name).dense_flops["fp32"] == pytest.approx(units * flops_per_clock * ghz * 1e9, rel=0.01)
+
+
+def test_tensor_cores_halve_with_the_bits():
+    own = [item for item in registry().figures if item.kind == "specified" and item.metric == "matmul_flops"]
+    rates = {(item.conditions.device, item.conditions.precision): item.value for item in own}
+    pairs = [(device, value, rates.get((device, wide))) for narrow, wide in (("fp8", "bf16"), ("bf16", "tf32"))
+             for (device, precision), value in rates.items() if precision == narrow]  # fmt: skip
+    assert all(value == pytest.approx(2 * half, rel=0.02) for _, value, half in pairs if half), pairs
 
 
 def test_the_reference_of_a_tier_is_cited_from_the_registry():
@@ -340,7 +360,7 @@ def test_a_machine_stands_beside_what_is_achieved_and_what_is_specified(tmp_path
     placed = placements(Run(folder))
     assert [(item.measured.label, ids(item)) for item in placed] == [
         ("matrix products in bf16", ["mamf-h100-sxm", "peak-h100-sxm"]),
-        ("matrix products in fp32", []),
+        ("matrix products in fp32", ["peak-h100-sxm-fp32"]),
         ("all-reduce", ["allreduce-8xh100-nvls", "allreduce-8xh100-ring"]),
     ]
     assert [row.compared for row in placed[0].rows] == ["0.881", "0.708"]  # 700 / 794.5 and / 989
