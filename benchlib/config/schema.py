@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks import BENCHMARKS, loadable
 from benchlib.config import cluster
 from benchlib.core.errors import UserError, nearest
 from benchlib.core.files import home, read_json, read_yaml, write_json
@@ -88,6 +88,8 @@ class BaseConfig(BaseModel):
     ONE_PROCESS: ClassVar[bool] = False
     # Fields that another one decides where that is set: both by hand contradict each other.
     EXCLUSIVE: ClassVar[dict[str, str]] = {}
+    # Metrics whose limit is an amount in their unit, as points of F1; that of all others is a share of the baseline.
+    AMOUNTS: ClassVar[tuple[str, ...]] = ()
     # Fields that a validator sets, by the field that decides: the origin of such a value names it.
     FOLLOWS: ClassVar[dict[str, str]] = {"launcher": "collective"}
 
@@ -131,6 +133,16 @@ class BaseConfig(BaseModel):
             texts = [item for item in value if isinstance(item, str)] if isinstance(value, (list, tuple)) else []
             if len(set(texts)) < len(texts):
                 raise ValueError(f"{name} = {','.join(map(str, value))}: name each once")
+        return self
+
+    @model_validator(mode="after")
+    def _limits_are_shares(self) -> "BaseConfig":
+        large = {name: value for name, value in self.limits.items() if value > 1}
+        # A tier gives its limits to all of its benchmarks: an amount may be that of another one.
+        amounts = [amount for item in loadable() for amount in item.config.AMOUNTS] if large else []
+        for name, value in large.items():
+            if not any(name == amount or name.startswith(f"{amount}_") for amount in amounts):
+                raise ValueError(f"limits.{name} = {value:g}: a share of the baseline from 0 to 1, as in 0.2 for 20 %")
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ class SquadConfig(BaseConfig):
     PATHS: ClassVar[dict[str, bool]] = {
         "train_file": True, "eval_file": True, "resume": True, "model": False, "balance": False,
     }  # fmt: skip
+    AMOUNTS: ClassVar[tuple[str, ...]] = ("f1",)
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "data": "train_file", "learning_rate": "model"}
 
     benchmark: Literal["squad"] = "squad"

@@ -1,10 +1,13 @@
 """Baselines: what may be accepted, what is comparable, what is told when it is not."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.commands import list
 from benchlib.config import schema
 from benchlib.config.schema import build, parse_overrides, save_config
@@ -454,6 +457,26 @@ def test_limits_are_set_by_metric_and_add_up_over_files_and_command_line(monkeyp
     for wrong in ("limits.f1=-1", "limits.f1=x", "limits=3"):
         with pytest.raises(UserError, match="limits"):
             schema.resolve("squad", "smoke", "cpu", parse_overrides([wrong]))
+
+
+def test_a_share_above_one_is_refused_before_anything_runs():
+    for benchmark, name in (("squad", "train_samples_per_s"), ("collectives", "allreduce"), ("inference", "f2")):
+        with pytest.raises(
+            UserError, match=f"limits.{name} = 7: a share of the baseline from 0 to 1, as in 0.2 for 20 %"
+        ):
+            schema.build(benchmark, {"benchmark": benchmark, "limits": {name: 7}})
+    schema.build(
+        "machine", {"benchmark": "machine", "limits": {"f1": 7, "rouge1_mininews": 1.5}}
+    )  # of others in its tier
+
+
+def test_limits_that_are_amounts_are_named_by_the_config():
+    pattern = re.compile(r'RegressionLimit\(metric=f?"(\w+)[^\n]*?amount=')
+    folder = Path(schema.__file__).parents[1] / "benchmarks"
+    limits = {
+        (path.parent.name, name) for path in folder.glob("*/judge.py") for name in pattern.findall(path.read_text())
+    }
+    assert limits == {(name, amount) for name in BENCHMARKS for amount in schema.config_class(name).AMOUNTS} != set()
 
 
 def test_stored_runs_of_the_same_kind_tell_the_spread_accepted_or_not(make_run, tmp_path):
