@@ -11,7 +11,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +96,7 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
             try:
                 done[number] = run_one(planned[number], store, earlier[number], last=number == due[-1])
             except StorageError as error:  # no place for the next run either
-                return max(_not_stored(error), write_index(store, quiet=True))
+                return max(_not_stored(error, "BROKEN"), write_index(store, quiet=True))
             if done[number].interrupted:
                 break
         if any(outcome.interrupted for outcome in done.values()):
@@ -168,7 +168,7 @@ def _finished(planned: Plan, run_dir: Path, began: float, last: bool, interrupts
     verdict = judging.final(Run(run_dir))
     try:
         with at_work("drawing the report"):
-            report = keep(run_dir, verdict, ahead.pictures())
+            report = keep(run_dir, verdict, ahead.pictures)
     except StorageError:
         summarise(run_dir, verdict, None)
         raise
@@ -225,12 +225,12 @@ def _execute(planned: Plan, run_dir: Path, ahead: "_Ahead", interrupts: Interrup
 
 def settled(run_dir: Path) -> None:
     """Wait until the supervisor has ended the ranks and written ``status.json``; write it where the supervisor is gone."""
-    from benchlib.launch.launch import end_stopped_supervisor, settle
+    from benchlib.launch.launch import continue_supervisor, settle
 
+    continue_supervisor(run_dir)
     end = time.monotonic() + SETTLE_S
     while time.monotonic() < end and not (run_dir / "status.json").exists() and run_folder.is_running(run_dir):
         time.sleep(0.1)
-    end_stopped_supervisor(run_dir)
     with contextlib.suppress(UserError):  # a damaged status.json: the verdict says so
         settle(run_dir)
 
@@ -299,12 +299,12 @@ class _Display(threading.Thread):
         self.join()
 
 
-def keep(run_dir: Path, verdict: Verdict, pictures: "Pictures | None" = None) -> Path:
-    """Write the verdict and the report of a run; return the report's path. Raises ``StorageError``."""
+def keep(run_dir: Path, verdict: Verdict, pictures: "Callable[[], Pictures | None]" = lambda: None) -> Path:
+    """Write the verdict, at once, and the report of a run with its ``pictures``; return its path. Raises ``StorageError``."""
     from benchlib.show import report
 
     save_verdict(run_dir, verdict)
-    return report.render(run_dir, pictures)
+    return report.render(run_dir, pictures())
 
 
 def write_index(store: Path, quiet: bool = False) -> int:
@@ -320,8 +320,8 @@ def write_index(store: Path, quiet: bool = False) -> int:
     return EXIT_PASS
 
 
-def _not_stored(error: StorageError) -> int:
-    console.print(f"[red]error[/]  {escape(str(error))}", soft_wrap=True)
+def _not_stored(error: StorageError, word: str = "error") -> int:
+    console.print(f"[red]{word}[/]  {escape(str(error))}", soft_wrap=True)
     return EXIT_BROKEN
 
 

@@ -13,7 +13,7 @@ from benchlib.judge import baselines
 from benchlib.judge.checks import Check, Verdict, fact_check, save_verdict, verdict_of
 from benchlib.judge.regression import repeats
 from benchlib.launch import nodes
-from benchlib.results.run import Result, Run, save_result
+from benchlib.results.run import Result, Run, save_result, tolerant
 
 NOTEBOOK_ERROR = "logs/notebook.error.json"
 PLAIN = {
@@ -35,7 +35,9 @@ def judged(run: Run, baselines_root: Path | None = None) -> Verdict:
     try:
         return _judge(run, baselines_root)
     except UserError as error:
-        return _broken([], str(error))
+        status = tolerant(run, [])(lambda: run.status)
+        how = f"{status['reason']}; " if status and status["outcome"] not in ("complete", "stopped") else ""
+        return _broken([], f"{how}{error}")
 
 
 def final(run: Run) -> Verdict:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchlib.launch.processes import signal_name
+from benchlib.launch.processes import is_stopped, signal_name
 
 # Texts of errors that another rank's failure causes: it went away or did not answer.
 _SECONDARY = re.compile(
@@ -318,22 +318,31 @@ def collect_stacks(asked: Sequence[tuple[int, Path]]) -> list[str]:
     The text is empty for a process that does not answer: it has no handler yet, or is stopped. The worker makes the
     file after it has installed the handler; without one the signal would end the process, so it is not sent then.
     """
-    sizes = [path.stat().st_size if path.exists() else None for _, path in asked]
+    sizes = [_size(path) for _, path in asked]
     for (pid, _), size in zip(asked, sizes, strict=True):
         if size is not None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGUSR1)
-    awaited = [(path, size) for (_, path), size in zip(asked, sizes, strict=True) if size is not None]
+    awaited = [
+        (path, size) for (pid, path), size in zip(asked, sizes, strict=True) if size is not None and not is_stopped(pid)
+    ]
     end, now = time.monotonic() + STACKS_S, [-1]
     while awaited and time.monotonic() < end:
         time.sleep(0.05)
-        before, now = now, [path.stat().st_size for path, _ in awaited]
+        before, now = now, [_size(path) or 0 for path, _ in awaited]
         if now == before and all(size > old for size, (_, old) in zip(now, awaited, strict=True)):
             break  # all have answered, and nothing is being added
     return [
-        "" if size is None else path.read_bytes()[size:].decode(errors="replace")
+        "" if size is None or _size(path) is None else path.read_bytes()[size:].decode(errors="replace")
         for (_, path), size in zip(asked, sizes, strict=True)
     ]
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 # What a report shows of a run that did not end well, from ``status.json``

@@ -9,6 +9,7 @@ supervisor ends the ranks. When the supervisor goes, the ranks die with it, and 
 import contextlib
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
@@ -164,6 +165,7 @@ class Launch:
         try:
             while True:
                 running = self.running  # asked before reading, so that the last events are not missed
+                self._continue()
                 new = follower.poll()
                 yield from new
                 if not running:
@@ -185,6 +187,7 @@ class Launch:
         process = self._process
         if process is None:
             return None
+        self._continue()
         with self._lock:
             self._send_stop(process.stdin)
         try:
@@ -192,6 +195,11 @@ class Launch:
         except subprocess.TimeoutExpired:
             process.kill()
         return self.wait()
+
+    def _continue(self) -> None:
+        """Let the supervisor go on if it was stopped (SIGSTOP): it would keep no limit, and end neither the ranks nor itself."""
+        if self._process:
+            self._process.send_signal(signal.SIGCONT)
 
     @staticmethod
     def _send_stop(pipe: IO[bytes] | None) -> None:
@@ -270,19 +278,13 @@ def settle(run_dir: Path | str) -> dict[str, Any] | None:
     return write_lost(path, "the run was cut off: its supervisor is gone and wrote no status")
 
 
-def end_stopped_supervisor(run_dir: Path | str) -> None:
-    """Kill the supervisor of a run that was stopped (SIGSTOP): it neither watches nor ends, and would stay for ever."""
-    import psutil
-
+def continue_supervisor(run_dir: Path | str) -> None:
+    """Let the supervisor of a run go on if it was stopped (SIGSTOP): then it sees that its launching process is gone, and ends."""
     path = Path(run_dir).resolve()
     launched = read_events(path, {"launched"})
-    if not launched or launched[-1].get("host") != platform.node() or not _supervisor_lives(path, launched[-1]):
-        return
-    with contextlib.suppress(psutil.Error, KeyError, TypeError, ValueError):
-        supervisor = psutil.Process(int(launched[-1]["supervisor"]))
-        if supervisor.status() == psutil.STATUS_STOPPED:
-            supervisor.kill()
-            psutil.wait_procs([supervisor], timeout=5)
+    if launched and launched[-1].get("host") == platform.node() and _supervisor_lives(path, launched[-1]):
+        with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
+            os.kill(int(launched[-1]["supervisor"]), signal.SIGCONT)
 
 
 def write_stopped(run_dir: Path, started_at: float) -> None:

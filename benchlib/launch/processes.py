@@ -49,6 +49,12 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+def go_on_without_parent() -> None:
+    """Arrange that this process goes on, if it was stopped (SIGSTOP), when the one that started it dies: to end in order (Linux)."""
+    if sys.platform.startswith("linux"):
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 def leave_with_parent() -> None:
     """Leave by ``SystemExit`` on a polite signal and when the parent dies, so that what has to be taken back is.
 
@@ -84,6 +90,15 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped (SIGSTOP): it answers nothing, and ends at nothing but SIGKILL until it goes on."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False
 
 
 def descendants(pid: int | None = None) -> list["psutil.Process"]:

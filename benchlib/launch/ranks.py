@@ -99,7 +99,9 @@ class Children:
         if agent_s is not None:
             kill((process for process in descendants() if process.pid in self.living), signal.SIGTERM)
             self._wait(agent_s)
-        kill(descendants(), signal.SIGTERM)
+        family = descendants()
+        kill(family, signal.SIGTERM)
+        kill(family, signal.SIGCONT)  # one that was stopped ends only when it goes on
         self._wait(TERM_S)
         end = time.monotonic() + KILL_S
         while (left := descendants()) and time.monotonic() < end:

@@ -39,7 +39,7 @@ from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE, RankRecord
 from benchlib.launch.jobs import Job, Limits, already_executed
 from benchlib.launch.launchers import local_ranks
 from benchlib.launch.nodes import Lost, Node
-from benchlib.launch.processes import descendants, die_with_parent, kill, signal_name
+from benchlib.launch.processes import descendants, die_with_parent, go_on_without_parent, kill, signal_name
 from benchlib.launch.ranks import AgentReport, Attempts, Children, Ending, RankTable
 
 GRACE_S = 1.0  # after the first failure, for the peers' error files
@@ -230,6 +230,8 @@ class Supervisor:
             self._reap()
             self._follow()
             self.neighbours.answer()
+            if not self.run_dir.is_dir():
+                self.final = self.final or Ending("failed", f"{self.run_dir} was deleted or moved during the run")
             if self.job.restarts:  # as long as the agent lives, its log alone reports a killed rank
                 self.ranks.ended(self.agent.new_exits())
             ending = self._stopped() or self.final or self._over() or self._at_limit()
@@ -479,6 +481,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--nproc", type=int, default=1, help="local ranks, where RUN_DIR has no job.json")
     options = parser.parse_args(argv)
     run_dir = options.run_dir.resolve()
+    go_on_without_parent()
     try:
         run_folder.claim(run_dir) if options.claim is None else os.set_inheritable(options.claim, False)
         return _supervise(run_dir, options.nproc)

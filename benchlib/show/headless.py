@@ -109,7 +109,7 @@ def _log_to(path: Path) -> None:
 def _ended_at_work(kernel: Kernel, ended: threading.Event, more_s: float) -> bool:
     """Wait for a kernel as long as it computes, at most ``more_s``; tell whether it ended."""
     end = time.monotonic() + more_s
-    while (left_s := end - time.monotonic()) > 0:
+    while (left_s := end - time.monotonic()) > 0 and not kernel.stopped():
         before, watch_s = kernel.used_s(), min(WATCH_S, left_s)
         if ended.wait(watch_s):
             return True

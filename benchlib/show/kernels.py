@@ -13,11 +13,14 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from benchlib.launch.processes import go_on_without_parent, is_stopped
 
 # A kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
 HEADLESS = {"BENCHLIB_HEADLESS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
@@ -61,12 +64,21 @@ atexit.register(SPARE.discard)
 
 
 def be_ipykernel() -> None:
-    """Import what notebooks need, wait for the order to be a kernel, and be it; end where nobody is left to give it."""
+    """Import what notebooks need, wait for the order to be a kernel, and be it; end at once where nobody is left to give it."""
+    go_on_without_parent()
+    words: list[str] = []
+
+    def listen() -> None:
+        words.append(sys.stdin.read())
+        if not words[0]:
+            os._exit(0)
+
+    listening = threading.Thread(target=listen, daemon=True)
+    listening.start()
     for name in IMPORTED:
         importlib.import_module(name)
-    if not (words := sys.stdin.read()):
-        return
-    order = json.loads(words)
+    listening.join()
+    order = json.loads(words[0])
     os.chdir(order["folder"])
     os.environ.update(order["environment"])
     for number, path in ((0, os.devnull), (2, order["log"])):
@@ -97,6 +109,10 @@ class Kernel:
                 times = self._process.cpu_times()
                 return float(times.user + times.system)
         return 0.0
+
+    def stopped(self) -> bool:
+        """Whether the kernel was stopped (SIGSTOP)."""
+        return self._process is not None and is_stopped(self._process.pid)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, to a kernel that starts later as well."""

@@ -10,8 +10,10 @@ from harness import END_S, HERE, foreground, none_left, pid_at_step, prepare, se
 
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
+from benchlib.judge.verdict import judged
 from benchlib.launch.launch import Launch, RankFailed, execute, settle
 from benchlib.launch.processes import marked
+from benchlib.results.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -171,16 +173,54 @@ def test_supervisor_killed(tmp_path: Path) -> None:
     assert "rank 1 was last heard of during phase train" in status(run_dir)["reason"]
 
 
+def test_a_stopped_supervisor_goes_on_and_keeps_the_limits(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run", wall_limit_s=5)
+    with Launch(run_dir, "faulty:run").start() as launch:
+        began, _ = time.monotonic(), pid_at_step(run_dir, 1)
+        assert launch.pid is not None
+        for _ in launch.events():
+            if time.monotonic() - began < 4:
+                send(launch.pid, signal.SIGSTOP)
+        with pytest.raises(RankFailed, match="wall limit"):
+            launch.raise_for_status()
+    assert time.monotonic() - began < 5 + 5
+    none_left(run_dir, 0.5)
+
+
+def test_a_stopped_supervisor_ends_with_its_launching_process(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run")
+    process = foreground(run_dir)
+    pid_at_step(run_dir, 1)
+    send(process.pid, signal.SIGSTOP)
+    send(read_events(run_dir, {"launched"})[0]["supervisor"], signal.SIGSTOP)
+    send(process.pid, signal.SIGKILL)
+    process.communicate(timeout=END_S)
+    none_left(run_dir)
+    assert status(run_dir)["reason"] == "stopped: the launching process is gone"
+
+
+def test_a_deleted_run_folder_ends_the_run(tmp_path: Path) -> None:
+    run_dir = prepare(tmp_path / "run")
+    with Launch(run_dir, "faulty:run").start() as launch:
+        pid_at_step(run_dir, 1)
+        began = time.monotonic()
+        run_dir.rename(tmp_path / "moved")
+        with pytest.raises(RankFailed, match="was deleted or moved during the run"):
+            launch.raise_for_status()
+    assert time.monotonic() - began < 5
+    none_left(run_dir, 0.5)
+    assert "deleted or moved" in judged(Run(run_dir)).sentence
+
+
 def test_everybody_killed(tmp_path: Path) -> None:
     run_dir = prepare(tmp_path / "run")
     process = foreground(run_dir)
     pid_at_step(run_dir, 1)
     assert settle(run_dir) is None
-    supervisor = read_events(run_dir, {"launched"})[0]["supervisor"]
-    send(supervisor, signal.SIGSTOP)  # so that it cannot notice the death of the other
+    send(process.pid, signal.SIGSTOP)  # so that it cannot notice the death of the other
+    send(read_events(run_dir, {"launched"})[0]["supervisor"], signal.SIGKILL)
     send(process.pid, signal.SIGKILL)
     process.communicate(timeout=END_S)
-    send(supervisor, signal.SIGKILL)
     none_left(run_dir)
     result = settle(run_dir)
     assert result is not None

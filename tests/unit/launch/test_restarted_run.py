@@ -3,7 +3,6 @@
 import json
 import platform
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from benchlib.core.events import EventWriter
 from benchlib.judge import baselines
 from benchlib.judge.checks import Check, Verdict
 from benchlib.judge.verdict import judged
-from benchlib.launch.launch import end_stopped_supervisor, write_lost
+from benchlib.launch.launch import continue_supervisor, write_lost
 from benchlib.results.run import Run
 
 FACTS = {"checksums": [["aa", "aa"]], "checksums_equal": True}
@@ -103,20 +102,21 @@ def test_what_a_lost_run_tells_is_of_its_last_attempt(tmp_path: Path) -> None:
     assert (row["pid"], row["last_phase"], row["last_step"], row["error"]) == (2_000_000_002, "data", None, None)
 
 
-def test_a_stopped_supervisor_is_ended_and_a_working_one_is_not(tmp_path: Path) -> None:
+def test_a_stopped_supervisor_goes_on(tmp_path: Path) -> None:
     """After SIGSTOP it neither watches nor ends: it would outlive its run for ever."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = psutil.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     launched = {"t": time.time(), "source": "supervisor", "kind": "launched", "supervisor": process.pid}
     (tmp_path / "events-supervisor.jsonl").write_text(json.dumps({**launched, "host": platform.node()}) + "\n")
     try:
-        end_stopped_supervisor(tmp_path)
-        assert process.poll() is None
-        process.send_signal(signal.SIGSTOP)
-        end = time.monotonic() + 5
-        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED and time.monotonic() < end:
-            time.sleep(0.01)
-        end_stopped_supervisor(tmp_path)
-        assert not psutil.pid_exists(process.pid)
+        for act, stopped in (
+            (lambda: process.send_signal(signal.SIGSTOP), True),
+            (lambda: continue_supervisor(tmp_path), False),
+        ):
+            act()
+            end = time.monotonic() + 5
+            while (process.status() == psutil.STATUS_STOPPED) != stopped:
+                assert time.monotonic() < end
+                time.sleep(0.01)
     finally:
         process.kill()
         process.wait()
