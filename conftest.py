@@ -8,8 +8,10 @@ whoever is done helps the other. A test that compares times is marked ``alone``:
 import atexit
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -28,6 +30,8 @@ os.environ.update(
         "TORCHINDUCTOR_VEC_ISA_OK": "1",  # no trial compilations of what the CPU says it has: 10 s of CPU time
     }
 )
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the kit: it is compiled once
+sys.dont_write_bytecode = False
 os.environ.pop("COLUMNS", None)  # tables in tests are as wide as in a pipe
 _outputs = tempfile.mkdtemp(prefix="benchlib-test-outputs-")
 atexit.register(shutil.rmtree, _outputs, ignore_errors=True)
@@ -69,14 +73,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Say which file a worker takes next. (``--dist loadgroup`` loses its groups under pytest 9.2.)"""
     from xdist.scheduler import LoadFileScheduling
 
+    @functools.cache
+    def kind(name: str) -> str:
+        path = config.rootpath / name
+        if path.suffix == ".py" and "pytest.mark.alone" in path.read_text(encoding="utf-8"):
+            return "alone"
+        return next(
+            (folder for folder in ("tests/dist", "tests/notebooks", "tests/unit") if name.startswith(folder)),
+            "notebooks",
+        )
+
     class Streams(LoadFileScheduling):
         def _assign_work_unit(self, node: Any) -> None:
-            first = node is next(iter(self.assigned_work))
-            # Notebooks take a minute each, files of tests/unit seconds: these come last and even out the end.
-            kinds = ["notebooks", "tests/notebooks", "tests/unit"]
-            kinds.insert(0 if first else 3, "tests/dist")
-            wanted = next((name for kind in kinds for name in self.workqueue if name.startswith(kind)), None)
-            self.workqueue.move_to_end(wanted or next(iter(self.workqueue)), last=False)
+            # Notebooks take a minute each, files of tests/unit seconds: these come last and even out the end, and where a test
+            # waits to be alone, it waits for one of them.
+            kinds = ["tests/dist", "notebooks", "tests/notebooks", "alone", "tests/unit"]
+            if node is not next(iter(self.assigned_work)):
+                kinds = ["notebooks", "tests/notebooks", "tests/unit", "tests/dist", "alone"]
+            self.workqueue.move_to_end(min(self.workqueue, key=lambda name: kinds.index(kind(name))), last=False)
             super()._assign_work_unit(node)
 
     config.option.loadscopereorder = False  # xdist puts the most tests first, which are not those that take longest

@@ -115,6 +115,25 @@ def plain(text: str) -> str:
     return "\n".join(lines)
 
 
+class Compiled(jinja2.BytecodeCache):
+    """Templates as Python code, for the environments of many pages that are set up alike."""
+
+    def __init__(self) -> None:
+        self._code: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        """Fill the bucket of a template that was compiled before."""
+        if code := self._code.get(bucket.key + bucket.checksum):
+            bucket.bytecode_from_string(code)
+
+    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+        """Keep what was compiled."""
+        self._code[bucket.key + bucket.checksum] = bucket.bytecode_to_string()
+
+
+_COMPILED = Compiled()
+
+
 def page(template: str, filters: Mapping[str, Callable[..., Any]] | None = None, /, **values: Any) -> str:
     """Return a page of a template: with the style of the reports as ``style`` and the filter ``signs``; blank lines go."""
     environment = jinja2.Environment(
@@ -122,6 +141,7 @@ def page(template: str, filters: Mapping[str, Callable[..., Any]] | None = None,
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=_COMPILED,
     )
     environment.filters |= {"signs": signs, **(filters or {})}
     # The only text besides the templates that goes in unescaped: a file of this package.

@@ -33,6 +33,7 @@ SHORTER = ((300, 40), (150, 12), (60, 4))  # characters of a text and entries of
 TEXT_LIMIT = 20_000  # characters of one output of a cell
 PICTURES_LIMIT = 120_000  # base64 characters of all pictures of the notebook together
 ALL_PICTURES_LIMIT = 340_000  # of these and the ones drawn from the records, which come first
+_COMPILED = markup.Compiled()
 
 
 class Exporter(TemplateExporter):
@@ -55,7 +56,7 @@ class Exporter(TemplateExporter):
 
     def _create_environment(self) -> jinja2.Environment:
         environment: jinja2.Environment = super()._create_environment()
-        environment.autoescape = True
+        environment.autoescape, environment.bytecode_cache = True, _COMPILED
         environment.trim_blocks = environment.lstrip_blocks = True
         environment.filters |= {
             "safe_html": markup.clean, "markdown": markup.markdown, "code": markup.code, "terminal": markup.plain,

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from benchlib.runtime.group import World
 from benchlib.workloads import transformer_stack
 
 NARROW = {"hidden": 32, "layers": 8, "heads": 8, "ffn": 64, "vocabulary": 64, "positions": 32, "micro_batches": 4}
+Work = Callable[[ParallelConfig, World, Path], dict[str, Any]]
 FIT_TWO = {"single", "data", "sharded", "sharded_direct", "tensor", "sequence", "context", "pipeline"}
 
 
@@ -42,7 +44,7 @@ def proved(config: ParallelConfig, name: str, schedule: str, here: World) -> lis
     return [proof.loss_error or 0.0, proof.weight_error or 0.0, proof.gradient_error, proof.loss_error_fp32]
 
 
-def all_proofs(config: ParallelConfig, here: World) -> dict[str, Any]:
+def all_proofs(config: ParallelConfig, here: World, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in STRATEGIES:
         for schedule in config.schedules_of(name):
@@ -90,7 +92,7 @@ def averaged_twice(*args: Any) -> Any:
 TENSOR_PLAN, CUT, PREPARE = strategies.tensor_plan, strategies._cut, proofs.prepare
 
 
-def faults(config: ParallelConfig, here: World) -> dict[str, Any]:
+def faults(config: ParallelConfig, here: World, folder: Path) -> dict[str, Any]:
     """Return what the proof of a strategy says with a fault in it: its errors, or that it did not even run."""
     found: dict[str, Any] = {}
 
@@ -129,23 +131,19 @@ def slow(config: ParallelConfig, here: World, folder: Path) -> dict[str, str]:
 class Ranks:
     """What each rank does; picklable."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *works: Work) -> None:
+        self.folder, self.works = folder, works
 
     def __call__(self, rank: int, size: int) -> None:
-        here = world(rank, size)
-        config = ParallelConfig(
-            **NARROW, nproc=size, schedules=["1f1b", "gpipe", "interleaved", "zero_bubble"][: 4 if size == 2 else 1]
-        )
-        found: dict[str, Any] = {"proofs": all_proofs(config, here)}
-        if size == 2:
-            found |= {"faults": faults(config, here), "slow": slow(config, here, self.folder)}
+        schedules = ["1f1b", "gpipe", "interleaved", "zero_bubble"][: 4 if size == 2 else 1]
+        config = ParallelConfig(**NARROW, nproc=size, schedules=schedules)
+        found = [work(config, world(rank, size), self.folder) for work in self.works]
         if rank == 0:
             (self.folder / "found.json").write_text(json.dumps(found))
 
 
-def outcome(size: int, folder: Path) -> dict[str, Any]:
-    worlds.in_world(size, folder, Ranks(folder))
+def outcome(size: int, folder: Path, *works: Work) -> list[dict[str, Any]]:
+    worlds.in_world(size, folder, Ranks(folder, *works))
     return json.loads((folder / "found.json").read_text())
 
 
@@ -155,23 +153,27 @@ def assert_equal(proofs: dict[str, Any]) -> None:
         assert loss <= LOSS_FP64 and weight <= WEIGHT_FP64 and gradient <= FP32 and loss32 <= FP32, name
 
 
-@pytest.mark.alone  # what was slowed is named by its share of a step
 def test_two_ranks_compute_what_one_does_and_faults_are_found(tmp_path: Path) -> None:
-    found = outcome(2, tmp_path)
+    proofs, found = outcome(2, tmp_path, all_proofs, faults)
     pipelines = {f"pipeline {schedule}" for schedule in ("1f1b", "gpipe", "interleaved", "zero_bubble")}
-    assert set(found["proofs"]) == FIT_TWO - {"pipeline"} | pipelines
-    assert_equal(found["proofs"])
-    assert found["faults"].pop("no fault")[0] <= LOSS_FP64
-    assert set(found["faults"]) == {"plan", "averaged twice", "stage order", "bucket"}
-    for name, seen in found["faults"].items():
+    assert set(proofs) == FIT_TWO - {"pipeline"} | pipelines
+    assert_equal(proofs)
+    assert found.pop("no fault")[0] <= LOSS_FP64
+    assert set(found) == {"plan", "averaged twice", "stage order", "bucket"}
+    for name, seen in found.items():
         assert isinstance(seen, str) or max(seen[2], seen[3]) > 100 * FP32, name
-    assert found["slow"] == {"data": "data", "rank": "waiting", "communication": "communication"}
+
+
+@pytest.mark.alone  # by its share of a step
+def test_what_was_slowed_is_named(tmp_path: Path) -> None:
+    (found,) = outcome(2, tmp_path, slow)
+    assert found == {"data": "data", "rank": "waiting", "communication": "communication"}
 
 
 def test_four_ranks_compute_what_one_does(tmp_path: Path) -> None:
-    found = outcome(4, tmp_path)["proofs"]
-    assert {name.split()[0] for name in found} == set(STRATEGIES)
-    assert_equal(found)
+    (proofs,) = outcome(4, tmp_path, all_proofs)
+    assert {name.split()[0] for name in proofs} == set(STRATEGIES)
+    assert_equal(proofs)
 
 
 def test_recomputed_activations_that_drop_others_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

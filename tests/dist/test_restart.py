@@ -86,7 +86,7 @@ def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Launc
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run_dir = _squad(tmp_path_factory.mktemp("undisturbed") / "run")
-    assert execute(run_dir)["outcome"] == "complete"
+    assert execute(run_dir, benchmark="restarting:undisturbed")["outcome"] == "complete"
     return Run(run_dir)
 
 

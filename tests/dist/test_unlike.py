@@ -34,14 +34,25 @@ def one_process(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         return unlike_cases.exact(config, here, run_dir, events, unlike=False)
 
 
+def trained(ranks: int, model: str, folder: Path) -> Path:
+    """Run the cases in as many processes; return the run folder."""
+    save_config(unlike_cases.config_of(model, ranks), folder)
+    in_processes(ranks, "-W", "error", "-m", "benchlib.runtime.worker", str(folder), "--benchmark", "unlike_cases:run")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(2, model, tmp_path_factory.mktemp("two"))
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_splits_that_change_every_step_give_the_curve_of_one_process(
-    ranks: int, model: str, one_process: dict[str, Any], tmp_path: Path
+    ranks: int, model: str, two_ranks: Path, one_process: dict[str, Any], tmp_path: Path
 ) -> None:
-    save_config(unlike_cases.config_of(model, ranks), tmp_path)
-    in_processes(ranks, "-W", "error", "-m", "benchlib.runtime.worker", str(tmp_path), "--benchmark", "unlike_cases:run")
-    outcome = json.loads((tmp_path / "unlike.json").read_text())
-    gradients = torch.load(tmp_path / "unlike.pt", weights_only=True)
+    folder = two_ranks if ranks == 2 else trained(ranks, model, tmp_path)
+    outcome = json.loads((folder / "unlike.json").read_text())
+    gradients = torch.load(folder / "unlike.pt", weights_only=True)
 
     samples = np.array(outcome["samples"])
     assert (samples.sum(axis=1) == np.array(one_process["samples"]).sum(axis=1)).all()
@@ -58,11 +69,8 @@ def test_splits_that_change_every_step_give_the_curve_of_one_process(
 
 
 @pytest.fixture(scope="module")
-def planned(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    run_dir = tmp_path_factory.mktemp("planned")
-    save_config(unlike_cases.config_of(model, 2), run_dir)
-    in_processes(2, "-m", "benchlib.runtime.worker", str(run_dir), "--benchmark", "unlike_cases:plans")
-    return json.loads((run_dir / "plans.json").read_text())
+def planned(two_ranks: Path) -> dict[str, Any]:
+    return json.loads((two_ranks / "plans.json").read_text())
 
 
 def test_a_drift_in_the_middle_is_answered_within_20_steps(planned: dict[str, Any]) -> None:
@@ -107,13 +115,13 @@ def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path: Path) -> None:
         for name in ("first", "second"):
             save_config(resolve("squad", overrides=unlike).config, folders[name])
         places = zip(hosts, ("first", "second"), strict=True)
-        for process in [host.execute(folders[name]) for host, name in places]:
+        for process in [host.execute(folders[name], "training_cases:whole") for host, name in places]:
             process.communicate(timeout=240)
         for name in ("first", "second"):
             none_left(folders[name])
             assert status(folders[name])["outcome"] == "complete", status(folders[name])["reason"]
     save_config(resolve("squad", overrides={**values, "nproc": 1, "batch_size": 16}).config, folders["alone"])
-    in_processes(1, "-m", "benchlib.runtime.worker", str(folders["alone"]))
+    in_processes(1, "-m", "benchlib.runtime.worker", str(folders["alone"]), "--benchmark", "training_cases:whole")
 
     together = next(folders[name] for name in ("first", "second") if (folders[name] / "result.json").exists())
     results = [load_result(folder) for folder in (together, folders["alone"])]

@@ -63,51 +63,52 @@ def exact(config: SquadConfig, here: World, run_dir: Path, events: EventWriter, 
 
 
 def run(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
-    """Execute all cases; rank 0 leaves unlike.json and unlike.pt."""
+    """Execute all cases; rank 0 leaves unlike.json and unlike.pt, of two ranks plans.json as well."""
     with world(config, run_dir) as here:
         outcome = exact(config, here, run_dir, events, unlike=True)
         gradients = outcome.pop("gradients")
         if here.main:
             torch.save(gradients, run_dir / "unlike.pt")
             write_json(run_dir / "unlike.json", outcome)
+        if here.size == 2:
+            _plans(config, run_dir, events, here)
 
 
-def plans(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
+def _plans(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -> None:
     """Train with a plan by calibration, then by its file whole, cut short and continued; rank 0 leaves plans.json."""
-    with world(config, run_dir) as here:
-        found: dict[str, Any] = {}
+    found: dict[str, Any] = {}
 
-        def case(name: str, folder: str = "", **changes: Any) -> None:
-            place = run_dir / name
-            if here.main:
-                place.mkdir(exist_ok=True)
-            torch.distributed.barrier()
-            values = {"planted_work": [1, 4], **changes}
-            made = cases.task_of(config_of(config.model, 2, **values), here, place, events)
-            trained = train.train(made)
-            found[name] = {
-                "losses": trained.table[:, :, 0].sum(axis=1).tolist(),
-                "samples": trained.table[:, :, 1].tolist(),
-                "resumed": trained.resumed_step,
-                "tables": trained.more.tables,
-            }
+    def case(name: str, folder: str = "", **changes: Any) -> None:
+        place = run_dir / name
+        if here.main:
+            place.mkdir(exist_ok=True)
+        torch.distributed.barrier()
+        values = {"planted_work": [1, 4], **changes}
+        made = cases.task_of(config_of(config.model, 2, **values), here, place, events)
+        trained = train.train(made)
+        found[name] = {
+            "losses": trained.table[:, :, 0].sum(axis=1).tolist(),
+            "samples": trained.table[:, :, 1].tolist(),
+            "resumed": trained.resumed_step,
+            "tables": trained.more.tables,
+        }
 
-        # Rank 1 becomes the fast one: the even split of the last steps follows from what the steps take.
-        case("auto", balance="auto", epochs=8, planted_drift=[4, 1], planted_drift_step=8)
-        plan = str(run_dir / "auto")
-        if here.main:
-            made = shares.load(plan)
-            shares.save(run_dir / "auto", made.giving([9, 3], ranks=[rank.model_copy(update={"work": work}) for rank, work in zip(made.ranks, (1, 4), strict=True)]))  # fmt: skip
-        torch.distributed.barrier()
-        case("whole", balance=plan, checkpoint_every=2)
-        if here.main:
-            shutil.rmtree(run_dir / "whole" / "checkpoints" / "step-00000006")
-        torch.distributed.barrier()
-        case("resumed", balance=plan, resume=str(run_dir / "whole"), checkpoint_every=0)
-        try:
-            case("other", balance=plan, planted_work=[1, 1])
-        except UserError as error:
-            found["refused"] = str(error)
-        case("mixed", bf16_ranks=[1], max_steps=2, planted_work=[])
-        if here.main:
-            write_json(run_dir / "plans.json", found)
+    # Rank 1 becomes the fast one: the even split of the last steps follows from what the steps take.
+    case("auto", balance="auto", epochs=8, planted_drift=[4, 1], planted_drift_step=8)
+    plan = str(run_dir / "auto")
+    if here.main:
+        made = shares.load(plan)
+        shares.save(run_dir / "auto", made.giving([9, 3], ranks=[rank.model_copy(update={"work": work}) for rank, work in zip(made.ranks, (1, 4), strict=True)]))  # fmt: skip
+    torch.distributed.barrier()
+    case("whole", balance=plan, checkpoint_every=2)
+    if here.main:
+        shutil.rmtree(run_dir / "whole" / "checkpoints" / "step-00000006")
+    torch.distributed.barrier()
+    case("resumed", balance=plan, resume=str(run_dir / "whole"), checkpoint_every=0)
+    try:
+        case("other", balance=plan, planted_work=[1, 1])
+    except UserError as error:
+        found["refused"] = str(error)
+    case("mixed", bf16_ranks=[1], max_steps=2, planted_work=[])
+    if here.main:
+        write_json(run_dir / "plans.json", found)

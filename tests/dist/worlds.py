@@ -10,6 +10,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+# What ranks need, loaded once: an optimizer and DDP bring Dynamo.
+PRELOADED = ["pytest", "torch.distributed.fsdp", "torch._dynamo", "benchlib.benchmarks.parallel.measure"]
+
 
 def _rank(rank: int, size: int, store: Path, interfaces: str, work: Callable[[int, int], None]) -> None:
     torch.set_num_threads(1)
@@ -23,5 +26,5 @@ def _rank(rank: int, size: int, store: Path, interfaces: str, work: Callable[[in
 
 def in_world(size: int, folder: Path, work: Callable[[int, int], None], interfaces: str = "lo") -> None:
     """Call ``work(rank, size)`` on every rank; the first error of a rank is raised here."""
-    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "benchlib.runtime.exchange"])
+    multiprocessing.set_forkserver_preload(PRELOADED)
     mp.start_processes(_rank, (size, folder / "store", interfaces, work), nprocs=size, start_method="forkserver")

@@ -17,7 +17,9 @@ from benchlib.results import frames
 from benchlib.results.run import Run
 from benchlib.show import figures, training
 
-FIGURES = {name: draw for benchmark in BENCHMARKS.values() for name, draw in benchmark.figures.items()}
+FIGURES = {
+    f"{benchmark.name} {name}": draw for benchmark in BENCHMARKS.values() for name, draw in benchmark.figures.items()
+}
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,7 @@ def test_memory_of_devices_is_drawn_where_a_sensor_gave_it(tmp_path):
     assert "devices at 9 GB" in training.memory(Run(folder)).alt
 
 
-@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
+@pytest.mark.parametrize("draw", BENCHMARKS["squad"].figures.values(), ids=BENCHMARKS["squad"].figures)
 def test_same_run_gives_the_same_bytes_without_metadata(run, draw):
     first, second = figures.png(draw(run)), figures.png(draw(Run(run.path)))
     assert first == second
@@ -132,7 +134,6 @@ def test_same_run_gives_the_same_bytes_without_metadata(run, draw):
     assert len(first) < 30_000
 
 
-@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -144,10 +145,14 @@ def test_same_run_gives_the_same_bytes_without_metadata(run, draw):
     ],
     ids=["skipped", "none", "one", "cut", "many"],
 )
-def test_every_run_can_be_drawn(tmp_path, draw, changes):
-    figure = draw(Run(make_run(tmp_path / "run", **changes)), figures.DARK)
-    assert figure.alt
-    assert figures.png(figure)
+def test_every_run_can_be_drawn(tmp_path, changes):
+    """By the figures of every benchmark; those that leave their place empty look alike in all runs and are painted once."""
+    made = Run(make_run(tmp_path / "run", **changes))
+    for name, draw in FIGURES.items():
+        figure = draw(made, figures.DARK)
+        assert figure.alt, name
+        if not figure.empty or "outcome" in changes:
+            figure.canvas.draw()
 
 
 def machine_run(**tables):
@@ -215,7 +220,8 @@ def test_pictures_leave_pyplot_alone(run):
 
     before = dict(matplotlib.rcParams)
     for draw in FIGURES.values():
-        figures.png(draw(run))
+        if not (figure := draw(run)).empty:
+            figure.canvas.draw()
     assert pyplot.get_fignums() == []
     assert dict(matplotlib.rcParams) == before
 
