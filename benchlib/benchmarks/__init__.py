@@ -154,6 +154,11 @@ class Benchmark:
         return self.part("run", "run")  # type: ignore[no-any-return]
 
     @property
+    def ahead(self) -> Callable[[Any], Any]:
+        """``begin(config)``: starts what may load its libraries while a rank imports ``run``."""
+        return self.part("ahead", "begin", _nothing)  # type: ignore[no-any-return]
+
+    @property
     def checks(self) -> Callable[..., list[Any]]:
         """``checks(run, comparison)``: its own checks."""
         return self.part("judge", "checks")  # type: ignore[no-any-return]

@@ -114,7 +114,11 @@ def _describe_machine(run_dir: Path) -> None:
 def _registered() -> Callable[[Any], Callable[..., None]]:
     from benchlib.benchmarks import BENCHMARKS
 
-    return lambda config: BENCHMARKS[config.benchmark].run
+    def run(config: Any) -> Callable[..., None]:
+        BENCHMARKS[config.benchmark].ahead(config)
+        return BENCHMARKS[config.benchmark].run
+
+    return run
 
 
 def _config_file() -> str:

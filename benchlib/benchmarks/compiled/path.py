@@ -2,6 +2,7 @@
 
     python -m benchlib.benchmarks.compiled.path RUN_DIR PARENT
 
+It loads its libraries while the ranks compute, and begins when it reads a line.
 Its threads wait passively (``OMP_WAIT_POLICY``, which OpenMP reads once at its start): two libraries' threads that spin take the
 cores from each other, and CPU time would count the spinning. Its events are lines of JSON on standard output: ``{"phase": "train"}``,
 ``{"done": 1, "total": 5, ...}``, ``{"unavailable": "reason"}``.
@@ -427,6 +428,8 @@ def _in_turns(
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
+    if not sys.stdin.readline():  # the ranks failed
+        sys.exit(1)
     try:
         main(Path(sys.argv[1]))
     except BackendUnavailable as error:

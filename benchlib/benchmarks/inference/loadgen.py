@@ -11,7 +11,6 @@ makes later queries late. No torch here: the engine loads what it needs.
 import array
 import contextlib
 import itertools
-import multiprocessing
 import os
 import queue
 import threading
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchlib.benchmarks.inference.ahead import CONTEXT, preload
 from benchlib.benchmarks.inference.workers import SUT
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.launch.processes import die_with_parent
@@ -336,20 +336,15 @@ def _main(test: Test, say: Connection) -> None:
     os._exit(code)
 
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-
-
 def perform(test: Test, tell: Callable[[int, int], None]) -> Outcome:
     """Run a test in a process and return what it left. ``tell(completed queries, resident bytes)`` is called while it
     runs, with -1 for no news.
 
     The process is ended at the latest 30 s after the test's own limit, and on every exception here.
     """
-    # Loaded once, before tests are forked off; no thread runs in that process and no model is in it.
-    slow = ["batches"] * ENGINES[test.engine].torch + ["texts"] * bool(test.settings.text) + ["dispatch"]
-    _CONTEXT.set_forkserver_preload(["mlperf_loadgen", __name__, *(f"benchlib.workloads.llm.{name}" for name in slow)])
-    here, there = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=_main, args=(test, there), name=test.name)
+    preload(ENGINES[test.engine].torch, bool(test.settings.text))
+    here, there = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_main, args=(test, there), name=test.name)
     process.start()
     there.close()
     patience = time.monotonic() + test.limit_s + WARM_UP_S * 2 + 30

@@ -17,12 +17,12 @@ import sys
 import time
 import uuid
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
 from benchlib.benchmarks.parity import golden, member
+from benchlib.benchmarks.parity.ahead import warm_up
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.member import ALLOWED, TEMPORARY
 from benchlib.core.errors import StorageError
@@ -109,16 +109,6 @@ def clear(run_dir: Path, name: str = "") -> None:
         *folder.glob(unfinished),
     ]:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def warm_up() -> None:
-    """Begin to load what members need, so that the first one does not wait for it; optional, and on Linux only.
-
-    To be called by the main thread: the fork server ends with it.
-    """
-    if sys.platform == "linux":
-        forkserver.set_forkserver_preload(["benchlib.benchmarks.parity.preloaded"])
-        forkserver.ensure_running()
 
 
 @functools.cache

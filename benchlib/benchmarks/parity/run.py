@@ -119,8 +119,6 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
     processes.clear(run_dir)  # of an attempt before, whose processes were killed
     try:
         _require(config)
-        if "cpu" in _backends(config):
-            processes.warm_up()  # it loads its libraries while weights and inputs are made
         startup_s = began.since()
         _prepare(bench)
         _compare_all(bench)
