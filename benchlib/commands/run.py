@@ -351,7 +351,7 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     skipped = [check for check in verdict.checks if check.word == "SKIPPED"]
     if skipped:
         names = ", ".join(
-            check.name + (f" ({quantity(check.value, check.unit)})" if check.value is not None else "")
+            check.name + (f" (measured {quantity(check.value, check.unit)})" if check.value is not None else "")
             for check in skipped
         )
         console.print(f"[yellow]not evaluated[/]  {escape(names)}", soft_wrap=True)

@@ -189,12 +189,11 @@ def _rank(
     losses, times = run.losses[config.warmup :], run.timer.take()
     peak = _peak(here.device, before)
     devices.synchronize(here.device)
-    few = 1 if config.steps < FEW else TRACED
     with traces.traced(here.device) as profiler:
-        run.steps(few)
+        run.steps(run.few)
         devices.synchronize(here.device)
     traced_s = statistics.fmean(row["step_s"] for row in run.timer.take())
-    trace = traces.read(profiler, here.device, few, config.precision, _updated(way))
+    trace = traces.read(profiler, here.device, run.few, config.precision, _updated(way))
     del profiler
     stages: list[list[Row]] = []
     for _ in range(RECORDED if way.stages else 0):
@@ -224,6 +223,8 @@ class Runner:
         clock = Clock(here.device)
         self.timer = StepTimer(clock, GradientExchange(clock), config.planted_slowdown if slow else 0.0)
         self.number = 0
+        self.few = 1 if config.steps < FEW else TRACED
+        self.total = config.warmup + config.steps + self.few + (RECORDED if way.stages else 0)
         self.losses: list[float | None] = []
         self._kept: list[torch.Tensor] = []
         self._spoken = time.monotonic()
@@ -267,9 +268,8 @@ class Runner:
         if time.monotonic() - self._spoken < SPOKEN_S:
             return
         self._spoken = time.monotonic()
-        total = self.config.warmup + self.config.steps + TRACED
         kind = "progress" if self.here.main else "heartbeat"
-        self.events.emit(kind, phase=self.plan.key, done=self.number, total=total, unit="steps", step=self.number)
+        self.events.emit(kind, phase=self.plan.key, done=self.number, total=self.total, unit="steps", step=self.number)
 
 
 def _text(form: Shape, length: int, batch: int, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
