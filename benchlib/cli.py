@@ -300,7 +300,7 @@ def calibrate(
     """Measure what the gate of benchmark TARGET can detect on this machine.
 
     Repeats the benchmark unchanged (A/A) and with planted slow-downs, in turns. Stores the false-alarm rate of the gate and the
-    smallest loss that it detects with 99 % power, for reports and later gates. --resume takes all else from the first call.
+    smallest loss that it detects with 99% power, for reports and later gates. --resume takes all else from the first call.
     """
     from benchlib.commands import calibrate as calibrating
     from benchlib.config.schema import parse_overrides
@@ -326,7 +326,7 @@ def calibrate(
 @click.option("--tier", "-t", default="quick", show_default=True, help="How much work each run is.")
 @OUT
 @click.option(
-    "--spread", type=click.FloatRange(0, 10), metavar="SHARE", help="State the spread between runs: 0.05 is 5 %."
+    "--spread", type=click.FloatRange(0, 10), metavar="SHARE", help="State the spread between runs: 0.05 is 5%."
 )
 @click.option(
     "--limit",

@@ -175,7 +175,7 @@ def expectation(run: Run) -> "pandas.DataFrame":
         {
             "bound": name.removeprefix("target_"),
             "value": getattr(config, name),
-            "source": f"target of the {config.tier} tier",
+            "source": f"target of the {config.tier} tier: {type(config).model_fields[name].description}",
         }
         for name in type(config).model_fields
         if name.startswith("target_") and getattr(config, name) is not None
@@ -273,7 +273,7 @@ def metrics_table(run: Run) -> "pandas.DataFrame":
             "value": metric.text,
             "n": metric.n,
             "provenance": metric.provenance,
-            "95 % interval": interval(metric),
+            "95% interval": interval(metric),
             "note": metric.reason,
         }
         for metric in run.result.metrics

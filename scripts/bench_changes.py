@@ -2,7 +2,7 @@
 
 Question: how many change points does a series of unchanged runs show, and after how many runs is a step found?
 Method: ``benchlib.judge.changepoints.levels`` on simulated series whose log values scatter with the standard deviations that
-public logs of GPU hosts show (1.5 % on one host, 4.6 % between hosts), normal, and with one run in 25 odd by 20 %. False
+public logs of GPU hosts show (1.5% on one host, 4.6% between hosts), normal, and with one run in 25 odd by 20%. False
 change points are counted per 1,000 runs over series of 6 to 1,000 runs. A step is put behind 30 runs and counts as
 found where a change lies within three runs of it.
 
@@ -20,7 +20,7 @@ TRIALS = 400
 
 
 def series(rng: np.random.Generator, n: int, spread: float, odd: float) -> list[float]:
-    """Return n values about 1 whose logs have the standard deviation ``spread``; a share ``odd`` is off by 20 %."""
+    """Return n values about 1 whose logs have the standard deviation ``spread``; a share ``odd`` is off by 20%."""
     x = rng.normal(0, spread, n)
     return list(np.exp(x + 0.2 * rng.choice([-1, 1], n) * (rng.random(n) < odd)))
 

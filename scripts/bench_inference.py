@@ -3,7 +3,7 @@
 Questions: does a query cost the dispatcher at most 0.3 ms of CPU in bursts? Does a second worker add 0.95 of what it does
 alone, do four add 0.88? Does LoadGen lose a query, or get another answer, when a worker is killed, hangs, comes back, answers
 garbage, half or slowly? Do our client and aiperf agree on the
-medians of first token and end to end within 20 % at the same worker?
+medians of first token and end to end within 20% at the same worker?
 Method: workers are processes on loopback; ``sim`` computes nothing, so what is left is client, network and dispatcher. Each
 worker alone and all together, in turns, at equal concurrency per worker; the efficiency is the median over rounds. CPU is
 that of the dispatcher's thread, which does not depend on who else uses the machine as wall time does.

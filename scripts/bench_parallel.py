@@ -1,6 +1,6 @@
 """What does the frame cost, and what do the kit's exchanges save FSDP2 over gloo?
 
-Question: is a step of `single` and `data` within 2 % of a bare torch loop of the same model, and is FSDP2 with the kit's exchanges at
+Question: is a step of `single` and `data` within 2% of a bare torch loop of the same model, and is FSDP2 with the kit's exchanges at
 least 1.5 times as fast as with gloo's own, on two ranks with 64 MiB of parameters or more?
 Method: both sides live in the same ranks and take blocks of steps in turns, the first side changing with the block; the ratio is formed
 per block, by wall clock and by the processor's time (which neighbours disturb less). A block's time is the slowest rank's. The exchange
@@ -59,7 +59,7 @@ def in_turns(
 def show(what: str, ratios: list[float]) -> None:
     """Print a ratio with its interval."""
     low, high = median_interval(ratios) if len(ratios) > 4 else (min(ratios), max(ratios))
-    print(f"{what}: {statistics.median(ratios):.3f} (95 % {low:.3f} to {high:.3f}, n = {len(ratios)})", flush=True)
+    print(f"{what}: {statistics.median(ratios):.3f} (95% {low:.3f} to {high:.3f}, n = {len(ratios)})", flush=True)
 
 
 def frame(strategy: str, size: int, here: World, options: Options) -> None:

@@ -5,10 +5,10 @@ BERT does not: attention that finds the same name elsewhere takes it longer to f
 
 Method: BERT (post-norm, learned positions, no dropout) on endless generated text (`pretrain_text.py`) with two losses at
 once: the span that answers a question, and masked words. Relations and names are others than those of the benchmark.
-Paragraphs grow from two facts to eight, one at a time, when 80 % of the questions are answered exactly. The weights are
+Paragraphs grow from two facts to eight, one at a time, when 80% of the questions are answered exactly. The weights are
 random at the start, but not shapeless: words and positions begin in subspaces of their own, positions as sinusoids, and some
-heads begin by looking for equal words, others at a neighbour (HEADS). So 61 % of the two-fact questions are right after 400
-steps; with sinusoids and equal queries and keys alone it was 16 % after 500. All of it is trained. The shape alone does not
+heads begin by looking for equal words, others at a neighbour (HEADS). So 61% of the two-fact questions are right after 400
+steps; with sinusoids and equal queries and keys alone it was 16% after 500. All of it is trained. The shape alone does not
 replace the training: without it the quick tier ends at F1 21. The vocabulary holds the words of the generated text, all
 ASCII characters and all pairs of letters and of digits: any other word is cut into pairs.
 

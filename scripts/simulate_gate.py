@@ -3,9 +3,9 @@
 Question: of one new run against 1 to 10 accepted ones, how often does an unchanged one FAIL or stay AMBIGUOUS, and how often is
 a loss found?
 Method: made-up runs of 200 samples (``benchlib.judge.noise``: steady, autocorrelated, heavy-tailed, drifting, with a
-neighbour), whose levels differ by 3 or 4 %; a limit of 20 %. Comparisons draw their runs from a pool of ``--pool`` runs. The
+neighbour), whose levels differ by 3 or 4%; a limit of 20%. Comparisons draw their runs from a pool of ``--pool`` runs. The
 rule now is the gate's own code (``compared`` and ``status_of``). The rule before was: threshold is the limit or the A/A band,
-whichever is wider; FAIL where the whole 98 % interval lies beyond it, PASS where it lies within; the interval is the wider of
+whichever is wider; FAIL where the whole 98% interval lies beyond it, PASS where it lies within; the interval is the wider of
 the bootstrap of the medians and of Student's t with the spread between these runs alone, from two degrees of freedom on.
 
     python scripts/simulate_gate.py [--comparisons 2000] [--pool 600] [--between 0.03,0.04] [--seed 0]
@@ -29,8 +29,8 @@ LIMIT = RegressionLimit(metric="rate", share=0.2)
 ACCEPTED = (1, 2, 3, 4, 5, 7, 10)
 RESAMPLES = 1000
 QUESTIONS = (("unchanged: FAIL", 0.0, ("FAIL",)), ("unchanged: undecided", 0.0, ("AMBIGUOUS",)),
-             ("loss of 10 %: FAIL", 0.1, ("FAIL",)), ("loss of 30 %: FAIL", 0.3, ("FAIL",)),
-             ("loss of 30 %: FAIL or undecided", 0.3, ("FAIL", "AMBIGUOUS")), ("loss of 45 %: FAIL", 0.45, ("FAIL",)))  # fmt: skip
+             ("loss of 10%: FAIL", 0.1, ("FAIL",)), ("loss of 30%: FAIL", 0.3, ("FAIL",)),
+             ("loss of 30%: FAIL or undecided", 0.3, ("FAIL", "AMBIGUOUS")), ("loss of 45%: FAIL", 0.45, ("FAIL",)))  # fmt: skip
 
 
 def before(boot: np.ndarray, medians: np.ndarray, new: int, old: Sequence[int], loss: float) -> str:
@@ -86,7 +86,7 @@ def table(
 def at_will(comparisons: int, pool: int, seed: int) -> dict[str, dict[int, tuple[float, float]]]:
     """Return by question what the gate says without and with the readings of a machine whose others take what they like.
 
-    They take from nothing to half of the processors during a whole run, which is slower by that: 20 % between runs.
+    They take from nothing to half of the processors during a whole run, which is slower by that: 20% between runs.
     """
     generator = np.random.default_rng(seed)
     taken = generator.uniform(0, 0.5, pool)

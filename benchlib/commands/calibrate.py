@@ -110,7 +110,7 @@ def shares(text: str) -> list[float]:
     wrong = [share for share in planted if not 0 < share <= MOST_SHARE]
     if wrong:
         raise UserError(
-            f"--planted {wrong[0]:g}: a share lies above 0 and is at most {MOST_SHARE:g}; 0.15 is 15 % slower"
+            f"--planted {wrong[0]:g}: a share lies above 0 and is at most {MOST_SHARE:g}; 0.15 is 15% slower"
         )
     return planted
 

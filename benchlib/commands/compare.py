@@ -105,7 +105,7 @@ def change_text(row: Row) -> str:
 
 
 def interval_text(row: Row) -> str:
-    """Write the 98 % interval; '' where too few samples give none."""
+    """Write the 98% interval; '' where too few samples give none."""
     if row.low is None or row.high is None or row.basis == "none":
         return ""
     if row.kind == "ratio":
@@ -114,7 +114,7 @@ def interval_text(row: Row) -> str:
 
 
 def band_text(row: Row) -> str:
-    """Write the A/A band, within which 95 % of the changes between unchanged runs lie."""
+    """Write the A/A band, within which 95% of the changes between unchanged runs lie."""
     if row.change is None:
         return ""
     if row.band is None:
@@ -196,7 +196,7 @@ def _metric_table(item: Contrast, all_metrics: bool, width: int) -> Table:
             table.add_row(values, change, f"{escape(row.limit)}\n[dim]{escape(band_text(row))}[/]", word)
         return table
     numbers = [
-        Column(head, justify="right", no_wrap=True) for head in ("reference", "compared", "ratio", "98 % interval")
+        Column(head, justify="right", no_wrap=True) for head in ("reference", "compared", "ratio", "98% interval")
     ]
     table = Table(name, *numbers, Column("A/A band", no_wrap=True), Column("limit", no_wrap=True), result, **look)
     for row, word in rows:

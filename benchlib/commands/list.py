@@ -208,7 +208,7 @@ def show_baseline(key: str) -> None:
         console.print(f"from {escape(record.run)}: {escape(record.reason)}")
     measured = load_calibration(baselines.folder(), item.benchmark, item.tier, item.key)
     limits = {limit.metric: limit for limit in item.limits}
-    table = _table("metric", "value", "limit", "A/A band", "n", "95 % interval of the latest run")
+    table = _table("metric", "value", "limit", "A/A band", "n", "95% interval of the latest run")
     for metric in item.latest.metrics:
         interval = (
             ""

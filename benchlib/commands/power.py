@@ -67,7 +67,7 @@ def power(
     console.print(table)
     kinds = ", ".join(dict.fromkeys(name for item in metrics for name in item.pools))
     console.print(
-        f"Of one new, unchanged run: false alarms, undecided comparisons; and the smallest loss found in 99 %. Noise: {kinds}; the worst counts.",
+        f"Of one new, unchanged run: false alarms, undecided comparisons; and the smallest loss found in 99%. Noise: {kinds}; the worst counts.",
         style="dim",
         soft_wrap=True,
     )
@@ -77,7 +77,7 @@ def power(
 
 
 def enough_text(item: Outlook, loss: float) -> str:
-    """Say how many runs to accept so that a loss of this share is found in 99 % of comparisons."""
+    """Say how many runs to accept so that a loss of this share is found in 99% of comparisons."""
     name, kind, most = item.limit.metric, item.setup.kind, baselines.MOST_RUNS
     if kind != "ratio":
         return f"{name}: its limit is an amount, not a share: see the table."

@@ -1,7 +1,7 @@
-"""How many queries a percentile takes: the early stopping of MLPerf LoadGen (confidence 99 %, tolerance 0).
+"""How many queries a percentile takes: the early stopping of MLPerf LoadGen (confidence 99%, tolerance 0).
 
 Of h + t queries t may be over the latency if the odds of as few, were the true share of the percentile p not reached, are
-at most 1 %: BetaRegularized(p; h, t + 1) <= 0.01. Source: mlcommons/inference, loadgen/early_stopping.cc.
+at most 1%: BetaRegularized(p; h, t + 1) <= 0.01. Source: mlcommons/inference, loadgen/early_stopping.cc.
 """
 
 import functools

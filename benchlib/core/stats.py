@@ -1,4 +1,4 @@
-"""Statistics of the samples of one run: medians, percentiles, 95 % bootstrap intervals of the median, and whether they drift.
+"""Statistics of the samples of one run: medians, percentiles, 95% bootstrap intervals of the median, and whether they drift.
 
 Samples are in the order in which they were taken. Neighbours of a series that was disturbed for a while resemble each
 other and say less than as many independent samples do: their interval comes from resampled blocks.
@@ -12,7 +12,7 @@ import numpy as np
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-LEAST_FOR_INTERVAL = 5  # samples: the range of n holds the median with 1 - 2^(1 - n), 75 % for three and 94 % for five
+LEAST_FOR_INTERVAL = 5  # samples: the range of n holds the median with 1 - 2^(1 - n), 75% for three and 94% for five
 LEAST_PER_QUARTER = 5  # samples: with fewer, one slow step makes a quarter differ
 DRIFT = 1.1  # of the largest median of a quarter over the smallest: less is noise to a reader
 LEAST_FOR_P95 = 20  # samples: of fewer no twentieth exists
@@ -41,11 +41,11 @@ def summary(samples: Sequence[float]) -> Summary:
 
 
 def median_interval(samples: Sequence[float] | np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the median of five or more samples in the order in which they were taken.
+    """Return the 95% bootstrap interval of the median of five or more samples in the order in which they were taken.
 
     Autocorrelated samples are resampled in blocks (``block_length``) from the series closed to a circle: D. N. Politis and
     J. P. Romano, "A circular block-resampling procedure for stationary data", in Exploring the Limits of Bootstrap, 1992.
-    Fewer samples raise ``ValueError``: no resampling makes an interval of 95 % of them.
+    Fewer samples raise ``ValueError``: no resampling makes an interval of 95% of them.
     """
     values = finite(samples)
     if len(values) < LEAST_FOR_INTERVAL:
@@ -124,7 +124,7 @@ def quarters(samples: Sequence[float]) -> list[float]:
 def drift(samples: Sequence[float]) -> tuple[str, float, float] | None:
     """Return how a series moved, as "rose", "fell" or "varied" with two medians of quarters; None for a steady or short one.
 
-    It moved where the largest median of a quarter is more than 1.1 times the smallest and their 95 % intervals do not
+    It moved where the largest median of a quarter is more than 1.1 times the smallest and their 95% intervals do not
     overlap. Then no one number stands for the series.
     """
     medians = quarters(samples)

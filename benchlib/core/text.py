@@ -95,7 +95,7 @@ UNITS = {"ratio": "", "us": "µs"}  # as readers see them
 
 
 def quantity(value: float, unit: str = "") -> str:
-    """Format a value with about three significant digits: ``0.0512 s``, ``1,234 samples/s``, ``88.4``, ``220.1 GFLOP/s``; a ratio has no unit.
+    """Format a value with about three significant digits: ``0.0512 s``, ``1,234 samples/s``, ``88.4``, ``220.1 GFLOP/s``, ``65.3%``; a ratio has no unit.
 
     Less than an hour is written in minutes.
     """
@@ -112,7 +112,12 @@ def quantity(value: float, unit: str = "") -> str:
         text = f"{value:,.0f}" if size >= 1000 else f"{value:.1f}"
     else:
         text = f"{value:.3g}" if size < 10 else f"{value:.2f}"
-    return f"{text} {UNITS.get(unit, unit)}".strip()
+    return with_unit(text, UNITS.get(unit, unit))
+
+
+def with_unit(number: str, unit: str) -> str:
+    """Write a number with its unit: ``12.3 ms``, ``65.3%``."""
+    return f"{number}%" if unit == "%" else f"{number} {unit}".strip()
 
 
 def band_text(band: float, kind: str, unit: str = "") -> str:

@@ -40,7 +40,7 @@ from benchlib.judge.regression import (
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Run, fingerprint, fingerprint_key
 
-WIDEST = 2.0  # times the limit that the smallest loss found may be: 40 % for a limit of 20 %
+WIDEST = 2.0  # times the limit that the smallest loss found may be: 40% for a limit of 20%
 STORED = 12  # runs beside a run that tell their spread, the newest
 SEARCHED = 40  # that are looked at for them
 LEAST_STORED = 4  # of which one may be odd
@@ -292,7 +292,7 @@ class Width:
     """How much the accepted runs of a metric differ, and what the gate makes of it.
 
     ``values`` are the runs' values, ``spread`` that between unchanged runs with its source, ``own`` the change (or amount)
-    that the limit allows, ``effect`` the smallest loss that the gate finds in 99 % of single runs.
+    that the limit allows, ``effect`` the smallest loss that the gate finds in 99% of single runs.
     """
 
     metric: Metric

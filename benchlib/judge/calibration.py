@@ -44,7 +44,7 @@ class Counted(BaseModel):
 
     @property
     def upper(self) -> float:
-        """Upper end of the exact (Clopper-Pearson) 95 % interval of the share that fails."""
+        """Upper end of the exact (Clopper-Pearson) 95% interval of the share that fails."""
         from scipy.stats import binomtest
 
         return float(binomtest(self.fail, self.comparisons).proportion_ci(0.90, "exact").high)
@@ -137,17 +137,17 @@ class Calibration(BaseModel):
         return (
             f"The gate was calibrated here on {day(self.made_at)} with {self.runs} unchanged and {self.planted_runs} slowed runs: "
             f"{alarms} false alarm{'s' * (alarms != 1)} in {comparisons} A/A comparisons"
-            + (f"; it finds losses of speed of {span}, by metric, with 99 % power." if span else ".")
+            + (f"; it finds losses of speed of {span}, by metric, with 99% power." if span else ".")
         )
 
     def method(self) -> str:
         """Return how the figures were made."""
         return (
-            f"False alarms and undecided: each of the {self.runs} unchanged runs against all others, with the upper end of the exact 95 % interval; "
+            f"False alarms and undecided: each of the {self.runs} unchanged runs against all others, with the upper end of the exact 95% interval; "
             "a metric that is often undecided scatters too much here for its limit (`--set limits.METRIC=SHARE`). "
             "Of one run: each against each other one, as with a baseline of a single run and no calibration. "
             "Simulated: the same gate, with one accepted run and this calibration, on numbers drawn with the spread of these runs; "
-            "the loss found is the one that 99 % of these comparisons fail. Planted: how much slower the slowed runs came out, and how many of them the gate failed."
+            "the loss found is the one that 99% of these comparisons fail. Planted: how much slower the slowed runs came out, and how many of them the gate failed."
         )
 
     def rows(self) -> list[dict[str, str]]:

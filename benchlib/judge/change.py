@@ -23,7 +23,7 @@ import numpy as np
 from benchlib.core.stats import LEAST_FOR_INTERVAL, finite, median_ends
 from benchlib.judge.changepoints import Disturbance, disturbance
 
-# Two-sided: a change that is not there lies beyond either end in at most 1 % of the comparisons.
+# Two-sided: a change that is not there lies beyond either end in at most 1% of the comparisons.
 GATE_CONFIDENCE = 0.98
 # The share of unchanged repeats whose ratio lies within the A/A band.
 BAND_COVERAGE = 0.95
@@ -53,7 +53,7 @@ class Spread:
     source: str = ""
 
     def band(self, kind: Kind = "ratio") -> float:
-        """Return the A/A band: 95 % of the ratios of two unchanged runs lie within 1/(1 + band) and 1 + band.
+        """Return the A/A band: 95% of the ratios of two unchanged runs lie within 1/(1 + band) and 1 + band.
 
         For differences the band is an amount. Two runs differ with the variance of both: 1.96 * sqrt(2) * s.
         """
@@ -84,11 +84,11 @@ def moderated(known: Spread | None, default: float | None, source: str = "defaul
 
 @dataclass(frozen=True)
 class Change:
-    """``value`` is new / old (or new - old) and ``low`` to ``high`` its 98 % interval.
+    """``value`` is new / old (or new - old) and ``low`` to ``high`` its 98% interval.
 
     ``basis`` says which noise the interval rests on: ``runs`` (between runs), ``default`` (between runs, but no run was there
     to tell it), ``samples`` (within one run on each side, the spread between runs is not known) or ``none`` (fewer than five
-    samples in every run: what they scatter widens ``low`` to ``high``, which holds the change less often than in 98 %).
+    samples in every run: what they scatter widens ``low`` to ``high``, which holds the change less often than in 98%).
     ``spread`` is that between unchanged runs, or None where no side has two runs and none is known.
 
     Runs whose level shifted count with their undisturbed part. ``whole`` is the value with all of them counted, on both sides,
@@ -225,7 +225,7 @@ def compared(
 
 @dataclass(frozen=True)
 class Estimate:
-    """The value of one side, above zero, with its 98 % interval; ``basis`` as in :class:`Change`."""
+    """The value of one side, above zero, with its 98% interval; ``basis`` as in :class:`Change`."""
 
     value: float
     low: float

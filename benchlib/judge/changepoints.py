@@ -54,7 +54,7 @@ class Level:
 class Levels:
     """A series as levels in order of time. ``spread`` is the standard deviation of one run about its level.
 
-    It is of log values where ``ratio`` is True, so 0.02 stands for 2 %, and in the series' unit otherwise. ``free`` is
+    It is of log values where ``ratio`` is True, so 0.02 stands for 2%, and in the series' unit otherwise. ``free`` is
     the number of runs that it was estimated from, less one for each level.
     """
 

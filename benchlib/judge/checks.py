@@ -147,10 +147,12 @@ def limit_check(
     kind: Kind = "target",
     strict: bool = False,
     gates: bool = True,
+    of: str = "",
 ) -> Check:
     """Check a metric against an absolute limit, on the side that its direction gives. A boundary value passes.
 
     ``strict`` makes the boundary fail ("> 30 Gbps"). Without a limit the metric is reported, and SKIPPED says so.
+    ``of`` says whose limit it is, where it is not that of the real benchmark ("for the stand-in").
     """
     common: dict[str, Any] = {"name": name, "kind": kind, "question": question, "source": source}
     if metric is None or metric.provenance == "not_available":
@@ -164,7 +166,7 @@ def limit_check(
     if limit is None:
         return Check(**common, status="SKIPPED", reason=f"measured {metric.text}; {source}", gates=False)
     sign = {"higher": ">", "lower": "<"}[metric.direction] + ("" if strict else "=")
-    common |= {"limit": f"{sign} {quantity(limit, metric.unit)}", "gates": gates}
+    common |= {"limit": f"{sign} {quantity(limit, metric.unit)} {of}".strip(), "gates": gates}
     if metric.value is None:
         return Check(**common, status="FAIL", reason=f"not a number: {metric.reason}")
     better = metric.value > limit if metric.direction == "higher" else metric.value < limit

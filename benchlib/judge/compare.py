@@ -194,7 +194,7 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
 class Row(BaseModel):
     """One metric in both sets. ``change`` is other / reference, or other - reference for the kind ``difference``.
 
-    ``low`` to ``high`` is its 98 % interval, ``band`` the A/A band, None where no spread between runs is known; ``basis`` what
+    ``low`` to ``high`` is its 98% interval, ``band`` the A/A band, None where no spread between runs is known; ``basis`` what
     the interval rests on (see ``benchlib.judge.change.Change``); ``gate`` what the benchmark's regression check says. ``word``
     is '' where nothing may be said.
     """

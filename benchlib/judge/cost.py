@@ -9,7 +9,7 @@ hour), d devices, an epoch of N items, F useful FLOP/s and the power P in watts:
 - break-even price of a machine: the p at which its items cost what those of the cheapest cost, ``p_c d_c R / (d R_c)``
 - Pareto front: the machines that no other one beats in time or cost without losing in the other
 
-Intervals are those of ``benchlib.judge.change`` (98 %): the samples of a run are resampled, and from three runs on the spread
+Intervals are those of ``benchlib.judge.change`` (98%): the samples of a run are resampled, and from three runs on the spread
 between runs counts. Time and cost are monotonic in the rate, so the ends of its interval give the ends of theirs; an order is
 certain where the interval of the ratio of two machines excludes 1.
 
@@ -37,7 +37,7 @@ class _Model(BaseModel):
 
 
 class Value(_Model):
-    """A number with its 98 % interval, or the reason why there is none. ``low`` and ``high`` are None without interval."""
+    """A number with its 98% interval, or the reason why there is none. ``low`` and ``high`` are None without interval."""
 
     value: float | None
     low: float | None = None

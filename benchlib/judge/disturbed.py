@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchlib.benchmarks import view
-from benchlib.core.text import listing
+from benchlib.core.text import listing, with_unit
 from benchlib.judge.changepoints import Disturbance, disturbance
 from benchlib.judge.regression import faster, limits_of, others_share, shift_text
 from benchlib.results.run import Run
@@ -81,7 +81,7 @@ def _seen(events: Sequence[Any], times: Sequence[float], shift: Disturbance) -> 
     for name, words, unit, least in both:
         here, usual = fmean(inside[name]), fmean(outside[name])
         if abs(here - usual) > max(least * abs(usual), 0.5 if unit != "%" else 10.0):
-            parts.append(" ".join(f"{words} {here:.3g} {unit} instead of {usual:.3g} {unit}".split()))
+            parts.append(f"{words} {with_unit(f'{here:.3g}', unit)} instead of {with_unit(f'{usual:.3g}', unit)}")
     if parts:
         return ", ".join(parts)
     return f"{listing([words for _, words, *_ in both])} stayed the same" if both else ""

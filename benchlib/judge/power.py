@@ -41,7 +41,7 @@ class Simulated(BaseModel):
     """What the gate makes of runs with one kind of noise and this number of accepted runs.
 
     ``noise`` is recorded (the unchanged runs themselves), normal (one number a run) or a kind of ``benchlib.judge.noise``.
-    ``effect`` is the smallest loss that is found in 99 % of the comparisons.
+    ``effect`` is the smallest loss that is found in 99% of the comparisons.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -108,7 +108,7 @@ class Setup:
 class Power:
     """Of simulated comparisons of unchanged runs: the shares that fail and that stay undecided, and the smallest loss found.
 
-    ``effect`` is the loss that 99 % of the comparisons call a regression: a share of the baseline for ratios (a throughput
+    ``effect`` is the loss that 99% of the comparisons call a regression: a share of the baseline for ratios (a throughput
     lower by it, a time higher by it), an amount for differences.
     """
 
@@ -173,7 +173,7 @@ def simulate_runs(setup: Setup, s: float, pool: Pool, comparisons: int = COMPARI
 
     The arithmetic is that of ``benchlib.judge.change.compared`` for many comparisons at once (a test holds them equal), the
     rule is ``ruling``. A loss shifts the new side and leaves its scatter as it is, so each comparison has one loss from which
-    on it fails; the 99 % quantile of these is the effect.
+    on it fails; the 99% quantile of these is the effect.
     """
     generator = np.random.default_rng(seed + 1)
     drawn = pool.draws(comparisons, setup.old_runs + setup.new_runs, generator)
@@ -254,7 +254,7 @@ class Outlook:
         return worst(by_accepted(self.setup, self.spread.s, self.pools, [accepted]))
 
     def enough(self, loss: float, most: int) -> int | None:
-        """Return how many accepted runs it takes to find a loss in 99 % of comparisons; None where ``most`` do not do."""
+        """Return how many accepted runs it takes to find a loss in 99% of comparisons; None where ``most`` do not do."""
         if self.at(most).effect > loss:
             return None
         return bisect_left(range(1, most), True, key=lambda count: self.at(count).effect <= loss) + 1

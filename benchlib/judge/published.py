@@ -10,7 +10,7 @@ from typing import Any
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.core.definitions import size_text
-from benchlib.core.text import quantity
+from benchlib.core.text import quantity, with_unit
 from benchlib.judge.references import UNITS, Figure, Registry, registry
 from benchlib.results.metrics import Metric, claimed
 from benchlib.results.run import Run
@@ -89,7 +89,7 @@ class Row:
             more = self.figure.text
         else:
             more = "" if low == high or self.figure.value is None else ends
-        return f"{ends} {unit}".strip() if self.figure.value is None else quantity(value, unit), more
+        return with_unit(ends, unit) if self.figure.value is None else quantity(value, unit), more
 
     @property
     def compared(self) -> str:

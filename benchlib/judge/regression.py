@@ -49,7 +49,7 @@ class RegressionLimit(BaseModel):
         return self
 
     def text(self, direction: str) -> str:
-        """The limit for a reader, as in ``-20 %`` or ``-1 point``."""
+        """The limit for a reader, as in ``-20%`` or ``-1 point``."""
         sign = "-" if direction == "higher" else "+"
         return f"{sign}{self.share:.0%}" if self.share is not None else f"{sign}{self.amount:g}"
 
@@ -68,9 +68,7 @@ def adjusted(limits: Sequence[RegressionLimit], wanted: Mapping[str, float]) -> 
     for limit in limits:
         name = max((name for name in wanted if named(name, limit.metric)), key=len, default=None)
         if name is not None and limit.share is not None and wanted[name] > 1:
-            raise UserError(
-                f"limits.{name} = {wanted[name]:g}: a share of the baseline from 0 to 1, as in 0.2 for 20 %"
-            )
+            raise UserError(f"limits.{name} = {wanted[name]:g}: a share of the baseline from 0 to 1, as in 0.2 for 20%")
         part = "share" if limit.share is not None else "amount"
         changed.append(limit if name is None else limit.model_copy(update={part: wanted[name]}))
     return changed
@@ -383,7 +381,7 @@ def _text(result: Change, unit: str) -> str:
         interval = f"{_signed(result.low, unit)} to {_signed(result.high, unit)}"
     if result.basis == "none":
         return text if result.low == result.high else f"{text}, {interval} by too few samples for an interval"
-    return f"{text}, 98 % interval {interval}"
+    return f"{text}, 98% interval {interval}"
 
 
 def _basis(result: Change, unit: str) -> str:

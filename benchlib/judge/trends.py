@@ -371,7 +371,7 @@ def _newest_check(where: str, trends: list[Trend], newest: StoredRun, limits: Ma
     shown = [t for t in trends if t.last.path == newest.path and t.levels.levels[-1].low < t.levels.levels[-1].high]
     if not shown:
         return make("SKIPPED", "too few runs to estimate their spread")
-    # Of twenty metrics one lies outside its band of 95 % by chance: together they are to keep that share.
+    # Of twenty metrics one lies outside its band of 95% by chance: together they are to keep that share.
     coverage = 1 - (1 - COVERAGE) / len(shown)
     texts: dict[str, list[str]] = {"FAIL": [], "AMBIGUOUS": [], "PASS": []}
     for trend in shown:

@@ -44,7 +44,7 @@ LATEST = 32_503_680_000  # the year 3000: a later clock is wrong
 
 
 class Measured(NamedTuple):
-    """A metric of a run: its value with the 95 % interval (None where there is none)."""
+    """A metric of a run: its value with the 95% interval (None where there is none)."""
 
     name: str
     value: float

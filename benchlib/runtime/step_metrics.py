@@ -101,7 +101,7 @@ def sensor_metrics(events: Sequence[Event], began: float, ended: float, backend:
         energy = measured("energy_j", counter[-1] - counter[0], "J", "lower", reason=counted)
     utilization = sampled("utilization", "utilization_percent", "%", "higher")
     if backend == "cpu" and (shares := values("cpu_percent")):
-        of_cores = "processor time of the ranks, 100 % is one core"
+        of_cores = "processor time of the ranks, 100% is one core"
         utilization = measured("utilization", shares, "%", "none", reason=of_cores)
     return [
         energy,

@@ -185,7 +185,7 @@ def _add_limits(cards: list[dict[str, str]], rows: list[dict[str, Any]]) -> None
 
 
 def interval(metric: Metric) -> str:
-    """Write the 95 % interval of a metric, '' where it has none; with units only where they differ from the value's."""
+    """Write the 95% interval of a metric, '' where it has none; with units only where they differ from the value's."""
     if metric.ci_low is not None and metric.ci_high is None:
         return f"at least {quantity(metric.ci_low, metric.unit)}"
     if metric.ci_low is None or metric.ci_high is None:
@@ -223,7 +223,7 @@ def cards(result: Result) -> list[dict[str, str]]:
     for prefix, metric in dict(chosen).items():
         value, _, unit = metric.text.partition(" ")
         note = (
-            f"95 %: {interval(metric)}, n = {metric.n}"
+            f"95%: {interval(metric)}, n = {metric.n}"
             if interval(metric)
             else (
                 "one value"

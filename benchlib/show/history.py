@@ -126,7 +126,7 @@ def _title(shown: Trend) -> str:
 
 def _words(shown: Trend) -> str:
     level = shown.levels.levels[-1]
-    band = f"Band of 95 %: {spanned(level.low, level.high, shown.unit)}. " if level.low < level.high else ""
+    band = f"Band of 95%: {spanned(level.low, level.high, shown.unit)}. " if level.low < level.high else ""
     changes = "".join(f"{describe_change(change, shown.unit)}. " for change in shown.changes)
     return f"{len(shown.values)} runs. {band}{changes}{len(shown.outside)} outside the band."
 

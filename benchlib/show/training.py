@@ -155,11 +155,11 @@ def time_split(run: Records, theme: Theme = LIGHT) -> Picture:
         axes.barh(row, value * scale, left=left * scale, height=0.62, color=colour, alpha=1.0 if part == top else 0.55)
         after = left + value < 0.66 * whole
         place = (left + value if after else left) * scale
-        note(axes, f"{seconds(value)} · {100 * value / whole:.0f} %", (place, row), (5 if after else -5, 0))
+        note(axes, f"{seconds(value)} · {100 * value / whole:.0f}%", (place, row), (5 if after else -5, 0))
         left += value
     label_rows(axes, ["gradient\nexchange" if part == "exchange" else part for part in parts])
     axes.set_xlim(0, whole * scale * 1.02)
-    title = f"{100 * parts[top] / whole:.0f} % of a step is {'gradient exchange' if top == 'exchange' else top}"
+    title = f"{100 * parts[top] / whole:.0f}% of a step is {'gradient exchange' if top == 'exchange' else top}"
     alt = ", ".join(f"{part} {seconds(value)}" for part, value in parts.items())
     return finish(figure, axes, theme, title, f"time within a step ({unit}), medians", "", alt)
 
@@ -219,6 +219,6 @@ def rank_skew(run: Records, theme: Theme = LIGHT) -> Picture:
         axes.legend(ncols=2, loc="upper left", bbox_to_anchor=(0, -0.18), handlelength=1)
     share = float(own.iloc[0] / own.iloc[-1]) - 1
     what = "has the most work" if split else "is the slowest"
-    title = f"Rank {shown['rank'].iloc[0]:.0f} {what}: {100 * share:.1f} % above rank {shown['rank'].iloc[-1]:.0f}"
+    title = f"Rank {shown['rank'].iloc[0]:.0f} {what}: {100 * share:.1f}% above rank {shown['rank'].iloc[-1]:.0f}"
     alt = f"{len(shown)} of {len(frame)} ranks are shown." if many else f"{counted(len(frame), 'rank')}."
     return finish(figure, axes, theme, title, f"median step time ({unit})", "", alt, 44)

@@ -15,7 +15,7 @@ import torch
 from benchlib.workloads.features import Features
 
 # Global batches whose samples are sorted together. Larger pads less but makes batches less random; at 50 the padding
-# on SQuAD is below 2 %.
+# on SQuAD is below 2%.
 BUCKET = 50
 
 Part = TypeVar("Part")

@@ -53,6 +53,17 @@ def test_files_of_the_kit_that_a_text_names_exist(name):
     assert [path for path in paths if not (home() / path).exists()] == []
 
 
+def test_percentages_have_no_space_before_their_sign():
+    pages = [
+        home() / "README.md",
+        *home().glob("docs/*.md"),
+        *home().glob("notebooks/*.ipynb"),
+        *home().glob("benchlib/**/*.j2"),
+    ]
+    texts = {path.name: path.read_text(encoding="utf-8") for path in pages}
+    assert not {name: found for name, text in texts.items() if (found := re.findall(r".{20}[0-9}] %(?![}\w])", text))}
+
+
 def test_the_make_targets_of_the_text_exist():
     makefile = (home() / "Makefile").read_text(encoding="utf-8")
     named = set(re.findall(r"(?:`|\$ )make ([a-z]+)", (home() / "README.md").read_text(encoding="utf-8")))

@@ -51,7 +51,7 @@ def test_intervals_have_the_unit_of_their_value(tmp_path):
     run = stored(tmp_path, 1)
     for metric in run.result.metrics:
         if metric.unit == "FLOP/s" and metric.ci_low:
-            low = session.metrics_table(run).loc[metric.name, "95 % interval"].split()[0]
+            low = session.metrics_table(run).loc[metric.name, "95% interval"].split()[0]
             assert float(low) == pytest.approx(metric.ci_low / 1e9, rel=0.01)
             break
     else:

@@ -204,7 +204,7 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
 
 @styled
 def small_messages(run: Records, theme: Theme = LIGHT) -> Picture:
-    """Time of the smallest size of each operation: the median, and how far the slowest 5 % and 1 % reach."""
+    """Time of the smallest size of each operation: the median, and how far the slowest 5% and 1% reach."""
     figure, axes = blank("small-messages", theme, of_many=True)
     frame = series.main(run)
     frame = frame[(frame["median_us"] > 0) & frame["variant"].isin(["library", "direct"])].sort_values("bytes")
@@ -237,7 +237,7 @@ def small_messages(run: Records, theme: Theme = LIGHT) -> Picture:
     of = f" of {size_text(sizes.min())}" if len(sizes) else ""
     times = [seconds(1e-6 * value) for value in frame["median_us"]]
     alt = ", ".join(f"{label} {time}" for label, time in zip(labels, times, strict=True))
-    below = f"time (µs): dot median; tick 95 % (from {LEAST_FOR_P95} rounds), bar to 99 % (from {LEAST_FOR_P99})"
+    below = f"time (µs): dot median; tick 95% (from {LEAST_FOR_P95} rounds), bar to 99% (from {LEAST_FOR_P99})"
     return finish(
         figure, axes, theme, f"Smallest messages{of}: {times[0]} to {times[-1]}", below, "", f"Medians: {alt}.", 40
     )
@@ -271,13 +271,13 @@ def fit(run: Records, theme: Theme = LIGHT, operation: str = "all_reduce") -> Pi
     log_values(axes, 0.12)
     for point in row_dicts(points):
         off = point["median_us"] / modelled(point["bytes"]) - 1
-        note(axes, f"{100 * off:+.0f} %", (point["bytes"], point["median_us"]), (0, 8), color=theme.muted, fontsize=7.5)
+        note(axes, f"{100 * off:+.0f}%", (point["bytes"], point["median_us"]), (0, 8), color=theme.muted, fontsize=7.5)
     formula = f"t = α + {'S' if factor == 1 else f'{factor:.3g}·S'}/B"
     lines = [formula, f"α = {seconds(1e-6 * alpha)}, B = {quantity(rate)} Gbps"]
     if factor and alpha > 0:
         lines.append(f"half of B at {size_text(alpha * rate / (8e-3 * factor))}")
     if chosen["residual"] >= 0:
-        lines.append(f"residual {100 * chosen['residual']:.2g} % rms")
+        lines.append(f"residual {100 * chosen['residual']:.2g}% rms")
     axes.text(0.03, 0.97, "\n".join(lines), transform=axes.transAxes, va="top", linespacing=1.4)
     title = f"{words(name)}: {seconds(1e-6 * alpha)} to start, then {quantity(rate)} Gbps"
     alt = f"{len(points)} measured points, with their distance from the line. {' '.join(lines)}."

@@ -173,7 +173,7 @@ def overlap(run: Records, theme: Theme = LIGHT) -> Picture:
     shares = [(hidden_share(item["alone_us"], item["compute_us"], item["together_us"]), item) for item in items]
     if measured := [(share or 0.0, item) for (share, kind), item in shares if kind != "disturbed"]:
         share, best = max(measured, key=lambda pair: pair[0])
-        amount = f"{100 * share:.0f} %" if share > 0 else "Nothing"
+        amount = f"{100 * share:.0f}%" if share > 0 else "Nothing"
         title = f"{amount} of the {words(best['operation'])} of {size_text(best['bytes'])} is hidden"
     alt = "; ".join(
         f"{words(item['operation'])} of {size_text(item['bytes'])}: computation {seconds(1e-6 * item['compute_us'])}, "
@@ -198,12 +198,12 @@ def last_rank(run: Records, theme: Theme = LIGHT) -> Picture:
     colours = [theme.series[int(rank == worst and most > 1.5 * even)] for rank in shown.index]
     axes.barh(range(len(shown)), shown, height=0.66, color=colours)
     for row, share in enumerate(shown):
-        note(axes, "< 1 %" if 0 < share < 1 else f"{share:.0f} %", (share, row), fontsize=8.5)
+        note(axes, "< 1%" if 0 < share < 1 else f"{share:.0f}%", (share, row), fontsize=8.5)
     axes.axvline(even, color=theme.text, linewidth=1.2, linestyle=DASHED)
     label_rows(axes, [f"rank {rank}" for rank in shown.index])
     axes.set_xlim(0, 1.15 * max(most, even))
-    title = f"Rank {worst} is the last in {most:.0f} % of the rounds; an even share is {even:.3g} %"
-    alt = ", ".join(f"rank {rank} {share:.0f} %" for rank, share in shares.items())
+    title = f"Rank {worst} is the last in {most:.0f}% of the rounds; an even share is {even:.3g}%"
+    alt = ", ".join(f"rank {rank} {share:.0f}%" for rank, share in shares.items())
     if many:
         alt = f"{len(shown)} of {len(shares)} ranks are shown."
     below = "rounds in which this rank finished last (%); dashed: an even share"
@@ -227,6 +227,8 @@ def rounds(run: Records, theme: Theme = LIGHT, operation: str = "all_reduce") ->
     name_ends(axes, theme, [end])
     last = frame.iloc[-1]
     share = 100 * last["p50"] / last["time_us"]
-    title = f"Ranks end {seconds(1e-6 * last['p50'])} apart in the {words(operation)} of {size_text(last['bytes'])}: {share:.0f} % of its time"
-    alt = f"Bars: 5 to 95 % and 25 to 75 % of the rounds, with the median, at {len(frame)} sizes. Dashed: the median time."
+    title = f"Ranks end {seconds(1e-6 * last['p50'])} apart in the {words(operation)} of {size_text(last['bytes'])}: {share:.0f}% of its time"
+    alt = (
+        f"Bars: 5 to 95% and 25 to 75% of the rounds, with the median, at {len(frame)} sizes. Dashed: the median time."
+    )
     return finish(figure, axes, theme, title, BY_BYTES, "slowest - fastest rank of a round (µs)", alt)

@@ -302,7 +302,7 @@ def _spread_row(item: dict[str, Any]) -> dict[str, str]:
         "size": size_text(item["bytes"]) if item["bytes"] > 0 else NOTHING,
         "rounds": _or_nothing(item["rounds"], "{:.0f}"),
         "median": micros("median_us"),
-        "95 % interval": NOTHING if NOTHING in ends else " to ".join(ends),
+        "95% interval": NOTHING if NOTHING in ends else " to ".join(ends),
         "p95": micros("p95_us") if item["rounds"] >= LEAST_FOR_P95 else NOTHING,
         "p99": micros("p99_us") if item["rounds"] >= LEAST_FOR_P99 else NOTHING,
         "algbw": _or(item["algbw_gbps"], lambda value: quantity(value, "Gbps"), NOTHING),
@@ -359,7 +359,7 @@ def fits(run: Records) -> pd.DataFrame:
             "operation": words(row["operation"], row["variant"]),
             "α": _or(row["alpha_us"], lambda value: seconds(1e-6 * value), NOT_TOLD),
             "B (bus)": _or(row["bandwidth_gbps"], lambda value: quantity(value, "Gbps"), NOT_TOLD),
-            "residual (rms)": _or_nothing(100 * row["residual"], "{:.1f} %"),
+            "residual (rms)": _or_nothing(100 * row["residual"], "{:.1f}%"),
             "sizes": f"{row['points']:.0f}, {size_text(row['from_bytes'])} to {size_text(row['to_bytes'])}",
         }
         for row in row_dicts(frame)

@@ -79,7 +79,7 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
     axes.set_xlim(0, 1.2 * frame[["wall_ms", "ci_high"]].max().max())
     best = frame.sort_values("wall_ms").iloc[0]
     title = f"Fastest: {best['label']}, {best['wall_ms']:.3g} ms"
-    return finish(figure, axes, theme, title, "ms per call", "", "Points: medians; lines: 95 % intervals.", 40)
+    return finish(figure, axes, theme, title, "ms per call", "", "Points: medians; lines: 95% intervals.", 40)
 
 
 @styled

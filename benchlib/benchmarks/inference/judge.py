@@ -253,7 +253,7 @@ def reading(run: Run) -> list[str]:
     share = result.metric(f"roofline_share_offline{scope}")
     if share and share.value is not None:
         sentences.append(
-            f"Offline reaches {100 * share.value:.3g} % of what memory and matrix products allow ({share.reason})."
+            f"Offline reaches {100 * share.value:.3g}% of what memory and matrix products allow ({share.reason})."
         )
     rows = result.tables.get("rouge", [])
     if len(rows) == 3:

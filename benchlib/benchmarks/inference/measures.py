@@ -90,7 +90,7 @@ def why_invalid(test: Tested) -> list[str]:
     share = float(test.facts.get("driver_cpu_share", 0))
     if not test.computes and share > BUSY:
         reasons.append(
-            f"the client used {100 * share:.0f} % of a core and may have been late: use a faster machine for it"
+            f"the client used {100 * share:.0f}% of a core and may have been late: use a faster machine for it"
         )
     stated = test.stated_per_s
     if stated and stated > RATE_SHARE * test.samples_per_s:
@@ -161,10 +161,10 @@ def _impossible_times(test: Tested, done: np.ndarray) -> list[str]:
 
 
 def percentile_metric(name: str, samples: np.ndarray, share: float, unit: str, why: str) -> Metric:
-    """Return a percentile as a metric with the 95 % interval of its order statistics (binomial, no distribution assumed).
+    """Return a percentile as a metric with the 95% interval of its order statistics (binomial, no distribution assumed).
 
     An end whose order statistic would lie outside the samples is None: 64 samples bound their p99 from below only, since
-    all of them lie under it with 0.99^64 = 53 %. The upper end of p99 takes 368.
+    all of them lie under it with 0.99^64 = 53%. The upper end of p99 takes 368.
     """
     from scipy.stats import binom
 

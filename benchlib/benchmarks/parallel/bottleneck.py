@@ -212,7 +212,7 @@ def checks(run: Run) -> list[Check]:
     wrong = [f"{key}: {low:.0%} to {high:.0%}" for key, (low, high) in shares.items() if low < least or high > 1.01]
     question = "Do data, forward, backward and optimizer explain every step of every rank?"
     reason = "; ".join(wrong) or f"{len(rows)} strategies"
-    limit = f"{100 * least:.0f} % to 101 %"
+    limit = f"{100 * least:.0f}% to 101%"
     results = [fact_check("parts of a step", question, bool(rows) and not wrong, reason, limit=limit)]
     planted = getattr(run.config, "planted", "")
     if planted in PLANTED:

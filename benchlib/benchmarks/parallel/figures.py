@@ -83,7 +83,7 @@ def strategies(run: Any, theme: Theme = LIGHT) -> Picture:
     axes.set_xlabel("samples per second, all devices")
     rate, words = max((row["samples_per_s"], words) for row, words in zip(rows, _labels(rows), strict=True))
     title = f"{words}{' is fastest' if len(rows) > 1 else ''}: {quantity(rate)} samples/s"
-    return head(figure, theme, title, "Bars: medians; lines: 95 % intervals; grey: one device.")
+    return head(figure, theme, title, "Bars: medians; lines: 95% intervals; grey: one device.")
 
 
 @styled

@@ -1,7 +1,7 @@
 """How strategies scale: efficiency with its interval, the model's prediction beside it, and what the model says of more devices.
 
 Efficiency of n devices is X_n / (n X_1) with X in samples/s: with one global batch (strong) this is T_1 / (n T_n), with one batch
-per device (weak) T_1 / T_n. The interval takes the worse ends of both intervals, so it is wider than one of 95 %.
+per device (weak) T_1 / T_n. The interval takes the worse ends of both intervals, so it is wider than one of 95%.
 """
 
 from collections.abc import Mapping, Sequence

@@ -80,7 +80,7 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
             axes, row, f"{SIGNS.get(word, '')} {difference(largest)}".strip(), tone(theme, word) if over else theme.text
         )
         equal = part.loc[part["high"] == 0, "count"].sum() / part["count"].sum()
-        sentences.append(f"{name} at most {difference(largest)}, {100 * equal:.0f} % are equal")
+        sentences.append(f"{name} at most {difference(largest)}, {100 * equal:.0f}% are equal")
     name_rows(axes, theme, names)
     label(axes, theme, "|logit - the reference's|; bar: tolerance; right: the largest")
     return head(figure, theme, titled(_finding(standings), tables.scope(run)), f"{'; '.join(sentences)}.")

@@ -540,8 +540,8 @@ def _latency(result: Result) -> Iterator[str]:
         for word, ratios in groups.items()
         if ratios
     ]
-    rest = "; the others are within 10 %" if sum(map(len, groups.values())) < len(same) else ""
-    text = "; ".join(parts) + rest if parts else "all members are within 10 % of it"
+    rest = "; the others are within 10%" if sum(map(len, groups.values())) < len(same) else ""
+    text = "; ".join(parts) + rest if parts else "all members are within 10% of it"
     yield f"The reference takes {quantity(base['p50_ms'])} ms for an input of {base['length']} tokens. Relative to that: {text}."
 
 

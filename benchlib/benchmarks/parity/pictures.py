@@ -314,7 +314,7 @@ def _value(row: dict[str, Any]) -> str:
 
 
 def latency(run: Records, theme: Theme = LIGHT) -> Picture:
-    """Time of a forward pass by member, median to 99 %, with the ratio to the reference's median."""
+    """Time of a forward pass by member, median to 99%, with the ratio to the reference's median."""
     figure, axes = blank("latency-by-member", theme, of_many=True)
     frame = tables.latencies(run).sort_values("p50_ms", kind="stable", ignore_index=True)
     if frame.empty:
@@ -345,7 +345,7 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
         if first["batch"] > 0 and first["length"] > 0
         else ""
     )
-    label(axes, theme, f"ms{of} (dot median, tick 95 %, end 99 %)")
+    label(axes, theme, f"ms{of} (dot median, tick 95%, end 99%)")
     fast = next((item for item in row_dicts(frame) if not item["is_reference"]), first)
     if fast["ratio"] > 1 and not fast["is_reference"]:
         title = f"No member is faster than the reference: {fast['member']} takes {fast['ratio']:.2f} × its time"
@@ -353,7 +353,7 @@ def latency(run: Records, theme: Theme = LIGHT) -> Picture:
         title = f"{fast['member']} is fastest: {_ms(fast['p50_ms'])}"
         title += f", {fast['ratio']:.2f} × the reference" if fast["ratio"] > 0 and not fast["is_reference"] else ""
     medians = "; ".join(
-        f"{item['member']} {_ms(item['p50_ms'])}, 99 % {_ms(item['p99_ms'])}" for item in row_dicts(frame)
+        f"{item['member']} {_ms(item['p50_ms'])}, 99% {_ms(item['p99_ms'])}" for item in row_dicts(frame)
     )
     return head(figure, theme, titled(title, tables.scope(run)), f"Medians: {medians}.")
 

@@ -396,8 +396,8 @@ def latency(run: Records) -> pd.DataFrame:
             "n": f"{row['n']:.0f}",
             "mean (ms)": _time(row["mean_ms"]),
             "median (ms)": _time(row["p50_ms"]),
-            "95 % (ms)": _time(row["p95_ms"]),
-            "99 % (ms)": _time(row["p99_ms"]),
+            "95% (ms)": _time(row["p95_ms"]),
+            "99% (ms)": _time(row["p99_ms"]),
             "queries/s": _time(row["qps"]),
             "median / reference": f"{row['ratio']:.2f}" if row["ratio"] > 0 else NOTHING,
         }

@@ -262,9 +262,9 @@ def _entry(group: str, precision: str, quantity: str) -> tuple[float, str]:
         BATCH: _invariance(precision, logits),
         PADDING: _invariance(precision, logits),
         F1: (
-            (1.0, "set; as MLPerf's 99 % of the fp32 quality; one question of a set of fewer than 100")
+            (1.0, "set; as MLPerf's 99% of the fp32 quality; one question of a set of fewer than 100")
             if precision == "bf16"
-            else (0.1, "set; as MLPerf's 99.9 % of the fp32 quality; no answer of a set of fewer than 1000 may change by more")
+            else (0.1, "set; as MLPerf's 99.9% of the fp32 quality; no answer of a set of fewer than 1000 may change by more")
         ),
     }  # fmt: skip
     return entries[quantity]

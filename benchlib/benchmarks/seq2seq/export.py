@@ -69,7 +69,7 @@ class Bench(_Part):
     metadata: Metadata
     config: dict[str, Any] = Field(description="every parameter with the value that ran")
     epochs: list[Epoch]
-    summary: list[Number] = Field(description="every metric with unit, provenance, 95 % interval and samples")
+    summary: list[Number] = Field(description="every metric with unit, provenance, 95% interval and samples")
 
 
 def bench(run: Snapshot) -> Bench:

@@ -250,7 +250,7 @@ def _engines(result: Result, scope: str, ratios: Sequence[float]) -> str:
     text = f"The tuned engine does {ratio.value:.2f} × the work of the usual loop ({quantity(tuned)} beside {quantity(plain)} samples/s"
     between = f", range {min(ratios):.2f} to {max(ratios):.2f} of n = {len(ratios)}" if len(ratios) > 1 else ""
     if ratio.ci_low is not None:
-        between = f", 95 % interval {ratio.ci_low:.2f} to {ratio.ci_high:.2f}"
+        between = f", 95% interval {ratio.ci_low:.2f} to {ratio.ci_high:.2f}"
     compiled = result.value("compile_s")
     return f"{text}, in turns{between})" + (f", after {seconds(compiled)} of compiling" if compiled else "") + "."
 

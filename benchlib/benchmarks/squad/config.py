@@ -102,7 +102,9 @@ class SquadConfig(BaseConfig):
     max_answer_tokens: int = Field(30, ge=1, le=512, description="longest answer, in tokens")
 
     target_f1: float | None = Field(None, ge=0, le=100, description="F1 to reach on the whole of SQuAD v1.1")
-    target_f1_embedded: float | None = Field(None, ge=0, le=100, description="F1 to reach on the embedded data")
+    target_f1_embedded: float | None = Field(
+        None, ge=0, le=100, description="F1 of the stand-in on its generated questions; not the target of BERT"
+    )
     reference_f1: float | None = Field(None, ge=0, le=100, description="published F1 to compare with")
     target_loss: float | None = Field(
         None, gt=0, description="limit of the final smoothed loss on the whole of SQuAD v1.1"

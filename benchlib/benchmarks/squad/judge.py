@@ -233,7 +233,8 @@ def _targets(config: SquadConfig, result: Result, quality: str) -> list[Check]:
             return limit_check(name, question, metric, None, source=none if limit is None else real)
         if trained and cut:
             return _cut_short(name, question, metric, limit, result, config, tier)
-        return limit_check(name, question, metric, limit, source=tier, strict=strict)
+        of = "for the stand-in" if name == "F1 on embedded data" else ""
+        return limit_check(name, question, metric, limit, source=tier, strict=strict, of=of)
 
     real, other = _words(scope), _words(kind)
     targets = [
@@ -443,7 +444,7 @@ def _learning(config: SquadConfig, result: Result, share: float) -> str:
         return ""
     verb = "fell" if last < first else "went"
     return (
-        f"The loss {verb} from {first:.3f} to {last:.3f}, and the model answers {match:.1f} % of the questions exactly (F1 {f1:.1f}). "
+        f"The loss {verb} from {first:.3f} to {last:.3f}, and the model answers {match:.1f}% of the questions exactly (F1 {f1:.1f}). "
         f"The bound is 100; BERT-base reaches F1 {registry().figure('bert-base-f1-paper').text} on SQuAD v1.1."
     )
 
@@ -475,7 +476,7 @@ def _split(run: Run) -> str:
     (name, most), whole = max(parts.items(), key=lambda item: item[1]), sum(parts.values())
     what = "waiting for the exchange of gradients" if name == "exchange" else name
     return (
-        f"The largest part of a step goes to {what}: {seconds(most)} of {seconds(whole)} ({100 * most / whole:.0f} %)."
+        f"The largest part of a step goes to {what}: {seconds(most)} of {seconds(whole)} ({100 * most / whole:.0f}%)."
     )
 
 

@@ -25,7 +25,7 @@ FILE = "balance.json"
 SCHEMA = 1
 IDLE_TOKENS = 8  # of the pass of a rank without work, which still has to take part in the exchange
 WINDOW = 8  # steps whose median tells a drift from noise
-LEAST_GAIN = 0.1  # of a step's time that another split has to promise: of 2 equal ranks one became 22 % slower
+LEAST_GAIN = 0.1  # of a step's time that another split has to promise: of 2 equal ranks one became 22% slower
 MOST_RANKS_SHOWN = 16
 
 

@@ -63,7 +63,7 @@ class Compute(Part):
     """Floating point work and its peak. Rates and peaks are those of all ranks together."""
 
     flops_per_s: float | None = _of("stated rate, in FLOP/s")
-    mfu: float | None = _of("share of the peak: 0.4 is 40 %")
+    mfu: float | None = _of("share of the peak: 0.4 is 40%")
     device: str = _of("name of the device as its driver reports it", "")
     ranks: Ranks = _of("devices that took part", 1)
     precision: str = _of("of the matrix products: bf16, fp16, tf32, fp32, fp8", "")

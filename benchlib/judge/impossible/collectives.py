@@ -100,7 +100,7 @@ def busbw_bound(
     ranks: int | None = None,
     algbw_gbytes_per_s: float | None = None,
 ) -> Finding:
-    """No link carries more than it can (5 % slack): what exceeds it was not waited for."""
+    """No link carries more than it can (5% slack): what exceeds it was not waited for."""
     operations = possible_operations(operation, ranks, algbw_gbytes_per_s, busbw_gbytes_per_s)
     wire, by = wire_rate(busbw_gbytes_per_s, ranks, algorithm, operations)
     most = bound_gbytes_per_s * PEAK_SLACK

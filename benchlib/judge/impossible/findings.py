@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-from benchlib.core.text import quantity
+from benchlib.core.text import quantity, with_unit
 
 PEAK_SLACK = 1.05  # a peak is itself measured: a value may exceed it by noise, not by more
 SCALING_SLACK = 1.05  # n devices do not do more than n times the work of one, but for noise
@@ -58,7 +58,7 @@ def agrees(
 ) -> bool:
     """Return whether a stated value, as rounded, can lie between ``low`` and ``high``.
 
-    ``slack`` is a share (5e-4: 0.05 %); ``absolute`` is for small values that were printed with fixed decimals;
+    ``slack`` is a share (5e-4: 0.05%); ``absolute`` is for small values that were printed with fixed decimals;
     ``rounding`` is the most that the stated value may have been rounded by, as a share.
     """
     below, above = span(stated, rounding)
@@ -75,4 +75,4 @@ def figure(value: float, unit: str = "") -> str:
         text = f"{value:,.0f}"
     elif "e" in text:
         text = f"{value:,.1f}" if 1 <= size < 1e12 else f"{value:.4g}"
-    return f"{text} {unit}".strip()
+    return with_unit(text, unit)

@@ -297,7 +297,7 @@ def early_stopping(
     target_percentile: float | None = None,
     valid: bool | None = None,
 ) -> Finding | None:
-    """The queries that early stopping asks for and sets aside are those of its formula (confidence 99 %)."""
+    """The queries that early stopping asks for and sets aside are those of its formula (confidence 99%)."""
     if at_least is None and short_of is None:
         return None
     share = (target_percentile or (90 if scenario == "SingleStream" else 99)) / 100

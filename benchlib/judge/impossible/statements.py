@@ -32,7 +32,7 @@ RANGES: tuple[tuple[re.Pattern[str], tuple[float, float, str]], ...] = (
         (0.0, 100.0, "a score is at most 100"),
     ),
     (re.compile(r"perplexity|(^|_)ppl($|_)"), (1.0, math.inf, "a perplexity is at least 1")),
-    (re.compile(r"(^|_)(gpu|device|memory)_utili[sz]ation"), (0.0, 100.0, "a device is used to 100 % at most")),
+    (re.compile(r"(^|_)(gpu|device|memory)_utili[sz]ation"), (0.0, 100.0, "a device is used to 100% at most")),
     (
         re.compile(r"(^|_)energy(_|$).*|_joules?$"),
         (1e-12, math.inf, "work takes energy; a sensor that reads 0 is none"),
@@ -130,7 +130,7 @@ def _is_number(value: object) -> bool:
 
 
 def possible_ranges(quantities: Sequence[Quantity]) -> Finding | None:
-    """A score in per cent is at most 100, a perplexity at least 1, a share of a device at most 100 %, energy above zero."""
+    """A score in per cent is at most 100, a perplexity at least 1, a share of a device at most 100%, energy above zero."""
     judged, wrong = 0, []
     for item in quantities:
         bounds = next((bounds for name, bounds in RANGES if name.search(item.name.lower())), None)

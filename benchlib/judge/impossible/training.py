@@ -191,7 +191,7 @@ def scaling(
     stands_for: str = "all ranks",
     one_device: str = "",
 ) -> Finding:
-    """n devices are not faster than n times one, but for 5 % of noise."""
+    """n devices are not faster than n times one, but for 5% of noise."""
     total = samples_per_s * (ranks if stands_for == "one rank" else 1)
     efficiency = total / one_device_samples_per_s / ranks
     reason = (
@@ -222,7 +222,7 @@ def below_peak(
     peak_source: str = "",
     peak_sparse: bool = False,
 ) -> Finding | None:
-    """FLOP/s, stated or by tokens × FLOPs of a token, do not exceed the peak (5 % slack: peaks are measured too).
+    """FLOP/s, stated or by tokens × FLOPs of a token, do not exceed the peak (5% slack: peaks are measured too).
 
     The dense peak of a registered device holds, whatever peak is stated; a lower one that was measured holds more.
     """
@@ -377,7 +377,7 @@ def learning_rate(
 
 
 def loss_falls(loss_first: float, loss_last: float) -> Finding:
-    """The loss at the end is below that of the start; one that stays within 5 % may have converged before."""
+    """The loss at the end is below that of the start; one that stays within 5% may have converged before."""
     reason = f"loss from {loss_first:.3f} to {loss_last:.3f}"
     change = loss_last - loss_first
     # A constant loss falls by the rounding of its smoothing.

@@ -102,8 +102,8 @@ class _Runs(Collector):
         value = GaugeMetricFamily(
             "benchlib_metric_value", "A metric: its median, in the unit of the label.", labels=names
         )
-        low = GaugeMetricFamily("benchlib_metric_low", "Lower end of the 95 % interval of the median.", labels=names)
-        high = GaugeMetricFamily("benchlib_metric_high", "Upper end of the 95 % interval of the median.", labels=names)
+        low = GaugeMetricFamily("benchlib_metric_low", "Lower end of the 95% interval of the median.", labels=names)
+        high = GaugeMetricFamily("benchlib_metric_high", "Upper end of the 95% interval of the median.", labels=names)
         count = GaugeMetricFamily("benchlib_metric_samples", "Samples that the metric rests on.", labels=names)
         for run in self.runs:
             for metric in {m.name: m for m in (run.result.metrics if run.result else [])}.values():

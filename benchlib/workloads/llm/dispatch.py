@@ -36,7 +36,7 @@ MEMORY_S = 10.0  # time constant of the measured speed
 WARM_UP = [7, 11, 13]  # a prompt that is in no data set
 TEXTS = "benchlib.workloads.llm.texts"  # imported in text mode alone: it needs transformers
 # Cut by each worker's tokenizer at the start, where it has one to ask.
-EXAMPLE = "A tokenizer of another model cuts this sentence, 12.5 % of it or more, at other places."
+EXAMPLE = "A tokenizer of another model cuts this sentence, 12.5% of it or more, at other places."
 
 Row = dict[str, Any]
 

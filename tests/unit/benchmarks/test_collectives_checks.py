@@ -88,13 +88,13 @@ def test_an_honest_result_passes(judged):
     said = " ".join(reading(run))
     # alpha / beta by hand: 1e-4 / 5e-10 bytes.
     assert "gives 100.0 µs to start, more than half of the time below 195 KiB (n1/2)" in said
-    assert "The all-reduce reaches 88 % of raw TCP bandwidth at 64 MiB; 80 % expected." in said
-    # 16 of 18 Gbps are 89 %: rates beside a median of ratios would show a second value of one quantity.
+    assert "The all-reduce reaches 88% of raw TCP bandwidth at 64 MiB; 80% expected." in said
+    # 16 of 18 Gbps are 89%: rates beside a median of ratios would show a second value of one quantity.
     assert "medians of the ratios of single rounds" in said
     assert "16.00 of 18.00" not in said
     # 64 MiB in 1e-4 + 5e-10 * 2^26 s are 15.95 Gbps, a tenth of the 160 of the copies.
     assert "Copies of 64 MiB within the memory move 160.0 Gbps" in said
-    assert "the all-reduce has 10 % of it" in said
+    assert "the all-reduce has 10% of it" in said
     # 5e-5 + 1e-9 S = 1e-4 + 5e-10 S at S = 1e5 bytes; between the sizes the times are taken as straight lines.
     row = next(row for row in run.result.tables["crossover"] if row["algorithm"] == "tree")
     assert row["bytes"] == pytest.approx(1e5, rel=0.1)
@@ -219,7 +219,7 @@ def test_sockets_that_are_slower_than_the_library_are_no_limit(judged):
 
     run, found = judged(faster, target_share_all_reduce=0.8)
     said = next(sentence for sentence in reading(run) if "raw TCP bandwidth" in sentence)
-    assert "620 % of raw TCP bandwidth" in said
+    assert "620% of raw TCP bandwidth" in said
     assert "the library is faster than the sockets, which are no limit in this run" in said
     assert "expected" not in said
     assert "no limit here" in found["all-reduce share at 64 MiB"].reason

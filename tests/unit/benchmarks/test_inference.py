@@ -179,7 +179,7 @@ def test_a_server_run_of_sim_is_valid_and_its_times_are_loadgens(server):
         (lambda t: {"table": late(t.table)}, "the client sent late"),
         (lambda t: {"log": {**t.log, "num_errors": 3}}, "LoadGen logged 3 errors"),
         (lambda t: {"table": t.table[:-1]}, "LoadGen counts 64 samples, the client 63"),
-        (lambda t: {"facts": {**t.facts, "driver_cpu_share": 0.97}}, "used 97 % of a core"),
+        (lambda t: {"facts": {**t.facts, "driver_cpu_share": 0.97}}, "used 97% of a core"),
         (lambda t: {"log": {**t.log, "result_completed_samples_per_sec": 2e6}}, "the last issued query"),
         (
             lambda t: {
@@ -583,11 +583,11 @@ def test_intervals_hold_the_value():
     times = np.arange(1, 201) / 100
     metric = percentile_metric("x_s", times, 0.9, "s", "")
     assert (metric.value, metric.n) == (1.81, 200) and metric.ci_low < 1.81 < metric.ci_high
-    # Of 200 binomial draws at 0.9 the middle 95 % are 171 to 188.
+    # Of 200 binomial draws at 0.9 the middle 95% are 171 to 188.
     assert (metric.ci_low, metric.ci_high) == (1.71, 1.89)
-    # All n lie below p99 with 0.99^n: 53 % of 64, 2.50 % of 367 and 2.48 % of 368. An end holds with 97.5 % or is none.
+    # All n lie below p99 with 0.99^n: 53% of 64, 2.50% of 367 and 2.48% of 368. An end holds with 97.5% or is none.
     few, short, enough = (percentile_metric("x_s", np.arange(1.0, n + 1), 0.99, "s", "") for n in (64, 367, 368))
-    # Of 64: P(3 or more above p99) = 2.6 %, P(4 or more) = 0.4 %, so that 61 of them lie below it with 97.5 %.
+    # Of 64: P(3 or more above p99) = 2.6%, P(4 or more) = 0.4%, so that 61 of them lie below it with 97.5%.
     assert (few.value, few.ci_low, few.ci_high) == (64, 61, None) and "largest" in few.reason
     assert (short.ci_high, enough.ci_high) == (None, 368) and interval(few) == "at least 61.00 s"
     table = np.zeros(100, queries.QUERY)

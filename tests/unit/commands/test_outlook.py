@@ -22,8 +22,8 @@ def power(tmp_path, monkeypatch):
 
 
 def test_a_stated_noise_says_how_many_runs_it_takes(power):
-    """With 4 % between runs one accepted run finds 30 %. With 15 % no number of them does: one new run in a hundred is by 2.3 x 15 %
-    better than the level, which hides a loss of 29 %, and the loss has to exceed the limit of 20 % beside that."""
+    """With 4% between runs one accepted run finds 30%. With 15% no number of them does: one new run in a hundred is by 2.3 x 15%
+    better than the level, which hides a loss of 29%, and the loss has to exceed the limit of 20% beside that."""
     code, text = power("--spread", "0.04", "--loss", "0.3")
     assert code == 0 and "a loss of 30% is found with 1 accepted run." in text
     _, text = power("--spread", "0.15", "--loss", "0.3")
@@ -33,7 +33,7 @@ def test_a_stated_noise_says_how_many_runs_it_takes(power):
 
 
 def test_the_noise_of_stored_runs_is_that_of_their_values(power, tmp_path):
-    """Memory of 1.14 GB times 0.9, 1 and 1.1: the logarithms scatter by 0.1003; a default of 2 % fills up 4 of 6 degrees."""
+    """Memory of 1.14 GB times 0.9, 1 and 1.1: the logarithms scatter by 0.1003; a default of 2% fills up 4 of 6 degrees."""
     for number, factor in enumerate((0.9, 1.0, 1.1)):
         path = make_run(tmp_path / "out" / "quick-20260701" / f"squad-cpu-12000{number}-abcdef")
         result = json.loads((path / "result.json").read_text())

@@ -184,7 +184,7 @@ def test_processor_time_of_a_rank(work: Callable[[float], None]) -> None:
 
 
 def test_what_a_rank_used_before_it_was_seen_is_no_part_of_a_reading() -> None:
-    """A first reading soon after the sensors were made once said 412 % of two cores: all of a rank's time since its start."""
+    """A first reading soon after the sensors were made once said 412% of two cores: all of a rank's time since its start."""
     _busy(0.3)
     reader = Sensors([])
     reader.pids = [os.getpid()]

@@ -58,14 +58,14 @@ def statuses(run, root):
     [
         (190.0, 10.0, "FAIL", "spread between runs 5.0%, from default"),
         (60.0, 140.0, "AMBIGUOUS", "spread between runs 40.1%, from default where others take 70% of the processors"),
-        (90.0, 210.0, "AMBIGUOUS", "others take 70% of the processors"),  # of 300 % that two cores do not have
-        (60.0, 70.0, "FAIL", "from default"),  # 35 % were idle: whoever wanted a core had one
+        (90.0, 210.0, "AMBIGUOUS", "others take 70% of the processors"),  # of 300% that two cores do not have
+        (60.0, 70.0, "FAIL", "from default"),  # 35% were idle: whoever wanted a core had one
     ],
 )
 def test_a_single_accepted_run_decides_less_where_others_take_the_processors(
     make_run, tmp_path, own, others, status, source
 ):
-    """A loss of 35 % on two cores. With 70 % taken a run is 1 / (1 - 0.7) times slower: a third of ln 3.33 is 0.401."""
+    """A loss of 35% on two cores. With 70% taken a run is 1 / (1 - 0.7) times slower: a third of ln 3.33 is 0.401."""
     machine = {**MACHINE, "cpu": {**MACHINE["cpu"], "logical_cores": 2}}
     runs = [make_run(name, rate=rate, machine=machine) for name, rate in (("old", 100.0), ("new", 65.0))]
     for run in runs:
@@ -247,7 +247,7 @@ def test_a_run_that_was_cut_off_gets_a_verdict_that_says_so(make_run, tmp_path):
 
 
 def test_add_keeps_the_runs_and_their_spread_counts(make_run, tmp_path):
-    """rate: medians 100.5, 103.515, 97.485 and two more; 87 would pass a single run's limit of -20 %, and does here."""
+    """rate: medians 100.5, 103.515, 97.485 and two more; 87 would pass a single run's limit of -20%, and does here."""
     root = tmp_path / "baselines"
     baselines.accept(make_run("a"), "first", LIMITS, root=root)
     for name, rate in (("b", 103.0), ("c", 97.0)):
@@ -257,7 +257,7 @@ def test_add_keeps_the_runs_and_their_spread_counts(make_run, tmp_path):
     for name, rate, status in (("new", 79.0, "FAIL"), ("near", 81.0, "PASS")):
         run = make_run(name, rate=rate)
         (check,) = [c for c in baselines.regression_checks(run, LIMITS, baselines.find(run, root)) if "rate" in c.name]
-        # 79 is 21 % below, and the interval of three runs that differ by 6 % excludes that nothing changed.
+        # 79 is 21% below, and the interval of three runs that differ by 6% excludes that nothing changed.
         assert check.status == status
         assert "3 runs" in check.limit
         assert "spread between runs 4.4%, from the compared runs, default" in check.source
@@ -302,7 +302,7 @@ def test_the_smallest_loss_found_agrees_with_the_gate(make_run, tmp_path):
     path = baselines.accept(runs, "night", LIMITS, root=tmp_path / "baselines")
     rate = baselines.widths(baselines.load_baseline(path), LIMITS, {})[0]
     assert rate.own == pytest.approx(0.2) and not rate.too_wide
-    assert 0.25 < rate.effect < 0.32, "the limit of 20 %, and what one run of a side may be off"
+    assert 0.25 < rate.effect < 0.32, "the limit of 20%, and what one run of a side may be off"
 
 
 def test_add_needs_a_baseline_and_a_new_run(make_run, tmp_path):
@@ -480,7 +480,7 @@ def test_limits_that_are_amounts_are_named_by_the_config():
 
 
 def test_stored_runs_of_the_same_kind_tell_the_spread_accepted_or_not(make_run, tmp_path):
-    """Six runs that differ by 1 %, one of them odd; runs of another config, planted or later ones do not count."""
+    """Six runs that differ by 1%, one of them odd; runs of another config, planted or later ones do not count."""
     day = tmp_path / "store" / "smoke-20261120"
     day.mkdir(parents=True)
     rates = (100.0, 101.0, 99.0, 100.5, 60.0, 99.5)

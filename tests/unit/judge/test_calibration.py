@@ -21,7 +21,7 @@ def record(value, name="rate", unit="samples/s", direction="higher"):
 
 
 def test_the_counts_are_those_of_the_gate():
-    """98, 100, 102: each run against each other differs by 2 or 4 %, within the limit of 10 %."""
+    """98, 100, 102: each run against each other differs by 2 or 4%, within the limit of 10%."""
     found = calibrate_metric(LIMIT, [record(v) for v in (98.0, 100.0, 102.0)], {0.25: [record(80.0), record(79.0)]})
     logs = [math.log(v) for v in (98.0, 100.0, 102.0)]
     mean = sum(logs) / 3

@@ -66,7 +66,7 @@ def test_samples_within_runs_are_resampled():
     generator = np.random.default_rng(2)
     new, old = generator.normal(100, 5, 200), generator.normal(100, 5, 200)
     found = change([new.tolist()], [old.tolist()])
-    # The median of n normal samples scatters by 1.2533 sigma / sqrt(n); two sides, 98 %.
+    # The median of n normal samples scatters by 1.2533 sigma / sqrt(n); two sides, 98%.
     half = scipy_stats.norm.ppf(0.99) * 1.2533 * 0.05 / math.sqrt(200) * math.sqrt(2)
     assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.3)
     assert found.basis == "samples"
@@ -79,7 +79,7 @@ def test_what_cannot_be_compared_is_refused(new, old):
 
 
 def test_the_default_fills_up_what_too_few_runs_tell():
-    """Three runs have two degrees of freedom, the default of 5 % takes the other four: s² = (2 x 0.02² + 4 x 0.05²) / 6."""
+    """Three runs have two degrees of freedom, the default of 5% takes the other four: s² = (2 x 0.02² + 4 x 0.05²) / 6."""
     runs = [[100 * math.exp(x)] for x in (-0.02, 0.0, 0.02)]
     found = change([[100.0]], runs, default=0.05)
     assert found.spread.dof == 6
@@ -106,7 +106,7 @@ def test_neighbours_that_resemble_each_other_count_as_fewer_samples():
 
 
 def shifted(share=0.5, level=2 / 3, n=200, seed=3):
-    """A rate of 100 with 5 % noise, of which a share in the middle has another level."""
+    """A rate of 100 with 5% noise, of which a share in the middle has another level."""
     rates = 100 * np.exp(0.05 * np.random.default_rng(seed).standard_normal(n))
     start = int(n * (1 - share) / 2)
     rates[start : start + int(n * share)] *= level

@@ -1,6 +1,6 @@
 """Changes of level: how often one is seen that is none, how soon a real one is, and the band, on simulated runs.
 
-The spreads are those that public logs of GPU hosts show: 1.5 % on one host, 4.6 % between hosts.
+The spreads are those that public logs of GPU hosts show: 1.5% on one host, 4.6% between hosts.
 """
 
 import math

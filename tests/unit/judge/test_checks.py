@@ -33,7 +33,7 @@ def gate(new, old, limit=None):
 @pytest.mark.parametrize(
     ("new", "status"),
     [
-        ([80.0], "PASS"),  # the boundary of -20 % passes
+        ([80.0], "PASS"),  # the boundary of -20% passes
         ([79.9], "FAIL"),
         ([1000.0], "PASS"),  # better is never a regression
         ([100.0 + i * 0.1 for i in range(50)], "PASS"),
@@ -174,7 +174,7 @@ def test_medians_and_intervals():
     metric = measured("t", [1.0, 2.0, 3.0, 4.0, 100.0], "s", "lower")
     assert (metric.value, metric.n) == (3.0, 5)
     assert metric.ci_low <= 3.0 <= metric.ci_high
-    # Three samples lie on one side of the median in a quarter of all cases: no interval of 95 % can be made of them.
+    # Three samples lie on one side of the median in a quarter of all cases: no interval of 95% can be made of them.
     few = measured("t", [1.0, 2.0, 3.0, 4.0], "s")
     assert (few.value, few.n, few.ci_low, few.ci_high) == (2.5, 4, None, None)
 
@@ -187,7 +187,8 @@ def test_quantities_are_short(value, text):
     assert quantity(value) == text
 
 
-def test_rates_of_operations_have_a_prefix():
+def test_rates_of_operations_have_a_prefix_and_a_percentage_no_space():
+    assert quantity(65.31, "%") == "65.31%"
     assert quantity(2.201e11, "FLOP/s") == "220.1 GFLOP/s"
     assert quantity(9.89e14, "FLOP/s") == "989.0 TFLOP/s"
 

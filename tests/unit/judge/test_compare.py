@@ -379,7 +379,7 @@ def test_exit_codes_and_output(make, tmp_path):
     old, new, same = make("20261120", 100, 101, 99), make("20261121", 70, 71, 69), make("20261122", 100, 99, 101)
     done = run(old, same, new)
     assert done.exit_code == 1, done.output
-    assert done.output.count("98 % interval") == 2, "each side stands against the first"
+    assert done.output.count("98% interval") == 2, "each side stands against the first"
     assert "regression" in done.output
     assert run(old, same).exit_code == 0
     told = json.loads(run(old, new, "--json").stdout)

@@ -40,7 +40,7 @@ def test_a_neighbour_is_shown_at_its_time_with_what_the_sensors_saw(run):
     assert "its level shifted by -34% from 35% to 65% of the samples" in sentence
     first, last = (int(text[-2:]) + 60 * int(text[-5:-3]) for text in re.findall(r"\d\d:\d\d:\d\d", sentence))
     assert (last - first) % 3600 == 35
-    assert sentence.startswith("rate: ") and "processor time of others 95 % instead of 3 %" in sentence
+    assert sentence.startswith("rate: ") and "processor time of others 95% instead of 3%" in sentence
     assert "temperature" not in sentence
 
 

@@ -133,7 +133,7 @@ def test_bert_on_eight_h200_would_fit_the_peak_and_is_caught_by_its_counts():
     each = encoder_train_flops(12, 768, 3072, [(1, 384)])
     assert each == pytest.approx(212.0e9, rel=1e-3)
     published = Compute(flops_per_s=19667 * each, device="NVIDIA H200", precision="bf16", ranks=8)
-    assert one("below the peak", compute=published) == "PASS"  # 53 %: no peak shows that these samples never were
+    assert one("below the peak", compute=published) == "PASS"  # 53%: no peak shows that these samples never were
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,7 @@ FORGED = {  # a change that agrees with itself in result and samples, and what g
     "losses": (lambda run: [run.scale(name, 0.25) for name in ("loss", "loss_first", "loss_final")], "loss of each step: 1"),
     "a forward pass": (lambda run: run.scale("time_forward_s", 100), "time_forward_s"),
     "parts together": (lambda run: [run.scale(name, 1.9) for name in ("time_forward_s", "time_backward_s")], "together, the mean step is"),
-    "use of processors": (lambda run: run.scale("utilization", 900), "at most 220 % is possible"),
+    "use of processors": (lambda run: run.scale("utilization", 900), "at most 220% is possible"),
     "the whole run": (lambda run: run.scale("evaluate_s", 900), "is more than the run"),
 }  # fmt: skip
 

@@ -1,8 +1,8 @@
 """How often the gate is wrong, on noise like that of real machines.
 
-Run-to-run standard deviations that reproduce reference-figures, section 7, of pairs of single runs on public hosts: 1.5 %
-(one GPU, same host: 32 % of the pairs differ by more than 2 %, 1 to 3 % by more than 5 %), 2.1 % (other hosts), 4.6 % (eight
-GPUs, whole run with start-up: 74 %, 50 %, 27 % beyond 2, 5, 7 %) and 0.25 % (eight GPUs, steady state: none beyond 2 %).
+Run-to-run standard deviations that reproduce reference-figures, section 7, of pairs of single runs on public hosts: 1.5%
+(one GPU, same host: 32% of the pairs differ by more than 2%, 1 to 3% by more than 5%), 2.1% (other hosts), 4.6% (eight
+GPUs, whole run with start-up: 74%, 50%, 27% beyond 2, 5, 7%) and 0.25% (eight GPUs, steady state: none beyond 2%).
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from benchlib.results.metrics import measured
 
 SAME_HOST, OTHER_HOST, WHOLE_RUN, STEADY = 0.015, 0.021, 0.046, 0.0025
 NOISES = [SAME_HOST, OTHER_HOST, WHOLE_RUN, STEADY]
-ONE = 0.013  # 1 % and three standard errors of 10,000 comparisons
+ONE = 0.013  # 1% and three standard errors of 10,000 comparisons
 
 
 def test_the_noise_is_that_of_the_public_logs():
@@ -47,7 +47,7 @@ def test_a_calibration_keeps_single_runs_quiet_too(s):
 
 
 def test_a_fixed_threshold_on_single_runs_is_what_raises_false_alarms():
-    """Without repeated runs a 5 % limit fails where the public logs say so: half of the 50 % two-sided."""
+    """Without repeated runs a 5% limit fails where the public logs say so: half of the 50% two-sided."""
     assert simulate(setup(0.05, old_runs=1), WHOLE_RUN, 5_000).false_alarms == pytest.approx(0.22, abs=0.03)
 
 
@@ -58,13 +58,13 @@ def heavy_tailed(generator, shape):
 @pytest.mark.parametrize("s", [SAME_HOST, WHOLE_RUN])
 def test_outliers_do_not_raise_false_alarms(s):
     assert simulate(setup(0.20, old_runs=5), s, 5_000, noise=heavy_tailed).false_alarms <= ONE
-    # A limit as small as the noise leaves all to the interval, which such noise exceeds a little more often than in 1 %.
+    # A limit as small as the noise leaves all to the interval, which such noise exceeds a little more often than in 1%.
     assert simulate(setup(0.05, old_runs=5), s, 5_000, noise=heavy_tailed).false_alarms <= 0.02
 
 
 @pytest.mark.parametrize(("s", "direction"), [*((s, "higher") for s in NOISES), (WHOLE_RUN, "lower")])
 def test_the_stated_effect_is_found_with_99_percent_power(s, direction):
-    """Fresh noise, the loss really applied to the new runs: at least 99 % fail."""
+    """Fresh noise, the loss really applied to the new runs: at least 99% fail."""
     limit = RegressionLimit(metric="m", share=0.05)
     stated = simulate(Setup(limit, direction, 5), s, 10_000).effect
     factor = 1 - stated if direction == "higher" else 1 + stated
@@ -96,7 +96,7 @@ RATE = measured("rate", 1.0, "samples/s", "higher")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gate_decides_whatever_the_noise_and_the_number_of_accepted_runs(kind):
-    """The goal of the rule: a limit of 20 %, 4 % between runs, one new run (``scripts/simulate_gate.py`` has the tables)."""
+    """The goal of the rule: a limit of 20%, 4% between runs, one new run (``scripts/simulate_gate.py`` has the tables)."""
     limit = RegressionLimit(metric="rate", share=0.2)
     pool = Pool.of([reading(tuple(run), "ratio", "higher") for run in runs_of(kind, 0.0, 150)]).moved(0.04)
     for accepted in (1, 2, 3, 5, 10):

@@ -139,7 +139,7 @@ def test_a_share_above_one_is_marked_in_picture_and_table():
     found = tables()
     found["shares"] = [item for item in found["shares"] if "tcp" in item["bound"] and item["operation"] == "all_reduce"]
     found["bounds"] = []
-    for share, told in ((6.2, "620 % (no limit)"), (1.04, "104 %")):
+    for share, told in ((6.2, "620% (no limit)"), (1.04, "104%")):
         found["shares"][0]["share"] = share
         run = records(found)
         picture = collective_plots.shares(run)
@@ -190,7 +190,7 @@ def test_the_fit_is_the_line_of_its_formula_and_its_points_lie_on_it():
     alpha, rate = ALPHA_US["reduce_scatter"], BUS_GBPS["reduce_scatter"]
     assert line.get_ydata() == pytest.approx(alpha + sizes * 0.75 * 8 / (rate * 1e9) * 1e6)  # (n-1)/n = 3/4
     assert points.get_ydata() == pytest.approx([time_us("reduce_scatter", size, 4) for size in SIZES])
-    assert names(figure.axes[0]).count("+0 %") + names(figure.axes[0]).count("-0 %") == len(SIZES)
+    assert names(figure.axes[0]).count("+0%") + names(figure.axes[0]).count("-0%") == len(SIZES)
     assert "55 µs to start, then 5 Gbps" in figure.alt
 
 
@@ -238,7 +238,7 @@ def test_overlap_shows_both_orders_and_what_is_hidden():
     bars = [bars[0] for bars in figure.axes[0].containers]  # computation, exchange, together
     assert [bar.get_width() for bar in bars] == pytest.approx([3.0, 1.0, 3.4])
     assert bars[1].get_x() == pytest.approx(3.0)
-    assert figure.alt.startswith("60 % of the all-reduce of 16 MiB is hidden")
+    assert figure.alt.startswith("60% of the all-reduce of 16 MiB is hidden")
     found = {
         "overlap": [
             {
@@ -260,7 +260,7 @@ def test_the_rank_that_is_last_is_named_beside_the_even_share():
     figure = figures_ranks.last_rank(records(tables(4), 4))
     assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx([10, 10, 10, 70])
     assert list(figure.axes[0].lines[0].get_xdata()) == [25, 25]
-    assert "Rank 3 is the last in 70 % of the rounds; an even share is 25 %" in figure.alt
+    assert "Rank 3 is the last in 70% of the rounds; an even share is 25%" in figure.alt
     many = figures_ranks.last_rank(records(tables(64), 64))
     assert len(many.axes[0].patches) == 16
     assert many.axes[0].get_yticklabels()[0].get_text() == "rank 63"
@@ -282,7 +282,7 @@ def test_rounds_are_the_percentiles_of_the_ledger(tmp_path):
     assert found["time_us"] == pytest.approx(1e6 * np.median(times.max(axis=1)))
     figure = figures_ranks.rounds(run)
     assert not figure.empty
-    assert f"{100 * np.median(gaps) / found['time_us']:.0f} % of its time" in figure.alt
+    assert f"{100 * np.median(gaps) / found['time_us']:.0f}% of its time" in figure.alt
     (tmp_path / "ledger.parquet").write_bytes(b"PAR1 cut")
     assert figures_ranks.rounds(records(ranks=3, path=tmp_path)).empty
 
@@ -370,7 +370,7 @@ def test_a_line_that_misses_its_points_is_not_told():
     found = tables()
     found["fits"][0] |= {"alpha_us": None, "bandwidth_gbps": None, "residual": 0.7}
     table = collective_tables.fits(records(found))
-    assert list(table.loc["all-reduce"])[:3] == ["not on a line", "not on a line", "70.0 %"]
+    assert list(table.loc["all-reduce"])[:3] == ["not on a line", "not on a line", "70.0%"]
     assert table.loc["broadcast", "α"] == "30 µs"
 
 

@@ -147,7 +147,7 @@ def test_github_shows_foreign_text_as_it_is(runs):
         "1. no list",
         "12) no list",
         "- no list",
-        "+1 %",
+        "+1%",
         "9.17 Gbps",
         "step_s_minisquad_tiny",
         "https://x.invalid",

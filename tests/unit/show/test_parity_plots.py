@@ -119,7 +119,7 @@ def test_histograms_stand_at_their_differences_with_the_tolerance_of_the_member(
     assert wrong == {row_of(axes, "openvino_default")}
     assert {"≈ 0.004", "✓ 0.008", "✓ 0"} <= set(words(axes))
     assert "Logits of openvino_default differ by more than the tolerance" in figure.alt
-    assert "eager at most 0, 100 % are equal" in figure.alt
+    assert "eager at most 0, 100% are equal" in figure.alt
 
 
 def test_the_matrix_says_each_outcome_by_colour_and_sign():

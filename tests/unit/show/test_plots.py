@@ -98,7 +98,7 @@ def test_rank_skew_shows_own_work_within_the_step(run):
     steps, own = training.rank_skew(run).axes[0].containers
     assert [bar.get_width() for bar in steps] == pytest.approx([276, 276])
     assert [bar.get_width() for bar in own] == pytest.approx([244, 240])
-    assert "Rank 1 has the most work: 1.7 % above rank 0" in training.rank_skew(run).alt
+    assert "Rank 1 has the most work: 1.7% above rank 0" in training.rank_skew(run).alt
 
 
 def test_memory_names_the_rank_with_the_peak(run):
