@@ -142,7 +142,7 @@ class BaseConfig(BaseModel):
         amounts = [amount for item in loadable() for amount in item.config.AMOUNTS] if large else []
         for name, value in large.items():
             if not any(name == amount or name.startswith(f"{amount}_") for amount in amounts):
-                raise ValueError(f"limits.{name} = {value:g}: a share of the baseline from 0 to 1, as in 0.2 for 20 %")
+                raise ValueError(f"limits.{name} = {value:g}: a share of the baseline from 0 to 1, as in 0.2 for 20%")
         return self
 
     @model_validator(mode="after")

@@ -462,7 +462,7 @@ def test_limits_are_set_by_metric_and_add_up_over_files_and_command_line(monkeyp
 def test_a_share_above_one_is_refused_before_anything_runs():
     for benchmark, name in (("squad", "train_samples_per_s"), ("collectives", "allreduce"), ("inference", "f2")):
         with pytest.raises(
-            UserError, match=f"limits.{name} = 7: a share of the baseline from 0 to 1, as in 0.2 for 20 %"
+            UserError, match=f"limits.{name} = 7: a share of the baseline from 0 to 1, as in 0.2 for 20%"
         ):
             schema.build(benchmark, {"benchmark": benchmark, "limits": {name: 7}})
     schema.build(
