@@ -3,11 +3,13 @@
 Question: with one of two ranks three times slower, how long does a balanced epoch take beside the best split found by trying, and
 beside an even one? After how many steps does a drift lead to another split? Which share of a quick run is calibration?
 
-Method: two processes of one thread; rank 1 does its work three times (planted_work). Both stay, and train one variant after the
-other on the same questions from the same weights, `--rounds` times in turns, so that a busy neighbour slows all of them: even
-shares, balance=auto, and plans of fixed shares around the harmonic one. An epoch's time is that of the training loop; ratios are
-formed within a round, and the median of the rounds counts. For the drift the slow rank changes in the middle. The cost is that
-of a run of the benchmark itself on the quick tier (`python -m benchlib.runtime.worker`), from its launch to its result.
+Method: two processes of one thread; rank 1 does its work three times (planted_work). They train once with balance=auto, and every
+step takes another split in turns: the planned one, the even one, and those around the harmonic one. Each epoch has the same
+batches and begins with the next split, so that in one round every split has had every batch. A step lasts as long as its slowest
+rank, and of equal steps (one batch, one split) the fastest counts, since neighbours on the machine make no step faster; an
+epoch's time is the sum over its batches, for the planned split the median of the rounds. For the drift the slow rank changes in
+the middle of a training. The cost is that of a run of the benchmark itself on the quick tier (`python -m benchlib.runtime.worker`),
+from its launch to its result.
 
     python scripts/bench_unlike.py
     python scripts/bench_unlike.py --parts splits --rounds 5
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,64 +44,66 @@ AROUND = 2  # samples that the tried splits lie away from the harmonic one at mo
 MOST_OVER_BEST, LEAST_EVEN, MOST_STEPS, MOST_SHARE = 1.1, 1.5, 20, 0.03
 
 
-def variants(config: SquadConfig, folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the splits that are compared, as changes of the config; plans of fixed shares need the one in ``folder``."""
-    plan, total = shares.load(folder), config.global_batch
-    changes: dict[str, dict[str, Any]] = {"auto": {"balance": "auto"}, "even": {"balance": "off"}}
-    for first in range(3 * total // 4 - AROUND, 3 * total // 4 + AROUND + 1):
-        path = folder / f"{first}.json"
-        if not path.exists():
-            write_json(path, plan.giving([first, total - first], from_step=0).model_dump(mode="json"))
-        changes[f"{first}+{total - first}"] = {"balance": str(path)}
-    return changes
+def tried(samples: int) -> dict[str, list[int]]:
+    """Return the splits that are compared with the planned one, by name."""
+    splits = {f"{first}+{samples - first}": [first, samples - first] for first in range(3 * samples // 4 - AROUND, 3 * samples // 4 + AROUND + 1)}  # fmt: skip
+    return {"even": [samples // RANKS] * RANKS, **splits}
+
+
+def turn(step: int, per_epoch: int, names: Sequence[str]) -> str:
+    """Return whose turn a step is: in as many epochs as there are names each of them has every place of an epoch."""
+    epoch, place = divmod(step, per_epoch)
+    return names[(epoch + place) % len(names)]
 
 
 def measure(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
-    """Train all variants in turns; rank 0 leaves seconds and plans in measured.json. What every rank executes."""
+    """Train by turns, then with a drift; rank 0 leaves seconds and plans in measured.json. What every rank executes."""
     from benchlib.benchmarks.squad import steps, train
-    from benchlib.runtime.group import barrier, world
+    from benchlib.runtime.group import world
+    from benchlib.runtime.steps import Columns
     from benchlib.workloads import features
+    from benchlib.workloads.batches import steps_per_epoch
 
     options = read_json(run_dir / "options.json")
-    measured: list[dict[str, Any]] = []
+    splits = tried(config.global_batch)
+    names = ["auto", *splits]
+    measured: dict[str, Any] = {"steps": [], "drift": []}
     with world(config, run_dir) as here:
         split, loaded = steps.load_data(config), steps.load_model(config)
         made = features.build(split.train, loaded.tokenizer, config.max_length, config.doc_stride, True, None)
 
-        def once(name: str, number: int, **changes: Any) -> None:
-            changed = SquadConfig.model_validate(config.model_dump() | changes)
-            task = steps.Task(
-                changed,
-                here,
-                steps.load_model(changed),
-                split.train,
-                made,
-                events,
-                run_dir,
-                time.monotonic() + 3000,
-                100,
-            )
+        def once(name: str, **changes: Any) -> tuple[list[float], list[list[int]], list[Any]]:
+            changed = SquadConfig.model_validate(config.model_dump() | {"balance": "auto"} | changes)
+            task = steps.Task(changed, here, steps.load_model(changed), split.train, made, events, run_dir, time.monotonic() + 3000, 100)  # fmt: skip
             trained = train.train(task)
-            plans = [(row["from_step"], row["shares"]) for row in trained.more.tables.get("unlike_plans", [])]
-            measured.append(
-                {"name": name, "round": number, "train_s": trained.train_s, "plans": plans, "steps": len(trained.table)}
-            )
+            plans = [(row["from_step"], row["shares"]) for row in trained.more.tables["unlike_plans"]]
             if here.main:
-                print(
-                    f"round {number}: {name} {trained.train_s:.2f} s, plans {plans}, load {os.getloadavg()[0]:.1f}",
-                    flush=True,
-                )
+                print(f"{name}: {trained.train_s:.1f} s, plans {plans}, load {os.getloadavg()[0]:.1f}", flush=True)
+            columns = Columns(trained.table)
+            return columns["step_s"].max(axis=1).tolist(), columns["samples"].astype(int).tolist(), plans
 
+        per_epoch = steps_per_epoch(len(made), config.global_batch)
+        planned, indices = train.Batches.plan, train.Batches.indices
         if "splits" in options["parts"]:
-            once("warm-up", 0, balance="auto", max_steps=4)
-            barrier()
-            for number in range(1, options["rounds"] + 1):
-                for name, changes in variants(config, run_dir).items():
-                    once(name, number, **changes)
+
+            def by_turns(batches: Any, step: int) -> shares.Plan | None:
+                plan, name = planned(batches, step), turn(step, batches.per_epoch, names)
+                return plan.giving(splits[name]) if plan and name in splits else plan
+
+            train.Batches.plan = by_turns  # type: ignore[method-assign]
+            train.Batches.indices = lambda batches, step: indices(batches, step % batches.per_epoch)  # type: ignore[method-assign]
+            step_s, given, _ = once("by turns", epochs=len(names) * options["rounds"])
+            train.Batches.plan, train.Batches.indices = planned, indices  # type: ignore[method-assign]
+            for number, (seconds, samples) in enumerate(zip(step_s, given, strict=True)):
+                name, place = turn(number, per_epoch, names), number % per_epoch
+                round_ = number // (per_epoch * len(names))
+                measured["steps"].append({"name": name, "round": round_, "place": place, "split": shares.written(samples), "step_s": seconds})  # fmt: skip
         if "drift" in options["parts"]:
-            middle = -(-len(made) // config.global_batch)
+            middle = 2 * per_epoch
             for number in range(1, options["rounds"] + 1):
-                once("drift", number, balance="auto", epochs=2, planted_drift=[3, 1], planted_drift_step=middle)
+                *_, plans = once(f"drift {number}", epochs=4, planted_drift=[3, 1], planted_drift_step=middle)
+                turned = [step - middle for step, text in plans if step > middle and int(text.split("+")[0]) <= int(text.split("+")[1])]  # fmt: skip
+                measured["drift"].append(min(turned, default=sys.maxsize))
         if here.main:
             write_json(run_dir / "measured.json", measured)
 
@@ -124,32 +129,27 @@ def launch(folder: Path, *words: str) -> None:
         raise SystemExit(f"a rank failed: exit codes {codes}")
 
 
-def splits(measured: list[dict[str, Any]]) -> bool:
+def splits(steps: list[dict[str, Any]]) -> bool:
     """Print how far balance=auto is from the best split and how far an even one; say whether both limits hold."""
-    rows: dict[str, list[float]] = {}
-    for item in measured:
-        if item["round"] and item["name"] != "drift":
-            rows.setdefault(item["name"], []).append(item["train_s"])
-    for name, values in rows.items():
-        print(f"{name:8} median {statistics.median(values):6.2f} s  ({min(values):.2f} to {max(values):.2f})")
-    # The best by trying is the split with the least median, not the luckiest run.
-    best = min((name for name in rows if "+" in name), key=lambda name: statistics.median(rows[name]))
-    over = [auto / other for auto, other in zip(rows["auto"], rows[best], strict=True)]
-    even = [other / auto for auto, other in zip(rows["auto"], rows["even"], strict=True)]
-    print(
-        f"auto / {best}, the best: {statistics.median(over):.3f} ({min(over):.2f} to {max(over):.2f}), limit {MOST_OVER_BEST}"
-    )
-    print(f"even / auto: {statistics.median(even):.2f} ({min(even):.2f} to {max(even):.2f}), limit {LEAST_EVEN}")
-    return statistics.median(over) <= MOST_OVER_BEST and statistics.median(even) >= LEAST_EVEN
+    least: dict[tuple[int, str], float] = {}
+    for row in steps:
+        same = row["place"], row["split"]
+        least[same] = min(row["step_s"], least.get(same, float("inf")))
+    rounds = 1 + max(row["round"] for row in steps)
+    epoch_s: dict[str, float] = {}
+    for name in dict.fromkeys(row["name"] for row in steps):
+        own = [[row for row in steps if (row["name"], row["round"]) == (name, number)] for number in range(rounds)]
+        epoch_s[name] = statistics.median(sum(least[row["place"], row["split"]] for row in rows) for rows in own)
+        whole = [sum(row["step_s"] for row in rows) for rows in own]
+        print(f"{name:5} {epoch_s[name]:6.2f} s an epoch; with neighbours {min(whole):.2f} to {max(whole):.2f} s")
+    best = min((name for name in epoch_s if "+" in name), key=lambda name: epoch_s[name])
+    over, even = epoch_s["auto"] / epoch_s[best], epoch_s["even"] / epoch_s["auto"]
+    print(f"auto / {best}, the best: {over:.3f}, limit {MOST_OVER_BEST}; even / auto: {even:.3f}, limit {LEAST_EVEN}")
+    return over <= MOST_OVER_BEST and even >= LEAST_EVEN
 
 
-def drift(measured: list[dict[str, Any]]) -> bool:
-    """Print after how many steps a drift in the middle led to a split that gives the other rank more."""
-    answers = []
-    for item in (item for item in measured if item["name"] == "drift"):
-        middle = item["steps"] // 2
-        turned = [step - middle for step, text in item["plans"] if step > middle and int(text.split("+")[0]) <= int(text.split("+")[1])]  # fmt: skip
-        answers.append(min(turned, default=sys.maxsize))
+def drift(answers: list[int]) -> bool:
+    """Print after how many steps a drift in the middle led to a split that gives the other rank as much or more."""
     print(f"drift answered after {answers} steps, limit {MOST_STEPS}")
     return max(answers) <= MOST_STEPS
 
@@ -168,8 +168,10 @@ def cost(folder: Path) -> bool:
 def main() -> None:
     """Measure the parts and exit with 1 where a limit does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="how often each variant is run")
-    parser.add_argument("--questions", type=int, default=480, help="questions of an epoch; 16 a step")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often each split has every batch, and how often the drift is planted"
+    )
+    parser.add_argument("--questions", type=int, default=240, help="questions of an epoch; 16 a step")
     parser.add_argument("--parts", default="splits,drift,cost", help="comma-separated: splits, drift, cost")
     options = parser.parse_args()
     print(
@@ -184,7 +186,8 @@ def main() -> None:
             write_json(work / "options.json", {"rounds": options.rounds, "parts": parts})
             launch(work, "--benchmark", "bench_unlike:measure")
             measured = read_json(work / "measured.json")
-            held |= {part: {"splits": splits, "drift": drift}[part](measured) for part in parts if part != "cost"}
+            held |= {"splits": splits(measured["steps"])} if "splits" in parts else {}
+            held |= {"drift": drift(measured["drift"])} if "drift" in parts else {}
         if "cost" in parts:
             held["cost"] = cost(Path(name) / "quick")
     print(json.dumps(held))

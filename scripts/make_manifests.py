@@ -29,7 +29,7 @@ JOBS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     ),
     "kubernetes/job-mixed-vendors-jobset.yaml": (
         "squad", "quick", "cuda",
-        {"launcher": "kubernetes", "cluster": "mixed", "nnodes": 2, "nproc": 8, "collective": "hierarchical"},
+        {"launcher": "kubernetes", "cluster": "mixed", "nnodes": 2, "nproc": 8, "collective": "hierarchical", "balance": "auto"},
     ),
     "slurm/job.sh": ("squad", "nightly", "cuda", {"launcher": "slurm", "cluster": "slurm", "nnodes": 2, "nproc": 8}),
     "slurm/job-with-restarts.sh": (

@@ -105,8 +105,9 @@ def reading(config: SquadConfig, result: Result) -> list[str]:
         sentences.append(
             f"A perfect split would take {seconds(wait[0]['seconds'])} of the {seconds(whole)} of a step; the rest: {listing(parts)}."
         )
-    for plan in result.tables.get("unlike_plans", [])[1:]:
-        sentences.append(f"From step {plan['from_step'] + 1} on: {plan['why']}.")
+    for number, plan in enumerate(result.tables.get("unlike_plans", [])):
+        start = f"From step {plan['from_step'] + 1} on:" if number else f"The first split is {plan['shares']},"
+        sentences.append(f"{start} {plan['why']}.")
     if (result.facts.get("balance") or {}).get("drifted"):
         sentences.append(
             "The speeds drifted away from the plan, which was kept because it comes from a file: balance=auto plans again."

@@ -212,11 +212,23 @@ def replanned(plan: Plan, ratios: np.ndarray, from_step: int) -> Plan | None:
         f"rank {changed} took {factors[changed]:.2f} × the time that was expected of it over {WINDOW} steps: the split goes from "
         f"{plan.text} to {written(shares)}, and a step's own work should take {seconds(after)} instead of {seconds(before)}"
     )
-    hopeless = [place for place, (old, new) in enumerate(zip(plan.shares, shares, strict=True)) if old and not new]
-    for place in hopeless:
-        alone = float(ranks[place].seconds(1, plan.tokens))
-        reason += f"; rank {place} became hopeless: one sample alone would take it {seconds(alone)}, so it gets none"
-    return plan.giving(shares, ranks=ranks, from_step=from_step, reason=reason)
+    return plan.giving(
+        shares, ranks=ranks, from_step=from_step, reason=reason + without_work(ranks, shares, plan.tokens)
+    )
+
+
+def without_work(ranks: Sequence[Rank], shares: Sequence[int], tokens: float) -> str:
+    """Return why ranks get nothing, for the end of a plan's reason; '' where all get something or could."""
+    step_s, parts = longest(ranks, shares, tokens), []
+    for place, (rank, share) in enumerate(zip(ranks, shares, strict=True)):
+        alone = float(rank.seconds(1, tokens))
+        if not rank.most:
+            parts.append(f"; rank {place} gets none: its memory does not hold one sample")
+        elif not share and alone > step_s:
+            parts.append(
+                f"; rank {place} is hopeless: one sample alone would take it {seconds(alone)}, so it gets none"
+            )
+    return "".join(parts[:MOST_RANKS_SHOWN])
 
 
 def difference(plan: Plan, other: Plan) -> str:

@@ -198,6 +198,7 @@ def train(task: Task, make: Callable[[Task, Any, Any], Passes] = Autograd) -> Tr
         save_now |= config.checkpoint_every >= 0 and done == plan.planned_steps
         if due or epoch_ends or save_now:
             log.gather([{name: row[name] for name in row if name not in passes.unknown} for row in timer.take()])
+            timer.mark("report")  # where ranks wait for each other: no rank's own work
             if balance:
                 balance.follow(log.table, done + 1)  # the first micro-batch of the next step is made already
         if epoch_ends:

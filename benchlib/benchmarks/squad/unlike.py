@@ -1,13 +1,15 @@
 """Ranks of different speed, memory and precision: what each can do, which split follows from it, and what came of it.
 
-Calibration: every rank times passes of a few shapes of batch, all ranks at the same time and with the threads of their
-work, and fits seconds per micro-batch, sample and token; a split that was calibrated at some lengths so holds for others.
+Calibration: an even step tells how many samples each rank may get, and passes of a few shapes up to that many are timed, on
+all ranks at the same time and with the threads of their work: so little is extrapolated, and no rank is done long before the
+others. The fit in seconds per micro-batch, sample and token holds for other lengths, too.
 Memory on an accelerator is the peak of such a pass; on a CPU it is what the backward pass keeps, and temporary tensors are
 not in it. ``Balance`` follows the training: from the table that all ranks share anyway each rank comes to the same new plan.
 
 Letters: K steps, W ranks, C columns; B samples of a micro-batch, S tokens of each after padding.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,11 +33,12 @@ from benchlib.runtime.steps import Columns
 from benchlib.runtime.timing import StepTimer
 from benchlib.workloads.batches import MicroBatch, collate
 
-# Shapes that are timed: share of the usual micro-batch, and place of the samples in the order of length.
-SHAPES = ((0.125, 0.5), (0.5, 0.1), (0.75, 0.9))
+# Shapes that are timed: part of the samples that a rank may get, and place of the samples in the order of length.
+SHAPES = ((0.25, 0.9), (0.5, 0.1), (1.0, 0.5))
+MOST_BATCHES = 2  # of the config's batch size in a timed pass: a share of many batches would cost as many steps
 CALIBRATION_S = 0.3  # of rounds over the shapes; at least LEAST_ROUNDS
-LEAST_ROUNDS = 2
-EVEN_STEPS = 1  # before the training, to show what it would be without a plan
+LEAST_ROUNDS = 3  # the median leaves the first one out, which finds no memory and no kernels at hand
+EVEN_STEPS = 1  # for the first look, and to show what the training would be without a plan
 USABLE = 0.8  # of the memory that is free: other programs and fragments need some, too
 MOST_ROWS = 400  # of the table of steps
 CURVE_STEPS = 5
@@ -43,8 +46,11 @@ CURVE_STEPS = 5
 Differentiate = Callable[[MicroBatch], Any]  # forward and backward pass of no weight, without exchange
 
 
-def calibrate(task: Task, differentiate: Differentiate, pad_id: int, optimizer: torch.optim.Optimizer) -> Rank:
-    """Return what this rank can do, its share still open. Weights and optimizer stay as they are; all ranks call it."""
+def calibrate(task: Task, differentiate: Differentiate, pad_id: int, optimizer: torch.optim.Optimizer, promised: float) -> Rank:  # fmt: skip
+    """Return what this rank can do, its share still open. Weights and optimizer stay as they are; all ranks call it.
+
+    ``promised`` is how many samples it may get.
+    """
     config, world, lengths = task.config, task.world, task.features.lengths
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     held = (
@@ -60,8 +66,9 @@ def calibrate(task: Task, differentiate: Differentiate, pad_id: int, optimizer: 
     token_bytes = _kept_bytes(task, longest, differentiate) / longest.padded_tokens
     limit = 1e9 * config.memory_limits_gb[world.rank] if config.memory_limits_gb else _free_bytes(task, held)
     most = shares.fitting(limit, held, token_bytes, longest.shape[1], config.global_batch)
-    usual = max(1, min(config.batch_size, most, len(order)))
-    batches = [batch(max(1, round(part * usual)), place) for part, place in SHAPES] if most else []
+    # At least 2, for else nothing tells samples from micro-batches.
+    top = min(max(2, math.ceil(promised)), MOST_BATCHES * config.batch_size, most, len(order))
+    batches = [batch(math.ceil(part * top), place) for part, place in SHAPES] if most else []
     if not most:  # it still takes part in every exchange
         batches = [longest.idle(IDLE_TOKENS)]
     times: list[list[float]] = [[] for _ in batches]
@@ -158,6 +165,11 @@ def _free_bytes(task: Task, held: float) -> float | None:
     return None
 
 
+def _own_work(row: dict[str, float]) -> float:
+    """Return the seconds that a rank worked in a step of the timer."""
+    return float(own_work({name: np.array(value) for name, value in row.items()}))  # type: ignore[arg-type]
+
+
 def _device_name(device: torch.device) -> str:
     return torch.get_device_module(device).get_device_name(device) if devices.has_events(device) else f"{device.type}, {cpu_model()}"  # fmt: skip
 
@@ -178,22 +190,25 @@ class Balance:
         self, differentiate: Differentiate, pad_id: int, optimizer: torch.optim.Optimizer, tokens: float,
         even_step: Callable[[], None], timer: StepTimer,
     ) -> None:  # fmt: skip
-        """Calibrate all ranks, take a few even steps, and make the first plan or take the one of ``config.balance``.
+        """Take a few even steps, calibrate all ranks, and make the first plan or take the one of ``config.balance``.
 
         ``tokens`` are those of a sample after padding, ``even_step`` does a step of an even split.
         """
         task, config = self.task, self.task.config
         begin = time.perf_counter()
-        ranks = all_gather_objects(calibrate(task, differentiate, pad_id, optimizer))
         timer.begin()
         for _ in range(EVEN_STEPS):
             even_step()
             timer.end_step()
         self.before = all_gather_objects(timer.take())
+        speeds = 1 / np.array([sum(map(_own_work, rows)) for rows in self.before])
+        promised = config.global_batch * float(speeds[task.world.rank] / speeds.sum())
+        ranks = all_gather_objects(calibrate(task, differentiate, pad_id, optimizer, promised))
         self.calibration_s = time.perf_counter() - begin
         counts = shares.optimum(ranks, config.global_batch, tokens)
         made = Plan(
-            model=config.model, max_length=config.max_length, global_batch=config.global_batch, tokens=tokens, reason="by calibration",
+            model=config.model, max_length=config.max_length, global_batch=config.global_batch, tokens=tokens,
+            reason="by calibration" + shares.without_work(ranks, counts, tokens),
             ranks=[rank.model_copy(update={"samples": count}) for rank, count in zip(ranks, counts, strict=True)],
         )  # fmt: skip
         if config.balance != "auto":
@@ -310,8 +325,7 @@ class Balance:
         rows: list[dict[str, Any]] = []
         for rank, times in enumerate(self.before):
             for number, row in enumerate(times):
-                work = float(own_work({name: np.array(value) for name, value in row.items()}))  # type: ignore[arg-type]
-                rows.append({"step": number - len(times), "rank": rank, "own_s": work, "expected_s": None, "step_s": row["step_s"], "samples": None})  # fmt: skip
+                rows.append({"step": number - len(times), "rank": rank, "own_s": _own_work(row), "expected_s": None, "step_s": row["step_s"], "samples": None})  # fmt: skip
         each = max(1, -(-len(steps) * own.shape[1] // MOST_ROWS))
         for step in steps[self._first :: each]:
             for rank in range(own.shape[1]):

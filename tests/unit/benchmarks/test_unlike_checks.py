@@ -96,6 +96,7 @@ def test_reading_and_pictures_show_the_split_and_its_moments(tmp_path: Path) -> 
     words = "\n".join(judge_unlike.reading(config, run.result))  # type: ignore[arg-type]
     assert "rank 0 12 (75%) and rank 1 4 (25%)" in words
     assert "works 310 ms of a step; with even shares it took 600 ms" in words
+    assert "The first split is 8+8, by calibration." in words
     assert "From step 16 on: rank 1 took 3.00 ×" in words
     pictures = {name: draw(run) for name, draw in FIGURES.items()}
     assert all(len(png(picture)) > 3000 and not picture.empty for picture in pictures.values())

@@ -116,7 +116,12 @@ def test_a_hopeless_rank_is_named_and_gets_nothing() -> None:
     made = shares.replanned(plan, np.ones((8, 2)) * np.array([1.0, 40.0]), 9)
     assert made is not None
     assert made.shares == [16, 0]
-    assert "rank 1 became hopeless: one sample alone would take it 40 s" in made.reason
+    assert "rank 1 is hopeless: one sample alone would take it 40 s" in made.reason
+    # More ranks than samples: who gets none could do as much as the others.
+    assert (
+        shares.without_work([rank(), rank(), rank(most=0)], [1, 0, 0], TOKENS)
+        == "; rank 2 gets none: its memory does not hold one sample"
+    )
 
 
 def test_a_plan_goes_through_a_file_and_says_how_it_differs(tmp_path: Any) -> None:
