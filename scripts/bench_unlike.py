@@ -26,6 +26,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchlib.benchmarks.squad import shares
 from benchlib.benchmarks.squad.config import SquadConfig
@@ -90,10 +91,11 @@ def measure(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
                 plan, name = planned(batches, step), turn(step, batches.per_epoch, names)
                 return plan.giving(splits[name]) if plan and name in splits else plan
 
-            train.Batches.plan = by_turns  # type: ignore[method-assign]
-            train.Batches.indices = lambda batches, step: indices(batches, step % batches.per_epoch)  # type: ignore[method-assign]
-            step_s, given, _ = once("by turns", epochs=len(names) * options["rounds"])
-            train.Batches.plan, train.Batches.indices = planned, indices  # type: ignore[method-assign]
+            def of_one_epoch(batches: Any, step: int) -> Any:
+                return indices(batches, step % batches.per_epoch)
+
+            with mock.patch.multiple(train.Batches, plan=by_turns, indices=of_one_epoch):
+                step_s, given, _ = once("by turns", epochs=len(names) * options["rounds"])
             for number, (seconds, samples) in enumerate(zip(step_s, given, strict=True)):
                 name, place = turn(number, per_epoch, names), number % per_epoch
                 round_ = number // (per_epoch * len(names))
