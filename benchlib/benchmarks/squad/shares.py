@@ -219,8 +219,9 @@ def replanned(plan: Plan, ratios: np.ndarray, from_step: int) -> Plan | None:
 
 def without_work(ranks: Sequence[Rank], shares: Sequence[int], tokens: float) -> str:
     """Return why ranks get nothing, for the end of a plan's reason; '' where all get something or could."""
-    step_s, parts = longest(ranks, shares, tokens), []
-    for place, (rank, share) in enumerate(zip(ranks, shares, strict=True)):
+    pairs, parts = list(zip(ranks, shares, strict=True)), []
+    step_s = max(float(rank.seconds(share, share * tokens)) for rank, share in pairs if share)
+    for place, (rank, share) in enumerate(pairs):
         alone = float(rank.seconds(1, tokens))
         if not rank.most:
             parts.append(f"; rank {place} gets none: its memory does not hold one sample")
