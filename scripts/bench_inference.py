@@ -1,12 +1,24 @@
-"""Measure what serving itself costs: the dispatcher's processor time, scaling over workers, and what a lost worker costs.
+"""Measure what serving itself costs, and what continuous batching gains over static batches.
 
-Questions: does a query cost the dispatcher at most 0.3 ms of CPU in bursts? Does a second worker add 0.95 of what it does
-alone, do four add 0.88? Does LoadGen lose a query, or get another answer, when a worker is killed, hangs, comes back, answers
-garbage, half or slowly? Do our client and aiperf agree on the
-medians of first token and end to end within 20% at the same worker?
-Method: workers are processes on loopback; ``sim`` computes nothing, so what is left is client, network and dispatcher. Each
-worker alone and all together, in turns, at equal concurrency per worker; the efficiency is the median over rounds. CPU is
-that of the dispatcher's thread, which does not depend on who else uses the machine as wall time does.
+callbacks  how many queries/s does an engine that computes nothing answer under LoadGen's Offline, through our callbacks (at least
+           100,000), and how many does LoadGen's binding alone, whose callback completes each query and keeps nothing?
+first      what share of static batches' median time to the first token does continuous batching need at 10 queries/s (at most 0.3)?
+cpu        does a streamed query cost the dispatcher at most 0.3 ms of CPU in bursts, with each token on its own?
+scaling    does a second worker add 0.95 of what it does alone, do four add 0.88?
+kill       does LoadGen lose a query, or get another answer, when a worker is killed, hangs, comes back, answers garbage, half or slowly?
+peer       do our client and aiperf agree on the medians of first token and end to end within 20% at the same worker?
+
+Method: what is compared takes turns, so that both see the same load of the machine; a figure is the median over the rounds. LoadGen's
+tests are processes of their own; workers are processes on loopback. ``sim`` computes nothing, so what is left is client, network and
+dispatcher; its CPU is that of its thread, which does not depend on who else uses the machine as wall time does. Scaling is at equal
+concurrency per worker.
+
+``first`` is judged with answers of 128 tokens, MLPerf's limit: an answer of its set has 8,167,644 / 13,368 = 611 characters, which
+is about what 128 tokens hold. A query that comes while a static batch is computed waits for its end, so the gain grows with the
+answers' length; where batches are over before the next query comes, both wait for little but the prompt itself. So the embedded
+model's own answers (15 tokens) and random weights at the shape of Llama-3.1-8B divided by ``--shrink`` stand beside it and are not
+judged. Where an engine cannot keep up with the rate, its queue grows and the times are those of the queue: the rate that it reached
+stands beside them.
 
     python scripts/bench_inference.py                       # all parts
     python scripts/bench_inference.py kill --engine static  # the table of failures alone, with the kit's own small model
@@ -14,8 +26,10 @@ that of the dispatcher's thread, which does not depend on who else uses the mach
 """
 
 import argparse
+import array
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -26,7 +40,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,13 +50,18 @@ import numpy as np
 from aiohttp import web
 
 from benchlib.benchmarks.inference import loadgen, logs, rules
-from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.benchmarks.inference.config import RANDOM_MODEL, InferenceConfig
 from benchlib.core.files import PACKAGE
+from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.dispatch import WARM_UP, Dispatcher, Policy
-from benchlib.workloads.llm.engines import Settings
+from benchlib.workloads.llm.engines import ENGINES, Kind, OnDone, OnFirst, Settings
 from benchlib.workloads.llm.load import POISSON, Client, measure, schedule
 from benchlib.workloads.llm.pool import Pool
 
+NULL, BARE = "null", "bare"  # engines that answer at once
+ANSWER = [1, 2]
+LEAST_PER_S, CALLS = 100_000, 100_000  # queries/s through the callbacks, and how many are sent
+MOST_SHARE, MOST_TOKENS = 0.3, 128  # of static batches' time to the first token; MLPerf's limit of an answer
 MOST_CPU_MS = 0.3
 LEAST = {2: 0.95, 4: 0.88}  # efficiency by workers
 PROMPT_TOKENS = 100
@@ -74,14 +93,129 @@ def client(pool: Pool, urls: list[str], max_new: int, **policy: Any) -> Iterator
         dispatcher.stop()
 
 
+class Null:
+    """Answers at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.facts: dict[str, object] = {}
+
+    def start(self) -> None:
+        """Nothing to load."""
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+    def submit(self, rid: int, ids: object, max_new: int, on_first: OnFirst, on_done: OnDone) -> None:
+        """Complete the query before returning."""
+        on_done(rid, ANSWER, "")
+
+
+class Bare(loadgen.Sut):
+    """Completes queries in the callback itself, and notes nothing: what is left is LoadGen and its binding."""
+
+    def issue(self, ids: Sequence[int], samples: Sequence[int]) -> None:
+        """Complete the queries."""
+        data = array.array("i", ANSWER)
+        address, count = data.buffer_info()
+        complete, response = self.lg.QuerySamplesComplete, self.lg.QuerySampleResponse
+        for rid in ids:
+            complete([response(rid, address, count * data.itemsize, count)])
+
+
+class BareNull(Null):
+    """``Null`` in a process whose callbacks are ``Bare``."""
+
+    def start(self) -> None:
+        """Replace the callbacks, in the process of the test."""
+        loadgen.Sut = Bare  # type: ignore[misc]
+
+
+ENGINES[NULL] = Kind("bench_inference:Null", "answers at once", torch=False)
+ENGINES[BARE] = Kind("bench_inference:BareNull", "no engine: LoadGen's binding alone", torch=False)
+
+
+def engine_test(
+    engine: str, scenario: str, config: InferenceConfig, asked: list[list[int]], folder: Path, fixed: bool = False
+) -> loadgen.Outcome:
+    """Run a performance test of an engine; ``fixed``: every answer has ``max_new`` tokens."""
+    settings = Settings(model=config.model, shrink=config.shrink, fixed_length=fixed, slots=config.slots)
+    test = plan(scenario, scenario, engine, settings, config, asked, config.max_new, folder)
+    outcome = loadgen.perform(test, lambda done, rss: None)
+    assert outcome.table is not None and not outcome.reason, outcome.reason
+    return outcome
+
+
+def callbacks(options: argparse.Namespace) -> bool:
+    """Rate of an engine that computes nothing through our callbacks and without them, in turns."""
+    bulk = InferenceConfig(samples=1000, min_queries=CALLS, min_duration_s=0.1, expected_qps=CALLS)
+    rates: dict[str, list[float]] = {NULL: [], BARE: []}
+    costs: dict[str, list[float]] = {NULL: [], BARE: []}
+    with tempfile.TemporaryDirectory() as place:
+        for turn, engine in itertools.product(range(options.rounds), rates):
+            folder = Path(place) / f"{engine}-{turn}"
+            facts = engine_test(engine, "Offline", bulk, [[1, 2, 3]] * 1000, folder).facts
+            log = logs.detail(folder)
+            sent = int(log["result_query_count"]) * int(log["generated_samples_per_query"])
+            assert not log["num_errors"] and sent >= CALLS, log["errors"]
+            costs[engine].append(1e6 * facts["driver_cpu_share"] * facts["seconds"] / sent)
+            rates[engine].append(float(log["result_samples_per_second"]))
+    for engine, words in ((NULL, "our callbacks"), (BARE, "the bare binding")):
+        every = ", ".join(f"{rate:,.0f}" for rate in rates[engine])
+        cost = statistics.median(costs[engine])
+        print(
+            f"callbacks   {statistics.median(rates[engine]):,.0f} queries/s through {words} ({every}), {cost:.1f} us of CPU a query; "
+            f"load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+    return statistics.median(rates[NULL]) >= LEAST_PER_S
+
+
+def first(options: argparse.Namespace) -> bool:
+    """Continuous batching's share of static batches' median time to the first token, in turns: judged at ``MOST_TOKENS``."""
+    common = {"samples": 60, "min_queries": 60, "server_qps": 10, "min_duration_s": 0.1}
+    share = first_tokens(InferenceConfig(**common, max_new=MOST_TOKENS), options.rounds, True)
+    first_tokens(InferenceConfig(**common), options.rounds, False)
+    if options.shrink:
+        random = {"model": RANDOM_MODEL, "shrink": options.shrink, "max_new": MOST_TOKENS}
+        first_tokens(InferenceConfig(**common, **random), options.rounds, True)
+    return share <= MOST_SHARE
+
+
+def first_tokens(config: InferenceConfig, rounds: int, fixed: bool) -> float:
+    """Return the share with one model and length of answers."""
+    from benchlib.workloads.llm import articles  # with transformers: other parts, and each test's process, need none
+
+    vocabulary = 128256 // config.shrink if config.random else 0
+    asked = articles.load("mininews", "", config.samples, 0, config.model, vocabulary).prompts
+    shares = []
+    for _ in range(rounds):
+        medians, words = {}, []
+        for engine in ("static", "continuous"):
+            with tempfile.TemporaryDirectory() as place:
+                folder = Path(place) / engine
+                outcome = engine_test(engine, "Server", config, asked, folder, fixed)
+                assert outcome.table is not None
+                done = queries.completed(logs.add_schedule(outcome.table, logs.schedule(folder)))
+            medians[engine] = queries.percentile(queries.ttft_s(done), 0.5)
+            rate = len(done) / queries.span_s(done)
+            words.append(f"{engine} {1e3 * medians[engine]:.1f} ms at {rate:.1f} queries/s")
+        shares.append(medians["continuous"] / medians["static"])
+        what = f"{config.model} ({outcome.facts['engine']['parameters'] / 1e6:.1f} M parameters), {np.median(done['tokens']):.0f} tokens"
+        print(
+            f"first       {what}: {', '.join(words)}; share {shares[-1]:.2f}; load {os.getloadavg()[0]:.1f}", flush=True
+        )
+    print(f"first       median share {statistics.median(shares):.2f}")
+    return statistics.median(shares)
+
+
 def cpu(_: argparse.Namespace) -> bool:
     """Dispatcher's CPU per streamed query, in bursts of 2,000: tokens after the first together, and each one by one."""
     good = True
-    for each_token in (False, True):
-        values, tokens = [], 0.0
+    for each_token, tokens in ((False, 5), (True, 5), (True, 32)):
+        values = []
         with (
-            workers(1, engine="sim", slots=1024, step_ms=1, each_token=each_token) as pool,
-            client(pool, pool.urls, 8, cap=256) as (load, dispatcher),
+            workers(1, engine="sim", slots=1024, step_ms=1, each_token=each_token, fixed_length=True) as pool,
+            client(pool, pool.urls, tokens, cap=256) as (load, dispatcher),
         ):
             load.at_once(500)
             for _burst in range(5):
@@ -89,10 +223,9 @@ def cpu(_: argparse.Namespace) -> bool:
                 table = load.at_once(2000)
                 values.append(1e3 * (dispatcher.cpu_s() - before) / 2000)
                 assert not table["failed"].any()
-                tokens = float(table["tokens"].mean())
-        how = f"{tokens:.1f} tokens one by one" if each_token else "the first token and the rest"
+        how = f"{tokens} tokens, {'each on its own' if each_token else 'the first and the rest'}"
         print(
-            f"dispatcher  {statistics.median(values):.3f} ms of CPU per streamed query, {how} ({min(values):.3f} to {max(values):.3f}, "
+            f"cpu         {statistics.median(values):.3f} ms of CPU per streamed query, {how} ({min(values):.3f} to {max(values):.3f}, "
             f"5 bursts of 2,000); load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
@@ -126,14 +259,12 @@ def scaling(options: argparse.Namespace) -> bool:
 
 def kill(options: argparse.Namespace) -> bool:
     """What LoadGen sees when one of two workers fails, as Offline, Server and accuracy run: what is lost, twice, sent again, other."""
+    from benchlib.workloads.llm import articles
+
     sim, good = options.engine == "sim", True
     rate, count, max_new = (80.0, 200, 16) if sim else (12.0, 64, 32)
-    if sim:
-        asked = prompts(count)
-    else:
-        from benchlib.workloads.llm import articles
-
-        asked = articles.load("mininews", "", count, 0, "tiny").prompts
+    asked = prompts(count) if sim else articles.load("mininews", "", count, 0, "tiny").prompts
+    config = InferenceConfig(samples=count, min_queries=count, min_duration_s=0.1, server_qps=rate, expected_qps=rate)
     print(
         f"two workers, engine {options.engine}, {count} queries, Server at {rate:g}/s; load {os.getloadavg()[0]:.1f}\n"
         "case        test      queries  lost  twice  sent again  lost and back      answers as undisturbed      s"
@@ -149,7 +280,9 @@ def kill(options: argparse.Namespace) -> bool:
             for name in ("Offline", "Server", "accuracy"):
                 urls = (between.url if case in FAULTS else pool.urls[0], pool.urls[1])
                 between.fault = case
-                test = plan(name, urls, pool.token, asked, max_new, rate, Path(place) / f"{case}-{name}")
+                settings = Settings(urls=urls, token=pool.token, slots=8)
+                scenario, folder = "Offline" if name == "accuracy" else name, Path(place) / f"{case}-{name}"
+                test = plan(name, scenario, "http", settings, config, asked, max_new, folder)
                 outcome, seconds = disturbed(test, pool, case)
                 if outcome.reason or outcome.table is None:
                     print(f"{case:11} {name:8} DID NOT END: {outcome.reason}")
@@ -184,15 +317,21 @@ KILLED_S = 0.4  # after LoadGen began
 
 
 def plan(
-    name: str, urls: tuple[str, ...], token: str, asked: list[list[int]], max_new: int, rate: float, folder: Path
+    name: str,
+    scenario: str,
+    engine: str,
+    settings: Settings,
+    config: InferenceConfig,
+    asked: list[list[int]],
+    max_new: int,
+    folder: Path,
 ) -> loadgen.Test:
-    """Return a LoadGen test of servers."""
-    scenario, count = "Offline" if name == "accuracy" else name, len(asked)
-    config = InferenceConfig(samples=count, min_queries=count, min_duration_s=0.1, server_qps=rate, expected_qps=rate)
+    """Return a LoadGen test."""
+    count, warm_up = len(asked), [] if engine in (NULL, BARE, "http") else asked[:2]
     return loadgen.Test(
-        name, scenario, rules.model_key(scenario), "AccuracyOnly" if name == "accuracy" else "PerformanceOnly", "http",
-        Settings(urls=urls, token=token, slots=8), rules.user_conf(config, scenario, count),
-        rules.expected_settings(config, scenario, count), asked, [], [], max_new, folder, 60.0, 120.0,
+        name, scenario, rules.model_key(scenario), "AccuracyOnly" if name == "accuracy" else "PerformanceOnly", engine, settings,
+        rules.user_conf(config, scenario, count), rules.expected_settings(config, scenario, count), asked, warm_up, [], max_new,
+        folder, 60.0, 120.0,
     )  # fmt: skip
 
 
@@ -356,15 +495,18 @@ def _aiperf(program: str, pool: Pool, asked: list[list[int]], rate: float, max_n
     return {"first token": stated["time_to_first_token"]["p50"], "end to end": stated["request_latency"]["p50"]}
 
 
-PARTS = {"cpu": cpu, "scaling": scaling, "kill": kill, "peer": peer}
+PARTS = {"callbacks": callbacks, "first": first, "cpu": cpu, "scaling": scaling, "kill": kill, "peer": peer}
 
 
 def main() -> None:
     """Run the parts; exit with 1 where one misses its limit."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="only these [all]")
     parser.add_argument("--engine", default="sim", help="kill: engine of the workers")
-    parser.add_argument("--rounds", type=int, default=3, help="scaling, peer: repetitions")
+    parser.add_argument("--rounds", type=int, default=3, help="callbacks, first, scaling, peer: repetitions")
+    parser.add_argument(
+        "--shrink", type=int, default=16, help="first: divides the shape of the random model; 0: without it"
+    )
     parser.add_argument(
         "--realtime", action="store_true", help="run before all other programs (needs root): neighbours do not count"
     )

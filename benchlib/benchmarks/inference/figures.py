@@ -1,6 +1,7 @@
 """Pictures of an inference run: latencies as cumulative curves, single queries in time, the machine over the clock of the tests."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -44,22 +45,14 @@ def _cumulative(
         for place, row in enumerate(tests.to_dict("records") if len(tests) else []):
             if row["scenario"] not in scenarios:
                 continue
-            start = f"{kind}_s_{str(row['test']).lower()}"
-            values: list[float] = next(
-                (list(raw) for key, raw in samples.items() if f"{key}_".startswith(f"{start}_")), []
-            )
+            start = f"{kind}_s_{str(row['test']).lower()}_"
+            values: list[float] = next((list(raw) for key, raw in samples.items() if f"{key}_".startswith(start)), [])
             if not values:
                 continue
-            ordered = 1e3 * np.sort(values)
+            ordered, words_of = 1e3 * np.sort(values), f"{row['test']}, n = {len(values):,}"
             picks = np.unique(np.linspace(0, len(ordered) - 1, min(POINTS, len(ordered))).round().astype(int))
-            colour = theme.series[place % len(theme.series)]
-            axes.step(
-                ordered[picks],
-                (picks + 1) / len(ordered) * 100,
-                where="post",
-                color=colour,
-                label=f"{row['test']}, n = {len(ordered):,}",
-            )
+            colour, shares = theme.series[place % len(theme.series)], (picks + 1) / len(ordered) * 100
+            axes.step(ordered[picks], shares, where="post", color=colour, label=words_of)
             drawn.append(str(row["test"]))
             bound = row.get(limit)
             if bound and bound == bound:
@@ -74,15 +67,8 @@ def _cumulative(
         axes.set_ylim(0, 101)
         axes.legend(loc="best")
         title = f"{words}: {'; '.join(worst)}" if worst else f"{words} of {', '.join(drawn)}"
-        return finish(
-            figure,
-            axes,
-            theme,
-            title,
-            "ms",
-            "% of queries within this time",
-            "One cumulative curve for each test; dashes: limits.",
-        )
+        alt = "One cumulative curve for each test; dashes: limits."
+        return finish(figure, axes, theme, title, "ms", "% of queries within this time", alt)
 
     return draw
 
@@ -96,15 +82,9 @@ def timeline(run: Records, theme: Theme = LIGHT) -> Picture:
         return leave_empty(figure, axes, theme, "No query streamed its tokens.")
     for place, row in enumerate(frame.to_dict("records")):
         first, last, issued = 1e3 * row["first_s"], 1e3 * row["last_s"], max(0.0, 1e3 * row["issued_s"])
-        axes.barh(
-            place,
-            first - issued,
-            left=issued,
-            height=0.5,
-            color=theme.series[1],
-            label="" if place else "to the first token",
-        )
-        axes.barh(place, last - first, left=first, height=0.5, color=theme.series[0], label="" if place else "tokens")
+        for begin, end, colour, words in ((issued, first, 1, "to the first token"), (first, last, 0, "tokens")):
+            label = "" if place else words
+            axes.barh(place, end - begin, left=begin, height=0.5, color=theme.series[colour], label=label)
         note(axes, f"{row['tokens']} tokens", (last, place), (4, 0), fontsize=8)
     label_rows(axes, [f"{row['scenario']}, {row['query']}" for row in frame.to_dict("records")])
     axes.set_xlim(0, 1.18e3 * float(frame["last_s"].max()))
@@ -119,28 +99,21 @@ def timeline(run: Records, theme: Theme = LIGHT) -> Picture:
 def machine(run: Records, theme: Theme = LIGHT) -> Picture:
     """Processor, memory and device over the clock of the run, with the tests as shaded spans."""
     figure, axes = blank("machine-over-time", theme)
-    readings = [event for event in frames.readable(run, "events") or [] if event.get("kind") == "sensor"]
-    tests = frames.table(run, "tests")
+    events, tests = frames.readable(run, "events") or [], frames.table(run, "tests")
+    readings = [event for event in events if event.get("kind") == "sensor"]
     if len(readings) < 2 or tests.empty:
         return leave_empty(figure, axes, theme, "No sensor was read during the tests.")
     zero = float(readings[0]["t"])
-    times = [float(event["t"]) - zero for event in readings]
-    memory = [
-        (float(event["t"]) - zero, event["rss_bytes"])
-        for event in frames.readable(run, "events") or []
-        if "rss_bytes" in event
-    ]
+
+    def line(field: str) -> list[tuple[float, float]]:
+        return [(event["t"] - zero, event[field]) for event in events if isinstance(event.get(field), (int, float))]
+
+    memory, shown = line("rss_bytes"), 0
     most = max((value for _, value in memory), default=0)
-    series = {
-        "processor, % of one core": [event.get("cpu_percent") for event in readings],
-    }
+    lines = {"processor, % of one core": line("cpu_percent")}
     if run.result.backend != "cpu":  # there the device is the processor
-        series["device, % utilised"] = [event.get("utilization_percent") for event in readings]
-    shown = 0
-    lines = {
-        words: [(time, value) for time, value in zip(times, values, strict=True) if isinstance(value, (int, float))]
-        for words, values in series.items()
-    } | {"memory of the test, % of its most": [(time, 100 * value / most) for time, value in memory]}
+        lines["device, % utilised"] = line("utilization_percent")
+    lines["memory of the test, % of its most"] = [(time, 100 * value / most) for time, value in memory]
     for place, (words, pairs) in enumerate(lines.items()):
         if len(pairs) > 1:
             axes.plot(*zip(*pairs, strict=True), label=words, color=theme.series[place % len(theme.series)])
@@ -148,31 +121,15 @@ def machine(run: Records, theme: Theme = LIGHT) -> Picture:
     for row in tests.to_dict("records"):
         if row.get("began") and row.get("ended"):
             axes.axvspan(row["began"] - zero, row["ended"] - zero, alpha=0.12, color=theme.muted, linewidth=0)
-            middle = (row["began"] + row["ended"]) / 2 - zero
-            axes.text(
-                middle,
-                0.02,
-                str(row["test"]),
-                transform=axes.get_xaxis_transform(),
-                ha="center",
-                va="bottom",
-                fontsize=8,
-                rotation=90,
-                color=theme.muted,
-            )
+            looks: dict[str, Any] = {"fontsize": 8, "rotation": 90, "color": theme.muted, "ha": "center"}
+            middle, below = (row["began"] + row["ended"]) / 2 - zero, axes.get_xaxis_transform()
+            axes.text(middle, 0.02, str(row["test"]), transform=below, va="bottom", **looks)
     if not shown:
         return leave_empty(figure, axes, theme, "No sensor gave two values.")
     axes.set_ylim(0, 1.35 * axes.get_ylim()[1])  # room for the legend above the lines
     axes.legend(loc="upper right")
-    return finish(
-        figure,
-        axes,
-        theme,
-        "The machine over the clock of the tests",
-        "s from the first reading",
-        "%",
-        "Shaded: tests.",
-    )
+    title = "The machine over the clock of the tests"
+    return finish(figure, axes, theme, title, "s from the first reading", "%", "Shaded: tests.")
 
 
 @styled

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from benchlib.benchmarks.inference.config import InferenceConfig
-from benchlib.benchmarks.inference.rules import GEN_LEN, GEN_LEN_SHARE, ROUGE, ROUGE_SHARE
+from benchlib.benchmarks.inference.rules import GEN_LEN, GEN_LEN_SHARE, ROUGE, ROUGE_SHARE, lg_scenario
 from benchlib.benchmarks.inference.workers import SUT
 from benchlib.benchmarks.inference.workers import sentences as loss_sentences
 from benchlib.config import addresses
@@ -81,12 +81,8 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
 def _valid(row: dict[str, Any]) -> Check:
     late = f", {row['failed']} failed" if row["failed"] else ""
     good = f"LoadGen says {row['loadgen']}; {row['queries']:,} queries{late}, no error, possible times, client in time"
-    return fact_check(
-        f"valid {row['test']}",
-        f"Is the test {row['test']} valid, by LoadGen and by its raw samples?",
-        row["valid"] == "VALID",
-        row["why"] or good,
-    )
+    question = f"Is the test {row['test']} valid, by LoadGen and by its raw samples?"
+    return fact_check(f"valid {row['test']}", question, row["valid"] == "VALID", row["why"] or good)
 
 
 def _prefix_cache(row: dict[str, Any]) -> Check:
@@ -110,6 +106,10 @@ def _audited(config: InferenceConfig, result: Result) -> Iterator[Check]:
         yield fact_check("TEST06", question, not wrong and count > 0, reason)
 
 
+def _skipped(name: str, question: str, why: str) -> Check:
+    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=why, gates=False)
+
+
 def _counted(config: InferenceConfig, result: Result) -> Iterator[Check]:
     """Text mode: tokens are those that our tokenizer finds; where servers state how many they made, both have to be close."""
     counted = result.facts.get("counted")
@@ -117,8 +117,7 @@ def _counted(config: InferenceConfig, result: Result) -> Iterator[Check]:
         return
     question = "Does the tokenizer of model find as many tokens as the servers state?"
     if not counted["stated"]:
-        why = "the servers state no counts"
-        yield Check(name="tokens counted", kind="sanity", question=question, status="SKIPPED", reason=why, gates=False)
+        yield _skipped("tokens counted", question, "the servers state no counts")
         return
     share = counted["counted"] / counted["stated"]
     reason = (
@@ -129,16 +128,13 @@ def _counted(config: InferenceConfig, result: Result) -> Iterator[Check]:
 
 
 def _accurate(config: InferenceConfig, result: Result) -> Iterator[Check]:
-    facts = result.facts.get("accuracy")
+    facts, question = result.facts.get("accuracy"), "Are the answers right?"
     if facts is None:
         if config.accuracy and config.random:
-            why = "random weights have no accuracy"
-            question = "Are the answers right?"
-            yield Check(name="accuracy", kind="sanity", question=question, status="SKIPPED", reason=why, gates=False)
+            yield _skipped("accuracy", question, "random weights have no accuracy")
         return
     if config.engine == "sim" or result.facts.get("says", {}).get("engine") == "sim":
-        why, question = "what is simulated computes nothing", "Are the answers right?"
-        yield Check(name="accuracy", kind="sanity", question=question, status="SKIPPED", reason=why, gates=False)
+        yield _skipped("accuracy", question, "what is simulated computes nothing")
         return
     complete = facts["answered"] == facts["samples"] and not facts["failed"] and not facts["num_errors"]
     reason = f"{facts['answered']:,} of {facts['samples']:,} samples answered, {facts['failed']} failed, {facts['num_errors']} errors in LoadGen's log"
@@ -150,17 +146,10 @@ def _accurate(config: InferenceConfig, result: Result) -> Iterator[Check]:
         yield fact_check(
             "better than chance", "Do the answers fit their own articles?", value.value > shuffled.value, text
         )
+    full, least, most = bool(facts["full_set"]), (1 - GEN_LEN_SHARE) * GEN_LEN, (1 + GEN_LEN_SHARE) * GEN_LEN
     for kind, limit in ROUGE.items():
-        metric = result.metric(f"{kind}{scope}")
-        yield _reference(f"reference {kind}", metric, ROUGE_SHARE * limit, None, bool(facts["full_set"]))
-    length = result.metric(f"gen_len{scope}")
-    yield _reference(
-        "reference length",
-        length,
-        (1 - GEN_LEN_SHARE) * GEN_LEN,
-        (1 + GEN_LEN_SHARE) * GEN_LEN,
-        bool(facts["full_set"]),
-    )
+        yield _reference(f"reference {kind}", result.metric(f"{kind}{scope}"), ROUGE_SHARE * limit, None, full)
+    yield _reference("reference length", result.metric(f"gen_len{scope}"), least, most, full)
 
 
 def _reference(name: str, metric: Metric | None, least: float, most: float | None, full: bool) -> Check:
@@ -173,13 +162,8 @@ def _reference(name: str, metric: Metric | None, least: float, most: float | Non
         reason = f"only on the full validation set of CNN/DailyMail by rules=mlperf; here {metric.text if metric else 'not measured'}"
         return Check(**common, status="SKIPPED", reason=reason, gates=False)
     good = metric.value >= least and (most is None or metric.value <= most)
-    return Check(
-        **common,
-        status="PASS" if good else "FAIL",
-        reason=f"{metric.text}, limit {limit}",
-        value=metric.value,
-        unit=metric.unit,
-    )
+    status, reason = "PASS" if good else "FAIL", f"{metric.text}, limit {limit}"
+    return Check(**common, status=status, reason=reason, value=metric.value, unit=metric.unit)
 
 
 def claims(numbers: Numbers) -> Iterator[Claim]:
@@ -196,22 +180,14 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
             tails = {share: numbers.value(f"{kind}_p{share}_s_{scenario}") for share in (90, 99)}
             percentiles = {float(share): value for share, value in tails.items() if value is not None}
             if raw or percentiles:
-                part = Latency(
-                    name=f"{kind} of {name}", samples_s=raw, percentiles_s=percentiles, of_tokens=kind != "latency"
-                )
-                latencies.append(part)
-        yield Claim(
-            subject=name,
-            latencies=latencies,
-            requests=Requests(issued=issued, completed=(issued or 0) - (failed or 0), failed=failed),
-            loadgen=LoadGen(
-                scenario="Server" if row.get("scenario") == "Interactive" else str(row.get("scenario", "")),
-                valid=row.get("loadgen") == "VALID",
-                errors=row.get("num_errors"),
-                samples_per_s=row.get("loadgen_per_s"),
-                raw_samples_per_s=row.get("samples_per_s"),
-            ),
-        )
+                of, tokens = f"{kind} of {name}", kind != "latency"
+                latencies.append(Latency(name=of, samples_s=raw, percentiles_s=percentiles, of_tokens=tokens))
+        requests = Requests(issued=issued, completed=(issued or 0) - (failed or 0), failed=failed)
+        stated = LoadGen(
+            scenario=lg_scenario(str(row.get("scenario", ""))), valid=row.get("loadgen") == "VALID", errors=row.get("num_errors"),
+            samples_per_s=row.get("loadgen_per_s"), raw_samples_per_s=row.get("samples_per_s"),
+        )  # fmt: skip
+        yield Claim(subject=name, latencies=latencies, requests=requests, loadgen=stated)
 
 
 def reading(run: Run) -> list[str]:
@@ -252,14 +228,13 @@ def reading(run: Run) -> list[str]:
         )
     share = result.metric(f"roofline_share_offline{scope}")
     if share and share.value is not None:
-        sentences.append(
-            f"Offline reaches {100 * share.value:.3g}% of what memory and matrix products allow ({share.reason})."
-        )
+        reached = f"{100 * share.value:.3g}% of what memory and matrix products allow"
+        sentences.append(f"Offline reaches {reached} ({share.reason}).")
     rows = result.tables.get("rouge", [])
     if len(rows) == 3:
-        r1 = [f"{row['rouge1']:.1f}" for row in rows]
+        own, others, lead = (f"{row['rouge1']:.1f}" for row in rows)
         sentences.append(
-            f"ROUGE-1 is {r1[0]}; with references of other articles {r1[1]}, for the article's beginning {r1[2]}."
+            f"ROUGE-1 is {own}; with references of other articles {others}, for the article's beginning {lead}."
         )
     if count := len(result.tables.get("reduced", [])):
         sentences.append(f"{count} rules of MLPerf are reduced, so no number of this run is an MLPerf result.")

@@ -29,7 +29,9 @@ from benchlib.benchmarks.inference.ahead import CONTEXT, preload
 from benchlib.benchmarks.inference.workers import SUT
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.launch.processes import die_with_parent
+from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.engines import ENGINES, Engine, Settings, make
+from benchlib.workloads.llm.load import Client
 from benchlib.workloads.llm.queries import QueryLog
 
 FILLER = (0, 0)
@@ -196,30 +198,14 @@ def in_turns(prompts: Sequence[list[int]]) -> list[list[int]]:
     return [prompt for fresh in prompts[1:] for prompt in (fresh, prompts[0], prompts[0])]
 
 
-def _ask(engine: Engine, prompts: Sequence[Sequence[int]], max_new: int, first_rid: int, together: bool) -> list[float]:
+def _ask(engine: Engine, prompts: Sequence[Sequence[int]], max_new: int, together: bool) -> list[float]:
     """Answer prompts at the engine, all at once or one by one; return the seconds to each first token."""
-    firsts: dict[int, float] = {}
-    began: dict[int, float] = {}
-    errors: list[str] = []
-    left = threading.Semaphore(0)
-
-    def done(_: int, __: Sequence[int], error: str) -> None:
-        if error:
-            errors.append(error)
-        left.release()
-
-    for number, prompt in enumerate(prompts):
-        rid = first_rid - number
-        began[rid] = time.monotonic()
-        engine.submit(rid, prompt, max_new, lambda rid, now, _: firsts.update({rid: now}), done)
-        if not together and not left.acquire(timeout=WARM_UP_S):
-            raise RunBroken(f"the engine did not answer a warm-up query within {WARM_UP_S:g} s")
-    for _ in range(len(prompts) if together else 0):
-        if not left.acquire(timeout=WARM_UP_S):
-            raise RunBroken(f"the engine did not answer its warm-up queries within {WARM_UP_S:g} s")
-    if errors:
-        raise RunBroken(f"the engine failed at a warm-up query: {errors[0]}")
-    return [firsts.get(rid, float("nan")) - start for rid, start in began.items()]
+    client, count = Client(engine, prompts, max_new, WARM_UP_S), len(prompts)
+    table = client.closed_loop(count if together else 1, count) if count else client.log.table()
+    if table["failed"].any():
+        why = next(iter(client.log.errors.values()), f"no answer within {WARM_UP_S:g} s")
+        raise RunBroken(f"the engine failed at a warm-up query: {why}")
+    return queries.ttft_s(table).tolist()  # type: ignore[no-any-return]
 
 
 def _perform(test: Test, say: Connection) -> Outcome:
@@ -229,9 +215,9 @@ def _perform(test: Test, say: Connection) -> Outcome:
     engine = make(test.engine, test.settings)
     engine.start()
     facts: dict[str, Any] = {"engine": dict(engine.facts), "engine_start_s": time.monotonic() - began}
-    _ask(engine, test.warm_up, test.max_new, -1, together=True)
+    _ask(engine, test.warm_up, test.max_new, together=True)
     if test.repeated:
-        times = _ask(engine, test.repeated, 2, -1_000, together=False)
+        times = _ask(engine, test.repeated, 2, together=False)
         facts["repeat_ttft_s"], facts["fresh_ttft_s"] = times[2::3], times[::3]
     facts["warm_up_s"] = time.monotonic() - began - facts["engine_start_s"]
     settings = settings_of(lg, test)

@@ -23,6 +23,9 @@ from benchlib.workloads.llm.load import client_late
 
 WINDOWS = 10  # of equal time, whose spread gives the interval of a rate
 RATE_SHARE = 1.2  # by which LoadGen's completed rate may exceed the one from raw samples
+Events = Sequence[Event]
+NotSeen = Mapping[str, str]  # why a sensor says nothing, by kind of sensor
+NONE: NotSeen = MappingProxyType({})
 BUSY = 0.9  # of a core: a client that only sends and computes nothing is late above it
 
 
@@ -154,9 +157,8 @@ def _impossible_times(test: Tested, done: np.ndarray) -> list[str]:
             )
         many = done[done["tokens"] > 1]
         if zero := int((queries.tpot_s(many) <= 0).sum()):
-            reasons.append(
-                f"{zero:,} answers of several tokens came all at once: no time per output token; the engine must report its first token"
-            )
+            what = "no time per output token; the engine must report its first token"
+            reasons.append(f"{zero:,} answers of several tokens came all at once: {what}")
     return reasons
 
 
@@ -206,7 +208,7 @@ def not_measured(scenario: str, scope: str, why: str) -> list[Metric]:
     return [not_available(f"{name}_{scenario.lower()}{scope}", unit, direction, why) for name, unit, direction in names]  # type: ignore[arg-type]
 
 
-def metrics_of(test: Tested, config: InferenceConfig, events: Sequence[Event], scope: str) -> list[Metric]:
+def metrics_of(test: Tested, config: InferenceConfig, events: Events, scope: str) -> list[Metric]:
     """Return the metrics of a performance test; ``scope`` ends their names, see ``InferenceConfig.scope``."""
     end = f"_{test.scenario.lower()}{scope}"
     done = queries.completed(test.table)
@@ -216,11 +218,9 @@ def metrics_of(test: Tested, config: InferenceConfig, events: Sequence[Event], s
         rate_metric(f"samples_per_s{end}", done, np.ones(len(done)), "samples/s", of),
         rate_metric(f"tokens_per_s{end}", done, done["tokens"].astype(float), "tokens/s", of),
     ]
-    latency = queries.latency_s(done)
     streamed = test.scenario != "Offline"
-    times: dict[str, np.ndarray] = {"latency": latency}
-    if streamed:
-        times = {"ttft": queries.ttft_s(done), "tpot": queries.tpot_s(done)} | times
+    times = {"ttft": queries.ttft_s(done), "tpot": queries.tpot_s(done)} if streamed else {}
+    times["latency"] = queries.latency_s(done)
     times = {name: values[~np.isnan(values)] for name, values in times.items()}
     metrics = [*rates]
     for name, values in times.items():
@@ -234,12 +234,11 @@ def metrics_of(test: Tested, config: InferenceConfig, events: Sequence[Event], s
         good = int(queries.meets(test.table, test.limits_s).sum()) if test.limits_s else 0
         span = queries.span_s(done) if len(done) else 0.0
         within = " and ".join(f"{name.upper()} < {1e3 * limit:g} ms" for name, limit in test.limits_s.items())
+        what = (f"goodput_per_s{end}", "queries/s", "higher")
         metrics.append(
-            derived(
-                f"goodput_per_s{end}", good / span, "queries/s", "higher", f"queries that meet {within}, over the time"
-            )
+            derived(what[0], good / span, what[1], "higher", f"queries that meet {within}, over the time")
             if within and span > 0
-            else not_available(f"goodput_per_s{end}", "queries/s", "higher", "the scenario has no latency limits")
+            else not_available(what[0], what[1], "higher", "the scenario has no latency limits")
         )
         late = queries.lateness_s(test.table)
         if len(late):
@@ -250,15 +249,11 @@ def metrics_of(test: Tested, config: InferenceConfig, events: Sequence[Event], s
                 metrics.append(derived(f"rate_kept{end}", planned[0] / planned[1], "ratio", "none", kept))
     share = "processor time of the test's process, engine included" if test.computes else "processor time of the client"
     metrics.append(measured(f"driver_cores{end}", float(test.facts["driver_cpu_share"]), "cores", "none", reason=share))
-    metrics.append(
-        measured(f"resident_memory_gb{end}", test.facts["resident_bytes"] / 1e9, "GB", "lower", reason="at the end")
-    )
+    resident = test.facts["resident_bytes"] / 1e9
+    metrics.append(measured(f"resident_memory_gb{end}", resident, "GB", "lower", reason="at the end"))
     seen = _not_seen(config)
-    return [
-        *metrics,
-        *_utilization(test, events, end, seen),
-        *_energy_and_cost(test, config, events, end, rates[1], seen),
-    ]
+    metrics += _utilization(test, events, end, seen)
+    return metrics + _energy_and_cost(test, config, events, end, rates[1], seen)
 
 
 def _not_seen(config: InferenceConfig) -> dict[str, str]:
@@ -271,30 +266,24 @@ def _not_seen(config: InferenceConfig) -> dict[str, str]:
     return why
 
 
-def _readings(test: Tested, events: Sequence[Event], field: str) -> list[float]:
+def _readings(test: Tested, events: Events, field: str) -> list[float]:
     """Return what a sensor said between LoadGen's power_begin and power_end."""
     began, ended = test.log.get("began"), test.log.get("ended")
-    return [
-        float(event[field])
-        for event in events
-        if event["kind"] == "sensor"
-        and isinstance(event.get(field), (int, float))
-        and began
-        and began <= event["t"] <= ended
-    ]
+    times, values = _series(events, field)
+    return [value for time, value in zip(times, values, strict=True) if began and ended and began <= time <= ended]
 
 
-def _utilization(
-    test: Tested, events: Sequence[Event], end: str, not_seen: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Metric]:
+def _series(events: Events, field: str) -> tuple[list[float], list[float]]:
+    """Return times and readings of a sensor."""
+    read = [event for event in events if event["kind"] == "sensor" and isinstance(event.get(field), (int, float))]
+    return [float(event["t"]) for event in read], [float(event[field]) for event in read]
+
+
+def _utilization(test: Tested, events: Events, end: str, not_seen: NotSeen = NONE) -> Iterator[Metric]:
     """Yield how busy device and processor were while queries were under way; a reading is of the time since the last one."""
+    device = "the device; without one, of all cores of the machine"
     for name, field, kind, of in (
-        (
-            "device_utilization",
-            "utilization_percent",
-            "machine",
-            "the device; without one, of all cores of the machine",
-        ),
+        ("device_utilization", "utilization_percent", "machine", device),
         ("cpu_utilization", "cpu_percent", "process", "the run's processes, 100 = one core"),
     ):
         if kind in not_seen:
@@ -308,34 +297,22 @@ def _utilization(
         )
 
 
-def _energy_j(events: Sequence[Event], began: float | None, ended: float | None) -> float | None:
+def _energy_j(events: Events, began: float | None, ended: float | None) -> float | None:
     """Return what an energy counter rose by between two moments; None without a reading before, after and not far from both."""
-    readings = [
-        (float(event["t"]), float(event["energy_j"]))
-        for event in events
-        if event["kind"] == "sensor" and isinstance(event.get("energy_j"), (int, float))
-    ]
-    if began is None or ended is None or len(readings) < 2:
+    times, joules = map(np.array, _series(events, "energy_j"))
+    if began is None or ended is None or len(times) < 2 or min(times) > began or max(times) < ended:
         return None
-    times, joules = zip(*sorted(readings), strict=True)
-    if times[0] > began or times[-1] < ended:
-        return None
-    before, after = np.interp([began, ended], times, joules)
+    order = np.argsort(times)
+    before, after = np.interp([began, ended], times[order], joules[order])
     return float(after - before)
 
 
 def _energy_and_cost(
-    test: Tested,
-    config: InferenceConfig,
-    events: Sequence[Event],
-    end: str,
-    tokens_per_s: Metric,
-    not_seen: Mapping[str, str] = MappingProxyType({}),
+    test: Tested, config: InferenceConfig, events: Events, end: str, tokens_per_s: Metric, not_seen: NotSeen = NONE
 ) -> list[Metric]:
     name = f"energy_per_token_j{end}"
-    reasons: dict[str, str] = next(
-        (event["availability"] for event in reversed(events) if event["kind"] == "sensors"), {}
-    )
+    sensors = (event["availability"] for event in reversed(events) if event["kind"] == "sensors")
+    reasons: dict[str, str] = next(sensors, {})
     spent = _energy_j(events, test.log.get("began"), test.log.get("ended"))
     tokens = int(queries.completed(test.table)["tokens"].sum())
     missing = str(reasons.get("energy_j", "no readings of an energy counter before and after the test"))
@@ -348,8 +325,5 @@ def _energy_and_cost(
     cost = f"usd_per_million_tokens{end}"
     if config.price_per_hour_usd is None or not tokens_per_s.value:
         return [energy, not_available(cost, "USD", "lower", "no price was given: set price_per_hour_usd")]
-    value = config.price_per_hour_usd * 1e6 / 3600 / tokens_per_s.value
-    return [
-        energy,
-        derived(cost, value, "USD", "lower", f"at {config.price_per_hour_usd:g} USD per hour, in this scenario"),
-    ]
+    value, price = config.price_per_hour_usd * 1e6 / 3600 / tokens_per_s.value, config.price_per_hour_usd
+    return [energy, derived(cost, value, "USD", "lower", f"at {price:g} USD per hour, in this scenario")]

@@ -4,6 +4,7 @@ The values are those of the mlperf.conf inside LoadGen 6.0.17 and of mlcommons/i
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,15 +61,41 @@ def applied(config: Asked, scenario: str) -> Rule:
     if config.rules == "mlperf":
         return full
     ratios = (RULES[scenario].ttft_s or 0) / 2.0, (RULES[scenario].tpot_s or 0) / 0.1
-    return Rule(
-        config.min_queries,
-        config.min_duration_s,
-        config.samples or SET,
-        config.percentile,
-        config.ttft_limit_s * ratios[0] if full.ttft_s else None,
-        config.tpot_limit_s * ratios[1] if full.tpot_s else None,
-        full.of_model,
-    )
+    ttft_s = config.ttft_limit_s * ratios[0] if full.ttft_s else None
+    tpot_s = config.tpot_limit_s * ratios[1] if full.tpot_s else None
+    least = config.min_queries, config.min_duration_s, config.samples or SET
+    return Rule(*least, config.percentile, ttft_s, tpot_s, full.of_model)
+
+
+Line = tuple[str, float, str, float]
+
+
+def _lines(config: Asked, scenario: str, samples: int, server_qps: float | None) -> Iterator[Line]:
+    """Yield what user.conf says, the target first: its key and value, and LoadGen's attribute with the value that it has to get."""
+    name, rule = lg_scenario(scenario), applied(config, scenario)
+    kind = {"SingleStream": "single_stream", "MultiStream": "multi_stream"}.get(name, name.lower())
+    if name == "Server":
+        yield (
+            "*.Server.target_qps",
+            server_qps or config.server_qps,
+            "server_target_qps",
+            server_qps or config.server_qps,
+        )
+    elif name == "Offline":
+        yield "*.Offline.target_qps", config.expected_qps, "offline_expected_qps", config.expected_qps
+    else:
+        latency = config.expected_latency_s
+        yield f"*.{name}.target_latency", 1e3 * latency, f"{kind}_expected_latency_ns", 1e9 * latency
+    duration_ms, used = round(1e3 * rule.min_duration_s), samples if config.rules == "reduced" else rule.samples
+    yield f"*.{name}.min_duration", duration_ms, "min_duration_ms", duration_ms
+    yield f"*.{name}.min_query_count", rule.min_queries, "min_query_count", rule.min_queries
+    yield "*.*.performance_sample_count_override", used, "performance_sample_count_override", used
+    if name != "Offline":
+        share = rule.percentile / 100
+        yield f"*.{name}.target_latency_percentile", rule.percentile, f"{kind}_target_latency_percentile", share
+    for limit, limit_s in (("ttft_latency", rule.ttft_s), ("tpot_latency", rule.tpot_s)):
+        if limit_s is not None:  # by the model's own key: wildcards stand below it within one file
+            yield f"{model_key(scenario)}.{name}.{limit}", round(1e3 * limit_s), limit, round(1e3 * limit_s) * 10**6
 
 
 def user_conf(config: Asked, scenario: str, samples: int, server_qps: float | None = None) -> str:
@@ -77,51 +104,14 @@ def user_conf(config: Asked, scenario: str, samples: int, server_qps: float | No
     LoadGen takes ``key = value`` only with blanks around the sign, and ignores what it does not know: ``expected_settings``
     says what must be read back.
     """
-    name = lg_scenario(scenario)
-    lines = []
-    if name == "Server":
-        lines.append(f"*.Server.target_qps = {server_qps or config.server_qps!r}")
-    elif name == "Offline":
-        lines.append(f"*.Offline.target_qps = {config.expected_qps!r}")
-    else:
-        lines.append(f"*.{name}.target_latency = {1e3 * config.expected_latency_s:g}")
-    if config.rules == "reduced":
-        rule = applied(config, scenario)
-        lines.append(f"*.{name}.min_duration = {round(1e3 * rule.min_duration_s)}")
-        lines.append(f"*.{name}.min_query_count = {rule.min_queries}")
-        lines.append(f"*.*.performance_sample_count_override = {samples}")
-        if name != "Offline":
-            lines.append(f"*.{name}.target_latency_percentile = {rule.percentile:g}")
-        if rule.ttft_s is not None and rule.tpot_s is not None:
-            # The model's own key: wildcards stand below it within one file.
-            lines.append(f"{model_key(scenario)}.{name}.ttft_latency = {round(1e3 * rule.ttft_s)}")
-            lines.append(f"{model_key(scenario)}.{name}.tpot_latency = {round(1e3 * rule.tpot_s)}")
-    return "\n".join(lines) + "\n"
+    lines = [f"{key} = {value:.12g}\n" for key, value, _, _ in _lines(config, scenario, samples, server_qps)]
+    return "".join(lines if config.rules == "reduced" else lines[:1])
 
 
 def expected_settings(config: Asked, scenario: str, samples: int, server_qps: float | None = None) -> dict[str, float]:
     """Return attributes of LoadGen's settings with the values that must be read back from it."""
-    name, rule = lg_scenario(scenario), applied(config, scenario)
-    values: dict[str, float] = {
-        "min_duration_ms": round(1e3 * rule.min_duration_s),
-        "min_query_count": rule.min_queries,
-        "performance_sample_count_override": samples if config.rules == "reduced" else rule.samples,
-        "use_token_latencies": 1,
-    }
-    if name == "Server":
-        values["server_target_qps"] = server_qps or config.server_qps
-        values["server_target_latency_percentile"] = rule.percentile / 100
-        values["ttft_latency"] = round(1e3 * (rule.ttft_s or 0)) * 10**6
-        values["tpot_latency"] = round(1e3 * (rule.tpot_s or 0)) * 10**6
-    elif name == "Offline":
-        values["offline_expected_qps"] = config.expected_qps
-    elif name == "SingleStream":
-        values["single_stream_expected_latency_ns"] = 1e9 * config.expected_latency_s
-        values["single_stream_target_latency_percentile"] = rule.percentile / 100
-    else:
-        values["multi_stream_expected_latency_ns"] = 1e9 * config.expected_latency_s
-        values["multi_stream_target_latency_percentile"] = rule.percentile / 100
-    return values
+    lines = _lines(config, scenario, samples, server_qps)
+    return {"use_token_latencies": 1, **{name: value for _, _, name, value in lines}}
 
 
 def reduced(config: Asked, scenario: str, samples: int) -> list[dict[str, str]]:
@@ -132,12 +122,8 @@ def reduced(config: Asked, scenario: str, samples: int) -> list[dict[str, str]]:
         if not kept:
             rows.append({"scenario": scenario, "rule": rule, "MLPerf": str(asked), "this run": str(used)})
 
-    compare(
-        "least duration",
-        f"{full.min_duration_s:g} s",
-        f"{mine.min_duration_s:g} s",
-        mine.min_duration_s >= full.min_duration_s,
-    )
+    kept = mine.min_duration_s >= full.min_duration_s
+    compare("least duration", f"{full.min_duration_s:g} s", f"{mine.min_duration_s:g} s", kept)
     compare("least queries", f"{full.min_queries:,}", f"{mine.min_queries:,}", mine.min_queries >= full.min_queries)
     compare("data set", f"{full.samples:,} samples", f"{samples:,} samples", samples >= full.samples)
     if scenario != "Offline":
@@ -204,20 +190,12 @@ def plan(config: Asked, scenario: str, samples: int, server_qps: float | None = 
     rate = config.expected_qps if scenario == "Offline" else server_qps or config.server_qps
     queries = issued // (STREAMS if scenario == "MultiStream" else 1)
     seconds = issued / rate if lg_scenario(scenario) in ("Offline", "Server") else queries * config.expected_latency_s
-    needed = (
-        1
-        if scenario == "Offline"
-        else queries_needed(rule.percentile / 100, 0 if lg_scenario(scenario) == "Server" else 1)
-    )
+    offline, share, late = scenario == "Offline", rule.percentile / 100, lg_scenario(scenario) != "Server"
+    needed = 1 if offline else queries_needed(share, int(late))
     return {
-        "scenario": scenario,
-        "engine": config.engine_of(scenario),
-        "percentile": "" if scenario == "Offline" else f"p{rule.percentile:g}",
-        "queries needed": needed,
-        "with one late query": "" if scenario == "Offline" else queries_needed(rule.percentile / 100, 1),
-        "queries issued": queries,
+        "scenario": scenario, "engine": config.engine_of(scenario), "percentile": "" if offline else f"p{rule.percentile:g}",
+        "queries needed": needed, "with one late query": "" if offline else queries_needed(share, 1), "queries issued": queries,
         "enough": "yes" if queries >= needed else f"no: raise min_queries to {needed}",
         "expected_s": round(max(seconds, rule.min_duration_s), 1),
-        "queries sent": "",  # once it ran, with the time that it took
-        "took_s": "",
-    }
+        "queries sent": "", "took_s": "",  # once it ran
+    }  # fmt: skip

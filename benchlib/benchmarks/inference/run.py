@@ -78,7 +78,6 @@ def run(config: InferenceConfig, run_dir: Path, events: EventWriter) -> None:
         vocabulary = 128256 // config.shrink if config.random and config.shrink > 1 else 0
         data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, vocabulary)
         bench = _Bench(config, run_dir, events, world.device, data)
-        bench.facts["prompt_tokens"] = sorted(map(len, data.prompts))
         if config.engine == "http":
             settings = dataclasses.replace(_settings(config, data, world.device), partial=False)
             bench.facts["says"], bench.worker_bounds = workers.meet(config, settings, data.tokenizer)
@@ -112,21 +111,11 @@ def _settings(config: InferenceConfig, data: Summaries, device: torch.device) ->
     longest = max(map(len, data.prompts)) + config.max_new
     positions = math.ceil(max(longest, PROBE_TOKENS + 2) / 64) * 64
     return Settings(
-        model=config.model,
-        device=str(device),
-        precision=config.precision,
-        slots=config.slots,
-        positions=positions,
-        shrink=config.shrink,
-        fixed_length=config.random,
-        step_s=config.step_s,
-        urls=tuple(config.workers),
-        token=addresses.bearer_token(),
-        deadline_s=config.deadline_s,
-        served_model=config.served_model,
-        text=config.model if config.tokens == "text" else "",
+        model=config.model, device=str(device), precision=config.precision, slots=config.slots, positions=positions, shrink=config.shrink,
+        fixed_length=config.random, step_s=config.step_s, urls=tuple(config.workers), token=addresses.bearer_token(),
+        deadline_s=config.deadline_s, served_model=config.served_model, text=config.model if config.tokens == "text" else "",
         partial=True,  # all of them were there at the start of the run; one that is lost since is no reason to lose the next test
-    )
+    )  # fmt: skip
 
 
 def _test(bench: _Bench, name: str, scenario: str, mode: str, server_qps: float | None = None, audit: int = 0) -> Test:
@@ -146,25 +135,13 @@ def _test(bench: _Bench, name: str, scenario: str, mode: str, server_qps: float 
         mode, audit or rules.queries_issued(config, scenario, count, server_qps)
     )
     return Test(
-        name=name,
-        scenario=rules.lg_scenario(scenario),
-        model_key=rules.model_key(scenario),
-        mode=mode,
-        engine=engine,
-        settings=_settings(config, bench.data, bench.device),
-        conf=rules.user_conf(config, scenario, count, server_qps),
-        expected=rules.expected_settings(config, scenario, count, server_qps),
-        prompts=bench.data.prompts,
-        warm_up=spare[-WARM_UPS:],
-        repeated=[] if asked else in_turns(long),
-        max_new=config.max_new,
-        folder=bench.run_dir / "loadgen" / name,
-        deadline_s=config.deadline_s,
-        limit_s=config.test_limit_s or factor * SLACK * expected + config.deadline_s,
-        audit=audit,
-        threads=torch.get_num_threads(),
-        sent=sent,
-    )
+        name=name, scenario=rules.lg_scenario(scenario), model_key=rules.model_key(scenario), mode=mode, engine=engine,
+        settings=_settings(config, bench.data, bench.device), conf=rules.user_conf(config, scenario, count, server_qps),
+        expected=rules.expected_settings(config, scenario, count, server_qps), prompts=bench.data.prompts, warm_up=spare[-WARM_UPS:],
+        repeated=[] if asked else in_turns(long), max_new=config.max_new, folder=bench.run_dir / "loadgen" / name,
+        deadline_s=config.deadline_s, limit_s=config.test_limit_s or factor * SLACK * expected + config.deadline_s, audit=audit,
+        threads=torch.get_num_threads(), sent=sent,
+    )  # fmt: skip
 
 
 def _perform(bench: _Bench, test: Test) -> Outcome:
@@ -175,9 +152,8 @@ def _perform(bench: _Bench, test: Test) -> Outcome:
         if done < 0:
             bench.events.emit("heartbeat")
         else:
-            bench.events.emit(
-                "progress", phase=test.name, done=done, total=test.sent, unit="queries", rss_bytes=rss_bytes
-            )
+            progress = {"done": done, "total": test.sent, "unit": "queries", "rss_bytes": rss_bytes}
+            bench.events.emit("progress", phase=test.name, **progress)
 
     outcome = loadgen.perform(test, tell)
     if outcome.skipped:
@@ -216,49 +192,24 @@ def _tested(bench: _Bench, test: Test, scenario: str, outcome: Outcome) -> Teste
     assert outcome.table is not None
     table = logs.add_schedule(outcome.table, logs.schedule(test.folder))
     bench.kept.append((test.name, table))
-    return Tested(
-        scenario=scenario,
-        table=table,
-        log=logs.detail(test.folder),
-        rule=rules.applied(bench.config, scenario),
-        repeated=outcome.repeated,
-        errors=outcome.errors,
-        facts=outcome.facts,
-        computes=ENGINES[test.engine].torch,
-    )
+    log, rule, computes = logs.detail(test.folder), rules.applied(bench.config, scenario), ENGINES[test.engine].torch
+    return Tested(scenario, table, log, rule, outcome.repeated, outcome.errors, outcome.facts, computes)
 
 
 def _add(bench: _Bench, name: str, tested: Tested, test: Test) -> list[str]:
     """Add the row of a test, and return why it is not valid."""
-    reasons, done = why_invalid(tested), queries.completed(tested.table)
+    reasons, done, log, rule = why_invalid(tested), queries.completed(tested.table), tested.log, tested.rule
+    paced = rules.lg_scenario(tested.scenario) == "Server"
     bench.row(
-        "tests",
-        test=name,
-        scenario=tested.scenario,
-        engine=test.engine,
-        loadgen=str(tested.log.get("result_validity", "")),
-        sut=str(tested.log.get("sut_name", "")),
-        valid="INVALID" if reasons else "VALID",
-        why="; ".join(reasons),
-        queries=len(tested.table),
-        failed=int(tested.table["failed"].sum()),
-        tokens=int(done["tokens"].sum()),
-        samples_per_s=tested.samples_per_s,
-        loadgen_per_s=tested.stated_per_s,
-        server_qps=float(tested.log.get("effective_target_qps", 0))
-        if rules.lg_scenario(tested.scenario) == "Server"
-        else None,
-        seconds=queries.span_s(done) if len(done) else None,
-        began=tested.log.get("began"),
-        ended=tested.log.get("ended"),
-        num_errors=int(tested.log.get("num_errors", 0)),
-        repeated=tested.repeated,
-        ttft_limit_s=tested.rule.ttft_s,
-        tpot_limit_s=tested.rule.tpot_s,
-        percentile=tested.rule.percentile,
-        least_tokens=int(done["tokens"].min()) if len(done) else 0,
+        "tests", test=name, scenario=tested.scenario, engine=test.engine, loadgen=str(log.get("result_validity", "")),
+        sut=str(log.get("sut_name", "")), valid="INVALID" if reasons else "VALID", why="; ".join(reasons), queries=len(tested.table),
+        failed=int(tested.table["failed"].sum()), tokens=int(done["tokens"].sum()), samples_per_s=tested.samples_per_s,
+        loadgen_per_s=tested.stated_per_s, server_qps=float(log.get("effective_target_qps", 0)) if paced else None,
+        seconds=queries.span_s(done) if len(done) else None, began=log.get("began"), ended=log.get("ended"),
+        num_errors=int(log.get("num_errors", 0)), repeated=tested.repeated, ttft_limit_s=rule.ttft_s, tpot_limit_s=rule.tpot_s,
+        percentile=rule.percentile, least_tokens=int(done["tokens"].min()) if len(done) else 0,
         most_tokens=int(done["tokens"].max()) if len(done) else 0,
-    )
+    )  # fmt: skip
     return reasons
 
 
@@ -280,18 +231,10 @@ def _timeline(bench: _Bench, tested: Tested) -> None:
         return
     order = np.argsort(queries.latency_s(done), kind="stable")
     for which, place in (("fastest", 0), ("median", len(order) // 2), ("slowest", len(order) - 1)):
-        query = done[order[place] : order[place] + 1]
-        begin = float(queries.start_s(query)[0])
-        bench.row(
-            "timeline",
-            scenario=tested.scenario,
-            query=which,
-            issued_s=float(query["issued_s"][0]) - begin,
-            first_s=float(query["first_s"][0]) - begin,
-            last_s=float(query["last_s"][0]) - begin,
-            prompt_tokens=int(query["prompt_tokens"][0]),
-            tokens=int(query["tokens"][0]),
-        )
+        query, begin = done[order[place]], float(queries.start_s(done)[order[place]])
+        times = {name: float(query[name]) - begin for name in ("issued_s", "first_s", "last_s")}
+        counts = {name: int(query[name]) for name in ("prompt_tokens", "tokens")}
+        bench.row("timeline", scenario=tested.scenario, query=which, **times, **counts)
 
 
 def _find_peak(bench: _Bench) -> None:
@@ -359,21 +302,16 @@ def _accuracy(bench: _Bench) -> None:
         row.pop("per_text")
         bench.row("rouge", **row)
     bench.facts["accuracy"] = {
-        "samples": len(bench.data.prompts),
-        "answered": len(answers),
-        "failed": int(outcome.table["failed"].sum()),
-        "num_errors": int(log["num_errors"]),
-        "errors": outcome.errors[:5],
-        "splitter": rows[0]["splitter"],
+        "samples": len(bench.data.prompts), "answered": len(answers), "failed": int(outcome.table["failed"].sum()),
+        "num_errors": int(log["num_errors"]), "errors": outcome.errors[:5], "splitter": rows[0]["splitter"],
         "full_set": bench.config.rules == "mlperf",
-    }
+    }  # fmt: skip
     how = f"rouge_score with stemmer, mean of {len(answers):,} texts; sentences by {rows[0]['splitter']}"
     bench.metrics += [derived(f"{kind}{end}", rows[0][kind], "%", "higher", how) for kind in scores.KINDS]
+    shuffled, lead = "control: references of other articles", "control: the article's first characters"
     bench.metrics += [
-        derived(
-            f"control_rouge1_shuffled{end}", rows[1]["rouge1"], "%", "none", "control: references of other articles"
-        ),
-        derived(f"control_rouge1_lead{end}", rows[2]["rouge1"], "%", "none", "control: the article's first characters"),
+        derived(f"control_rouge1_shuffled{end}", rows[1]["rouge1"], "%", "none", shuffled),
+        derived(f"control_rouge1_lead{end}", rows[2]["rouge1"], "%", "none", lead),
         derived(f"gen_len{end}", rows[0]["gen_len"], "characters", "none", "of all answers, after splitting"),
     ]
 
@@ -389,56 +327,37 @@ def _roofline(bench: _Bench) -> None:
     for name in names:
         facts = bench.facts.get("engine", {}).get(name, {})
         if config.engine != "http" and "read_bytes" in facts:
-            rates = zip(
-                ("bytes_per_s", "flop_per_s"), reached(int(facts["read_bytes"]), config.peak_seconds), strict=True
-            )
-            engines[name] = [bound for bound in [bounds.Bound.of({**facts, **dict(rates)})] if bound]
+            bytes_per_s, flop_per_s = reached(int(facts["read_bytes"]), config.peak_seconds)
+            bound = bounds.Bound.of({**facts, "bytes_per_s": bytes_per_s, "flop_per_s": flop_per_s})
+            engines[name] = [bound] if bound else []
     row = next((row for row in bench.tables.get("tests", []) if row["scenario"] == "Offline"), None)
     missing = "" if row else "Offline was not run"
     if row and not engines.get(row["engine"]):
         missing = "the engine does not say how large its weights are"
         missing += " or what its machine reaches: only workers of the kit do" if config.engine == "http" else ""
-    tables = dict(bench.kept)
-    bench.metrics += bounds.offline(
-        engines.get(row["engine"], []) if row else [], tables.get("Offline"), missing, bench.scope
-    )
-    bench.metrics += bounds.shares(
-        bench.tables.get("tests", []), tables, bench.tables.get("prefix_cache", []), engines, bench.scope
-    )
+    tables, of = dict(bench.kept), engines.get(row["engine"], []) if row else []
+    bench.metrics += bounds.offline(of, tables.get("Offline"), missing, bench.scope)
+    probes = bench.tables.get("prefix_cache", [])
+    bench.metrics += bounds.shares(bench.tables.get("tests", []), tables, probes, engines, bench.scope)
 
 
 def _save(bench: _Bench, began: Moment, startup_s: float) -> None:
-    config = bench.config
-    _save_queries(bench)
-    bench.metrics.append(measured("startup_s", startup_s, "s", "lower", reason="imports, process group, data"))
-    bench.metrics.append(measured("total_s", began.since(), "s", "lower"))
-    lengths = bench.facts.pop("prompt_tokens")
-    bench.facts |= {
-        "prompt_tokens_least": lengths[0],
-        "prompt_tokens_median": lengths[len(lengths) // 2],
-        "prompt_tokens_most": lengths[-1],
-        "samples": len(lengths),
-        "threads": torch.get_num_threads(),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "loadgen": "6.0.17"},
-    }
-    result = Result.of(
-        config,
-        status="complete",
-        started_at=began.wall,
-        ended_at=began.wall + began.since(),
-        metrics=bench.metrics,
-        facts=bench.facts,
-        tables=bench.tables,
-        notes=bench.notes,
-    )
-    save_result(bench.run_dir, result)
-
-
-def _save_queries(bench: _Bench) -> None:
-    """Write the raw samples of all queries to ``queries.parquet``."""
+    """Write the raw samples of all queries to ``queries.parquet``, and the result."""
     import pandas as pd
 
-    empty = np.empty(0, queries.QUERY)
-    frames = [pd.DataFrame(table).assign(test=name) for name, table in bench.kept or [("", empty)]]
+    frames = [pd.DataFrame(table).assign(test=name) for name, table in bench.kept or [("", np.empty(0, queries.QUERY))]]
     with atomic_path(bench.run_dir / "queries.parquet") as temporary:
         pd.concat(frames).to_parquet(temporary, index=False)
+    bench.metrics.append(measured("startup_s", startup_s, "s", "lower", reason="imports, process group, data"))
+    bench.metrics.append(measured("total_s", began.since(), "s", "lower"))
+    lengths = sorted(map(len, bench.data.prompts))
+    bench.facts |= {
+        "prompt_tokens_least": lengths[0], "prompt_tokens_median": lengths[len(lengths) // 2], "prompt_tokens_most": lengths[-1],
+        "samples": len(lengths), "threads": torch.get_num_threads(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "loadgen": "6.0.17"},
+    }  # fmt: skip
+    result = Result.of(
+        bench.config, status="complete", started_at=began.wall, ended_at=began.wall + began.since(), metrics=bench.metrics,
+        facts=bench.facts, tables=bench.tables, notes=bench.notes,
+    )  # fmt: skip
+    save_result(bench.run_dir, result)

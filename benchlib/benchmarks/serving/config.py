@@ -88,15 +88,11 @@ class ServingConfig(BaseConfig):
         return {"recovery": False, **values} if isinstance(values, dict) and values.get("workers") else values
 
     @model_validator(mode="after")
-    def _recovery_needs_own_workers(self) -> "ServingConfig":
+    def _parts_fit(self) -> "ServingConfig":
         if self.recovery and self.workers:
             raise ValueError(
                 "recovery = true kills a worker: only those that are started here; leave workers or recovery out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _points_are_long_enough(self) -> "ServingConfig":
         # In a run of three points a service that lags by a third of the load has its last query wait for one.
         if self.mode != "single" and self.point_s < self.limits_s["ttft"]:
             least = self.limits_s["ttft"]
@@ -120,11 +116,8 @@ class ServingConfig(BaseConfig):
 
     def expected_work(self) -> str:
         """Say what will be sent to whom."""
-        who = (
-            f"{len(self.workers)} servers"
-            if self.workers
-            else f"{self.worker_count} workers ({self.engine}) started here"
-        )
+        own = f"{self.worker_count} workers ({self.engine}) started here"
+        who = f"{len(self.workers)} servers" if self.workers else own
         runs = {"single": "each alone", "distributed": "all together", "both": "each alone and all together"}[self.mode]
         work = f"{who}: {self.rounds} rounds of {self.queries} queries per worker, {runs}, {self.concurrency} at once per worker"
         if self.mode != "single":

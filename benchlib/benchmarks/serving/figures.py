@@ -1,6 +1,7 @@
 """Figures of the serving benchmark: load against latency with the knee, scaling by workers, requests in flight over a loss."""
 
 from collections.abc import Callable
+from typing import Any
 
 from benchlib.core.text import quantity
 from benchlib.results import frames
@@ -53,16 +54,13 @@ def load_latency(run: Records, theme: Theme = LIGHT) -> Picture:
         log_values(drawn, 0.15)
         if name in limits:
             drawn.axhline(limits[name], color=theme.muted, linestyle=DASHED, linewidth=1)
-            note(
-                drawn,
-                f"limit {limits[name]:g} ms",
-                (0.02, limits[name]),
-                (0, 3),
-                xycoords=("axes fraction", "data"),
-                ha="left",
-                fontsize=7.5,
-                color=theme.muted,
-            )
+            at: dict[str, Any] = {
+                "xycoords": ("axes fraction", "data"),
+                "ha": "left",
+                "fontsize": 7.5,
+                "color": theme.muted,
+            }
+            note(drawn, f"limit {limits[name]:g} ms", (0.02, limits[name]), (0, 3), **at)
         if len(knee):
             drawn.axvline(float(knee["rate"].iloc[-1]), color=theme.series[2], linewidth=1.2, label="knee")
         drawn.set_xlim(left=0)
@@ -107,18 +105,16 @@ def concurrency(run: Records, theme: Theme = LIGHT) -> Picture:
         f"{row['concurrency']:.0f} at once: {row['samples_per_s']:.3g} queries/s at {row['latency_p50_ms']:.0f} ms"
         for _, row in frame.iterrows()
     )
-    return finish(
-        figure, axes, theme, title, "ms from sending to the last token, median", "queries/s", f"Closed loop: {values}."
-    )
+    across = "ms from sending to the last token, median"
+    return finish(figure, axes, theme, title, across, "queries/s", f"Closed loop: {values}.")
 
 
 @styled
 def scaling(run: Records, theme: Theme = LIGHT) -> Picture:
     """Rate by number of workers beside the sum of each alone, with the efficiency written at each."""
     figure, axes = blank("scaling", theme, of_many=True)
-    frame = frames.typed(
-        run, "scaling", dict.fromkeys(("workers", "samples_per_s", "sum_of_alone_per_s", "efficiency"), 0.0)
-    )
+    columns = ("workers", "samples_per_s", "sum_of_alone_per_s", "efficiency")
+    frame = frames.typed(run, "scaling", dict.fromkeys(columns, 0.0))
     if len(frame) < 2:
         return leave_empty(figure, axes, theme, "One worker: nothing to scale.")
     axes.plot(frame["workers"], frame["sum_of_alone_per_s"], "--", color=theme.muted, label="sum of each alone")

@@ -18,12 +18,8 @@ from benchlib.results.run import Run
 
 MOST_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as together
 SHARES = {
-    "samples_per_s_all": 0.25,
-    "tokens_per_s_all": 0.25,
-    "knee_per_s": 0.35,
-    "ttft_at_knee_ms": 1.0,
-    "tpot_at_knee_ms": 0.5,
-}
+    "samples_per_s_all": 0.25, "tokens_per_s_all": 0.25, "knee_per_s": 0.35, "ttft_at_knee_ms": 1.0, "tpot_at_knee_ms": 0.5,
+}  # fmt: skip
 
 
 def refuse(config: ServingConfig) -> None:
@@ -58,13 +54,8 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
     alone = [row["alone_per_s"] for row in rows if row.get("alone_per_s")]
     together = numbers.positive("samples_per_s_all")
     if together and alone and len(alone) == len(rows):
-        speed = Speed(
-            samples_per_s=together,
-            ranks=len(rows),
-            one_device_samples_per_s=max(alone),
-            one_device="the fastest worker alone",
-        )
-        yield Claim(subject="all workers", speed=speed)
+        one = {"one_device_samples_per_s": max(alone), "one_device": "the fastest worker alone"}
+        yield Claim(subject="all workers", speed=Speed(samples_per_s=together, ranks=len(rows), **one))
     issued, failed = numbers.count("issued"), numbers.count("failed")
     if issued is not None and failed is not None:
         yield Claim(subject="all runs", requests=Requests(issued=issued, failed=failed, completed=issued - failed))
@@ -73,9 +64,8 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
         if values:
             parts = {part: numbers.value(f"{name}_p{part:g}_at_knee_ms") for part in (90.0, 99.0)}
             stated = {part: value / 1e3 for part, value in parts.items() if value is not None}
-            times = Latency(
-                name=f"{name} at the knee", samples_s=[value / 1e3 for value in values], percentiles_s=stated
-            )
+            raw = [value / 1e3 for value in values]
+            times = Latency(name=f"{name} at the knee", samples_s=raw, percentiles_s=stated)
             yield Claim(subject="open loop", latencies=[times])
 
 
@@ -123,10 +113,11 @@ def _efficiency(run: Run, config: ServingConfig) -> Check:
         reason = metric.reason if metric else "the run has no such metric"
         return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
     rounds = run.samples.get(metric.name, [metric.value])
-    reason = f"{metric.value:.2f} of the sum, {min(rounds):.2f} to {max(rounds):.2f} by round"
-    return fact_check(
-        name, question, min(rounds) <= MOST_EFFICIENCY, reason, limit=f"<= {MOST_EFFICIENCY}", value=metric.value
+    reason, good = (
+        f"{metric.value:.2f} of the sum, {min(rounds):.2f} to {max(rounds):.2f} by round",
+        min(rounds) <= MOST_EFFICIENCY,
     )
+    return fact_check(name, question, good, reason, limit=f"<= {MOST_EFFICIENCY}", value=metric.value)
 
 
 def _knee(run: Run) -> Check:
@@ -157,9 +148,8 @@ def _recovered(config: ServingConfig, recovery: dict[str, Any]) -> Check:
         f"{recovery['same_answers']} of {recovery['answers']} answers as in the undisturbed run; "
         f"killed at {recovery['killed_s']:.1f} s, back at {recovery['back_s']:.1f} s with {recovery['after_return']} queries after it"
     )
-    return fact_check(
-        "recovery", "Is no query lost when a worker is killed, and are the answers the same?", good, reason
-    )
+    question = "Is no query lost when a worker is killed, and are the answers the same?"
+    return fact_check("recovery", question, good, reason)
 
 
 def reading(run: Run) -> list[str]:
@@ -167,16 +157,12 @@ def reading(run: Run) -> list[str]:
     config, result = run.config, run.result
     assert isinstance(config, ServingConfig) and result is not None
     scope = scope_of(config, result)
-    metric = {
-        name: result.metric(f"{name}_{scope}")
-        for name in ("samples_per_s_all", "scaling_efficiency", "knee_per_s", "projected_hours")
-    }
+    names = ("samples_per_s_all", "scaling_efficiency", "knee_per_s", "projected_hours")
+    metric = {name: result.metric(f"{name}_{scope}") for name in names}
     value = {name: item.value if item else None for name, item in metric.items()}
     sentences = []
-    if value["samples_per_s_all"]:
-        sentences.append(
-            f"Together the {result.facts['workers']} workers answer {quantity(value['samples_per_s_all'], 'queries/s')}."
-        )
+    if joint := value["samples_per_s_all"]:
+        sentences.append(f"Together the {result.facts['workers']} workers answer {quantity(joint, 'queries/s')}.")
     if value["scaling_efficiency"]:
         parts = {row["part"]: row["share"] for row in result.tables.get("cost", []) if row["part"] != "ideal"}
         words = ", ".join(f"{name} {share:+.1%}" for name, share in parts.items())
@@ -188,26 +174,20 @@ def reading(run: Run) -> list[str]:
             f"The {row['split']} split was predicted to take {row['predicted_s']:.2f} s and took {row['measured_s']:.2f} s "
             f"({row['measured_over_predicted']:.2f} times)."
         )
-    if value["knee_per_s"]:
-        share = (
-            f", {value['knee_per_s'] / value['samples_per_s_all']:.0%} of the joint rate"
-            if value["samples_per_s_all"]
-            else ""
-        )
+    if knee := value["knee_per_s"]:
+        share = f", {knee / joint:.0%} of the joint rate" if joint else ""
         missed = next((row for row in result.tables.get("load", []) if row["why"]), None)
         end = (
-            f"; at {missed['rate']:.3g}/s: {missed['why']}"
+            f"at {missed['rate']:.3g}/s: {missed['why']}"
             if missed
-            else "; no rate of the sweep missed them: the knee is higher"
+            else "no rate of the sweep missed them: the knee is higher"
         )
-        sentences.append(f"Both limits hold up to {quantity(value['knee_per_s'], 'queries/s')}{share}{end}.")
-    if value["projected_hours"] and metric["projected_hours"]:
-        item = metric["projected_hours"]
+        sentences.append(f"Both limits hold up to {quantity(knee, 'queries/s')}{share}; {end}.")
+    if (item := metric["projected_hours"]) and item.value:
         low_s, high_s = (duration(3600 * end) if end is not None else "" for end in (item.ci_low, item.ci_high))
         span = f" ({low_s} to {high_s})" if low_s else ""
-        sentences.append(
-            f"{config.project_samples:,} such queries would take {duration(3600 * value['projected_hours'])}{span} at that rate, after the start-up."
-        )
+        took = f"{duration(3600 * item.value)}{span}"
+        sentences.append(f"{config.project_samples:,} such queries would take {took} at that rate, after the start-up.")
     what = "`sim` computes nothing" if scope == "sim" else "the prompts are random tokens"
     sentences.append(f"These figures are of the path and not of a model that answers users: {what}.")
     return sentences

@@ -20,121 +20,63 @@ HOUR_S = 3600
 
 def metrics(bench: Bench, startup_s: float, total_s: float) -> list[Metric]:
     """Return all metrics; those that depend on the work end with its scope."""
-    config, scope = bench.config, bench.scope
+    config, scope, workers = bench.config, bench.scope, len(bench.urls)
     rates = [row["samples_per_s"] for row in bench.together]
+    tokens = [row["tokens_per_s"] for row in bench.together]
     sums = [sum(values) for values in zip(*bench.alone, strict=True)] if config.mode != "distributed" else []
+    shares = [joint / alone for joint, alone in zip(rates, sums, strict=True)] if rates and sums and workers > 1 else []
+    together = f"{workers} workers together, {config.concurrency} at once each, by round"
     both = "mode = both measures it"
-    made: list[Metric] = []
-
-    def rate(name: str, values: list[float], unit: str, why: str, missing: str) -> None:
-        metric = derived(name, values, unit, "higher", why) if values else not_available(name, unit, "higher", missing)
-        made.append(metric.model_copy(update={"name": f"{name}_{scope}"}))
-
-    workers = len(bench.urls)
-    rate(
-        "samples_per_s_all",
-        rates,
-        "queries/s",
-        f"{workers} workers together, {config.concurrency} at once each, by round",
-        both,
-    )
-    rate(
-        "tokens_per_s_all",
-        [row["tokens_per_s"] for row in bench.together],
-        "tokens/s",
-        "completed new tokens of these runs",
-        both,
-    )
-    rate("samples_per_s_sum", sums, "queries/s", "sum of each worker alone, by round", both)
-    efficiency = (
-        [joint / alone for joint, alone in zip(rates, sums, strict=True)] if rates and sums and workers > 1 else []
-    )
     missing = "one worker: there is nothing to scale" if workers == 1 else both
-    rate(
-        "scaling_efficiency",
-        efficiency,
-        "ratio",
-        "rate of all together over the sum of each alone, in the same round",
-        missing,
-    )
+    of_rounds = "rate of all together over the sum of each alone, in the same round"
+    made = [
+        derived(f"{name}_{scope}", values, unit, "higher", why)
+        if values
+        else not_available(f"{name}_{scope}", unit, "higher", absent)
+        for name, values, unit, why, absent in (
+            ("samples_per_s_all", rates, "queries/s", together, both),
+            ("tokens_per_s_all", tokens, "tokens/s", "completed new tokens of these runs", both),
+            ("samples_per_s_sum", sums, "queries/s", "sum of each worker alone, by round", both),
+            ("scaling_efficiency", shares, "ratio", of_rounds, missing),
+        )
+    ]
     made += _at_knee(bench)
-    made.append(
-        measured(
-            f"dispatcher_cpu_ms_{scope}",
-            bench.cpu_ms,
-            "ms",
-            "lower",
-            reason="processor time of the dispatcher per query",
-        )
-    )
-    late = [row["late_p99_ms"] for row in bench.sweep if row["late_p99_ms"] is not None]
-    if late:
-        made.append(
-            derived(f"client_late_p99_ms_{scope}", max(late), "ms", "lower", "the latest p99 of all open loops")
-        )
-    best = rates or ([statistics.mean(values) for values in bench.alone] if workers == 1 else [])
-    if best:
+    why = "processor time of the dispatcher per query"
+    made.append(measured(f"dispatcher_cpu_ms_{scope}", bench.cpu_ms, "ms", "lower", reason=why))
+    if late := [row["late_p99_ms"] for row in bench.sweep if row["late_p99_ms"] is not None]:
+        why = "the latest p99 of all open loops"
+        made.append(derived(f"client_late_p99_ms_{scope}", max(late), "ms", "lower", why))
+    if best := rates or ([statistics.mean(values) for values in bench.alone] if workers == 1 else []):
         hours = [config.project_samples / value / HOUR_S for value in best]
         why = f"{config.project_samples:,} such samples / rate; start-up is apart, and the run's end, where slots stand empty, is in it"
         made.append(derived(f"projected_hours_{scope}", hours, "h", "lower", why))
-    if bench.pool:
-        made.append(
-            measured(
-                "worker_startup_s",
-                bench.pool.ready_s,
-                "s",
-                "lower",
-                reason="from the start of a worker until it takes requests",
-            )
-        )
-    else:
-        made.append(not_available("worker_startup_s", "s", "lower", "the workers were there before"))
-    made.append(measured("startup_s", startup_s, "s", "lower"))
-    made.append(measured("total_s", total_s, "s", "lower"))
-    return made
+    why = "from the start of a worker until it takes requests"
+    made.append(
+        measured("worker_startup_s", bench.pool.ready_s, "s", "lower", reason=why)
+        if bench.pool
+        else not_available("worker_startup_s", "s", "lower", "the workers were there before")
+    )
+    return [*made, measured("startup_s", startup_s, "s", "lower"), measured("total_s", total_s, "s", "lower")]
 
 
 def _at_knee(bench: Bench) -> list[Metric]:
     config, knee, scope = bench.config, bench.knee, bench.scope
-    names = {
-        "knee_per_s": "queries/s",
-        "goodput_at_knee_per_s": "queries/s",
-        "ttft_at_knee_ms": "ms",
-        "tpot_at_knee_ms": "ms",
-    }
+    rate, goodput = f"knee_per_s_{scope}", f"goodput_at_knee_per_s_{scope}"
+    times = {name: f"{name}_at_knee_ms_{scope}" for name in ("ttft", "tpot")}
     if knee is None:
         why = "no rate met the limits in the longer run" if bench.sweep else "mode = single raises no load"
         why = "undecided: the client was late" if bench.sweep and bench.sweep[-1]["client"] else why
-        directions = ("higher", "higher", "lower", "lower")
-        return [
-            not_available(f"{name}_{scope}", unit, direction, why)  # type: ignore[arg-type]
-            for (name, unit), direction in zip(names.items(), directions, strict=True)
-        ]
+        made = [not_available(name, "queries/s", "higher", why) for name in (rate, goodput)]
+        return made + [not_available(name, "ms", "lower", why) for name in times.values()]
     limits = f"p{config.percentile:g} of TTFT < {config.ttft_ms:g} ms and of TPOT < {config.tpot_ms:g} ms"
     n = f"{knee['queries']} queries"
     made = [
-        derived(
-            f"knee_per_s_{scope}", knee["rate"], "queries/s", "higher", f"highest rate with {limits}, confirmed by {n}"
-        ),
-        derived(
-            f"goodput_at_knee_per_s_{scope}",
-            knee["goodput_per_s"],
-            "queries/s",
-            "higher",
-            f"queries within both limits, {n}",
-        ),
+        derived(rate, knee["rate"], "queries/s", "higher", f"highest rate with {limits}, confirmed by {n}"),
+        derived(goodput, knee["goodput_per_s"], "queries/s", "higher", f"queries within both limits, {n}"),
     ]
-    for name in ("ttft", "tpot"):
+    for name, whole in times.items():
         values = [1e3 * value for value in bench.knee_samples[name] if value == value]
-        made.append(
-            measured(
-                f"{name}_at_knee_ms_{scope}",
-                values,
-                "ms",
-                "lower",
-                reason=f"median of {n}; open loop, from the schedule on",
-            )
-        )
+        made.append(measured(whole, values, "ms", "lower", reason=f"median of {n}; open loop, from the schedule on"))
         for part in (90, 99):
             why = f"of {n}" + (": the largest" if part == 99 and len(values) <= 100 else "")
             made.append(derived(f"{name}_p{part}_at_knee_ms_{scope}", knee[f"{name}_p{part}_ms"], "ms", "lower", why))
@@ -176,13 +118,12 @@ def _splits(bench: Bench, rates: list[float]) -> list[Row]:
             continue
         run = _middle(runs)
         count = sum(run["given"])
-        predicted = count / sum(rates) if split == "weighted" else count / len(rates) / min(rates)
-        rows.append(
-            {
-                "split": split, "queries": count, "predicted_s": predicted, "measured_s": run["duration_s"],
-                "measured_over_predicted": run["duration_s"] / predicted, "samples_per_s": run["samples_per_s"],
-            }
-        )  # fmt: skip
+        predicted, took = (
+            count / sum(rates) if split == "weighted" else count / len(rates) / min(rates),
+            run["duration_s"],
+        )
+        row = {"split": split, "queries": count, "predicted_s": predicted, "measured_s": took}
+        rows.append(row | {"measured_over_predicted": took / predicted, "samples_per_s": run["samples_per_s"]})
     return rows
 
 
@@ -190,21 +131,17 @@ def _cost(bench: Bench, run: Row, rates: list[float]) -> list[Row]:
     """Return what the joint run took beyond the ideal, by cause, in seconds and as a share of the run."""
     given, total = run["given"], run["duration_s"]
     ideal = sum(given) / sum(rates)
-    last = max(range(len(given)), key=lambda index: run["end_s"][index])
+    order = sorted(range(len(given)), key=lambda index: run["end_s"][index])
+    first, last = order[0], order[-1]
     split = max(count / rate for count, rate in zip(given, rates, strict=True)) - ideal
     dispatcher = run["idle_slot_s"][last] / bench.config.concurrency
-    parts = {
-        "ideal": (ideal, "all queries at the sum of the workers' own rates"),
-        "split": (
-            split,
-            f"uneven end: worker {last} finished last, worker {min(range(len(given)), key=lambda i: run['end_s'][i])} first",
-        ),
-        "dispatcher": (dispatcher, f"a slot of worker {last} stood empty while queries waited"),
-        "slowness": (total - ideal - split - dispatcher, "workers slower together than alone (below zero: faster)"),
-    }
-    return [
-        {"part": name, "seconds": value, "share": value / total, "what": what} for name, (value, what) in parts.items()
-    ]
+    parts = (
+        ("ideal", ideal, "all queries at the sum of the workers' own rates"),
+        ("split", split, f"uneven end: worker {last} finished last, worker {first} first"),
+        ("dispatcher", dispatcher, f"a slot of worker {last} stood empty while queries waited"),
+        ("slowness", total - ideal - split - dispatcher, "workers slower together than alone (below zero: faster)"),
+    )
+    return [{"part": name, "seconds": value, "share": value / total, "what": what} for name, value, what in parts]
 
 
 def _scaling(bench: Bench, rates: list[float]) -> list[Row]:
@@ -213,12 +150,9 @@ def _scaling(bench: Bench, rates: list[float]) -> list[Row]:
     for size, values in sorted(joint.items()):
         alone = [sum(bench.alone[index][number] for index in range(size)) for number in range(len(values))]
         shares = [value / base for value, base in zip(values, alone, strict=True)]
-        row = {
-            "workers": size,
-            "samples_per_s": statistics.median(values),
-            "sum_of_alone_per_s": statistics.median(alone),
-        }
-        rows.append(row | {"efficiency": statistics.median(shares), "least": min(shares), "most": max(shares)})
+        joint_per_s, alone_per_s, efficiency = map(statistics.median, (values, alone, shares))
+        row = {"workers": size, "samples_per_s": joint_per_s, "sum_of_alone_per_s": alone_per_s}
+        rows.append(row | {"efficiency": efficiency, "least": min(shares), "most": max(shares)})
     return rows
 
 
@@ -226,8 +160,7 @@ def facts(bench: Bench) -> dict[str, Any]:
     """Return counts and what is no number."""
     return {
         "issued": bench.issued, "failed": bench.failed, "repeated": bench.repeated, "errors": bench.errors,
-        "workers": len(bench.urls), "engines": sorted({*bench.engines} - {""}), "own_workers": bench.pool is not None, "recovery": bench.recovery,
-        "knee_reached": any(row["why"] for row in bench.sweep),
+        "workers": len(bench.urls), "engines": sorted({*bench.engines} - {""}), "recovery": bench.recovery,
         # Own workers share what this process has; others are machines of their own, of which this one knows no more.
         **({} if bench.pool else {"paid_devices": len(bench.urls)}),
     }  # fmt: skip

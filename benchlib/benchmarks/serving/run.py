@@ -72,13 +72,8 @@ def _prepare(config: ServingConfig, run_dir: Path, events: EventWriter, stack: c
     if config.workers:
         return Bench(config, events, list(config.workers), addresses.bearer_token(), prompts)
     steps = [ms * (1 + config.planted_slowdown) for ms in config.sim_step_ms]
-    options: dict[str, Any] = {
-        "engine": config.engine,
-        "model": config.model,
-        "precision": config.precision,
-        "slots": config.worker_slots,
-    }
-    options |= {"device": BACKENDS[config.backend].device_type}
+    options: dict[str, Any] = {name: getattr(config, name) for name in ("engine", "model", "precision")}
+    options |= {"slots": config.worker_slots, "device": BACKENDS[config.backend].device_type}
     each = [options | {"step_ms": steps[index % len(steps)]} for index in range(config.worker_count)]
     pool = stack.enter_context(Pool(run_dir / "logs" / "workers", each, config.startup_timeout_s))
     return Bench(config, events, list(pool.urls), pool.token, prompts, pool)
@@ -158,10 +153,8 @@ def _load(bench: Bench) -> None:
             return measure(table, config.limits_s, config.percentile / 100, client.log.repeated)
 
         most = len(config.loads) + config.refine + 1  # and more where a rate has to be sent again
-        rates = [share * capacity for share in config.loads]
-        bench.sweep, bench.knee = find_knee(
-            probe, rates, lambda rate: max(10, round(rate * config.point_s)), refine=config.refine
-        )
+        rates, size = [share * capacity for share in config.loads], lambda rate: max(10, round(rate * config.point_s))
+        bench.sweep, bench.knee = find_knee(probe, rates, size, refine=config.refine)
 
 
 def _recovery(bench: Bench, pool: Pool) -> None:

@@ -70,19 +70,14 @@ def _file(path: Path) -> list[tuple[str, str, str, list[int] | None]]:
     """Read ``cnn_eval.json``: a list of instruction, input, tok_input (ids, optional) and output."""
     try:
         rows = json.loads(read_bytes(path))
+        prompts = [row.get("instruction", PROMPT).format(input=row["input"]) for row in rows]
         return [
-            (
-                row.get("instruction", PROMPT).format(input=row["input"]),
-                row["input"],
-                row["output"],
-                row.get("tok_input"),
-            )
-            for row in rows
+            (prompt, row["input"], row["output"], row.get("tok_input"))
+            for prompt, row in zip(prompts, rows, strict=True)
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path}: expected a list of objects with input and output, as in cnn_eval.json ({error!r})"
-        ) from None
+        what = f"expected a list of objects with input and output, as in cnn_eval.json ({error!r})"
+        raise DataError(f"{path}: {what}") from None
 
 
 def outside(tokenizer: PreTrainedTokenizerBase, count: int, vocabulary: int = 0) -> list[list[int]]:

@@ -37,7 +37,7 @@ class _Query:
     max_new: int
     on_first: OnFirst
     on_done: OnDone
-    on_more: OnMore | None = None
+    on_more: OnMore = None
     started: bool = False
     ended: bool = False
     tokens: list[int] = field(default_factory=list)
@@ -71,21 +71,20 @@ class _Loaded:
         settings = self.settings
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        self.decoder = decoders.load(
+        decoder = decoders.load(
             settings.model, settings.device, settings.precision, settings.positions, settings.shrink
         )
-        self.facts = {**self.decoder.facts(), "slots": settings.slots, "threads": torch.get_num_threads()}
-        self.facts["ends"] = list(self.decoder.ends)
-        return self.decoder
+        self.facts = {
+            **decoder.facts(),
+            "slots": settings.slots,
+            "threads": torch.get_num_threads(),
+            "ends": list(decoder.ends),
+        }
+        self.decoder = decoder
+        return decoder
 
     def submit(
-        self,
-        rid: int,
-        ids: Sequence[int],
-        max_new: int,
-        on_first: OnFirst,
-        on_done: OnDone,
-        on_more: OnMore | None = None,
+        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
     ) -> None:
         """Take a query, which an engine does by its ``_take_in``."""
         if self._over.is_set() or self.decoder is None:
@@ -209,19 +208,11 @@ class Static(_Loaded):
             device = model.device
             # The watch ends rows: with an EOS of its own generate would do so, too, but for the padding of ended rows.
             # None would be the model's own end, at which a batch of fixed length must go on.
-            how = GenerationConfig(
-                max_new_tokens=max(query.max_new for query in batch),
-                do_sample=False,
-                pad_token_id=decoder.pad,
-                eos_token_id=-1,
-            )
+            most, watches = max(query.max_new for query in batch), StoppingCriteriaList([watch])
+            how = GenerationConfig(max_new_tokens=most, do_sample=False, pad_token_id=decoder.pad, eos_token_id=-1)
+            ids, mask = ids.to(device), mask.to(device)
             with torch.inference_mode():
-                model.generate(
-                    ids.to(device),
-                    attention_mask=mask.to(device),
-                    generation_config=how,
-                    stopping_criteria=StoppingCriteriaList([watch]),
-                )
+                model.generate(ids, attention_mask=mask, generation_config=how, stopping_criteria=watches)
         except Exception as failure:  # whatever it is, the queries of this batch have no other answer
             error = f"{type(failure).__name__}: {failure}"
             self._failures, self._last_failure = self._failures + 1, error
@@ -261,21 +252,16 @@ class Continuous(_Loaded):
 
     def start(self) -> None:
         """Load the model and start transformers' thread and the one that notices its end."""
+        decoder, slots = self._load(), self.settings.slots
         try:
             from transformers import ContinuousBatchingConfig
-        except ImportError as error:
-            raise BackendUnavailable(f"continuous batching needs transformers of 5.17 or later ({error})") from None
-        decoder = self._load()
-        slots = self.settings.slots
-        try:
+
             limits = ContinuousBatchingConfig(
-                page_size=PAGE,
-                num_blocks=slots * (math.ceil(decoder.positions / PAGE) + 1),
-                max_batch_tokens=max(BATCH_TOKENS, slots),
-                max_requests_per_batch=slots,
+                page_size=PAGE, num_blocks=slots * (math.ceil(decoder.positions / PAGE) + 1),
+                max_batch_tokens=max(BATCH_TOKENS, slots), max_requests_per_batch=slots,
                 allow_block_sharing=self.settings.share_prefixes,
-            )
-        except TypeError as error:
+            )  # fmt: skip
+        except (ImportError, TypeError) as error:
             raise BackendUnavailable(f"continuous batching needs transformers of 5.17 or later ({error})") from None
         how = GenerationConfig(do_sample=False, pad_token_id=decoder.pad, eos_token_id=self._ends)
         model: Any = decoder.model
@@ -293,13 +279,8 @@ class Continuous(_Loaded):
 
     def _take_in(self, query: _Query) -> None:
         self._open[str(query.rid)] = query
-        self._manager.add_request(
-            list(query.ids),
-            request_id=str(query.rid),
-            max_new_tokens=query.max_new,
-            eos_token_id=self._ends,
-            streaming=True,
-        )
+        how = {"max_new_tokens": query.max_new, "eos_token_id": self._ends, "streaming": True}
+        self._manager.add_request(list(query.ids), request_id=str(query.rid), **how)
         if self.failure:  # asked once the query is open: where the thread dies later, ``_drain`` ends it
             self._fail()
 

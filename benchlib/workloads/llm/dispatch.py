@@ -12,17 +12,19 @@ the tokens of an answer are those that the kit's tokenizer finds in its text.
 """
 
 import asyncio
+import contextlib
 import importlib
 import json
 import math
+import re
 import socket
 import threading
 import time
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -37,6 +39,14 @@ WARM_UP = [7, 11, 13]  # a prompt that is in no data set
 TEXTS = "benchlib.workloads.llm.texts"  # imported in text mode alone: it needs transformers
 # Cut by each worker's tokenizer at the start, where it has one to ask.
 EXAMPLE = "A tokenizer of another model cuts this sentence, 12.5% of it or more, at other places."
+
+PEAKS = ("bytes_per_s", "flop_per_s")  # of an answer of /peaks
+METRIC = re.compile(
+    r"^(?!#)(\S.*) (\S+)$", re.MULTILINE
+)  # of Prometheus' text format: a name with its labels, a number
+
+# Of a query: the dispatcher looks after all of them at once, and an answer is read when it is whole.
+NO_TIMER, BUFFER = aiohttp.ClientTimeout(total=None, sock_connect=5), 2**22
 
 Row = dict[str, Any]
 
@@ -72,6 +82,13 @@ class Query:
     has_first: bool = False
     last_error: str = ""
     avoid: int = -1  # the worker that lost it last: another one takes it, where there is another
+    task: "asyncio.Task[None] | None" = None  # of the attempt under way
+    content: aiohttp.StreamReader | None = None  # of its answer
+    came: int = 0  # bytes of it, when that was looked at last
+    moved: float = 0.0  # when there were more
+    given_up: tuple[str, str, bool] | None = (
+        None  # why the attempt was ended: outcome, words, whether another one may do
+    )
 
 
 @dataclass
@@ -85,12 +102,10 @@ class Worker:
     reason: str = "not asked yet"  # why it is not ready
     model: str = ""
     says: Row = field(default_factory=dict)  # of itself: model, engine, vocabulary ...; empty until it was greeted
-    open: dict[int, "asyncio.Task[None]"] = field(default_factory=dict)
+    open: dict[int, Query] = field(default_factory=dict)
     work: int = 0
-    given: int = 0
     done: int = 0
     lost: int = 0
-    tokens: int = 0
     nonsense: int = 0
     missed: int = 0  # health questions in a row
     heard: float = 0.0
@@ -103,6 +118,11 @@ class Worker:
     _since: float = 0.0
 
     @property
+    def completions(self) -> str:
+        """Where queries go."""
+        return f"{self.url}/v1/completions"
+
+    @property
     def speed(self) -> float:
         """Tokens per second of the last seconds in which it had work; 0 where it has not answered yet."""
         return self._recent / self._busy_s if self._busy_s > 0 else 0.0
@@ -112,12 +132,10 @@ class Worker:
         if not self.open:
             self._since = now
         self.work += work
-        self.given += 1
 
     def end(self, now: float, work: int, tokens: int) -> None:
         """Note that a query ended, with so many tokens."""
         self.work -= work
-        self.tokens += tokens
         passed = now - self._since
         forget = math.exp(-passed / MEMORY_S)
         self._busy_s, self._recent, self._since = self._busy_s * forget + passed, self._recent * forget + tokens, now
@@ -143,10 +161,7 @@ class Dispatcher:
             raise UserError("engine http needs addresses of servers: workers=http://HOST:PORT, separated by commas")
         # Twice what a worker works on: its next query waits there, and not for a way back and forth.
         self.policy = policy or Policy(
-            cap=2 * settings.slots,
-            deadline_s=settings.deadline_s,
-            model=settings.served_model,
-            partial=settings.partial,
+            2 * settings.slots, deadline_s=settings.deadline_s, model=settings.served_model, partial=settings.partial
         )
         self._codec: Any = importlib.import_module(TEXTS).Codec(settings.text) if settings.text else None
         self.stated, self.counted = 0, 0  # text mode: tokens that servers state, tokens that the tokenizer counts
@@ -165,7 +180,7 @@ class Dispatcher:
         self._stopping = False
         self._loop = asyncio.new_event_loop()
         self._session: aiohttp.ClientSession
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []  # that end with the dispatcher
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
     # From other threads
@@ -184,13 +199,7 @@ class Dispatcher:
             raise
 
     def submit(
-        self,
-        rid: int,
-        ids: Sequence[int],
-        max_new: int,
-        on_first: OnFirst,
-        on_done: OnDone,
-        on_more: OnMore | None = None,
+        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
     ) -> None:
         """Take a query; only notes it."""
         body = json.dumps(self._codec.decode(ids) if self._codec else list(map(int, ids))).encode()
@@ -207,17 +216,16 @@ class Dispatcher:
                 self._queue.remove(query)
                 query.on_done(rid, [], CANCELLED)
             for worker in self.workers:
-                if task := worker.open.get(rid):
-                    task.cancel(CANCELLED)
+                if asked := worker.open.get(rid):
+                    self._give_up(asked, "cancelled", CANCELLED, False)
 
         self._loop.call_soon_threadsafe(end)
 
     def record(self, began_s: float = 0.0) -> Row:
         """Return what became of each worker, and what was lost when, in seconds from ``began_s``: plain values."""
-        mine = [row for row in self.attempts if row["query"] >= 0]  # below 0: warm-up and probes
-        sent, answered = (
-            Counter(row["worker"] for row in rows) for rows in (mine, (row for row in mine if row["outcome"] == "ok"))
-        )
+        mine = [row for row in self.attempts if row["sent_s"] >= began_s]
+        sent = Counter(row["worker"] for row in mine)
+        answered = Counter(row["worker"] for row in mine if row["outcome"] == "ok")
         workers = [
             {
                 "worker": worker.index, "url": worker.url, "sent": sent[worker.index], "answered": answered[worker.index],
@@ -227,12 +235,9 @@ class Dispatcher:
             }
             for worker in self.workers
         ]  # fmt: skip
-        made: Row = {
-            "workers": workers,
-            "losses": losses(self.events, self.attempts, began_s),
-            "inflight": in_flight(mine, len(workers), began_s),
-        }
-        return made | ({"counted": {"stated": self.stated, "counted": self.counted}} if self._codec else {})
+        counted = {"counted": {"stated": self.stated, "counted": self.counted}} if self._codec else {}
+        lost = losses(self.events, self.attempts, began_s)
+        return {"workers": workers, "losses": lost, "inflight": in_flight(mine, len(workers), began_s), **counted}
 
     def stop(self) -> None:
         """End the thread; what is left fails."""
@@ -254,18 +259,25 @@ class Dispatcher:
 
         ``bytes_per_s`` and ``flop_per_s``; nothing of one that does not know ``/peaks``.
         """
+        return self._each("/peaks", lambda text: {name: float(json.loads(text)[name]) for name in PEAKS})
 
-        async def ask() -> list[Row]:
-            return await asyncio.gather(*(self._peaks(worker) for worker in self.workers))
-
-        return asyncio.run_coroutine_threadsafe(ask(), self._loop).result()
-
-    async def _counters(self) -> list[dict[str, float]]:
-        return await asyncio.gather(*(self._metrics(worker) for worker in self.workers))
-
-    def counters(self) -> list[dict[str, float]]:
+    def counters(self) -> list[Row]:
         """Return the numbers of each worker's ``/metrics`` by name; empty where it has none."""
-        return asyncio.run_coroutine_threadsafe(self._counters(), self._loop).result()
+        return self._each("/metrics", lambda text: {name: float(value) for name, value in METRIC.findall(text)})
+
+    def _each(self, path: str, read: Callable[[str], Row]) -> list[Row]:
+        """Ask all workers at once, and return what is read in each answer; nothing where there is none."""
+
+        async def ask(worker: Worker) -> Row:
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
+                async with self._session.get(worker.url + path) as response:
+                    return read(await response.text()) if response.status == 200 else {}
+            return {}
+
+        async def ask_all() -> list[Row]:
+            return await asyncio.gather(*map(ask, self.workers))
+
+        return asyncio.run_coroutine_threadsafe(ask_all(), self._loop).result()
 
     # In the loop
 
@@ -273,18 +285,13 @@ class Dispatcher:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     async def _begin(self) -> None:
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {self._token}"} if self._token else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=self.policy.stall_s)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
-        self._session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
+        jar = aiohttp.DummyCookieJar()
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout, cookie_jar=jar)
         urls = [url for given in self._urls for url in await _addresses(given)]
         self.workers = [Worker(index, url) for index, url in enumerate(dict.fromkeys(urls))]
         end = time.monotonic() + self._patience_s
@@ -304,9 +311,8 @@ class Dispatcher:
             "models": [worker.model for worker in self.workers],
             "says": [{name: value for name, value in worker.says.items() if name != "cut"} for worker in self.workers],
         }
-        for worker in self.workers:
-            self._spawn(self._watch(worker))
-        self._spawn(self._count_out())
+        work = [self._count_out(), *(self._watch(worker) for worker in self.workers)]
+        self._tasks = [self._loop.create_task(each) for each in work]
 
     @property
     def _patience_s(self) -> float:
@@ -320,17 +326,16 @@ class Dispatcher:
                     f"worker {worker.url} was not ready within {self._patience_s:g} s ({worker.reason}): start it, or correct workers="
                 )
             await asyncio.sleep(0.05)
-        answer: list[int] = []
         what = "a query in words" if self._codec else "a query of 3 token ids"
         try:
             says = await self._identity(worker)
             worker.model = says["model"]
             prompt = json.dumps("News: " if self._codec else WARM_UP).encode()
             query = Query(-1, prompt, 2, lambda *_: None, lambda *_: None)
-            answer = await self._exchange(worker, query)
+            async with asyncio.timeout(self.policy.stall_s):
+                await self._exchange(worker, query)
         except (_Lost, _Refused, aiohttp.ClientError, TimeoutError) as error:
             raise UserError(f"worker {worker.url} does not answer {what}: {error}") from None
-        assert answer
         self.stated, self.counted = 0, 0
         worker.ready, worker.reason, worker.says = True, "", says
 
@@ -399,9 +404,10 @@ class Dispatcher:
 
     async def _end(self) -> None:
         self._stopping = True
-        for task in list(self._tasks):
+        tasks = [*self._tasks, *(query.task for worker in self.workers for query in worker.open.values() if query.task)]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._drop("the dispatcher was stopped")
         if hasattr(self, "_session"):
             await self._session.close()
@@ -453,7 +459,9 @@ class Dispatcher:
         if self.on_send:
             self.on_send(query.rid, worker.index, query.attempt)
         worker.begin(now, query.max_new)
-        worker.open[query.rid] = self._spawn(self._attempt(worker, query, now))
+        query.content, query.came, query.moved = None, 0, now
+        query.task = self._loop.create_task(self._attempt(worker, query, now))
+        worker.open[query.rid] = query
         worker.most_open = max(worker.most_open, len(worker.open))
 
     async def _attempt(self, worker: Worker, query: Query, sent: float) -> None:
@@ -461,15 +469,8 @@ class Dispatcher:
         ids: list[int] = []
         outcome, error, again = "ok", "", False
         try:
-            async with asyncio.timeout_at(query.deadline):  # the loop's clock is time.monotonic()
-                ids = await self._exchange(worker, query)
+            ids = await self._exchange(worker, query)
             worker.nonsense = 0
-        except TimeoutError:
-            if time.monotonic() < query.deadline:  # the worker's connection stood still
-                outcome, error, again = "stalled", f"{worker.url}: nothing came for {self.policy.stall_s:g} s", True
-                self._lose(worker, error)
-            else:
-                outcome, error = "failed", f"not answered within {self.policy.deadline_s:g} s, at last by {worker.url}"
         except _Nonsense as reason:
             outcome, error, again = "nonsense", f"{worker.url}: {reason}", True
             self._distrust(worker, error)
@@ -482,11 +483,11 @@ class Dispatcher:
             outcome, error, again = "lost", f"{worker.url}: {str(reason) or type(reason).__name__}", True
             if not isinstance(reason, _Lost):
                 self._lose(worker, error)
-        except asyncio.CancelledError as reason:
-            if reason.args == (CANCELLED,):  # nobody waits for it any more
-                outcome, error = "cancelled", CANCELLED
-            else:
-                outcome, error, again = "lost", f"{worker.url}: {worker.reason or 'stopped'}", True
+        except asyncio.CancelledError:
+            outcome, error, again = query.given_up or ("lost", f"{worker.url}: {worker.reason or 'stopped'}", True)
+            query.given_up = None
+            if outcome == "stalled":
+                self._lose(worker, error)
         now = time.monotonic()
         worker.open.pop(query.rid, None)
         worker.end(now, query.max_new, len(ids))
@@ -507,53 +508,49 @@ class Dispatcher:
             self._pump()
 
     async def _exchange(self, worker: Worker, query: Query) -> list[int]:
-        """Return the answer of a worker, complete and checked."""
-        model = json.dumps(worker.model).encode()
+        """Return the answer of a worker, complete and checked.
+
+        The first token is told at once. Of those after it only the end has a time: they lie in the stream's buffer until then
+        and are read together. To wake this task for each would take more than all else that a query costs.
+        """
         # Servers of text may refuse a field that they do not know.
         more = b"" if self._codec else b'"return_token_ids":true,"stream_options":{"include_usage":true},'
         body = b'{"model":%b,"prompt":%b,"max_tokens":%d,%b"temperature":0,"stream":true}' % (
-            model, query.body, query.max_new, more,
+            json.dumps(worker.model).encode(), query.body, query.max_new, more,
         )  # fmt: skip
-        texts, reason = list[str](), ""
-        async with self._session.post(f"{worker.url}/v1/completions", data=body) as response:
+        ids, words, reason, stated, ended, rest = list[int](), "", "", None, False, b""
+        async with self._session.post(worker.completions, data=body, timeout=NO_TIMER, read_bufsize=BUFFER) as response:
             if response.status != 200:
                 await self._refused(worker, response)
-            ids, stated, ended, rest = list[int](), None, False, b""
-            async for chunk in response.content.iter_any():
-                worker.heard = time.monotonic()
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    if not line.startswith(b"data:") or ended:
-                        continue
-                    data = line[5:].strip()
-                    if data == b"[DONE]":
-                        ended = True
-                        continue
-                    if self._codec:
-                        text, why, usage = _read_text(data)
-                        texts, reason = texts + [text] * bool(text), why or reason
-                        new = self._codec.count(text, False)[:1] if text and not query.has_first else []
-                    else:
-                        new, usage = _read_event(data)
-                    stated = usage if usage is not None else stated
-                    if new and not query.has_first:
+            query.content = content = response.content
+            while not content.at_eof():
+                if query.has_first and not content.is_eof() and content.exception() is None:
+                    await content.wait_eof()
+                *lines, rest = (rest + await content.readany()).split(b"\n")
+                events = [line[5:].strip() for line in lines if line.startswith(b"data:")] if not ended else []
+                if b"[DONE]" in events:
+                    ended, events = True, events[: events.index(b"[DONE]")]
+                read = _read(events, bool(self._codec))
+                ids, words, reason = ids + read.ids, words + read.words, read.reason or reason
+                stated = read.stated if read.stated is not None else stated
+                if not query.has_first:
+                    new = self._codec.count(words, False) if self._codec and words else ids
+                    if new:
                         query.has_first = True
-                        query.on_first(query.rid, worker.heard, new[0])
-                    ids += [] if self._codec else new
+                        query.on_first(query.rid, time.monotonic(), new[0])
                 if len(ids) > query.max_new:
                     raise _Nonsense(f"{len(ids)} tokens, {query.max_new} were asked for")
         if not ended:
             raise aiohttp.ClientPayloadError("the stream ended before its end")
         if self._codec:
-            ids = self._codec.count("".join(texts), reason == "stop")
+            ids = self._codec.count(words, reason == "stop")
             if len(ids) > 2 * query.max_new + 8:
                 raise _Nonsense(f"a text of {len(ids)} tokens, {query.max_new} were asked for")
             if stated is not None:
                 self.stated, self.counted, stated = self.stated + stated, self.counted + len(ids), len(ids)
         if not ids or (stated is not None and stated != len(ids)):
-            raise _Nonsense(
-                f"{len(ids)} token ids where {stated if stated is not None else 'at least 1'} tokens are stated"
-            )
+            least = "at least 1" if stated is None else stated
+            raise _Nonsense(f"{len(ids)} token ids where {least} tokens are stated")
         return ids
 
     async def _refused(self, worker: Worker, response: aiohttp.ClientResponse) -> None:
@@ -619,18 +616,21 @@ class Dispatcher:
             worker.missed += worker.heard < asked  # one that streams is busy, not dead
             if worker.missed >= 2:
                 self._lose(worker, worker.reason)
-                for task in list(worker.open.values()):  # it hangs: their connections may never break
-                    task.cancel()
+                for query in worker.open.values():  # it hangs: their connections may never break
+                    self._give_up(query, "lost", f"{worker.url}: {worker.reason}", True)
 
     async def _count_out(self) -> None:
-        """Let everything fail when no worker was ready for ``gone_s``; let queries expire that nobody takes."""
+        """Let everything fail when no worker was ready for ``gone_s``; end queries that stand still or have no time left.
+
+        A timer for each query would be set again for each of its bytes, which takes as long as to read them.
+        """
         while True:
             await asyncio.sleep(min(0.1, self.policy.gone_s / 4))
             now = time.monotonic()
-            if any(worker.ready for worker in self.workers):
-                self._none_since = math.inf
-            else:
-                self._none_since = min(self._none_since, now)
+            for worker in self.workers:
+                for query in worker.open.values():
+                    self._look(worker, query, now)
+            self._none_since = math.inf if any(worker.ready for worker in self.workers) else min(self._none_since, now)
             if now - self._none_since >= self.policy.gone_s and not self._gone:
                 reasons = "; ".join(worker.refused or f"{worker.url}: {worker.reason}" for worker in self.workers)
                 self._gone = f"no worker was left for {self.policy.gone_s:g} s ({reasons})"
@@ -638,29 +638,22 @@ class Dispatcher:
             if self._queue:
                 self._pump()
 
-    async def _peaks(self, worker: Worker) -> Row:
-        try:
-            async with self._session.get(f"{worker.url}/peaks") as response:
-                rates = await response.json(content_type=None) if response.status == 200 else {}
-            return {name: float(rates[name]) for name in ("bytes_per_s", "flop_per_s")}
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
-            return {}
+    def _look(self, worker: Worker, query: Query, now: float) -> None:
+        """See whether something came of a query since the last time."""
+        came = query.content.total_bytes if query.content else 0
+        if came != query.came:
+            query.came, query.moved = came, now
+            worker.heard = now
+        if now > query.deadline:
+            why = f"not answered within {self.policy.deadline_s:g} s, at last by {worker.url}"
+            self._give_up(query, "failed", why, False)
+        elif now - query.moved > self.policy.stall_s:
+            self._give_up(query, "stalled", f"{worker.url}: nothing came for {self.policy.stall_s:g} s", True)
 
-    async def _metrics(self, worker: Worker) -> dict[str, float]:
-        try:
-            async with self._session.get(f"{worker.url}/metrics") as response:
-                text = await response.text() if response.status == 200 else ""
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            return {}
-        numbers = {}
-        for line in text.splitlines():
-            name, _, value = line.rpartition(" ")
-            if name and not line.startswith("#"):
-                try:
-                    numbers[name] = float(value)
-                except ValueError:
-                    continue
-        return numbers
+    def _give_up(self, query: Query, outcome: str, why: str, again: bool) -> None:
+        assert query.task
+        query.given_up = outcome, why, again
+        query.task.cancel()
 
 
 def unlike(one: Row, other: Row) -> str:
@@ -711,42 +704,40 @@ def in_flight(attempts: Sequence[Row], workers: int, began_s: float = 0.0, point
     return rows
 
 
-def _read_text(data: bytes) -> tuple[str, str, int | None]:
-    """Return the text of an event, why the answer ended ('': it goes on), and the count of tokens that it states."""
-    try:
-        values = json.loads(data)
-        if "error" in values:
-            raise _Nonsense(str(values["error"])[:300])
-        usage = values.get("usage")
-        choices = values["choices"]
-        text = "".join(choice.get("text") or "" for choice in choices)
-        reason = next((str(choice["finish_reason"]) for choice in choices if choice.get("finish_reason")), "")
-        return text, reason, int(usage["completion_tokens"]) if usage else None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _Nonsense(f"an event that is none ({type(error).__name__}): {data[:80]!r}") from None
+class _Read(NamedTuple):
+    """What events bring: token ids, text, why the answer ended ('': it goes on), the count of tokens that they state."""
+
+    ids: list[int]
+    words: str
+    reason: str
+    stated: int | None
 
 
-def _read_event(data: bytes) -> tuple[list[int], int | None]:
-    """Return the new token ids of an event, and the count of tokens that it states. Raises ``_Nonsense``."""
+def _read(events: Sequence[bytes], text: bool) -> _Read:
+    """Read events, all by one call of the parser. Raises ``_Nonsense`` for one that is none, and without ids but for ``text``."""
+    ids, words, reason, stated = list[int](), "", "", None
+    data = b"[%b]" % b",".join(events)
     try:
-        values = json.loads(data)
-        if "error" in values:
-            raise _Nonsense(str(values["error"])[:300])
-        usage = values.get("usage")
-        count = int(usage["completion_tokens"]) if usage else None
-        new: list[int] = []
-        for choice in values["choices"]:
-            if "token_ids" not in choice and choice.get("text"):
-                raise _Nonsense(
-                    "text without token ids: the server has to know return_token_ids (vLLM, SGLang of 2026-07); without "
-                    "it only `benchlib run inference --set tokens=text` measures it"
-                )
-            new += choice.get("token_ids") or []
-        if not all(type(item) is int for item in new):
-            raise _Nonsense(f"token ids that are none: {str(new)[:80]}")
-        return new, count
+        for values in json.loads(data):
+            if "error" in values:
+                raise _Nonsense(str(values["error"])[:300])
+            if usage := values.get("usage"):
+                stated = int(usage["completion_tokens"])
+            for choice in values["choices"]:
+                new, said = choice.get("token_ids"), choice.get("text") or ""
+                if new is None and said and not text:
+                    raise _Nonsense(
+                        "text without token ids: the server has to know return_token_ids (vLLM, SGLang of 2026-07); without "
+                        "it only `benchlib run inference --set tokens=text` measures it"
+                    )
+                ids += new or []
+                words += said
+                reason = choice.get("finish_reason") or reason
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _Nonsense(f"an event that is none ({type(error).__name__}): {data[:80]!r}") from None
+        raise _Nonsense(f"an event that is none ({type(error).__name__}): {data[1:81]!r}") from None
+    if not set(map(type, ids)) <= {int}:
+        raise _Nonsense(f"token ids that are none: {str(ids)[:80]}")
+    return _Read(ids, words, str(reason), stated)
 
 
 async def _addresses(given: str) -> list[str]:

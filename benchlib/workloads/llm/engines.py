@@ -31,7 +31,7 @@ from benchlib.core.errors import UserError, nearest
 
 OnFirst = Callable[[int, float, int], None]
 OnDone = Callable[[int, Sequence[int], str], None]
-OnMore = Callable[[int, Sequence[int]], None]
+OnMore = Callable[[int, Sequence[int]], None] | None
 CANCELLED = "the query was cancelled"
 
 
@@ -56,16 +56,12 @@ class Settings:
     step_s: float = 0.01  # sim: one token
     prefill_s: float = 0.0  # sim: before the first token
     min_new: int = 2  # sim: least tokens of an answer
-    each_token: bool = (
-        False  # sim: hand every token on as it comes; else those after the first come together at the end
-    )
+    each_token: bool = False  # sim: hand every token on as it comes; else those after the first come at the end
     urls: tuple[str, ...] = ()  # http
     token: str = ""  # http: bearer token
     deadline_s: float = 60.0  # http: of a query, from its first sending on
     served_model: str = ""  # http: the model to ask for; '': the first that each worker names
-    text: str = (
-        ""  # http: model whose tokenizer writes prompts and counts answers of servers without token ids; '': ids
-    )
+    text: str = ""  # http: model whose tokenizer reads and writes texts, for servers without token ids; '': ids
     partial: bool = False  # http: start with the workers that are there; False: all have to be
 
 
@@ -87,13 +83,7 @@ class Engine(Protocol):
         ...
 
     def submit(
-        self,
-        rid: int,
-        ids: Sequence[int],
-        max_new: int,
-        on_first: OnFirst,
-        on_done: OnDone,
-        on_more: OnMore | None = None,
+        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
     ) -> None:
         """Take a query with the prompt ``ids``, to be answered with at most ``max_new`` tokens."""
         ...
@@ -119,9 +109,7 @@ class Kind:
 _HERE = __name__.rpartition(".")[0]
 ENGINES: dict[str, Kind] = {
     "sim": Kind(f"{__name__}:Sim", "fixed time per token, computes nothing", torch=False),
-    "http": Kind(
-        "benchlib.workloads.llm.dispatch:Dispatcher", "OpenAI-compatible servers, with token ids", torch=False
-    ),
+    "http": Kind(f"{_HERE}.dispatch:Dispatcher", "OpenAI-compatible servers, with token ids", torch=False),
     "static": Kind(f"{_HERE}.batches:Static", "transformers generate on static batches"),
     "continuous": Kind(f"{_HERE}.batches:Continuous", "transformers continuous batching"),
 }
@@ -150,7 +138,7 @@ class _Query:
     ids: list[int]
     on_first: OnFirst
     on_done: OnDone
-    on_more: OnMore | None
+    on_more: OnMore
 
 
 class Sim:
@@ -174,13 +162,7 @@ class Sim:
         self._thread.start()
 
     def submit(
-        self,
-        rid: int,
-        ids: Sequence[int],
-        max_new: int,
-        on_first: OnFirst,
-        on_done: OnDone,
-        on_more: OnMore | None = None,
+        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
     ) -> None:
         """Take a query. An event for each token would take processor time: only ``each_token`` has them."""
         answer = sim_answer(ids, max_new, self.settings.min_new, self.settings.fixed_length)

@@ -28,6 +28,8 @@ POISSON, CONSTANT = "poisson", "constant"
 _NUMBERS = itertools.count(1)  # of queries, over all runs of a process: a late answer must not meet another query
 
 Row = dict[str, Any]
+Prompts = Sequence[Sequence[int]]
+Alive = Callable[[], None]  # called now and then while a run goes on
 
 
 def schedule(arrivals: str, rate: float, count: int, seed: int) -> np.ndarray:
@@ -41,12 +43,7 @@ class Client:
     """Sends the prompts to an engine, one run at a time, from the calling thread. ``answers`` are tokens by prompt."""
 
     def __init__(
-        self,
-        engine: Engine,
-        prompts: Sequence[Sequence[int]],
-        max_new: int,
-        limit_s: float,
-        alive: Callable[[], None] = lambda: None,
+        self, engine: Engine, prompts: Prompts, max_new: int, limit_s: float, alive: Alive = lambda: None
     ) -> None:
         self.engine, self.prompts, self.max_new, self.limit_s, self._alive = engine, prompts, max_new, limit_s, alive
         self.log = QueryLog()
@@ -72,10 +69,8 @@ class Client:
         self.log, self.answers = QueryLog(), {}
         room = threading.Semaphore(concurrency or count)
         ended, over = itertools.count(1), threading.Event()
-        moved, signalled = (
-            [time.monotonic()],
-            [time.monotonic()],
-        )  # when something ended, when the caller heard that we live
+        moved = [time.monotonic()]  # when something ended
+        signalled = time.monotonic()  # when the caller heard that we live
         samples: dict[int, int] = {}
         log, answers = self.log, self.answers
 
@@ -99,8 +94,8 @@ class Client:
             scheduled = due(number)
             if (wait := scheduled - time.monotonic()) > 0:
                 time.sleep(wait)
-            if time.monotonic() - signalled[0] > BEAT_S:
-                signalled[0] = time.monotonic()
+            if time.monotonic() - signalled > BEAT_S:
+                signalled = time.monotonic()
                 self._alive()
             if not room.acquire(timeout=self.limit_s):
                 break  # nothing ended for so long: the rest is not sent
@@ -163,13 +158,8 @@ def client_late(table: np.ndarray, ttft_limit_s: float) -> str:
 
 
 def find_knee(
-    probe: Callable[[float, int], Row],
-    rates: Sequence[float],
-    queries_of: Callable[[float], int],
-    *,
-    refine: int = 2,
-    longer: int = 3,
-) -> tuple[list[Row], Row | None]:
+    probe: Callable[[float, int], Row], rates: Sequence[float], queries_of: Callable[[float], int], *, refine: int = 2, longer: int = 3
+) -> tuple[list[Row], Row | None]:  # fmt: skip
     """Return all rows of a sweep over rising rates and the one that confirms the knee; None where no rate was confirmed.
 
     ``probe(rate, queries)`` measures. After the first rate that misses, ``refine`` rates between it and the last that met are

@@ -76,12 +76,9 @@ class Pool:
         more = {"port": port, "announce": str(announce), "with_parent": True, "drain_s": 2}
         command = [sys.executable, "-m", "benchlib.workloads.llm.server", json.dumps({**self.options[index], **more})]
         with (self.folder / f"worker-{index}.log").open("ab") as log:
+            environment = {**os.environ, **self._environment, TOKEN: self.token}
             self.processes[index] = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **self._environment, TOKEN: self.token},
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
             )
         self.ready_s[index] = -time.monotonic()
 

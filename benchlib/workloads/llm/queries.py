@@ -36,6 +36,7 @@ QUERY = np.dtype(
         ("failed", "?"),
     ]
 )
+Ints = Sequence[int]
 _OPEN, _DONE, _FAILED = range(3)
 _NAN = array("d", [math.nan])
 
@@ -65,12 +66,7 @@ class QueryLog:
         self.issue_many([query], [sample], issued_s, [prompt_tokens], scheduled_s)
 
     def issue_many(
-        self,
-        queries: Sequence[int],
-        samples: Sequence[int],
-        issued_s: float,
-        prompt_tokens: Sequence[int],
-        scheduled_s: float = math.nan,
+        self, queries: Ints, samples: Ints, issued_s: float, prompt_tokens: Ints, scheduled_s: float = math.nan
     ) -> None:
         """Note that the client was asked to send queries, all at one time."""
         begin, count = len(self._state), len(queries)

@@ -5,8 +5,9 @@
 ``POST /v1/completions`` takes ``prompt`` (token ids, or text where the engine has a tokenizer) and ``max_tokens`` and answers
 greedily, as one object or, with ``stream``, as server-sent events: each token as the engine gives it. ``return_token_ids`` adds
 the ids, as vLLM and SGLang do. A query whose client has gone is cancelled. ``/v1/models`` says what engine and vocabulary answer,
-``/tokenize`` what the tokenizer makes of a text, ``/peaks`` measures what the machine reaches while no query is under way. ``/health`` answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The
-worker listens on this machine alone unless it is given an address and a token. SIGTERM lets it finish what it accepted.
+``/tokenize`` what the tokenizer makes of a text, ``/peaks`` measures what the machine reaches while no query is under way.
+``/health`` answers 200 while the worker takes work, ``/metrics`` speaks Prometheus' text format. The worker listens on this
+machine alone unless it is given an address and a token. SIGTERM lets it finish what it accepted.
 """
 
 import asyncio
@@ -52,6 +53,7 @@ SAID = (
 PEAK_S = 0.2  # for each measurement of /peaks
 FILES = 65536  # open files to ask for: each connection is one
 # Fields that would make the answer another than the greedy one, with the only value that they may have.
+Peaks = Callable[[], tuple[float, float]] | None
 GREEDY: dict[str, tuple[Any, ...]] = {
     "temperature": (0, None), "n": (1, None), "best_of": (1, None), "echo": (False, None), "logprobs": (None,),
     "suffix": (None, ""), "stop": (None, []), "presence_penalty": (0, None), "frequency_penalty": (0, None),
@@ -119,14 +121,8 @@ class Server:
 
     def __init__(
         self,
-        engine: Engine,
-        name: str,
-        limits: Limits = Limits(),
-        token: str = "",
-        kind: str = "",
-        codec: Any = None,
-        peaks: Callable[[], tuple[float, float]] | None = None,
-    ) -> None:
+        engine: Engine, name: str, limits: Limits = Limits(), token: str = "", kind: str = "", codec: Any = None, peaks: Peaks = None
+    ) -> None:  # fmt: skip
         self.engine, self.name, self.limits, self.draining = engine, name, limits, False
         self.kind, self.codec = kind, codec  # name in ``ENGINES``; ``texts.Codec`` where it has a tokenizer
         self.peaks = peaks  # measures bytes/s and FLOP/s of the machine under an engine that computes
@@ -158,9 +154,8 @@ class Server:
         try:
             if (request.content_length or 0) > self.limits.body_bytes:
                 raise web.HTTPRequestEntityTooLarge(self.limits.body_bytes, request.content_length or 0)
-            await (
-                request.read()
-            )  # bounded; a client may not see the reason of a refusal that it was not through with asking
+            # Bounded; a client may not see the reason of a refusal that it was not through with asking.
+            await request.read()
             if self._token and request.path != "/health" and not hmac.compare_digest(given, self._token):
                 return self._refuse(401, "the bearer token is missing or wrong")
             return await handler(request)  # type: ignore[no-any-return]
@@ -277,9 +272,8 @@ class Server:
             text = (whole if reason else whole.rstrip("\ufffd"))[len(old) :]
         else:
             text = "".join(f" {item}" for item in ids)  # a word for each token: clients of text count something
-        choice = {"index": 0, "text": text, "finish_reason": reason} | (
-            {"token_ids": list(ids)} if ask.with_ids else {}
-        )
+        with_ids = {"token_ids": list(ids)} if ask.with_ids else {}
+        choice = {"index": 0, "text": text, "finish_reason": reason, **with_ids}
         return {"id": f"cmpl-{rid}", "object": "text_completion", "created": int(time.time()), "model": self.name, "choices": [choice]}  # fmt: skip
 
     @staticmethod
@@ -321,19 +315,18 @@ class Server:
         return web.json_response({"status": status, "open": self.open}, status=200 if status == "ready" else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        times = os.times()
+        times, name = os.times(), "benchlib_requests_total"
         lines = [
-            "# TYPE benchlib_requests_total counter",
-            *(f'benchlib_requests_total{{outcome="{name}"}} {count}' for name, count in self.counts.items()),
-            "# TYPE benchlib_generated_tokens_total counter",
-            f"benchlib_generated_tokens_total {self.tokens}",
-            "# TYPE benchlib_requests_open gauge",
-            f"benchlib_requests_open {self.open}",
-            "# TYPE process_cpu_seconds_total counter",
-            f"process_cpu_seconds_total {times.user + times.system:.6f}",
-            "# TYPE process_start_time_seconds gauge",
-            f"process_start_time_seconds {self._began:.3f}",
+            f"# TYPE {name} counter",
+            *(f'{name}{{outcome="{key}"}} {count}' for key, count in self.counts.items()),
         ]
+        for name, kind, value in (
+            ("benchlib_generated_tokens_total", "counter", self.tokens),
+            ("benchlib_requests_open", "gauge", self.open),
+            ("process_cpu_seconds_total", "counter", f"{times.user + times.system:.6f}"),
+            ("process_start_time_seconds", "gauge", f"{self._began:.3f}"),
+        ):
+            lines += [f"# TYPE {name} {kind}", f"{name} {value}"]
         return web.Response(text="\n".join(lines) + "\n", headers={"Content-Type": "text/plain; version=0.0.4"})
 
 

@@ -95,7 +95,7 @@ class Twice(Sim):
 
 class Silent(Sim):
     def submit(self, rid, ids, max_new, on_first, on_done):
-        if rid < 0:  # a warm-up query
+        if ids == [3, 4]:  # a warm-up query
             super().submit(rid, ids, max_new, on_first, on_done)
 
 
@@ -369,7 +369,7 @@ def test_loadgen_over_servers_that_hang_or_are_all_killed_ends_and_counts():
             for server in pairs["hung"]:
                 server.cut()
     assert "VALID" in out["hung"], err["hung"]  # or INVALID for what it waited, and for nothing else
-    assert not re.search("failed|twice|logged|counts", out["hung"])
+    assert not re.search("failed|twice|logged|LoadGen counts", out["hung"])
     sent = pairs["hung"][1].server.counts["ok"]
     assert sent >= SAMPLES, "the other one answered its part and what the hung one had"
     assert re.search(r"[1-9]\d* of 64 queries failed \(the first: no worker was left for 0.3 s", out["killed"]), err[
@@ -565,16 +565,11 @@ def test_a_prefix_cache_that_is_switched_on_is_noticed_at_the_engine_itself():
         engine = engines.make("continuous", Settings(model="tiny", slots=2, share_prefixes=shared))
         engine.start()
         try:
-            loadgen._ask(engine, prompts[1:3], 2, -1, together=True)
-            times = loadgen._ask(engine, loadgen.in_turns(prompts), 2, -1_000, together=False)
+            loadgen._ask(engine, prompts[1:3], 2, together=True)
+            times = loadgen._ask(engine, loadgen.in_turns(prompts), 2, together=False)
         finally:
             engine.stop()
-        row = {
-            "engine": "continuous",
-            "tokens": 384,
-            "repeated_s": times[2::3],
-            "fresh_s": times[::3],
-        }
+        row = {"engine": "continuous", "tokens": 384, "repeated_s": times[2::3], "fresh_s": times[::3]}
         found[shared] = _prefix_cache(row).status, row
     assert found[False][0] == "PASS" and found[True][0] == "FAIL", found
 
