@@ -11,7 +11,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 import benchlib
-from benchlib.core.text import MARKS, quantity, seconds
+from benchlib.core.text import MARKS, UNITS, quantity, seconds
 from benchlib.judge.trends import Filter, History, Trend, choose_store, exclusion, label, read_history, spanned
 from benchlib.results import frames, store
 from benchlib.results.run import Run
@@ -57,7 +57,7 @@ def trend(shown: Trend, theme: Theme = LIGHT, runs: Sequence[StoredRun] = ()) ->
     rings = [index for index, run in enumerate(shown.runs) if run.path in picked]
     axes.plot(rings, [shown.values[i] for i in rings], "o", mfc="none", mec=theme.text, markersize=10, linestyle="none")
     _days_below(axes, shown.runs)
-    unit = shown.unit
+    unit = UNITS.get(shown.unit, shown.unit)
     if unit == "FLOP/s":  # as the values are written elsewhere: with the prefix that fits
         unit = quantity(shown.levels.levels[-1].median, unit).split()[-1]
         scale = {"G": 1e9, "T": 1e12, "P": 1e15}.get(unit[0], 1e6)
@@ -145,7 +145,7 @@ def over_runs(*metrics: str) -> Callable[..., Picture]:
             return leave_empty(figure, drawn[0], theme, "No earlier run of this work lies beside this one.")
         words = []
         for axes, (name, pairs) in zip(drawn, series.items(), strict=True):
-            values, unit = [item.value for _, item in pairs], pairs[-1][1].unit
+            values, unit = [item.value for _, item in pairs], UNITS.get(pairs[-1][1].unit, pairs[-1][1].unit)
             axes.plot(values, ".-", color=theme.series[0], markersize=6)
             mine = [place for place, (own, _) in enumerate(pairs) if own.path.endswith(str(Path(run.path).name))]
             axes.plot(mine, [values[place] for place in mine], "o", mfc="none", mec=theme.text, markersize=10)

@@ -10,6 +10,7 @@ from make_run import START, _metric, make_run
 from pages import EVIL, Page, assert_self_contained_and_accessible
 from series import DAY, STEADY, on_machine, place, speed
 
+from benchlib.core.files import home
 from benchlib.judge import trends
 from benchlib.show import explorer, history
 from benchlib.show.explorer import Explorer, View
@@ -150,7 +151,6 @@ def test_the_page_of_the_history(store, tmp_path, monkeypatch):
 
     from benchlib.commands import history as history_page
     from benchlib.core.errors import UserError
-    from benchlib.core.files import home
 
     found = read(store, tier="quick")
     page = tmp_path / "history.html"
@@ -163,3 +163,8 @@ def test_the_page_of_the_history(store, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="did you mean metric"):
         history_page.parameters(None, ["metrc=x"])
     assert trends.label("step_s_minisquad_tiny") == "Step time"
+
+
+def test_axes_have_the_units_that_readers_see():
+    latency = next(trend for trend in read(home() / "notebooks/demo-runs").trends if trend.unit == "us")
+    assert history.trend(latency).axes[0].get_ylabel() == "All-reduce latency (µs)"
