@@ -404,6 +404,8 @@ def absolute_paths(benchmark: str, values: Mapping[str, Any]) -> dict[str, Any]:
             continue
         path = Path(text).expanduser()
         if path.exists():
+            if not (path.is_file() or path.is_dir()):
+                raise UserError(f"{name} = {text!r}: a device, a pipe or a socket, expected a file or a folder")
             resolved[name] = str(path.resolve())
         elif needed or text.startswith((".", "/", "~")):
             raise UserError(f"{name} = {text!r}: no such file or folder (looked in {Path.cwd()})")

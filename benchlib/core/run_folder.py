@@ -144,14 +144,14 @@ def _kept(name: str) -> bool:
 
 
 def file_faults(run_dir: Path, verdict: bool = True) -> list[str] | None:
-    """Return what is wrong with the files of a run, one sentence each; None where there is no ``files.json``.
+    """Return what is wrong with the files of a run, one sentence each; None where there never was a ``files.json``.
 
     ``verdict`` includes that of the run, which whoever judges it again replaces.
     Raises ``UserError`` where ``files.json`` itself is damaged.
     """
     path = run_dir / FILES
     if not path.exists():
-        return None
+        return [f"{FILES} is missing"] if _was_listed(run_dir) else None
     listed = read_object(path, {"files": dict}, SCHEMA)
     files = listed["files"]
     faults = {name: fault for name, wanted in files.items() if (fault := _fault(run_dir, name, wanted, path))}
@@ -163,6 +163,14 @@ def file_faults(run_dir: Path, verdict: bool = True) -> list[str] | None:
         return [f"{FILES} lists no file"]
     faults |= {name: f"{name} is not in {FILES}" for name in needed if name not in files}
     return [fault for name, fault in faults.items() if verdict or name != VERDICT]
+
+
+def _was_listed(run_dir: Path) -> bool:
+    """Whether the verdict of a run was given on a list of its files."""
+    with contextlib.suppress(UserError):
+        checks = read_object(run_dir / VERDICT, {"checks": list})["checks"]
+        return any(isinstance(check, dict) and check.get("name") == "files intact" for check in checks)
+    return False
 
 
 def _ranks(run_dir: Path) -> list[int]:

@@ -88,8 +88,8 @@ class StoredRun:
 
     @property
     def name(self) -> str:
-        """Name of the run folder."""
-        return self.path.rsplit("/", 1)[-1]
+        """Name of the run folder; what of it is not UTF-8 becomes question marks."""
+        return self.path.rsplit("/", 1)[-1].encode(errors="replace").decode()
 
     @property
     def host(self) -> str:

@@ -183,6 +183,8 @@ def sample_frame(runs: Sequence[Snapshot]) -> "pandas.DataFrame":
 
 def _common(run: Snapshot) -> dict[str, Any]:
     started = run.started_at
+    if started is not None and not 0 <= started < 9e9:  # a time that no table holds: beyond 2255
+        started = None
     return {
         "run": run.run,
         "benchmark": run.benchmark,

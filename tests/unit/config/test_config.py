@@ -1,5 +1,7 @@
 """The way from parameters to a config: layers, names, types, ranges."""
 
+import os
+
 import pytest
 import yaml
 
@@ -143,6 +145,10 @@ def test_files_are_meant_from_where_the_user_stands(tmp_path, monkeypatch):
     for values in ({"eval_file": "missing.json"}, {"resume": "outputs/none"}, {"model": "./missing"}):
         with pytest.raises(UserError, match="no such file or folder"):
             absolute_paths("squad", values)
+    os.mkfifo(tmp_path / "pipe")
+    for name, value in (("train_file", "/dev/zero"), ("eval_file", "pipe")):
+        with pytest.raises(UserError, match=f"{name} = '{value}': a device, a pipe"):
+            absolute_paths("squad", {name: value})
 
 
 def test_command_line_pairs():

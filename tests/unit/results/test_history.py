@@ -427,3 +427,10 @@ def test_a_repeat_with_the_same_numbers_is_no_copy(tmp_path):
     for age in range(3):
         place(tmp_path, START - age * DAY, metrics=speed(60.0))
     assert not any(run.copy_of for run in history.read(tmp_path))
+
+
+def test_a_name_that_is_not_utf8_is_shown_with_question_marks(tmp_path):
+    folder = place(tmp_path, START)
+    os.rename(folder, os.fsencode(folder) + b"\xff")
+    (run,) = history.read(tmp_path)
+    assert run.name == f"{folder.name}?"

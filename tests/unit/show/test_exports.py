@@ -5,6 +5,7 @@ import datetime
 import html
 import importlib.util
 import io
+import json
 import os
 import re
 import shutil
@@ -427,3 +428,14 @@ def test_a_run_that_was_damaged_after_its_verdict_passes_nowhere(tmp_path, damag
     assert run.word == "DAMAGED"
     assert damage in run.sentence
     assert junitparser.JUnitXml.fromstring(junit.text([run]).encode()).errors == 1
+
+
+def test_a_start_that_no_calendar_has_stops_no_table(tmp_path):
+    day = tmp_path / "quick-20261121"
+    make_run(day / "squad-cpu-100000-whole", started_at=START)
+    edited = make_run(day / "squad-cpu-110000-edited") / "result.json"
+    edited.write_text(json.dumps(json.loads(edited.read_text()) | {"started_at": 1e300, "ended_at": 1e300}))
+    for name in ("csv", "parquet"):
+        export(load(tmp_path), name, str(tmp_path / name))
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "csv").read_text())))
+    assert {row["run"][-6:]: row["started_at"] for row in rows} == {"-whole": "2026-09-21 14:13:20+00:00", "edited": ""}
