@@ -37,7 +37,7 @@ from benchlib.workloads.batches import MicroBatch, collate
 SHAPES = ((0.25, 0.9), (0.5, 0.1), (1.0, 0.5))
 MOST_BATCHES = 2  # of the config's batch size in a timed pass: a share of many batches would cost as many steps
 CALIBRATION_S = 0.3  # of rounds over the shapes; at least LEAST_ROUNDS
-LEAST_ROUNDS = 3  # the median leaves the first one out, which finds no memory and no kernels at hand
+LEAST_ROUNDS = 2  # of which the fastest counts: the first one finds no memory and no kernels at hand
 EVEN_STEPS = 1  # for the first look, and to show what the training would be without a plan
 USABLE = 0.8  # of the memory that is free: other programs and fragments need some, too
 MOST_ROWS = 400  # of the table of steps
@@ -82,7 +82,7 @@ def calibrate(task: Task, differentiate: Differentiate, pad_id: int, optimizer: 
         if others is None and len(times[0]) >= LEAST_ROUNDS and time.perf_counter() >= end:
             others = dist.barrier(async_op=True)
     others.wait()
-    batch_s, sample_s, token_s = fit([item.shape for item in batches], [float(np.median(item)) for item in times])
+    batch_s, sample_s, token_s = fit([item.shape for item in batches], [min(item) for item in times])
     return Rank(
         device=_device_name(world.device), threads=torch.get_num_threads(), precision=config.precision_of(world.rank),
         work=config.work_of(world.rank), step_s=_optimizer_s(task, optimizer), batch_s=batch_s, sample_s=sample_s, token_s=token_s,
