@@ -488,6 +488,8 @@ class Dispatcher:
             query.given_up = None
             if outcome == "stalled":
                 self._lose(worker, error)
+            elif outcome == "nonsense":
+                self._distrust(worker, error)
         now = time.monotonic()
         worker.open.pop(query.rid, None)
         worker.end(now, query.max_new, len(ids))
@@ -647,6 +649,8 @@ class Dispatcher:
         if now > query.deadline:
             why = f"not answered within {self.policy.deadline_s:g} s, at last by {worker.url}"
             self._give_up(query, "failed", why, False)
+        elif came > 2 * BUFFER:  # more than that is not taken from the wire
+            self._give_up(query, "nonsense", f"{worker.url}: an answer of more than {came / 1e6:.0f} MB", True)
         elif now - query.moved > self.policy.stall_s:
             self._give_up(query, "stalled", f"{worker.url}: nothing came for {self.policy.stall_s:g} s", True)
 

@@ -76,14 +76,16 @@ def test_a_worker_never_has_more_than_its_cap(place):
     assert whole(client, client.at_once(40)) and client.engine.workers[0].most_open == QUICK.cap
 
 
-@pytest.mark.parametrize("fault", ["half", "no end", "garbage", "miscounts", "too many", "500", "503", "429", "slow"])
+@pytest.mark.parametrize(
+    "fault", ["half", "no end", "garbage", "miscounts", "too many", "endless", "wide", "500", "503", "429", "slow"]
+)
 def test_a_worker_that_fails_now_and_then_loses_nothing(place, fault):
     faulty = place.faulty(lambda number: fault if number % 4 == 2 else "")
     client = place.client(faulty, place.own())
     table = client.at_once(40)
     assert whole(client, table)
     again = int((table["attempt"] > 1).sum())
-    assert (again == 0) == (fault == "slow") and not client.engine.workers[0].refused
+    assert (again == 0) == (fault in ("slow", "wide")) and not client.engine.workers[0].refused
     assert client.engine.workers[0].done > 0
 
 
