@@ -54,7 +54,8 @@ def _locked(name: str, how: int) -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run a test of live processes once more where it fails: a busy machine may make any of them late, a defect fails twice."""
     for item in items if config.pluginmanager.hasplugin("rerunfailures") else ():
-        if item.path.is_relative_to(_TESTS / "dist") or item.get_closest_marker("alone"):
+        live = item.path.is_relative_to(_TESTS / "dist") or item.path.is_relative_to(_TESTS / "notebooks")
+        if live or item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

@@ -14,6 +14,7 @@ import json
 import shutil
 from pathlib import Path
 
+from benchlib.core.run_folder import record_files
 from benchlib.core.text import counted
 from benchlib.judge.trends import demo_store, demo_worth
 from benchlib.results import store as history
@@ -38,6 +39,7 @@ def keep(source: Path, target: Path, samples: str = "step_s") -> None:
         lines = [json.dumps(event, separators=(",", ":")) for event in events]
         (target / "events-rank0.jsonl").write_text("\n".join(lines) + "\n")
     _keep_samples(source, target, samples)
+    record_files(target)
 
 
 def _keep_samples(source: Path, target: Path, samples: str) -> None:

@@ -54,8 +54,8 @@ def test_xla_follows_the_model(tmp_path):
 def test_what_is_not_installed_is_named_with_its_remedy(monkeypatch, tmp_path):
     import sys
 
-    for package, make in (("jax", translated.xla), ("iree", translated.iree)):
+    for package, make, extra in (("jax", translated.xla, "xla"), ("iree", translated.iree, "compiled")):
         monkeypatch.setitem(sys.modules, package, None)
         monkeypatch.setitem(sys.modules, f"{package}.runtime", None)
-        with pytest.raises(BackendUnavailable, match=r"pip install 'benchlib\[compiled\]'"):
+        with pytest.raises(BackendUnavailable, match=rf"pip install 'benchlib\[{extra}\]'"):
             make(torch.nn.Linear(1, 1), MEMBERS["xla"], CPU, {}, tmp_path)

@@ -17,6 +17,9 @@ class Kernel:
     def used_s(self):
         return self.share * (time.monotonic() - self.began)
 
+    def stopped(self):
+        return False
+
 
 @pytest.mark.parametrize(("share", "waited_s"), [(0.0, 0.02), (0.9, 0.3)], ids=["hangs", "computes"])
 def test_only_a_kernel_that_computes_gets_more_time(monkeypatch, share, waited_s):
