@@ -6,7 +6,7 @@ Method: both sides live in the same ranks and take blocks of steps in turns, the
 per block, by wall clock and by the processor's time (which neighbours disturb less). A block's time is the slowest rank's. The exchange
 is timed as forward and backward pass of FSDP2 with a short batch, where communication is most of the step.
 
-    python scripts/bench_parallel.py [--rounds 10] [--steps 10] [--model small] [--layers 2]
+    python scripts/bench_parallel.py [--rounds 10] [--steps 10] [--model small] [--layers 2] [--parts exchange single data]
 """
 
 import argparse
@@ -36,6 +36,7 @@ from benchlib.runtime.steps import agree
 from benchlib.workloads.transformer_stack import loss
 
 Options = argparse.Namespace
+PARTS = ("exchange", "single", "data")
 
 
 def in_turns(
@@ -126,9 +127,11 @@ def rank(number: int, store: str, options: Options) -> None:
     devices.keep_freed_memory()  # as in a run
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=2)
     here = World(number, 2, number, 2, torch.device("cpu"), "gloo")
-    exchanges(here, options)
+    if "exchange" in options.parts:
+        exchanges(here, options)
     for strategy, size in (("single", 1), ("data", 2)):
-        frame(strategy, size, here, options)
+        if strategy in options.parts:
+            frame(strategy, size, here, options)
     dist.barrier()
 
 
@@ -140,6 +143,7 @@ def main() -> None:
     parser.add_argument("--model", default="small")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seq-len", type=int, default=64)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(rank, (f"{folder}/store", options), nprocs=2, start_method="spawn")
