@@ -728,14 +728,14 @@ def _read(events: Sequence[bytes], text: bool) -> _Read:
             if usage := values.get("usage"):
                 stated = int(usage["completion_tokens"])
             for choice in values["choices"]:
-                new, said = choice.get("token_ids"), choice.get("text") or ""
-                if new is None and said and not text:
+                new, piece = choice.get("token_ids"), choice.get("text") or ""
+                if new is None and piece and not text:
                     raise _Nonsense(
                         "text without token ids: the server has to know return_token_ids (vLLM, SGLang of 2026-07); without "
                         "it only `benchlib run inference --set tokens=text` measures it"
                     )
                 ids += new or []
-                words += said
+                words += piece
                 reason = choice.get("finish_reason") or reason
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _Nonsense(f"an event that is none ({type(error).__name__}): {data[1:81]!r}") from None
