@@ -19,7 +19,10 @@ Row = dict[str, Any]
 
 @dataclass
 class Bench:
-    """What a run has so far. Rates by round: ``alone[worker][round]``, ``together[round]``, ``equal[round]``."""
+    """What a run has so far. Rates by round: ``alone[worker][round]``, ``together[round]``, ``equal[round]``.
+
+    ``predicted`` has the rows of ``metrics.predict`` of each round, made before its joint runs.
+    """
 
     config: ServingConfig
     events: EventWriter
@@ -31,6 +34,7 @@ class Bench:
     alone: list[list[float]] = field(default_factory=list)
     together: list[Row] = field(default_factory=list)
     equal: list[Row] = field(default_factory=list)
+    predicted: list[dict[str, Row]] = field(default_factory=list)
     groups: dict[int, list[float]] = field(default_factory=dict)  # joint rates of the first k workers
     sweep: list[Row] = field(default_factory=list)
     knee: Row | None = None

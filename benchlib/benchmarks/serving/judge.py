@@ -16,6 +16,7 @@ from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Run
 
+PREDICTED = 0.25  # by which a joint run may differ from its prediction: its last queries are uneven
 MOST_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as together
 SHARES = {
     "samples_per_s_all": 0.25, "tokens_per_s_all": 0.25, "knee_per_s": 0.35, "ttft_at_knee_ms": 1.0, "tpot_at_knee_ms": 0.5,
@@ -74,7 +75,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     config, result = run.config, run.result
     assert isinstance(config, ServingConfig) and result is not None
     stated = own_claims(Numbers.of_run(run))
-    made = [_answered(result.facts), _efficiency(run, config)]
+    made = [_answered(result.facts), _efficiency(run, config), *_predicted(result.tables.get("splits", []))]
     if config.mode != "single":
         made += [_knee(run), *([_recovered(config, result.facts["recovery"])] if result.facts.get("recovery") else [])]
     return [
@@ -118,6 +119,18 @@ def _efficiency(run: Run, config: ServingConfig) -> Check:
         min(rounds) <= MOST_EFFICIENCY,
     )
     return fact_check(name, question, good, reason, limit=f"<= {MOST_EFFICIENCY}", value=metric.value)
+
+
+def _predicted(rows: list[dict[str, Any]]) -> Iterator[Check]:
+    """Yield the comparison of each split with what was predicted before it; it gates nothing, since workers may share a machine."""
+    for row in rows:
+        ratio = row["measured_over_predicted"]
+        yield Check(
+            name=f"prediction of the {row['split']} split", kind="reference", gates=False, value=ratio, limit=f"1 ± {PREDICTED:g}",
+            question=f"Did the {row['split']} split take as long as the workers' own rates predicted before it?",
+            status="PASS" if abs(ratio - 1) <= PREDICTED else "FAIL",
+            reason=f"{row['measured_s']:.2f} s, {row['predicted_s']:.2f} s predicted: {ratio:.2f} times ({row['least']:.2f} to {row['most']:.2f} by round)",
+        )  # fmt: skip
 
 
 def _knee(run: Run) -> Check:

@@ -2,7 +2,7 @@
 
 r_i is the rate of worker i alone, n_i the queries that it answered in the joint run of N queries, all at equal concurrency
 per worker. A joint run cannot be shorter than N / sum(r_i), the ideal; an equal split cannot be shorter than
-(N / workers) / min(r_i). What a weighted run takes beyond the ideal, T - N / sum(r_i), is the sum of
+(N / workers) / min(r_i). Both are predicted in each round from its own r_i, before its joint runs, and stand in the events. What a weighted run takes beyond the ideal, T - N / sum(r_i), is the sum of
 
     split        max(n_i / r_i) - N / sum(r_i)     somebody got more than its share; the last queries are never even
     dispatcher   time that a slot of the last worker stood empty while queries waited, per slot
@@ -92,14 +92,14 @@ def series(bench: Bench) -> dict[str, list[Row]]:
         row: Row = {"worker": index, "url": url, "alone_per_s": alone[index]}
         if joint:
             row |= {"answered": joint["given"][index], "share": joint["given"][index] / max(1, sum(joint["given"]))}
-        rated = [value for value in alone if value]
-        row["predicted_share"] = alone[index] / sum(rated) if len(rated) == len(alone) else None  # type: ignore[operator]
+        said = [prediction["weighted"]["shares"][index] for prediction in bench.predicted if prediction]
+        row["predicted_share"] = statistics.median(said) if said else None
         workers.append(row | {"cpu_share": bench.worker_cpu[index]})
     tables: dict[str, list[Row]] = {"workers": workers, "load": bench.sweep, "closed": bench.closed}
     tables |= {"losses": bench.losses, "inflight": bench.inflight}
     if joint and all(alone):
         rates = [value for value in alone if value]
-        tables["splits"] = _splits(bench, rates)
+        tables["splits"] = _splits(bench)
         tables["cost"] = _cost(bench, joint, rates)
         tables["scaling"] = _scaling(bench, rates)
     return tables
@@ -110,20 +110,32 @@ def _middle(rows: list[Row]) -> Row:
     return sorted(rows, key=lambda row: row["samples_per_s"])[(len(rows) - 1) // 2] if rows else {}
 
 
-def _splits(bench: Bench, rates: list[float]) -> list[Row]:
-    """Return the equal and the weighted split: what the workers' own rates predict, and what happened."""
+def predict(rates: list[float], queries: int) -> dict[str, Row]:
+    """Return what own rates say of a joint run before it: its rate, its time and the share of each worker, by split."""
+    slowest, total = min(rates), sum(rates)
+    joint = {
+        "weighted": (total, [rate / total for rate in rates]),
+        "equal": (len(rates) * slowest, [1 / len(rates)] * len(rates)),
+    }
+    return {
+        split: {"samples_per_s": rate, "seconds": queries / rate, "shares": shares}
+        for split, (rate, shares) in joint.items()
+    }
+
+
+def _splits(bench: Bench) -> list[Row]:
+    """Return the weighted and the equal split: what was predicted before each round, and what happened in it; medians."""
     rows = []
     for split, runs in (("weighted", bench.together), ("equal", bench.equal)):
-        if not runs:
+        pairs = [(said[split]["seconds"], run) for said, run in zip(bench.predicted, runs, strict=False) if said]
+        if not pairs:
             continue
-        run = _middle(runs)
-        count = sum(run["given"])
-        predicted, took = (
-            count / sum(rates) if split == "weighted" else count / len(rates) / min(rates),
-            run["duration_s"],
-        )
-        row = {"split": split, "queries": count, "predicted_s": predicted, "measured_s": took}
-        rows.append(row | {"measured_over_predicted": took / predicted, "samples_per_s": run["samples_per_s"]})
+        ratios = [run["duration_s"] / predicted for predicted, run in pairs]
+        row: Row = {"split": split, "queries": sum(runs[0]["given"])}
+        row |= {"predicted_s": statistics.median(predicted for predicted, _ in pairs)}
+        row |= {"measured_s": statistics.median(run["duration_s"] for _, run in pairs)}
+        row |= {"measured_over_predicted": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+        rows.append(row | {"samples_per_s": statistics.median(run["samples_per_s"] for _, run in pairs)})
     return rows
 
 

@@ -18,7 +18,7 @@ import psutil
 
 from benchlib.benchmarks.serving.bench import Bench, Row
 from benchlib.benchmarks.serving.config import ServingConfig
-from benchlib.benchmarks.serving.metrics import facts, metrics, series
+from benchlib.benchmarks.serving.metrics import facts, metrics, predict, series
 from benchlib.config import addresses
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import UserError
@@ -98,6 +98,10 @@ def _rates(bench: Bench) -> None:
         if config.mode != "distributed":
             for index, url in enumerate(bench.urls):
                 bench.alone[index].append(run([url])["samples_per_s"])
+        if config.mode == "both" and count > 1:  # said before anybody knows
+            own = [rates[-1] for rates in bench.alone]
+            bench.predicted.append(predict(own, config.queries * count) if all(own) else {})
+            bench.events.emit("prediction", round=len(bench.predicted), splits=bench.predicted[-1])
         if config.mode != "single":
             for size in groups:
                 bench.groups.setdefault(size, []).append(run(bench.urls[:size])["samples_per_s"])

@@ -5,8 +5,10 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from llm_servers import TOKEN, own
 
 from benchlib.benchmarks.serving import judge, metrics, tables, view
+from benchlib.benchmarks.serving import run as serving_run
 from benchlib.benchmarks.serving.bench import Bench
 from benchlib.benchmarks.serving.figures import FIGURES
 from benchlib.config.schema import resolve
@@ -45,6 +47,7 @@ def bench():
     """Two workers of 10 and 5 queries/s; together 12 instead of 15, in 10 s instead of 8."""
     made = Bench(config(concurrency=16), None, list(URLS), "", [])
     made.alone, made.worker_cpu = [[10.0], [5.0]], [0.5, None]
+    made.predicted = [metrics.predict([10.0, 5.0], 120)]
     made.together, made.equal = [joint()], [joint(9.6, (60, 60), (12.5, 12.0))]
     made.sweep = [row("sweep", 6.0), row("sweep", 12.0, "slow"), row("confirmation", 6.0)]
     made.knee, made.knee_samples = made.sweep[-1], {"ttft": [0.01] * 100, "tpot": [0.01] * 100}
@@ -75,6 +78,49 @@ def test_where_the_time_went_is_worked_out_by_hand(bench):
     assert (weighted["measured_over_predicted"], equal["measured_over_predicted"]) == pytest.approx((1.25, 12.5 / 12))
     assert made["scaling"][-1]["efficiency"] == pytest.approx(0.8)
     assert [item["predicted_share"] for item in made["workers"]] == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_both_splits_are_predicted_before_the_first_joint_query(tmp_path):
+    """Two sim workers of 4 slots: 16 queries of 16 tokens are 4 x 16 steps of 10 ms, 25 queries/s, and of 20 ms, 12.5."""
+    servers = [own(step_s=step_s, slots=4, fixed_length=True) for step_s in (0.010, 0.020)]
+    said = []
+
+    def emit(kind, **values):
+        if kind == "prediction":
+            said.append((values, [server.server.counts["ok"] for server in servers]))
+
+    values = {"workers": ",".join(server.url for server in servers), "queries": 16, "concurrency": 8, "rounds": 1}
+    made = Bench(config(**values), SimpleNamespace(emit=emit), [server.url for server in servers], TOKEN, [[3, 4, 5]])
+    try:
+        serving_run._rates(made)
+    finally:
+        for server in servers:
+            server.cut()
+    [(event, answered)] = said
+    assert answered == [17, 17], "each its 16 queries alone and a greeting, none of a joint run"
+    assert event["round"] == 1 and made.issued == 4 * 16 + 32
+    weighted, equal = event["splits"]["weighted"], event["splits"]["equal"]
+    # 32 queries at 25 + 12.5 per second; 16 by each, of which the slower one takes 1.28 s. A busy machine adds to it.
+    assert (weighted["seconds"], equal["seconds"]) == (
+        pytest.approx(32 / 37.5, rel=0.15),
+        pytest.approx(1.28, rel=0.15),
+    )
+    assert weighted["shares"] == pytest.approx([2 / 3, 1 / 3], rel=0.1) and equal["shares"] == [0.5, 0.5]
+    rows = {row["split"]: row for row in metrics.series(made)["splits"]}
+    assert rows["equal"]["predicted_s"] == equal["seconds"] and made.equal[0]["given"] == [16, 16]
+    assert rows["equal"]["measured_over_predicted"] == pytest.approx(1, abs=0.2)
+    assert rows["weighted"]["measured_s"] < rows["equal"]["measured_s"]
+
+
+def test_a_run_that_missed_its_prediction_says_so(bench):
+    assert statuses(run_of(bench)) | {"prediction of the equal split": "PASS", "prediction of the weighted split": "PASS"} == statuses(run_of(bench))  # fmt: skip
+    bench.equal = [joint(6.0, (60, 60), (20.0, 12.0))]  # predicted: 12 s
+    [missed] = [
+        check for check in judge.checks(run_of(bench), Comparison(status="NO_BASELINE")) if check.word == "DIFFERS"
+    ]
+    assert missed.name == "prediction of the equal split" and "20.00 s, 12.00 s predicted: 1.67 times" in missed.reason
+    bench.predicted = [{}]  # a worker failed alone: nothing can be said of it with others
+    assert not [name for name in statuses(run_of(bench)) if "prediction" in name]
 
 
 def test_a_run_is_priced_by_new_tokens_and_servers(bench):
@@ -124,10 +170,8 @@ def test_simulated_workers_elsewhere_are_named_in_metrics_words_and_limits(bench
 @pytest.mark.parametrize("mode", ["single", "distributed", "both"])
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_progress_ends_at_its_total(monkeypatch, mode, workers):
-    from benchlib.benchmarks.serving import run as serving_run
-
     rows = []
-    events = SimpleNamespace(emit=lambda kind, **values: rows.append((values["done"], values["total"])))
+    events = SimpleNamespace(emit=lambda kind, **values: rows.append((values["done"], values["total"])) if kind == "progress" else None)  # fmt: skip
     made = Bench(config(mode=mode, rounds=2), events, [f"http://{number}" for number in range(workers)], "", [])
     monkeypatch.setattr(serving_run, "_at_once", lambda *_: {"samples_per_s": 1.0})
     serving_run._rates(made)
