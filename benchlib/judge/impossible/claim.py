@@ -45,6 +45,7 @@ class Speed(Part):
     features: Count | None = _of("samples per epoch")
     epochs: float | None = _of("epochs that were really run", gt=0, le=1e6)
     wall_s: Above0 | None = _of("time for all these samples, in s")
+    wall_s_span: list[Above0] = _of("lower and upper end of that time as it was written, in s", [], max_length=2)
     steps_run: Count | None = _of("optimizer steps that were really run")
     steps_planned: Count | None = _of("optimizer steps that were configured")
     batch_per_rank: Positive | None = _of("samples per rank and step")

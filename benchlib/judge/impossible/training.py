@@ -31,6 +31,7 @@ def rate_from_counts(
     stands_for: str = "all ranks",
     ranks: int | None = None,
     samples_counted: int | None = None,
+    wall_s_span: Sequence[float] = (),
     features: int | None = None,
     epochs: float | None = None,
     steps_run: int | None = None,
@@ -67,7 +68,8 @@ def rate_from_counts(
         }
         fitting = (text for text, factor in mistakes.items() if factor and factor != 1 and _near(ratio, factor))
         wrong = next(fitting, f"{ratio:.3g} times what was processed")
-    good = agrees(samples_per_s, expected, expected, RATE_SLACK)
+    shortest, longest = wall_s_span or (wall_s, wall_s)
+    good = agrees(samples_per_s, expected * wall_s / longest, expected * wall_s / shortest, RATE_SLACK)
     return finding(good, reason, wrong=wrong, value=samples_per_s, unit=unit)
 
 

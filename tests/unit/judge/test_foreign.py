@@ -186,6 +186,56 @@ def test_a_table_finds_the_row_of_one_device(tmp_path):
     assert len(claims) == 7  # a throughput of 0 is a benchmark that was not run
 
 
+HOURS = """\
+| setup | samples/s | hours for 13,368 samples | speed-up |
+|---|---:|---:|---:|
+| 1 node | 2.1 | 1.77 | 1.0x |
+| 2 nodes | 4.0 | 0.93 | 1.9x |
+"""
+SETUPS = """\
+LLM inference, 13,368 articles of CNN/DailyMail
+
+| Configuration | Throughput (samples/s) | TTFT p99 (ms) | Duration (h) | Efficiency |
+|---|---|---|---|---|
+| Single node (8x A30) | 59.4 | 410 | 0.06 | 100% |
+| 2 nodes (16x A30) | 112.9 | 1730 | 0.03 | 95% |
+"""
+TURNED = """\
+| | 1 worker | 4 workers |
+|---|---|---|
+| samples/s | 2.1 | 7.8 |
+| time (h) | 1.77 | 0.48 |
+| speed-up | - | 3.7 |
+"""
+COMMAS = "nodes,queries_per_s,tokens/s,samples,time_h,speedup\n1,2.1,269,13368,1.77,1\n3,5.9,755,13368,0.6,2.8\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "old", "new", "rule"),
+    [
+        (HOURS, "0.93", "0.5", "rate from counts"),
+        (HOURS, "1.9x", "3.5x", "speed-up"),
+        (HOURS, "| 4.0 | 0.93 | 1.9x", "| 9.0 | 0.41 | 4.3x", "scaling"),
+        (HOURS, "13,368", "133,680", "rate from counts"),
+        (SETUPS, "0.03", "0.01", "rate from counts"),
+        (SETUPS, "95%", "70%", "speed-up"),
+        (SETUPS, "112.9", "131.4", "scaling"),
+        (TURNED, "0.48", "0.24", "speed-up"),
+        (TURNED, "3.7", "4.9", "speed-up"),
+        (TURNED, "7.8", "9.9", "scaling"),
+        (COMMAS, "0.6", "0.2", "rate from counts"),
+        (COMMAS, "2.8", "4.2", "speed-up"),
+    ],
+)  # fmt: skip
+def test_a_pasted_table_of_rates_hours_and_speed_up_is_judged(tmp_path, table, old, new, rule):
+    path = tmp_path / ("table.md" if "|" in table else "table.csv")
+    path.write_text(table)
+    assert failures(path) == {} and read_claims(path)[1][-1].speed.one_device_samples_per_s
+    assert table.count(old) == 1
+    path.write_text(table.replace(old, new))
+    assert rule in failures(path)
+
+
 SMALL = ["all_reduce-2xh100.txt", "loadgen-server.txt", "lambda-one-gpu.csv", "dle-bert-large.md", "all_reduce-8xh100.json", "published.json"]  # fmt: skip
 
 
