@@ -254,12 +254,12 @@ def test_the_search_says_what_limited_it():
 
 
 def test_a_batch_that_is_given_and_one_that_is_found_contradict_each_other():
-    assert resolve("seq2seq", "quick", overrides={"batch": "auto", "size": "xl"}).config.batch_size == 8
-    with pytest.raises(UserError, match="batch_size = 4 with batch = auto, which decides it: leave one"):
-        resolve("seq2seq", "quick", overrides={"batch": "auto", "batch_size": "4"})
+    assert resolve("seq2seq", "quick", overrides={"batch": "auto", "size": "xl"}).config.batch_size == 4
+    with pytest.raises(UserError, match="batch_size = 2 with batch = auto, which decides it: leave one"):
+        resolve("seq2seq", "quick", overrides={"batch": "auto", "batch_size": "2"})
     assert resolve("seq2seq", "quick", overrides={"full": "true"}).config.epoch_samples == 7_500_000
-    with pytest.raises(UserError, match="samples = 64 with full = True, which decides it: leave one"):
-        resolve("seq2seq", "quick", overrides={"full": "true", "samples": "64"})
+    with pytest.raises(UserError, match="samples = 32 with full = True, which decides it: leave one"):
+        resolve("seq2seq", "quick", overrides={"full": "true", "samples": "32"})
 
 
 def test_kilobytes_say_nothing_of_a_disk(tmp_path):
