@@ -9,6 +9,7 @@ import sys
 import tomllib
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import jinja2
 import nbformat
 import pytest
 
@@ -122,6 +123,18 @@ def test_the_page_of_the_explorer_shows_what_leads_to_it_last():
     assert setting["template"] == "benchlib"
     assert setting["resources"]["report"].removeprefix("files/") in (BINDER / "postBuild").read_text()
     assert "binder/page/jupyter_server_config.json" in (BINDER / "postBuild").read_text()
+
+
+def test_the_page_of_the_explorer_asks_no_other_host_for_styles():
+    voila = "{% block notebook_css %}<link rel='stylesheet' href='https://cdn.jsdelivr.net/npm/icons@^5/css/all.min.css'>"
+    voila += "<style>.kept {}</style>{% endblock %}{% block body_header %}{% endblock %}"
+    folder = BINDER / "page/voila/templates/benchlib"
+    parent = jinja2.DictLoader({"voila/templates/lab/index.html.j2": voila})
+    loader = jinja2.ChoiceLoader([parent, jinja2.FileSystemLoader(folder)])
+    page = jinja2.Environment(loader=loader).get_template("index.html.j2").render(resources={})
+    assert ".kept {}" in page
+    assert "celltag_method" in page
+    assert not re.findall(r"https?://", page)
 
 
 @pytest.mark.parametrize(
