@@ -9,7 +9,7 @@ Question 3, with `--groups` alone: the all-reduce of fp64 through groups of rank
 gloo between them, against gloo without groups; a rank for each name.
 
 Method: two processes of one thread on loopback. Everything that is compared takes turns, so that a busy neighbour slows
-all of it; a time is that of the slower rank; the ratio is formed within each turn, and its median over the turns is told
+all of it; a time is that of the slower rank; the ratio is formed within each turn, and its median over the turns is printed
 with the 95% interval. Results are compared bit by bit in every turn. Takes about 50 s.
 
     python scripts/bench_direct.py

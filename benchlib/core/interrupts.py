@@ -1,4 +1,4 @@
-"""Ctrl+C, SIGTERM and SIGHUP while something goes on that has to be ended in order."""
+"""Ctrl+C, SIGTERM and SIGHUP while something goes on that has to be ended cleanly."""
 
 import contextlib
 import os

@@ -90,6 +90,8 @@ COLUMN_UNITS = {
     "gb": "GB",
     "s": "s",
     "ms": "ms",
+    "us": "µs",
+    "gbps": "Gbps",
 }  # by ending
 UNITS = {"ratio": "", "us": "µs"}  # as readers see them
 
@@ -196,6 +198,7 @@ def column(name: str) -> str:
     """Write the name of a table's column, its unit in brackets: ``power_w`` is power (W); a heading for readers stays."""
     if not re.fullmatch(r"[a-z0-9_]+", name):
         return name
+    name = name.removesuffix("_flops")  # each cell has its unit, see below
     unit = next((unit for unit in COLUMN_UNITS if name.endswith(f"_{unit}")), None)
     if unit is None:
         return name.replace("_", " ")

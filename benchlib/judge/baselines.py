@@ -390,7 +390,7 @@ def accept(
             )
     comparison = find(first, root)
     if if_improved and comparison.refused:
-        raise UserError(f"not accepted (--if-improved): whether it is better cannot be told, {comparison.reason}")
+        raise UserError(f"not accepted (--if-improved): it is undecided whether it is better, {comparison.reason}")
     kept = _kept(comparison, first) if add else []
     for run in chosen:
         record = RunRecord.of(run, limits, reason.strip())

@@ -68,9 +68,11 @@ def table_html(frame: "pandas.DataFrame") -> str:
             return value
         return f"{value:,}" if pd.api.types.is_integer(value) else quantity(float(str(value)))
 
-    page: str = frame.map(shown, na_action="ignore").to_html(
-        border=0, na_rep="", max_rows=pd.get_option("display.max_rows"), classes="left"
-    )
+    # As the name of the columns the index's stands in their line, not in an empty one below.
+    frame = frame.map(shown, na_action="ignore")
+    if frame.index.name and frame.columns.nlevels == 1:
+        frame = frame.rename_axis(index=None, columns=frame.index.name)
+    page: str = frame.to_html(border=0, na_rep="", max_rows=pd.get_option("display.max_rows"), classes="left")
     return f"<div>{_LEFT}{page}</div>"
 
 

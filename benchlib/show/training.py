@@ -71,7 +71,9 @@ def loss_curve(run: Records, theme: Theme = LIGHT) -> Picture:
     if len(frame) == 1:
         title = f"One step only: loss {last:.3g}"
     alt = f"Light: each step; bold: mean over {width} step{'s' * (width != 1)}."
-    return finish(figure, axes, theme, title, f"step ({done:,}{of})", "loss (mean over the global batch)", alt)
+    return finish(
+        figure, axes, theme, title, f"step ({done:,}{of})" if of else "step", "loss (mean over the global batch)", alt
+    )
 
 
 @styled

@@ -208,7 +208,8 @@ def _forms(progress: Progress, ending: str) -> dict[str, str]:
         # Nothing is left of a run that has ended, and its last phase takes no longer.
         progress = dataclasses.replace(progress, left_s=None, began=time.monotonic())
     line = progress.line() if progress.phase != "done" else progress.text
-    text = f"{ending} after {took:.0f} s: {line}" if ending != "running" else line
+    where = "" if ending == "finished" else f": {line}"
+    text = f"{ending} after {took:.0f} s{where}" if ending != "running" else line
     share = progress.done / progress.total if progress.total else (1.0 if ending == "finished" else 0.0)
     page = f'<p><progress max="1" value="{share:.3f}">{100 * share:.0f}%</progress> {html.escape(text)}</p>'
     return {"text/html": page, "text/plain": text}

@@ -126,7 +126,9 @@ def test_the_page_of_the_explorer_shows_what_leads_to_it_last():
 
 
 def test_the_page_of_the_explorer_asks_no_other_host_for_styles():
-    voila = "{% block notebook_css %}<link rel='stylesheet' href='https://cdn.jsdelivr.net/npm/icons@^5/css/all.min.css'>"
+    voila = (
+        "{% block notebook_css %}<link rel='stylesheet' href='https://cdn.jsdelivr.net/npm/icons@^5/css/all.min.css'>"
+    )
     voila += "<style>.kept {}</style>{% endblock %}{% block body_header %}{% endblock %}"
     folder = BINDER / "page/voila/templates/benchlib"
     parent = jinja2.DictLoader({"voila/templates/lab/index.html.j2": voila})

@@ -152,6 +152,10 @@ def test_tables_are_left_aligned_with_thousands():
     assert re.search(r'<table[^>]* class="dataframe left"', page)
     assert "nan" not in page.lower()
     assert page.count("<td>") == 8
+    named = notebook.table_html(frame.set_index("word"))
+    heading = re.search(r"<thead>.*</thead>", named, re.DOTALL)[0]
+    assert heading.count("<tr") == 1
+    assert re.findall(r"<th>(.*?)</th>", heading) == ["word", "n", "x", "sure"]
 
 
 def test_checks_that_need_a_reader_come_first_and_the_passed_ones_share_a_row():

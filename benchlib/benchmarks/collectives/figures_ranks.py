@@ -117,9 +117,9 @@ def crossover(run: Records, theme: Theme = LIGHT) -> Picture:
     for row in row_dicts(crossings[crossings["bytes"].between(first, last)]):
         name, colour, about = row["algorithm"], colours[row["algorithm"]], _about(row["bytes"])
         axes.axvline(row["bytes"], color=colour, linewidth=1, linestyle=(0, (2, 2)))
-        height = 0.02 + 0.07 * list(ratios).index(name)
-        note(axes, about, (row["bytes"], height), (3, 0), xycoords=("data", "axes fraction"), va="bottom", color=colour,
-             fontsize=8)  # fmt: skip
+        height = 0.98 - 0.07 * list(ratios).index(name)  # above: the names at the ends are right and below
+        note(axes, about, (row["bytes"], height), (-3, 0), xycoords=("data", "axes fraction"), va="top", ha="right",
+             color=colour, fontsize=8)  # fmt: skip
         facts.append(f"the {VARIANTS[name]} crosses the library at {about}")
     name_ends(axes, theme, ends)
     facts += [f"{VARIANTS[row['algorithm']]}: {row['reason']}" for row in row_dicts(crossings) if row["reason"]]
@@ -143,7 +143,7 @@ def crossover(run: Records, theme: Theme = LIGHT) -> Picture:
 def _about(size: float) -> str:
     """Write a size that lies between two measured ones with two digits: the rest is not known."""
     number, unit = size_text(size).split()
-    return f"{float(number):.0f} {unit}" if float(number) >= 10 else f"{float(number):.2g} {unit}"
+    return f"{float(f'{float(number):.2g}'):g} {unit}"
 
 
 @styled

@@ -35,7 +35,7 @@ LATENCY_SHARE = 0.5  # a few microseconds of the scheduler are a large part of i
 LATENCIES = ("allreduce_latency_us", "send_recv_latency_us", "barrier_latency_us")
 LEAST_TIME = 0.5  # of what a series was to get; with less, its p95 and p99 are those of a handful of rounds
 SHARED = ("all_reduce", "broadcast", "send_recv", "all_gather", "reduce_scatter")  # operations with a target share
-NAMED = 3  # of the wrong cases that are told one by one
+NAMED = 3  # of the wrong cases that are named one by one
 
 
 def refuse(config: CollectivesConfig) -> None:
@@ -326,7 +326,7 @@ def _verified_sentence(result: Result) -> str:
 def _shares_sentence(result: Result) -> Iterator[str]:
     """Yield of each operation its share of the raw sockets at its largest size, beside the share that is expected.
 
-    What is faster than the sockets has no limit in them, and whether it is good is not told by its share.
+    What is faster than the sockets has no limit in them, and its share does not say whether it is good.
     """
     rows = _rows(result, "shares")
     for key in dict.fromkeys((row["operation"], row["variant"]) for row in rows):
@@ -374,7 +374,7 @@ def _latency(result: Result) -> str:
     if fit is None:
         return ""
     if fit["alpha_us"] is None:
-        return f"Start-up time and bandwidth of the all-reduce cannot be told apart: {fit['reason']}."
+        return f"Start-up time and bandwidth of the all-reduce cannot be separated: {fit['reason']}."
     return (
         f"A line fitted to {fit['points']} sizes of the all-reduce gives {quantity(fit['alpha_us'], 'us')} to start, more than half of the time "
         f"below {size_text(fit['half_bytes'])} (n1/2); it misses the measured times by {fit['residual']:.0%}."

@@ -1,7 +1,7 @@
 """The collectives benchmark as each rank executes it: what is supported, the curves, the limits, the pairs, the types.
 
 The plan is in the order of its worth and is fitted into the tier's time by what its first runs took: rounds are cut
-first, then cases from its end, and what was cut is told.
+first, then cases from its end, and what was cut is reported.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
         raise UserError(f"benchmark = {config.benchmark}: this is the collectives benchmark")
     began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
     events.emit("phase", name="init")
-    # Read before anything is measured: a wrong file is told at once, and only the first node needs to have it.
+    # Read before anything is measured: a wrong file is refused at once, and only the first node needs to have it.
     foreign = nccl_tests.read(Path(config.nccl_tests)) if config.nccl_tests and place().rank == 0 else []
     with group.world(config, run_dir) as world:
         bench = Bench(world, config, events, began)

@@ -350,7 +350,7 @@ def shares_table(run: Records) -> pd.DataFrame:
 def fits(run: Records) -> pd.DataFrame:
     """Return start-up time and bandwidth of each operation, and what the line t = α + S·factor/B leaves.
 
-    Neither is told of times that are on no line.
+    Neither is stated of times that are on no line.
     """
     frame = table(run, "fits").dropna(subset=["residual"])  # of too few sizes there is no line at all
     frame = frame[frame["variant"] != "async"]  # measured at both ends of the range only

@@ -145,7 +145,7 @@ def _distances(turn: Turn, suffix: str) -> list[Metric]:
 def _distance(name: str, row: Row | None, turn: Turn) -> Metric:
     if row is None or row["status"] == "SKIPPED":
         return not_available(name, "", "lower", row["reason"] if row else "it was not compared")
-    if row["value"] is None and not turn.member.gates:  # told by its row; what does not gate must not fail the run
+    if row["value"] is None and not turn.member.gates:  # its row says so; what does not gate must not fail the run
         return not_available(name, "", "lower", f"not finite: {row['reason'] or row['worst']}")
     value = math.nan if row["value"] is None else row["value"]
     return derived(name, value, "", "lower", f"the worst case, {row['worst']}" if row["worst"] else "the worst case")

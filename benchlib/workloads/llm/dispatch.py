@@ -512,7 +512,7 @@ class Dispatcher:
     async def _exchange(self, worker: Worker, query: Query) -> list[int]:
         """Return the answer of a worker, complete and checked.
 
-        The first token is told at once. Of those after it only the end has a time: they lie in the stream's buffer until then
+        The first token is reported at once. Of those after it only the end has a time: they lie in the stream's buffer until then
         and are read together. To wake this task for each would take more than all else that a query costs.
         """
         # Servers of text may refuse a field that they do not know.

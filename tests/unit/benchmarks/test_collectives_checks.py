@@ -239,7 +239,7 @@ def test_what_crosses_several_times_and_what_lies_on_no_line_is_not_told(judged)
         "recursive doubling is neither consistently faster nor slower: the curves cross 3 times (9 sizes were timed)."
         in said
     )
-    assert "cannot be told apart: the times of 9 sizes are on no line." in said
+    assert "cannot be separated: the times of 9 sizes are on no line." in said
 
 
 def test_a_share_outside_0_to_100_percent_is_not_stated(judged):

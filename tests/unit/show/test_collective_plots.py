@@ -225,6 +225,20 @@ def test_algorithms_are_ratios_to_the_library_with_the_crossing_marked():
     assert "reduce-scatter + all-gather: slower at every size" in figure.alt
 
 
+def test_a_crossing_at_the_last_size_is_named_beside_its_line_and_not_on_the_names_of_the_lines():
+    made = tables()
+    for row in made["crossover"]:
+        row["bytes"] = row["bytes"] and 60.4 * MIB
+    figure = figures_ranks.crossover(records(made))
+    figure.canvas.draw()
+    boxes = [(text.get_text(), text.get_window_extent()) for text in figure.axes[0].texts]
+    marked = [box for words, box in boxes if words == "60 MiB"]
+    assert marked
+    for box in marked:  # the names of the lines stand right of the axes
+        assert box.x1 <= figure.axes[0].get_window_extent().x1
+        assert not any(box.overlaps(other) for _, other in boxes if other is not box)
+
+
 def test_the_axis_of_ratios_has_more_than_one_tick():
     made = tables()
     for series in made["series"]:  # every algorithm takes as long as the library

@@ -387,6 +387,9 @@ def test_a_fact_that_says_nothing_has_no_row(tmp_path):
         ("samples_per_s", "samples/s"),
         ("memory_in_use_gb", "memory in use (GB)"),
         ("batch", "batch"),
+        ("median_us", "median (µs)"),
+        ("busbw_gbps", "busbw (Gbps)"),
+        ("together_flops", "together"),
         ("TTFT p99, ms", "TTFT p99, ms"),
     ],
 )

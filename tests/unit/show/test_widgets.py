@@ -1,6 +1,7 @@
 """Progress in notebooks: the lines of a headless run, the Stop button, and what an interrupt does."""
 
 import queue
+import re
 import threading
 import time
 
@@ -136,6 +137,7 @@ def test_click_on_stop_ends_a_run_that_says_nothing_more(monkeypatch):
 
 def test_what_stays_in_the_notebook_is_escaped_and_needs_no_widget():
     progress = Progress(phase="<script>", text="<script>")
+    assert re.fullmatch(r"finished after \d+ s", widgets._forms(Progress(phase="done"), "finished")["text/plain"])
     forms = widgets._forms(progress, "stopped")
     assert "<script>" not in forms["text/html"]
     assert "&lt;script&gt;" in forms["text/html"]
