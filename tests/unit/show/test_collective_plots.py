@@ -227,8 +227,8 @@ def test_algorithms_are_ratios_to_the_library_with_the_crossing_marked():
 
 def test_a_crossing_at_the_last_size_is_named_beside_its_line_and_not_on_the_names_of_the_lines():
     made = tables()
-    for row in made["crossover"]:
-        row["bytes"] = row["bytes"] and 60.4 * MIB
+    for crossing in made["crossover"]:
+        crossing["bytes"] = crossing["bytes"] and 60.4 * MIB
     figure = figures_ranks.crossover(records(made))
     figure.canvas.draw()
     boxes = [(text.get_text(), text.get_window_extent()) for text in figure.axes[0].texts]
