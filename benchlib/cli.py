@@ -477,7 +477,6 @@ def judge(files: tuple[Path, ...], as_json: bool) -> None:
 @click.option("--threads", type=click.IntRange(0), help="CPU threads of torch; 0: its own default. [default: 0]")
 @click.option("--fixed-length", is_flag=True, default=None, help="Ignore the end of a text: max_tokens each time.")
 @click.option("--step-ms", type=click.FloatRange(0), help="sim: time of one token. [default: 10]")
-@click.option("--prefill-ms", type=click.FloatRange(0), help="sim: time before the first token. [default: 0]")
 @click.option("--host", help="Address to listen on; any but this machine's own needs a token. [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="0: any free one. [default: 8000]")
 @click.option("--token-file", help="File with the bearer token. [default: the variable BENCHLIB_TOKEN]")

@@ -92,7 +92,6 @@ class Sut:
         self.lg, self.test, self.engine = lg, test, engine
         self.log = QueryLog()
         self.expired: set[int] = set()
-        self.issue_cpu_s = 0.0
         self.lengths = [len(prompt) for prompt in test.prompts]
         self.needs_first = test.scenario != "Offline"
         # Each probe of the search for the peak may use ids of an earlier one again: there queries have numbers of our own.
@@ -105,14 +104,13 @@ class Sut:
 
     def issue(self, ids: Sequence[int], samples: Sequence[int]) -> None:
         """Take queries from LoadGen."""
-        began, now = time.thread_time(), time.monotonic()
+        now = time.monotonic()
         if self._renumbered:
             numbers = range(self.log.issued, self.log.issued + len(ids))
             self._ids.update(zip(numbers, ids, strict=True))
             ids = numbers
         self.log.issue_many(ids, samples, now, [*map(self.lengths.__getitem__, samples)])
         self._queue.put((ids, samples))
-        self.issue_cpu_s += time.thread_time() - began
 
     def _submit(self) -> None:
         submit, prompts, most = self.engine.submit, self.test.prompts, self.test.max_new
@@ -211,15 +209,13 @@ def _ask(engine: Engine, prompts: Sequence[Sequence[int]], max_new: int, togethe
 def _perform(test: Test, say: Connection) -> Outcome:
     import mlperf_loadgen as lg
 
-    began = time.monotonic()
     engine = make(test.engine, test.settings)
     engine.start()
-    facts: dict[str, Any] = {"engine": dict(engine.facts), "engine_start_s": time.monotonic() - began}
+    facts: dict[str, Any] = {"engine": dict(engine.facts)}
     _ask(engine, test.warm_up, test.max_new, together=True)
     if test.repeated:
         times = _ask(engine, test.repeated, 2, together=False)
         facts["repeat_ttft_s"], facts["fresh_ttft_s"] = times[2::3], times[::3]
-    facts["warm_up_s"] = time.monotonic() - began - facts["engine_start_s"]
     settings = settings_of(lg, test)
     output = lg.LogOutputSettings()
     output.outdir = str(test.folder)
@@ -267,7 +263,6 @@ def _perform(test: Test, say: Connection) -> Outcome:
     spent = time.monotonic() - wall
     facts |= {
         "driver_cpu_share": (time.process_time() - cpu) / spent,
-        "issue_cpu_s": sut.issue_cpu_s,
         "resident_bytes": process.memory_info().rss,
         "seconds": spent,
     }

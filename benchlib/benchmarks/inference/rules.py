@@ -75,12 +75,8 @@ def _lines(config: Asked, scenario: str, samples: int, server_qps: float | None)
     name, rule = lg_scenario(scenario), applied(config, scenario)
     kind = {"SingleStream": "single_stream", "MultiStream": "multi_stream"}.get(name, name.lower())
     if name == "Server":
-        yield (
-            "*.Server.target_qps",
-            server_qps or config.server_qps,
-            "server_target_qps",
-            server_qps or config.server_qps,
-        )
+        rate = server_qps or config.server_qps
+        yield "*.Server.target_qps", rate, "server_target_qps", rate
     elif name == "Offline":
         yield "*.Offline.target_qps", config.expected_qps, "offline_expected_qps", config.expected_qps
     else:

@@ -178,7 +178,7 @@ def _lost(bench: _Bench, name: str, scenario: str, why: str) -> None:
     if name in [row["test"] for row in bench.tables.get("tests", [])]:  # it ended, and what came after it did not
         bench.notes.append(f"{name}: {why}")
         return
-    empty = dict.fromkeys(("queries", "failed", "tokens", "num_errors", "repeated", "least_tokens", "most_tokens"), 0)
+    empty = dict.fromkeys(("queries", "failed", "tokens", "num_errors", "repeated"), 0)
     bench.row(
         "tests", test=name, scenario=scenario, engine=bench.config.engine_of(scenario), loadgen="", valid="INVALID",
         why=f"it did not end: {why}", samples_per_s=None, loadgen_per_s=None, server_qps=None, seconds=None, began=None, ended=None,
@@ -207,8 +207,7 @@ def _add(bench: _Bench, name: str, tested: Tested, test: Test) -> list[str]:
         loadgen_per_s=tested.stated_per_s, server_qps=float(log.get("effective_target_qps", 0)) if paced else None,
         seconds=queries.span_s(done) if len(done) else None, began=log.get("began"), ended=log.get("ended"),
         num_errors=int(log.get("num_errors", 0)), repeated=tested.repeated, ttft_limit_s=rule.ttft_s, tpot_limit_s=rule.tpot_s,
-        percentile=rule.percentile, least_tokens=int(done["tokens"].min()) if len(done) else 0,
-        most_tokens=int(done["tokens"].max()) if len(done) else 0,
+        percentile=rule.percentile,
     )  # fmt: skip
     return reasons
 

@@ -54,8 +54,6 @@ class Settings:
     fixed_length: bool = False
     share_prefixes: bool = False  # continuous: the prefix cache that MLPerf forbids; for the test that notices it
     step_s: float = 0.01  # sim: one token
-    prefill_s: float = 0.0  # sim: before the first token
-    min_new: int = 2  # sim: least tokens of an answer
     each_token: bool = False  # sim: hand every token on as it comes; else those after the first come at the end
     urls: tuple[str, ...] = ()  # http
     token: str = ""  # http: bearer token
@@ -124,10 +122,10 @@ def make(name: str, settings: Settings, available: Collection[str] = ENGINES.key
     return engine
 
 
-def sim_answer(ids: Sequence[int], max_new: int, min_new: int = 2, fixed_length: bool = False) -> list[int]:
+def sim_answer(ids: Sequence[int], max_new: int, fixed_length: bool = False) -> list[int]:
     """Return the tokens that ``sim`` answers a prompt with: always the same, lengths vary from prompt to prompt."""
     seed = zlib.crc32(array("i", ids).tobytes())
-    least = min(min_new, max_new)
+    least = min(2, max_new)
     length = max_new if fixed_length else least + seed % (max_new - least + 1)
     return [3 + (seed + 7919 * place) % 500 for place in range(length)]
 
@@ -148,7 +146,7 @@ class Sim:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.facts: dict[str, Any] = {"step_s": settings.step_s, "prefill_s": settings.prefill_s}
+        self.facts: dict[str, Any] = {"step_s": settings.step_s}
         self._waiting: deque[_Query] = deque()
         self._due: list[tuple[float, int, int, _Query]] = []  # time, order, number of the token (-1: the end), query
         self._order = itertools.count()
@@ -165,7 +163,7 @@ class Sim:
         self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
     ) -> None:
         """Take a query. An event for each token would take processor time: only ``each_token`` has them."""
-        answer = sim_answer(ids, max_new, self.settings.min_new, self.settings.fixed_length)
+        answer = sim_answer(ids, max_new, self.settings.fixed_length)
         with self._change:
             if self._over:
                 raise UserError("the engine was stopped")
@@ -225,7 +223,7 @@ class Sim:
         while self._waiting and self._busy < self.settings.slots:
             query = self._waiting.popleft()
             self._busy += 1
-            first = time.monotonic() + self.settings.prefill_s + self.settings.step_s
+            first = time.monotonic() + self.settings.step_s
             last = first + (len(query.ids) - 1) * self.settings.step_s
             heapq.heappush(self._due, (first, next(self._order), 0, query))
             heapq.heappush(self._due, (last, next(self._order), -1, query))

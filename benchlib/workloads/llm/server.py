@@ -403,7 +403,6 @@ class Options:
     threads: int = Settings.threads
     fixed_length: bool = False
     step_ms: float = 1e3 * Settings.step_s
-    prefill_ms: float = 1e3 * Settings.prefill_s
     each_token: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
@@ -418,7 +417,7 @@ class Options:
         """Return what of it the engine needs."""
         return Settings(
             model=self.model, device=self.device, precision=self.precision, slots=self.slots,
-            threads=self.threads, fixed_length=self.fixed_length, step_s=1e-3 * self.step_ms, prefill_s=1e-3 * self.prefill_ms,
+            threads=self.threads, fixed_length=self.fixed_length, step_s=1e-3 * self.step_ms,
             each_token=self.each_token,
         )  # fmt: skip
 
