@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import fcntl
 import functools
+import gc
 import os
 import shutil
 import sys
@@ -33,6 +34,7 @@ os.environ.update(
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the kit: it is compiled once
 sys.dont_write_bytecode = False
 os.environ.pop("COLUMNS", None)  # tables in tests are as wide as in a pipe
+gc.disable()  # until all modules are imported, see pytest_collection_finish
 _outputs = tempfile.mkdtemp(prefix="benchlib-test-outputs-")
 atexit.register(shutil.rmtree, _outputs, ignore_errors=True)
 os.environ["BENCHLIB_OUTPUTS"] = _outputs
@@ -57,6 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         live = item.path.is_relative_to(_TESTS / "dist") or item.path.is_relative_to(_TESTS / "notebooks")
         if live or item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_collection_finish() -> None:
+    """Collect cycles from here on, and never among what was imported: torch and transformers alone are a million objects."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
