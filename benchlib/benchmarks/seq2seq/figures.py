@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pandas as pd
 from matplotlib.axes import Axes
 
+from benchlib.benchmarks.seq2seq.judge import undecided
 from benchlib.results import frames
 from benchlib.results.frames import Records
 from benchlib.show import training
@@ -40,6 +41,10 @@ def engines(run: Records, theme: Theme = LIGHT) -> Picture:
     ratios = samples.get(next((name for name in samples if name.startswith("tuned_over_plain")), ""), [])
     ratio = float(pd.Series(ratios).median()) if ratios else medians["tuned"] / medians["plain"]
     title = f"Tuned does {ratio:.2f} × the work of the usual loop"
+    result = frames.readable(run, "result")
+    stated = [metric for metric in result.metrics if metric.name.startswith("tuned_over_plain")] if result else []
+    if any(undecided(metric, ratios) for metric in stated):
+        title = f"Undecided which is faster: {min(ratios):.2f} to {max(ratios):.2f} × by turn"
     alt = "Bars: medians of steps on the same batches in turns; ticks: each step."
     return finish(figure, axes, theme, title, "samples per second, all devices", "", alt)
 

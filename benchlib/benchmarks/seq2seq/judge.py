@@ -19,6 +19,7 @@ from benchlib.judge.checks import (
 from benchlib.judge.impossible.claim import Claim, Compute, Learning, Speed
 from benchlib.judge.impossible.own import Numbers, own_claims, steps_claim
 from benchlib.judge.regression import RegressionLimit
+from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
 SHOWN = ("sample count", "learning rate", "loss falls", "below the peak")
@@ -252,7 +253,16 @@ def _engines(result: Result, scope: str, ratios: Sequence[float]) -> str:
     if ratio.ci_low is not None:
         between = f", 95% interval {ratio.ci_low:.2f} to {ratio.ci_high:.2f}"
     compiled = result.value("compile_s")
-    return f"{text}, in turns{between})" + (f", after {seconds(compiled)} of compiling" if compiled else "") + "."
+    text = f"{text}, in turns{between})" + (f", after {seconds(compiled)} of compiling" if compiled else "")
+    return f"{text}{': undecided which is faster' if undecided(ratio, ratios) else ''}."
+
+
+def undecided(ratio: Metric, ratios: Sequence[float]) -> bool:
+    """Tell whether the interval of a ratio, or its range where the samples are too few for one, holds 1."""
+    low, high = ratio.ci_low, ratio.ci_high
+    if low is None or high is None:
+        low, high = min(ratios, default=ratio.value or 1.0), max(ratios, default=ratio.value or 1.0)
+    return len(ratios) > 1 and low <= 1 <= high
 
 
 def _learning(config: Seq2seqConfig, result: Result, scope: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from benchlib.benchmarks.seq2seq import auto, judge, metrics, train
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
-from benchlib.benchmarks.seq2seq.judge import checks, data_sentence, reading
+from benchlib.benchmarks.seq2seq.judge import checks, data_sentence, reading, undecided
 from benchlib.benchmarks.seq2seq.run import _to_measure, _unmeasured
 from benchlib.config.schema import build, resolve, save_config, tier_names
 from benchlib.core.disk import data_limit
@@ -166,6 +166,14 @@ def test_a_good_run_passes_and_reads_well(judged, tmp_path):
     assert {name for name, check in found.items() if check.status == "FAIL"} == set()
     text = " ".join(reading(Run(tmp_path)))
     assert "3,527,168 parameters" in text and "1.50 × the work of the usual loop" in text and "between the two" in text
+
+
+def test_a_ratio_that_scatters_about_one_decides_nothing():
+    sure, unsure, one = [1.5, 1.6, 1.4], [0.9, 1.27, 1.7], [1.27]
+    found = [undecided(derived("tuned_over_plain", ratios, "×", "higher"), ratios) for ratios in (sure, unsure, one)]
+    assert found == [False, True, False]
+    many = [0.9, *[1.2 + 0.001 * turn for turn in range(40)]]  # one odd turn of many
+    assert not undecided(derived("tuned_over_plain", many, "×", "higher"), many)
 
 
 @pytest.mark.parametrize(
