@@ -153,7 +153,7 @@ def advice(rows: Sequence[Row], lacking: Sequence[Row] = (), memory_bytes: float
     if not fits:
         return f"{rows[0]['model']}: no strategy fits the memory of a device; more devices, checkpointing or fewer samples may."
     best = _fastest(fits)
-    equal = [row for row in fits if row is not best and row["world"] >= best["world"] and _same(row, best)]
+    equal = [row for row in fits if row is not best and row["world"] >= best["world"] and same(row, best)]
     least = min([best, *equal], key=_peak)
     words = f"{best['model']}: take {_full_name(least)}"
     if least is not best:
@@ -164,8 +164,8 @@ def advice(rows: Sequence[Row], lacking: Sequence[Row] = (), memory_bytes: float
         ratio = best["samples_per_s"] / second["samples_per_s"] if second else 0
         words += f", the {'fastest' if second else 'only one that ran and fits'}: {quantity(best['samples_per_s'])} samples/s"
         if second:
-            clear = "" if not _same(second, best) else ", which the noise does not tell apart,"
-            words += f", {ratio:.2f} × the next one{clear} ({_full_name(second)})"
+            clear = "" if not same(second, best) else ", within the noise"
+            words += f", {ratio:.2f} × the next one ({_full_name(second)}){clear}"
     alone = next((row for row in [*lacking, *rows] if row["strategy"] == "single"), None)
     if alone is not None and (alone in lacking or (memory_bytes is not None and _peak(alone) > memory_bytes)):
         words += f"; the model does not fit one device, the first that does is {_full_name(fits[0])}"
@@ -181,7 +181,8 @@ def _peak(row: Row) -> float:
     return float(max(row.get("peak_bytes") or [0.0]))
 
 
-def _same(row: Row, best: Row) -> bool:
+def same(row: Row, best: Row) -> bool:
+    """Tell whether the noise of the steps is larger than what the best row is ahead."""
     low, high = row.get("step_ci_low"), best.get("step_ci_high")
     if low and high:
         return bool(low * best["batch_size"] <= high * row["batch_size"])

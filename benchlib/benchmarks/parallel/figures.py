@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter
 
 from benchlib.benchmarks.parallel import bottleneck, scaling
 from benchlib.benchmarks.parallel.tables import GB, lines, modelled
-from benchlib.core.text import quantity, seconds
+from benchlib.core.text import listing, quantity, seconds
 from benchlib.results import frames
 from benchlib.show.figures import (
     DASHED,
@@ -81,8 +81,11 @@ def strategies(run: Any, theme: Theme = LIGHT) -> Picture:
     _label_all(axes, rows)
     axes.set_xlim(0, 1.18 * max(max(row["samples_per_s"], high) for row, (_, high) in zip(rows, ends, strict=True)))
     axes.set_xlabel("samples per second, all devices")
-    rate, words = max((row["samples_per_s"], words) for row, words in zip(rows, _labels(rows), strict=True))
-    title = f"{words}{' is fastest' if len(rows) > 1 else ''}: {quantity(rate)} samples/s"
+    ranked = sorted(zip(rows, _labels(rows), strict=True), key=lambda pair: -pair[0]["samples_per_s"])
+    (best, words), rate = ranked[0], quantity(ranked[0][0]["samples_per_s"])
+    title = f"{words}{' is fastest' if len(rows) > 1 else ''}: {rate} samples/s"
+    if alike := [label for row, label in ranked[1:] if row["model"] == best["model"] and bottleneck.same(row, best)]:
+        title = f"{listing([words, *alike])}: equal within the noise, up to {rate} samples/s"
     return head(figure, theme, title, "Bars: medians; lines: 95% intervals; grey: one device.")
 
 

@@ -159,7 +159,7 @@ def exchanges(run: Any) -> list[Row]:
     rows = run.result.tables.get("communication", []) if run.result else []
     return [
         {
-            "strategy": row["key"], "kind": row["kind"], "calls": row["calls"], "MB": row["bytes"] / 1e6, "ms": 1e3 * row["time_s"],
+            "strategy": row["key"], "kind": row["kind"], "calls": int(row["calls"]) if row["calls"] % 1 == 0 else row["calls"], "MB": row["bytes"] / 1e6, "ms": 1e3 * row["time_s"],
             "exposed ms": 1e3 * row["exposed_s"], "hidden": max(0.0, round(1 - row["exposed_s"] / row["time_s"], 4)) if row["time_s"] else None,
         }
         for row in rows

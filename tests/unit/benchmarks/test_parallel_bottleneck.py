@@ -86,6 +86,17 @@ def fast(strategy, step_s, peak, **more):
     return row(strategy, step_s=step_s, peak_bytes=[peak, peak], **ends, **more)
 
 
+def test_what_the_noise_hides_is_not_called_the_fastest():
+    def title(*rows):
+        run = SimpleNamespace(result=SimpleNamespace(tables={"strategies": list(rows)}, facts={}))
+        return figures.strategies(run).alt
+
+    data, near, far = fast("data", 0.100, 8e9), fast("single", 0.102, 9e9, world=1), fast("sharded", 0.15, 4e9)
+    assert "data and single: equal within the noise, up to 80.00 samples/s" in title(data, near, far)
+    assert "data is fastest: 80.00 samples/s" in title(data, far)
+    assert "1.02 × the next one (single), within the noise." in bottleneck.advice([data, near])
+
+
 def test_advice_takes_the_fastest_that_fits():
     rows = [fast("single", 0.2, 9e9, world=1), fast("data", 0.10, 8e9), fast("sharded", 0.15, 4e9)]
     assert "take data, the fastest" in bottleneck.advice(rows) and "1.50 × the next one (sharded)" in bottleneck.advice(
