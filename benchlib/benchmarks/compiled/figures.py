@@ -115,7 +115,7 @@ def curve(run: Records, theme: Theme = LIGHT) -> Picture:
     axes.legend()
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     apart = (frame["eager"] - frame["xla"]).abs().max()
-    title = f"Losses of {len(frame)} steps are within {apart:.0e}"
+    title = f"Losses of {len(frame)} steps {f'are within {apart:.0e}' if apart else 'are equal'}"
     return finish(
         figure, axes, theme, title, "step", "loss", "Two lines: training by gradients of XLA, and of autograd."
     )

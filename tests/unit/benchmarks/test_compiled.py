@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from benchlib.benchmarks.compiled import judge
+from benchlib.benchmarks.compiled import figures, judge
 from benchlib.benchmarks.compiled.config import CompiledConfig
 from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
@@ -68,6 +68,7 @@ def judged(folder, stored, **fields):
     folder.mkdir()
     save_config(config, folder)
     metrics = [measured("total_s", 5.0, "s", "lower"), measured("latency_ms_xla_b1_s32_tiny", 2.0, "ms", "lower")]
+    metrics.append(measured("cpu_over_eager_xla_b1_s32_tiny", [0.21, 0.25, 0.8], "", "lower"))
     save_result(
         folder,
         Result.of(
@@ -86,6 +87,7 @@ def test_a_right_run_passes_and_is_read(tmp_path):
     }
     sentences = " ".join(judge.reading(run))
     assert "pays after 1,000 calls" in sentences  # 2 s more to get ready, 2 ms won a call
+    assert "0.25 of eager's CPU time" in sentences  # as its tile, the median of the rounds
     assert "72 all-reduces" in sentences and "into 1" in sentences
 
 
@@ -115,6 +117,13 @@ def test_a_wrong_number_fails_its_check_alone(tmp_path, check, table, row, chang
     statuses, _ = judged(tmp_path / "run", stored)
     assert statuses[check] == "FAIL"
     assert [name for name, status in statuses.items() if status == "FAIL"] == [check]
+
+
+@pytest.mark.parametrize(("apart", "words"), [(0.0, "steps are equal"), (1e-5, "steps are within 1e-05")])
+def test_the_picture_of_losses_says_how_far_they_are_apart(tmp_path, apart, words):
+    stored = tables()
+    stored["curve"] = [{"step": step + 1, "eager": 3.0, "xla": 3.0 + apart} for step in range(5)]
+    assert words in figures.curve(judged(tmp_path / "run", stored)[1]).alt
 
 
 def test_limits_grow_with_the_references_own_error_and_not_for_ever():
