@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from benchlib.core.imports import importing
 from benchlib.launch.processes import go_on_without_parent, is_stopped
 
 # A kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
@@ -75,8 +76,9 @@ def be_ipykernel() -> None:
 
     listening = threading.Thread(target=listen, daemon=True)
     listening.start()
-    for name in IMPORTED:
-        importlib.import_module(name)
+    with importing():
+        for name in IMPORTED:
+            importlib.import_module(name)
     listening.join()
     order = json.loads(words[0])
     os.chdir(order["folder"])
