@@ -111,8 +111,13 @@ def _rates(bench: Bench) -> None:
 
 
 def _at_once(bench: Bench, urls: list[str], weighted: bool = True) -> Row:
-    """Send as many queries per worker as the config says, all at once, and return what came of it."""
+    """Send as many queries per worker as the config says, all at once, and return what came of it.
+
+    The prompts are the same for each worker alone as for all together, where they come as often as there are workers: answers
+    differ in length, and a joint run of other prompts would be other work.
+    """
     with bench.client(urls, weighted) as client:
+        client.prompts = bench.prompts[: bench.config.queries]
         dispatcher = client.engine
         assert isinstance(dispatcher, Dispatcher)
         before, cpu = dispatcher.counters(), dispatcher.cpu_s()
