@@ -1,7 +1,8 @@
 """The engine ``http``: sends queries to one or more OpenAI-compatible servers, and loses none with a server that is lost.
 
 An event loop in a thread of its own holds a queue. Each query goes to the worker with a free slot that would be done with it
-first: least outstanding tokens over measured tokens per second. A query comes back to the front of the queue when its
+first: least outstanding tokens over measured tokens per second; the last ones wait for a full worker that is that much faster.
+A query comes back to the front of the queue when its
 connection breaks, its stream ends early or stands still, or its answer makes no sense; the worker is asked for its ``/health``
 until it answers again. A query fails, and is counted, at its deadline, when its servers refuse it, after ``MOST_ATTEMPTS``,
 or when no worker was left for ``gone_s``. A worker that gave nonsense three times in a row gets nothing more.
@@ -449,7 +450,15 @@ class Dispatcher:
             return worker if worker and len(worker.open) < self.policy.cap else None
         room = [worker for worker in ready if len(worker.open) < self.policy.cap]
         usual = sum(speeds) / len(speeds) if (speeds := [worker.speed for worker in ready if worker.speed]) else 1.0
-        return min(room, key=lambda worker: (worker.work + query.max_new) / (worker.speed or usual), default=None)
+
+        def end_s(worker: Worker) -> float:
+            return (worker.work + query.max_new) / (worker.speed or usual)
+
+        chosen = min(room, key=end_s, default=None)
+        # One of the last queries waits for a worker that is full, where it ends sooner there than with who has room.
+        if chosen and chosen.open and len(self._queue) <= self.policy.cap and end_s(chosen) > min(map(end_s, ready)):
+            return None
+        return chosen
 
     def _send(self, worker: Worker, query: Query, now: float) -> None:
         query.attempt += 1

@@ -8,7 +8,16 @@ import pytest
 from llm_servers import TOKEN, Faulty, own
 
 from benchlib.core.errors import UserError
-from benchlib.workloads.llm.dispatch import MOST_ATTEMPTS, NONSENSE, Dispatcher, Policy, in_flight, unlike
+from benchlib.workloads.llm.dispatch import (
+    MOST_ATTEMPTS,
+    NONSENSE,
+    Dispatcher,
+    Policy,
+    Query,
+    Worker,
+    in_flight,
+    unlike,
+)
 from benchlib.workloads.llm.engines import Settings, sim_answer
 from benchlib.workloads.llm.load import Client
 
@@ -69,6 +78,23 @@ def test_unlike_workers_get_work_by_their_speed_or_as_many_queries(place):
     equal = place.client(slow, quick, policy=Policy(**patient | {"weighted": False}))
     table = equal.at_once(40)
     assert whole(equal, table) and [int((table["worker"] == index).sum()) for index in range(2)] == [20, 20]
+
+
+@pytest.mark.parametrize(("waiting", "slow_has", "to"), [(4, 3, None), (5, 3, "slow"), (1, 0, "slow"), (1, 1, None)])
+def test_the_last_queries_wait_for_a_full_worker_that_ends_them_sooner(waiting, slow_has, to):
+    """Full, 4 queries: 5 x 10 tokens at 1000 tokens/s end after 50 ms; with room at 10 tokens/s one alone takes 1 s."""
+    dispatcher = Dispatcher(Settings(urls=("http://a",)), QUICK)
+    query = Query(0, b"", 10, lambda *_: None, lambda *_: None)
+    for index, (has, speed) in enumerate(((4, 1000), (slow_has, 10))):
+        worker = Worker(
+            index, ("full", "slow")[index], ready=True, open=dict.fromkeys(range(has), query), work=10 * has
+        )
+        worker._busy_s, worker._recent = 1.0, speed
+        dispatcher.workers.append(worker)
+    dispatcher._queue.extend([query] * waiting)
+    chosen = dispatcher._choose(query, 0.0)
+    dispatcher.stop()
+    assert (chosen and chosen.url) == to
 
 
 def test_a_worker_never_has_more_than_its_cap(place):
