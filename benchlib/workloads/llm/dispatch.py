@@ -456,7 +456,8 @@ class Dispatcher:
 
         chosen = min(room, key=end_s, default=None)
         # One of the last queries waits for a worker that is full, where it ends sooner there than with who has room.
-        if chosen and chosen.open and len(self._queue) <= self.policy.cap and end_s(chosen) > min(map(end_s, ready)):
+        last = len(room) < len(ready) and len(self._queue) <= self.policy.cap
+        if chosen and last and chosen.open and end_s(chosen) > min(map(end_s, ready)):
             return None
         return chosen
 
