@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import in this block; what is there at its end is never looked through again. A quarter of the time of torch and transformers."""
+    """Import in this block; what is there at its end is never looked through again. A fifth of the time of torch and transformers."""
     was_on = gc.isenabled()
     gc.disable()
     try:
