@@ -173,7 +173,7 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     others = [record for record in comparison.baseline.runs if not record.is_copy_of(latest)]
     if not others:
         return [*checks, *open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")]
-    limits, edited = _as_accepted(limits, comparison.baseline.limits)
+    limits, edited = _as_accepted(limits, comparison.baseline.limits, others)
     checks += edited
     spreads = known_spreads(run, limits, comparison.calibration, [*comparison.baseline.runs, *earlier, latest])
     for limit in limits:
@@ -207,18 +207,22 @@ def _unused_check(names: Sequence[str], metrics: Sequence[str]) -> Check:
 
 
 def _as_accepted(
-    limits: Sequence[RegressionLimit], accepted: Sequence[RegressionLimit]
+    limits: Sequence[RegressionLimit], accepted: Sequence[RegressionLimit], runs: Sequence[RunRecord]
 ) -> tuple[list[RegressionLimit], list[Check]]:
     """Return the limits to judge by, and a check that lists those that are not as the baseline was accepted with.
 
-    A limit that went missing still counts; one that was edited counts as it is now.
+    A limit that went missing here still counts; one that was edited, or that the baseline of these ``runs`` lacks, counts as it
+    is now.
     """
-    here = {limit.metric: limit for limit in limits}
+    here, there = ({limit.metric: limit for limit in items} for items in (limits, accepted))
     missing = [limit for limit in accepted if limit.metric not in here]
     edited = [(limit, here[limit.metric]) for limit in accepted if limit != here.get(limit.metric, limit)]
-    if not missing and not edited:
+    recorded = {metric.name for run in runs for metric in run.metrics if metric.value is not None}
+    absent = [limit for limit in limits if limit.metric in recorded - there.keys()]
+    if not missing and not edited and not absent:
         return list(limits), []
     parts = [f"{now.metric} {_size(now)}, accepted with {_size(then)}" for then, now in edited]
+    parts += [f"{limit.metric} {_size(limit)}, accepted without a limit" for limit in absent]
     parts += [f"{limit.metric} has none, the accepted {_size(limit)} counts" for limit in missing]
     check = Check(
         name="limits as accepted",

@@ -8,7 +8,7 @@ are the same. The same work on other hardware or versions is higher or lower; el
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,13 +22,13 @@ from benchlib.core.machine import hardware
 from benchlib.core.text import moment, quantity
 from benchlib.judge import baselines
 from benchlib.judge.baselines import Baseline, differences
-from benchlib.judge.calibration import Calibration, load_calibration
-from benchlib.judge.change import Change, Kind
+from benchlib.judge.calibration import load_calibration
+from benchlib.judge.change import Change, Kind, Spread
 from benchlib.judge.checks import Check, Status
 from benchlib.judge.regression import RegressionLimit, RunRecord, Side, check_of, difference, side_of
 from benchlib.judge.snapshot import Snapshot, load
 from benchlib.results.metrics import Direction, Metric
-from benchlib.results.run import PARTS, Result, fingerprint_key, is_run
+from benchlib.results.run import PARTS, Result, Run, fingerprint_key, is_run
 
 _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
 # Factors of the fingerprint that leave the work the same.
@@ -61,6 +61,7 @@ class RunSet:
                 recorded_at=run.result.started_at,
                 metrics=run.result.metrics,
                 samples=run.thinned().samples,
+                others=run.others,
             )
             for run in self.runs
             if run.result is not None
@@ -157,6 +158,7 @@ def _accepted(baseline: Baseline) -> list[Snapshot]:
             ),
             fingerprint=factors,
             samples=record.samples,
+            others=record.others,
         )
         for record in baseline.runs
     ]
@@ -350,16 +352,21 @@ def _sentence(rows: Sequence[Row], decisive: Sequence[str], same_work: bool) -> 
 def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -> Iterator[Row]:
     limits = {limit.metric: limit for side in (reference, other) for limit in side.runs[-1].limits}
     old, new = reference.records(), other.records()
-    calibration = _calibration(other.first) if comparable else None
+    spreads = _known_spreads(other.runs[-1], limits.values(), [*old, *new]) if comparable else {}
     for name in dict.fromkeys(metric.name for record in (*old, *new) for metric in record.metrics):
         sides = side_of(old, name), side_of(new, name)
-        row = _row(name, limits.get(name), *sides, comparable, same_work, calibration)
+        row = _row(name, limits.get(name), *sides, comparable, same_work, spreads.get(name))
         if row is not None:
             yield row
 
 
-def _calibration(run: Snapshot) -> Calibration | None:
-    return load_calibration(baselines.folder(), run.benchmark, run.tier, fingerprint_key(run.fingerprint))
+def _known_spreads(run: Snapshot, limits: Iterable[RegressionLimit], counted: Sequence[RunRecord]) -> dict[str, Spread]:
+    """Return what a calibration tells of a run and, where its folder is at hand, the runs beside it, as its own verdict does."""
+    calibration = load_calibration(baselines.folder(), run.benchmark, run.tier, fingerprint_key(run.fingerprint))
+    if run.folder:
+        return baselines.known_spreads(Run(Path(run.folder)), limits, calibration, counted)
+    told = {limit.metric: calibration.spread(limit.metric) for limit in limits} if calibration else {}
+    return {name: spread for name, spread in told.items() if spread is not None}
 
 
 def _row(
@@ -369,7 +376,7 @@ def _row(
     new: Side | None,
     comparable: bool,
     same_work: bool,
-    calibration: Calibration | None,
+    known: Spread | None,
 ) -> Row | None:
     measured = [side for side in (new, old) if side is not None]
     if not any(side.runs or side.metric.provenance != "not_available" for side in measured):
@@ -377,15 +384,14 @@ def _row(
     headline = limit is not None or _is_headline(name)
     if old is None or new is None or not old.runs or not new.runs:
         return _one_sided(measured[0].metric, old, new, headline)
-    calibrated = calibration.spread(name) if calibration else None
-    result = difference(limit, new, old, calibrated)
+    result = difference(limit, new, old, known)
     kind, check = result.kind, check_of(limit, new, old, result) if limit and comparable else None
     return Row(
         metric=name,
         unit=new.metric.unit,
         direction=new.metric.direction,
-        reference=quantity(old.value(kind), old.metric.unit),
-        other=quantity(new.value(kind), new.metric.unit),
+        reference=_value(old, kind),
+        other=_value(new, kind),
         kind=kind,
         change=result.value,
         low=result.low,
@@ -398,6 +404,11 @@ def _row(
         reason=check.reason if check else "",
         headline=headline,
     )
+
+
+def _value(side: Side, kind: Kind) -> str:
+    shifted = len(side.runs) == 1 and side.readings(kind)[0].disturbed
+    return quantity(side.value(kind), side.metric.unit) + " undisturbed" * bool(shifted)
 
 
 def _is_headline(name: str) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from benchlib.benchmarks import view
 from benchlib.core.text import listing, with_unit
 from benchlib.judge.changepoints import Disturbance, disturbance
-from benchlib.judge.regression import faster, limits_of, others_share, shift_text
+from benchlib.judge.regression import faster, kept_places, limits_of, others_share, shift_text
 from benchlib.results.run import Run
 
 # What may explain a shift: (name of a reading, words, unit, change that counts as a share of the undisturbed part).
@@ -41,11 +41,16 @@ def disturbances(run: Run) -> list[str]:
     for limit in limits_of(run):
         metric = run.result.metric(limit.metric) if run.result else None
         better, samples = faster(metric) if metric else "", run.samples.get(limit.metric, [])
-        shift = disturbance(np.asarray(samples, dtype=float), better) if better and np.isfinite(samples).all() else None
+        places = kept_places(samples)  # as the gate looks at them
+        shift = (
+            disturbance(np.asarray(samples, dtype=float)[places], better)
+            if better and np.isfinite(samples).all()
+            else None
+        )
         if run.result is None or metric is None or shift is None or shift.parts in seen:
             continue
         seen.add(shift.parts)
-        times = _times(run, len(samples))
+        times = [every[place] for place in places] if (every := _times(run, len(samples))) else []
         span = f" ({listing(_clock(times, shift))})" if times else ""
         sentences.append(
             f"{view(run.result.benchmark).label(metric.name)}: {shift_text(shift)}{span}. The gate takes the undisturbed part and asks the whole run too."

@@ -191,11 +191,15 @@ def thinned(samples: Sequence[float], kept: int = KEPT_SAMPLES) -> list[float]:
     The ranks keep the median and the spread (every second sample of a series that alternates would not), the order keeps
     where a level shifted.
     """
+    return [float(samples[place]) for place in kept_places(samples, kept)]
+
+
+def kept_places(samples: Sequence[float], kept: int = KEPT_SAMPLES) -> Sequence[int]:
+    """Return where the samples stand that ``thinned`` keeps."""
     if len(samples) <= kept:
-        return list(samples)
+        return range(len(samples))
     places = np.argsort(np.asarray(samples, dtype=float), kind="stable")
-    chosen = places[((np.arange(kept) + 0.5) * len(samples) / kept).astype(int)]
-    return [float(samples[place]) for place in np.sort(chosen)]
+    return np.sort(places[((np.arange(kept) + 0.5) * len(samples) / kept).astype(int)]).tolist()  # type: ignore[no-any-return]
 
 
 def kind_of(limit: RegressionLimit, *values: float) -> Kind:

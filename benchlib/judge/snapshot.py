@@ -35,7 +35,7 @@ from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.checks import Verdict
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import judge_claims
-from benchlib.judge.regression import KEPT_SAMPLES, RegressionLimit, limits_of, thinned
+from benchlib.judge.regression import KEPT_SAMPLES, RegressionLimit, limits_of, others_share, thinned
 from benchlib.results.run import Result, Run, is_run, tolerant
 from benchlib.results.store import identity, span, state
 
@@ -56,7 +56,8 @@ class Snapshot(BaseModel):
     """A run, complete or not. ``word`` is PASS, FAIL, AMBIGUOUS, SKIPPED, BROKEN, STOPPED, RUNNING, UNFINISHED or DAMAGED.
 
     ``samples`` are raw samples by metric, ``limits`` how much worse the benchmark lets its metrics get, ``fingerprint``
-    the factors that make it comparable, ``left_out`` what :meth:`thinned` dropped.
+    the factors that make it comparable, ``others`` the share of the processors that others took, ``left_out`` what
+    :meth:`thinned` dropped.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -77,9 +78,11 @@ class Snapshot(BaseModel):
     limits: list[RegressionLimit] = Field(default_factory=list)
     fingerprint: dict[str, str] = Field(default_factory=dict)
     samples: dict[str, list[float]] = Field(default_factory=dict)
+    others: float = Field(0.0, ge=0, lt=1)
     problems: list[str] = Field(default_factory=list)
     left_out: list[str] = Field(default_factory=list)
-    # Where its report lies on this machine, '' where there is none: no part of the run.
+    # Where it and its report lie on this machine, '' where they do not: no part of the run.
+    folder: str = Field("", exclude=True, repr=False)
     report: str = Field("", exclude=True, repr=False)
 
     @property
@@ -145,7 +148,9 @@ def snapshot(run: Run) -> Snapshot:
         limits=(read(lambda: limits_of(run)) or []) if complete else [],
         fingerprint=(read(lambda: run_fingerprint(run)) or {}) if complete and machine else {},
         samples=read(lambda: run.samples) or {},
+        others=(read(lambda: others_share(run)) or 0.0) if complete else 0.0,
         problems=list(dict.fromkeys(problems)),
+        folder=str(run.path),
         report=str(report) if report.exists() else "",
     )
     return _printable(made)

@@ -442,6 +442,10 @@ def test_limits_of_the_user_count_and_an_edited_or_missing_one_is_noticed(make_r
     assert {check.name: check.status for check in checks} == {
         "limits as accepted": "FAIL", "f1 vs baseline": "PASS", "rate vs baseline": "FAIL",
     }  # fmt: skip
+    (path,) = root.rglob("*.json")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"limits": content["limits"][1:]}))
+    assert limited(make_run, tmp_path, "lacking")["limits as accepted"].reason == "rate 20%, accepted without a limit"
 
 
 def test_limits_are_set_by_metric_and_add_up_over_files_and_command_line(monkeypatch):

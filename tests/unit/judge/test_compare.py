@@ -22,7 +22,7 @@ from benchlib.core.files import write_json
 from benchlib.core.machine import drivers
 from benchlib.judge import baselines
 from benchlib.judge.compare import read_argument
-from benchlib.judge.regression import RegressionLimit
+from benchlib.judge.regression import RegressionLimit, RunRecord, regression_check, side_of
 from benchlib.results.metrics import not_available
 from benchlib.results.run import Result, Run, save_result
 from benchlib.show import report
@@ -430,6 +430,28 @@ def test_the_spread_that_a_calibration_measured_counts(make, monkeypatch):
     assert told.band == pytest.approx(math.expm1(1.959964 * math.sqrt(2) * 0.1), rel=1e-6)
     assert told.word == "undecided"
     assert asked[0][1:3] == ("squad", "quick")
+
+
+def test_a_run_is_compared_with_the_spread_of_the_runs_beside_it_as_in_its_verdict(make):
+    old, new = make("20261119", 100), make("20261120", 76)
+    assert row(only(old, new)).word == "regression"
+    make("20261118", 70, 100, 85, 115, 130, 90)  # of the same kind, earlier, in the same store
+    for number, folder in enumerate((old, new)):
+        result = json.loads((folder / "result.json").read_text())
+        later = result | {"started_at": result["started_at"] + 86400 * (number + 1)}
+        (folder / "result.json").write_text(json.dumps(later))
+    limit = RegressionLimit(metric="train_samples_per_s_minisquad_tiny", share=0.2)
+    records = [RunRecord.of(Run(folder), [limit]) for folder in (old, new)]
+    known = baselines.known_spreads(Run(new), [limit], None, records)
+    sides = [side_of([record], limit.metric) for record in records]
+    check = regression_check(limit, sides[1], sides[0], known[limit.metric])
+    told = row(only(old, new))
+    assert check.status == "AMBIGUOUS"
+    assert "6 stored runs" in check.source
+    assert told.gate == check.status
+    assert told.word == "undecided"
+    assert f"{told.low:.3f} to {told.high:.3f}" in check.reason
+    assert told.reason == check.reason
 
 
 @pytest.mark.parametrize(
