@@ -355,7 +355,7 @@ def _require_narrow(rows: Sequence[Width]) -> None:
             for row in wide
         )
         raise UserError(
-            f"not accepted: the runs differ so much that the gate would find only losses of more than {WIDEST:g} times the limit ({reasons}). "
+            f"not accepted: unchanged runs differ so much here that the gate would find only losses of more than {WIDEST:g} times the limit ({reasons}). "
             "Run again on a quiet machine, leave out disturbed runs, or accept them with --force"
         )
 

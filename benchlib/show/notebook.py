@@ -71,7 +71,7 @@ def table_html(frame: "pandas.DataFrame") -> str:
     # As the name of the columns the index's stands in their line, not in an empty one below.
     frame = frame.map(shown, na_action="ignore")
     if frame.index.name and frame.columns.nlevels == 1:
-        frame = frame.rename_axis(index=None, columns=frame.index.name)
+        frame.columns.name, frame.index.name = frame.index.name, None
     page: str = frame.to_html(border=0, na_rep="", max_rows=pd.get_option("display.max_rows"), classes="left")
     return f"<div>{_LEFT}{page}</div>"
 
