@@ -16,6 +16,7 @@ from test_training import in_processes
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.events import EventWriter
 from benchlib.results.run import load_result, load_samples
+from benchlib.runtime.devices import supports
 from benchlib.runtime.group import world
 
 MISSING = why_not()
@@ -93,6 +94,9 @@ def test_a_plan_from_a_file_is_kept_and_continued_bit_by_bit(planned: dict[str, 
 
 
 def test_mixed_precision_is_compared_with_fp32_before_the_training(planned: dict[str, Any]) -> None:
+    has, why = supports("bf16", torch.device("cpu"))
+    if not has:
+        pytest.skip(why)
     rows = planned["mixed"]["tables"]["mixed_precision"]
     mixed, alone = (np.array([row[name] for row in rows]) for name in ("mixed", "fp32"))
     assert len(rows) == 5

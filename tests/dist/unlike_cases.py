@@ -12,6 +12,7 @@ from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.core.errors import UserError
 from benchlib.core.events import EventWriter
 from benchlib.core.files import write_json
+from benchlib.runtime.devices import supports
 from benchlib.runtime.group import World, world
 
 Config = SquadConfig
@@ -109,6 +110,7 @@ def _plans(config: SquadConfig, run_dir: Path, events: EventWriter, here: World)
         case("other", balance=plan, planted_work=[1, 1])
     except UserError as error:
         found["refused"] = str(error)
-    case("mixed", bf16_ranks=[1], max_steps=2, planted_work=[])
+    if supports("bf16", torch.device("cpu"))[0]:
+        case("mixed", bf16_ranks=[1], max_steps=2, planted_work=[])
     if here.main:
         write_json(run_dir / "plans.json", found)
