@@ -34,7 +34,7 @@ os.environ.update(
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the kit: it is compiled once
 sys.dont_write_bytecode = False
 os.environ.pop("COLUMNS", None)  # tables in tests are as wide as in a pipe
-gc.disable()  # until all modules are imported, see pytest_collection_finish
+gc.disable()  # until all modules are imported, see pytest_runtestloop
 _outputs = tempfile.mkdtemp(prefix="benchlib-test-outputs-")
 atexit.register(shutil.rmtree, _outputs, ignore_errors=True)
 os.environ["BENCHLIB_OUTPUTS"] = _outputs
@@ -61,8 +61,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
-def pytest_collection_finish() -> None:
-    """Collect cycles from here on, and never among what was imported: torch and transformers alone are a million objects."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collect cycles from here on, never among what was imported: torch and transformers alone are a million objects."""
     gc.freeze()
     gc.enable()
 

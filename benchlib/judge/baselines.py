@@ -241,13 +241,15 @@ def _size(limit: RegressionLimit) -> str:
 
 
 def known_spreads(
-    run: Run, limits: Iterable[RegressionLimit], calibration: Calibration | None, counted: Sequence[RunRecord]
+    run: Run | None, limits: Iterable[RegressionLimit], calibration: Calibration | None, counted: Sequence[RunRecord]
 ) -> dict[str, Spread]:
     """Return by metric the spread between unchanged runs that a calibration and the stored runs of this fingerprint tell.
 
-    ``counted`` are the runs that are compared: their own spread is pooled with this one and must not count twice.
+    ``counted`` are the runs that are compared: their own spread is pooled with this one and must not count twice. Where the folder
+    of the ``run`` is not at hand (None) there are no stored ones.
     """
-    earlier = [record for record in stored_runs(run, limits) if not any(map(record.is_copy_of, counted))]
+    stored_records = stored_runs(run, limits) if run else []
+    earlier = [record for record in stored_records if not any(map(record.is_copy_of, counted))]
     spreads = {}
     for limit in limits:
         side = side_of(earlier, limit.metric)

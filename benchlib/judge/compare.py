@@ -363,10 +363,7 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
 def _known_spreads(run: Snapshot, limits: Iterable[RegressionLimit], counted: Sequence[RunRecord]) -> dict[str, Spread]:
     """Return what a calibration tells of a run and, where its folder is at hand, the runs beside it, as its own verdict does."""
     calibration = load_calibration(baselines.folder(), run.benchmark, run.tier, fingerprint_key(run.fingerprint))
-    if run.folder:
-        return baselines.known_spreads(Run(Path(run.folder)), limits, calibration, counted)
-    told = {limit.metric: calibration.spread(limit.metric) for limit in limits} if calibration else {}
-    return {name: spread for name, spread in told.items() if spread is not None}
+    return baselines.known_spreads(Run(Path(run.folder)) if run.folder else None, limits, calibration, counted)
 
 
 def _row(

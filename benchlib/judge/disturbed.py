@@ -40,17 +40,16 @@ def disturbances(run: Run) -> list[str]:
         )
     for limit in limits_of(run):
         metric = run.result.metric(limit.metric) if run.result else None
-        better, samples = faster(metric) if metric else "", run.samples.get(limit.metric, [])
+        samples = np.asarray(run.samples.get(limit.metric, []), dtype=float)
+        if run.result is None or metric is None or not faster(metric) or not np.isfinite(samples).all():
+            continue
         places = kept_places(samples)  # as the gate looks at them
-        shift = (
-            disturbance(np.asarray(samples, dtype=float)[places], better)
-            if better and np.isfinite(samples).all()
-            else None
-        )
-        if run.result is None or metric is None or shift is None or shift.parts in seen:
+        shift = disturbance(samples[places], faster(metric))
+        if shift is None or shift.parts in seen:
             continue
         seen.add(shift.parts)
-        times = [every[place] for place in places] if (every := _times(run, len(samples))) else []
+        every = _times(run, len(samples))
+        times = [every[place] for place in places] if every else []
         span = f" ({listing(_clock(times, shift))})" if times else ""
         sentences.append(
             f"{view(run.result.benchmark).label(metric.name)}: {shift_text(shift)}{span}. The gate takes the undisturbed part and asks the whole run too."

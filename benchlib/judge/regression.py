@@ -194,7 +194,7 @@ def thinned(samples: Sequence[float], kept: int = KEPT_SAMPLES) -> list[float]:
     return [float(samples[place]) for place in kept_places(samples, kept)]
 
 
-def kept_places(samples: Sequence[float], kept: int = KEPT_SAMPLES) -> Sequence[int]:
+def kept_places(samples: Sequence[float] | np.ndarray, kept: int = KEPT_SAMPLES) -> Sequence[int]:
     """Return where the samples stand that ``thinned`` keeps."""
     if len(samples) <= kept:
         return range(len(samples))

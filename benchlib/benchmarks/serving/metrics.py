@@ -92,8 +92,8 @@ def series(bench: Bench) -> dict[str, list[Row]]:
         row: Row = {"worker": index, "url": url, "alone_per_s": alone[index]}
         if joint:
             row |= {"answered": joint["given"][index], "share": joint["given"][index] / max(1, sum(joint["given"]))}
-        said = [prediction["weighted"]["shares"][index] for prediction in bench.predicted if prediction]
-        row["predicted_share"] = statistics.median(said) if said else None
+        shares = [prediction["weighted"]["shares"][index] for prediction in bench.predicted if prediction]
+        row["predicted_share"] = statistics.median(shares) if shares else None
         workers.append(row | {"cpu_share": bench.worker_cpu[index]})
     tables: dict[str, list[Row]] = {"workers": workers, "load": bench.sweep, "closed": bench.closed}
     tables |= {"losses": bench.losses, "inflight": bench.inflight}
@@ -127,7 +127,8 @@ def _splits(bench: Bench) -> list[Row]:
     """Return the weighted and the equal split: what was predicted before each round, and what happened in it; medians."""
     rows = []
     for split, runs in (("weighted", bench.together), ("equal", bench.equal)):
-        pairs = [(said[split]["seconds"], run) for said, run in zip(bench.predicted, runs, strict=False) if said]
+        both = zip(bench.predicted, runs, strict=False)
+        pairs = [(prediction[split]["seconds"], run) for prediction, run in both if prediction]
         if not pairs:
             continue
         ratios = [run["duration_s"] / predicted for predicted, run in pairs]
