@@ -3,11 +3,13 @@
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from make_run import START
 
 from benchlib.judge import disturbed
-from benchlib.judge.regression import RegressionLimit
+from benchlib.judge.change import reading
+from benchlib.judge.regression import RegressionLimit, shift_text, thinned
 from benchlib.results.metrics import measured
 
 
@@ -54,3 +56,13 @@ def test_what_stayed_the_same_is_said_and_samples_without_a_time_have_a_place(ru
     assert "Meanwhile temperature and processor time of others stayed the same." in sentence
     (sentence,) = disturbed.disturbances(run(timed=False))
     assert "65% of the samples." in sentence and "Meanwhile" not in sentence
+
+
+def test_of_many_samples_it_shows_the_shift_that_the_gate_sees(run):
+    rates = np.random.default_rng(1).normal(100, 12, 320)
+    rates[100:180] *= 0.8
+    recorded = run(timed=False)
+    recorded.samples["rate"] = list(rates)
+    shift = reading(tuple(thinned(list(rates))), "ratio", "higher").disturbed
+    (sentence,) = disturbed.disturbances(recorded)
+    assert shift_text(shift) in sentence
