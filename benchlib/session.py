@@ -11,7 +11,7 @@ from urllib.parse import quote
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import command
 from benchlib.core.errors import BackendUnavailable, RunBroken, Stopped, UserError, VerdictFailed, nearest
-from benchlib.core.files import outputs
+from benchlib.core.files import outputs, read_bytes
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import Verdict
 from benchlib.judge.cost import Worth, judge_worth
@@ -47,9 +47,11 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
 def execute(run: Run) -> Run:
     """Start the ranks, show their progress and return the finished run. A run that has begun is run again in a new folder.
 
-    Raises ``RankFailed`` with the failing rank's own traceback, ``BackendUnavailable`` for a skipped run and ``Stopped``
-    after an interrupt or the Stop button. No process is left in any case, and the report is written.
+    By hand the run is judged, and where its report is gets displayed. Raises ``RankFailed`` with the failing rank's own traceback,
+    ``BackendUnavailable`` for a skipped run and ``Stopped`` after an interrupt or the Stop button. No process is left in any case.
     """
+    from IPython.display import display
+
     from benchlib.launch.launch import Launch
     from benchlib.show.widgets import headless, watch
 
@@ -62,10 +64,10 @@ def execute(run: Run) -> Run:
     except KeyboardInterrupt:
         status = {"outcome": "stopped", "reason": "stopped by the user"}
     after = run.refresh()
+    if not headless():
+        display(_places(after, judge(after)))  # type: ignore[no-untyped-call]
     if status["outcome"] == "complete":
         return after
-    if not headless():
-        conclude(after, judge(after))
     if status["outcome"] == "skipped":
         raise BackendUnavailable(f"SKIPPED: {status['reason']}")
     if status["outcome"] == "stopped":
@@ -75,41 +77,57 @@ def execute(run: Run) -> Run:
 
 
 def judge(run: Run | History | Sequence[Worth]) -> Verdict:
-    """Check a run and write its verdict; a history and a comparison by price are judged and nothing is written."""
-    if isinstance(run, Run):
-        return judging.judge(run.path)
-    return judge_history(run) if isinstance(run, History) else judge_worth(run)
+    """Check a run and write its verdict; by hand also the report and the list of runs, where they do not say it yet.
+
+    A history and a comparison by price are judged and nothing is written.
+    """
+    if not isinstance(run, Run):
+        return judge_history(run) if isinstance(run, History) else judge_worth(run)
+    from benchlib.show.widgets import headless
+
+    stored, page = run.path / "verdict.json", run.path / "report.html"
+    before = read_bytes(stored) if stored.exists() and page.exists() else b""
+    verdict = judging.judge(run.path)
+    if not headless() and read_bytes(stored) != before:
+        from benchlib.show import index, report
+
+        report.render(run.path)
+        if _listed(run):
+            index.render(_store(run))
+    return verdict
 
 
 def conclude(run: Run, verdict: Verdict, fail_on_verdict: bool = False) -> None:
-    """Display the verdict; by hand also write the report and the list of runs, and display where they are.
+    """Display the verdict.
 
     Raises ``VerdictFailed`` for a run that failed, broke or was stopped, where ``fail_on_verdict`` asks for it: papermill ends with exit code 1.
     """
     from IPython.display import display
 
-    from benchlib.show.widgets import headless
-
     display(verdict_text(verdict, run))  # type: ignore[no-untyped-call]
-    if not headless():
-        display(_places(run))  # type: ignore[no-untyped-call]
     if fail_on_verdict and verdict.verdict in ("FAIL", "BROKEN", "STOPPED"):
         raise VerdictFailed(verdict.sentence)
 
 
-def _places(run: Run) -> Any:
-    """Write the report and the list of runs; return where they are and the command that compares, as Markdown."""
+def _store(run: Run) -> Path:
+    return run.path.resolve().parents[1]
+
+
+def _listed(run: Run) -> bool:
+    return run.path.resolve() in {item.resolve() for item in find_runs(_store(run))}
+
+
+def _places(run: Run, verdict: Verdict) -> Any:
+    """Return where the report and the list of runs are and the command that compares, as Markdown."""
     from IPython.display import Markdown
 
-    from benchlib.show import index, report
+    def link(path: Path) -> str:  # relative to the notebook: JupyterLab opens it in a tab
+        return f"[{path.name}]({quote(os.path.relpath(path.resolve()))})"
 
-    def link(path: Path, label: str) -> str:  # relative to the notebook: JupyterLab opens it in a tab
-        return f"[{label}]({quote(os.path.relpath(path.resolve()))})"
-
-    path, store = report.render(run.path), run.path.resolve().parents[1]
-    lines = [f"report: {link(path, 'report.html')}", f"run folder: `{run.path.resolve()}`"]
-    if run.path.resolve() in {item.resolve() for item in find_runs(store)}:
-        lines.insert(1, f"all runs: {link(index.render(store), 'index.html')}")
+    store, (word, *_) = _store(run), state(run, verdict.model_dump())
+    lines = [f"report ({word}): {link(run.path / 'report.html')}", f"run folder: `{run.path.resolve()}`"]
+    if _listed(run):
+        lines.insert(1, f"all runs: {link(store / 'index.html')}")
     if run.result is None:  # nothing to compare: stopped or broken
         return Markdown("\n".join(f"- {line}" for line in lines))
     earlier = (item for item in find_runs(store) if item.resolve() != run.path.resolve())

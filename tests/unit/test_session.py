@@ -1,6 +1,7 @@
 """What a notebook shows at its end, in its tables and for errors, without a kernel."""
 
 import re
+import shutil
 from types import SimpleNamespace
 
 import pandas as pd
@@ -10,10 +11,13 @@ from make_run import make_run
 
 from benchlib import session
 from benchlib.core.errors import BackendUnavailable, Stopped, UserError, VerdictFailed, nearest
+from benchlib.core.files import home
 from benchlib.judge.checks import Check, Verdict
 from benchlib.launch import launch
 from benchlib.results.run import Run
 from benchlib.show import notebook, widgets
+
+STATUS = '{"outcome": "complete", "reason": "why", "culprit": null, "ranks": []}'
 
 
 @pytest.fixture
@@ -31,20 +35,12 @@ def stored(tmp_path, number):
     return Run(make_run(tmp_path / "outputs" / "quick-20260921" / f"squad-cpu-10150{number}-abcde{number}"))
 
 
-def test_a_run_by_hand_ends_with_report_folder_and_comparison(shown, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    earlier, run = stored(tmp_path, 1), stored(tmp_path, 2)
-    session.conclude(run, Verdict(verdict="PASS", sentence="3 checks passed.", checks=[]))
-    verdict, places = shown
-    assert verdict == "**PASS**: 3 checks passed."
-    assert (run.path / "report.html").exists()
-    assert (tmp_path / "outputs" / "index.html").exists()
-    page = (run.path / "report.html").read_text(encoding="utf-8")
-    assert "the run folder holds no readable <code>notebook.ipynb</code>" in page  # what is not there is said
-    assert all(f"<h2>{heading}</h2>" in page for heading in ("Every number and where it comes from", "The machine"))
-    assert f"(outputs/quick-20260921/{run.path.name}/report.html)" in places
-    assert f"run folder: `{run.path}`" in places
-    assert f"compare: `benchlib compare {earlier.path} {run.path}`" in places
+def demo(folder):
+    """A copy of a recorded run, complete and not judged yet."""
+    recorded = next((home() / "notebooks" / "demo-runs").glob("*/machine-*"))
+    shutil.copytree(recorded, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("verdict.json"))
+    (folder / "status.json").write_text(STATUS)
+    return Run(folder)
 
 
 def test_intervals_have_the_unit_of_their_value(tmp_path):
@@ -62,7 +58,7 @@ def test_under_the_command_line_the_notebook_leaves_report_and_list_to_it(shown,
     monkeypatch.setenv("BENCHLIB_HEADLESS", "1")
     run = stored(tmp_path, 1)
     (run.path / "report.html").unlink(missing_ok=True)
-    session.conclude(run, Verdict(verdict="FAIL", sentence="1 check failed.", checks=[]))
+    session.conclude(run, session.judge(run))
     assert len(shown) == 1
     assert not (run.path / "report.html").exists()
 
@@ -86,6 +82,7 @@ class Ended:
     outcome = "complete"
 
     def __init__(self, folder):
+        self.folder = folder
         Ended.folders = (*Ended.folders, folder)
 
     def start(self):
@@ -113,12 +110,45 @@ def test_the_run_cell_again_is_a_new_run_with_the_same_config(shown, ended, tmp_
     assert ended.folders == (again.path, again.path)
 
 
-def test_stop_is_one_line_and_leaves_a_report(shown, ended, tmp_path, monkeypatch):
+def test_the_run_cell_alone_leaves_verdict_report_folder_and_comparison(shown, ended, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    earlier = demo(tmp_path / "outputs" / "smoke-20260921" / "machine-cpu-101501-abcde1")
+    monkeypatch.setattr(Ended, "start", lambda self: demo(self.folder))
+    run = session.execute(earlier)
+    (places,) = shown
+    folder = run.path.relative_to(tmp_path)
+    assert f"- report (PASS): [report.html]({folder}/report.html)" in places
+    assert f"all runs: [index.html]({folder.parents[1]}/index.html)" in places
+    assert f"run folder: `{run.path}`" in places
+    assert f"compare: `benchlib compare {earlier.path} {run.path}`" in places
+    assert run.path.name in (tmp_path / "outputs" / "index.html").read_text(encoding="utf-8")
+    page = (run.path / "report.html").read_text(encoding="utf-8")
+    assert "the run folder holds no readable <code>notebook.ipynb</code>" in page  # what is not there is said
+    assert all(f"<h2>{heading}</h2>" in page for heading in ("Every number and where it comes from", "The machine"))
+
+
+def test_the_later_cells_add_the_verdict_and_draw_the_report_again_only_for_another_one(shown, tmp_path, monkeypatch):
+    run, drawn = demo(tmp_path / "outputs" / "smoke-20260921" / "machine-cpu-101501-abcde1"), []
+    monkeypatch.setattr(
+        "benchlib.show.report.render", lambda path: drawn.append(path) or (path / "report.html").touch()
+    )
+    verdict = session.judge(run)
+    assert session.judge(run) == verdict
+    assert drawn == [run.path]
+    session.conclude(run, verdict)
+    assert shown == [f"**PASS**: {verdict.sentence}"]
+    (run.path / "status.json").write_text(STATUS.replace("complete", "failed"))
+    assert session.judge(run).verdict == "BROKEN"
+    assert len(drawn) == 2
+
+
+def test_stop_is_said_once_in_one_line_and_leaves_a_report(shown, ended, tmp_path, monkeypatch):
     monkeypatch.setattr(Ended, "outcome", "stopped")
     with pytest.raises(Stopped, match="stopped by the user") as stopped:
         session.execute(stored(tmp_path, 1))
     (folder,) = ended.folders
     assert (folder / "report.html").exists()
+    assert len(shown) == 1 and "stopped" not in shown[0], "the line of the error says it"
     assert isinstance(stopped.value, KeyboardInterrupt)
 
 
