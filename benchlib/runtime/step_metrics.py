@@ -11,7 +11,7 @@ import numpy as np
 
 from benchlib.core.events import Event
 from benchlib.core.stats import LEAST_FOR_P95
-from benchlib.results.metrics import Direction, Metric, derived, measured, not_available
+from benchlib.results.metrics import Direction, Metric, derived, measured, most_memory, not_available
 from benchlib.runtime.steps import Columns
 
 ONE_RANK = "one rank exchanges nothing"
@@ -174,13 +174,5 @@ def rank_rows(
 
 def device_memory(peaks_bytes: Sequence[float | None], reason: str) -> Metric:
     """Return the peak memory of the largest device, from one value per rank; ``reason`` says why none is known."""
-    counted = [value for value in peaks_bytes if value is not None]
-    if not counted:
-        return not_available("device_memory_gb", "GB", "lower", reason)
-    return derived(
-        "device_memory_gb",
-        max(counted) / 1e9,
-        "GB",
-        "lower",
-        "peak of the tensors of the largest rank during the training",
-    )
+    of = "peak of the tensors of the largest rank during the training"
+    return most_memory("device_memory_gb", peaks_bytes, of, reason)

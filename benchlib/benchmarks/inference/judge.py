@@ -27,6 +27,7 @@ SHOWN = ("LoadGen verdict", "LoadGen errors", "possible values")
 LIMITS = {
     "samples_per_s_offline": 0.20, "tokens_per_s_offline": 0.20, "ttft_s_server": 0.30, "tpot_s_server": 0.30,
     "ttft_s_interactive": 0.30, "tpot_s_interactive": 0.30, "latency_s_singlestream": 0.25, "resident_memory_gb": 0.25,
+    "worker_memory_gb": 0.25, "device_memory_gb": 0.25,
 }  # fmt: skip
 COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
 ROUGE_POINTS = 1.0  # that ROUGE-1 may fall below the baseline

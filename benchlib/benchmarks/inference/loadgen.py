@@ -268,6 +268,8 @@ def _perform(test: Test, say: Connection) -> Outcome:
     }
     if hasattr(engine, "record"):  # servers, of which some may have been lost
         facts["dispatch"] = engine.record(wall)
+    else:
+        facts["device_memory"] = engine.device_memory()
     reason = reason or (f"LoadGen's test ended with an exception: {failure[0]}" if failure else "")
     errors = sorted(set(sut.log.errors.values()))
     return Outcome(reason, False, sut.log.table(), errors, sut.log.repeated, facts)

@@ -17,9 +17,9 @@ from benchlib.config import addresses
 from benchlib.core.early_stopping import queries_needed
 from benchlib.core.events import Event
 from benchlib.core.stats import resampled
-from benchlib.results.metrics import Metric, derived, measured, not_available
+from benchlib.results.metrics import Metric, derived, measured, most_memory, not_available
 from benchlib.workloads.llm import queries
-from benchlib.workloads.llm.load import client_late
+from benchlib.workloads.llm.load import client_late, memory_of
 
 WINDOWS = 10  # of equal time, whose spread gives the interval of a rate
 RATE_SHARE = 1.2  # by which LoadGen's completed rate may exceed the one from raw samples
@@ -250,7 +250,14 @@ def metrics_of(test: Tested, config: InferenceConfig, events: Events, scope: str
     share = "processor time of the test's process, engine included" if test.computes else "processor time of the client"
     metrics.append(measured(f"driver_cores{end}", float(test.facts["driver_cpu_share"]), "cores", "none", reason=share))
     resident = test.facts["resident_bytes"] / 1e9
-    metrics.append(measured(f"resident_memory_gb{end}", resident, "GB", "lower", reason="at the end"))
+    metrics.append(
+        measured(f"resident_memory_gb{end}", resident, "GB", "lower", reason="the test's process, at the end")
+    )
+    if "dispatch" in test.facts:
+        metrics += memory_of(test.facts["dispatch"]["workers"], end)
+    else:
+        held, why = test.facts["device_memory"]
+        metrics.append(most_memory(f"device_memory_gb{end}", [held], "most that tensors held on the device", why))
     seen = _not_seen(config)
     metrics += _utilization(test, events, end, seen)
     return metrics + _energy_and_cost(test, config, events, end, rates[1], seen)

@@ -46,7 +46,15 @@ def tables(run: Any) -> dict[str, list[dict[str, Any]]]:
         "Timeline of single queries": stored.get("timeline", []),
     }
     some = {"Workers": "workers", "Lost and sent again": "losses", "Runs from LoadGen's peak downwards": "peak"}
-    return made | {heading: stored[name] for heading, name in some.items() if stored.get(name)}
+    return made | {heading: [*map(_in_gb, stored[name])] for heading, name in some.items() if stored.get(name)}
+
+
+def _in_gb(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose bytes are written in GB."""
+    return {
+        name.replace("_bytes", ", GB"): f"{value / 1e9:.3f}" if value and name.endswith("_bytes") else value
+        for name, value in row.items()
+    }
 
 
 VIEW = View(
@@ -73,6 +81,8 @@ VIEW = View(
         "usd_per_million_tokens_offline": "USD per million tokens, Offline",
         "energy_per_token_j_offline": "Energy per token, Offline",
         "device_utilization_offline": "Device busy, Offline",
+        "device_memory_gb_offline": "Device memory, Offline",
+        "worker_memory_gb_offline": "Memory of the fullest worker, Offline",
     },
     tables=tables,
     warnings=warnings,

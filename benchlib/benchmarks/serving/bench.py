@@ -48,7 +48,7 @@ class Bench:
     repeated: int = 0
     errors: list[str] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
-    worker_cpu: list[float | None] = field(default_factory=list)
+    says: list[Row] = field(default_factory=list)  # what /metrics of each worker says of its last run: CPU, memory
 
     @property
     def scope(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from benchlib.benchmarks.serving.bench import Bench, Row
 from benchlib.results.metrics import Metric, derived, measured, not_available
 
+from benchlib.workloads.llm.load import memory_of
 HOUR_S = 3600
 
 
@@ -42,6 +43,7 @@ def metrics(bench: Bench, startup_s: float, total_s: float) -> list[Metric]:
     ]
     made += _at_knee(bench)
     why = "processor time of the dispatcher per query"
+    made += memory_of(bench.says, f"_{scope}")
     made.append(measured(f"dispatcher_cpu_ms_{scope}", bench.cpu_ms, "ms", "lower", reason=why))
     if late := [row["late_p99_ms"] for row in bench.sweep if row["late_p99_ms"] is not None]:
         why = "the latest p99 of all open loops"
@@ -94,7 +96,7 @@ def series(bench: Bench) -> dict[str, list[Row]]:
             row |= {"answered": joint["given"][index], "share": joint["given"][index] / max(1, sum(joint["given"]))}
         shares = [prediction["weighted"]["shares"][index] for prediction in bench.predicted if prediction]
         row["predicted_share"] = statistics.median(shares) if shares else None
-        workers.append(row | {"cpu_share": bench.worker_cpu[index]})
+        workers.append(row | bench.says[index])
     tables: dict[str, list[Row]] = {"workers": workers, "load": bench.sweep, "closed": bench.closed}
     tables |= {"losses": bench.losses, "inflight": bench.inflight}
     if joint and all(alone):

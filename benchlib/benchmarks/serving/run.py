@@ -27,10 +27,12 @@ from benchlib.core.machine import BACKENDS
 from benchlib.results.run import Result, save_result
 from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.dispatch import Dispatcher, in_flight, losses
+from benchlib.workloads.llm.engines import MEMORY
 from benchlib.workloads.llm.load import find_knee, measure, schedule
 from benchlib.workloads.llm.pool import Pool
 
 VOCABULARY = (3, 500)  # token ids of random prompts: every tokenizer has them
+CPU = "process_cpu_seconds_total"  # of a worker's /metrics
 KILLED_AT = 0.25  # of the expected time of that many queries: when a worker is killed
 
 
@@ -83,7 +85,7 @@ def _rates(bench: Bench) -> None:
     """Measure each worker alone and all together, in turns: what the machine does meanwhile touches all alike."""
     config, count = bench.config, len(bench.urls)
     bench.alone = [[] for _ in bench.urls]
-    bench.worker_cpu = [None] * count
+    bench.says = [{} for _ in bench.urls]
     groups = [2**power for power in range(1, 10) if 2**power < count] if config.mode == "both" else []
     joint = (len(groups) + 1 + (count > 1)) * (config.mode != "single")
     total = config.rounds * (count * (config.mode != "distributed") + joint)
@@ -126,10 +128,11 @@ def _at_once(bench: Bench, urls: list[str], weighted: bool = True) -> Row:
         after = dispatcher.counters()
         row = measure(table, bench.config.limits_s, bench.config.percentile / 100, client.log.repeated)
         done = queries.completed(table)
-        for place in range(len(dispatcher.workers)):
-            name = "process_cpu_seconds_total"
-            if len(urls) == len(bench.urls) and name in after[place] and name in before[place]:
-                bench.worker_cpu[place] = (after[place][name] - before[place][name]) / client.wall_s
+        for url, first, last in zip(urls, before, after, strict=True):
+            says = {name: last.get(theirs) for name, theirs in MEMORY.items()}
+            if CPU in first and CPU in last:
+                says["cpu_share"] = (last[CPU] - first[CPU]) / client.wall_s
+            bench.says[bench.urls.index(url)] = says
         bench.cpu_ms.append(1e3 * cpu / len(table))
         row["given"] = [int((done["worker"] == worker.index).sum()) for worker in dispatcher.workers]
         ends = [done["last_s"][done["worker"] == worker.index] for worker in dispatcher.workers]

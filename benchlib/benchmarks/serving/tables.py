@@ -9,7 +9,8 @@ from benchlib.results.frames import Column
 COLUMNS: dict[str, tuple[str, dict[str, Column]]] = {
     "workers": ("Workers", {
         "worker": ("worker", "{:.0f}"), "url": ("address", ""), "alone_per_s": ("alone, queries/s", "{:.1f}"), "predicted_share": ("share predicted", "{:.1%}"),
-        "share": ("share answered", "{:.1%}"), "cpu_share": ("CPU of its process", "{:.0%}"),
+        "share": ("share answered", "{:.1%}"), "cpu_share": ("CPU of its process", "{:.0%}"), "resident_bytes": ("its memory, GB", "{:.2f}", 1e-9),
+        "device_bytes": ("device memory, GB", "{:.2f}", 1e-9),
     }),
     "scaling": ("Scaling", {
         "workers": ("workers", "{:.0f}"), "samples_per_s": ("together, queries/s", "{:.1f}"), "sum_of_alone_per_s": ("sum of each alone", "{:.1f}"),

@@ -54,6 +54,8 @@ VIEW = View(
         "client_late_p99_ms": "Lateness of the client, p99",
         "projected_hours": "Projection, full set",
         "worker_startup_s": "Start of a worker",
+        "worker_memory_gb": "Memory of the fullest worker",
+        "device_memory_gb": "Device memory",
     },
     tables=tables,
     warnings=warnings,

@@ -149,11 +149,13 @@ def _most(numbers: Numbers, name: str, unit: str) -> float | None:
     if name == "utilization" and unit == "%":
         # Processor time is counted in hundredths of a second: a reading a second may be some percent too high.
         return 100.0 if backend not in ("", "cpu") else 110.0 * cores if isinstance(cores, int) else None
-    if name == "resident_memory_gb" and isinstance(memory, (int, float)):
+    if name.startswith("resident_memory_gb") and isinstance(memory, (int, float)):
         return memory / 1e9
     device = ((numbers.machine.get("devices") or {}).get("backends") or {}).get(backend) or {}
     sizes = device.get("memory_bytes") or []
-    return max(sizes) / 1e9 if name == "device_memory_gb" and isinstance(sizes, list) and sizes else None
+    if not name.startswith("device_memory_gb") or getattr(numbers.config, "workers", None):  # theirs are other devices
+        return None
+    return max(sizes) / 1e9 if isinstance(sizes, list) and sizes else None
 
 
 def _whole_run(numbers: Numbers) -> list[Whole]:

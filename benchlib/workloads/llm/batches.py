@@ -18,6 +18,7 @@ import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.runtime import devices
 from benchlib.workloads.llm import decoders
 from benchlib.workloads.llm.decoders import Decoder
 from benchlib.workloads.llm.engines import CANCELLED, OnDone, OnFirst, OnMore, Settings
@@ -97,6 +98,10 @@ class _Loaded:
 
     def _take_in(self, query: _Query) -> None:
         raise NotImplementedError(f"{type(self).__name__} takes no query in")
+
+    def device_memory(self) -> tuple[float | None, str]:
+        """See ``Engine``."""
+        return devices.peak_memory_bytes(torch.device(self.settings.device))
 
 
 class _Watch(StoppingCriteria):

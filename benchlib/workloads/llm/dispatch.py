@@ -31,7 +31,7 @@ import aiohttp
 
 from benchlib.config.addresses import DNS, PORTS, checked
 from benchlib.core.errors import UserError
-from benchlib.workloads.llm.engines import CANCELLED, OnDone, OnFirst, OnMore, Settings
+from benchlib.workloads.llm.engines import CANCELLED, MEMORY, OnDone, OnFirst, OnMore, Settings
 
 MOST_ATTEMPTS = 8  # of a query: one that ends every worker it meets must not end them all
 NONSENSE = 3  # wrong answers in a row, after which a worker is trusted no more
@@ -223,7 +223,7 @@ class Dispatcher:
         self._loop.call_soon_threadsafe(end)
 
     def record(self, began_s: float = 0.0) -> Row:
-        """Return what became of each worker, and what was lost when, in seconds from ``began_s``: plain values."""
+        """Return what became of each worker, what it holds, and what was lost when, in seconds from ``began_s``: plain values."""
         mine = [row for row in self.attempts if row["sent_s"] >= began_s]
         sent = Counter(row["worker"] for row in mine)
         answered = Counter(row["worker"] for row in mine if row["outcome"] == "ok")
@@ -233,12 +233,17 @@ class Dispatcher:
                 "sent_again": worker.lost,
                 "state": "up" if worker.ready else "refused" if worker.refused else "down",
                 "why": "" if worker.ready else worker.refused or worker.reason,
+                **{name: says.get(theirs) for name, theirs in MEMORY.items()},
             }
-            for worker in self.workers
+            for worker, says in zip(self.workers, self.counters(), strict=True)
         ]  # fmt: skip
         counted = {"counted": {"stated": self.stated, "counted": self.counted}} if self._codec else {}
         lost = losses(self.events, self.attempts, began_s)
         return {"workers": workers, "losses": lost, "inflight": in_flight(mine, len(workers), began_s), **counted}
+
+    def device_memory(self) -> tuple[float | None, str]:
+        """See ``Engine``: nothing is held here."""
+        return None, "the workers hold it: see the record"
 
     def stop(self) -> None:
         """End the thread; what is left fails."""
@@ -260,18 +265,25 @@ class Dispatcher:
 
         ``bytes_per_s`` and ``flop_per_s``; nothing of one that does not know ``/peaks``.
         """
-        return self._each("/peaks", lambda text: {name: float(json.loads(text)[name]) for name in PEAKS})
+        return self._each(
+            "/peaks", self.policy.start_s, lambda text: {name: float(json.loads(text)[name]) for name in PEAKS}
+        )
 
     def counters(self) -> list[Row]:
         """Return the numbers of each worker's ``/metrics`` by name; empty where it has none."""
-        return self._each("/metrics", lambda text: {name: float(value) for name, value in METRIC.findall(text)})
+        return self._each(
+            "/metrics",
+            self.policy.probe_limit_s,
+            lambda text: {name: float(value) for name, value in METRIC.findall(text)},
+        )
 
-    def _each(self, path: str, read: Callable[[str], Row]) -> list[Row]:
+    def _each(self, path: str, limit_s: float, read: Callable[[str], Row]) -> list[Row]:
         """Ask all workers at once, and return what is read in each answer; nothing where there is none."""
+        limit = aiohttp.ClientTimeout(total=limit_s)
 
         async def ask(worker: Worker) -> Row:
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
-                async with self._session.get(worker.url + path) as response:
+                async with self._session.get(worker.url + path, timeout=limit) as response:
                     return read(await response.text()) if response.status == 200 else {}
             return {}
 

@@ -33,6 +33,8 @@ OnFirst = Callable[[int, float, int], None]
 OnDone = Callable[[int, Sequence[int], str], None]
 OnMore = Callable[[int, Sequence[int]], None] | None
 CANCELLED = "the query was cancelled"
+# What /metrics of a worker says of its memory, by our names: the first is Prometheus' own, which other servers have, too.
+MEMORY = {"resident_bytes": "process_resident_memory_bytes", "device_bytes": "benchlib_device_memory_peak_bytes"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,10 @@ class Engine(Protocol):
 
     def cancel(self, rid: int) -> None:
         """End a query early; nothing happens where it has ended, or never began."""
+        ...
+
+    def device_memory(self) -> tuple[float | None, str]:
+        """Return the most bytes that its tensors held on its device, or None and why that is not known."""
         ...
 
     def stop(self) -> None:
@@ -184,6 +190,10 @@ class Sim:
             self._change.notify()
         for query in waiting + at_work:
             query.on_done(rid, [], CANCELLED)
+
+    def device_memory(self) -> tuple[float | None, str]:
+        """See ``Engine``."""
+        return None, "the engine is simulated and holds nothing"
 
     def stop(self) -> None:
         """End the thread; what is left fails."""

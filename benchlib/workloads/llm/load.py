@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from benchlib.results.metrics import Metric, most_memory
 from benchlib.workloads.llm import queries
-from benchlib.workloads.llm.engines import Engine
+from benchlib.workloads.llm.engines import MEMORY, Engine
 from benchlib.workloads.llm.queries import QueryLog, percentile
 
 LATE_SHARE = 0.1  # of the limit of the first token that a client's lateness (p99) may take
@@ -141,6 +142,17 @@ def measure(table: np.ndarray, limits_s: Mapping[str, float], share: float, repe
     ]
     client = client_late(table, limits_s.get("ttft", math.inf))
     return row | {"client": client, "why": "; ".join([*([client] if client else []), *reasons])}
+
+
+def memory_of(workers: Sequence[Mapping[str, Any]], end: str) -> list[Metric]:
+    """Return what the fullest worker and the fullest device hold, by rows of what workers say of both (see ``MEMORY``)."""
+    resident, held = ([row.get(name) for row in workers] for name in MEMORY)
+    own, silent = "process of the fullest worker, by its /metrics at the end", "no worker states it in its /metrics"
+    most = "most that tensors held on the fullest device, by the workers' /metrics"
+    return [
+        most_memory(f"worker_memory_gb{end}", resident, own, silent),
+        most_memory(f"device_memory_gb{end}", held, most, f"{silent}; a CPU has none of its own, see worker_memory_gb"),
+    ]
 
 
 def client_late(table: np.ndarray, ttft_limit_s: float) -> str:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 from aiohttp import web
 
 from benchlib.config.addresses import TOKEN
@@ -35,7 +36,7 @@ from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.files import write_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED
 from benchlib.launch.processes import die_with_parent
-from benchlib.workloads.llm.engines import CANCELLED, Engine, Settings, make
+from benchlib.workloads.llm.engines import CANCELLED, MEMORY, Engine, Settings, make
 
 SERVED = ("sim", "static", "continuous")  # the engines that answer here; another server is no worker of this one
 BACKLOG = 4096  # connections that the system may hold until they are accepted
@@ -133,7 +134,6 @@ class Server:
         self._ids = itertools.count(1)
         self._events: dict[int, asyncio.Queue[tuple[str, Any, str]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._began = time.time()
 
     def application(self) -> web.Application:
         """Return the application, for the running event loop."""
@@ -216,7 +216,7 @@ class Server:
     def _on_done(self, rid: int, ids: Sequence[int], error: str) -> None:
         assert self._loop
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
-            self._loop.call_soon_threadsafe(self._deliver, rid, "done", list(ids), error)
+            self._loop.call_soon_threadsafe(self._deliver, rid, kind, value, error)
 
     def _deliver(self, rid: int, kind: str, value: Any, error: str) -> None:
         if kind == "done":
@@ -315,7 +315,8 @@ class Server:
         return web.json_response({"status": status, "open": self.open}, status=200 if status == "ready" else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        times, name = os.times(), "benchlib_requests_total"
+        name, process = "benchlib_requests_total", psutil.Process()
+        times, memory = process.cpu_times(), (process.memory_info().rss, self.engine.device_memory()[0])
         lines = [
             f"# TYPE {name} counter",
             *(f'{name}{{outcome="{key}"}} {count}' for key, count in self.counts.items()),
@@ -324,9 +325,10 @@ class Server:
             ("benchlib_generated_tokens_total", "counter", self.tokens),
             ("benchlib_requests_open", "gauge", self.open),
             ("process_cpu_seconds_total", "counter", f"{times.user + times.system:.6f}"),
-            ("process_start_time_seconds", "gauge", f"{self._began:.3f}"),
+            ("process_start_time_seconds", "gauge", f"{process.create_time():.3f}"),
+            *((name, "gauge", held) for name, held in zip(MEMORY.values(), memory, strict=True)),
         ):
-            lines += [f"# TYPE {name} {kind}", f"{name} {value}"]
+            lines += [f"# TYPE {name} {kind}", f"{name} {value}"] if value is not None else []
         return web.Response(text="\n".join(lines) + "\n", headers={"Content-Type": "text/plain; version=0.0.4"})
 
 

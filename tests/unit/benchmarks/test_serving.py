@@ -46,7 +46,8 @@ def row(phase, rate, why="", client="", queries=100):
 def bench():
     """Two workers of 10 and 5 queries/s; together 12 instead of 15, in 10 s instead of 8."""
     made = Bench(config(concurrency=16), None, list(URLS), "", [])
-    made.alone, made.worker_cpu = [[10.0], [5.0]], [0.5, None]
+    made.alone = [[10.0], [5.0]]
+    made.says = [{"resident_bytes": 2e9, "device_bytes": None, "cpu_share": 0.5}, {"resident_bytes": 3e9}]
     made.predicted = [metrics.predict([10.0, 5.0], 120)]
     made.together, made.equal = [joint()], [joint(9.6, (60, 60), (12.5, 12.0))]
     made.sweep = [row("sweep", 6.0), row("sweep", 12.0, "slow"), row("confirmation", 6.0)]
@@ -152,7 +153,8 @@ def test_limits_and_targets_that_were_set_and_not_judged_are_named(bench):
 def test_the_projection_is_samples_over_rate(bench):
     made = {item.name: item for item in metrics.metrics(bench, 1.0, 20.0)}
     assert made["projected_hours_random_prompts"].value == pytest.approx(13368 / 12 / 3600)
-    assert made["worker_startup_s"].provenance == "not_available"
+    assert made["worker_startup_s"].provenance == made["device_memory_gb_random_prompts"].provenance == "not_available"
+    assert made["worker_memory_gb_random_prompts"].value == 3, "of the fullest worker"
     bench.knee, bench.together, bench.config = None, [], config(mode="single")
     made = {item.name: item.provenance for item in metrics.metrics(bench, 1.0, 20.0)}
     assert made["knee_per_s_random_prompts"] == made["scaling_efficiency_random_prompts"] == "not_available"
@@ -228,7 +230,7 @@ def test_pictures_and_tables_say_what_they_show(bench):
     shown = tables.report(run)
     assert shown["Open loops"][1]["limits"] == "slow" and shown["Workers"][0]["share predicted"] == "66.7%"
     bench = Bench(config(), None, list(URLS), "", [])
-    bench.alone, bench.worker_cpu = [[], []], [None, None]
+    bench.alone, bench.says = [[], []], [{}, {}]
     empty = run_of(bench)
     assert all(draw(empty).empty for draw in FIGURES.values())
 

@@ -10,13 +10,14 @@ import urllib.error
 import urllib.request
 
 import aiohttp
+import psutil
 import pytest
 from llm_servers import TOKEN, Hosted, own
 
 from benchlib.core.errors import UserError
 from benchlib.workloads.llm.dispatch import Dispatcher, Policy
 from benchlib.workloads.llm.engines import Settings, sim_answer
-from benchlib.workloads.llm.load import Client
+from benchlib.workloads.llm.load import Client, memory_of
 from benchlib.workloads.llm.pool import Pool
 from benchlib.workloads.llm.server import Limits, check_place, main
 
@@ -176,6 +177,19 @@ def test_health_needs_no_token_and_metrics_count(worker):
     prometheus = pytest.importorskip("prometheus_client.parser")
     families = {family.name for family in prometheus.text_string_to_metric_families(ask(worker, "/metrics")[1])}
     assert {"benchlib_requests", "benchlib_generated_tokens", "process_cpu_seconds"} <= families
+
+
+def test_the_memory_of_workers_is_that_of_their_processes_and_devices(worker, monkeypatch):
+    dispatcher = Dispatcher(Settings(urls=(worker.url,), token=TOKEN), Policy())
+    dispatcher.start()
+    try:
+        resident, device = memory_of(dispatcher.record()["workers"], "_x")
+        assert resident.value == pytest.approx(psutil.Process().memory_info().rss / 1e9, rel=0.1)
+        assert device.provenance == "not_available" and "a CPU has none" in device.reason
+        monkeypatch.setattr(worker.engine, "device_memory", lambda: (5e9, ""))
+        assert memory_of(dispatcher.record()["workers"], "_x")[1].text == "5 GB"
+    finally:
+        dispatcher.stop()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "node1"])
