@@ -206,14 +206,15 @@ class Server:
     # The engine calls from threads of its own.
 
     def _on_first(self, rid: int, _time_s: float, token: int) -> None:
-        assert self._loop
-        self._loop.call_soon_threadsafe(self._deliver, rid, "first", token, "")
+        self._tell(rid, "first", token)
 
     def _on_more(self, rid: int, ids: Sequence[int]) -> None:
-        assert self._loop
-        self._loop.call_soon_threadsafe(self._deliver, rid, "more", list(ids), "")
+        self._tell(rid, "more", list(ids))
 
     def _on_done(self, rid: int, ids: Sequence[int], error: str) -> None:
+        self._tell(rid, "done", list(ids), error)
+
+    def _tell(self, rid: int, kind: str, value: Any, error: str = "") -> None:
         assert self._loop
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
             self._loop.call_soon_threadsafe(self._deliver, rid, kind, value, error)
