@@ -127,7 +127,7 @@ def _predicted(rows: list[dict[str, Any]]) -> Iterator[Check]:
         ratio = row["measured_over_predicted"]
         yield Check(
             name=f"prediction of the {row['split']} split", kind="reference", gates=False, value=ratio, limit=f"1 ± {PREDICTED:g}",
-            question=f"Did the {row['split']} split take as long as the workers' own rates predicted before it?",
+            question=f"Did the {row['split']} split take as long as the rates of its workers predicted before it?",
             status="PASS" if abs(ratio - 1) <= PREDICTED else "FAIL",
             reason=f"{row['measured_s']:.2f} s, {row['predicted_s']:.2f} s predicted: {ratio:.2f} times ({row['least']:.2f} to {row['most']:.2f} by round)",
         )  # fmt: skip

@@ -2,7 +2,8 @@
 
 r_i is the rate of worker i alone, n_i the queries that it answered in the joint run of N queries, all at equal concurrency
 per worker. A joint run cannot be shorter than N / sum(r_i), the ideal; an equal split cannot be shorter than
-(N / workers) / min(r_i). Both are predicted in each round from its own r_i, before its joint runs, and stand in the events. What a weighted run takes beyond the ideal, T - N / sum(r_i), is the sum of
+(N / workers) / min(r_i). Both are predicted in each round from its own r_i, before its joint runs, and stand in the events;
+``mode=distributed`` takes for r_i the rates of the joint run before. What a weighted run takes beyond the ideal, T - N / sum(r_i), is the sum of
 
     split        max(n_i / r_i) - N / sum(r_i)     somebody got more than its share; the last queries are never even
     dispatcher   time that a slot of the last worker stood empty while queries waited, per slot
@@ -14,8 +15,8 @@ from typing import Any
 
 from benchlib.benchmarks.serving.bench import Bench, Row
 from benchlib.results.metrics import Metric, derived, measured, not_available
-
 from benchlib.workloads.llm.load import memory_of
+
 HOUR_S = 3600
 
 
@@ -42,8 +43,8 @@ def metrics(bench: Bench, startup_s: float, total_s: float) -> list[Metric]:
         )
     ]
     made += _at_knee(bench)
-    why = "processor time of the dispatcher per query"
     made += memory_of(bench.says, f"_{scope}")
+    why = "processor time of the dispatcher per query"
     made.append(measured(f"dispatcher_cpu_ms_{scope}", bench.cpu_ms, "ms", "lower", reason=why))
     if late := [row["late_p99_ms"] for row in bench.sweep if row["late_p99_ms"] is not None]:
         why = "the latest p99 of all open loops"
@@ -99,9 +100,9 @@ def series(bench: Bench) -> dict[str, list[Row]]:
         workers.append(row | bench.says[index])
     tables: dict[str, list[Row]] = {"workers": workers, "load": bench.sweep, "closed": bench.closed}
     tables |= {"losses": bench.losses, "inflight": bench.inflight}
+    tables["splits"] = _splits(bench)
     if joint and all(alone):
         rates = [value for value in alone if value]
-        tables["splits"] = _splits(bench)
         tables["cost"] = _cost(bench, joint, rates)
         tables["scaling"] = _scaling(bench, rates)
     return tables

@@ -82,13 +82,18 @@ def _prepare(config: ServingConfig, run_dir: Path, events: EventWriter, stack: c
 
 
 def _rates(bench: Bench) -> None:
-    """Measure each worker alone and all together, in turns: what the machine does meanwhile touches all alike."""
+    """Measure each worker alone and all together, in turns: what the machine does meanwhile touches all alike.
+
+    What a joint run will take is predicted before it, from the rates of each worker alone. ``mode=distributed`` measures nobody
+    alone: there the rates are those that each had in the joint run before, the first of which counts for nothing else.
+    """
     config, count = bench.config, len(bench.urls)
     bench.alone = [[] for _ in bench.urls]
     bench.says = [{} for _ in bench.urls]
     groups = [2**power for power in range(1, 10) if 2**power < count] if config.mode == "both" else []
+    warm = config.mode == "distributed" and count > 1
     joint = (len(groups) + 1 + (count > 1)) * (config.mode != "single")
-    total = config.rounds * (count * (config.mode != "distributed") + joint)
+    total = config.rounds * (count * (config.mode != "distributed") + joint) + warm
     numbers = itertools.count(1)
 
     def run(urls: list[str], weighted: bool = True) -> Row:
@@ -96,18 +101,19 @@ def _rates(bench: Bench) -> None:
         bench.events.emit("progress", phase="measure", done=next(numbers), total=total, unit="runs")
         return row
 
+    before = run(bench.urls) if warm else {}
     for _ in range(config.rounds):
         if config.mode != "distributed":
             for index, url in enumerate(bench.urls):
                 bench.alone[index].append(run([url])["samples_per_s"])
-        if config.mode == "both" and count > 1:  # said before anybody knows
-            own = [rates[-1] for rates in bench.alone]
+        if config.mode != "single" and count > 1:  # said before anybody knows
+            own = before["each_per_s"] if warm else [rates[-1] for rates in bench.alone]
             bench.predicted.append(predict(own, config.queries * count) if all(own) else {})
             bench.events.emit("prediction", round=len(bench.predicted), splits=bench.predicted[-1])
         if config.mode != "single":
             for size in groups:
                 bench.groups.setdefault(size, []).append(run(bench.urls[:size])["samples_per_s"])
-            bench.together.append(run(bench.urls))
+            bench.together.append(before := run(bench.urls))
             if count > 1:
                 bench.equal.append(run(bench.urls, weighted=False))
 
@@ -138,6 +144,9 @@ def _at_once(bench: Bench, urls: list[str], weighted: bool = True) -> Row:
         ends = [done["last_s"][done["worker"] == worker.index] for worker in dispatcher.workers]
         start = float(queries.start_s(table).min())
         row["end_s"] = [float(end.max()) - start if len(end) else 0.0 for end in ends]
+        row["each_per_s"] = [
+            count / end_s if count else 0.0 for count, end_s in zip(row["given"], row["end_s"], strict=True)
+        ]
         row["idle_slot_s"] = [worker.idle_slot_s for worker in dispatcher.workers]
         return row
 

@@ -81,8 +81,12 @@ def test_where_the_time_went_is_worked_out_by_hand(bench):
     assert [item["predicted_share"] for item in made["workers"]] == pytest.approx([2 / 3, 1 / 3])
 
 
-def test_both_splits_are_predicted_before_the_first_joint_query(tmp_path):
-    """Two sim workers of 4 slots: 16 queries of 16 tokens are 4 x 16 steps of 10 ms, 25 queries/s, and of 20 ms, 12.5."""
+@pytest.mark.parametrize(("mode", "near"), [("both", 0.15), ("distributed", 0.3)])
+def test_both_splits_are_predicted_before_the_joint_runs_that_they_are_compared_with(mode, near):
+    """Two sim workers of 4 slots: 16 queries of 16 tokens are 4 x 16 steps of 10 ms, 25 queries/s, and of 20 ms, 12.5.
+
+    All together, where slots stand empty at the end, rates are a little lower.
+    """
     servers = [own(step_s=step_s, slots=4, fixed_length=True) for step_s in (0.010, 0.020)]
     said = []
 
@@ -90,7 +94,13 @@ def test_both_splits_are_predicted_before_the_first_joint_query(tmp_path):
         if kind == "prediction":
             said.append((values, [server.server.counts["ok"] for server in servers]))
 
-    values = {"workers": ",".join(server.url for server in servers), "queries": 16, "concurrency": 8, "rounds": 1}
+    values = {
+        "workers": ",".join(server.url for server in servers),
+        "queries": 16,
+        "concurrency": 8,
+        "rounds": 1,
+        "mode": mode,
+    }
     made = Bench(config(**values), SimpleNamespace(emit=emit), [server.url for server in servers], TOKEN, [[3, 4, 5]])
     try:
         serving_run._rates(made)
@@ -98,18 +108,19 @@ def test_both_splits_are_predicted_before_the_first_joint_query(tmp_path):
         for server in servers:
             server.cut()
     [(event, answered)] = said
-    assert answered == [17, 17], "each its 16 queries alone and a greeting, none of a joint run"
+    assert sum(answered) == 34, "16 for each, alone or together, and a greeting; none of the runs that are compared"
+    assert mode == "distributed" or answered == [17, 17]
     assert event["round"] == 1 and made.issued == 4 * 16 + 32
     weighted, equal = event["splits"]["weighted"], event["splits"]["equal"]
     # 32 queries at 25 + 12.5 per second; 16 by each, of which the slower one takes 1.28 s. A busy machine adds to it.
     assert (weighted["seconds"], equal["seconds"]) == (
-        pytest.approx(32 / 37.5, rel=0.15),
-        pytest.approx(1.28, rel=0.15),
+        pytest.approx(32 / 37.5, rel=near),
+        pytest.approx(1.28, rel=near),
     )
-    assert weighted["shares"] == pytest.approx([2 / 3, 1 / 3], rel=0.1) and equal["shares"] == [0.5, 0.5]
+    assert weighted["shares"] == pytest.approx([2 / 3, 1 / 3], rel=near) and equal["shares"] == [0.5, 0.5]
     rows = {row["split"]: row for row in metrics.series(made)["splits"]}
     assert rows["equal"]["predicted_s"] == equal["seconds"] and made.equal[0]["given"] == [16, 16]
-    assert rows["equal"]["measured_over_predicted"] == pytest.approx(1, abs=0.2)
+    assert rows["equal"]["measured_over_predicted"] == pytest.approx(1, abs=near + 0.05)
     assert rows["weighted"]["measured_s"] < rows["equal"]["measured_s"]
 
 
@@ -175,7 +186,7 @@ def test_progress_ends_at_its_total(monkeypatch, mode, workers):
     rows = []
     events = SimpleNamespace(emit=lambda kind, **values: rows.append((values["done"], values["total"])) if kind == "progress" else None)  # fmt: skip
     made = Bench(config(mode=mode, rounds=2), events, [f"http://{number}" for number in range(workers)], "", [])
-    monkeypatch.setattr(serving_run, "_at_once", lambda *_: {"samples_per_s": 1.0})
+    monkeypatch.setattr(serving_run, "_at_once", lambda *_: {"samples_per_s": 1.0, "each_per_s": [1.0] * workers})
     serving_run._rates(made)
     assert [done for done, _ in rows] == [*range(1, len(rows) + 1)] and {total for _, total in rows} == {len(rows)}
 
