@@ -39,7 +39,7 @@ report: $(SETUP)
 lab: $(SETUP)
 	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(ROOT) $(ARGS)
 
-# The history with its explorer in the browser, without code and without the cells of tests.
+# The history with its explorer in the browser, without code.
 explorer: $(SETUP)
 	$(PIP) --quiet --editable '.[voila]'
 	JUPYTER_PATH=$(CURDIR)/binder/page $(BIN)/voila notebooks/90_history.ipynb --template=benchlib $(ARGS)

@@ -18,7 +18,7 @@ from benchlib.judge.cost import Worth, judge_worth
 from benchlib.judge.trends import History, judge_history
 from benchlib.launch.plan import plan, prepare, prepare_again
 from benchlib.results.run import Run, find_runs
-from benchlib.results.store import state
+from benchlib.results.store import GATE, state
 from benchlib.show import notebook
 from benchlib.show.notebook import whole
 
@@ -164,8 +164,16 @@ def config_table(run: Run) -> "pandas.DataFrame":
     return whole(pd.concat([frame[changed], frame[~changed]]).set_index("parameter"))
 
 
+def checked(verdict: Verdict) -> Any:
+    """Return what was checked beside the comparison with accepted runs, as Markdown to display."""
+    from IPython.display import Markdown
+
+    names = [check.name for check in verdict.checks if not check.name.endswith(GATE)]
+    return Markdown(f"Checked: {html.escape('; '.join(names) or 'nothing')}.")
+
+
 def checks_table(verdict: Verdict) -> "pandas.DataFrame":
-    """Return the checks with status, reason and limit: failed and undecided ones first, those that passed in one row."""
+    """Return the checks with status, reason and limit: failed and undecided ones first, those that passed counted in one row."""
     import pandas as pd
 
     order = ["FAIL", "AMBIGUOUS", "INCOMPLETE", "DIFFERS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE", "PASS"]
@@ -174,11 +182,11 @@ def checks_table(verdict: Verdict) -> "pandas.DataFrame":
         for check in sorted(verdict.checks, key=lambda check: order.index(check.word))
         if check.status != "PASS"
     ]
-    passed = [check.name for check in verdict.checks if check.status == "PASS"]
+    passed = len(verdict.checks) - len(rows)
     if passed:
-        name = f"{len(passed)} check{'s' * (len(passed) != 1)}"
+        name = f"{passed} check{'s' * (passed != 1)}"
         unsure = sum(check.word in order[:4] for check in verdict.checks)
-        rows.insert(unsure, {"check": name, "status": "PASS", "reason": ", ".join(passed), "limit": ""})
+        rows.insert(unsure, {"check": name, "status": "PASS", "reason": "", "limit": ""})
     return whole(pd.DataFrame(rows, columns=["check", "status", "reason", "limit"]).set_index("check"))
 
 

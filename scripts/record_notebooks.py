@@ -58,10 +58,6 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
         cell.id = f"cell-{number:02d}"
         tags = cell.metadata.get("tags")
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
-        if "remove-cell" in (
-            tags or []
-        ):  # it asserts something for nbval: the report leaves it out, JupyterLab folds it
-            cell.metadata["jupyter"] = {"outputs_hidden": True, "source_hidden": True}
         if cell.cell_type != "code":
             continue
         count += 1

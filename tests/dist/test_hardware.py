@@ -50,7 +50,7 @@ def test_two_ranks_measure_a_machine(tmp_path):
     assert {(row["n"], row["rank"]) for row in result.tables["matmul"]} == {
         (n, rank) for n in (64, 128) for rank in (0, 1)
     }
-    assert [row["bytes"] for row in result.tables["allreduce"]] == [1048, 524288]
+    assert [row["bytes"] for row in result.tables["allreduce"]] == [1024, 524288]
     assert len(run.samples["allreduce_gbps"]) >= LEAST_ROUNDS
     progress = [event for event in read_events(tmp_path, {"progress"}) if event["source"] == "rank0"]
     assert [event["done"] for event in progress] == list(range(1, progress[-1]["total"] + 1))

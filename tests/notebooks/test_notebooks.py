@@ -98,6 +98,16 @@ def test_parameters_are_fields_of_the_config(path):
     assert parameters_of(path)["tier"] == "smoke"
 
 
+def test_what_nbval_compares_is_for_readers_and_names_the_checks(notebook, path):
+    compared = [cell for cell in code(notebook) if "nbval-ignore-output" not in cell.metadata.get("tags", [])]
+    kinds = {kind for cell in compared for output in cell.outputs for kind in output.get("data", {})}
+    history = path.stem == "90_history"  # it shows what is stored, under a test other runs than the recorded ones
+    assert kinds == {"text/html", "text/plain"} | (set() if history else {"text/markdown"})
+    assert not any(cell.metadata.keys() - {"tags"} for cell in notebook.cells), (
+        "a folded cell shows its output once it runs"
+    )
+
+
 def test_parameters_of_the_history_are_its_filters():
     assert set(parameters_of(home() / "notebooks" / "90_history.ipynb")) == {"store", *Filter.__dataclass_fields__}
 

@@ -193,9 +193,11 @@ def test_checks_that_need_a_reader_come_first_and_the_passed_ones_share_a_row():
         return Check(name=name, kind="sanity", question="", status=status, reason="why")
 
     names = [("a", "PASS"), ("b", "SKIPPED"), ("c", "AMBIGUOUS"), ("d", "PASS"), ("e", "FAIL"), ("f", "NO_BASELINE")]
-    table = session.checks_table(Verdict(verdict="FAIL", sentence="", checks=[check(*name) for name in names]))
+    verdict = Verdict(verdict="FAIL", sentence="", checks=[check(*name) for name in names])
+    assert session.checked(verdict).data == "Checked: a; b; c; d; e; f."
+    table = session.checks_table(verdict)
     assert list(table.index) == ["e", "c", "b", "2 checks", "f"]
-    assert table.loc["2 checks", "reason"] == "a, d"
+    assert table.loc["2 checks", "status"] == "PASS"
     assert table.loc["b", "status"] == "INCOMPLETE"
 
 

@@ -232,7 +232,7 @@ def verified(run: Records) -> pd.DataFrame:
             "operation": words(operation),
             "types": _listed(part["dtype"]),
             "reductions": _listed(part["reduction"]),
-            "variants": _listed(part["variant"]),
+            "variants": _listed(part["variant"].map(VARIANTS).fillna(part["variant"]).replace("", "library")),
             "sizes": f"{size_text(sizes.min())} to {size_text(sizes.max())}" if len(sizes) else NOTHING,
             "series": len(part),
             "elements compared": f"{part['checked_elements'].sum():,.0f}",

@@ -121,9 +121,9 @@ def machine(run: Records, theme: Theme = LIGHT) -> Picture:
     for row in tests.to_dict("records"):
         if row.get("began") and row.get("ended"):
             axes.axvspan(row["began"] - zero, row["ended"] - zero, alpha=0.12, color=theme.muted, linewidth=0)
-            looks: dict[str, Any] = {"fontsize": 8, "rotation": 90, "color": theme.muted, "ha": "center"}
-            middle, below = (row["began"] + row["ended"]) / 2 - zero, axes.get_xaxis_transform()
-            axes.text(middle, 0.02, str(row["test"]), transform=below, va="bottom", **looks)
+            looks: dict[str, Any] = {"fontsize": 8, "rotation": 90, "color": theme.muted, "cover": 1}
+            at = ((row["began"] + row["ended"]) / 2 - zero, 0.02)
+            note(axes, str(row["test"]), at, (0, 1), xycoords=axes.get_xaxis_transform(), **looks)
     if not shown:
         return leave_empty(figure, axes, theme, "No sensor gave two values.")
     axes.set_ylim(0, 1.35 * axes.get_ylim()[1])  # room for the legend above the lines

@@ -22,6 +22,12 @@ class MachineConfig(BaseConfig):
     )
     seconds: float = Field(0.5, gt=0, le=600, description="time that each measurement takes at least")
 
+    @property
+    def allreduce_sizes(self) -> list[int]:
+        """Bytes of the all-reduces: whole KiB from 1 KiB on, as 0.001 MiB is meant."""
+        sizes = (int(mib * 2**20) for mib in self.allreduce_mib)
+        return [size - size % 1024 if size > 1024 else size for size in sizes]
+
     def expected_work(self) -> str:
         """Say what will be measured."""
         products = len(self.matmul_sizes) * len(self.precisions)

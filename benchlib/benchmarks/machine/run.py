@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from benchlib.benchmarks.machine.config import MachineConfig
+from benchlib.core.definitions import size_text
 from benchlib.core.events import EventWriter, Moment
 from benchlib.core.files import is_full
 from benchlib.results.metrics import Metric, derived, measured, not_available
@@ -86,7 +87,7 @@ def run(config: MachineConfig, run_dir: Path, events: EventWriter) -> None:
             metrics += _products(bench, precision, tables["matmul"])
         for kind, meaning in COPIES.items():
             metrics.append(_copies(bench, kind, meaning))
-        exchanges = [_exchange(bench, mib) for mib in config.allreduce_mib]
+        exchanges = [_exchange(bench, size) for size in config.allreduce_sizes]
         tables["allreduce"] = [_exchange_row(exchange) for exchange in exchanges]
         metrics += _exchange_metrics(exchanges)
         metrics.append(_disk(bench, run_dir))
@@ -196,10 +197,10 @@ def _copies(bench: _Bench, kind: str, meaning: str) -> Metric:
     )
 
 
-def _exchange(bench: _Bench, mib: float) -> AllReduce:
+def _exchange(bench: _Bench, size: int) -> AllReduce:
     group.barrier()
     pace = Pace(bench.config.seconds, bench.config.planted_slowdown, warmup=3)
-    exchange = time_all_reduce([int(mib * MIB)], bench.world.device, pace)
+    exchange = time_all_reduce([size], bench.world.device, pace)
     bench.step()
     return exchange
 
@@ -231,21 +232,21 @@ def _exchange_metrics(exchanges: list[AllReduce]) -> list[Metric]:
             large.busbw_gbps,
             "Gbps",
             "higher",
-            f"bus bandwidth, 2(n-1)/n x bytes / time, {large.sizes[0]:,} bytes over {large.ranks} ranks",
+            f"bus bandwidth, 2(n-1)/n x bytes / time, {size_text(large.sizes[0])} over {large.ranks} ranks",
         ),
         derived(
             names[1],
             large.algbw_gbps,
             "Gbps",
             "higher",
-            f"algorithm bandwidth, bytes / time, {large.sizes[0]:,} bytes over {large.ranks} ranks",
+            f"algorithm bandwidth, bytes / time, {size_text(large.sizes[0])} over {large.ranks} ranks",
         ),
         measured(
             names[2],
             [1e6 * value for value in small.seconds],
             "us",
             "lower",
-            reason=f"all-reduce of {small.sizes[0]:,} bytes over {small.ranks} ranks",
+            reason=f"all-reduce of {size_text(small.sizes[0])} over {small.ranks} ranks",
         ),
     ]
 

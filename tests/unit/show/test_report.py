@@ -81,36 +81,6 @@ def test_the_head_names_question_and_hardware_and_tiles_have_their_limits(tmp_pa
     assert "target" not in tiles["allreduce_gbps"], "a target that was not evaluated is none"
 
 
-def test_cells_that_only_assert_are_not_shown(tmp_path):
-    folder = make_run(tmp_path / "run", notebook="x", steps=5, with_samples=False)
-    notebook = nbformat.read(folder / "notebook.ipynb", as_version=4)
-    output = nbformat.v4.new_output("execute_result", {"text/plain": "['broken', 'checks']"}, execution_count=9)
-    cell = nbformat.v4.new_code_cell(
-        "sorted(verdict.model_dump())", outputs=[output], metadata={"tags": ["remove-cell"]}
-    )
-    notebook.cells.append(cell)
-    nbformat.write(notebook, folder / "notebook.ipynb")
-    page = rendered(folder)
-    assert "The notebook" in page.text
-    assert "model_dump" not in page.text
-    assert "['broken', 'checks']" not in page.text
-
-
-@pytest.mark.parametrize("path", sorted((home() / "notebooks").glob("[0-9]*.ipynb")), ids=lambda path: path.name)
-def test_every_cell_whose_output_is_compared_is_hidden_from_readers(path):
-    notebook = nbformat.read(path, as_version=4)
-    compared = [
-        cell
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        and any(output.output_type == "execute_result" for output in cell.outputs)
-        and "text/html" not in cell.outputs[0].get("data", {})
-        and "nbval-ignore-output" not in cell.metadata.get("tags", [])
-    ]
-    assert compared
-    assert all("remove-cell" in cell.metadata.get("tags", []) for cell in compared)
-
-
 @pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed: apt-get install chromium")
 def test_a_print_takes_few_pages(tmp_path):
     checks = [{**CHECKS[0], "name": f"check {number}"} for number in range(25)]
