@@ -52,6 +52,7 @@ from aiohttp import web
 from benchlib.benchmarks.inference import loadgen, logs, rules
 from benchlib.benchmarks.inference.config import RANDOM_MODEL, InferenceConfig
 from benchlib.core.files import PACKAGE
+from benchlib.core.imports import loaded
 from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.dispatch import WARM_UP, Dispatcher, Policy
 from benchlib.workloads.llm.engines import ENGINES, Kind, OnDone, OnFirst, Settings
@@ -87,6 +88,7 @@ def client(pool: Pool, urls: list[str], max_new: int, **policy: Any) -> Iterator
     """Open a client to some workers of a pool."""
     dispatcher = Dispatcher(Settings(urls=tuple(urls), token=pool.token), Policy(**policy))
     dispatcher.start()
+    loaded()
     try:
         yield Client(dispatcher, prompts(), max_new, 30), dispatcher
     finally:

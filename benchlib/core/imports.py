@@ -1,4 +1,4 @@
-"""Imports of large libraries without Python's cycle collector, which looks again and again through what stays for good."""
+"""Large libraries and data without Python's cycle collector, which looks again and again through what stays for good."""
 
 import contextlib
 import gc
@@ -16,3 +16,9 @@ def importing() -> Iterator[None]:
         if was_on:
             gc.freeze()
             gc.enable()
+
+
+def loaded() -> None:
+    """Say that all is loaded: it is never looked through again, and what comes is seldom. An eighth of a dispatched query's time."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)

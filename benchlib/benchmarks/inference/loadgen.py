@@ -28,6 +28,7 @@ import psutil
 from benchlib.benchmarks.inference.ahead import CONTEXT, preload
 from benchlib.benchmarks.inference.workers import SUT
 from benchlib.core.errors import BackendUnavailable, RunBroken
+from benchlib.core.imports import loaded
 from benchlib.launch.processes import die_with_parent
 from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.engines import ENGINES, Engine, Settings, make
@@ -242,6 +243,7 @@ def _perform(test: Test, say: Connection) -> Outcome:
         except BaseException:  # an exception in a callback comes out here, and the process would die at its exit
             failure.append(traceback.format_exc())
 
+    loaded()
     process, wall, cpu = psutil.Process(), time.monotonic(), time.process_time()
     thread = threading.Thread(target=start, name="LoadGen", daemon=True)
     thread.start()
@@ -286,12 +288,8 @@ def _handle(lg: Any, test: Test, sut: Sut) -> Any:
     return lg.ConstructQDL(issue, _flush, lambda: f"{SUT}: {len(test.settings.urls)} servers")
 
 
-def _flush() -> None:
-    """LoadGen says that no more comes for now: nothing waits here."""
-
-
-def _nothing(_: Any) -> None:
-    """LoadGen asks for samples to be loaded; all of them are in memory."""
+def _nothing(*_: Any) -> None:
+    """LoadGen asks for samples to be loaded, which are in memory, or says that no more queries come for now."""
 
 
 def _main(test: Test, say: Connection) -> None:

@@ -23,6 +23,7 @@ from benchlib.config import addresses
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import UserError
 from benchlib.core.events import EventWriter, Moment
+from benchlib.core.imports import loaded
 from benchlib.core.machine import BACKENDS
 from benchlib.results.run import Result, save_result
 from benchlib.workloads.llm import queries
@@ -49,6 +50,7 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
             bench.urls = [worker.url for worker in client.engine.workers]
             bench.engines = [str(worker.says.get("engine") or "") for worker in client.engine.workers]
             client.at_once(2 * len(bench.urls))
+        loaded()
         startup_s = began.since()
         events.emit("phase", name="measure", text="rates of the workers")
         _rates(bench)
