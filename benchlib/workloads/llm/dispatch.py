@@ -47,6 +47,7 @@ METRIC = re.compile(
 )  # of Prometheus' text format: a name with its labels, a number
 
 # Of a query: the dispatcher looks after all of them at once, and an answer is read when it is whole.
+UNASKED = ("Accept", "Accept-Encoding", "User-Agent")  # headers that no worker needs: they cost both sides
 NO_TIMER, BUFFER = aiohttp.ClientTimeout(total=None, sock_connect=5), 2**22
 
 Row = dict[str, Any]
@@ -111,17 +112,11 @@ class Worker:
     missed: int = 0  # health questions in a row
     heard: float = 0.0
     pause_until: float = 0.0
-    most_open: int = 0
     idle_slot_s: float = 0.0  # from the end of a query to the next in its slot, while others waited
     freed: list[float] = field(default_factory=list)
     _busy_s: float = 0.0
     _recent: float = 0.0
     _since: float = 0.0
-
-    @property
-    def completions(self) -> str:
-        """Where queries go."""
-        return f"{self.url}/v1/completions"
 
     @property
     def speed(self) -> float:
@@ -304,7 +299,9 @@ class Dispatcher:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=self.policy.stall_s)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
         jar = aiohttp.DummyCookieJar()
-        self._session = aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout, cookie_jar=jar)
+        self._session = aiohttp.ClientSession(
+            connector=connector, headers=headers, timeout=timeout, cookie_jar=jar, skip_auto_headers=UNASKED
+        )
         urls = [url for given in self._urls for url in await _addresses(given)]
         self.workers = [Worker(index, url) for index, url in enumerate(dict.fromkeys(urls))]
         end = time.monotonic() + self._patience_s
@@ -347,9 +344,8 @@ class Dispatcher:
             query = Query(-1, prompt, 2, lambda *_: None, lambda *_: None)
             async with asyncio.timeout(self.policy.stall_s):
                 await self._exchange(worker, query)
-        except (_Lost, _Refused, aiohttp.ClientError, TimeoutError) as error:
+        except (_Lost, _Refused, aiohttp.ClientError, OSError) as error:
             raise UserError(f"worker {worker.url} does not answer {what}: {error}") from None
-        self.stated, self.counted = 0, 0
         worker.ready, worker.reason, worker.says = True, "", says
 
     async def _identity(self, worker: Worker) -> Row:
@@ -399,21 +395,13 @@ class Dispatcher:
         """Take a worker back that is healthy again, if it is what it was: what others say counts for one that was never there."""
         agreed = worker.says or next((other.says for other in self.workers if other.says), {})
         try:
-            if not worker.says:
-                await self._greet(worker, 0)
-                worker.ready = False
-                says = worker.says
-            else:
-                says = await self._identity(worker)
-        except (UserError, _Lost, _Refused, aiohttp.ClientError, OSError, TimeoutError) as error:
-            worker.reason = str(error) or type(error).__name__
+            await self._greet(worker, 0)
+        except UserError as error:
+            worker.reason = str(error)
             return
-        if why := unlike(agreed, says):
-            worker.says, worker.reason = agreed, ""
+        if why := unlike(agreed, worker.says):
+            worker.says, worker.ready = agreed, False
             self._distrust(worker, f"{worker.url} came back as another: {why}", NONSENSE)
-            return
-        worker.model, worker.says = says["model"], says
-        worker.ready = True
 
     async def _end(self) -> None:
         self._stopping = True
@@ -443,14 +431,16 @@ class Dispatcher:
 
     def _pump(self) -> None:
         """Send what is queued as long as a worker has room for it."""
+        cap = self.policy.cap
         while self._queue:
             now = time.monotonic()
             if now > self._queue[0].deadline:
                 query = self._queue.popleft()
                 query.on_done(query.rid, [], f"not answered within {self.policy.deadline_s:g} s; {query.last_error}")
                 continue
-            worker = self._choose(self._queue[0], now)
-            if worker is None:
+            # Most often all are full: then there is nothing to choose.
+            full = all(len(worker.open) >= cap for worker in self.workers)
+            if full or not (worker := self._choose(self._queue[0], now)):
                 return
             self._send(worker, self._queue.popleft(), now)
 
@@ -484,7 +474,6 @@ class Dispatcher:
         query.content, query.came, query.moved = None, 0, now
         query.task = self._loop.create_task(self._attempt(worker, query, now))
         worker.open[query.rid] = query
-        worker.most_open = max(worker.most_open, len(worker.open))
 
     async def _attempt(self, worker: Worker, query: Query, sent: float) -> None:
         """Send a query to a worker once, and complete it, queue it again or let it fail."""
@@ -515,8 +504,10 @@ class Dispatcher:
         now = time.monotonic()
         worker.open.pop(query.rid, None)
         worker.end(now, query.max_new, len(ids))
-        row = {"query": query.rid, "worker": worker.index, "attempt": query.attempt, "sent_s": sent, "ended_s": now}
-        self.attempts.append(row | {"tokens": len(ids), "outcome": outcome, "error": error})
+        self.attempts.append({
+            "query": query.rid, "worker": worker.index, "attempt": query.attempt, "sent_s": sent, "ended_s": now,
+            "tokens": len(ids), "outcome": outcome, "error": error,
+        })  # fmt: skip
         if outcome == "ok":
             worker.done += 1
             query.on_done(query.rid, ids, "")
@@ -543,7 +534,9 @@ class Dispatcher:
             json.dumps(worker.model).encode(), query.body, query.max_new, more,
         )  # fmt: skip
         ids, words, reason, stated, ended, rest = list[int](), "", "", None, False, b""
-        async with self._session.post(worker.completions, data=body, timeout=NO_TIMER, read_bufsize=BUFFER) as response:
+        async with self._session.post(
+            f"{worker.url}/v1/completions", data=body, timeout=NO_TIMER, read_bufsize=BUFFER
+        ) as response:
             if response.status != 200:
                 await self._refused(worker, response)
             query.content = content = response.content
@@ -571,7 +564,9 @@ class Dispatcher:
             if len(ids) > 2 * query.max_new + 8:
                 raise _Nonsense(f"a text of {len(ids)} tokens, {query.max_new} were asked for")
             if stated is not None:
-                self.stated, self.counted, stated = self.stated + stated, self.counted + len(ids), len(ids)
+                if query.rid >= 0:  # a greeting does not count
+                    self.stated, self.counted = self.stated + stated, self.counted + len(ids)
+                stated = len(ids)
         if not ids or (stated is not None and stated != len(ids)):
             least = "at least 1" if stated is None else stated
             raise _Nonsense(f"{len(ids)} token ids where {least} tokens are stated")
