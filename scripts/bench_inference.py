@@ -187,8 +187,7 @@ def first_tokens(config: InferenceConfig, rounds: int, fixed: bool) -> float:
     """Return the share with one model and length of answers."""
     from benchlib.workloads.llm import articles  # with transformers: other parts, and each test's process, need none
 
-    vocabulary = 128256 // config.shrink if config.random else 0
-    asked = articles.load("mininews", "", config.samples, 0, config.model, vocabulary).prompts
+    asked = articles.load("mininews", "", config.samples, 0, config.model, config.vocabulary).prompts
     shares = []
     for _ in range(rounds):
         medians, words = {}, []

@@ -280,12 +280,12 @@ def _perform(test: Test, say: Connection) -> Outcome:
 def _handle(lg: Any, test: Test, sut: Sut) -> Any:
     """Return LoadGen's handle of a system: one that is reached over a network has a name that says so."""
     if test.engine != "http":
-        return lg.ConstructFastSUT(sut.issue, _flush)
+        return lg.ConstructFastSUT(sut.issue, _nothing)
 
     def issue(asked: Sequence[Any]) -> None:
         sut.issue([query.id for query in asked], [query.index for query in asked])
 
-    return lg.ConstructQDL(issue, _flush, lambda: f"{SUT}: {len(test.settings.urls)} servers")
+    return lg.ConstructQDL(issue, _nothing, lambda: f"{SUT}: {len(test.settings.urls)} servers")
 
 
 def _nothing(*_: Any) -> None:

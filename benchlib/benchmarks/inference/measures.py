@@ -6,7 +6,6 @@ All numbers come from the raw samples of queries; those of LoadGen stand beside 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ WINDOWS = 10  # of equal time, whose spread gives the interval of a rate
 RATE_SHARE = 1.2  # by which LoadGen's completed rate may exceed the one from raw samples
 Events = Sequence[Event]
 NotSeen = Mapping[str, str]  # why a sensor says nothing, by kind of sensor
-NONE: NotSeen = MappingProxyType({})
 BUSY = 0.9  # of a core: a client that only sends and computes nothing is late above it
 
 
@@ -119,10 +117,9 @@ def _loadgen_reasons(test: Tested) -> list[str]:
     if log.get("result_min_queries_met") is False:
         reasons.append(f"it had fewer than {rule.min_queries:,} queries: raise min_queries or the duration")
     if log.get("result_perf_constraints_met") is False:
-        done = queries.completed(test.table)
-        values = {"ttft": queries.ttft_s(done), "tpot": queries.tpot_s(done)}
+        values = queries.times_s(queries.completed(test.table))
         limits = [
-            f"{name.upper()} p{rule.percentile:g} is {1e3 * queries.percentile(values[name][~np.isnan(values[name])], rule.percentile / 100):.4g} ms"
+            f"{name.upper()} p{rule.percentile:g} is {1e3 * queries.percentile(values[name], share):.4g} ms"
             f" (limit {1e3 * limit:g} ms)"
             for name, limit in test.limits_s.items()
         ]
@@ -219,11 +216,10 @@ def metrics_of(test: Tested, config: InferenceConfig, events: Events, scope: str
         rate_metric(f"tokens_per_s{end}", done, done["tokens"].astype(float), "tokens/s", of),
     ]
     streamed = test.scenario != "Offline"
-    times = {"ttft": queries.ttft_s(done), "tpot": queries.tpot_s(done)} if streamed else {}
-    times["latency"] = queries.latency_s(done)
-    times = {name: values[~np.isnan(values)] for name, values in times.items()}
     metrics = [*rates]
-    for name, values in times.items():
+    for name, values in queries.times_s(done).items():
+        if not streamed and name != "latency":
+            continue
         raw = "raw samples; the value is their median"
         metrics.append(measured(f"{name}_s{end}", values.tolist(), "s", "lower", reason=raw))
         metrics += [
@@ -286,7 +282,7 @@ def _series(events: Events, field: str) -> tuple[list[float], list[float]]:
     return [float(event["t"]) for event in read], [float(event[field]) for event in read]
 
 
-def _utilization(test: Tested, events: Events, end: str, not_seen: NotSeen = NONE) -> Iterator[Metric]:
+def _utilization(test: Tested, events: Events, end: str, not_seen: NotSeen) -> Iterator[Metric]:
     """Yield how busy device and processor were while queries were under way; a reading is of the time since the last one."""
     device = "the device; without one, of all cores of the machine"
     for name, field, kind, of in (
@@ -315,7 +311,7 @@ def _energy_j(events: Events, began: float | None, ended: float | None) -> float
 
 
 def _energy_and_cost(
-    test: Tested, config: InferenceConfig, events: Events, end: str, tokens_per_s: Metric, not_seen: NotSeen = NONE
+    test: Tested, config: InferenceConfig, events: Events, end: str, tokens_per_s: Metric, not_seen: NotSeen
 ) -> list[Metric]:
     name = f"energy_per_token_j{end}"
     sensors = (event["availability"] for event in reversed(events) if event["kind"] == "sensors")

@@ -10,6 +10,7 @@ from typing import Any
 
 from benchlib.core.early_stopping import queries_needed
 from benchlib.core.text import duration
+from benchlib.workloads.llm import mininews
 
 SET = 13_368  # articles of the validation set of CNN/DailyMail
 MODEL, INTERACTIVE = "llama3_1-8b", "llama3_1-8b-interactive"
@@ -42,7 +43,6 @@ RULES = {
     "MultiStream": Rule(662, 600, SET, 99, of_model=False),
 }
 STREAMS = 8  # samples of a MultiStream query
-MININEWS = 1_000  # samples of the embedded set, where all are asked for
 
 
 def lg_scenario(scenario: str) -> str:
@@ -150,7 +150,7 @@ def queries_issued(config: Asked, scenario: str, samples: int, server_qps: float
 
 def length_of(config: Asked) -> int:
     """Return how many samples the data set has, as far as it is known before it is read: a file is taken to be the real set."""
-    return config.samples or (MININEWS if config.data == "mininews" else SET)
+    return config.samples or (mininews.WHOLE if config.data == "mininews" else SET)
 
 
 def least_s(config: Asked) -> float:

@@ -6,7 +6,7 @@ This process loads the data, plans, and reads what the tests left; it computes n
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,8 +75,8 @@ def run(config: InferenceConfig, run_dir: Path, events: EventWriter) -> None:
         )
     with group.world(config, run_dir) as world:
         events.emit("phase", name="data")
-        vocabulary = 128256 // config.shrink if config.random and config.shrink > 1 else 0
-        data = articles.load(config.data, config.data_file, config.samples, config.seed, config.model, vocabulary)
+        source = config.data, config.data_file, config.samples, config.seed, config.model
+        data = articles.load(*source, config.vocabulary)
         bench = _Bench(config, run_dir, events, world.device, data)
         if config.engine == "http":
             settings = dataclasses.replace(_settings(config, data, world.device), partial=False)
@@ -121,8 +121,7 @@ def _settings(config: InferenceConfig, data: Summaries, device: torch.device) ->
 def _test(bench: _Bench, name: str, scenario: str, mode: str, server_qps: float | None = None, audit: int = 0) -> Test:
     config, count = bench.config, len(bench.data.prompts)
     engine = config.engine_of(scenario)
-    vocabulary = 128256 // config.shrink if config.random and config.shrink > 1 else 0
-    spare = articles.outside(bench.data.tokenizer, 40 * REPEATS + WARM_UPS, vocabulary)
+    spare = articles.outside(bench.data.tokenizer, 40 * REPEATS + WARM_UPS, config.vocabulary)
     long = [
         [token for prompt in spare[place : place + 40] for token in prompt][:PROBE_TOKENS]
         for place in range(0, 40 * REPEATS, 40)
@@ -178,12 +177,7 @@ def _lost(bench: _Bench, name: str, scenario: str, why: str) -> None:
     if name in [row["test"] for row in bench.tables.get("tests", [])]:  # it ended, and what came after it did not
         bench.notes.append(f"{name}: {why}")
         return
-    empty = dict.fromkeys(("queries", "failed", "tokens", "num_errors", "repeated"), 0)
-    bench.row(
-        "tests", test=name, scenario=scenario, engine=bench.config.engine_of(scenario), loadgen="", valid="INVALID",
-        why=f"it did not end: {why}", samples_per_s=None, loadgen_per_s=None, server_qps=None, seconds=None, began=None, ended=None,
-        sut="", ttft_limit_s=None, tpot_limit_s=None, percentile=rules.applied(bench.config, scenario).percentile, **empty,
-    )  # fmt: skip
+    _row(bench, name, scenario, [f"it did not end: {why}"], {})
     if name in bench.config.scenarios:
         bench.metrics += not_measured(name, bench.scope, "the test did not end")
 
@@ -196,26 +190,35 @@ def _tested(bench: _Bench, test: Test, scenario: str, outcome: Outcome) -> Teste
     return Tested(scenario, table, log, rule, outcome.repeated, outcome.errors, outcome.facts, computes)
 
 
-def _add(bench: _Bench, name: str, tested: Tested, test: Test) -> list[str]:
-    """Add the row of a test, and return why it is not valid."""
-    reasons, done, log, rule = why_invalid(tested), queries.completed(tested.table), tested.log, tested.rule
-    paced = rules.lg_scenario(tested.scenario) == "Server"
+def _row(bench: _Bench, name: str, scenario: str, reasons: Sequence[str], values: Mapping[str, Any]) -> None:
+    """Add the row of a test; ``values`` are what it measured, nothing where it did not end."""
+    rule = rules.applied(bench.config, scenario)
+    empty = {"loadgen": "", "sut": "", **dict.fromkeys(("queries", "failed", "tokens", "num_errors", "repeated"), 0)}
+    empty |= dict.fromkeys(("samples_per_s", "loadgen_per_s", "server_qps", "seconds", "began", "ended"))
     bench.row(
-        "tests", test=name, scenario=tested.scenario, engine=test.engine, loadgen=str(log.get("result_validity", "")),
-        sut=str(log.get("sut_name", "")), valid="INVALID" if reasons else "VALID", why="; ".join(reasons), queries=len(tested.table),
-        failed=int(tested.table["failed"].sum()), tokens=int(done["tokens"].sum()), samples_per_s=tested.samples_per_s,
-        loadgen_per_s=tested.stated_per_s, server_qps=float(log.get("effective_target_qps", 0)) if paced else None,
-        seconds=queries.span_s(done) if len(done) else None, began=log.get("began"), ended=log.get("ended"),
-        num_errors=int(log.get("num_errors", 0)), repeated=tested.repeated, ttft_limit_s=rule.ttft_s, tpot_limit_s=rule.tpot_s,
-        percentile=rule.percentile,
+        "tests", test=name, scenario=scenario, engine=bench.config.engine_of(scenario), valid="INVALID" if reasons else "VALID",
+        why="; ".join(reasons), ttft_limit_s=rule.ttft_s, tpot_limit_s=rule.tpot_s, percentile=rule.percentile, **{**empty, **values},
     )  # fmt: skip
-    return reasons
+
+
+def _add(bench: _Bench, name: str, tested: Tested) -> None:
+    """Add the row of a test that ended."""
+    done, log = queries.completed(tested.table), tested.log
+    paced = rules.lg_scenario(tested.scenario) == "Server"
+    values = {
+        "loadgen": str(log.get("result_validity", "")), "sut": str(log.get("sut_name", "")), "queries": len(tested.table),
+        "failed": int(tested.table["failed"].sum()), "tokens": int(done["tokens"].sum()), "samples_per_s": tested.samples_per_s,
+        "loadgen_per_s": tested.stated_per_s, "server_qps": float(log.get("effective_target_qps", 0)) if paced else None,
+        "seconds": queries.span_s(done) if len(done) else None, "began": log.get("began"), "ended": log.get("ended"),
+        "num_errors": int(log.get("num_errors", 0)), "repeated": tested.repeated,
+    }  # fmt: skip
+    _row(bench, name, tested.scenario, why_invalid(tested), values)
 
 
 def _performance(bench: _Bench, scenario: str) -> None:
     test = _test(bench, scenario, scenario, "PerformanceOnly")
     tested = _tested(bench, test, scenario, _perform(bench, test))
-    _add(bench, scenario, tested, test)
+    _add(bench, scenario, tested)
     plan = next(row for row in bench.tables["plan"] if row["scenario"] == scenario)
     plan["queries sent"] = len(tested.table) // (rules.STREAMS if scenario == "MultiStream" else 1)
     plan["took_s"] = round(float(tested.facts["seconds"]), 1)
@@ -260,7 +263,7 @@ def _find_peak(bench: _Bench) -> None:
         valid = "INVALID" if reasons else "VALID"
         bench.row("peak", rate=rate, queries=len(tested.table), samples_per_s=tested.samples_per_s, valid=valid, why="; ".join(reasons))  # fmt: skip
         if not reasons or number == PEAK_TRIES - 1:
-            _add(bench, "FindPeak confirmed", tested, confirm)
+            _add(bench, "FindPeak confirmed", tested)
             break
     bench.metrics.append(
         not_available(

@@ -78,7 +78,7 @@ def _at_knee(bench: Bench) -> list[Metric]:
         derived(goodput, knee["goodput_per_s"], "queries/s", "higher", f"queries within both limits, {n}"),
     ]
     for name, whole in times.items():
-        values = [1e3 * value for value in bench.knee_samples[name] if value == value]
+        values = [1e3 * value for value in bench.knee_samples[name]]
         made.append(measured(whole, values, "ms", "lower", reason=f"median of {n}; open loop, from the schedule on"))
         for part in (90, 99):
             why = f"of {n}" + (": the largest" if part == 99 and len(values) <= 100 else "")

@@ -170,8 +170,9 @@ def _load(bench: Bench) -> None:
             number += 1
             due = schedule(config.arrivals, rate, count, config.seed + number)
             table = bench.count(client, client.open_loop(due))
-            done = queries.completed(table)
-            bench.knee_samples = {"ttft": queries.ttft_s(done).tolist(), "tpot": queries.tpot_s(done).tolist()}
+            bench.knee_samples = {
+                name: values.tolist() for name, values in queries.times_s(queries.completed(table)).items()
+            }
             bench.events.emit("progress", phase="load", done=number, total=max(number, most), unit="rates")
             return measure(table, config.limits_s, config.percentile / 100, client.log.repeated)
 

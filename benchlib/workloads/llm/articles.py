@@ -16,7 +16,6 @@ from benchlib.workloads.llm.mininews import PROMPT, Article
 from benchlib.workloads.llm.texts import tokenizer_of
 
 CNN, CNN_VERSION = "abisee/cnn_dailymail", "3.0.0"
-MOST = 1_000  # of mininews where all are asked for
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def load(data: str, path: str, samples: int, seed: int, model: str, vocabulary: 
     tokenizer = tokenizer_of(model)
     no_ids: list[int] | None = None
     if data == "mininews":
-        articles = mininews.generate(samples or MOST, seed)
+        articles = mininews.generate(samples or mininews.WHOLE, seed)
         rows = [(item.prompt, item.text, item.summary, no_ids) for item in articles]
     elif data == "file":
         rows = _file(Path(path))

@@ -253,11 +253,13 @@ class Continuous(_Loaded):
         super().__init__(settings)
         self._open: dict[str, _Query] = {}
         self._manager: Any = None
-        self._thread = threading.Thread(target=self._drain, name="continuous batching", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="continuous batching", daemon=True)
 
     def start(self) -> None:
         """Load the model and start transformers' thread and the one that notices its end."""
         decoder, slots = self._load(), self.settings.slots
+        how = GenerationConfig(do_sample=False, pad_token_id=decoder.pad, eos_token_id=self._ends)
+        model: Any = decoder.model
         try:
             from transformers import ContinuousBatchingConfig
 
@@ -266,14 +268,10 @@ class Continuous(_Loaded):
                 max_batch_tokens=max(BATCH_TOKENS, slots), max_requests_per_batch=slots,
                 allow_block_sharing=self.settings.share_prefixes,
             )  # fmt: skip
-        except (ImportError, TypeError) as error:
-            raise BackendUnavailable(f"continuous batching needs transformers of 5.17 or later ({error})") from None
-        how = GenerationConfig(do_sample=False, pad_token_id=decoder.pad, eos_token_id=self._ends)
-        model: Any = decoder.model
-        self._manager = model.init_continuous_batching(generation_config=how, continuous_batching_config=limits)
-        router: Any = getattr(self._manager, "output_router", None)
-        if isinstance(getattr(router, "output_queue", None), queue.Queue):  # else ``_drain`` reads the results
-            router.output_queue = _Straight(self._take)
+            self._manager = model.init_continuous_batching(generation_config=how, continuous_batching_config=limits)
+            self._manager.output_router.output_queue = _Straight(self._take)
+        except (ImportError, TypeError, AttributeError) as error:
+            raise BackendUnavailable(f"continuous batching needs transformers of 5.23 or later ({error})") from None
         self._manager.start()
         self._thread.start()
 
@@ -286,7 +284,7 @@ class Continuous(_Loaded):
         self._open[str(query.rid)] = query
         how = {"max_new_tokens": query.max_new, "eos_token_id": self._ends, "streaming": True}
         self._manager.add_request(list(query.ids), request_id=str(query.rid), **how)
-        if self.failure:  # asked once the query is open: where the thread dies later, ``_drain`` ends it
+        if self.failure:  # asked once the query is open: where the thread dies later, ``_watch`` ends it
             self._fail()
 
     def cancel(self, rid: int) -> None:
@@ -311,12 +309,9 @@ class Continuous(_Loaded):
             query.end([], STOPPED)
         self._open.clear()
 
-    def _drain(self) -> None:
-        while not self._over.is_set():
-            output = self._manager.get_result(timeout=POLL_S)
-            if output is not None:
-                self._take(output)
-            elif self.failure:
+    def _watch(self) -> None:
+        while not self._over.wait(POLL_S):
+            if self.failure:
                 self._fail()
                 return
 

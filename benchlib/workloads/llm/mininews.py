@@ -74,6 +74,7 @@ PHRASES: dict[str, dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 SPLITS = tuple(PHRASES)
 FACTS = (1, 4)
+WHOLE = 1_000  # articles where all are asked for
 
 
 @dataclass(frozen=True)

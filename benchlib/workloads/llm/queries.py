@@ -176,6 +176,12 @@ def latency_s(table: np.ndarray) -> np.ndarray:
     return table["last_s"] - start_s(table)  # type: ignore[no-any-return]
 
 
+def times_s(table: np.ndarray) -> dict[str, np.ndarray]:
+    """Return ``ttft``, ``tpot`` and ``latency`` of the queries that have them, in s: one token has no time per token."""
+    every = {"ttft": ttft_s(table), "tpot": tpot_s(table), "latency": latency_s(table)}
+    return {name: values[~np.isnan(values)] for name, values in every.items()}
+
+
 def lateness_s(table: np.ndarray) -> np.ndarray:
     """Return by how much each scheduled query was issued late, in s; empty where nothing was scheduled."""
     late = table["issued_s"] - table["scheduled_s"]

@@ -395,18 +395,11 @@ def _allow_connections() -> None:
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Settings):
     """What a worker process is started with, as one JSON object; ``announce`` and ``with_parent`` are for who starts it."""
 
-    engine: str
+    engine: str = ""
     model: str = "tiny"
-    device: str = Settings.device
-    precision: str = Settings.precision
-    slots: int = Settings.slots
-    threads: int = Settings.threads
-    fixed_length: bool = False
-    step_ms: float = 1e3 * Settings.step_s
-    each_token: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
     token_file: str = ""
@@ -416,20 +409,14 @@ class Options:
     announce: str = ""
     with_parent: bool = False
 
-    def settings(self) -> Settings:
-        """Return what of it the engine needs."""
-        return Settings(
-            model=self.model, device=self.device, precision=self.precision, slots=self.slots,
-            threads=self.threads, fixed_length=self.fixed_length, step_s=1e-3 * self.step_ms,
-            each_token=self.each_token,
-        )  # fmt: skip
-
 
 def main(text: str) -> int:
     """Serve as ``Options`` say. Exit codes: 0 drained, 1 not all answered, 2 wrong input, 77 no such device here."""
     engine = None
     try:
-        options = Options(**json.loads(text))
+        values = json.loads(text)
+        step = {"step_s": 1e-3 * values.pop("step_ms")} if "step_ms" in values else {}
+        options = Options(**values, **step)
         if options.with_parent:
             die_with_parent(os.getppid())
         token = (
@@ -437,7 +424,7 @@ def main(text: str) -> int:
         )
         check_place(options.host, token)
         _allow_connections()
-        engine = make(options.engine, options.settings(), SERVED)
+        engine = make(options.engine, options, SERVED)
         engine.start()
         limits = Limits(options.max_body, options.max_queue, drain_s=options.drain_s)
         codec, peaks, name = None, None, options.engine

@@ -317,4 +317,4 @@ def test_text_mode_counts_the_tokens_that_the_engine_made_and_tokens_come_one_by
         hosted.cut()
         engine.stop()
     assert answers["tiny"] == answers[""]
-    assert words == Codec("tiny").decode(answers[""][0]) and chunks > len(answers[""][0]) // 2
+    assert words == Codec("tiny").decode(answers[""][0]) and chunks > 3

@@ -104,7 +104,7 @@ def test_continuous_batching_whose_thread_died_ends_every_query_at_once():
 
 
 def test_an_engine_computes_with_the_threads_that_its_worker_was_given():
-    engine, threads = make("static", Options(engine="static", threads=2).settings()), []
+    engine, threads = make("static", Options(engine="static", threads=2)), []
     engine.start()
     try:
         ended = threading.Event()
