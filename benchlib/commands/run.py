@@ -29,7 +29,7 @@ from benchlib.core.errors import StorageError, UserError, unexpected
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs, read_object
 from benchlib.core.interrupts import Interrupts
-from benchlib.core.text import quantity
+from benchlib.core.text import counted, quantity
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS, Verdict, save_verdict
@@ -358,7 +358,7 @@ def summarise(run_dir: Path, verdict: Verdict, report: Path | None) -> None:
     uncompared = [check for check in verdict.checks if check.status in ("NO_BASELINE", "NOT_COMPARABLE")]
     if uncompared:
         why = uncompared[0].reason.partition("; ")[2] or uncompared[0].reason
-        console.print(f"[blue]not compared[/]  {len(uncompared)} metrics: {escape(why)}", soft_wrap=True)
+        console.print(f"[blue]not compared[/]  {counted(len(uncompared), 'metric')}: {escape(why)}", soft_wrap=True)
         run = Run(run_dir)
         if verdict.verdict == "PASS" and (how := baselines.continued(run)):
             why = f"it was {how}, and its speed is that of the last part"

@@ -15,6 +15,7 @@ import torch
 
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.machine import BACKENDS
+from benchlib.core.text import counted
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -123,7 +124,7 @@ def require(backend: str, devices: int = 1) -> None:
         raise BackendUnavailable(f"backend {backend} is not available: {reason}")
     if backend != "cpu" and len(names) < devices:
         raise BackendUnavailable(
-            f"backend {backend} has {len(names)} devices here and {devices} ranks need one each: set nproc={len(names)}"
+            f"backend {backend} has {counted(len(names), 'device')} here and {devices} ranks need one each: set nproc={len(names)}"
         )
 
 

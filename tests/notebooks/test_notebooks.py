@@ -140,6 +140,14 @@ def test_committed_notebooks_are_normalised(path, notebook):
 
 
 @pytest.mark.parametrize("name", OF_BENCHMARKS)
+def test_every_metric_that_is_compared_has_words(name):
+    view, source = OF_BENCHMARKS[name].view, (home() / "notebooks" / name).read_text(encoding="utf-8")
+    metrics = set(re.findall(r"<th>(\w+) vs baseline", source))
+    assert metrics
+    assert [metric for metric in metrics if view.label(metric) == metric.replace("_", " ")] == []
+
+
+@pytest.mark.parametrize("name", OF_BENCHMARKS)
 def test_pictures_and_tables_of_a_notebook_are_there(name):
     benchmark, source = OF_BENCHMARKS[name], (home() / "notebooks" / name).read_text(encoding="utf-8")
     figures, tables = (set(re.findall(rf'session\.{kind}\(run, \\"([^"\\]+)', source)) for kind in ("figure", "table"))

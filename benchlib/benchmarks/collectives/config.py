@@ -7,6 +7,7 @@ from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_
 from benchlib.config.schema import BaseConfig
 from benchlib.core.definitions import parse_size, parse_sizes, size_text
 from benchlib.core.errors import UserError
+from benchlib.core.text import counted
 
 Operation = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
@@ -124,7 +125,7 @@ class CollectivesConfig(BaseConfig):
         """Say what will be measured."""
         sizes = self.size_list
         return (
-            f"{len(self.operations)} operations over {self.world_size} rank{'s' * (self.world_size > 1)} at {len(sizes)} sizes "
+            f"{counted(len(self.operations), 'operation')} over {counted(self.world_size, 'rank')} at {counted(len(sizes), 'size')} "
             f"from {size_text(sizes[0])} to {size_text(sizes[-1])}, {self.seconds:g} s each; types {', '.join(self.dtypes)} and "
             f"reductions {', '.join(self.reductions)} at {self.type_sizes}; variants {', '.join(self.variants)}; every result is verified"
         )

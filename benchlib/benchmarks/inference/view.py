@@ -1,9 +1,9 @@
 """What an inference run shows first, and its words."""
 
-from typing import Any
+from typing import Any, get_args
 
 from benchlib.benchmarks import View
-from benchlib.benchmarks.inference.config import InferenceConfig
+from benchlib.benchmarks.inference.config import InferenceConfig, Scenario
 from benchlib.benchmarks.inference.workers import sentences
 from benchlib.results.run import Result
 
@@ -57,12 +57,18 @@ def _in_gb(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+# Of each scenario, beside the percentiles that MLPerf limits.
+OF_SCENARIO = {
+    "ttft_s": "First token", "tpot_s": "Time per token", "latency_s": "Latency", "resident_memory_gb": "Resident memory",
+}  # fmt: skip
+
 VIEW = View(
     headlines=(
         "tokens_per_s_offline", "samples_per_s_offline", "ttft_p99_s_server", "tpot_p99_s_server", "goodput_per_s_server",
         "latency_p90_s_singlestream", "peak_qps_server", "rouge1", "roofline_share_offline", "total_s",
     ),
     labels={
+        **{f"{name}_{test.lower()}": f"{words}, {test}" for name, words in OF_SCENARIO.items() for test in get_args(Scenario)},
         "tokens_per_s_offline": "Tokens/s, Offline",
         "samples_per_s_offline": "Samples/s, Offline",
         "ttft_p99_s_server": "First token, p99, Server",

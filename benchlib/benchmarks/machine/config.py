@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from benchlib.config.schema import BaseConfig
+from benchlib.core.text import counted
 
 
 class MachineConfig(BaseConfig):
@@ -32,6 +33,6 @@ class MachineConfig(BaseConfig):
         """Say what will be measured."""
         products = len(self.matmul_sizes) * len(self.precisions)
         return (
-            f"{products} matrix products, memory copies of {self.copy_mib} MiB and {len(self.allreduce_mib)} all-reduce sizes over {self.world_size} ranks, "
+            f"{counted(products, 'matrix product')}, memory copies of {self.copy_mib} MiB and {counted(len(self.allreduce_mib), 'all-reduce size')} over {counted(self.world_size, 'rank')}, "
             f"{self.seconds:g} s each"
         )

@@ -17,6 +17,13 @@ def _warnings(config: MachineConfig, result: Result | None) -> list[str]:
     return [f"Incomplete: there are no matrix products in {listing(parts)}: {why}."] if parts else []
 
 
+PRODUCTS = {
+    "matmul_{}_peak_flops": "Peak of matrix products, {}",
+    "matmul_{}_flops": "Matrix products, {}, median",
+    "matmul_{}_alone_flops": "Matrix products, {}, one rank alone",
+    "matmul_{}_best_flops": "Matrix products, {}, best sample",
+}
+
 VIEW = View(
     headlines=(
         "matmul_fp32_peak_flops",
@@ -30,12 +37,16 @@ VIEW = View(
     ),
     labels={
         "allreduce_gbps": "All-reduce (bus), largest message",
-        "matmul_fp32_peak_flops": "Peak of matrix products, fp32",
-        "matmul_bf16_peak_flops": "Peak of matrix products, bf16",
-        "matmul_fp32_flops": "Matrix products, fp32, median",
-        "matmul_bf16_flops": "Matrix products, bf16, median",
+        "allreduce_algbw_gbps": "All-reduce (algorithm), largest message",
+        **{
+            name.format(precision): words.format(precision)
+            for precision in ("fp32", "tf32", "bf16", "fp16")
+            for name, words in PRODUCTS.items()
+        },
         "copy_host_gbytes_per_s": "Memory copy",
         "copy_device_gbytes_per_s": "Device memory copy",
+        "copy_host_to_device_gbytes_per_s": "Copy to the device",
+        "copy_device_to_host_gbytes_per_s": "Copy from the device",
         "allreduce_latency_us": "All-reduce latency",
         "disk_write_gbytes_per_s": "Disk write",
     },

@@ -35,7 +35,7 @@ VIEW = View(
         "total_s",
     ),
     labels={
-        **{f"{name}_logits_max_difference": f"{name}: difference of logits" for name in MEMBERS},
+        **{f"{name}_logits_max_difference": f"{name}: difference of logits" for name in ALL},
         **{f"{name}_latency_ms": f"{name}: latency" for name in ("reference", *ALL)},
     },
     tables=tables,
