@@ -12,6 +12,7 @@ import functools
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -34,6 +35,10 @@ os.environ.update(
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the kit: it is compiled once
 sys.dont_write_bytecode = False
 os.environ.pop("COLUMNS", None)  # tables in tests are as wide as in a pipe
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # `make test &` in a script: programs under test would not hear Ctrl+C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until all modules are imported, see pytest_runtestloop
 _outputs = tempfile.mkdtemp(prefix="benchlib-test-outputs-")
 atexit.register(shutil.rmtree, _outputs, ignore_errors=True)
