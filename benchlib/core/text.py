@@ -76,6 +76,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def days(age_s: float) -> str:
+    """Return an age in whole days: ``less than a day``, ``1 day``, ``12 days``."""
+    return counted(int(age_s // 86_400), "day") if age_s >= 86_400 else "less than a day"
+
+
 def listing(names: Sequence[str]) -> str:
     """Write names as a list: ``a, b and c``."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -11,7 +11,7 @@ from typing import Any
 from benchlib.benchmarks.parity import golden, tolerances
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.config.schema import EMBEDDED_MODEL
-from benchlib.core.text import quantity
+from benchlib.core.text import days, quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, Status, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.impossible.claim import Claim, Latency
@@ -26,7 +26,6 @@ DOUBLE = 1.0  # a driver that computes otherwise moves a difference by its order
 LATENCY_SHARE = 0.5  # milliseconds on a shared machine
 OUTCOMES = ("PASS", "FAIL", "SKIPPED", "NOT COMPARED")
 NAMED = 3  # of what failed in a member that are listed in full
-DAY_S = 86400.0
 SLOWER, FASTER = 1.1, 0.9  # of the reference's latency: what is between may be noise
 LONG = 12  # members that are listed by name
 
@@ -426,7 +425,7 @@ def _age(result: Result) -> str:
         f"{name} {there[name]} there, {here[name]} here" for name in there if name in here and there[name] != here[name]
     ]
     where = f"in another environment: {'; '.join(other)}" if other else "in the same environment as this run"
-    return f"The reference was recorded {golden['age_s'] / DAY_S:.1f} days ago, {where}."
+    return f"The reference was recorded {days(golden['age_s'])} ago, {where}."
 
 
 def _planted(config: ParityConfig) -> str:

@@ -26,12 +26,12 @@ from benchlib.core.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.core.events import EventWriter, Moment
 from benchlib.core.files import read_object, sha256
 from benchlib.core.machine import probe_devices
+from benchlib.core.text import days
 from benchlib.results.metrics import Metric, measured
 from benchlib.results.run import Result, save_result
 
 LARGE = (recording.GRADIENTS, recording.LAYERS)  # of a recording, gigabytes for BERT-base
 ATTENTION = "attention"
-DAY_S = 86400.0
 RESERVE_S = 3.0  # of the budget, for the results
 COMPILING_S = 20.0  # that a compiling or exporting member takes beyond the others, until one was measured
 FAIR = 3.0  # times the expected time: a member that had as much and is not done hangs, or is far too slow
@@ -433,9 +433,9 @@ def notes(bench: Bench) -> list[str]:
     model = bench.fields.get("model", {})
     sentences = [f"Model: {model['description']}."] if model.get("description") else []
     if bench.config.golden:
-        age_days = (time.time() - bench.fields.get("created_at", time.time())) / DAY_S
+        age_s = time.time() - bench.fields.get("created_at", time.time())
         sentences.append(
-            f"Reference and inputs: the golden folder {Path(bench.config.golden).name}, {age_days:.1f} days old."
+            f"Reference and inputs: the golden folder {Path(bench.config.golden).name}, {days(age_s)} old."
         )
     if broken := _truth_nonfinite(bench):
         sentences.append(

@@ -310,3 +310,14 @@ def test_a_driver_that_changes_numerics_is_noticed(tmp_path):
     assert judged(later, tmp_path)["eager_logits_max_difference_minisquad_tiny vs baseline"].status == "FAIL", (
         "0 may not grow"
     )
+
+
+@pytest.mark.parametrize(
+    ("age_s", "words"), [(-60, "less than a day"), (86_400, "1 day"), (2e6, "23 days")], ids=["clocks", "one", "many"]
+)
+def test_the_age_of_a_recording_is_told_in_days(tmp_path, age_s, words):
+    def aged(found, about):
+        about["golden"] = {"given": True, "age_s": age_s}
+
+    told = " ".join(reading(run_of(tmp_path, aged)))
+    assert f"The reference was recorded {words} ago, " in told
