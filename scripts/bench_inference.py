@@ -55,7 +55,7 @@ from benchlib.core.files import PACKAGE
 from benchlib.core.imports import loaded
 from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.dispatch import WARM_UP, Dispatcher, Policy
-from benchlib.workloads.llm.engines import ENGINES, Kind, OnDone, OnFirst, Settings
+from benchlib.workloads.llm.engines import ENGINES, Kind, OnDone, OnFirst, OnMore, Settings, Sim
 from benchlib.workloads.llm.load import POISSON, Client, measure, schedule
 from benchlib.workloads.llm.pool import Pool
 
@@ -95,19 +95,12 @@ def client(pool: Pool, urls: list[str], max_new: int, **policy: Any) -> Iterator
         dispatcher.stop()
 
 
-class Null:
+class Null(Sim):
     """Answers at once."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.facts: dict[str, object] = {}
-
-    def start(self) -> None:
-        """Nothing to load."""
-
-    def stop(self) -> None:
-        """Nothing to end."""
-
-    def submit(self, rid: int, ids: object, max_new: int, on_first: OnFirst, on_done: OnDone) -> None:
+    def submit(
+        self, rid: int, ids: Sequence[int], max_new: int, on_first: OnFirst, on_done: OnDone, on_more: OnMore = None
+    ) -> None:
         """Complete the query before returning."""
         on_done(rid, ANSWER, "")
 
@@ -328,11 +321,10 @@ def plan(
     folder: Path,
 ) -> loadgen.Test:
     """Return a LoadGen test."""
-    count, warm_up = len(asked), [] if engine in (NULL, BARE, "http") else asked[:2]
+    warm_up = [] if engine in (NULL, BARE, "http") else asked[:2]
     return loadgen.Test(
-        name, scenario, rules.model_key(scenario), "AccuracyOnly" if name == "accuracy" else "PerformanceOnly", engine, settings,
-        rules.user_conf(config, scenario, count), rules.expected_settings(config, scenario, count), asked, warm_up, [], max_new,
-        folder, 60.0, 120.0,
+        name, "AccuracyOnly" if name == "accuracy" else "PerformanceOnly", engine, settings,
+        rules.Conf.of(config, scenario, len(asked)), asked, warm_up, [], max_new, folder, 60.0, 120.0,
     )  # fmt: skip
 
 
