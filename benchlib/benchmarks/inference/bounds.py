@@ -34,9 +34,8 @@ class Bound:
     def of(cls, facts: Mapping[str, Any]) -> "Bound | None":
         """Return the bound of an engine by what it says of itself; None where it does not say all."""
         values: dict[str, Any] = {field.name: facts.get(field.name) for field in fields(cls)}
-        return (
-            cls(**values) if all(isinstance(value, (int, float)) and value > 0 for value in values.values()) else None
-        )
+        known = all(isinstance(value, (int, float)) and value > 0 for value in values.values())
+        return cls(**values) if known else None
 
     def tokens_per_s(self, context: float) -> float:
         """Return the bound of decoding with all slots in use, for answers of queries with so many tokens in the cache."""
@@ -60,9 +59,7 @@ def offline(bounds: Sequence[Bound], table: np.ndarray | None, missing: str, end
     context = float(np.mean(done["prompt_tokens"] + done["tokens"] / 2))
     decode = sum(bound.tokens_per_s(context) for bound in bounds)
     prefill = sum(bound.prompt_tokens_per_s() for bound in bounds)
-    least_s = 1 / sum(
-        1 / (tokens / each.tokens_per_s(context) + prompts / each.prompt_tokens_per_s()) for each in bounds
-    )
+    alone_s = [tokens / each.tokens_per_s(context) + prompts / each.prompt_tokens_per_s() for each in bounds]
     at = f"{sum(bound.bytes_per_s for bound in bounds) / 1e9:.3g} GB/s"
     of = f", sum of {len(bounds)} workers that measured at once" if len(bounds) > 1 else ""
     slots = ", ".join(map(str, sorted({bound.slots for bound in bounds})))
@@ -71,6 +68,7 @@ def offline(bounds: Sequence[Bound], table: np.ndarray | None, missing: str, end
     flops = sum(bound.flop_per_s for bound in bounds) / 1e9
     yield derived(names[1], prefill, units[1], "none", f"{flops:.4g} GFLOP/s over 2 x parameters{of}")
     how = "least time by both bounds over the time of Offline"
+    least_s = 1 / sum(1 / each_s for each_s in alone_s)
     yield derived(names[2], least_s / queries.span_s(done), units[2], "higher", how)
 
 

@@ -24,19 +24,14 @@ class InferenceConfig(BaseConfig):
     PATHS: ClassVar[dict[str, bool]] = {"data_file": True, "model": False}
     ONE_PROCESS: ClassVar[bool] = True
     AMOUNTS: ClassVar[tuple[str, ...]] = ("rouge1",)
-    FOLLOWS: ClassVar[dict[str, str]] = {
-        **BaseConfig.FOLLOWS,
-        "data": "data_file",
-        "engine": "workers",
-        "expected_latency_s": "model",
-    }
+    FOLLOWS: ClassVar[dict[str, str]] = BaseConfig.FOLLOWS | {
+        "data": "data_file", "engine": "workers", "expected_latency_s": "model",
+    }  # fmt: skip
 
     benchmark: Literal["inference"] = "inference"
 
     scenarios: list[Scenario] = Field(["Offline", "Server"], min_length=1, description="of LoadGen, one test each")
-    rules: Literal["reduced", "mlperf"] = Field(
-        "reduced", description="the real rules, or shorter ones that are listed"
-    )
+    rules: Literal["reduced", "mlperf"] = Field("reduced", description="the real rules, or shorter ones, each listed")
     accuracy: bool = Field(True, description="answer the whole set once and score it with ROUGE")
     audit: bool = Field(False, description="MLPerf's TEST06: are the tokens consistent?")
     find_peak: bool = Field(False, description="search for the highest Server rate, and confirm it")
@@ -47,14 +42,14 @@ class InferenceConfig(BaseConfig):
     shrink: int = Field(1, ge=1, le=128, description="llama3-8b-random: divides layers, widths and vocabulary")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of weights and matrix products")
     data: Literal["mininews", "cnn_dailymail", "file"] = Field(
-        "mininews", description="embedded generator, abisee/cnn_dailymail (validation), or data_file"
+        "mininews", description="embedded, abisee/cnn_dailymail, or data_file"
     )
     data_file: str = Field("", description="cnn_eval.json of the MLPerf reference; sets data=file")
     samples: int = Field(32, ge=0, description="of the data set; 0: all (mininews: 1,000)")
     max_new: int = Field(128, ge=2, le=8192, description="most tokens of an answer")
 
     engine: Literal["auto", "static", "continuous", "http", "sim"] = Field(
-        "auto", description="auto: static batches for Offline, continuous batching for all else"
+        "auto", description="auto: static for Offline, else continuous"
     )
     slots: int = Field(8, ge=1, le=4096, description="queries that the engine works on at once")
     step_s: float = Field(0.005, gt=0, le=10, description="engine=sim: seconds for each token")
@@ -64,13 +59,11 @@ class InferenceConfig(BaseConfig):
     )
     served_model: str = Field("", description="what the workers call the model; empty: the first that each names")
     tokens: Literal["ids", "text"] = Field(
-        "ids", description="of workers: token ids, or text alone, whose tokens the tokenizer of model counts"
+        "ids", description="of workers: token ids, or text, counted by the tokenizer of model"
     )
 
     server_qps: float = Field(10.0, gt=0, le=1e6, description="queries per second of Server")
-    expected_qps: float = Field(
-        20.0, gt=0, le=1e6, description="guess of the Offline rate, from which LoadGen sizes it"
-    )
+    expected_qps: float = Field(20.0, gt=0, le=1e6, description="guess of the Offline rate, for its size")
     expected_latency_s: float = Field(
         0.05, gt=0, le=600, description="guess for SingleStream and MultiStream; 0.5 for other models than the embedded"
     )

@@ -121,9 +121,7 @@ def _counted(config: InferenceConfig, result: Result) -> Iterator[Check]:
         yield _skipped("tokens counted", question, "the servers state no counts")
         return
     share = counted["counted"] / counted["stated"]
-    reason = (
-        f"{counted['counted']:,} tokens counted in the texts, {counted['stated']:,} stated by the servers: {share:.3f}"
-    )
+    reason = f"{counted['counted']:,} tokens counted in the texts, {counted['stated']:,} stated: {share:.3f}"
     limit = f"{1 - COUNT_SHARE:g} to {1 + COUNT_SHARE:g}"
     yield fact_check("tokens counted", question, abs(share - 1) <= COUNT_SHARE, reason, value=share, limit=limit)
 
@@ -144,9 +142,8 @@ def _accurate(config: InferenceConfig, result: Result) -> Iterator[Check]:
     value, shuffled = (result.metric(f"{name}{scope}") for name in ("rouge1", "control_rouge1_shuffled"))
     if value and shuffled and value.value is not None and shuffled.value is not None:
         text = f"ROUGE-1 {value.value:.2f} with their own references, {shuffled.value:.2f} with others'"
-        yield fact_check(
-            "better than chance", "Do the answers fit their own articles?", value.value > shuffled.value, text
-        )
+        question = "Do the answers fit their own articles?"
+        yield fact_check("better than chance", question, value.value > shuffled.value, text)
     full, least, most = bool(facts["full_set"]), (1 - GEN_LEN_SHARE) * GEN_LEN, (1 + GEN_LEN_SHARE) * GEN_LEN
     for kind, limit in ROUGE.items():
         yield _reference(f"reference {kind}", result.metric(f"{kind}{scope}"), ROUGE_SHARE * limit, None, full)
@@ -224,9 +221,7 @@ def reading(run: Run) -> list[str]:
         )
     sut = next((row["sut"] for row in result.tables.get("tests", []) if row.get("sut")), "")
     if SUT in sut:
-        sentences.append(
-            f"The system was reached over HTTP, and LoadGen knows it as {sut}: a network division result at most."
-        )
+        sentences.append(f"The system was reached over HTTP, as {sut}: a result of the network division at most.")
     share = result.metric(f"roofline_share_offline{scope}")
     if share and share.value is not None:
         reached = f"{100 * share.value:.3g}% of what memory and matrix products allow"
@@ -234,9 +229,7 @@ def reading(run: Run) -> list[str]:
     rows = result.tables.get("rouge", [])
     if len(rows) == 3:
         own, others, lead = (f"{row['rouge1']:.1f}" for row in rows)
-        sentences.append(
-            f"ROUGE-1 is {own}; with references of other articles {others}, for the article's beginning {lead}."
-        )
+        sentences.append(f"ROUGE-1 is {own}; with references of other articles {others}, of the lead {lead}.")
     if count := len(result.tables.get("reduced", [])):
         sentences.append(f"{count} rules of MLPerf are reduced, so no number of this run is an MLPerf result.")
     return sentences

@@ -26,6 +26,7 @@ import numpy as np
 import psutil
 
 from benchlib.benchmarks.inference.ahead import CONTEXT, preload
+from benchlib.benchmarks.inference.rules import Conf
 from benchlib.benchmarks.inference.workers import SUT
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.imports import loaded
@@ -52,16 +53,13 @@ AUDIT = """*.*.mode = 2
 
 @dataclass(frozen=True)
 class Test:
-    """What a test process is told. ``settings_expected`` must be read back from LoadGen after its conf was read."""
+    """What a test process is told."""
 
     name: str
-    scenario: str  # LoadGen's
-    model_key: str
     mode: str  # PerformanceOnly, AccuracyOnly, FindPeakPerformance
     engine: str
     settings: Settings
-    conf: str
-    expected: dict[str, float]
+    conf: Conf
     prompts: list[list[int]]
     warm_up: list[list[int]]  # prompts that are not in the data set
     repeated: list[list[int]]  # see in_turns
@@ -94,7 +92,7 @@ class Sut:
         self.log = QueryLog()
         self.expired: set[int] = set()
         self.lengths = [len(prompt) for prompt in test.prompts]
-        self.needs_first = test.scenario != "Offline"
+        self.needs_first = test.conf.scenario != "Offline"
         # Each probe of the search for the peak may use ids of an earlier one again: there queries have numbers of our own.
         self._renumbered = test.mode == "FindPeakPerformance"
         self._ids: dict[int, int] = {}
@@ -174,19 +172,19 @@ class Sut:
 
 def settings_of(lg: Any, test: Test) -> Any:
     """Return LoadGen's settings from the conf; ``RunBroken`` where it did not take over what the conf says."""
-    conf = test.folder / "user.conf"
-    conf.write_text(test.conf, encoding="utf-8")
+    conf, file = test.conf, test.folder / "user.conf"
+    file.write_text(conf.text, encoding="utf-8")
     settings = lg.TestSettings()
-    code = settings.FromConfig(str(conf), test.model_key, test.scenario)
+    code = settings.FromConfig(str(file), conf.model_key, conf.scenario)
     if code:
-        raise RunBroken(f"LoadGen could not read {conf.name} (code {code}):\n{test.conf}")
-    for name, value in test.expected.items():
+        raise RunBroken(f"LoadGen could not read {file.name} (code {code}):\n{conf.text}")
+    for name, value in conf.expected.items():
         used = float(getattr(settings, name))
         if abs(used - value) > 1e-9 * max(1.0, abs(value)):
             raise RunBroken(
-                f"LoadGen ignored a line of {conf.name}: {name} is {used:g} and not {value:g}; the file:\n{test.conf}"
+                f"LoadGen ignored a line of {file.name}: {name} is {used:g} and not {value:g}; the file:\n{conf.text}"
             )
-    settings.scenario = getattr(lg.TestScenario, test.scenario)
+    settings.scenario = getattr(lg.TestScenario, conf.scenario)
     settings.mode = getattr(lg.TestMode, test.mode)
     return settings
 
@@ -222,7 +220,7 @@ def _perform(test: Test, say: Connection) -> Outcome:
     output.outdir = str(test.folder)
     logging = lg.LogSettings()
     logging.log_output = output
-    logging.enable_trace = test.scenario == "Server" and test.mode == "PerformanceOnly"
+    logging.enable_trace = test.conf.scenario == "Server" and test.mode == "PerformanceOnly"
     audit = ""
     if test.audit:
         audit = str(test.folder / "audit.config")
@@ -232,9 +230,8 @@ def _perform(test: Test, say: Connection) -> Outcome:
         engine.on_send = sut.log.send
     count = len(test.prompts)
     handle = _handle(lg, test, sut)
-    library = lg.ConstructQSL(
-        count, min(count, int(settings.performance_sample_count_override) or count), _nothing, _nothing
-    )
+    used = min(count, int(settings.performance_sample_count_override) or count)
+    library = lg.ConstructQSL(count, used, _nothing, _nothing)
     failure: list[str] = []
 
     def start() -> None:
@@ -263,11 +260,8 @@ def _perform(test: Test, say: Connection) -> Outcome:
             reported = now
             say.send(("progress", (sut.log.ended, process.memory_info().rss)))
     spent = time.monotonic() - wall
-    facts |= {
-        "driver_cpu_share": (time.process_time() - cpu) / spent,
-        "resident_bytes": process.memory_info().rss,
-        "seconds": spent,
-    }
+    share = (time.process_time() - cpu) / spent
+    facts |= {"driver_cpu_share": share, "resident_bytes": process.memory_info().rss, "seconds": spent}
     if hasattr(engine, "record"):  # servers, of which some may have been lost
         facts["dispatch"] = engine.record(wall)
     else:

@@ -46,10 +46,8 @@ def detail(folder: Path) -> dict[str, Any]:
 
 def peak_qps(values: dict[str, Any]) -> float | None:
     """Return the rate that FindPeakPerformance reports, or None."""
-    matches = [
-        match for text in values["messages"] if (match := re.search(r"Found peak performance field: ([\d.]+)", text))
-    ]
-    return float(matches[-1][1]) if matches else None
+    found = re.findall(r"Found peak performance field: ([\d.]+)", "\n".join(values["messages"]))
+    return float(found[-1]) if found else None
 
 
 def schedule(folder: Path) -> np.ndarray:

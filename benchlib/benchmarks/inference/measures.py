@@ -70,14 +70,11 @@ def why_invalid(test: Tested) -> list[str]:
     reasons = _loadgen_reasons(test)
     if errors := int(log.get("num_errors", 0)):
         shown = f" (the first: {log['errors'][0][:160]})" if log.get("errors") else ""
-        reasons.append(
-            f"LoadGen logged {errors:,} errors and may call the run VALID all the same{shown}: mend the engine"
-        )
+        reasons.append(f"LoadGen logged {errors:,} errors and may say VALID all the same{shown}: mend the engine")
     if failed := int(table["failed"].sum()):
         shown = f" (the first: {test.errors[0][:160]})" if test.errors else ""
-        reasons.append(
-            f"{failed:,} of {len(table):,} queries failed{shown}: their filler answers are in LoadGen's percentiles"
-        )
+        what = "their filler answers are in LoadGen's percentiles"
+        reasons.append(f"{failed:,} of {len(table):,} queries failed{shown}: {what}")
     if test.repeated:
         reasons.append(f"{test.repeated:,} first tokens or completions came twice: an engine completes a query once")
     per_query = int(log.get("generated_samples_per_query", 1)) if test.scenario != "Server" else 1
@@ -90,9 +87,7 @@ def why_invalid(test: Tested) -> list[str]:
         reasons.append(f"{late}: give the driver a core of its own, or lower server_qps")
     share = float(test.facts.get("driver_cpu_share", 0))
     if not test.computes and share > BUSY:
-        reasons.append(
-            f"the client used {100 * share:.0f}% of a core and may have been late: use a faster machine for it"
-        )
+        reasons.append(f"the client used {100 * share:.0f}% of a core and may have been late: use a faster machine")
     stated = test.stated_per_s
     if stated and stated > RATE_SHARE * test.samples_per_s:
         reasons.append(
@@ -128,9 +123,8 @@ def _loadgen_reasons(test: Tested) -> list[str]:
         count, least = len(test.table), queries_needed(share, late)
         allowed = (1 - share) * count
         if count >= queries_needed(share, 0) and late >= allowed:  # more queries would show the same
-            reasons.append(
-                f"{late:,} of {count:,} queries were over a limit, p{rule.percentile:g} allows fewer than {allowed:.3g}: {lower}"
-            )
+            most = f"p{rule.percentile:g} allows fewer than {allowed:.3g}"
+            reasons.append(f"{late:,} of {count:,} queries were over a limit, {most}: {lower}")
         else:
             reasons.append(
                 f"{count:,} queries, {late:,} of them over a limit, do not prove p{rule.percentile:g}: at least {least:,} are needed "
@@ -149,9 +143,8 @@ def _impossible_times(test: Tested, done: np.ndarray) -> list[str]:
         if missing := int(np.isnan(first).sum()):
             reasons.append(f"{missing:,} queries had no first token: LoadGen counts their TTFT as zero")
         if wrong := int(((first <= 0) | (first > end)).sum()):
-            reasons.append(
-                f"{wrong:,} first tokens came before their query or after its end: clocks or events were mixed up"
-            )
+            when = "came before their query or after its end"
+            reasons.append(f"{wrong:,} first tokens {when}: clocks or events were mixed up")
         many = done[done["tokens"] > 1]
         if zero := int((queries.tpot_s(many) <= 0).sum()):
             what = "no time per output token; the engine must report its first token"
@@ -197,12 +190,9 @@ def rate_metric(name: str, table: np.ndarray, weights: np.ndarray, unit: str, wh
 
 def not_measured(scenario: str, scope: str, why: str) -> list[Metric]:
     """Return the first metrics of a performance test that did not end."""
-    names = (
-        ("samples_per_s", "samples/s", "higher"),
-        ("tokens_per_s", "tokens/s", "higher"),
-        ("latency_s", "s", "lower"),
-    )
-    return [not_available(f"{name}_{scenario.lower()}{scope}", unit, direction, why) for name, unit, direction in names]  # type: ignore[arg-type]
+    end = f"_{scenario.lower()}{scope}"
+    rates = [not_available(f"{kind}_per_s{end}", f"{kind}/s", "higher", why) for kind in ("samples", "tokens")]
+    return [*rates, not_available(f"latency_s{end}", "s", "lower", why)]
 
 
 def metrics_of(test: Tested, config: InferenceConfig, events: Events, scope: str) -> list[Metric]:
@@ -222,10 +212,9 @@ def metrics_of(test: Tested, config: InferenceConfig, events: Events, scope: str
             continue
         raw = "raw samples; the value is their median"
         metrics.append(measured(f"{name}_s{end}", values.tolist(), "s", "lower", reason=raw))
-        metrics += [
-            percentile_metric(f"{name}_p{round(100 * share)}_s{end}", values, share, "s", "no query was completed")
-            for share in (0.9, 0.99)
-        ]
+        for part in (90, 99):
+            tail = f"{name}_p{part}_s{end}"
+            metrics.append(percentile_metric(tail, values, part / 100, "s", "no query was completed"))
     if streamed:
         good = int(queries.meets(test.table, test.limits_s).sum()) if test.limits_s else 0
         span = queries.span_s(done) if len(done) else 0.0
@@ -246,9 +235,8 @@ def metrics_of(test: Tested, config: InferenceConfig, events: Events, scope: str
     share = "processor time of the test's process, engine included" if test.computes else "processor time of the client"
     metrics.append(measured(f"driver_cores{end}", float(test.facts["driver_cpu_share"]), "cores", "none", reason=share))
     resident = test.facts["resident_bytes"] / 1e9
-    metrics.append(
-        measured(f"resident_memory_gb{end}", resident, "GB", "lower", reason="the test's process, at the end")
-    )
+    of = "the test's process, at the end"
+    metrics.append(measured(f"resident_memory_gb{end}", resident, "GB", "lower", reason=of))
     if "dispatch" in test.facts:
         metrics += memory_of(test.facts["dispatch"]["workers"], end)
     else:

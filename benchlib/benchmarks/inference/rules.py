@@ -94,20 +94,26 @@ def _lines(config: Asked, scenario: str, samples: int, server_qps: float | None)
             yield f"{model_key(scenario)}.{name}.{limit}", round(1e3 * limit_s), limit, round(1e3 * limit_s) * 10**6
 
 
-def user_conf(config: Asked, scenario: str, samples: int, server_qps: float | None = None) -> str:
-    """Return the text of user.conf: the target, and with reduced rules all that they replace.
+@dataclass(frozen=True)
+class Conf:
+    """What LoadGen is told: its scenario and model key, the text of user.conf, and what must be read back of its settings."""
 
-    LoadGen takes ``key = value`` only with blanks around the sign, and ignores what it does not know: ``expected_settings``
-    says what must be read back.
-    """
-    lines = [f"{key} = {value:.12g}\n" for key, value, _, _ in _lines(config, scenario, samples, server_qps)]
-    return "".join(lines if config.rules == "reduced" else lines[:1])
+    scenario: str
+    model_key: str
+    text: str
+    expected: dict[str, float]
 
+    @classmethod
+    def of(cls, config: Asked, scenario: str, samples: int, server_qps: float | None = None) -> "Conf":
+        """Return the conf of a test: the target, and with reduced rules all that they replace.
 
-def expected_settings(config: Asked, scenario: str, samples: int, server_qps: float | None = None) -> dict[str, float]:
-    """Return attributes of LoadGen's settings with the values that must be read back from it."""
-    lines = _lines(config, scenario, samples, server_qps)
-    return {"use_token_latencies": 1, **{name: value for _, _, name, value in lines}}
+        LoadGen takes ``key = value`` only with blanks around the sign, and ignores what it does not know.
+        """
+        lines = list(_lines(config, scenario, samples, server_qps))
+        said = lines if config.rules == "reduced" else lines[:1]
+        text = "".join(f"{key} = {value:.12g}\n" for key, value, _, _ in said)
+        expected = {"use_token_latencies": 1.0, **{name: value for _, _, name, value in lines}}
+        return cls(lg_scenario(scenario), model_key(scenario), text, expected)
 
 
 def reduced(config: Asked, scenario: str, samples: int) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ This process loads the data, plans, and reads what the tests left; it computes n
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,9 +71,7 @@ def run(config: InferenceConfig, run_dir: Path, events: EventWriter) -> None:
     began = Moment.at(psutil.Process().create_time())
     events.emit("phase", name="init")
     if find_spec("mlperf_loadgen") is None:
-        raise BackendUnavailable(
-            "MLPerf LoadGen is not installed: pip install 'benchlib[inference]' (wheels for Linux)"
-        )
+        raise BackendUnavailable("LoadGen is not installed: pip install 'benchlib[inference]' (wheels for Linux)")
     with group.world(config, run_dir) as world:
         events.emit("phase", name="data")
         source = config.data, config.data_file, config.samples, config.seed, config.model
@@ -122,21 +121,16 @@ def _test(bench: _Bench, name: str, scenario: str, mode: str, server_qps: float 
     config, count = bench.config, len(bench.data.prompts)
     engine = config.engine_of(scenario)
     spare = articles.outside(bench.data.tokenizer, 40 * REPEATS + WARM_UPS, config.vocabulary)
-    long = [
-        [token for prompt in spare[place : place + 40] for token in prompt][:PROBE_TOKENS]
-        for place in range(0, 40 * REPEATS, 40)
-    ]
+    long = [[*itertools.chain(*spare[place : place + 40])][:PROBE_TOKENS] for place in range(0, 40 * REPEATS, 40)]
     # Whether a repeated prompt is faster: asked where first tokens are seen, once for an engine.
     asked = any(row["engine"] == engine for row in bench.tables.get("prefix_cache", []))
     expected = float(rules.plan(config, scenario, count, server_qps)["expected_s"])  # type: ignore[arg-type]
     factor = 40 if mode == "FindPeakPerformance" else 1
-    sent = {"AccuracyOnly": count, "FindPeakPerformance": 0}.get(
-        mode, audit or rules.queries_issued(config, scenario, count, server_qps)
-    )
+    issued = audit or rules.queries_issued(config, scenario, count, server_qps)
+    sent = {"AccuracyOnly": count, "FindPeakPerformance": 0}.get(mode, issued)
     return Test(
-        name=name, scenario=rules.lg_scenario(scenario), model_key=rules.model_key(scenario), mode=mode, engine=engine,
-        settings=_settings(config, bench.data, bench.device), conf=rules.user_conf(config, scenario, count, server_qps),
-        expected=rules.expected_settings(config, scenario, count, server_qps), prompts=bench.data.prompts, warm_up=spare[-WARM_UPS:],
+        name=name, mode=mode, engine=engine, settings=_settings(config, bench.data, bench.device),
+        conf=rules.Conf.of(config, scenario, count, server_qps), prompts=bench.data.prompts, warm_up=spare[-WARM_UPS:],
         repeated=[] if asked else in_turns(long), max_new=config.max_new, folder=bench.run_dir / "loadgen" / name,
         deadline_s=config.deadline_s, limit_s=config.test_limit_s or factor * SLACK * expected + config.deadline_s, audit=audit,
         threads=torch.get_num_threads(), sent=sent,

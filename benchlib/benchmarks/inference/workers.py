@@ -25,10 +25,8 @@ def meet(config: InferenceConfig, settings: Settings, tokenizer: Any) -> tuple[d
         each = [worker.says for worker in dispatcher.workers]
         says = dict(each[0])
         if says.get("engine") != "sim":  # which takes any prompt
-            mine = {
-                "model": says.get("model") if config.served_model else config.model,
-                "cut": list(tokenizer(EXAMPLE)["input_ids"]),
-            }
+            model = says.get("model") if config.served_model else config.model
+            mine = {"model": model, "cut": list(tokenizer(EXAMPLE)["input_ids"])}
             if why := unlike(mine, says):
                 raise UserError(
                     f"model = {config.model} makes the prompts, and {config.workers[0]} differs from it, {why}: set model to what the "
@@ -52,15 +50,14 @@ def sentences(tables: dict[str, list[dict[str, Any]]]) -> list[str]:
         parts = []
         for worker in dict.fromkeys(row["worker"] for row in lost if row["event"] == "down"):
             down = next(row for row in lost if row["worker"] == worker and row["event"] == "down")
-            up = next(
-                (row for row in lost if row["worker"] == worker and row["event"] == "up" and row["t_s"] > down["t_s"]),
-                None,
-            )
+            back = [
+                row["t_s"]
+                for row in lost
+                if (row["worker"], row["event"]) == (worker, "up") and row["t_s"] > down["t_s"]
+            ]
             when = "was not there" if down["t_s"] <= 0 else f"was lost after {down['t_s']:.1f} s"
-            parts.append(
-                f"worker {state[worker]['url']} {when}"
-                + (f" and came back after {up['t_s']:.1f} s" if up else " and did not come back")
-            )
+            then = f"came back after {back[0]:.1f} s" if back else "did not come back"
+            parts.append(f"worker {state[worker]['url']} {when} and {then}")
         parts.append(f"{again} queries were sent again to others" if again else "no query had to be sent again")
         lines.append(f"{test}: {'; '.join(parts)}.")
     return lines

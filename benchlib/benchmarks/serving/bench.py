@@ -38,7 +38,7 @@ class Bench:
     groups: dict[int, list[float]] = field(default_factory=dict)  # joint rates of the first k workers
     sweep: list[Row] = field(default_factory=list)
     knee: Row | None = None
-    knee_samples: dict[str, list[float]] = field(default_factory=dict)
+    knee_samples: dict[str, np.ndarray] = field(default_factory=dict)
     closed: list[Row] = field(default_factory=list)
     recovery: Row = field(default_factory=dict)
     inflight: list[Row] = field(default_factory=list)

@@ -22,25 +22,17 @@ class ServingConfig(BaseConfig):
     workers: list[str] = Field(
         [], description="servers, http://HOST:PORT; dns+http://NAME:PORT: each address of the name; empty: started here"
     )
-    mode: Literal["single", "distributed", "both"] = Field(
-        "both", description="each worker alone, all together, or both and what a further one adds"
-    )
+    mode: Literal["single", "distributed", "both"] = Field("both", description="each alone, all together, or both")
     engine: Literal["sim", "static", "continuous"] = Field("sim", description="of workers that are started here")
     model: str = Field(
-        EMBEDDED_MODEL,
-        min_length=1,
-        description="of these: hub name, folder, tiny, or llama3-8b-random: its shape, random weights",
+        EMBEDDED_MODEL, min_length=1, description="of these: hub name, folder, tiny, or llama3-8b-random"
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of these")
     worker_count: int = Field(2, ge=1, le=64, description="how many are started here")
     worker_slots: int = Field(8, ge=1, le=4096, description="queries that each of these works on at once")
-    sim_step_ms: list[PositiveFloat] = Field(
-        [15, 25], min_length=1, description="engine sim: time of a token, in ms, by worker"
-    )
+    sim_step_ms: list[PositiveFloat] = Field([15, 25], min_length=1, description="sim: ms for a token, by worker")
 
-    prompt_tokens: int = Field(
-        100, ge=4, le=100_000, description="tokens of a prompt, the mean; each has 0.5 to 1.5 times as many"
-    )
+    prompt_tokens: int = Field(100, ge=4, le=100_000, description="mean tokens of a prompt; each 0.5 to 1.5 times that")
     max_new: int = Field(16, ge=2, le=8192, description="most new tokens of an answer")
     concurrency: int = Field(16, ge=1, le=4096, description="queries that a worker has at once, alone as together")
     queries: int = Field(32, ge=8, le=1_000_000, description="queries per worker in a run that measures a rate")
@@ -48,34 +40,24 @@ class ServingConfig(BaseConfig):
 
     arrivals: Literal["poisson", "constant"] = Field("poisson", description="of the queries of open loops")
     loads: list[Annotated[float, Field(ge=0.01, le=10)]] = Field(
-        [0.4, 0.8, 2.0], min_length=1, description="rates of the sweep, as shares of the joint rate"
+        [0.4, 0.8, 2.0], min_length=1, description="sweep: shares of the joint rate"
     )
-    point_s: float = Field(
-        0.5, gt=0, le=3600, description="time for which a rate is sent, in seconds; three times to confirm"
-    )
-    refine: int = Field(
-        1, ge=0, le=10, description="further rates between the last that met the limits and the first that missed"
-    )
+    point_s: float = Field(0.5, gt=0, le=3600, description="seconds for which a rate is sent; thrice to confirm")
+    refine: int = Field(1, ge=0, le=10, description="further rates between the last that met and the first that missed")
     concurrencies: list[Annotated[int, Field(ge=1, le=4096)]] = Field(
-        [1, 16], description="closed loops: queries under way at once, over all workers"
+        [1, 16], description="closed loops: queries at once, in all"
     )
     ttft_ms: float = Field(500, gt=0, description="limit of the time to the first token, in ms")
     tpot_ms: float = Field(100, gt=0, description="limit of the time per further token, in ms")
-    percentile: float = Field(
-        99, ge=50, le=99.9, description="percentile of both times that has to be within its limit"
-    )
+    percentile: float = Field(99, ge=50, le=99.9, description="of both times, to be within its limit")
 
     deadline_s: float = Field(60, gt=0, description="seconds from a query's first sending until it has failed")
     stall_s: float = Field(20, gt=0, description="seconds without a byte until a query is given to another worker")
     gone_s: float = Field(5, gt=0, description="seconds without any worker until what is left has failed")
     recovery: bool = Field(True, description="kill a worker during a run and start it again; only those started here")
 
-    target_efficiency: float | None = Field(
-        None, gt=0, le=1, description="least rate of all over the sum of each alone"
-    )
-    project_samples: int = Field(
-        13368, ge=1, description="samples of the projection: the full set of MLPerf's Llama 3.1 8B"
-    )
+    target_efficiency: float | None = Field(None, gt=0, le=1, description="least joint rate / sum of each alone")
+    project_samples: int = Field(13368, ge=1, description="samples of the projection: MLPerf's full set")
 
     @field_validator("workers")
     @classmethod

@@ -90,13 +90,8 @@ def concurrency(run: Records, theme: Theme = LIGHT) -> Picture:
         return leave_empty(figure, axes, theme, "No closed loop was run.")
     axes.plot(frame["latency_p50_ms"], frame["samples_per_s"], marker="o", color=theme.series[0])
     for _, row in frame.iterrows():
-        note(
-            axes,
-            f"{row['concurrency']:.0f} at once",
-            (row["latency_p50_ms"], row["samples_per_s"]),
-            (5, -6),
-            fontsize=8,
-        )
+        at = row["latency_p50_ms"], row["samples_per_s"]
+        note(axes, f"{row['concurrency']:.0f} at once", at, (5, -6), fontsize=8)
     axes.set_ylim(bottom=0)
     axes.margins(x=0.15)
     best = frame.nlargest(1, "samples_per_s").iloc[0]

@@ -114,10 +114,8 @@ def _efficiency(run: Run, config: ServingConfig) -> Check:
         reason = metric.reason if metric else "the run has no such metric"
         return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
     rounds = run.samples.get(metric.name, [metric.value])
-    reason, good = (
-        f"{metric.value:.2f} of the sum, {min(rounds):.2f} to {max(rounds):.2f} by round",
-        min(rounds) <= MOST_EFFICIENCY,
-    )
+    good = min(rounds) <= MOST_EFFICIENCY
+    reason = f"{metric.value:.2f} of the sum, {min(rounds):.2f} to {max(rounds):.2f} by round"
     return fact_check(name, question, good, reason, limit=f"<= {MOST_EFFICIENCY}", value=metric.value)
 
 
@@ -190,11 +188,7 @@ def reading(run: Run) -> list[str]:
     if knee := value["knee_per_s"]:
         share = f", {knee / joint:.0%} of the joint rate" if joint else ""
         missed = next((row for row in result.tables.get("load", []) if row["why"]), None)
-        end = (
-            f"at {missed['rate']:.3g}/s: {missed['why']}"
-            if missed
-            else "no rate of the sweep missed them: the knee is higher"
-        )
+        end = f"at {missed['rate']:.3g}/s: {missed['why']}" if missed else "no rate missed them: the knee is higher"
         sentences.append(f"Both limits hold up to {quantity(knee, 'queries/s')}{share}; {end}.")
     if (item := metric["projected_hours"]) and item.value:
         low_s, high_s = (duration(3600 * end) if end is not None else "" for end in (item.ci_low, item.ci_high))

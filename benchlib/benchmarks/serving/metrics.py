@@ -116,14 +116,13 @@ def _middle(rows: list[Row]) -> Row:
 def predict(rates: list[float], queries: int) -> dict[str, Row]:
     """Return what own rates say of a joint run before it: its rate, its time and the share of each worker, by split."""
     slowest, total = min(rates), sum(rates)
-    joint = {
-        "weighted": (total, [rate / total for rate in rates]),
-        "equal": (len(rates) * slowest, [1 / len(rates)] * len(rates)),
-    }
+    even = [1 / len(rates)] * len(rates)
     return {
-        split: {"samples_per_s": rate, "seconds": queries / rate, "shares": shares}
-        for split, (rate, shares) in joint.items()
-    }
+        split: {"samples_per_s": joint, "seconds": queries / joint, "shares": shares}
+        for split, joint, shares in (
+            ("weighted", total, [rate / total for rate in rates]), ("equal", len(rates) * slowest, even),
+        )
+    }  # fmt: skip
 
 
 def _splits(bench: Bench) -> list[Row]:

@@ -20,8 +20,6 @@ from benchlib.benchmarks.serving.bench import Bench, Row
 from benchlib.benchmarks.serving.config import ServingConfig
 from benchlib.benchmarks.serving.metrics import facts, metrics, predict, series
 from benchlib.config import addresses
-from benchlib.config.schema import BaseConfig
-from benchlib.core.errors import UserError
 from benchlib.core.events import EventWriter, Moment
 from benchlib.core.imports import loaded
 from benchlib.core.machine import BACKENDS
@@ -37,10 +35,8 @@ CPU = "process_cpu_seconds_total"  # of a worker's /metrics
 KILLED_AT = 0.25  # of the expected time of that many queries: when a worker is killed
 
 
-def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
+def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
     """Measure; leaves ``result.json`` and ``samples.parquet``."""
-    if not isinstance(config, ServingConfig):
-        raise UserError(f"benchmark = {config.benchmark}: this is the serving benchmark")
     began = Moment.at(psutil.Process().create_time())
     events.emit("phase", name="init", text="starting the workers")
     with contextlib.ExitStack() as stack:
@@ -146,9 +142,8 @@ def _at_once(bench: Bench, urls: list[str], weighted: bool = True) -> Row:
         ends = [done["last_s"][done["worker"] == worker.index] for worker in dispatcher.workers]
         start = float(queries.start_s(table).min())
         row["end_s"] = [float(end.max()) - start if len(end) else 0.0 for end in ends]
-        row["each_per_s"] = [
-            count / end_s if count else 0.0 for count, end_s in zip(row["given"], row["end_s"], strict=True)
-        ]
+        both = zip(row["given"], row["end_s"], strict=True)
+        row["each_per_s"] = [count / end_s if count else 0.0 for count, end_s in both]
         row["idle_slot_s"] = [worker.idle_slot_s for worker in dispatcher.workers]
         return row
 
@@ -170,9 +165,7 @@ def _load(bench: Bench) -> None:
             number += 1
             due = schedule(config.arrivals, rate, count, config.seed + number)
             table = bench.count(client, client.open_loop(due))
-            bench.knee_samples = {
-                name: values.tolist() for name, values in queries.times_s(queries.completed(table)).items()
-            }
+            bench.knee_samples = queries.times_s(queries.completed(table))
             bench.events.emit("progress", phase="load", done=number, total=max(number, most), unit="rates")
             return measure(table, config.limits_s, config.percentile / 100, client.log.repeated)
 

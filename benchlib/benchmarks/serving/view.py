@@ -29,9 +29,7 @@ def warnings(config: Any, result: Any) -> list[str]:
         made.append("All workers share this machine: what one of them gains, another may lose.")
     few = min((row["queries"] for row in result.tables.get("load", [])), default=0) if result else 0
     if few and few < 100:
-        made.append(
-            f"The shortest run of the sweep has {few} queries: its p99 is its largest value. Set point_s higher."
-        )
+        made.append(f"The shortest run of the sweep has {few} queries: its p99 is the largest. Set point_s higher.")
     return made
 
 

@@ -70,10 +70,8 @@ def _file(path: Path) -> list[tuple[str, str, str, list[int] | None]]:
     try:
         rows = json.loads(read_bytes(path))
         prompts = [row.get("instruction", PROMPT).format(input=row["input"]) for row in rows]
-        return [
-            (prompt, row["input"], row["output"], row.get("tok_input"))
-            for prompt, row in zip(prompts, rows, strict=True)
-        ]
+        both = zip(prompts, rows, strict=True)
+        return [(prompt, row["input"], row["output"], row.get("tok_input")) for prompt, row in both]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"expected a list of objects with input and output, as in cnn_eval.json ({error!r})"
         raise DataError(f"{path}: {what}") from None

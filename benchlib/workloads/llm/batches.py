@@ -72,16 +72,10 @@ class _Loaded:
         settings = self.settings
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        decoder = decoders.load(
-            settings.model, settings.device, settings.precision, settings.positions, settings.shrink
-        )
-        self.facts = {
-            **decoder.facts(),
-            "slots": settings.slots,
-            "threads": torch.get_num_threads(),
-            "ends": list(decoder.ends),
-        }
-        self.decoder = decoder
+        names = ("model", "device", "precision", "positions", "shrink")
+        self.decoder = decoder = decoders.load(*(getattr(settings, name) for name in names))
+        own = {"slots": settings.slots, "threads": torch.get_num_threads(), "ends": list(decoder.ends)}
+        self.facts = decoder.facts() | own
         return decoder
 
     def submit(
@@ -91,9 +85,8 @@ class _Loaded:
         if self._over.is_set() or self.decoder is None:
             raise UserError(STOPPED)
         if len(ids) + max_new > self.decoder.positions:
-            raise UserError(
-                f"a prompt of {len(ids):,} tokens and {max_new} new ones: the engine takes {self.decoder.positions:,}"
-            )
+            most = self.decoder.positions
+            raise UserError(f"a prompt of {len(ids):,} tokens and {max_new} new ones: the engine takes {most:,}")
         self._take_in(_Query(rid, ids, max_new, on_first, on_done, on_more))
 
     def _take_in(self, query: _Query) -> None:
@@ -147,9 +140,8 @@ class Static(_Loaded):
         if self._over.is_set() or self.decoder is None:
             return ""
         if self._failures >= FAILURES:
-            return (
-                f"{self._failures} batches in a row failed, the last with {self._last_failure}; start the engine again"
-            )
+            last = f"the last with {self._last_failure}; start the engine again"
+            return f"{self._failures} batches in a row failed, {last}"
         return "" if self._thread.is_alive() else "the thread of the static batches ended; see the log"
 
     def start(self) -> None:

@@ -42,9 +42,8 @@ TEXTS = "benchlib.workloads.llm.texts"  # imported in text mode alone: it needs 
 EXAMPLE = "A tokenizer of another model cuts this sentence, 12.5% of it or more, at other places."
 
 PEAKS = ("bytes_per_s", "flop_per_s")  # of an answer of /peaks
-METRIC = re.compile(
-    r"^(?!#)(\S.*) (\S+)$", re.MULTILINE
-)  # of Prometheus' text format: a name with its labels, a number
+# Of Prometheus' text format: a name with its labels, a number.
+METRIC = re.compile(r"^(?!#)(\S.*) (\S+)$", re.MULTILINE)
 
 # Of a query: the dispatcher looks after all of them at once, and an answer is read when it is whole.
 UNASKED = ("Accept", "Accept-Encoding", "User-Agent")  # headers that no worker needs: they cost both sides
@@ -88,9 +87,8 @@ class Query:
     content: aiohttp.StreamReader | None = None  # of its answer
     came: int = 0  # bytes of it, when that was looked at last
     moved: float = 0.0  # when there were more
-    given_up: tuple[str, str, bool] | None = (
-        None  # why the attempt was ended: outcome, words, whether another one may do
-    )
+    # Why the attempt was ended: outcome, words, whether another one may do.
+    given_up: tuple[str, str, bool] | None = None
 
 
 @dataclass
@@ -260,17 +258,13 @@ class Dispatcher:
 
         ``bytes_per_s`` and ``flop_per_s``; nothing of one that does not know ``/peaks``.
         """
-        return self._each(
-            "/peaks", self.policy.start_s, lambda text: {name: float(json.loads(text)[name]) for name in PEAKS}
-        )
+        read = lambda text: {name: float(json.loads(text)[name]) for name in PEAKS}  # noqa: E731
+        return self._each("/peaks", self.policy.start_s, read)
 
     def counters(self) -> list[Row]:
         """Return the numbers of each worker's ``/metrics`` by name; empty where it has none."""
-        return self._each(
-            "/metrics",
-            self.policy.probe_limit_s,
-            lambda text: {name: float(value) for name, value in METRIC.findall(text)},
-        )
+        read = lambda text: {name: float(value) for name, value in METRIC.findall(text)}  # noqa: E731
+        return self._each("/metrics", self.policy.probe_limit_s, read)
 
     def _each(self, path: str, limit_s: float, read: Callable[[str], Row]) -> list[Row]:
         """Ask all workers at once, and return what is read in each answer; nothing where there is none."""
@@ -329,13 +323,16 @@ class Dispatcher:
         return self.policy.late_s if self.policy.partial else self.policy.start_s
 
     async def _greet(self, worker: Worker, end: float) -> None:
-        """Wait for a worker, and see by a query of two tokens that it speaks with token ids and takes our token."""
+        """Wait for a worker, and meet it. Raises ``UserError`` for one that is not there in time."""
         while not await self._healthy(worker):
             if time.monotonic() > end:
-                raise UserError(
-                    f"worker {worker.url} was not ready within {self._patience_s:g} s ({worker.reason}): start it, or correct workers="
-                )
+                late = f"was not ready within {self._patience_s:g} s ({worker.reason})"
+                raise UserError(f"worker {worker.url} {late}: start it, or correct workers=")
             await asyncio.sleep(0.05)
+        await self._meet(worker)
+
+    async def _meet(self, worker: Worker) -> None:
+        """See by a query of two tokens that a worker speaks with token ids and takes our token; ``UserError`` if not."""
         what = "a query in words" if self._codec else "a query of 3 token ids"
         try:
             says = await self._identity(worker)
@@ -355,9 +352,8 @@ class Dispatcher:
         """
         async with self._session.get(f"{worker.url}/v1/models") as response:
             if response.status in (401, 403):
-                raise _Refused(
-                    f"{response.status}: it refuses the bearer token; set the environment variable BENCHLIB_TOKEN to the worker's"
-                )
+                remedy = "set the environment variable BENCHLIB_TOKEN to the worker's"
+                raise _Refused(f"{response.status}: it refuses the bearer token; {remedy}")
             try:
                 named = {str(row["id"]): row for row in (await response.json(content_type=None))["data"]}
             except (ValueError, KeyError, TypeError):
@@ -387,15 +383,14 @@ class Dispatcher:
         there = [worker for worker in self.workers if worker.ready]
         for worker in there[1:]:
             if why := unlike(there[0].says, worker.says):
-                raise UserError(
-                    f"workers: {there[0].url} and {worker.url} differ, {why}; a result of both would be of neither: leave one out"
-                )
+                differ = f"{there[0].url} and {worker.url} differ, {why}"
+                raise UserError(f"workers: {differ}; a result of both would be of neither: leave one out")
 
     async def _returned(self, worker: Worker) -> None:
         """Take a worker back that is healthy again, if it is what it was: what others say counts for one that was never there."""
         agreed = worker.says or next((other.says for other in self.workers if other.says), {})
         try:
-            await self._greet(worker, 0)
+            await self._meet(worker)
         except UserError as error:
             worker.reason = str(error)
             return
@@ -703,9 +698,8 @@ def losses(events: Sequence[Row], attempts: Sequence[Row], began_s: float = 0.0)
         if row["outcome"] not in ("ok", "cancelled"):
             lost.setdefault((row["worker"], row["error"].partition(": ")[2] or row["error"]), []).append(row["ended_s"])
     for (worker, reason), ends in lost.items():
-        rows.append(
-            {"t_s": min(ends) - began_s, "worker": worker, "event": "requeued", "times": len(ends), "reason": reason}
-        )
+        row = {"t_s": min(ends) - began_s, "worker": worker, "event": "requeued"}
+        rows.append(row | {"times": len(ends), "reason": reason})
     return sorted(rows, key=lambda row: row["t_s"])
 
 

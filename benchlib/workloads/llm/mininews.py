@@ -125,8 +125,6 @@ def generate(count: int, seed: int, split: str = "test") -> list[Article]:
     Raises ``UserError`` for an unknown split or a negative size.
     """
     if split not in SPLITS or count < 0:
-        raise UserError(
-            f"mininews: {count} articles of {split!r}; the size is 0 or more, the split {' or '.join(SPLITS)}"
-        )
+        raise UserError(f"mininews: {count} articles of {split!r}: take 0 or more of {' or '.join(SPLITS)}")
     random = Random(f"mininews {split} {seed}")
     return [article(random, split, name=f"mininews-{split}-{seed}-{number}") for number in range(count)]

@@ -94,9 +94,7 @@ class Pool:
                 how = f"by {signal_name(-code)}" if code < 0 else f"with exit code {code}"
                 raise RunBroken(f"worker {index} ended {how}: {words}")
             if self.ready_s[index] + time.monotonic() > self.start_s:
-                raise RunBroken(
-                    f"worker {index} did not get ready within {self.start_s:g} s: {self._last_words(index)}"
-                )
+                raise RunBroken(f"worker {index} was not ready within {self.start_s:g} s: {self._last_words(index)}")
             time.sleep(POLL_S)
         self.ready_s[index] += time.monotonic()
         self.urls[index] = str(read_json(announce)["url"])

@@ -108,9 +108,8 @@ class Ask:
             also = ", or a text" if codec else ": this worker has no tokenizer"
             raise ValueError(f"prompt has to be a list of token ids{also}")
         if min(ids) < 0 or max(ids) >= vocabulary:  # such an id would end more than its own query
-            raise ValueError(
-                f"prompt has token ids from {min(ids)} to {max(ids)}: this model has 0 to {vocabulary - 1}"
-            )
+            has = f"this model has 0 to {vocabulary - 1}"
+            raise ValueError(f"prompt has token ids from {min(ids)} to {max(ids)}: {has}")
         max_new = values.get("max_tokens", 16)
         if type(max_new) is not int or not 1 <= max_new <= limits.new_tokens:
             raise ValueError(f"max_tokens = {max_new!r}: expected a whole number from 1 to {limits.new_tokens}")
@@ -318,10 +317,8 @@ class Server:
     async def _metrics(self, _: web.Request) -> web.Response:
         name, process = "benchlib_requests_total", psutil.Process()
         times, memory = process.cpu_times(), (process.memory_info().rss, self.engine.device_memory()[0])
-        lines = [
-            f"# TYPE {name} counter",
-            *(f'{name}{{outcome="{key}"}} {count}' for key, count in self.counts.items()),
-        ]
+        of_outcomes = (f'{name}{{outcome="{key}"}} {count}' for key, count in self.counts.items())
+        lines = [f"# TYPE {name} counter", *of_outcomes]
         for name, kind, value in (
             ("benchlib_generated_tokens_total", "counter", self.tokens),
             ("benchlib_requests_open", "gauge", self.open),
@@ -419,9 +416,8 @@ def main(text: str) -> int:
         options = Options(**values, **step)
         if options.with_parent:
             die_with_parent(os.getppid())
-        token = (
-            Path(options.token_file).read_text().strip() if options.token_file else os.environ.get(TOKEN, "").strip()
-        )
+        given = Path(options.token_file).read_text() if options.token_file else os.environ.get(TOKEN, "")
+        token = given.strip()
         check_place(options.host, token)
         _allow_connections()
         engine = make(options.engine, options, SERVED)

@@ -46,9 +46,8 @@ PROMPTS = [[5, 6, 7 + row] for row in range(SAMPLES)]
 
 def planned(folder, scenario="Server", config=QUICK, **more):
     values = {
-        "name": scenario, "scenario": rules.lg_scenario(scenario), "model_key": rules.model_key(scenario), "mode": "PerformanceOnly",
-        "engine": "sim", "settings": Settings(step_s=0.001, slots=16), "conf": rules.user_conf(config, scenario, SAMPLES),
-        "expected": rules.expected_settings(config, scenario, SAMPLES), "prompts": PROMPTS, "warm_up": [[3, 4]], "repeated": [],
+        "name": scenario, "mode": "PerformanceOnly", "engine": "sim", "settings": Settings(step_s=0.001, slots=16),
+        "conf": rules.Conf.of(config, scenario, SAMPLES), "prompts": PROMPTS, "warm_up": [[3, 4]], "repeated": [],
         "max_new": 12, "folder": folder / scenario, "deadline_s": 5.0, "limit_s": 20.0,
     }  # fmt: skip
     return loadgen.Test(**{**values, **more})
@@ -418,7 +417,8 @@ def test_loadgen_over_servers_that_are_all_killed_ends_and_counts(tmp_path):
 )
 def test_lines_that_loadgen_ignores_are_found(tmp_path, line, reason):
     """A typing error in the conf is silent in LoadGen: what was read back tells."""
-    test = planned(tmp_path, conf=line + chr(10), expected={"server_target_qps": 300.0})
+    conf = rules.Conf("Server", rules.MODEL, line + chr(10), {"server_target_qps": 300.0})
+    test = planned(tmp_path, conf=conf)
     assert reason in loadgen.perform(test, lambda done, rss: None).reason
 
 
@@ -426,13 +426,9 @@ def test_lines_that_loadgen_ignores_are_found(tmp_path, line, reason):
 def test_the_real_rules_are_those_of_the_embedded_conf(tmp_path, scenario):
     """With rules=mlperf the conf names the target alone, and LoadGen has all that the kit's table of rules says."""
     config = InferenceConfig(rules="mlperf", data="cnn_dailymail", samples=0, model="meta-llama/Llama-3.1-8B-Instruct")
-    expected = rules.expected_settings(config, scenario, rules.SET)
-    assert (
-        expected["min_duration_ms"] == 600_000 and len(rules.user_conf(config, scenario, rules.SET).splitlines()) == 1
-    )
-    test = planned(
-        tmp_path, scenario, config, conf=rules.user_conf(config, scenario, rules.SET), expected=expected, limit_s=0.1
-    )
+    conf = rules.Conf.of(config, scenario, rules.SET)
+    assert conf.expected["min_duration_ms"] == 600_000 and len(conf.text.splitlines()) == 1
+    test = planned(tmp_path, scenario, config, conf=conf, limit_s=0.1)
     assert loadgen.perform(test, lambda done, rss: None).reason.startswith("the test did not end within")
 
 
