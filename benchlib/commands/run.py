@@ -39,7 +39,7 @@ from benchlib.results.run import Run, find_runs, tolerant
 from benchlib.results.store import state
 from benchlib.show.digest import cards, messages
 from benchlib.show.headless import NOTEBOOK_S, execute
-from benchlib.show.kernels import SPARE
+from benchlib.show.kernels import warm_up
 
 if TYPE_CHECKING:
     from benchlib.show.report import Pictures
@@ -72,7 +72,7 @@ _DAY = re.compile(r".+-\d{8}")  # the folder of a day in a store
 
 def get_ready() -> None:
     """Begin what every run needs and takes seconds: a kernel, and the imports of executing and reporting a notebook."""
-    SPARE.start()
+    warm_up()
     threading.Thread(target=lambda: importlib.import_module("papermill"), daemon=True).start()
 
 
@@ -94,7 +94,7 @@ def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1
                 console.print(f"[yellow]undecided[/]  repetition {turn} of at most {repeat}")
                 earlier[number].append(_record(done[number].run_dir))
             try:
-                done[number] = run_one(planned[number], store, earlier[number], last=number == due[-1])
+                done[number] = run_one(planned[number], store, earlier[number])
             except StorageError as error:  # no place for the next run either
                 return max(_not_stored(error, "BROKEN"), write_index(store, quiet=True))
             if done[number].interrupted:
@@ -124,16 +124,16 @@ class Outcome:
         return self.verdict.exit_code(strict) or (EXIT_NOTHING_TO_COMPARE if self.missed else EXIT_PASS)
 
 
-def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = (), last: bool = True) -> Outcome:
-    """Run one plan into a folder of its own; ``earlier`` repetitions are judged with it. Not ``last``: another run follows.
+def run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord] = ()) -> Outcome:
+    """Run one plan into a folder of its own; ``earlier`` repetitions are judged with it.
 
     Raises ``StorageError`` where the run, its verdict or its report cannot be written; the ranks have ended then.
     """
     with Interrupts() as interrupts:
-        return _run_one(planned, out, earlier, last, interrupts)
+        return _run_one(planned, out, earlier, interrupts)
 
 
-def _run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord], last: bool, interrupts: Interrupts) -> Outcome:
+def _run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord], interrupts: Interrupts) -> Outcome:
     config, began = planned.config, time.time()
     run_dir = prepare(planned, out)
     if earlier:
@@ -142,12 +142,12 @@ def _run_one(planned: Plan, out: Path, earlier: Sequence[RunRecord], last: bool,
         f"[bold]{config.benchmark}[/]  tier {config.tier}  backend {config.backend}  {config.world_size} rank{'s' * (config.world_size > 1)}  [dim]{shown(run_dir)}[/]"
     )
     with run_folder.attended(run_dir):
-        return _finished(planned, run_dir, began, last, interrupts)
+        return _finished(planned, run_dir, began, interrupts)
 
 
-def _finished(planned: Plan, run_dir: Path, began: float, last: bool, interrupts: Interrupts) -> Outcome:
+def _finished(planned: Plan, run_dir: Path, began: float, interrupts: Interrupts) -> Outcome:
     """Execute, judge and report a run whose folder is there."""
-    ahead = _Ahead(run_dir, planned.config.benchmark, last)
+    ahead = _Ahead(run_dir, planned.config.benchmark)
     if planned.unavailable:
         judging.mark_skipped(Run(run_dir), planned.unavailable)
     else:
@@ -241,13 +241,10 @@ def at_work(words: str) -> contextlib.AbstractContextManager[Status | None]:
 
 
 class _Ahead:
-    """What begins when the ranks have ended, while the notebook judges and draws: a report's pictures, the next run's kernel.
+    """A report's pictures, drawn when the ranks have ended, while the notebook judges and draws: nothing is timed then."""
 
-    Nothing of it runs while anything is timed.
-    """
-
-    def __init__(self, run_dir: Path, benchmark: str, last: bool) -> None:
-        self._run_dir, self._benchmark, self._last = run_dir, benchmark, last
+    def __init__(self, run_dir: Path, benchmark: str) -> None:
+        self._run_dir, self._benchmark = run_dir, benchmark
         self._pictures: Future[Pictures] | None = None
 
     def begin(self) -> None:
@@ -256,8 +253,6 @@ class _Ahead:
             return
         from benchlib.show.report import draw_pictures
 
-        if not self._last:
-            SPARE.start()
         pool = ThreadPoolExecutor(1)
         self._pictures = pool.submit(draw_pictures, Run(self._run_dir), self._benchmark)
         pool.shutdown(wait=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
-from benchlib.show.kernels import HEADLESS, Kernel, kernel_manager
+from benchlib.show.kernels import HEADLESS, Kernel, kernel_manager, warm_up
 
 NOTEBOOK_S = 60.0  # for a notebook after its ranks were ended, while it computes: judgement, pictures
 # For a kernel to end its ranks after an interrupt, and for its end to be noticed after it was killed.
@@ -52,6 +52,7 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any], timeout_s: 
     error, ``TimeoutError`` at the limit and ``KeyboardInterrupt`` after an interrupt.
     """
     (output.parent / "logs").mkdir(exist_ok=True)
+    warm_up()
     old = {name: os.environ.get(name) for name in HEADLESS}
     os.environ.update(HEADLESS)
     folder, kernel, failures = Path.cwd(), Kernel(), list[BaseException]()

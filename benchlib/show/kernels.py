@@ -1,93 +1,78 @@
-"""Kernels of notebooks that run headless: of this very interpreter, ended from outside, and started ahead of their notebook.
+"""Kernels of notebooks that run headless: of this very interpreter, ended from outside, and forked from one that is warm.
 
-To start a kernel and import what every notebook needs takes three seconds of one core. A spare interpreter does that while
-others compute, reads from its standard input which kernel to be, and is it.
+To start a kernel and import what every notebook needs takes three seconds of one core. A fork server does that once for all
+notebooks of a program, and each kernel starts at once.
 """
 
 import atexit
 import contextlib
-import importlib
-import json
+import multiprocessing
 import os
 import runpy
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchlib.core.imports import importing
 from benchlib.launch.processes import go_on_without_parent, is_stopped
 
 # A kernel and all that it starts must know that nobody looks on: plain text instead of widgets.
 HEADLESS = {"BENCHLIB_HEADLESS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
-IMPORTED = ("ipykernel.kernelapp", "benchlib.session", "benchlib.show.figures", "pandas", "scipy.stats")
-_WAIT = "from benchlib.show.kernels import be_ipykernel; be_ipykernel()"
 
 
-class _Spare:
-    """At most one interpreter that waits to be a kernel; it ends by itself where this program ends without needing it."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start one where none waits."""
-        if self._process is None or self._process.poll() is not None:
-            command = [sys.executable, "-c", _WAIT]
-            environment = {**os.environ, **HEADLESS, "JPY_PARENT_PID": str(os.getpid())}  # read during imports
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
-
-    def take(self, command: list[str], environment: dict[str, str], folder: str, log: Path | None) -> Any:
-        """Make the spare interpreter the kernel of ``command``; return its process, None where there is none."""
-        process, self._process = self._process, None
-        if process is None or process.stdin is None:
-            return None
-        order = {"arguments": command[2:], "environment": environment, "folder": folder, "log": str(log or "")}
-        with contextlib.suppress(OSError), process.stdin as words:  # an error: it has ended
-            words.write(json.dumps(order).encode())
-        return process if process.poll() is None else None
-
-    def discard(self) -> None:
-        """End it."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
+def warm_up() -> None:
+    """Start the fork server where none runs, on Linux only: elsewhere a kernel is a new interpreter. It ends with the calling thread."""
+    if sys.platform == "linux":
+        forkserver.set_forkserver_preload(["benchlib.show.preloaded"])
+        forkserver.ensure_running()
 
 
-SPARE = _Spare()
-atexit.register(SPARE.discard)
+class _Forked:
+    """A kernel of the fork server, with what jupyter_client asks a ``Popen`` for."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, command: list[str], environment: dict[str, str], folder: str, log: Path | None) -> None:
+        arguments = (command[2:], environment, folder, log)
+        self._process: BaseProcess = multiprocessing.get_context("forkserver").Process(
+            target=_be_ipykernel, args=arguments
+        )
+        self._process.start()
+        self.pid = self._process.pid
+        self.kill, self.terminate = self._process.kill, self._process.terminate
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        assert self.pid
+        os.kill(self.pid, number)
 
 
-def be_ipykernel() -> None:
-    """Import what notebooks need, wait for the order to be a kernel, and be it; end at once where nobody is left to give it."""
+def _be_ipykernel(arguments: list[str], environment: dict[str, str], folder: str, log: Path | None) -> None:
+    """Be the kernel, in its process."""
+    os.setsid()
     go_on_without_parent()
-    words: list[str] = []
-
-    def listen() -> None:
-        words.append(sys.stdin.read())
-        if not words[0]:
-            os._exit(0)
-
-    listening = threading.Thread(target=listen, daemon=True)
-    listening.start()
-    with importing():
-        for name in IMPORTED:
-            importlib.import_module(name)
-    listening.join()
-    order = json.loads(words[0])
-    os.chdir(order["folder"])
-    os.environ.update(order["environment"])
-    for number, path in ((0, os.devnull), (2, order["log"])):
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, path in ((0, os.devnull), (2, log)):
         if path:
             os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), number)
-    sys.argv = order["arguments"]
-    runpy.run_module("ipykernel_launcher", run_name="__main__")
+    sys.argv = arguments
+    try:
+        runpy.run_module("ipykernel_launcher", run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing leaves them out
 
 
 class Kernel:
@@ -157,12 +142,13 @@ def kernel_manager(log: Path | None = None, started: Callable[[int], None] | Non
                 started(self.provisioner.pid)  # type: ignore[attr-defined]
 
         async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
-            process = SPARE.take(kernel_cmd, options["env"], str(options.get("cwd") or Path.cwd()), log)
-            if process is None or self.provisioner is None:
+            if sys.platform != "linux" or self.provisioner is None:
                 await super()._async_launch_kernel(kernel_cmd, **options)
                 return
+            warm_up()
+            process = _Forked(kernel_cmd, options["env"], str(options.get("cwd") or Path.cwd()), log)
             self.provisioner.process, self.provisioner.pid = process, process.pid  # type: ignore[attr-defined]
-            self.provisioner.pgid = os.getpgid(process.pid)  # type: ignore[attr-defined]
+            self.provisioner.pgid = process.pid  # type: ignore[attr-defined]  # soon: it makes a session of its own
             self._reconcile_connection_info(self.provisioner.connection_info)  # type: ignore[attr-defined]
 
     return ThisInterpreter

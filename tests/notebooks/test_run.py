@@ -72,9 +72,10 @@ def _family(process):
 
 
 def kernels(process):
-    for child in psutil.Process(process.pid).children():
+    """Yield the kernels of a program: they are forked, and are called as the process that they are forked from."""
+    for child in psutil.Process(process.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if any("ipykernel" in word for word in child.cmdline()):
+            if child.ppid() != process.pid and any("benchlib.show.preloaded" in word for word in child.cmdline()):
                 yield child
 
 

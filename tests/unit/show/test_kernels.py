@@ -1,42 +1,47 @@
-"""A kernel that was started ahead: it is the notebook's, knows its run, and ends where it is not needed."""
+"""Kernels that are forked: each is the notebook's own, knows its run, and ends with the program that started it."""
 
 import subprocess
 import sys
 
 import nbformat
+import psutil
 import pytest
 
-from benchlib.show import kernels
 from benchlib.show.headless import execute
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux only")
+CELL = """
+import os, sys
+loaded = "pandas" in sys.modules, "own" in globals()
+own = 1
+os.write(2, b"to the log")
+print(os.getpid(), os.getppid(), os.getsid(0), *loaded, os.environ["OF_THE_RUN"], os.environ.get("OPENBLAS_NUM_THREADS"), os.getcwd(), sys.stdin.read() == "")
+"""
 
-@pytest.fixture
-def spare(monkeypatch):
-    monkeypatch.setattr(kernels, "SPARE", kernels._Spare())
-    yield kernels.SPARE
-    kernels.SPARE.discard()
+
+def test_kernels_are_forked_from_one_process(tmp_path, monkeypatch, capfd):
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)]), tmp_path / "book.ipynb")
+    said = []
+    for number in ("1", "2"):
+        monkeypatch.setenv("OF_THE_RUN", number)
+        execute(tmp_path / "book.ipynb", tmp_path / "executed.ipynb", {}, 60.0)
+        said.append(nbformat.read(tmp_path / "executed.ipynb", 4).cells[0].outputs[0].text.split())
+    (own, parent, *_), (other, same, *_) = said
+    assert own != other and parent == same, "each is a process of its own, of one parent"
+    for number, words in zip(("1", "2"), said, strict=True):
+        # Its own session; libraries are there before the first cell, names of another kernel are not; the run's environment.
+        assert words[2:] == [words[0], "True", "False", number, "None", str(tmp_path), "True"]
+        assert not psutil.pid_exists(int(words[0])), "it has ended"
+    assert (tmp_path / "logs/kernel.err").read_text().count("to the log") == 2
+    assert capfd.readouterr().out == ""
 
 
-def test_a_spare_interpreter_becomes_the_kernel(spare, tmp_path, monkeypatch, capfd):
-    cell = (
-        "import os, sys; loaded = 'pandas' in sys.modules\n"
-        "print(os.getpid(), loaded, os.environ['OF_THE_RUN'], os.getcwd(), sys.stdin.read() == '')\n"
-        "os.write(2, b'to the log')"
+def test_a_kernel_and_the_fork_server_end_with_the_program_that_started_them(tmp_path):
+    words = (
+        "import asyncio, os; from benchlib.show.kernels import kernel_manager; manager = kernel_manager()(); "
+        "asyncio.run(manager.start_kernel()); os.write(1, b'begun'); os._exit(0)"
     )
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)]), tmp_path / "book.ipynb")
-    spare.start()
-    waiting = spare._process
-    spare.start()
-    assert spare._process is waiting, "one is enough"
-    monkeypatch.setenv("OF_THE_RUN", "set later")
-    execute(tmp_path / "book.ipynb", tmp_path / "executed.ipynb", {}, 60.0)
-    output = nbformat.read(tmp_path / "executed.ipynb", 4).cells[0].outputs[0].text
-    assert output.split() == [str(waiting.pid), "True", "set", "later", str(tmp_path), "True"]
-    assert "to the log" in (tmp_path / "logs/kernel.err").read_text()
-    assert waiting.poll() is not None and capfd.readouterr().out == ""
-
-
-def test_it_ends_with_the_program_that_started_it():
-    words = "from benchlib.show.kernels import SPARE; SPARE.start(); print(SPARE._process.pid, flush=True); import os; os._exit(0)"
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip().isdigit() and done.stderr == "", "its output is closed, so that it has ended"
+    done = subprocess.run(
+        [sys.executable, "-c", words], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path
+    )
+    assert done.stdout == "begun", "and its output is closed, so that both have ended"
