@@ -9,7 +9,6 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import nearest
 
-DDP = "ddp.npz"  # in the run folder, as long as the run needs it
 REFERENCE = "eager"  # of parity's members: what all others are compared with, and their speed divided by
 _Size = Annotated[int, Field(ge=1, le=8192)]
 

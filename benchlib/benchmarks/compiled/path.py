@@ -1,19 +1,9 @@
-"""The compiled path from the models to the result, in a process of its own.
-
-    python -m benchlib.benchmarks.compiled.path RUN_DIR PARENT
-
-It loads its libraries while the ranks compute, and begins when it reads a line.
-Its threads wait passively (``OMP_WAIT_POLICY``, which OpenMP reads once at its start): two libraries' threads that spin take the
-cores from each other, and CPU time would count the spinning. Its events are lines of JSON on standard output: ``{"phase": "train"}``,
-``{"done": 1, "total": 5, ...}``, ``{"unavailable": "reason"}``.
-"""
+"""The compiled path from the models to the result, on one rank."""
 
 import contextlib
 import copy
 import importlib
-import json
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,14 +15,12 @@ import numpy as np
 import torch
 
 from benchlib.benchmarks.compiled import programs
-from benchlib.benchmarks.compiled.config import DDP, REFERENCE, CompiledConfig, members
-from benchlib.config.schema import load_config
+from benchlib.benchmarks.compiled.config import REFERENCE, CompiledConfig, members
 from benchlib.core import mlir
 from benchlib.core.definitions import encoder_forward_flops
 from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.events import EventWriter
 from benchlib.core.machine import usable_cores
-from benchlib.launch.diagnosis import EXIT_SKIPPED
-from benchlib.launch.processes import die_with_parent
 from benchlib.results.metrics import Metric, measured
 from benchlib.results.run import Result, save_result
 from benchlib.runtime import peaks
@@ -51,29 +39,26 @@ class Bench:
 
     config: CompiledConfig
     folder: Path
+    events: EventWriter
     metrics: list[Metric] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, list[Row]] = field(default_factory=dict)
 
     def phase(self, name: str) -> None:
         """Say what comes."""
-        tell(phase=name)
+        self.events.emit("phase", name=name)
+
+    def tell(self, phase: str, done: int, total: int, unit: str) -> None:
+        """Say how far it is."""
+        self.events.emit("progress", phase=phase, done=done, total=total, unit=unit)
 
 
-def tell(**event: Any) -> None:
-    """Write an event for the rank that waits."""
-    print(json.dumps(event), flush=True)
-
-
-def main(run_dir: Path) -> None:
-    """Convert, compute, compare and time; leave ``result.json`` and ``programs/``."""
-    config = load_config(run_dir)
-    assert isinstance(config, CompiledConfig)
+def take(config: CompiledConfig, run_dir: Path, events: EventWriter, ddp: dict[str, np.ndarray]) -> None:
+    """Convert, compute, compare and time; leave ``result.json`` and ``programs/``. ``ddp`` are its gradients, {} for one rank."""
     launched = launched_at(run_dir)
-    ddp = dict(np.load(run_dir / DDP)) if (run_dir / DDP).exists() else {}
     torch.set_num_threads(config.threads or usable_cores())
     pjrt.simulated(config.world_size)
-    bench = Bench(config, run_dir / "programs")
+    bench = Bench(config, run_dir / "programs", events)
     bench.folder.mkdir(exist_ok=True)
     result = Result.of(config, started_at=launched.wall)
     bench.phase("convert")
@@ -270,7 +255,7 @@ def _train(bench: Bench, joint: Joint) -> None:
         loss.backward()
         theirs.step()
         rows.append({"step": step + 1, "eager": loss.item(), "xla": value})
-        tell(done=step + 1, total=config.train_steps, unit="steps")
+        bench.tell("train", step + 1, config.train_steps, "steps")
     bench.tables["curve"] = rows
     worst = max(abs(row["eager"] - row["xla"]) for row in rows)
     bench.metrics.append(
@@ -349,7 +334,7 @@ def _executors(
                 absent[name] = str(error)
                 continue
             seconds[name] = time.perf_counter() - began
-            tell(done=len(made), total=len(bench.config.executors), unit="executors")
+            bench.tell("latency", len(made), len(bench.config.executors), "executors")
         yield made, seconds, absent
         for executor in made.values():
             executor.close()
@@ -424,14 +409,3 @@ def _in_turns(
             wall[name].append(seconds * 1e3)
             cpu[name].append((time.process_time() - used) * 1e3)
     return wall, cpu
-
-
-if __name__ == "__main__":
-    die_with_parent(int(sys.argv[2]))
-    if not sys.stdin.readline():  # the ranks failed
-        sys.exit(1)
-    try:
-        main(Path(sys.argv[1]))
-    except BackendUnavailable as error:
-        tell(unavailable=str(error))
-        sys.exit(EXIT_SKIPPED)

@@ -1,5 +1,6 @@
 """What a benchmark begins before a rank imports its libraries: the fork servers of parity and inference."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -28,7 +29,16 @@ def test_a_fork_server_starts_only_where_something_is_forked(monkeypatch, name, 
     assert bool(started) == begun
 
 
-@pytest.mark.parametrize("name", ["inference", "parity"])
+@pytest.mark.parametrize("name", ["inference", "parity", "compiled"])
 def test_what_begins_ahead_does_not_wait_for_torch(name):
     program = f"import sys; from benchlib.benchmarks import BENCHMARKS; BENCHMARKS[{name!r}].ahead; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_openmp_learns_to_wait_before_it_is_loaded(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    BENCHMARKS["compiled"].ahead(SimpleNamespace())
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    BENCHMARKS["compiled"].ahead(SimpleNamespace())
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE", "the user's own stays"
