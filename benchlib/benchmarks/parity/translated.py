@@ -1,6 +1,6 @@
 """The model as StableHLO text, in other compilers: XLA through PJRT, and IREE.
 
-The text has static shapes: the model is exported once, and each batch and length is converted and compiled when it first comes. Weights are arguments, so
+The text has static shapes: each batch and length is converted and compiled when it first comes, all but the first from one export. Weights are arguments, so
 gradients and training work as in torch: the backward pass is a second program, whose gradients are those of the logits times given
 slopes, and ``model`` stays the owner of the parameters.
 
@@ -85,9 +85,7 @@ class Translated:
         kind = type(module).__name__.lower()
         key = kind, *(tuple(inputs[name].shape) for name in sorted(inputs))
         if key not in self._programs:
-            if kind not in self._families:
-                self._families[kind] = export.Family(module, inputs, gradients=module is self._pullback)
-            graph = self._families[kind].graph(inputs)
+            graph = self._graph(module, kind, inputs)
             began = time.perf_counter()
             converted = convert(graph, kind)
             self.description["convert_s"].append(time.perf_counter() - began)
@@ -98,6 +96,15 @@ class Translated:
             self.description |= program.description
             self.description["compile_s"].append(program.compile_s)
         return self._programs[key]
+
+    def _graph(self, module: torch.nn.Module, kind: str, inputs: Inputs) -> Any:
+        """Return the graph of a shape. The first one is exported as it is: free sizes take several times as long, and pay from the second on."""
+        gradients = module is self._pullback
+        if all(name != kind for name, *_ in self._programs):
+            return (export.joint if gradients else export.forward)(module, inputs)
+        if kind not in self._families:
+            self._families[kind] = export.Family(module, inputs, gradients)
+        return self._families[kind].graph(inputs)
 
     def _placed(self, program: runtimes.Runtime, inputs: Inputs) -> list[Any]:
         tensors = {
