@@ -153,3 +153,13 @@ def test_what_there_is_no_time_or_memory_for_is_skipped_and_an_unknown_type_refu
     assert {row["reason"][:19] for row in kernels(CPU, ["bf16"], [4096], 60)} == {"beyond 2,048 tokens"}
     with pytest.raises(UserError, match="dtype = int8: attention is compared in fp32, bf16, fp16, fp64"):
         kernels(CPU, ["int8"], [8], 60)
+
+
+def test_what_is_drawn_once_stays_as_it_was():
+    case = attention.Case("fp64", 8)
+    first, _ = attention.inputs(case)
+    kept = [tensor.clone() for tensor in first]
+    for tensor in first:
+        tensor.requires_grad_().data.zero_()
+    again, _ = attention.inputs(case)
+    assert all(not tensor.requires_grad and torch.equal(tensor, old) for tensor, old in zip(again, kept, strict=True))
