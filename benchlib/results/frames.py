@@ -79,14 +79,14 @@ def typed(run: Records, name: str, columns: Mapping[str, Any]) -> pd.DataFrame:
     ``columns`` gives of each an example of its kind: ``""``, ``0.0`` or ``False``.
     """
     records = table(run, name)
-    frame = pd.DataFrame(index=records.index)
+    made: dict[str, Any] = {}
     for column, kind in columns.items():
         values = records[column] if column in records else pd.Series(None, index=records.index, dtype=object)
         if isinstance(kind, float):
-            frame[column] = pd.to_numeric(values, errors="coerce").astype(float)
+            made[column] = pd.to_numeric(values, errors="coerce").astype(float)
         else:
-            frame[column] = values.where(values.notna(), "").astype(str) if kind == "" else values.eq(True)
-    return frame.reset_index(drop=True)
+            made[column] = values.where(values.notna(), "").astype(str) if kind == "" else values.eq(True)
+    return pd.DataFrame(made, index=records.index)
 
 
 def indexed(rows: list[dict[str, Any]], index: str, missing: str) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from benchlib.benchmarks.collectives import bench as support
-from benchlib.benchmarks.collectives import extras, limits, metrics, nccl_tests
+from benchlib.benchmarks.collectives import extras, limits, metrics
 from benchlib.benchmarks.collectives import limits as bounds
 from benchlib.benchmarks.collectives.bench import Bench
 from benchlib.benchmarks.collectives.config import CollectivesConfig
@@ -40,7 +40,11 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
     began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
     events.emit("phase", name="init")
     # Read before anything is measured: a wrong file is refused at once, and only the first node needs to have it.
-    foreign = nccl_tests.read(Path(config.nccl_tests)) if config.nccl_tests and place().rank == 0 else []
+    foreign = []
+    if config.nccl_tests and place().rank == 0:
+        from benchlib.benchmarks.collectives import nccl_tests
+
+        foreign = nccl_tests.read(Path(config.nccl_tests))
     with group.world(config, run_dir) as world:
         bench = Bench(world, config, events, began)
         bench.tables["nccl_tests"] = foreign
