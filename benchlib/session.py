@@ -71,7 +71,7 @@ def execute(run: Run) -> Run:
     if status["outcome"] == "skipped":
         raise BackendUnavailable(f"SKIPPED: {status['reason']}")
     if status["outcome"] == "stopped":
-        raise Stopped(status["reason"])
+        raise Stopped(status["reason"].removeprefix("stopped "))  # "Stopped: by the user"
     launch.raise_for_status()
     raise RunBroken(status["reason"])
 

@@ -144,7 +144,7 @@ def test_the_later_cells_add_the_verdict_and_draw_the_report_again_only_for_anot
 
 def test_stop_is_said_once_in_one_line_and_leaves_a_report(shown, ended, tmp_path, monkeypatch):
     monkeypatch.setattr(Ended, "outcome", "stopped")
-    with pytest.raises(Stopped, match="stopped by the user") as stopped:
+    with pytest.raises(Stopped, match=r"^by the user$") as stopped:
         session.execute(stored(tmp_path, 1))
     (folder,) = ended.folders
     assert (folder / "report.html").exists()
