@@ -29,6 +29,7 @@ os.environ.update(
         "BENCHLIB_HEADLESS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "MPLBACKEND": "agg",
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin take the core of the test beside this one
         "TORCHINDUCTOR_VEC_ISA_OK": "1",  # no trial compilations of what the CPU says it has: 10 s of CPU time
     }
 )
