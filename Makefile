@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Jupyter refuses root without this; in a container there is often no other user.
 ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: quick nightly weekend baseline report lab explorer test lint setup system
+.PHONY: quick nightly weekend baseline report lab explorer test pytest lint setup system
 
 setup: $(SETUP)
 
@@ -49,8 +49,12 @@ lint: $(TESTS)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The linters beside the tests: mypy takes a minute of one core, and tests wait for each other now and then.
+test: $(TESTS)
+	$(MAKE) --no-print-directory --jobs=2 lint pytest
+
 # Two tests at a time, see conftest.py; `make test ARGS='-n 0 tests/unit'` runs some of them, one at a time.
-test: $(TESTS) lint
+pytest: $(TESTS)
 	$(BIN)/python -m pytest -n 2 --nbval --nbval-current-env $(ARGS)
 
 # As root: the Debian packages of the tests that join two hosts by a cable, and of the one that runs a job through SLURM.
