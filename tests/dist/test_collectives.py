@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
-from worlds import in_world
+from worlds import in_ranks, in_world
 
 from benchlib.benchmarks.collectives import bench
 from benchlib.benchmarks.collectives.judge import checks, reading
@@ -33,11 +33,14 @@ SMALL = {
 ROOTED = ("reduce", "gather")  # only rank 0 gets something
 
 
-def _run(folder, **values):
+def _run(folder, nproc, launched=False, **values):
     folder.mkdir(exist_ok=True)
     (folder / "logs").mkdir()
-    save_config(build("collectives", SMALL | values), folder)
-    assert execute(folder)["outcome"] == "complete"
+    save_config(build("collectives", SMALL | values | {"nproc": nproc}), folder)
+    if launched:
+        assert execute(folder)["outcome"] == "complete"
+    else:
+        in_ranks(nproc, folder, run)
     return Run(folder)
 
 
@@ -47,7 +50,7 @@ def _checks(run):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return _run(tmp_path_factory.mktemp("two") / "run", nproc=2, compare_gradients=["gloo"])
+    return _run(tmp_path_factory.mktemp("two") / "run", nproc=2, launched=True, compare_gradients=["gloo"])
 
 
 def test_two_ranks_verify_every_operation_type_and_reduction(two):

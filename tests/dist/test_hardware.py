@@ -1,11 +1,12 @@
 import pytest
 import torch
 import torch.distributed as dist
+from worlds import in_ranks
 
 from benchlib.benchmarks.machine.judge import limits, reading
+from benchlib.benchmarks.machine.run import run
 from benchlib.config.schema import build, save_config
 from benchlib.core.events import read_events
-from benchlib.launch.launch import execute
 from benchlib.results.run import Run
 from benchlib.workloads.collective_timing import LEAST_ROUNDS, WARMUP, AllReduce, Pace, time_all_reduce
 
@@ -19,15 +20,14 @@ SMALL = {
 
 
 def _run(folder, **values):
-    (folder / "logs").mkdir()
     save_config(build("machine", SMALL | values), folder)
-    assert execute(folder)["outcome"] == "complete"
+    in_ranks(values["nproc"], folder, run)
     return Run(folder)
 
 
 def test_two_ranks_measure_a_machine(tmp_path):
-    run = _run(tmp_path, nproc=2)
-    result = run.result
+    machine = _run(tmp_path, nproc=2)
+    result = machine.result
     assert result.status == "complete"
     assert result.world_size == 2
     assert result.facts["allreduce_wrong_elements"] == 0
@@ -35,7 +35,7 @@ def test_two_ranks_measure_a_machine(tmp_path):
     # Both ranks at once do not exceed twice the best single one: it would count something twice.
     assert values["matmul_fp32_flops"] <= 2 * values["matmul_fp32_best_flops"]
     assert values["matmul_fp32_flops"] <= values["matmul_fp32_peak_flops"] <= 2 * values["matmul_fp32_best_flops"]
-    said = " ".join(reading(run))
+    said = " ".join(reading(machine))
     assert f"fp32 peak at {result.metric('matmul_fp32_peak_flops').text} in this run (n = " in said and "honestly" not in said
     assert values["matmul_fp32_alone_flops"] <= values["matmul_fp32_best_flops"]
     assert values["allreduce_gbps"] == pytest.approx(values["allreduce_algbw_gbps"])  # 2 (n - 1) / n = 1 for two ranks
@@ -51,11 +51,11 @@ def test_two_ranks_measure_a_machine(tmp_path):
         (n, rank) for n in (64, 128) for rank in (0, 1)
     }
     assert [row["bytes"] for row in result.tables["allreduce"]] == [1024, 524288]
-    assert len(run.samples["allreduce_gbps"]) >= LEAST_ROUNDS
+    assert len(machine.samples["allreduce_gbps"]) >= LEAST_ROUNDS
     progress = [event for event in read_events(tmp_path, {"progress"}) if event["source"] == "rank0"]
     assert [event["done"] for event in progress] == list(range(1, progress[-1]["total"] + 1))
     assert not (tmp_path / "disk.tmp").exists()
-    assert {limit.metric for limit in limits(run)} >= {"matmul_fp32_flops", "copy_host_gbytes_per_s", "allreduce_gbps"}
+    assert {limit.metric for limit in limits(machine)} >= {"matmul_fp32_flops", "copy_host_gbytes_per_s", "allreduce_gbps"}
 
 
 def test_one_rank_has_no_exchange_to_measure(tmp_path):

@@ -1,8 +1,5 @@
 """Training by two ranks against one rank, against itself and against transformers alone."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import training_cases as cases
+from worlds import in_ranks
 
 from benchlib.benchmarks.squad import run as squad
 from benchlib.benchmarks.squad.config import SquadConfig
@@ -18,25 +16,6 @@ from benchlib.core.errors import UserError
 from benchlib.core.events import EventWriter, read_events
 from benchlib.results.run import load_result
 from benchlib.runtime import checkpoint
-
-HERE = Path(__file__).parent
-
-
-def in_processes(count: int, *words: str, **more: str) -> None:
-    """Run ranks of one interpreter's command line without any supervisor; all must end well."""
-    ranks = []
-    for rank in range(count):
-        size = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), **size}
-        env = os.environ | place | more | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
-        ranks.append(subprocess.Popen([sys.executable, *words], env=env, stderr=subprocess.PIPE, text=True))
-    try:
-        errors = [process.communicate(timeout=150)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0] * count, "\n".join(errors)
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -48,7 +27,7 @@ def two_ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run all cases in two processes, once; return the run folder."""
     run_dir = tmp_path_factory.mktemp("two")
     save_config(cases.config_of(model, 2), run_dir)
-    in_processes(2, "-W", "error", "-m", "benchlib.runtime.worker", str(run_dir), "--benchmark", "training_cases:run")
+    in_ranks(2, run_dir, cases.run)
     return run_dir
 
 
@@ -145,8 +124,7 @@ def by_the_trainer(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path
     for padding in cases.PADDINGS:
         (folder / padding).mkdir()
     save_config(cases.config_of(model, 2, engine="trainer", max_length=256), folder)
-    words = ("-m", "benchlib.runtime.worker", str(folder), "--benchmark", "training_cases:trainer")
-    in_processes(2, *words, BENCHLIB_OUTPUTS=str(folder))
+    in_ranks(2, folder, cases.trainer, BENCHLIB_OUTPUTS=str(folder))
     return folder
 
 

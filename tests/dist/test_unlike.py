@@ -11,7 +11,7 @@ import training_cases as cases
 import unlike_cases
 from harness import none_left, status
 from hosts import two_hosts, why_not
-from test_training import in_processes
+from worlds import in_ranks
 
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.events import EventWriter
@@ -38,7 +38,7 @@ def one_process(model: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def trained(ranks: int, model: str, folder: Path) -> Path:
     """Run the cases in as many processes; return the run folder."""
     save_config(unlike_cases.config_of(model, ranks), folder)
-    in_processes(ranks, "-W", "error", "-m", "benchlib.runtime.worker", str(folder), "--benchmark", "unlike_cases:run")
+    in_ranks(ranks, folder, unlike_cases.run)
     return folder
 
 
@@ -125,7 +125,7 @@ def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path: Path) -> None:
             none_left(folders[name])
             assert status(folders[name])["outcome"] == "complete", status(folders[name])["reason"]
     save_config(resolve("squad", overrides={**values, "nproc": 1, "batch_size": 16}).config, folders["alone"])
-    in_processes(1, "-m", "benchlib.runtime.worker", str(folders["alone"]), "--benchmark", "training_cases:whole")
+    in_ranks(1, folders["alone"], cases.whole)
 
     together = next(folders[name] for name in ("first", "second") if (folders[name] / "result.json").exists())
     results = [load_result(folder) for folder in (together, folders["alone"])]

@@ -1,17 +1,22 @@
-"""Worlds of ranks over gloo for tests that need no run folder: processes that share one import of torch."""
+"""Ranks over gloo that nobody supervises, with and without a run folder: processes that share one import of torch."""
 
 import gc
 import multiprocessing
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from benchlib.config.schema import load_config
+from benchlib.core.events import EventWriter
+
 # What ranks need, loaded once: an optimizer and DDP bring Dynamo.
-PRELOADED = ["pytest", "torch.distributed.fsdp", "torch._dynamo", "benchlib.benchmarks.parallel.measure"]
+PRELOADED = ["pytest", "torch.distributed.fsdp", "torch._dynamo", "benchlib.benchmarks.parallel.measure", "benchlib.benchmarks.squad.train", "benchlib.benchmarks.squad.run"]  # fmt: skip
 
 
 def _rank(rank: int, size: int, store: Path, interfaces: str, work: Callable[[int, int], None]) -> None:
@@ -24,7 +29,24 @@ def _rank(rank: int, size: int, store: Path, interfaces: str, work: Callable[[in
     dist.destroy_process_group()
 
 
+def _rank_of_run(rank: int, size: int, run_dir: Path, work: Callable[..., None], env: dict[str, str]) -> None:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ.update(env | {name: str(value) for name, value in place.items()})
+    warnings.simplefilter("error")
+    work(load_config(run_dir), run_dir, EventWriter(run_dir, f"rank{rank}"))
+
+
+def in_ranks(size: int, run_dir: Path, work: Callable[..., None], **env: str) -> None:
+    """Call a benchmark's ``work(config, run_dir, events)`` on every rank of a prepared folder; a warning is an error."""
+    (run_dir / "logs").mkdir(exist_ok=True)
+    _start(_rank_of_run, (size, run_dir, work, env), size)
+
+
 def in_world(size: int, folder: Path, work: Callable[[int, int], None], interfaces: str = "lo") -> None:
     """Call ``work(rank, size)`` on every rank; the first error of a rank is raised here."""
+    _start(_rank, (size, folder / "store", interfaces, work), size)
+
+
+def _start(rank: Callable[..., None], arguments: tuple[Any, ...], size: int) -> None:
     multiprocessing.set_forkserver_preload(PRELOADED)
-    mp.start_processes(_rank, (size, folder / "store", interfaces, work), nprocs=size, start_method="forkserver")
+    mp.start_processes(rank, arguments, nprocs=size, start_method="forkserver")
