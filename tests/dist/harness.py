@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchlib.core.events import read_events
+from benchlib.core.events import EventWriter, read_events
+from benchlib.core.files import write_json
 from benchlib.launch.processes import marked
 
 HERE = Path(__file__).parent
@@ -78,6 +79,16 @@ def send(pid: int, number: signal.Signals) -> float:
     """Send a signal and return the time."""
     os.kill(pid, number)
     return time.time()
+
+
+def in_this_process(run_dir: Path) -> None:
+    """Run the benchmark of a prepared folder here, as its one rank: what supervisor and ranks do has tests of its own."""
+    from benchlib.benchmarks import BENCHMARKS
+    from benchlib.config.schema import load_config
+
+    config = load_config(run_dir)
+    BENCHMARKS[config.benchmark].run(config, run_dir, EventWriter(run_dir, "rank0"))
+    write_json(run_dir / "status.json", {"outcome": "complete", "reason": "", "ranks": [], "ended_at": time.time()})
 
 
 def free_port() -> int:

@@ -4,20 +4,19 @@ import errno
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from harness import in_this_process
 
-from benchlib.benchmarks.parity import command_verbs, golden, run
+from benchlib.benchmarks.parity import command_verbs, golden
 from benchlib.benchmarks.parity import golden as recorded
 from benchlib.cli import main
 from benchlib.commands import run as runner
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
-from benchlib.core.events import EventWriter
-from benchlib.core.files import read_json, write_json
+from benchlib.core.files import read_json
 from benchlib.launch import plan
 from benchlib.results.run import Run
 
@@ -208,16 +207,11 @@ def test_a_backend_that_is_not_there_publishes_nothing_and_says_so(tmp_path, mon
     assert verified.exit_code == 3, verified.output
 
 
-def in_this_process(_, run_dir, _ahead, _interrupts):
-    """Run the benchmark here, without notebook, supervisor and rank, which tests of their own run; members are processes."""
-    run.run(Run(run_dir).config, run_dir, EventWriter(run_dir, "rank0"))
-    write_json(run_dir / "status.json", {"outcome": "complete", "reason": "", "ranks": [], "ended_at": time.time()})
-
-
 def test_a_recording_is_verified(tmp_path, monkeypatch):
+    """Without notebook, supervisor and rank; members are processes."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(plan, "probe_devices", lambda: PROBE)
-    monkeypatch.setattr(runner, "_execute", in_this_process)
+    monkeypatch.setattr(runner, "_execute", lambda _, run_dir, *more: in_this_process(run_dir))
     folder, out = tmp_path / "golden", tmp_path / "out"
     pairs = [word for pair in SMALL for word in ("--set", pair)]
     done = call("record", folder, *pairs, "--out", out)
