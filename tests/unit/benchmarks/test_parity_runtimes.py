@@ -126,7 +126,17 @@ def test_each_runtime_says_what_a_query_without_a_key_gets(monkeypatch, tmp_path
     assert rows["lacking"]["reason"] == "made up" and rows["lacking"]["bool"] == ""
 
 
+@pytest.fixture
+def scalar_kernels():
+    """Kernels without vector instructions, which a C++ compiler is done with much sooner."""
+    from torch._inductor import config
+
+    with config.patch("cpp.simdlen", 1):
+        yield
+
+
 @pytest.mark.timeout(600)  # a C++ compiler at work, on a machine that may be busy
+@pytest.mark.usefixtures("scalar_kernels")
 def test_torch_compile_computes_gradients_and_follows_the_model(tmp_path):
     """One general graph and one for batch 1 serve all sizes; the training step goes through it and changes the model."""
     plain, model = network("distilbert"), network("distilbert", "sdpa")
@@ -152,9 +162,12 @@ def test_torch_compile_computes_gradients_and_follows_the_model(tmp_path):
 
 
 @pytest.mark.timeout(600)  # a C++ compiler at work, on a machine that may be busy
+@pytest.mark.usefixtures("scalar_kernels")
 def test_an_aotinductor_package_takes_any_number_of_rows_and_tokens(tmp_path):
     plain, model = network("bert"), network("bert", "sdpa")
-    executor = executors.aotinductor(model, MEMBERS["aotinductor"], CPU, inputs("bert", 1, 16), tmp_path)
+    # Two files are compiled: to compile their headers ahead takes longer.
+    with torch._inductor.config.patch(cpp_cache_precompile_headers=False):
+        executor = executors.aotinductor(model, MEMBERS["aotinductor"], CPU, inputs("bert", 1, 16), tmp_path)
     with torch.no_grad():
         model.qa_outputs.bias += 1.0  # the package has weights of its own
     assert worst(executor, plain, "bert") <= LIMIT
