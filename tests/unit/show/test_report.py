@@ -222,7 +222,7 @@ def test_picture_of_the_records_is_not_shown_twice(tmp_path):
 
 
 def test_huge_outputs_are_cut(tmp_path):
-    folder = make_run(tmp_path / "run", notebook="x", steps=1500, ranks=64)
+    folder = make_run(tmp_path / "run", notebook="x")
     notebook = nbformat.read(folder / "notebook.ipynb", as_version=4)
     noise = nbformat.v4.new_output("stream", text="\n".join(f"line {i}" for i in range(200_000)))
     table = nbformat.v4.new_output("execute_result", {"text/html": "<p>long</p>" * 100_000, "text/plain": "short form"})
