@@ -133,7 +133,7 @@ def engine_test(
     engine: str, scenario: str, config: InferenceConfig, asked: list[list[int]], folder: Path, fixed: bool = False
 ) -> loadgen.Outcome:
     """Run a performance test of an engine; ``fixed``: every answer has ``max_new`` tokens."""
-    settings = Settings(model=config.model, shrink=config.shrink, fixed_length=fixed, slots=config.slots)
+    settings = Settings(model=config.model, shrink=config.shrink, fixed_length=fixed, slots=config.slots, threads=1)
     test = plan(scenario, scenario, engine, settings, config, asked, config.max_new, folder)
     outcome = loadgen.perform(test, lambda done, rss: None)
     assert outcome.table is not None and not outcome.reason, outcome.reason

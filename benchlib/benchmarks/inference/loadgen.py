@@ -68,7 +68,6 @@ class Test:
     deadline_s: float
     limit_s: float
     audit: int = 0  # answers that TEST06 logs; 0: no audit
-    threads: int = 1
     sent: int = 0  # queries that LoadGen will send; 0: its search decides
 
 
@@ -289,14 +288,9 @@ def _nothing(*_: Any) -> None:
 def _main(test: Test, say: Connection) -> None:
     """Run in the child. Leaves by ``os._exit``: LoadGen and engines have threads that would outlive the interpreter."""
     die_with_parent(os.getppid())
-    os.environ["OMP_NUM_THREADS"] = str(test.threads)
     code = 0
     try:
         test.folder.mkdir(parents=True)  # new and empty: what lies in it is of this test
-        if ENGINES[test.engine].torch:
-            import torch
-
-            torch.set_num_threads(test.threads)
         outcome = _perform(test, say)
     except BackendUnavailable as error:
         outcome = Outcome(str(error), skipped=True)

@@ -110,7 +110,8 @@ def _settings(config: InferenceConfig, data: Summaries, device: torch.device) ->
     longest = max(map(len, data.prompts)) + config.max_new
     positions = math.ceil(max(longest, PROBE_TOKENS + 2) / 64) * 64
     return Settings(
-        model=config.model, device=str(device), precision=config.precision, slots=config.slots, positions=positions, shrink=config.shrink,
+        model=config.model, device=str(device), precision=config.precision, slots=config.slots, threads=torch.get_num_threads(),
+        positions=positions, shrink=config.shrink,
         fixed_length=config.random, step_s=config.step_s, urls=tuple(config.workers), token=addresses.bearer_token(),
         deadline_s=config.deadline_s, served_model=config.served_model, text=config.model if config.tokens == "text" else "",
         partial=True,  # all of them were there at the start of the run; one that is lost since is no reason to lose the next test
@@ -133,7 +134,7 @@ def _test(bench: _Bench, name: str, scenario: str, mode: str, server_qps: float 
         conf=rules.Conf.of(config, scenario, count, server_qps), prompts=bench.data.prompts, warm_up=spare[-WARM_UPS:],
         repeated=[] if asked else in_turns(long), max_new=config.max_new, folder=bench.run_dir / "loadgen" / name,
         deadline_s=config.deadline_s, limit_s=config.test_limit_s or factor * SLACK * expected + config.deadline_s, audit=audit,
-        threads=torch.get_num_threads(), sent=sent,
+        sent=sent,
     )  # fmt: skip
 
 
