@@ -42,7 +42,7 @@ from benchlib.show.headless import NOTEBOOK_S, execute
 from benchlib.show.kernels import warm_up
 
 if TYPE_CHECKING:
-    from benchlib.show.report import Pictures
+    from benchlib.show.report import Dark, Pictures
 
 console = terminal.console(least_width=120)
 LINE_EVERY_S = 10.0  # between progress lines where the output is not a terminal
@@ -241,25 +241,33 @@ def at_work(words: str) -> contextlib.AbstractContextManager[Status | None]:
 
 
 class _Ahead:
-    """A report's pictures, drawn when the ranks have ended, while the notebook judges and draws: nothing is timed then."""
+    """The dark pictures of a report, drawn when the ranks have ended, while the notebook judges and draws the light ones.
+
+    Nothing is timed then.
+    """
 
     def __init__(self, run_dir: Path, benchmark: str) -> None:
         self._run_dir, self._benchmark = run_dir, benchmark
-        self._pictures: Future[Pictures] | None = None
+        self._dark: Future[Dark] | None = None
 
     def begin(self) -> None:
         """Begin, once, if the ranks have ended."""
-        if self._pictures is not None or not (self._run_dir / "status.json").exists():
+        if self._dark is not None or not (self._run_dir / "status.json").exists():
             return
-        from benchlib.show.report import draw_pictures
+        from benchlib.show.report import draw_dark
 
         pool = ThreadPoolExecutor(1)
-        self._pictures = pool.submit(draw_pictures, Run(self._run_dir), self._benchmark)
+        self._dark = pool.submit(draw_dark, Run(self._run_dir), self._benchmark)
         pool.shutdown(wait=False)
 
     def pictures(self) -> "Pictures | None":
-        """Return the pictures of the report when they are drawn; None where none were begun."""
-        return self._pictures.result() if self._pictures else None
+        """Return the pictures of the report, to be called when the notebook has ended; None where none were begun."""
+        from benchlib.show.report import draw_pictures, pictures_in
+
+        if self._dark is None:
+            return None
+        shown = pictures_in(self._run_dir / "notebook.ipynb")
+        return draw_pictures(Run(self._run_dir), self._benchmark, self._dark.result(), shown)
 
 
 class _Display(threading.Thread):

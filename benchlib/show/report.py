@@ -5,8 +5,10 @@ drawn from the records, so the report of a run that broke before its notebook co
 """
 
 import base64
+import contextlib
 import functools
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from markupsafe import Markup
 from nbconvert.exporters import TemplateExporter
 from traitlets import default
 
-from benchlib.benchmarks import of_run
+from benchlib.benchmarks import BENCHMARKS, of_run
 from benchlib.core.files import read_bytes, write_text
 from benchlib.core.terminal import harmless
 from benchlib.core.text import cell, column
@@ -24,7 +26,7 @@ from benchlib.judge.snapshot import Link, link, snapshot
 from benchlib.results.run import Run
 from benchlib.show import markup
 from benchlib.show.digest import Digest, digest, shortened
-from benchlib.show.figures import DARK, LIGHT, png
+from benchlib.show.figures import DARK, LIGHT, Theme, png
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 NAME = "report.html"
@@ -123,27 +125,64 @@ class Pictures(NamedTuple):
     problems: list[str]
 
 
-def draw_pictures(run: Run, benchmark: str) -> Pictures:
-    """Draw the pictures of a run from its records; a verdict is not needed."""
-    out, names, problems = list[dict[str, str]](), dict[str, str](), list[str]()
-    own = of_run(benchmark)
-    figures = own.figures if own else {}
-    for name, draw in figures.items():
-        try:
-            light = draw(run, LIGHT)
-            if light.empty:
-                continue
-            first, second = png(light), png(draw(run, DARK))
-        except Exception as error:  # foreign numbers break a picture in many ways, and must never cost the report
-            problems.append(f"the picture {name} could not be drawn: {error}".replace(f"{run.path}/", ""))
+class Dark(NamedTuple):
+    """The alt text and the PNG of each dark picture by name, and what could not be drawn."""
+
+    drawn: dict[str, tuple[str, bytes]]
+    problems: list[str]
+
+
+def draw_dark(run: Run, benchmark: str) -> Dark:
+    """Draw the dark pictures of a run from its records; neither verdict nor notebook is needed."""
+    own, dark = of_run(benchmark), Dark({}, [])
+    for name in own.figures if own else {}:
+        if drawn := _drawn(run, benchmark, name, DARK, dark.problems):
+            dark.drawn[name] = drawn
+    return dark
+
+
+def _drawn(run: Run, benchmark: str, name: str, theme: Theme, problems: list[str]) -> tuple[str, bytes] | None:
+    """Return the alt text and the PNG of a picture; None where it is empty, or a problem that is noted."""
+    try:
+        picture = BENCHMARKS[benchmark].figures[name](run, theme)
+        return None if picture.empty else (picture.alt, png(picture))
+    except Exception as error:  # foreign numbers break a picture in many ways, and must never cost the report
+        problems.append(f"the picture {name} could not be drawn: {error}".replace(f"{run.path}/", ""))
+        return None
+
+
+def draw_pictures(
+    run: Run, benchmark: str, dark: Dark | None = None, shown: Mapping[str, bytes] | None = None
+) -> Pictures:
+    """Draw the pictures of a run in both appearances, but for the ``dark`` ones that are there already.
+
+    ``shown`` are light ones by their alt text, those of the notebook that was just executed: the same need no drawing.
+    """
+    out, names = list[dict[str, str]](), dict[str, str]()
+    dark = dark or draw_dark(run, benchmark)
+    for name, (alt, second) in dark.drawn.items():
+        light = (shown or {}).get(alt)
+        if not light and (drawn := _drawn(run, benchmark, name, LIGHT, dark.problems)):
+            light = drawn[1]
+        if not light:
             continue
-        names[hashlib.sha256(first).hexdigest()] = name
-        sources = {"light": first, "dark": second}
+        names[hashlib.sha256(light).hexdigest()] = name
+        sources = {"light": light, "dark": second}
         out.append(
-            {"name": name, "alt": light.alt}
+            {"name": name, "alt": alt}
             | {key: f"data:image/png;base64,{base64.b64encode(value).decode()}" for key, value in sources.items()}
         )
-    return Pictures(out, names, problems)
+    return Pictures(out, names, dark.problems)
+
+
+def pictures_in(notebook: Path) -> dict[str, bytes]:
+    """Return the pictures of an executed notebook by their alt text; none where it cannot be read."""
+    found = {}
+    for output in (each for part in _notebook(notebook, []).cells for each in part.get("outputs", [])):
+        alt = output.get("metadata", {}).get("image/png", {}).get("alt")
+        with contextlib.suppress(KeyError, ValueError):
+            found[alt] = base64.b64decode(output["data"]["image/png"])
+    return found
 
 
 def _notebook(path: Path, problems: list[str]) -> nbformat.NotebookNode:

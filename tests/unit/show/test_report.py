@@ -21,7 +21,7 @@ from benchlib.judge.snapshot import snapshot
 from benchlib.results.run import Run
 from benchlib.show import index, markup, report, training
 from benchlib.show.exports import github, junit, openmetrics
-from benchlib.show.figures import png
+from benchlib.show.figures import LIGHT, png
 
 
 @pytest.fixture(autouse=True)
@@ -219,6 +219,20 @@ def test_picture_of_the_records_is_not_shown_twice(tmp_path):
     assert "#loss-curve" in [attrs.get("href") for attrs in page.all("a")]
     page = rendered(make_run(tmp_path / "run2", notebook="x", figure=other))
     assert [image["alt"] for image in page.all("img")][-1] == "a picture from a cell"
+
+
+def test_a_light_picture_of_the_notebook_is_not_drawn_again(tmp_path, monkeypatch):
+    run, drawn = Run(make_run(tmp_path)), []
+    whole, dark, encode = report.draw_pictures(run, "squad"), report.draw_dark(run, "squad"), report.png
+    alt, light = whole.drawn[0]["alt"], whole.drawn[0]["light"].partition(",")[2]
+    output = nbformat.v4.new_output("display_data", {"image/png": light}, metadata={"image/png": {"alt": alt}})
+    cells = [nbformat.v4.new_markdown_cell("x"), nbformat.v4.new_code_cell(outputs=[output])]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "book.ipynb")
+    shown = report.pictures_in(tmp_path / "book.ipynb")
+    monkeypatch.setattr(report, "png", lambda picture: drawn.append((picture.name, picture.theme)) or encode(picture))
+    assert report.draw_pictures(run, "squad", dark, shown) == whole, "the report is the same"
+    assert drawn == [("memory", LIGHT)], "but for the one that no cell shows nothing was drawn"
+    assert report.pictures_in(tmp_path / "none.ipynb") == {}
 
 
 def test_huge_outputs_are_cut(tmp_path):
