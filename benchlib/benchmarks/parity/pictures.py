@@ -1,4 +1,4 @@
-"""Pictures of a run as a whole: each member's outcome on every machine, quantity by quantity, and its latency.
+"""Pictures of a run as a whole: each member's outcome on every machine, and its latency.
 
 First come the axes that these and the pictures of differences share: powers of ten with a place for zero, one row per
 member, the looks of a member.
@@ -32,12 +32,6 @@ OTHERS = "Other runs and machines"
 GAP = 0.25  # between this run's column and the others
 UPRIGHT = 3  # columns up to which their names stand upright, in several lines
 ROOM = (40, 40, 22, 13, 8, 6, 0)  # letters beside the sign, by the number of columns
-QUANTITIES = {
-    "finite": "finite", "logits max difference": "logits", "logits cosine": "1 - cosine",
-    "logits scale": "scale", "logits offset": "offset", "span agreement": "spans", "loss": "loss",
-    "gradients": "gradients", "loss curve": "curve", "layers": "layers", "repeats": "repeats", "batch invariance": "batch",
-    "padding invariance": "padding", "f1 difference": "delta F1",
-}  # fmt: skip
 TINT = 0.3
 EDGE = 3.0  # factor between the axis's end and its outermost value
 
@@ -152,11 +146,14 @@ def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None)
     names = list(dict.fromkeys(sorted(frame["row"], key=_rank)))
     tall(figure, len(names), 0.25, 1.7)
     room = ROOM[min(len(shown), len(ROOM) - 1)]
+    size = 8.5 if len(shown) < 5 else 7.0 if len(shown) < 8 else 5.8
     for row in row_dicts(frame):
         if (place := (row["own"], row["machine"], row["backend"])) in shown:
             words = f"{SIGNS.get(row['word'], '?')} {_number(row, room)}"
-            x = apart[shown.index(place)]
-            _cell(axes, theme, x, names.index(row["row"]), words, row["word"], _size(len(shown)))
+            x, y = apart[shown.index(place)], names.index(row["row"])
+            colour = tone(theme, row["word"])
+            axes.add_patch(Rectangle((x - 0.48, y - 0.45), 0.96, 0.9, facecolor=colour, alpha=TINT, linewidth=0))
+            axes.text(x, y, words.strip(), ha="center", va="center", color=theme.text, fontsize=size)
     parts = [frame[(frame[["own", "machine", "backend"]] == list(place)).all(axis=1)] for place in shown]
     same = frame["model"].nunique() == 1
     if len(shown) <= UPRIGHT:
@@ -165,14 +162,21 @@ def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None)
         heads = [_line(part, not same) for part in parts]
         if any(head.endswith("*") for head in heads):
             label(axes, theme, "* tiny model or random weights")
-    _grid(axes, theme, names, heads, len(shown) > UPRIGHT, apart)
+    slanted = len(shown) > UPRIGHT
+    name_rows(axes, theme, names)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.set_xlim(-0.55, apart[-1] + 0.55)
+    axes.xaxis.tick_top()
+    axes.set_xticks(apart, heads, rotation=38 if slanted else 0, ha="left" if slanted else "center")
+    axes.tick_params(axis="x", length=0, pad=2, labelsize=7.5 if slanted else 8.5, labelcolor=theme.text)
     mine, others = frame[frame["own"]], frame[~frame["own"]]
     if len(others):
         tall(figure, len(names) + 1, 0.25, 1.7)
         axes.set_ylim(len(names) - 0.4, -1.6)
         for x, words in [(0, "This run")] * bool(own) + [(own, OTHERS)]:
-            size = 8.5 if len(shown) < 5 else 6.5
-            axes.text(apart[x] - 0.48, -1, words, va="center", color=theme.text, fontsize=size, fontweight="bold")
+            large = 8.5 if len(shown) < 5 else 6.5
+            axes.text(apart[x] - 0.48, -1, words, va="center", color=theme.text, fontsize=large, fontweight="bold")
     alt = f"{_alt(mine)}." if len(mine) else ""
     alt += f" {OTHERS}: {_alt(others)}." if len(others) else ""
     alt += f" {len(columns) - len(shown)} more are not shown." if len(columns) > len(shown) else ""
@@ -243,74 +247,6 @@ def _tally(frame: pd.DataFrame) -> str:
     parts += [f"{listed(failed)} fail{'s' if len(failed) == 1 else ''}"] if failed else []
     parts += [f"{listed(apart)} differ{'s' if len(apart) == 1 else ''} (informative)"] if apart else []
     return "; ".join(parts)
-
-
-def _cell(axes: Axes, theme: Theme, x: float, y: int, words: str, word: str, size: float) -> None:
-    colour = tone(theme, word)
-    axes.add_patch(Rectangle((x - 0.48, y - 0.45), 0.96, 0.9, facecolor=colour, alpha=TINT, linewidth=0))
-    axes.text(x, y, words.strip(), ha="center", va="center", color=theme.text, fontsize=size)
-
-
-def _size(columns: int) -> float:
-    return 8.5 if columns < 5 else 7.0 if columns < 8 else 5.8
-
-
-def _grid(
-    axes: Axes, theme: Theme, names: list[str], heads: list[str], slanted: bool, places: Sequence[float] = ()
-) -> None:
-    """Write the names of rows on the left and of columns, at ``places`` or one beside the other, on top."""
-    places = places or range(len(heads))
-    name_rows(axes, theme, names)
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
-    axes.set_xlim(-0.55, places[-1] + 0.55)
-    axes.xaxis.tick_top()
-    axes.set_xticks(places, heads, rotation=38 if slanted else 0, ha="left" if slanted else "center")
-    axes.tick_params(axis="x", length=0, pad=2, labelsize=7.5 if slanted else 8.5, labelcolor=theme.text)
-
-
-def quantities(run: Records, theme: Theme = LIGHT) -> Picture:
-    """Every compared quantity (column) of every member (row): its status as colour and sign, and its value."""
-    figure, axes = blank("quantities", theme, of_many=True)
-    frame = tables.table(run, "quantities")
-    names = tables.ordered(run, frame["member"])
-    if not names:
-        return leave_empty(figure, axes, theme, "No quantity was compared.")
-    tall(figure, len(names), 0.25, 1.45)
-    ordered = [name for name in QUANTITIES if name in set(frame["quantity"])]
-    ordered += sorted(set(frame["quantity"]) - set(ordered))
-    beyond = []
-    for row in row_dicts(frame[frame["member"].isin(names)]):
-        word = tables.outcome_word(row["status"], row["gates"], not math.isnan(row["value"]))
-        words = SIGNS["SKIPPED"] if row["status"] == "SKIPPED" else _value(row)
-        words = f"{SIGNS[word]}{words}" if word in ("FAIL", "DIFFERS") else words
-        roomy = len(words) < (6 if len(ordered) <= 12 else 5)
-        size = min(_size(len(ordered)) + 1.5, 8.5) if roomy else 6.2 if len(words) < 6 or len(ordered) <= 12 else 5.6
-        _cell(axes, theme, ordered.index(row["quantity"]), names.index(row["member"]), words, word, size)
-        beyond += [row["member"]] if word == "FAIL" else []
-    _grid(axes, theme, names, [QUANTITIES.get(name, name) for name in ordered], len(ordered) > 3)
-    beyond = list(dict.fromkeys(beyond))
-    title = (
-        f"{listed(beyond)} {'are' if len(beyond) > 1 else 'is'} beyond tolerance"
-        if beyond
-        else "Every quantity that gates is within tolerance"
-    )
-    failures = "; ".join(
-        f"{row['member']}: {row['quantity']} {_value(row)} ({row['limit_text']})"
-        for row in row_dicts(frame[frame["status"] == "FAIL"])
-    )
-    return head(
-        figure, theme, titled(title, tables.scope(run)), f"Beyond their limits: {failures}." if failures else ""
-    )
-
-
-def _value(row: dict[str, Any]) -> str:
-    if math.isnan(row["value"]):
-        return "NaN" if row["status"] == "FAIL" else "?"
-    if row["value"] == 0 or row["value"] >= 0.01:
-        return f"{row['value']:.2g}"
-    number, power = f"{row['value']:.0e}".split("e")
-    return f"{number}e{int(power)}"  # one digit fits into a cell; the table has more
 
 
 def latency(run: Records, theme: Theme = LIGHT) -> Picture:

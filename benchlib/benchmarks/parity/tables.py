@@ -148,17 +148,6 @@ def latencies(run: Records) -> pd.DataFrame:
     return frame
 
 
-def closeness(run: Records) -> dict[str, pd.DataFrame]:
-    """Return by member and case the distance to the truth: the member's ``own`` and the ``reference``'s, above zero."""
-    frame = table(run, "logits").dropna(subset=["truth_max_abs", "reference_truth_max_abs"])
-    frame = frame[frame["reference_truth_max_abs"] > 0]
-    frame = frame.rename(columns={"truth_max_abs": "own", "reference_truth_max_abs": REFERENCE})
-    frames = {
-        str(name): group[["case", "kind", "own", REFERENCE]] for name, group in frame.groupby("member", sort=False)
-    }
-    return {name: frames[name] for name in ordered(run, frames)}
-
-
 def difference(value: float) -> str:
     """Write a difference with two digits: ``3.0e-7``; an exact 0 as 0, and what is no number in words."""
     if not math.isfinite(value):
@@ -182,24 +171,6 @@ def layer_number(name: str) -> int | None:
     """Return the number of the encoder layer that a module or parameter lies in; None outside of them."""
     match = re.search(r"(?:^|\.)(?:layers?|block|h)\.(\d+)(?:\.|$)", name)
     return int(match[1]) if match else None
-
-
-def sides(run: Records) -> list[tuple[str, str, str]]:
-    """Return (fact, reference, candidate) of both environments, nested parts with dots; '' where a side does not say."""
-    about = facts(run)
-    reference = about.get("reference")
-    entry = _flat(reference.get("environment") if isinstance(reference, dict) else None)
-    other = _flat(about.get("environment"))
-    return [(name, entry.get(name, ""), other.get(name, "")) for name in dict.fromkeys([*entry, *other])]
-
-
-def executors(run: Records) -> list[tuple[str, dict[str, str]]]:
-    """Return of each member what really ran: runtime, attention, kernel, precision, as far as it said."""
-    descriptions = facts(run).get("executors")
-    descriptions = descriptions if isinstance(descriptions, dict) else {}
-    return [
-        (name, _flat(descriptions[name])) for name in ordered(run, descriptions) if isinstance(descriptions[name], dict)
-    ]
 
 
 def _flat(value: Any, begin: str = "") -> dict[str, str]:
@@ -254,24 +225,6 @@ def outcomes_table(run: Records) -> pd.DataFrame:
     return indexed(rows, "member", "Nothing was compared: no member was requested.")
 
 
-def quantities(run: Records) -> pd.DataFrame:
-    """Return every compared quantity with its limit, why the limit is what it is, and where the value is from."""
-    rows = [
-        {
-            "member": row["member"],
-            "quantity": row["quantity"],
-            "status": f"{SIGNS.get(word := _word(row), '?')} {word}",
-            "value": _value_text(row),
-            "limit": _limit(row),
-            "unit": row["unit"],
-            "worst at": short(row["worst"]) or NOTHING,
-            "reason": row["reason"],
-        }
-        for row in row_dicts(table(run, "quantities"))
-    ]
-    return indexed(rows, "member", "No quantity was compared.")
-
-
 def by_quantity(run: Records) -> pd.DataFrame:
     """Return the value of every quantity (row) of every member (column), with a sign where it is not within its limit."""
     frame, rows = table(run, "quantities"), dict[str, dict[str, Any]]()
@@ -287,26 +240,36 @@ def by_quantity(run: Records) -> pd.DataFrame:
 def limits(run: Records) -> pd.DataFrame:
     """Return each limit that judged something, once, with the members it holds for and where it comes from."""
     frame = table(run, "quantities").dropna(subset=["limit"])
-    everyone, rows = list(dict.fromkeys(frame["member"])), []
+    everyone, rows = set(frame["member"]), []
     for (quantity, _, why), part in frame.groupby(["quantity", "limit", "why"], sort=False):
         rows.append({
             "quantity": str(quantity), "limit": _limit(row_dicts(part)[0]), "unit": part["unit"].iloc[0],
-            "members": _who(list(dict.fromkeys(part["member"])), everyone), "why": str(why) or NOTHING,
+            "members": "all" if set(part["member"]) == everyone else ", ".join(dict.fromkeys(part["member"])), "why": str(why) or NOTHING,
         })  # fmt: skip
     return indexed(rows, "quantity", "Nothing was judged by a limit.")
 
 
-def _who(names: list[str], everyone: list[str]) -> str:
-    missing = [name for name in everyone if name not in names]
-    if not missing or len(missing) > len(names):
-        return ", ".join(names) if missing else "all"
-    return f"all but {', '.join(missing)}" if len(missing) < 4 else ", ".join(names)
-
-
 def beyond(run: Records) -> pd.DataFrame:
-    """Return the quantities beyond their limits."""
-    frame = quantities(run)
-    return frame[frame["status"].str.contains("FAIL|DIFFERS")] if "status" in frame else frame
+    """Return what is beyond its limit or was not compared, with the reason: quantities, and whole members (``all``)."""
+    rows = [
+        {"member": row["member"], "quantity": "all", "status": f"{SIGNS[row['word']]} {row['word']}", "reason": row["reason"]}
+        for row in row_dicts(outcomes(run))
+        if row["outcome"] in ("SKIPPED", "NOT COMPARED")
+    ]  # fmt: skip
+    frame = table(run, "quantities")
+    for row in row_dicts(frame[frame["status"] == "FAIL"]):
+        rows.append({
+            "member": row["member"], "quantity": row["quantity"], "status": f"{SIGNS[_word(row)]} {_word(row)}",
+            "value": _value_text(row), "limit": _limit(row), "unit": row["unit"],
+            "worst at": short(row["worst"]) or NOTHING, "reason": row["reason"],
+        })  # fmt: skip
+    skipped = frame[frame["status"] == "SKIPPED"]
+    for (member, reason), part in skipped.groupby(["member", "reason"], sort=False):
+        names = ", ".join(part["quantity"])
+        rows.append(
+            {"member": str(member), "quantity": names, "status": f"{SIGNS['SKIPPED']} SKIPPED", "reason": str(reason)}
+        )
+    return indexed(rows, "member", "Every quantity was compared and is within its limit.").fillna(NOTHING)
 
 
 def worst(run: Records) -> pd.DataFrame:
@@ -339,38 +302,6 @@ def _cases(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
         for row in row_dicts(frame)
     ]  # fmt: skip
     return indexed(rows, "member", missing)
-
-
-def first_layers(run: Records) -> pd.DataFrame:
-    """Return of each member the first layer beyond its tolerance, or that there is none, and the layer that is worst."""
-    first = first_beyond(run)
-    rows = []
-    for name, frame in layers(run).items():
-        compared = frame.dropna(subset=["relative_l2"])
-        top = row_dicts(compared.sort_values("relative_l2").tail(1)) if len(compared) else []
-        rows.append({
-            "member": name, "layers": len(frame), "first beyond": short(first[name]["layer"]) if name in first else "none",
-            "there": _or_nothing(first[name]["relative_l2"]) if name in first else NOTHING,
-            "limit": _or_nothing(float(frame["limit"].max())), "worst": short(top[0]["layer"]) if top else NOTHING,
-            "relative L2": _or_nothing(top[0]["relative_l2"]) if top else NOT_FINITE,
-        })  # fmt: skip
-    return indexed(rows, "member", "No layer was compared.")
-
-
-def skipped(run: Records) -> pd.DataFrame:
-    """Return what was not compared, each with its reason: whole members, and quantities of members that ran."""
-    whole = [
-        {"member": row["member"], "what": "all", "reason": row["reason"] or NOTHING}
-        for row in row_dicts(outcomes(run))
-        if row["outcome"] in ("SKIPPED", "NOT COMPARED")
-    ]
-    frame = table(run, "quantities")
-    frame = frame[frame["status"] == "SKIPPED"]
-    parts = [
-        {"member": str(member), "what": ", ".join(part["quantity"]), "reason": str(reason) or NOTHING}
-        for (member, reason), part in frame.groupby(["member", "reason"], sort=False)
-    ]
-    return indexed(whole + parts, "member", "Nothing was skipped.")
 
 
 def truth(run: Records) -> pd.DataFrame:
@@ -432,26 +363,30 @@ def attention(run: Records) -> pd.DataFrame:
 
 def executors_table(run: Records) -> pd.DataFrame:
     """Return what really ran for each member, as it said itself; its switches are in the result's facts."""
+    described = facts(run).get("executors")
+    described = described if isinstance(described, dict) else {}
     rows = [
-        {"member": member} | {key: fact for key, fact in facts.items() if "." not in key}
-        for member, facts in executors(run)
+        {"member": name} | {key: fact for key, fact in _flat(described[name]).items() if "." not in key}
+        for name in ordered(run, described)
     ]
     return indexed(rows, "member", "No member described its configuration.").fillna("")
 
 
 def environments(run: Records) -> pd.DataFrame:
-    """Return the environments of reference and candidates side by side, what differs first."""
-    rows = sorted(sides(run), key=lambda row: row[1] == row[2])
-    entries = [
+    """Return the environments of reference and candidates side by side, what differs first; nested parts with dots."""
+    reference = facts(run).get("reference")
+    entry = _flat(reference.get("environment") if isinstance(reference, dict) else None)
+    other = _flat(facts(run).get("environment"))
+    rows = [
         {
             "fact": name.replace("_", " "),
-            "reference": entry or NOTHING,
-            "members": other or NOTHING,
-            "": "" if entry == other else "differs",
+            "reference": entry.get(name) or NOTHING,
+            "members": other.get(name) or NOTHING,
+            "": "" if entry.get(name, "") == other.get(name, "") else "differs",
         }
-        for name, entry, other in rows
+        for name in dict.fromkeys([*entry, *other])
     ]
-    return indexed(entries, "fact", "No environment was recorded.")
+    return indexed(sorted(rows, key=lambda row: row[""] == ""), "fact", "No environment was recorded.")
 
 
 def matrix_table(run: Records) -> pd.DataFrame:
@@ -518,20 +453,19 @@ def _time(value: float) -> str:
 # What a report shows in place of the raw tables, under these headings; all rows are in result.json.
 TABLES: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Outcomes": outcomes_table,
-    "Beyond limits": beyond,
+    "Outcomes by quantity": by_quantity,
+    "Beyond limits, or not compared": beyond,
     "Worst case of each member": worst,
     "Edge cases": edges,
-    "First layer beyond tolerance": first_layers,
     "Distance to double precision": truth,
     "Latency": latency,
     "Attention kernels": attention,
-    "Not compared": skipped,
     "Limits and their sources": limits,
     "Executed configuration": executors_table,
     "Environments of reference and members": environments,
     "Other runs and machines": matrix_table,
 }
-MORE = {"Tolerances": tolerances, "Outcomes by quantity": by_quantity}  # of the notebook alone
+MORE = {"Tolerances": tolerances}  # of the notebook alone
 
 
 def report(run: Records) -> dict[str, list[dict[str, Any]]]:
