@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from benchlib.benchmarks.parity import golden, matrix, publish
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.matrix import read_file
 from benchlib.commands import run
-from benchlib.commands.run import COLOURS, console, shown
+from benchlib.commands.run import console, shown
 from benchlib.config.schema import parse_overrides
-from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.core.files import not_written, outputs
 from benchlib.core.machine import BACKENDS, describe
@@ -245,7 +244,9 @@ def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) 
         raise UserError("no parity results yet: run `benchlib run parity` first")
     check_place(folder)
     written = publish.write(merged, folder, untouched=damaged)
-    show(merged)
+    console.print(publish.page(merged), markup=False, soft_wrap=True)
+    for sentence in merged.uncounted:
+        console.print(f"[yellow]not counted[/]  {escape(sentence)}", soft_wrap=True)
     for backend in damaged:
         console.print(
             f"[red]not written[/]  {shown(folder / backend / publish.FILE)} is damaged: restore or remove it, then merge again",
@@ -279,34 +280,3 @@ def _merge_code(merged: matrix.Merged, strict: bool) -> int:
     if merged.left_out:
         return EXIT_BROKEN
     return EXIT_NOTHING_TO_COMPARE if strict and "PASS" not in words else EXIT_PASS
-
-
-def show(merged: matrix.Merged) -> None:
-    """Print the outcome of each backend, every result with its age, and what was left out."""
-    for backend in BACKENDS:
-        standing = matrix.standing(merged, backend)
-        if standing.machines:
-            console.print(
-                f"[{COLOURS.get(standing.outcome, 'blue')}]{standing.outcome}[/]  [bold]{backend}[/]  {escape(standing.reason)}"
-            )
-    table = Table(
-        *("backend", Column("machine", overflow="fold"), "member", "outcome", "difference", "limit", "age", "reason"),
-        box=None, padding=(0, 2, 0, 0), header_style="dim",
-    )  # fmt: skip
-    frame = matrix.frame(merged)
-    for row in frame.to_dict("records"):
-        colour = "yellow" if row["outcome"] == "FAIL" and not row["gates"] else COLOURS.get(row["outcome"], "blue")
-        word = "DIFFERS" if row["outcome"] == "FAIL" and not row["gates"] else row["outcome"]
-        numbers = ("" if value != value else f"{value:.2g}" for value in (row["max_difference"], row["limit"]))
-        texts = (row["backend"], terminal.one_line(row["machine"]), terminal.one_line(row["member"]))
-        table.add_row(
-            *map(escape, texts),
-            f"[{colour}]{word}[/]",
-            *numbers,
-            f"{row['age_days']:.1f} d",
-            "" if row["outcome"] == "PASS" else escape(terminal.one_line(row["reason"])),
-        )
-    if table.row_count:
-        console.print(table)
-    for sentence in (*merged.left_out, *merged.uncounted):
-        console.print(f"[yellow]left out[/]  {escape(sentence)}", soft_wrap=True)

@@ -15,6 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from benchlib.benchmarks.parity import pictures, tables
+from benchlib.benchmarks.parity.matrix import SIGNS
+from benchlib.benchmarks.parity.matrix import word as word_of
 from benchlib.benchmarks.parity.pictures import (
     LINES,
     beside,
@@ -29,7 +31,7 @@ from benchlib.benchmarks.parity.pictures import (
     titled,
     tone,
 )
-from benchlib.benchmarks.parity.tables import SIGNS, difference, short
+from benchlib.benchmarks.parity.tables import difference, short
 from benchlib.results.frames import Records, row_dicts
 from benchlib.show.figures import HEIGHT_IN, LIGHT, End, Picture, Theme, blank, head, leave_empty, name_ends, panels
 
@@ -66,7 +68,7 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
         part, verdict = frame[frame["member"] == name], standings.get(name, {})
         over = verdict.get("status") == "FAIL"
         limit = verdict.get("limit", math.inf)
-        word = tables.outcome_word(verdict.get("status", ""), bool(verdict.get("gates", True)), True)
+        word = word_of(verdict.get("status", ""), bool(verdict.get("gates", True)), True)
         for item in row_dicts(part):
             begin, end = (item["low"], item["high"]) if item["high"] > 0 else (zero / 1.4, zero * 1.4)
             height = 0.78 * item["count"] / part["count"].max()

@@ -22,6 +22,7 @@ from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
 from benchlib.core.files import check_schema, home, read_json
 from benchlib.core.machine import BACKENDS
+from benchlib.core.text import MARKS
 from benchlib.results.run import Result, Run, find_runs, is_run
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
 LATEST = 50  # runs of one machine and backend that are read, from the newest on: older ones hold no newest result
 DAY_S = 86400.0
 COLUMNS = (
-    "machine", "backend", "member", "device", "precision", "mode", "gates", "outcome", "reason", "max_difference",
-    "one_minus_cosine", "limit", "model", "stand_in", "torch", "versions", "ended_at", "age_days", "run", "own",
+    "machine", "backend", "member", "word", "reason", "max_difference", "limit", "model", "stand_in", "versions", "age_days", "own",
 )  # fmt: skip
 SCHEMA = 1
 FILE = "test_results.json"
@@ -39,6 +39,7 @@ SIDES = ("reference", "truth")  # what members are compared with, which are none
 WHOLE = "all"  # stands for a member where a run as a whole has an outcome and no member has one
 DIFFERENCE = "logits max difference"  # the quantity whose value and limit the matrix shows
 MOST_TEXT = 2000
+SIGNS = {**MARKS, "NOT COMPARED": "○", "": "·"}
 
 Outcome = Literal["PASS", "FAIL", "SKIPPED", "NOT COMPARED"]
 Text = Field("", max_length=MOST_TEXT)
@@ -309,8 +310,6 @@ def _reference(reference: Any) -> str:
         return ""
     environment = reference.get("environment")
     torch = environment.get("torch") if isinstance(environment, Mapping) else None
-    if isinstance(environment, Mapping) and torch is None and isinstance(environment.get("versions"), Mapping):
-        torch = environment["versions"].get("torch")
     words = f"eager on {reference.get('backend') or 'an unknown backend'}"
     return f"{words}, torch {torch}" if torch else words
 
@@ -345,11 +344,12 @@ class Merged:
     def rows(self) -> list[tuple[RunResult, MemberResult]]:
         """Each member's result with the run that it is from."""
         pairs = [(run, row) for run in self.results for row in run.members]
-        return sorted(pairs, key=lambda pair: (*_place(pair[0]), _rank(pair[1].member, MEMBERS), pair[1].member))
+        return sorted(pairs, key=lambda pair: (*_place(pair[0]), *_member_order(pair[1])))
 
-    def of(self, backend: str) -> list[RunResult]:
-        """Return the results of one backend."""
-        return [run for run in self.results if run.backend == backend]
+
+def word(outcome: str, gates: bool, compared: bool = True) -> str:
+    """Return an outcome as readers meet it: beyond tolerance where nothing gates is a difference, no failure."""
+    return "DIFFERS" if outcome == "FAIL" and not gates and compared else outcome
 
 
 def committed() -> Path:
@@ -384,27 +384,20 @@ def newest(results: Iterable[RunResult], left_out: Sequence[str] = (), uncounted
     A run as a whole (skipped, broken) counts where nothing newer is there of its machine and backend, one that only
     recorded the reference where no run of these compared anything.
     """
-    taken: dict[tuple[str, str, str], int] = {}
     ordered = sorted(results, key=lambda run: (-run.ended_at.timestamp(), run.run, run.model_dump_json()))
-    last: dict[tuple[str, str], Any] = {}
-    for run in sorted(ordered, key=_compared_nothing):
+    last: dict[tuple[str, str], datetime.datetime] = {}
+    for run in sorted(ordered, key=lambda run: all(row.outcome == "NOT COMPARED" for row in run.members)):
         last.setdefault((run.machine, run.backend), run.ended_at)
-    kept = []
-    for number, run in enumerate(ordered):
-        members = [row for row in run.members if _counts(run, row, last)]
-        fresh = [row for row in members if taken.setdefault((run.machine, run.backend, row.member), number) == number]
+    kept, taken = [], set[tuple[str, str, str]]()
+    for run in ordered:
+        place = run.machine, run.backend
+        counts = [row for row in run.members if row.member != WHOLE or run.ended_at == last[place]]
+        fresh = [row for row in counts if (*place, row.member) not in taken]
+        taken |= {(*place, row.member) for row in fresh}
         if fresh:
             kept.append(run.model_copy(update={"members": tuple(sorted(fresh, key=_member_order))}))
-    ordered = sorted(kept, key=lambda run: (*_place(run), -run.ended_at.timestamp()))
-    return Merged(tuple(ordered), tuple(dict.fromkeys(left_out)), tuple(dict.fromkeys(uncounted)))
-
-
-def _compared_nothing(run: RunResult) -> bool:
-    return all(row.outcome == "NOT COMPARED" for row in run.members)
-
-
-def _counts(run: RunResult, row: MemberResult, last: dict[tuple[str, str], Any]) -> bool:
-    return row.member != WHOLE or run.ended_at == last[(run.machine, run.backend)]
+    kept.sort(key=lambda run: (*_place(run), -run.ended_at.timestamp()))
+    return Merged(tuple(kept), tuple(dict.fromkeys(left_out)), tuple(dict.fromkeys(uncounted)))
 
 
 def _member_order(row: MemberResult) -> tuple[int, str]:
@@ -416,8 +409,7 @@ def _place(run: RunResult) -> tuple[int, str]:
 
 
 def _rank(name: str, names: Iterable[str]) -> int:
-    listed = list(names)
-    return listed.index(name) if name in listed else len(listed)
+    return {known: place for place, known in enumerate(names)}.get(name, 1000)
 
 
 def _items(sources: Iterable[Path | str | Run]) -> Iterable[Run | Path]:
@@ -449,9 +441,8 @@ def _parity_runs(folder: Path) -> list[Path]:
     """
     count: dict[str, int] = {}
     kept = []
-    days = find_runs(folder)
     one_day = sorted((path.parent for path in folder.glob("*/config.json")), reverse=True)
-    for run in (*days, *one_day):
+    for run in (*find_runs(folder), *one_day):
         if run.name.startswith("parity-"):
             kind = "-".join(run.name.split("-")[:2])
             count[kind] = count.get(kind, 0) + 1
@@ -473,18 +464,17 @@ def around(run: Any, now: float | None = None) -> "pandas.DataFrame":
         own = read_run(run, planted=True)
     except (UserError, OSError) as error:
         return frame(dataclasses.replace(beside, left_out=(str(error), *beside.left_out)), now)
-    kept = (_without(other, own) for other in beside.results)
-    return frame(Merged((own, *(other for other in kept if other.members)), beside.left_out), now, own)
+    return frame(Merged((own, *_without(beside.results, own)), beside.left_out), now, own)
 
 
-def _without(other: RunResult, own: RunResult) -> RunResult:
-    """Return a result without the members that another one of the same machine and backend has."""
-    if (other.machine, other.backend) != (own.machine, own.backend):
-        return other
-    names = {row.member for row in own.members}
-    return other.model_copy(
-        update={"members": tuple(row for row in other.members if row.member not in names | {WHOLE})}
-    )
+def _without(results: Iterable[RunResult], own: RunResult) -> Iterable[RunResult]:
+    """Yield results without the members that ``own`` has of the same machine and backend, and without a word on the whole run."""
+    names = {WHOLE, *(row.member for row in own.members)}
+    for other in results:
+        if (other.machine, other.backend) != (own.machine, own.backend):
+            yield other
+        elif members := tuple(row for row in other.members if row.member not in names):
+            yield other.model_copy(update={"members": members})
 
 
 def frame(merged: Merged, now: float | None = None, own: RunResult | None = None) -> "pandas.DataFrame":
@@ -497,30 +487,20 @@ def frame(merged: Merged, now: float | None = None, own: RunResult | None = None
             "machine": run.machine,
             "backend": run.backend,
             "member": row.member,
-            "device": row.device or run.environment.get("devices", ""),
-            "precision": row.precision,
-            "mode": row.mode,
-            "gates": row.gates,
-            "outcome": row.outcome,
+            "word": word(row.outcome, row.gates, row.max_difference is not None),
             "reason": row.reason,
             "max_difference": row.max_difference,
-            "one_minus_cosine": row.one_minus_cosine,
             "limit": row.limit,
             "model": run.model,
             "stand_in": run.stand_in,
-            "torch": run.environment.get("torch", ""),
             "versions": versions(run),
-            "ended_at": run.ended_at.timestamp(),
             "age_days": (moment - run.ended_at.timestamp()) / DAY_S,
-            "run": run.run,
             "own": run is own,
         }
         for run, row in sorted(merged.rows, key=lambda pair: pair[0] is not own)
     ]
-    made = pd.DataFrame(rows, columns=list(COLUMNS))
-    numbers = ["max_difference", "one_minus_cosine", "limit", "ended_at", "age_days"]
-    made[numbers] = made[numbers].astype(float)
-    made["own"] = made["own"].astype(bool)
+    kinds = dict.fromkeys(("max_difference", "limit", "age_days"), float) | {"own": bool}
+    made = pd.DataFrame(rows, columns=list(COLUMNS)).astype(kinds)
     made.attrs["left_out"] = list(merged.left_out)
     return made
 

@@ -15,10 +15,11 @@ from matplotlib.axis import Axis
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
+from benchlib.benchmarks.parity import matrix as outcomes
 from benchlib.benchmarks.parity import tables
 from benchlib.benchmarks.parity.config import MEMBERS
-from benchlib.benchmarks.parity.matrix import WHOLE
-from benchlib.benchmarks.parity.tables import SIGNS, difference
+from benchlib.benchmarks.parity.matrix import SIGNS, WHOLE
+from benchlib.benchmarks.parity.tables import difference
 from benchlib.results.frames import Records, row_dicts
 from benchlib.show.figures import LIGHT, WIDTH_IN, Picture, Theme, blank, head, leave_empty, plain_numbers
 
@@ -128,14 +129,13 @@ def titled(words: str, scope: str) -> str:
     return f"{words} ({scope})" if scope else words
 
 
-def matrix(run: Records, theme: Theme = LIGHT, grid: pd.DataFrame | None = None) -> Picture:
+def matrix(run: Records, theme: Theme = LIGHT) -> Picture:
     """Outcome of every member (row) in this run, and apart from it in other runs, by machine and backend (column).
 
-    Cells give the largest difference. The title is about this run alone. ``grid`` is a frame of
-    :mod:`benchlib.benchmarks.parity.matrix`; without it the others are those of the run's store.
+    Cells give the largest difference. The title is about this run alone.
     """
     figure, axes = blank("backend-matrix", theme, of_many=True)
-    frame = tables.matrix(run, grid)
+    frame = outcomes.around(run)
     if frame.empty:
         return leave_empty(figure, axes, theme, "No member was compared.")
     columns = list(dict.fromkeys(zip(frame["own"], frame["machine"], frame["backend"], strict=True)))

@@ -16,6 +16,7 @@ from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.matrix import (
     FILE,
     SCHEMA,
+    SIGNS,
     WHOLE,
     MemberResult,
     Merged,
@@ -23,17 +24,17 @@ from benchlib.benchmarks.parity.matrix import (
     RunResult,
     standing,
     versions,
+    word,
 )
 from benchlib.core.files import write_text
 from benchlib.core.machine import BACKENDS
-from benchlib.core.text import MARKS, counted
+from benchlib.core.text import counted
 from benchlib.show.exports.github import escaped
 
 CROSS = "cross_backend_validation.json"
 PAGE = "PARITY.md"
 _RUN = re.compile(r"[^/]+-\d{8}/[^/]+(?:/[^/]+)?$")  # as benchlib.results.run names the folders of runs
 OLD_DAYS = 30  # behind the newest result: then the page says so
-SIGNS = {**MARKS, "NOT COMPARED": "○", "": "·"}
 WORDS = {
     "PASS": "within every gating tolerance",
     "FAIL": "beyond a tolerance, or crashed",
@@ -47,19 +48,14 @@ def write(merged: Merged, folder: Path, untouched: Iterable[str] = ()) -> list[P
     """Write the files of merged results and return them. Files of the backends ``untouched`` stay as they are."""
     paths = []
     for backend in BACKENDS:
-        results = merged.of(backend)
+        results = tuple(run for run in merged.results if run.backend == backend)
         if results and backend not in untouched:
             paths.append(folder / backend / FILE)
-            write_text(paths[-1], results_text(backend, results))
+            write_text(paths[-1], _json(ResultFile(backend=backend, results=results).model_dump(mode="json")))
     for name, text in ((CROSS, cross_text(merged)), (PAGE, page(merged))):
         paths.append(folder / name)
         write_text(paths[-1], text)
     return paths
-
-
-def results_text(backend: str, results: Sequence[RunResult]) -> str:
-    """Return the content of a backend's ``test_results.json``."""
-    return _json(ResultFile(backend=backend, results=tuple(results)).model_dump(mode="json"))
 
 
 def cross_text(merged: Merged) -> str:
@@ -151,7 +147,7 @@ def _standings(merged: Merged) -> Iterable[Sequence[str]]:
 def _matrix(merged: Merged) -> list[str]:
     """Return the table with a row a way to compute and a column a backend of a machine."""
     places = list(dict.fromkeys((run.backend, run.machine) for run in merged.results))
-    cells = {(row.member, run.backend, run.machine): word(row) for run, row in merged.rows}
+    cells = {(row.member, run.backend, run.machine): _word(row) for run, row in merged.rows}
     names = list(dict.fromkeys(row.member for _, row in merged.rows))
     own = [name for name in MEMBERS if name in names]
     ordered = [*own, *sorted(name for name in names if name not in MEMBERS and name != WHOLE)]
@@ -164,7 +160,7 @@ def _matrix(merged: Merged) -> list[str]:
 
 
 def _legend(merged: Merged) -> list[str]:
-    seen = {word(row) for _, row in merged.rows}
+    seen = {_word(row) for _, row in merged.rows}
     return ["; ".join(f"{_signed(name)}: {what}" for name, what in WORDS.items() if name in seen) + ".", ""]
 
 
@@ -187,7 +183,7 @@ def _row(run: RunResult, row: MemberResult) -> Sequence[str]:
         run.backend,
         run.machine,
         row.member,
-        _signed(word(row)),
+        _signed(_word(row)),
         _number(row.max_difference),
         _number(row.limit),
         _number(row.one_minus_cosine),
@@ -202,7 +198,7 @@ def _reasons(merged: Merged) -> list[str]:
     statements: dict[tuple[str, str, str], list[str]] = {}
     for run, row in merged.rows:
         if row.outcome != "PASS" and row.reason:
-            statements.setdefault((word(row), row.reason, f"{run.backend} on {run.machine}"), []).append(row.member)
+            statements.setdefault((_word(row), row.reason, f"{run.backend} on {run.machine}"), []).append(row.member)
     return [
         *(
             f"- {_signed(outcome)} {_plain(place)}, {_plain(', '.join(names))}: {_plain(reason)}"
@@ -245,9 +241,8 @@ def _agreements(merged: Merged) -> list[str]:
     ]
 
 
-def word(row: MemberResult) -> str:
-    """Return the word for a result: a member that does not gate differs where another one fails."""
-    return "DIFFERS" if row.outcome == "FAIL" and not row.gates else row.outcome
+def _word(row: MemberResult) -> str:
+    return word(row.outcome, row.gates)
 
 
 def _signed(outcome: str) -> str:

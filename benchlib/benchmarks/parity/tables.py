@@ -12,9 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from benchlib.benchmarks.parity import matrix as parity_matrix
+from benchlib.benchmarks.parity import matrix
 from benchlib.benchmarks.parity import tolerances as table_of_limits
 from benchlib.benchmarks.parity.config import ParityConfig, chosen
+from benchlib.benchmarks.parity.matrix import SIGNS
 from benchlib.core.text import text
 from benchlib.results import frames
 from benchlib.results.frames import Records, indexed, row_dicts
@@ -45,7 +46,6 @@ NOT_FINITE = "not finite"
 NOTHING = "–"
 NO_BREAK_SPACE, JOINER = "\u00a0", "\u2060"
 WORST = 12  # rows of the worst cases
-SIGNS = {"PASS": "✓", "FAIL": "✗", "DIFFERS": "≈", "SKIPPED": "–", "NOT COMPARED": "○"}
 
 
 def table(run: Records, name: str) -> pd.DataFrame:
@@ -84,11 +84,6 @@ def scope(run: Records) -> str:
     return ", ".join(part for part in (size, "random weights" if init == "random" else "") if part)
 
 
-def outcome_word(outcome: str, gates: bool, compared: bool) -> str:
-    """Return the outcome of a member as readers meet it: beyond tolerance where nothing gates is a difference, no failure."""
-    return "DIFFERS" if outcome == "FAIL" and not gates and compared else outcome
-
-
 def outcomes(run: Records) -> pd.DataFrame:
     """Return one row a member: the columns of ``members``, its word, and its largest difference and cosine with their limits.
 
@@ -102,7 +97,7 @@ def outcomes(run: Records) -> pd.DataFrame:
         ends = {name: row["limit"] for name, row in by_member.items()}
         frame[f"{column}_limit".replace("max_abs_", "")] = [ends.get(name, math.nan) for name in frame["member"]]
     compared = frame["max_abs"].notna()
-    frame["word"] = [outcome_word(*row) for row in zip(frame["outcome"], frame["gates"], compared, strict=True)]
+    frame["word"] = [matrix.word(*row) for row in zip(frame["outcome"], frame["gates"], compared, strict=True)]
     return frame
 
 
@@ -111,14 +106,6 @@ def _value(row: Mapping[str, Any] | None) -> float:
     if row is None:
         return math.nan
     return math.inf if math.isnan(row["value"]) and row["status"] == "FAIL" else float(row["value"])
-
-
-def matrix(run: Records, grid: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return the rows of :mod:`benchlib.benchmarks.parity.matrix` with their ``word``: of ``grid``, else of the run and its neighbours."""
-    frame = parity_matrix.around(run) if grid is None else grid
-    compared = frame["max_difference"].notna()
-    words = [outcome_word(*row) for row in zip(frame["outcome"], frame["gates"], compared, strict=True)]
-    return frame.assign(word=words)
 
 
 def layers(run: Records) -> dict[str, pd.DataFrame]:
@@ -391,7 +378,7 @@ def environments(run: Records) -> pd.DataFrame:
 
 def matrix_table(run: Records) -> pd.DataFrame:
     """Return the outcomes of the store's other runs, on all machines and backends, with age and versions."""
-    frame = matrix(run)
+    frame = matrix.around(run)
     left_out = frame.attrs.get("left_out", [])
     rows = [
         {
@@ -413,7 +400,7 @@ def matrix_table(run: Records) -> pd.DataFrame:
 
 
 def _word(row: dict[str, Any]) -> str:
-    return outcome_word(row["status"], row["gates"], not math.isnan(row["value"]))
+    return matrix.word(row["status"], row["gates"], not math.isnan(row["value"]))
 
 
 def _value_text(row: dict[str, Any]) -> str:

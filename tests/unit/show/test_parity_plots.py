@@ -128,8 +128,8 @@ def test_the_matrix_says_each_outcome_by_colour_and_sign():
     )
 
 
-def grid(machines):
-    """Return the frame of several machines: the first with all members, one that was skipped as a whole, others with three."""
+def drawn_of(monkeypatch, machines):
+    """Draw several machines: the first with all members, one that was skipped as a whole, others with three."""
     one, found = matrix.around(records(tables(crashed=["compile"]))), []
     for number, (machine, backend) in enumerate(machines):
         frame = one.assign(
@@ -141,24 +141,26 @@ def grid(machines):
         )
         if backend == "tpu":
             frame = frame.head(1).assign(
-                member="all", outcome="SKIPPED", reason="torch_xla is not installed", max_difference=math.nan
+                member="all", word="SKIPPED", reason="torch_xla is not installed", max_difference=math.nan
             )
         found.append(
             frame if not number or backend == "tpu" else frame[frame["member"].isin(["bf16", "native", "compile"])]
         )
-    return pd.concat(found, ignore_index=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(matrix, "around", lambda run: pd.concat(found, ignore_index=True))
+        return pictures.matrix(records(), LIGHT)
 
 
 MACHINES = [("ci-runner-4.eu.example", "cpu"), ("gpu-h100-7", "cuda"), ("mi300-node", "rocm"), ("tpu-v5e-pod-0", "tpu"), ("mac-studio", "mps"),
             ("arc-box", "xpu"), ("gpu-a100-2", "cuda"), ("gpu-l4-1", "cuda"), ("cpu-9", "cpu"), ("cpu-10", "cpu")]  # fmt: skip
 
 
-def test_machines_stand_side_by_side_with_backend_age_and_model():
-    axes = pictures.matrix(records(), LIGHT, grid(MACHINES[:2])).axes[0]
+def test_machines_stand_side_by_side_with_backend_age_and_model(monkeypatch):
+    axes = drawn_of(monkeypatch, MACHINES[:2]).axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == [
         "ci-runner-4.eu.example\ncpu\nbert-base, random weights", "gpu-h100-7\ncuda, 1 day old\ntiny",
     ]  # fmt: skip
-    figure = pictures.matrix(records(), LIGHT, grid(MACHINES))
+    figure = drawn_of(monkeypatch, MACHINES)
     heads = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert heads[3] == "tpu-v5e-pod-0, tpu, 3 d *"
     assert figure.axes[0].get_yticklabels()[0].get_text() == "whole run"
@@ -306,8 +308,8 @@ def test_no_words_lie_on_others_or_are_cut(name, count):
 
 
 @pytest.mark.parametrize("machines", [2, 5, 8, 10])
-def test_no_words_of_machines_lie_on_others_or_are_cut(machines):
-    assert overlapping(pictures.matrix(records(), LIGHT, grid(MACHINES[:machines]))) == ([], [])
+def test_no_words_of_machines_lie_on_others_or_are_cut(machines, monkeypatch):
+    assert overlapping(drawn_of(monkeypatch, MACHINES[:machines])) == ([], [])
 
 
 @pytest.mark.parametrize(
