@@ -6,7 +6,8 @@ what does each kernel and each runtime make of a query that may attend to nothin
 Method: `benchlib.benchmarks.parity.attention` runs every kernel that torch has for the device on the inputs of BERT-base's heads,
 against float64 and against the math kernel. Then attention is computed here in tiles with a running maximum, as flash
 kernels do it, and one step after the other is done less exactly: the order (size of the tiles), the weights that are
-multiplied with the values, the sum. Last, `benchlib.benchmarks.parity.attention` runs one graph through all runtimes.
+multiplied with the values, the sum. Last, each runtime takes one graph that holds attention with three
+masks that mean the same.
 
     python scripts/measure_attention.py                                  # prints the tables, a minute
     python scripts/measure_attention.py --write docs/attention.md        # puts them between the markers of the page
@@ -14,18 +15,22 @@ multiplied with the values, the sum. Last, `benchlib.benchmarks.parity.attention
 """
 
 import argparse
+import functools
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from benchlib.benchmarks.parity import attention, logits
-from benchlib.benchmarks.parity.attention import DTYPES, Case, inputs, kernels, truth
+from benchlib.benchmarks.parity import logits
+from benchlib.benchmarks.parity.attention import DTYPES, MASKED_ROWS, Case, inputs, kernels, truth, word
+from benchlib.benchmarks.parity.executors import built, quiet, require_compiler, require_package
+from benchlib.core.errors import BackendUnavailable
 from benchlib.core.files import write_text
 from benchlib.core.machine import cpu_model
 from benchlib.runtime import devices
@@ -122,15 +127,121 @@ def masked_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     told = {(row["dtype"], row["kernel"]): row["masked_row"] for row in rows if row["masked_row"]}
     yield from (f"| {dtype} | {kernel} | {text} |" for (dtype, kernel), text in told.items())
     yield ""
-    yield f"| runtime (CPU, fp32) | attention | {' | '.join(attention.MASKED_ROWS)} |"
+    yield f"| runtime (CPU, fp32) | attention | {' | '.join(MASKED_ROWS)} |"
     yield "|---|---|---|---|---|"
     with tempfile.TemporaryDirectory() as folder:
-        for row in attention.table(Path(folder)):
-            words = [row[kind] or "SKIPPED" for kind in attention.MASKED_ROWS]
-            yield f"| {row['runtime']} | {row['form']} | {' | '.join(words)} |" + (
-                f" {row['reason']}" if row["reason"] else ""
-            )
+        for form, attend in FORMS.items():
+            for name in RUNTIMES:
+                place = Path(folder) / f"{name}-{form}".replace(" ", "-")
+                words, reason = masked_rows(name, attend, place)
+                yield f"| {name} | {form} | {' | '.join(words)} |" + reason
     yield ""
+
+
+ROWS, ROW = Case("fp32", 16), 3
+Outputs = list[np.ndarray]
+
+
+def by_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return torch's own attention."""
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def by_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return attention written out: softmax(q k^T / sqrt(D) + mask) v."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    masked = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return torch.softmax(masked, dim=-1) @ v
+
+
+FORMS = {"scaled_dot_product_attention": by_sdpa, "softmax written out": by_softmax}
+
+
+class ThreeMasks(torch.nn.Module):
+    """The same attention under each mask of ``MASKED_ROWS``."""
+
+    def __init__(self, attend: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.attend = attend
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *masks: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Return an output for each mask, (B, H, S, D) each."""
+        return tuple(self.attend(q, k, v, mask) for mask in masks)
+
+
+def given() -> tuple[torch.Tensor, ...]:
+    """Return q, k, v and the masks, (S, S) each, that leave query ``ROW`` without a key, in the order of ``MASKED_ROWS``."""
+    infinite = torch.zeros(ROWS.length, ROWS.length)
+    infinite[ROW] = -math.inf
+    return (*inputs(ROWS)[0], infinite == 0, infinite, infinite.clamp(min=torch.finfo(torch.float32).min))
+
+
+def masked_rows(runtime: str, attend: Callable[..., torch.Tensor], folder: Path) -> tuple[list[str], str]:
+    """Return what the row without a key gets in a runtime, by the kind of mask, or the reason why it is not there."""
+    folder.mkdir()
+    try:
+        outputs = RUNTIMES[runtime](ThreeMasks(attend).eval(), folder)
+    except BackendUnavailable as error:
+        return ["SKIPPED"] * len(MASKED_ROWS), f" {error}"
+    values, unmasked = inputs(ROWS)[0][2].double().numpy(), truth(ROWS).output[:, :, ROW]
+    near = 8 * torch.finfo(torch.bfloat16).eps  # a runtime may compute in bfloat16
+    return [word(output[:, :, ROW].astype(np.float64), values, unmasked, near) for output in outputs], ""
+
+
+def _eager(module: torch.nn.Module, folder: Path) -> Outputs:
+    with torch.no_grad():
+        return [output.numpy() for output in module(*given())]
+
+
+def _compiled(module: torch.nn.Module, folder: Path) -> Outputs:
+    require_compiler()
+    torch.compiler.reset()
+    with quiet(), built():
+        module.compile()
+        return _eager(module, folder)
+
+
+def _packaged(module: torch.nn.Module, folder: Path) -> Outputs:
+    require_compiler()
+    path = str(folder / "rows.pt2")
+    with torch.no_grad(), quiet(), built():
+        torch._inductor.aoti_compile_and_package(torch.export.export(module, given()), package_path=path)
+        return [output.numpy() for output in torch._inductor.aoti_load_package(path)(*given())]
+
+
+def _onnx(module: torch.nn.Module, folder: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    for name in ("onnx", "onnxscript"):
+        require_package(name)
+    names = ["q", "k", "v", *(f"mask{number}" for number in range(len(MASKED_ROWS)))]
+    with torch.no_grad(), quiet():
+        program = torch.export.export(module, given())
+        converted: Any = torch.onnx.export(program, dynamo=True, input_names=names, verbose=False)
+        converted.save(str(folder / "rows.onnx"))
+    return folder / "rows.onnx", {name: tensor.numpy() for name, tensor in zip(names, given(), strict=True)}
+
+
+def _onnx_runtime(module: torch.nn.Module, folder: Path) -> Outputs:
+    runtime = require_package("onnxruntime")
+    path, arrays = _onnx(module, folder)
+    return list(runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, arrays))
+
+
+def _openvino(module: torch.nn.Module, folder: Path, **settings: str) -> Outputs:
+    runtime = require_package("openvino")
+    path, arrays = _onnx(module, folder)
+    return [np.array(output) for output in runtime.Core().compile_model(path, "CPU", settings)(arrays).values()]
+
+
+RUNTIMES: dict[str, Callable[[torch.nn.Module, Path], Outputs]] = {
+    "torch": _eager,
+    "torch.compile": _compiled,
+    "AOTInductor": _packaged,
+    "ONNX Runtime": _onnx_runtime,
+    "OpenVINO f32": functools.partial(_openvino, INFERENCE_PRECISION_HINT="f32"),
+    "OpenVINO as it comes": _openvino,
+}
 
 
 def number(value: float | None) -> str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchlib.benchmarks.parity.attention import KERNELS, Case, inputs
+from benchlib.core.errors import BackendUnavailable
 
 HOME = Path(__file__).parents[2]
 PAGE = HOME / "docs" / "attention.md"
@@ -31,6 +32,21 @@ def test_tiles_of_any_size_are_the_formula_and_rounding_the_weights_shows(script
     assert np.abs(script.tiled(case, tile, double, double, double) - expected).max() < 1e-13  # scores of up to 100
     off = np.abs(script.tiled(case, tile, torch.bfloat16, double, double) - expected).max()
     assert 1e-4 < off < np.abs(v).max() * 2**-8
+
+
+def test_each_runtime_says_what_a_query_without_a_key_gets(script, monkeypatch, tmp_path):
+    """Softmax of -inf alone is 0/0 and of equal numbers uniform; what runtimes make of it is data, not a crash."""
+
+    def lacking(module, folder):
+        raise BackendUnavailable("made up")
+
+    monkeypatch.setitem(script.RUNTIMES, "lacking", lacking)
+    names = ("torch", "ONNX Runtime", "OpenVINO f32", "lacking")
+    rows = {name: script.masked_rows(name, script.by_softmax, tmp_path / name) for name in names}
+    assert rows["torch"] == (["nan", "nan", "uniform"], "")
+    for name in names[1:3]:
+        assert set(rows[name][0]) <= {"nan", "zeros", "uniform", "as unmasked"}
+    assert rows["lacking"] == (["SKIPPED"] * 3, " made up")
 
 
 def test_the_script_writes_between_the_markers_of_its_page_and_nowhere_else(script, tmp_path):
