@@ -133,7 +133,7 @@ def test_a_layer_planted_in_the_candidate_is_found_against_a_recorded_reference(
     assert outcomes(found) == {"sdpa_math": "FAIL"}
     check = named(found)["parity sdpa_math"]
     assert (check.status, check.gates) == ("FAIL", True)
-    assert "the first layer beyond its limit is bert.encoder.layer.1" in check.reason
+    assert "it first diverges in bert.encoder.layer.1" in check.reason
     beyond = [row["layer"] for row in found.result.tables["layers"] if row["beyond"]]
     assert beyond and not any("encoder.layer.0" in layer or "embeddings" in layer for layer in beyond)
     assert found.result.facts["golden"]["given"] and "golden folder golden" in " ".join(found.result.notes)

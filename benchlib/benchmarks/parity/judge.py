@@ -8,10 +8,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from benchlib.benchmarks.parity import golden, tolerances
+from benchlib.benchmarks.parity import tolerances
 from benchlib.benchmarks.parity.config import ParityConfig
+from benchlib.benchmarks.parity.golden import refuse as refuse
 from benchlib.config.schema import EMBEDDED_MODEL
-from benchlib.core.text import days, quantity
+from benchlib.core.text import capitalized, counted, quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, Status, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.impossible.claim import Claim, Latency
@@ -24,29 +25,25 @@ SHOWN = ("possible values",)
 DIFFERENCE, COSINE, LATENCY = "_logits_max_difference", "_one_minus_cosine", "_latency_ms"
 DOUBLE = 1.0  # a driver that computes otherwise moves a difference by its order of magnitude, not by a few percent
 LATENCY_SHARE = 0.5  # milliseconds on a shared machine
-OUTCOMES = ("PASS", "FAIL", "SKIPPED", "NOT COMPARED")
+COMPARED = ("PASS", "FAIL")
+OUTCOMES = (*COMPARED, "SKIPPED", "NOT COMPARED")
 NAMED = 3  # of what failed in a member that are listed in full
-SLOWER, FASTER = 1.1, 0.9  # of the reference's latency: what is between may be noise
+DAY_S = 86400.0
 LONG = 12  # members that are listed by name
 
 Row = dict[str, Any]
 
 
-def refuse(config: ParityConfig) -> None:
-    """Raise ``UserError`` for a golden folder that is damaged, and for parameters that contradict it."""
-    golden.refuse(config)
-
-
 def limits(run: Run) -> list[RegressionLimit]:
     """Return how much worse than the baseline: differences may double, latencies grow by half."""
     assert run.result is not None
-    limits = []
-    for metric in run.result.metrics:
-        if DIFFERENCE in metric.name:
-            limits.append(RegressionLimit(metric=metric.name, share=DOUBLE))
-        elif LATENCY in metric.name:
-            limits.append(RegressionLimit(metric=metric.name, share=LATENCY_SHARE))
-    return limits
+    shares = {DIFFERENCE: DOUBLE, LATENCY: LATENCY_SHARE}
+    return [
+        RegressionLimit(metric=metric.name, share=share)
+        for metric in run.result.metrics
+        for part, share in shares.items()
+        if part in metric.name
+    ]
 
 
 def claims(numbers: Numbers) -> Iterator[Claim]:
@@ -99,11 +96,7 @@ def _rows(result: Result, table: str, member: str) -> list[Row]:
 
 def _whole(result: Result, members: list[Row]) -> Check:
     """Sum the members up. Without any beside the reference this must never look like a pass."""
-    common: dict[str, Any] = {
-        "name": "parity",
-        "kind": "target",
-        "question": "Does this backend match the reference?",
-    }
+    common: dict[str, Any] = {"name": "parity", "kind": "target", "question": "Does this backend match the reference?"}
     judged = {
         outcome: [row["member"] for row in members if row["gates"] and row["outcome"] == outcome]
         for outcome in OUTCOMES
@@ -112,17 +105,17 @@ def _whole(result: Result, members: list[Row]) -> Check:
         groups = [f"{', '.join(listed)}: {outcome}" for outcome, listed in judged.items() if listed]
         # Each member has a gating check of its own: this one repeats them.
         return Check(**common, status="FAIL" if judged["FAIL"] else "PASS", reason="; ".join(groups), gates=False)
-    reasons = list(dict.fromkeys(str(row["reason"]) for row in members if row["outcome"] not in ("PASS", "FAIL")))
-    informative = ", ".join(row["member"] for row in members if row["outcome"] in ("PASS", "FAIL"))
+    reasons = list(dict.fromkeys(str(row["reason"]) for row in members if row["outcome"] not in COMPARED))
+    informative = ", ".join(row["member"] for row in members if row["outcome"] in COMPARED)
     if informative and not reasons:
         reason = (
             f"no gating member was compared: {informative} is informative only; name a gating member, or none for all"
         )
         return Check(**common, status="SKIPPED", reason=reason)
-    reasons = reasons or ["no member was requested"]
     backend = result.facts.get("reference", {}).get("backend", "?")
     more = f"; and {len(reasons) - NAMED} other reasons" if len(reasons) > NAMED else ""
-    reason = f"nothing to compare with the reference on {backend} ({'; '.join(reasons[:NAMED])}{more})"
+    why = "; ".join(reasons[:NAMED]) or "no member was requested"
+    reason = f"nothing to compare with the reference on {backend} ({why}{more})"
     if any("the budget of" in text for text in reasons):
         reason += "; raise budget_s, or name fewer members"
     return Check(**common, status="SKIPPED", reason=reason)
@@ -130,13 +123,14 @@ def _whole(result: Result, members: list[Row]) -> Check:
 
 def _parity(row: Row, result: Result) -> Check:
     """Judge a member anew by its numbers and their limits: a word in a table proves nothing."""
-    rows = _rows(result, "quantities", row["member"])
     judged = [
-        entry for entry in rows if entry["quantity"] not in tolerances.LOCATES and (entry["gates"] or not row["gates"])
+        entry
+        for entry in _rows(result, "quantities", row["member"])
+        if entry["quantity"] not in tolerances.LOCATES and (entry["gates"] or not row["gates"])
     ]
     status, reason = _judged(row, judged, _rows(result, "logits", row["member"]))
     if status == "FAIL":
-        reason += _where(rows)
+        reason += _first(result, row["member"])
     first = next((entry for entry in judged if entry["quantity"] == tolerances.LOGITS), None)
     return Check(
         name=f"parity {row['member']}",
@@ -153,16 +147,12 @@ def _parity(row: Row, result: Result) -> Check:
 
 def _basis(why: str) -> str:
     """Return in short what a limit of logits rests on; the whole reason stands beside the quantity."""
-    parts = why.split("; ")
-    return (
-        parts[-1]
-        if parts[-1].startswith(("here ", "times "))
-        else {"set": "set by the benchmark"}.get(parts[0], parts[0])
-    )
+    first, last = why.split("; ")[0], why.split("; ")[-1]
+    return last if last.startswith(("here ", "times ")) else "set by the benchmark" if first == "set" else first
 
 
 def _judged(row: Row, judged: list[Row], cases: list[Row]) -> tuple[Status, str]:
-    if row["outcome"] in ("SKIPPED", "NOT COMPARED"):
+    if row["outcome"] not in COMPARED:
         return "SKIPPED", row["reason"]
     failed = [entry for entry in judged if entry["status"] == "FAIL" or _beyond(entry)]
     beyond = [
@@ -205,12 +195,18 @@ def _quantity(row: Row) -> str:
     return f"{name} {value}{limit}" + (f" at {row['worst']}" if row["worst"] else "")
 
 
-def _where(rows: list[Row]) -> str:
-    """Name the first layer beyond its limit."""
-    layers = next((row for row in rows if row["quantity"] == tolerances.LAYERS), None)
-    if layers is None or not layers["worst"] or not _beyond(layers):
+def _first(result: Result, member: str) -> str:
+    """Name the first layer beyond its limit, and how deep it lies."""
+    beyond = [row for row in _rows(result, "layers", member) if row["beyond"]]
+    if not beyond:
         return ""
-    return f"; the first layer beyond its limit is {layers['worst']}"
+    first = min(beyond, key=lambda row: row["index"])
+    size = f"{_size(first['relative_l2'])} relative" if first["relative_l2"] is not None else "not finite"
+    return f"; it first diverges in {first['layer']}, at {first['depth']:.0%} of the depth ({size})"
+
+
+def _size(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.2g}"
 
 
 def _same_work(result: Result, members: list[Row]) -> Check:
@@ -222,7 +218,7 @@ def _same_work(result: Result, members: list[Row]) -> Check:
     if not recorded:
         reason = "no member left a recording"
         return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
-    reason = f"{len(recorded)} recording{'s' * (len(recorded) != 1)} with weights {wanted[0][:12]} and inputs {wanted[1][:12]}"
+    reason = f"{counted(len(recorded), 'recording')} with weights {wanted[0][:12]} and inputs {wanted[1][:12]}"
     return fact_check(name, question, not wrong, reason + (f"; others: {', '.join(wrong)}" if wrong else ""))
 
 
@@ -287,26 +283,25 @@ def _without_truth(result: Result) -> str:
 
 def _not_worse(result: Result) -> Check:
     """Tell "different" and "worse" apart, by the distance of each member to double precision. Informative."""
-    name, question = (
-        "accuracy against double precision",
-        "Is every member within twice the reference's distance to double precision?",
-    )
-    common: dict[str, Any] = {"name": name, "kind": "target", "question": question, "gates": False}
+    common: dict[str, Any] = {
+        "name": "accuracy against double precision",
+        "kind": "target",
+        "question": "Is every member within twice the reference's distance to double precision?",
+        "gates": False,
+    }
     precise = {row["member"] for row in result.tables.get("members", []) if row["precision"] != "bf16"}
     rows = [row for row in result.tables.get("truth", []) if row["member"] in precise]
     if not rows:
         return Check(**common, status="SKIPPED", reason=_without_truth(result))
-    farther = [row for row in rows if row["verdict"] == "farther"]
-    reason = "; ".join(f"{row['member']} {_far(row)}" for row in farther)
-    members = "1 member is" if len(rows) == 1 else f"{len(rows)} members are"
-    reason = reason or f"{members} within twice the reference's own distance to double precision"
-    return Check(**common, status="FAIL" if farther else "PASS", reason=reason)
-
-
-def _far(row: Row) -> str:
-    stated = [row["max_abs"], row["reference_max_abs"]]
-    first, second = ("not finite" if value is None else f"{value:.2g}" for value in stated)
-    return f"is {first} from double precision, the reference {second}"
+    own = _size(rows[0]["reference_max_abs"])
+    worse = [f"{row['member']} ({_size(row['max_abs'])})" for row in rows if row["verdict"] == "farther"]
+    if worse:
+        reason = f"worse than the reference ({own} from double precision), not only different: {', '.join(worse)}"
+        return Check(**common, status="FAIL", reason=reason)
+    closer = [row for row in rows if row["verdict"] == "closer"]
+    also = f"; {_names(closer)} even closer" if closer else ""
+    reason = f"no fp32 member is more than twice as far from double precision as the reference ({own}){also}: different, not worse"
+    return Check(**common, status="PASS", reason=reason)
 
 
 def _kernels(result: Result) -> Check:
@@ -338,31 +333,23 @@ def _same_numerics(result: Result, comparison: Comparison) -> Check:
         "gates": False,
     }
     if comparison.baseline is None:
-        return Check(**common, status=_open(comparison), reason=comparison.reason)
-    exact = {row["member"] for row in result.tables["members"] if row["mode"] == "exact"}
+        status: Status = "NOT_COMPARABLE" if comparison.status == "NOT_COMPARABLE" else "NO_BASELINE"
+        return Check(**common, status=status, reason=comparison.reason)
+    exact = [row["member"] for row in result.tables["members"] if row["mode"] == "exact"]
+    begins = tuple(f"{member}{quantity}" for member in exact for quantity in (DIFFERENCE, COSINE))
     accepted = {metric.name: metric.value for metric in comparison.baseline.latest.metrics}
-    compared = {
-        metric.name: (accepted[metric.name], metric.value)
-        for metric in result.metrics
-        if metric.name in accepted and any(_is_of(metric.name, member) for member in exact)
-    }
-    changed = [name for name, (before, now) in compared.items() if before != now]
+    compared = [metric for metric in result.metrics if metric.name in accepted and metric.name.startswith(begins)]
+    changed = [
+        f"{metric.name} was {_digits(accepted[metric.name])}, is {_digits(metric.value)}"
+        for metric in compared
+        if metric.value != accepted[metric.name]
+    ]
     if not compared:
         return Check(**common, status="SKIPPED", reason="the baseline has no difference in common with this run")
-    changes = "; ".join(
-        f"{name} was {_digits(compared[name][0])}, is {_digits(compared[name][1])}" for name in changed[:NAMED]
-    )
     more = f"; and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
-    reason = changes + more or f"{len(compared)} differences equal those of {comparison.baseline.latest.run}"
+    same = f"{len(compared)} differences equal those of {comparison.baseline.latest.run}"
+    reason = "; ".join(changed[:NAMED]) + more if changed else same
     return Check(**common, status="FAIL" if changed else "PASS", reason=reason)
-
-
-def _open(comparison: Comparison) -> Status:
-    return "NOT_COMPARABLE" if comparison.status == "NOT_COMPARABLE" else "NO_BASELINE"
-
-
-def _is_of(metric: str, member: str) -> bool:
-    return metric.startswith((f"{member}{DIFFERENCE}", f"{member}{COSINE}"))
 
 
 def _digits(value: float | None) -> str:
@@ -371,18 +358,17 @@ def _digits(value: float | None) -> str:
 
 def reading(run: Run) -> list[str]:
     """Return sentences about what is equal, where it first differs, worse or merely different, bf16, latency, and what is missing."""
-    config, result = run.config, run.result
-    assert isinstance(config, ParityConfig) and result is not None
+    result = run.result
+    assert result is not None
     sentences = [
         _what(result),
         _age(result),
-        _planted(config),
         _equal(result),
         *_failed(result),
         *_informative(result),
-        _truth(result),
+        f"{capitalized(_not_worse(result).reason)}." if result.tables.get("members") else "",
         _rounded(result),
-        *_latency(result),
+        _latency(result),
         *_attention(result),
         _missing(result),
     ]
@@ -428,12 +414,6 @@ def _age(result: Result) -> str:
     return f"The reference was recorded {days(golden['age_s'])} ago, {where}."
 
 
-def _planted(config: ParityConfig) -> str:
-    if config.planted_layer < 0:
-        return ""
-    return f"A fault was planted in encoder layer {config.planted_layer} of every member: a failure here means that it was detected."
-
-
 def _equal(result: Result) -> str:
     rows = [row for row in result.tables.get("members", []) if row["gates"] and row["outcome"] == "PASS"]
     if not rows:
@@ -455,62 +435,24 @@ def _equal(result: Result) -> str:
 def _failed(result: Result) -> Iterator[str]:
     for row in result.tables.get("members", []):
         if row["gates"] and row["outcome"] == "FAIL":
-            yield f"{row['member']} does not match the reference: {row['reason']}.{_first(result, row['member'])}"
-
-
-def _first(result: Result, member: str) -> str:
-    """Name the first layer beyond its limit, and how deep it lies."""
-    beyond = [row for row in result.tables.get("layers", []) if row["member"] == member and row["beyond"]]
-    if not beyond:
-        return ""
-    first = min(beyond, key=lambda row: row["index"])
-    size = "not finite" if first["relative_l2"] is None else f"{first['relative_l2']:.2g} relative"
-    return f" It first diverges in {first['layer']}, at {first['depth']:.0%} of the depth ({size})."
+            yield f"{row['member']} does not match the reference: {row['reason']}{_first(result, row['member'])}."
 
 
 def _informative(result: Result) -> Iterator[str]:
     """Tell what torch's own defaults cost; they do not decide the verdict."""
     for row in result.tables.get("members", []):
         value = _value(result, row["member"], tolerances.LOGITS)
-        if not row["gates"] and row["outcome"] in ("PASS", "FAIL") and value is not None:
+        if not row["gates"] and row["outcome"] in COMPARED and value is not None:
             judged = "within" if row["outcome"] == "PASS" else "beyond"
             yield f"{row['member']} ({row['what']}) differs by up to {value:.2g} in a logit, {judged} the limits (informative)."
 
 
-def _truth(result: Result) -> str:
-    """Tell "different" and "worse" apart, by the distance to double precision."""
-    precise = {row["member"] for row in result.tables.get("members", []) if row["precision"] == "fp32"}
-    rows = [row for row in result.tables.get("truth", []) if row["member"] in precise]
-    if not rows:
-        return "Without a recording in double precision it is unknown whether a member is worse or only different." if (
-            result.tables.get("members", []) and not result.facts.get("truth")
-        ) else ""  # fmt: skip
-    worse = [row for row in rows if row["verdict"] == "farther"]
-    own = next((row["reference_max_abs"] for row in rows if row["reference_max_abs"] is not None), None)
-    far = "" if own is None else f" The reference itself is {own:.2g} from double precision."
-    if not worse:
-        closer = [row for row in rows if row["verdict"] == "closer"]
-        also = f"; {_names(closer)} even closer" if closer else ""
-        return f"No fp32 member is more than twice as far from double precision as the reference{also}: they are different, not worse.{far}"
-    listed = ", ".join(f"{row['member']} ({_size(row['max_abs'])})" for row in worse)
-    return f"Worse than the reference, not only different: {listed} from double precision.{far}"
-
-
-def _size(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.2g}"
-
-
 def _rounded(result: Result) -> str:
-    """Say what bf16 costs, in logits, in answers, and in time."""
-    rows = [
-        row
-        for row in result.tables.get("members", [])
-        if row["precision"] == "bf16" and row["outcome"] in ("PASS", "FAIL")
-    ]
+    """Say what bf16 costs, in logits and in answers."""
     costs = []
-    for row in rows:
+    for row in result.tables.get("members", []):
         value = _value(result, row["member"], tolerances.LOGITS)
-        if value is None:
+        if row["precision"] != "bf16" or row["outcome"] not in COMPARED or value is None:
             continue
         spans, points = (_value(result, row["member"], name) for name in (tolerances.SPANS, tolerances.F1))
         more = [f"{spans:.1%} of the decided spans agree"] if spans is not None else []
@@ -519,36 +461,26 @@ def _rounded(result: Result) -> str:
     return f"What bf16 costs: {'; '.join(costs)}." if costs else ""
 
 
-def _latency(result: Result) -> Iterator[str]:
+def _latency(result: Result) -> str:
     """Compare medians with the reference's, where it was timed on this machine and at the same length."""
     rows = {row["member"]: row for row in result.tables.get("latency", [])}
     base = rows.pop("reference", None)
     if not rows:
-        return
-    if base is None or result.facts.get("golden", {}).get("given"):
-        best = min(rows.values(), key=lambda row: row["p50_ms"])
-        yield f"The fastest is {best['member']}: {quantity(best['p50_ms'])} ms for an input of {best['length']} tokens."
-        return
-    same = {name: row["p50_ms"] / base["p50_ms"] for name, row in rows.items() if row["length"] == base["length"]}
-    groups = {
-        "faster": {name: ratio for name, ratio in same.items() if ratio < FASTER},
-        "slower": {name: ratio for name, ratio in same.items() if ratio > SLOWER},
-    }
-    parts = [
-        f"{word} {', '.join(f'{name} ({ratio:.2f})' for name, ratio in sorted(ratios.items(), key=lambda item: item[1]))}"
-        for word, ratios in groups.items()
-        if ratios
-    ]
-    rest = "; the others are within 10%" if sum(map(len, groups.values())) < len(same) else ""
-    text = "; ".join(parts) + rest if parts else "all members are within 10% of it"
-    yield f"The reference takes {quantity(base['p50_ms'])} ms for an input of {base['length']} tokens. Relative to that: {text}."
+        return ""
+    fastest = min(rows.values(), key=lambda row: row["p50_ms"])
+    text = f"The fastest is {fastest['member']}: {quantity(fastest['p50_ms'])} ms for an input of {fastest['length']} tokens"
+    if base is None or base["length"] != fastest["length"]:
+        return f"{text}."
+    ratios = sorted((row["p50_ms"] / base["p50_ms"], name) for name, row in rows.items())
+    listed = ", ".join(f"{name} ({ratio:.2f})" for ratio, name in ratios)
+    return f"{text}, the reference takes {quantity(base['p50_ms'])} ms. Relative to that: {listed}."
 
 
 def _attention(result: Result) -> Iterator[str]:
-    """Say by type how far the attention kernels are from math at the usual scale, and what a row without a key gives."""
-    rows = result.tables.get("attention", [])
+    """Say by type how far the attention kernels are from math at the usual scale."""
+    rows = [row for row in result.tables.get("attention", []) if row["scale"] == 1]
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        usual = [row for row in rows if row["dtype"] == dtype and row["scale"] == 1]
+        usual = [row for row in rows if row["dtype"] == dtype]
         ran = [row for row in usual if row["kernel"] != "math" and row["max_abs_math"] is not None]
         own = [row["max_abs_truth"] for row in usual if row["kernel"] == "math" and row["max_abs_truth"] is not None]
         if ran and own:
@@ -557,22 +489,15 @@ def _attention(result: Result) -> Iterator[str]:
                 f"Attention in {dtype}: {worst['kernel']} is up to {worst['max_abs_math']:.2g} from the math kernel "
                 f"(length {worst['length']}), which is itself up to {max(own):.2g} from double precision."
             )
-    without_key: dict[str, set[str]] = {}
-    for row in rows:
-        if row["masked_row"]:
-            without_key.setdefault(row["masked_row"], set()).add(row["kernel"])
-    if len(without_key) > 1:
-        kinds = "; ".join(f"{', '.join(sorted(kernels))}: {word}" for word, kernels in without_key.items())
-        yield f"Kernels differ in what a fully masked row returns ({kinds})."
 
 
 def _missing(result: Result) -> str:
-    skipped = [row for row in result.tables.get("members", []) if row["outcome"] in ("SKIPPED", "NOT COMPARED")]
     reasons: dict[str, list[Row]] = {}
-    for row in skipped:
-        reasons.setdefault(row["reason"], []).append(row)
+    for row in result.tables.get("members", []):
+        if row["outcome"] not in COMPARED:
+            reasons.setdefault(row["reason"], []).append(row)
+    named = {row["member"] for rows in reasons.values() for row in rows}
     missing = [f"{_names(rows)} ({reason})" for reason, rows in reasons.items()]
-    named = {row["member"] for row in skipped}
     missing += [text for text in result.facts.get("cut", []) if text.partition(":")[0] not in named]
     return f"Not computed: {'; '.join(missing)}." if missing else ""
 
@@ -580,6 +505,6 @@ def _missing(result: Result) -> str:
 def missed(run: Run) -> dict[str, list[str]]:
     """Return the members of the config that were not compared; a run without a result compared none."""
     rows = run.result.tables.get("members", []) if run.result else []
-    compared = {row["member"] for row in rows if row["outcome"] in ("PASS", "FAIL")}
+    compared = {row["member"] for row in rows if row["outcome"] in COMPARED}
     named = run.config.members if isinstance(run.config, ParityConfig) else []
     return {"members": [name for name in named if name not in compared]}

@@ -87,7 +87,7 @@ def test_a_good_run_passes_every_check(tmp_path):
     assert "tiny, a small stand-in model of 897,794 parameters" in told
     assert "eager, sdpa_flash, fp64, bf16 match the reference within the limits, eager bit by bit" in told
     assert "In fp32 the largest difference of a logit is 1.8e-07 (sdpa_flash)" in told
-    assert "bf16 moves a logit by up to 0.008" in told and "they are different, not worse" in told
+    assert "bf16 moves a logit by up to 0.008" in told and "different, not worse" in told
 
 
 def value(name, new):
@@ -141,13 +141,8 @@ def test_a_planted_layer_is_named(tmp_path):
         found["members"][1] |= {"outcome": "FAIL", "reason": "logits max difference 0.3"}
 
     run = run_of(tmp_path / "run", change, planted_layer=2)
-    assert (
-        "the first layer beyond its limit is bert.encoder.layer.2.intermediate"
-        in judged(run, tmp_path)["parity sdpa_flash"].reason
-    )
-    told = " ".join(reading(run))
-    assert "It first diverges in bert.encoder.layer.2.intermediate, at 62% of the depth" in told
-    assert "planted in encoder layer 2" in told
+    for told in (judged(run, tmp_path)["parity sdpa_flash"].reason, " ".join(reading(run))):
+        assert "it first diverges in bert.encoder.layer.2.intermediate, at 62% of the depth" in told
 
 
 def test_only_the_reference_is_not_compared_and_never_passes(tmp_path):
@@ -228,8 +223,9 @@ def test_a_difference_that_does_not_gate_is_told_and_does_not_fail(tmp_path):
     assert found["parity native"].status == "FAIL"
     assert found["accuracy against double precision"].status == "FAIL"
     assert verdict_of(list(found.values())).verdict == "PASS"
-    assert any(
-        sentence.startswith("Worse than the reference, not only different: sdpa_flash") for sentence in reading(run)
+    assert (
+        "Worse than the reference (3e-07 from double precision), not only different: sdpa_flash (3.6e-07)."
+        in reading(run)
     )
 
 
@@ -249,10 +245,9 @@ def test_a_broken_attention_kernel_is_told(tmp_path):
     )
 
 
-def test_one_is_counted_as_one(tmp_path):
+def test_one_recording_is_counted_as_one(tmp_path):
     found = judged(run_of(tmp_path / "run", members=("eager",)), tmp_path)
     assert found["same weights and inputs"].reason.startswith("1 recording with")
-    assert found["accuracy against double precision"].reason.startswith("1 member is within twice")
 
 
 def test_without_bf16_nothing_shows_that_the_tolerance_can_fail(tmp_path):
