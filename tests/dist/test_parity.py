@@ -136,7 +136,7 @@ def test_a_layer_planted_in_the_candidate_is_found_against_a_recorded_reference(
     assert "it first diverges in bert.encoder.layer.1" in check.reason
     beyond = [row["layer"] for row in found.result.tables["layers"] if row["beyond"]]
     assert beyond and not any("encoder.layer.0" in layer or "embeddings" in layer for layer in beyond)
-    assert found.result.facts["golden"]["given"] and "golden folder golden" in " ".join(found.result.notes)
+    assert found.result.facts["golden"]["given"] and "golden folder golden" in " ".join(reading(found))
     assert (
         not (folder / "golden").exists() and sorted(path.name for path in (whole.path / "golden").rglob("*")) == before
     )

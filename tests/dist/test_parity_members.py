@@ -327,7 +327,7 @@ def computed(run_dir, name, config=CONFIG, change=lambda model: None):
     """What a member finds, in this process. ``change`` gets the model after its weights were loaded."""
     todo = member.task(config, run_dir, name)
     place = run_dir / "golden"
-    inputs, model = Inputs(place), weights.load(config, place, todo.member.attention)
+    inputs, model = Inputs(place), weights.loaded(config, place, todo.member.attention)[0]
     change(model)
     with switches.held(todo.member, CPU), layers.planted(model, config.planted_layer if todo.planted else -1):
         made = member.factory(todo.member.executor)(model, todo.member, CPU, inputs.tensors("layer"), run_dir)

@@ -7,7 +7,7 @@ is neither blind to scale, as a cosine is, nor ruled by its one worst element.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,15 +37,6 @@ class Comparison:
     curves: Table = ()
     truth: Table = ()
 
-    def quantities(self) -> list[dict[str, Any]]:
-        """Return the rows as the table of the result."""
-        return [asdict(row) for row in self.rows]
-
-
-def not_compared(member: Member, reason: str) -> Comparison:
-    """Return the comparison of a member that has nothing to be compared with. It never passes."""
-    return Comparison(member.name, NOT_COMPARED, reason)
-
 
 def compare(
     reference: Recording | None,
@@ -64,10 +55,12 @@ def compare(
     limits of logits are those of the table, whatever their size.
     """
     if reference is None or candidate is None:
-        return not_compared(member, f"there is no recording of the {'reference' if reference is None else 'member'}")
+        return Comparison(
+            member.name, NOT_COMPARED, f"there is no recording of the {'reference' if reference is None else 'member'}"
+        )
     fault = _not_of_one_kind(reference, candidate)
     if fault:
-        return not_compared(member, fault)
+        return Comparison(member.name, NOT_COMPARED, fault)
     judge = Judge(member, candidate.meta["backend"], reference.meta["backend"], ease)
     sides = Sides(reference, candidate, truth, inputs, judge)
     rows = (

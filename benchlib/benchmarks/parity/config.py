@@ -3,10 +3,9 @@
 To add a member: a row of ``MEMBERS``, and a function for its executor where none of the present ones fits.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -67,39 +66,18 @@ MEMBERS: dict[str, Member] = {
 }  # fmt: skip
 
 
-class Choice(Protocol):
-    """What of a config says which members take part."""
-
-    @property
-    def backend(self) -> str:
-        """Where the members compute."""
-
-    @property
-    def members(self) -> Sequence[str]:
-        """Their names; none: all of the backend."""
-
-    @property
-    def slow(self) -> bool:
-        """Whether all includes those that compile or export."""
-
-
-def chosen(config: Choice) -> tuple[Member, ...]:
+def chosen(config: "ParityConfig") -> tuple[Member, ...]:
     """Return the members that take part, in the order of the table: those that are named, else all of the backend.
 
-    ``UserError`` for a name that there is none of, or not on this backend.
+    ``UserError`` for one that is not on this backend.
     """
     here = {name: member for name, member in MEMBERS.items() if config.backend in member.backends}
     for name in config.members:
         if name not in here:
-            where = (
-                f"is not of {config.backend} but of {', '.join(MEMBERS[name].backends)}"
-                if name in MEMBERS
-                else "is unknown"
-            )
-            raise UserError(f"members: {name!r} {where}: {nearest(name, here)}")
-    if config.members:
-        return tuple(member for name, member in here.items() if name in config.members)
-    return tuple(member for member in here.values() if config.slow or not member.slow)
+            of = ", ".join(MEMBERS[name].backends)
+            raise UserError(f"members: {name!r} is not of {config.backend} but of {of}: {nearest(name, here)}")
+    wanted = config.members or [member.name for member in here.values() if config.slow or not member.slow]
+    return tuple(member for name, member in here.items() if name in wanted)
 
 
 class ParityConfig(BaseConfig):
@@ -207,11 +185,8 @@ class ParityConfig(BaseConfig):
     def expected_work(self) -> str:
         """Say what will be computed and compared."""
         names = [] if self.record else [member.name for member in chosen(self)]
-        against = (
-            f"the recording in {Path(self.golden).name}"
-            if self.golden
-            else f"eager attention in fp32 on {self.reference}"
-        )
+        golden = f"the recording in {Path(self.golden).name}"
+        against = golden if self.golden else f"eager attention in fp32 on {self.reference}"
         left_out = sum(member.slow for member in MEMBERS.values() if self.backend in member.backends)
         hint = (
             f" ({left_out} that compile or export are left out: slow=true)"

@@ -6,6 +6,7 @@ misses it. The reading says which members match, where results diverge, and whet
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from benchlib.benchmarks.parity import tolerances
@@ -362,7 +363,7 @@ def reading(run: Run) -> list[str]:
     assert result is not None
     sentences = [
         _what(result),
-        _age(result),
+        _age(run.config, result),
         _equal(result),
         *_failed(result),
         *_informative(result),
@@ -402,7 +403,7 @@ def _what(result: Result) -> str:
     ).strip()
 
 
-def _age(result: Result) -> str:
+def _age(config: Any, result: Result) -> str:
     golden = result.facts.get("golden", {})
     if not golden.get("given"):
         return ""
@@ -411,7 +412,7 @@ def _age(result: Result) -> str:
         f"{name} {there[name]} there, {here[name]} here" for name in there if name in here and there[name] != here[name]
     ]
     where = f"in another environment: {'; '.join(other)}" if other else "in the same environment as this run"
-    return f"The reference was recorded {days(golden['age_s'])} ago, {where}."
+    return f"The reference is the golden folder {Path(config.golden).name}, recorded {golden['age_s'] / DAY_S:.1f} days ago, {where}."
 
 
 def _equal(result: Result) -> str:

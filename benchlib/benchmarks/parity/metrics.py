@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from benchlib.benchmarks.parity import tolerances
@@ -76,7 +76,7 @@ def quantity_rows(turn: Turn) -> list[Row]:
     """Return the rows of a member for the table ``quantities``; numbers that are not finite are None."""
     if turn.comparison is None:
         return []
-    return [plain(row) for row in turn.comparison.quantities()]
+    return [plain(asdict(row)) for row in turn.comparison.rows]
 
 
 def comparison_rows(turns: Sequence[Turn]) -> dict[str, list[Row]]:

@@ -99,11 +99,6 @@ class Bench:
         """The golden folder: the given one, which is only read, or the run's own."""
         return golden.place(self.run_dir, self.config.golden)
 
-    @property
-    def began(self) -> Moment:
-        """When the run began."""
-        return self.pace.began
-
 
 def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
     """Compare all members with the reference; leaves ``result.json``, ``samples.parquet`` and the recordings.
@@ -170,9 +165,9 @@ def _prepare(bench: Bench) -> None:
             _require_outputs(bench, bench.truth)
         return
     bench.events.emit("phase", name="model")
-    before_s = bench.began.since()
+    before_s = bench.pace.began.since()
     bench.fields = inputs.prepare(config, bench.folder)
-    bench.seconds["prepare"] = bench.began.since() - before_s
+    bench.seconds["prepare"] = bench.pace.began.since() - before_s
     bench.events.emit("phase", name="reference", text="computing the reference")
     # The run is nothing without the reference: it may take the time of all others.
     ended = processes.run(bench.run_dir, golden.REFERENCE, bench.events, _most_s(config))
@@ -345,14 +340,14 @@ def _write(bench: Bench, status: Any, reason: str = "", startup_s: float | None 
             values += metrics.latency_metrics(golden.REFERENCE, bench.reference.meta.get("latency"), suffix)
     if startup_s is not None:
         values.append(measured("startup_s", startup_s, "s", "lower"))
-    total_s = bench.began.since()
+    total_s = bench.pace.began.since()
     values.append(measured("total_s", total_s, "s", "lower"))
     result = Result.of(
         bench.config,
         status=status,
         reason=reason,
-        started_at=bench.began.wall,
-        ended_at=bench.began.wall + total_s,
+        started_at=bench.pace.began.wall,
+        ended_at=bench.pace.began.wall + total_s,
         metrics=values,
         facts=facts(bench),
         tables=tables,
@@ -429,16 +424,11 @@ def _identity(bench: Bench) -> dict[str, Any]:
 
 
 def notes(bench: Bench) -> list[str]:
-    """Return sentences for the reader: which model, how old the reference is, what the time did not hold."""
+    """Return sentences for the reader that no table holds: which model, and what its truth lacks."""
     model = bench.fields.get("model", {})
     sentences = [f"Model: {model['description']}."] if model.get("description") else []
-    if bench.config.golden:
-        age_s = time.time() - bench.fields.get("created_at", time.time())
-        sentences.append(
-            f"Reference and inputs: the golden folder {Path(bench.config.golden).name}, {days(age_s)} old."
-        )
     if broken := _truth_nonfinite(bench):
         sentences.append(
             f"Double precision: {broken} of its numbers are NaN or infinite; distances to it are those of its other numbers."
         )
-    return [*sentences, *(f"Cut: {text}." for text in bench.cut)]
+    return sentences

@@ -45,7 +45,6 @@ REFERENCE, TRUTH = "reference", "truth"  # recordings beside the members' own
 NOT_FINITE = "not finite"
 NOTHING = "–"
 NO_BREAK_SPACE, JOINER = "\u00a0", "\u2060"
-WORST = 12  # rows of the worst cases
 
 
 def table(run: Records, name: str) -> pd.DataFrame:
@@ -260,21 +259,9 @@ def beyond(run: Records) -> pd.DataFrame:
 
 
 def worst(run: Records) -> pd.DataFrame:
-    """Return of each member its case with the largest difference, the largest of all first.
-
-    ``from truth`` is its distance to the fp64 truth, ``reference`` the reference's own.
-    """
+    """Return of each member its edge case and its other case with the largest difference, the largest of all first."""
     frame = table(run, "logits").dropna(subset=["max_abs"]).sort_values("max_abs", ascending=False, kind="stable")
-    return _cases(frame.drop_duplicates("member").head(WORST), "No logits were compared.")
-
-
-def edges(run: Records) -> pd.DataFrame:
-    """Return the edge cases of every member: nearly all padding, the longest position, a row without any token."""
-    frame = table(run, "logits")
-    return _cases(frame[frame["kind"] == "edge"], "No edge case was compared.")
-
-
-def _cases(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
+    frame = frame[~frame.assign(edge=frame["kind"] == "edge").duplicated(["member", "edge"])]
     rows = [
         {
             "member": row["member"],
@@ -283,12 +270,10 @@ def _cases(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
             "relative": _or_nothing(row["max_relative"]),
             "ULP": f"{row['max_ulp']:,.0f}" if math.isfinite(row["max_ulp"]) else NOTHING,
             "1 - cosine": _or_nothing(row["one_minus_cosine"]),
-            "from truth": _or_nothing(row["truth_max_abs"]),
-            "reference": _or_nothing(row["reference_truth_max_abs"]),
         }
         for row in row_dicts(frame)
-    ]  # fmt: skip
-    return indexed(rows, "member", missing)
+    ]
+    return indexed(rows, "member", "No logits were compared.")
 
 
 def truth(run: Records) -> pd.DataFrame:
@@ -442,8 +427,7 @@ TABLES: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Outcomes": outcomes_table,
     "Outcomes by quantity": by_quantity,
     "Beyond limits, or not compared": beyond,
-    "Worst case of each member": worst,
-    "Edge cases": edges,
+    "Worst cases of each member": worst,
     "Distance to double precision": truth,
     "Latency": latency,
     "Attention kernels": attention,

@@ -14,9 +14,7 @@ reference in fp32 is itself 1e-5 from the truth and bf16 numbers are 0.06 apart:
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from benchlib.benchmarks.parity.config import Member
 from benchlib.core.errors import UserError, nearest
@@ -221,23 +219,6 @@ def eased_loss(limit: Tolerance, precision: str, largest: float, logits: float) 
     else:
         grown, why = 2 * logits, f"here twice what the logits may differ by, {logits:.3g}"
     return replace(limit, value=grown, why=f"{limit.why}; {why}") if grown > limit.value else limit
-
-
-def table() -> Iterator[dict[str, Any]]:
-    """Yield every entry: backend, precision, quantity, limit, unit, why."""
-    for precision in ("fp32", "bf16"):
-        for backend in BACKENDS:
-            for quantity in QUANTITIES:
-                tolerance = limit(backend, precision, quantity)
-                yield {
-                    "backend": backend,
-                    "precision": precision,
-                    "quantity": quantity,
-                    "limit": tolerance.value,
-                    "limit_text": tolerance.text,
-                    "unit": tolerance.unit,
-                    "why": tolerance.why,
-                }
 
 
 def _entry(group: str, precision: str, quantity: str) -> tuple[float, str]:

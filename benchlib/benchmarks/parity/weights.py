@@ -155,11 +155,6 @@ def _state(model: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().float().contiguous() for name, tensor in model.state_dict().items()}
 
 
-def load(config: ParityConfig, golden: Path, attention: str) -> Any:
-    """Return the model with the golden weights, as ``loaded`` does."""
-    return loaded(config, golden, attention)[0]
-
-
 def loaded(config: ParityConfig, golden: Path, attention: str) -> tuple[Any, str]:
     """Return the model with the golden weights (eval mode, fp32, on the CPU, dropout without effect) and their SHA-256.
 

@@ -156,7 +156,7 @@ def test_dev_scores_are_those_of_the_questions_themselves(golden):
 
 def test_weights_come_back_and_altered_ones_are_refused(golden, tmp_path):
     folder, fields = golden
-    model = weights.load(CONFIG, folder, "eager")
+    model = weights.loaded(CONFIG, folder, "eager")[0]
     original = load_file(encoders.TINY / "model.safetensors")
     state = model.state_dict()
     assert state.keys() == original.keys() and all(torch.equal(state[name], original[name]) for name in state)
@@ -168,11 +168,11 @@ def test_weights_come_back_and_altered_ones_are_refused(golden, tmp_path):
     state["qa_outputs.bias"][0] += 1e-6
     save_file(state, copy / "weights.safetensors")
     with pytest.raises(UserError, match="the file was changed, copy the golden folder again"):
-        weights.load(CONFIG, copy, "eager")
+        weights.loaded(CONFIG, copy, "eager")[0]
     del state["qa_outputs.bias"]
     save_file(state, copy / "weights.safetensors")
     with pytest.raises(UserError, match=r"do not fit.*qa_outputs\.bias"):
-        weights.load(CONFIG, copy, "eager")
+        weights.loaded(CONFIG, copy, "eager")[0]
 
 
 def test_left_out_weights_are_loaded_by_name_and_must_be_the_same(golden, tmp_path):
@@ -180,14 +180,14 @@ def test_left_out_weights_are_loaded_by_name_and_must_be_the_same(golden, tmp_pa
     (tmp_path / "model").mkdir()
     for name in ("config.json", "facts.json"):
         (tmp_path / "model" / name).write_bytes((folder / "model" / name).read_bytes())
-    assert weights.load(CONFIG, tmp_path, "sdpa").qa_outputs.bias.shape == (2,)
+    assert weights.loaded(CONFIG, tmp_path, "sdpa")[0].qa_outputs.bias.shape == (2,)
     weights.require_left_out(CONFIG, tmp_path)
     with pytest.raises(UserError, match=r"^model = bert-base: these weights do not fit"):
         weights.require_left_out(CONFIG.model_copy(update={"model": "bert-base"}), tmp_path)
     facts = json.loads((folder / "model" / "facts.json").read_text())
     (tmp_path / "model" / "facts.json").write_text(json.dumps(facts | {"sha256": "0" * 64}))
     with pytest.raises(UserError, match=r"recorded without weights.*give the same version of the model"):
-        weights.load(CONFIG, tmp_path, "eager")
+        weights.loaded(CONFIG, tmp_path, "eager")[0]
 
 
 def test_a_bert_base_that_cannot_be_reached_gets_random_weights_and_says_so(monkeypatch):
