@@ -117,17 +117,17 @@ def descendants(pid: int | None = None) -> list["psutil.Process"]:
     return living
 
 
-def marked(run_dir: Path | str) -> list["psutil.Process"]:
-    """Return the living processes on this machine that carry the mark of a run, except the caller."""
+def marked(place: Path | str, mark: str = MARK) -> list["psutil.Process"]:
+    """Return the living processes on this machine that carry the mark of a run, or another path's, except the caller."""
     import psutil
 
-    path, processes = str(Path(run_dir).resolve()), []
+    path, processes = str(Path(place).resolve()), []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if (
                 process.pid != os.getpid()
                 and process.status() != psutil.STATUS_ZOMBIE
-                and process.environ().get(MARK) == path
+                and process.environ().get(mark) == path
             ):
                 processes.append(process)
     return processes
@@ -145,10 +145,10 @@ def kill(processes: Iterable["psutil.Process"], number: int = signal.SIGKILL) ->
                 process.send_signal(number)
 
 
-def kill_marked(run_dir: Path | str, timeout_s: float = 5.0) -> list[int]:
-    """Kill every process that carries the mark of a run; return the ids of those still there after ``timeout_s``."""
+def kill_marked(place: Path | str, timeout_s: float = 5.0, mark: str = MARK) -> list[int]:
+    """Kill every process that carries the mark of a run, or another path's; return the ids of those left after ``timeout_s``."""
     end = time.monotonic() + timeout_s
-    while (left := marked(run_dir)) and time.monotonic() < end:
+    while (left := marked(place, mark)) and time.monotonic() < end:
         kill(left)
         time.sleep(0.05)
     return [process.pid for process in left]

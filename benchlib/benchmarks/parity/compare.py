@@ -19,23 +19,17 @@ from benchlib.benchmarks.parity.recording import Recording, count_nonfinite
 from benchlib.benchmarks.parity.tolerances import FAIL, GRADIENT_FLOOR, NOT_COMPARED, PASS, Judge, Row, Tolerance
 
 Arrays = Mapping[str, np.ndarray]
-Table = tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of one member: its outcome with the reason, its quantities, and the tables behind them."""
+    """What came of one member: its outcome with the reason, its quantities, and the tables behind them by name."""
 
     member: str
     outcome: str
     reason: str
     rows: tuple[Row, ...] = ()
-    logits: Table = ()
-    histogram: Table = ()
-    layers: Table = ()
-    gradients: Table = ()
-    curves: Table = ()
-    truth: Table = ()
+    tables: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 def compare(
@@ -76,8 +70,7 @@ def compare(
         _f1(sides, f1, questions),
     )
     outcome, reason = _outcome(rows)
-    tables = {name: tuple({"member": member.name} | row for row in table) for name, table in sides.tables.items()}
-    return Comparison(member.name, outcome, reason, rows, **tables)
+    return Comparison(member.name, outcome, reason, rows, sides.tables)
 
 
 def _not_of_one_kind(reference: Recording, candidate: Recording) -> str:
@@ -125,13 +118,8 @@ class Sides:
     @property
     def nonfinite(self) -> dict[str, int]:
         """How many values of the candidate are NaN or infinite, by place: as its writer counted, and as stored."""
-        tensors = {
-            "outputs": self.candidate.outputs(),
-            "gradients": self.candidate.gradients(),
-            "layers": self.candidate.layers(),
-        }
-        counted = dict(self.candidate.meta.get("nonfinite") or {})
-        for where, arrays in tensors.items():
+        made, counted = self.candidate, dict(self.candidate.meta.get("nonfinite") or {})
+        for where, arrays in (("outputs", made.outputs()), ("gradients", made.gradients()), ("layers", made.layers())):
             counted |= count_nonfinite(arrays, where)
         return counted
 

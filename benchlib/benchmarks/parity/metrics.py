@@ -81,13 +81,9 @@ def quantity_rows(turn: Turn) -> list[Row]:
 
 def comparison_rows(turns: Sequence[Turn]) -> dict[str, list[Row]]:
     """Return the tables of all comparisons, each row under its member's name."""
+    compared = [(turn.member.name, turn.comparison.tables) for turn in turns if turn.comparison is not None]
     return {
-        name: [
-            plain({"member": turn.member.name} | dict(row))
-            for turn in turns
-            if turn.comparison is not None
-            for row in getattr(turn.comparison, name)
-        ]
+        name: [plain({"member": member} | row) for member, tables in compared for row in tables.get(name, [])]
         for name in TABLES
     }
 

@@ -15,7 +15,6 @@ import shutil
 import signal
 import sys
 import time
-import uuid
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,11 +28,11 @@ from benchlib.core.errors import StorageError
 from benchlib.core.events import EventWriter
 from benchlib.core.files import not_written, read_json
 from benchlib.launch.diagnosis import EXIT_SKIPPED, EXIT_STORAGE
-from benchlib.launch.processes import THREAD_VARIABLES, die_with_parent, kill, signal_name
+from benchlib.launch.processes import THREAD_VARIABLES, die_with_parent, kill_marked, signal_name
 
 log = logging.getLogger(__name__)
 
-TOKEN = "BENCHLIB_PARITY_PROCESS"  # in the environment of all that a member starts: how they are identified
+MEMBER_MARK = "BENCHLIB_PARITY_PROCESS"  # in the environment of all that a member starts: how they are identified
 BEAT_S = 3.0  # between signs of life of a silent member
 POLL_S = 0.02
 STACKS_S = 0.5  # for a member that is ended to write where it is
@@ -62,11 +61,17 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     out, err = logs / f"member-{name}.out", logs / f"member-{name}.err"
-    token = uuid.uuid4().hex
     began = time.monotonic()
     out.write_bytes(b"")
     err.write_bytes(b"")
-    process = _start(run_dir, name, executor, {TOKEN: token, ALLOWED: str(timeout_s), **_variables(name)}, out, err)
+    process = _start(
+        run_dir,
+        name,
+        executor,
+        {MEMBER_MARK: str(logs.resolve() / name), ALLOWED: str(timeout_s), **_variables(name)},
+        out,
+        err,
+    )
     assert process.pid
     try:
         in_time = _watch(process, name, out, events, began + timeout_s)
@@ -75,7 +80,7 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
                 os.kill(process.pid, signal.SIGUSR1)  # it writes where it is
             process.join(STACKS_S)
     finally:
-        _end(process, token)
+        _end(process, logs / name)
         clear(run_dir, name)
     seconds = time.monotonic() - began
     if not in_time:
@@ -214,22 +219,14 @@ def _read_progress(out: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     return progress, offset + whole
 
 
-def _end(process: BaseProcess, token: str) -> None:
+def _end(process: BaseProcess, place: Path) -> None:
     """Kill what is left of a member: its process, its session, and what it started in sessions of their own."""
-    import psutil
-
     assert process.pid
     process.kill()
     process.join()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    left = []
-    for item in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if item.pid != os.getpid() and item.environ().get(TOKEN) == token:
-                left.append(item)
-    kill(left)
-    psutil.wait_procs(left, timeout=5)
+    kill_marked(place, mark=MEMBER_MARK)
 
 
 def _lines(err: Path) -> list[str]:

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from benchlib.core.errors import UserError
-from benchlib.core.files import not_written, read_object, write_json
+from benchlib.core.files import atomic_path, not_written, read_object, write_json
 from benchlib.runtime import checkpoint
 
 NAME = "recording.json"
@@ -124,23 +123,21 @@ def write(
     for file, arrays in parts.items():
         nonfinite |= count_nonfinite(arrays, file.partition(".")[0])
     whole = {"schema_version": 1, "created_at": time.time(), **plain, "nonfinite": nonfinite}
+    temporary = target.parent / f".{target.name}.{os.getpid()}"
     try:
         with checkpoint.naming_storage_errors(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-            try:
-                for file, arrays in parts.items():
-                    if arrays or file == OUTPUTS:
-                        _save(temporary / file, arrays)
-                write_json(temporary / NAME, whole)
-                temporary.chmod(0o777 & ~_umask())
-                with contextlib.suppress(FileNotFoundError):
-                    target.rmdir()  # an empty one: not every system renames onto it
-                os.rename(temporary, target)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            for file, arrays in parts.items():
+                if arrays or file == OUTPUTS:
+                    _save(temporary / file, arrays)
+            write_json(temporary / NAME, whole)
+            with contextlib.suppress(FileNotFoundError):
+                target.rmdir()  # an empty one: not every system renames onto it
+            os.rename(temporary, target)
     except OSError as error:
         raise not_written(target, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return Recording(target, whole)
 
 
@@ -196,13 +193,5 @@ def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     for name, array in whole.items():
         if array.dtype not in _TYPES:
             raise ValueError(f"{path.name}: {name} is {array.dtype}; a recording holds float32 and float64")
-    save_file(whole, path)
-    with path.open("rb") as handle:
-        os.fsync(handle.fileno())
-    path.chmod(0o666 & ~_umask())  # safetensors makes private files; a golden folder is meant to be shared
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask
+    with atomic_path(path) as file:
+        save_file(whole, file)

@@ -221,10 +221,10 @@ def test_a_truth_with_a_nan_still_tells_how_far_the_reference_is(judged):
     broken["len8-batch4/start"][AT] = np.nan
     found = judged(facts=facts(), truth=broken, outputs=make_recordings.outputs())
     assert "double precision in the same inputs, 1e-05" in row(found, "logits max difference").why
-    assert found.truth[0]["verdict"] == "as close" and found.outcome == "PASS"
+    assert found.tables["truth"][0]["verdict"] == "as close" and found.outcome == "PASS"
     nothing = {name: np.full_like(array, np.nan) for name, array in broken.items()}
     found = judged(facts=facts(), truth=nothing, outputs=make_recordings.outputs())
-    assert found.truth == () and found.outcome == "PASS"
+    assert found.tables["truth"] == [] and found.outcome == "PASS"
 
 
 @pytest.mark.parametrize("member", [EAGER, BF16])
@@ -246,8 +246,8 @@ def test_a_perturbed_layer_is_found_where_it_is(judged, k):
         layers[key] = layers[key].astype(np.float64) * (1 + size * limit)
     found = judged(facts=facts(), layers=layers)
     assert row(found, "layers").worst == f"bert.encoder.layer.{k}" and row(found, "layers").status == "FAIL"
-    assert [entry["layer"] for entry in found.layers if entry["beyond"]][0] == f"bert.encoder.layer.{k}"  # noqa: RUF015
-    assert [entry["depth"] for entry in found.layers] == pytest.approx(np.linspace(0, 1, 6))
+    assert [entry["layer"] for entry in found.tables["layers"] if entry["beyond"]][0] == f"bert.encoder.layer.{k}"  # noqa: RUF015
+    assert [entry["depth"] for entry in found.tables["layers"]] == pytest.approx(np.linspace(0, 1, 6))
     assert found.outcome == "PASS"  # it says where; whether it matters is for the outputs to say
 
 
@@ -351,7 +351,7 @@ def test_gradients_of_nothing_are_judged_beside_all_of_them(judged):
     """The key's bias has a norm of 4e-9 beside 32 of all: its sign may turn, but it must not grow beyond the floor."""
     turned = judged(facts=facts(), gradients=scaled("layer.0.key.bias", -1))
     assert turned.outcome == "PASS"
-    assert [entry["parameter"] for entry in turned.gradients if entry["one_minus_cosine"] is None] == [
+    assert [entry["parameter"] for entry in turned.tables["gradients"] if entry["one_minus_cosine"] is None] == [
         "layer.0.key.bias"
     ]
     grown = judged(facts=facts(), gradients=scaled("layer.0.key.bias", 1e5))
@@ -406,7 +406,7 @@ def shifted(size):
 def test_different_and_worse_are_told_apart(judged, own, verdict):
     """The reference is 2e-6 below the truth, the candidate ``own`` above it."""
     found = judged(facts=facts(), truth=shifted(2e-6), outputs=shifted(2e-6 + own))
-    (told,) = found.truth
+    (told,) = found.tables["truth"]
     assert told["reference_max_abs"] == pytest.approx(2e-6, rel=1e-6) and told["verdict"] == verdict
     assert row(found, "logits max difference").status == "PASS"
 
@@ -468,8 +468,8 @@ def test_a_span_that_changes_without_a_clear_lead_is_no_disagreement(judged):
 def test_the_histogram_counts_every_compared_logit(judged):
     found = judged(facts=facts(), reference=zeroed(), outputs=noisy(3e-6))
     compared = 2 * (sum(int(mask.sum()) for name, mask in INPUTS.items() if not name.startswith("layer")) + 22 + 11)
-    assert sum(entry["count"] for entry in found.histogram) == compared
-    zero, one = found.histogram
+    assert sum(entry["count"] for entry in found.tables["histogram"]) == compared
+    zero, one = found.tables["histogram"]
     assert (zero["low"], zero["high"], zero["count"]) == (0.0, 0.0, compared - 1)
     assert one["count"] == 1 and one["low"] <= 3e-6 < one["high"] == pytest.approx(one["low"] * 10 ** (1 / 3))
 
@@ -495,5 +495,5 @@ def test_of_one_position_the_cosine_is_but_a_sign(judged):
         own[f"edge-one-token/{head}"][0, 0], other[f"edge-one-token/{head}"][0, 0] = 1e-6, -1e-6
     found = judged(facts=facts(), reference={"outputs": other}, outputs=own)
     assert row(found, "logits cosine").status == row(found, "logits max difference").status == "PASS"
-    one = next(line for line in found.logits if line["case"] == "edge-one-token")
+    one = next(line for line in found.tables["logits"] if line["case"] == "edge-one-token")
     assert one["one_minus_cosine"] is None and one["max_abs"] == pytest.approx(2e-6)

@@ -27,8 +27,8 @@ META = {
 def turn(name="sdpa_flash", value=1e-6, status="PASS"):
     judge = Judge(MEMBERS[name], "cpu", "cpu")
     rows = (judge.judge(tolerances.LOGITS, value, "len8-batch1"), judge.judge(tolerances.COSINE, 1e-12, "len8-batch2"))
-    logits = ({"case": "len8-batch1", "max_abs": np.float32(0.5), "truth_max_abs": math.nan},)
-    return Turn(MEMBERS[name], "cpu", "compared", "", 2.5, META, Comparison(name, status, "", rows, logits=logits))
+    logits = [{"case": "len8-batch1", "max_abs": np.float32(0.5), "truth_max_abs": math.nan}]
+    return Turn(MEMBERS[name], "cpu", "compared", "", 2.5, META, Comparison(name, status, "", rows, {"logits": logits}))
 
 
 @pytest.mark.parametrize(
