@@ -41,9 +41,7 @@ DEV_LENGTH, DEV_BATCH = 384, 8
 LAYER_BATCH = 4
 GIB = 2**30
 DOUBLE = 8  # bytes: the truth is computed in fp64, on the CPU
-CONTAINER = Path(
-    "/sys/fs/cgroup/memory.max"
-)  # beyond it a container's processes are killed; absent or "max" without a limit
+CONTAINER = Path("/sys/fs/cgroup/memory.max")  # its processes are killed beyond it; absent or "max" without a limit
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,8 @@ def prepare(config: ParityConfig, golden: Path) -> dict[str, Any]:
     require_memory(config, prepared.model.config)  # asked before anything is made: a killed process says nothing
     golden.mkdir(parents=True, exist_ok=True)
     inputs = write(config, prepared.tokenizer, prepared.model.config, golden)
-    model = weights.save(prepared, golden)
-    listed = [{"id": case.id, "kind": case.kind, "batch": case.batch, "length": case.length} for case in inputs.cases]
-    return {"model": model, "inputs_sha256": inputs.sha256, "cases": listed}
+    model = weights.save(prepared, config.model, golden)
+    return {"model": model, "inputs_sha256": inputs.sha256, "cases": [asdict(case) for case in inputs.cases]}
 
 
 def check_lengths(config: ParityConfig, settings: Any) -> None:
@@ -167,20 +164,13 @@ def _size(settings: Any, *names: str) -> int:
     return next((int(size) for name in names if isinstance(size := getattr(settings, name, None), int)), 1)
 
 
-def takes_segments(settings: Any) -> bool:
-    """Whether the model has an embedding for the question and one for the context; RoBERTa's have one for both.
-
-    Its tokenizer may number them all the same, and the second number would be beyond the model's table.
-    """
-    return int(getattr(settings, "type_vocab_size", 2) or 0) >= 2
-
-
 def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> Inputs:
     """Make all inputs, write them with the dev set into the golden folder, and return them.
 
     They depend on the data, the tokenizer, ``config.seed`` and the fields of the config that name them, on nothing else.
     """
-    made = _Maker(config, tokenizer, takes_segments(settings))
+    # RoBERTa has one embedding for question and context, and its tokenizer may number them beyond the model's table.
+    made = _Maker(config, tokenizer, segments=int(getattr(settings, "type_vocab_size", 2) or 0) >= 2)
     cases: list[Case] = []
     arrays: dict[str, torch.Tensor] = {}
 
@@ -211,7 +201,7 @@ def write(config: ParityConfig, tokenizer: Any, settings: Any, golden: Path) -> 
 class _Maker:
     """Tokenised text in the shapes that the cases want."""
 
-    def __init__(self, config: ParityConfig, tokenizer: Any, segments: bool = True) -> None:
+    def __init__(self, config: ParityConfig, tokenizer: Any, segments: bool) -> None:
         self.config, self.tokenizer, self.segments = config, tokenizer, segments
         self.pad_id = int(tokenizer.pad_token_id)
         self._source: list[Example] | None = None

@@ -50,7 +50,6 @@ class Prepared:
 
     model: Any
     tokenizer: Any
-    name: str
     init: str
     description: str
 
@@ -63,31 +62,31 @@ def prepare(config: ParityConfig) -> Prepared:
     model is no encoder that can take a question answering head, or is not there.
     """
     encoders.quiet()
+    random = f"with random weights (seed {config.seed})"
     if config.model == BERT_BASE:
         if config.init == "pretrained":
             raise UserError(
                 f"model = {BERT_BASE} is a config without weights: leave init=auto, or name the model of the hub, as in model=google-bert/bert-base-uncased"
             )
-        return _bert_base(config, f"BERT-base's config with random weights (seed {config.seed})")
+        return _bert_base(config.seed, f"BERT-base's config {random}")
+    name = "the embedded model" if config.model == EMBEDDED_MODEL else config.model
     if config.init != "random":
         try:
-            return _loaded(config)
+            loaded = encoders.load(config.model, seed=config.seed, attention="eager")
+            fresh = f"; drawn (seed {config.seed}): {', '.join(loaded.fresh)}" if loaded.fresh else ""
+            return Prepared(loaded.model, loaded.tokenizer, "pretrained", f"{name}{fresh}")
         except UserError:
             if config.init == "pretrained" or _has_weights(config.model):
                 raise
     try:
-        return _drawn(config)
+        drawn = encoders.load(config.model, seed=config.seed, init="random", attention="eager")
     except UserError:
         if Path(config.model).exists() or not config.model.startswith(_BASE_NAMES):
             raise
-    return _bert_base(
-        config,
-        f"{config.model} cannot be reached: BERT-base's config with random weights (seed {config.seed}) and ids of the embedded tokenizer",
-    )
-
-
-def _called(name: str) -> str:
-    return "the embedded model" if name == EMBEDDED_MODEL else name
+        why = f"{config.model} cannot be reached: BERT-base's config {random} and ids of the embedded tokenizer"
+        return _bert_base(config.seed, why)
+    chosen = "" if config.init == "random" else "no weights at hand, "
+    return Prepared(drawn.model, drawn.tokenizer, "random", f"{chosen}the config of {name} {random}")
 
 
 def _has_weights(name: str) -> bool:
@@ -96,34 +95,21 @@ def _has_weights(name: str) -> bool:
     return Path(name).is_dir() and any(path.suffix in suffixes for path in Path(name).iterdir())
 
 
-def _loaded(config: ParityConfig) -> Prepared:
-    loaded = encoders.load(config.model, seed=config.seed, attention="eager")
-    fresh = f"; drawn (seed {config.seed}): {', '.join(loaded.fresh)}" if loaded.fresh else ""
-    return Prepared(loaded.model, loaded.tokenizer, config.model, "pretrained", f"{_called(config.model)}{fresh}")
-
-
-def _drawn(config: ParityConfig) -> Prepared:
-    drawn = encoders.load(config.model, seed=config.seed, init="random", attention="eager")
-    chosen = "the config of" if config.init == "random" else "no weights at hand, the config of"
-    description = f"{chosen} {_called(config.model)} with random weights (seed {config.seed})"
-    return Prepared(drawn.model, drawn.tokenizer, config.model, "random", description)
-
-
-def _bert_base(config: ParityConfig, description: str) -> Prepared:
-    torch.manual_seed(config.seed)
+def _bert_base(seed: int, description: str) -> Prepared:
+    torch.manual_seed(seed)
     model = AutoModelForQuestionAnswering.from_config(transformers.BertConfig(), attn_implementation="eager")
     tokenizer = AutoTokenizer.from_pretrained(encoders.source(EMBEDDED_MODEL), use_fast=True)
-    return Prepared(model, tokenizer, config.model, "random", description)
+    return Prepared(model, tokenizer, "random", description)
 
 
-def save(prepared: Prepared, golden: Path) -> dict[str, Any]:
-    """Write weights, config and facts into the golden folder and return the facts."""
+def save(prepared: Prepared, name: str, golden: Path) -> dict[str, Any]:
+    """Write weights, config and facts of the model ``name`` into the golden folder and return the facts."""
     state = _state(prepared.model)
     stored = golden / WEIGHTS
     with checkpoint.naming_storage_errors(stored), atomic_path(stored) as path:
         save_file(state, path)
     facts = {
-        "name": Path(prepared.name).name if Path(prepared.name).exists() else prepared.name,
+        "name": Path(name).name if Path(name).exists() else name,
         "init": prepared.init,
         "sha256": sha256(state),
         "parameters": sum(parameter.numel() for parameter in prepared.model.parameters()),
@@ -145,10 +131,8 @@ def require_layer(golden: Path, layer: int) -> None:
     """Raise ``UserError`` for a layer to plant a fault in that the golden folder's model does not have; loads no weights."""
     if layer >= 0:
         encoders.quiet()
-        settings = AutoConfig.from_pretrained(str(golden / "model"))
-        encoders.check_kind(str(golden), settings)
         with torch.device("meta"):
-            layers.require_layer(AutoModelForQuestionAnswering.from_config(settings), layer)
+            layers.require_layer(AutoModelForQuestionAnswering.from_config(_settings(golden)), layer)
 
 
 def _state(model: Any) -> dict[str, torch.Tensor]:
@@ -163,8 +147,7 @@ def loaded(config: ParityConfig, golden: Path, attention: str) -> tuple[Any, str
     """
     encoders.quiet()
     stored = golden / WEIGHTS
-    settings = AutoConfig.from_pretrained(str(golden / "model"))
-    encoders.check_kind(str(golden), settings)
+    settings = _settings(golden)
     model: Any = AutoModelForQuestionAnswering.from_config(settings, attn_implementation=attention, dtype=torch.float32)
     try:
         state = load_file(stored) if stored.exists() else _state(prepare(_named(config, golden)).model)
@@ -174,8 +157,15 @@ def loaded(config: ParityConfig, golden: Path, attention: str) -> tuple[Any, str
         source = stored if stored.exists() else f"model = {config.model}"
         raise UserError(f"{source}: these weights do not fit {golden / 'model' / 'config.json'}: {reason}") from error
     digest = sha256(_state(model))
-    _require_same(config, golden, stored, digest)
+    _require_same(golden, stored, digest)
     return model.float().eval(), digest
+
+
+def _settings(golden: Path) -> Any:
+    """Return the config of the golden folder's model."""
+    settings = AutoConfig.from_pretrained(str(golden / "model"))
+    encoders.check_kind(str(golden), settings)
+    return settings
 
 
 def require_left_out(config: ParityConfig, golden: Path) -> None:
@@ -191,7 +181,7 @@ def _named(config: ParityConfig, golden: Path) -> ParityConfig:
     return config.model_copy(update={"model": name, "init": "auto" if name == BERT_BASE else recorded["init"]})
 
 
-def _require_same(config: ParityConfig, golden: Path, stored: Path, digest: str) -> None:
+def _require_same(golden: Path, stored: Path, digest: str) -> None:
     recorded = facts(golden)
     if digest == recorded["sha256"]:
         return
