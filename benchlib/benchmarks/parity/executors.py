@@ -57,7 +57,10 @@ class Executor(Protocol):
 
 
 class TorchExecutor:
-    """What torch's own executors share: inputs on the device, logits back on the CPU, time until the device is done."""
+    """What torch's own executors share: inputs on the device, logits back on the CPU, time until the device is done.
+
+    See ``Executor``. ``run`` computes (start, end), (B, S) each, from inputs on the device, without gradients.
+    """
 
     module: torch.nn.Module | None = None
     hooks = False
@@ -126,11 +129,15 @@ def autocast(member: Member, where: torch.device) -> contextlib.AbstractContextM
     return devices.autocast("bf16" if member.precision == "bf16" else "fp32", where)
 
 
-def kernel(member: Member) -> str:
-    """Return what computes the attention, as a description says it."""
-    if member.attention == "eager":
-        return "matrix products and softmax"
-    return f"scaled_dot_product_attention: {member.kernel or 'of torch’s choice'}"
+def described(runtime: str, member: Member) -> dict[str, Any]:
+    """Return the begin of a description: the runtime with torch's version, the kernel, the precision, the threads."""
+    sdpa = f"scaled_dot_product_attention: {member.kernel or 'of torch’s choice'}"
+    return {
+        "runtime": runtime.format(f"torch {torch.__version__}"),
+        "kernel": "matrix products and softmax" if member.attention == "eager" else sdpa,
+        "precision": "bf16 products, fp32 weights (autocast)" if member.precision == "bf16" else member.precision,
+        "threads": torch.get_num_threads(),
+    }
 
 
 class Eager(TorchExecutor):
@@ -140,17 +147,7 @@ class Eager(TorchExecutor):
 
     def __init__(self, model: Any, member: Member, where: torch.device) -> None:
         """Place the model; fp64 converts its weights, which were fp32 before, without rounding them."""
-        precision = "bf16 products, fp32 weights (autocast)" if member.precision == "bf16" else member.precision
-        super().__init__(
-            where,
-            {
-                "runtime": f"torch {torch.__version__}, call by call",
-                "attention": member.attention,
-                "kernel": kernel(member),
-                "precision": precision,
-                "threads": torch.get_num_threads(),
-            },
-        )
+        super().__init__(where, described("{}, call by call", member) | {"attention": member.attention})
         self.member = member
         self.module = (model.double() if member.precision == "fp64" else model).to(where)
 
@@ -215,18 +212,14 @@ class Compiled(TorchExecutor):
         assert self.module is not None, "closed"
         with torch.no_grad(), quiet(), built():
             pair: Logits = self.module(**placed)
-        self.description["graphs"] = _graphs()
+        # The counter that torch's own guide to recompilations reads; there is no public name for it.
+        self.description["graphs"] = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
         return pair
 
     def close(self) -> None:
         """Drop the compiled code."""
         super().close()
         torch.compiler.reset()
-
-
-def _graphs() -> int:
-    # The counter that torch's own guide to recompilations reads; there is no public name for it.
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def compiled(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Compiled:
@@ -237,12 +230,8 @@ def compiled(model: Any, member: Member, where: torch.device, example: Inputs, f
     Raises ``BackendUnavailable`` without a C++ compiler.
     """
     require_fp32(member)
-    description: dict[str, Any] = {
-        "runtime": f"torch.compile of torch {torch.__version__}",
-        "precision": "fp32",
-        "kernel": kernel(member),
-        "dynamic": "batch and length; batch 1 is compiled apart",
-    }
+    description = described("torch.compile of {}", member)
+    description["dynamic"] = "batch and length; batch 1 is compiled apart"
     if where.type != "xla":
         description["compiler"] = require_compiler()
     torch.compiler.reset()
@@ -250,7 +239,7 @@ def compiled(model: Any, member: Member, where: torch.device, example: Inputs, f
     executor = Compiled(model, where, description)
     begin = time.monotonic()
     executor.forward(trace_inputs(example))
-    description |= {"compile_s": time.monotonic() - begin, "threads": torch.get_num_threads()}
+    description["compile_s"] = time.monotonic() - begin
     return executor
 
 
@@ -343,16 +332,12 @@ def aotinductor(model: Any, member: Member, where: torch.device, example: Inputs
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     compiled = time.monotonic()
     package = torch._inductor.aoti_load_package(str(path), device_index=-1 if where.index is None else where.index)
-    description = {
-        "runtime": f"AOTInductor of torch {torch.__version__}",
-        "precision": "fp32",
-        "kernel": kernel(member),
+    description = described("AOTInductor of {}", member) | {
         "dynamic": "batch and length",
         "compiler": compiler,
         "export_s": exported - begin,
         "compile_s": compiled - exported,
         "package_bytes": path.stat().st_size,
-        "threads": torch.get_num_threads(),
         "built_for": {name: value for name, value in package.get_metadata().items() if value},
     }
     return Packaged(package, where, description)

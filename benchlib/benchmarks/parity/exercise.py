@@ -86,23 +86,22 @@ class Exercise:
         facts["absent"] = self.absent
         return self.results
 
-    def _pair(self, tensors: dict[str, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
-        start, end = self.executor.forward(tensors)
-        return start.numpy(), end.numpy()
+    def _pair(self, tensors: dict[str, torch.Tensor]) -> np.ndarray:
+        """Return start and end logits, (2, B, S)."""
+        return np.stack([side.numpy() for side in self.executor.forward(tensors)])
 
     def _outputs(self) -> None:
-        dev: list[tuple[np.ndarray, np.ndarray]] = []
+        dev: list[np.ndarray] = []  # (2, T) each
         for case in self.inputs.of("data", "edge", "layer", "dev"):
             tensors = self.inputs.tensors(case.id)
-            start, end = self._pair(tensors)
+            pair = self._pair(tensors)
             if case.kind == "dev":
-                real = tensors["attention_mask"].numpy().astype(bool)
-                dev.append((start[real], end[real]))
+                dev.append(pair[:, tensors["attention_mask"].numpy().astype(bool)])
             else:
-                self.results.outputs |= {f"{case.id}/start": start, f"{case.id}/end": end}
+                self.results.outputs |= {f"{case.id}/start": pair[0], f"{case.id}/end": pair[1]}
         if dev:
-            self.results.outputs["dev/start"] = np.concatenate([start for start, _ in dev])
-            self.results.outputs["dev/end"] = np.concatenate([end for _, end in dev])
+            start, end = np.concatenate(dev, axis=1)
+            self.results.outputs |= {"dev/start": start, "dev/end": end}
 
     def _middle(self) -> Case:
         """Return the data case with the most rows at a middle length."""
@@ -113,8 +112,8 @@ class Exercise:
 
     def _repeats(self) -> None:
         tensors = self.inputs.tensors(self._middle().id)
-        first = np.stack(self._pair(tensors))
-        others = [np.stack(self._pair(tensors)) for _ in range(self.config.repeats - 1)]
+        first = self._pair(tensors)
+        others = [self._pair(tensors) for _ in range(self.config.repeats - 1)]
         same = all(first.tobytes() == other.tobytes() for other in others)
         self.results.facts["repeats"] = {
             "runs": self.config.repeats,
@@ -126,12 +125,12 @@ class Exercise:
         """Compare the rows of one case with themselves alone, and padded to the longest length."""
         case = self._middle()
         tensors = self.inputs.tensors(case.id)
-        whole = np.stack(self._pair(tensors))  # (2, B, S)
+        whole = self._pair(tensors)
         real = tensors["attention_mask"].numpy().astype(bool)
         differences: dict[str, float | None] = {"batch_max_abs": None, "padding_max_abs": None}
         if case.batch > 1:
             alone = [
-                np.stack(self._pair({name: tensor[row : row + 1] for name, tensor in tensors.items()}))
+                self._pair({name: tensor[row : row + 1] for name, tensor in tensors.items()})
                 for row in range(case.batch)
             ]
             differences["batch_max_abs"] = _max_abs(whole[:, real], np.concatenate(alone, axis=1)[:, real])
@@ -139,7 +138,7 @@ class Exercise:
             self.absent["batch invariance"] = "batch_sizes has no batch of several rows"
         longest = max(item.length for item in self.inputs.of("data"))
         if longest > case.length:
-            wide = np.stack(self._pair(padded(tensors, longest, self.inputs.pad_id)))
+            wide = self._pair(padded(tensors, longest, self.inputs.pad_id))
             differences["padding_max_abs"] = _max_abs(whole[:, real], wide[:, :, : case.length][:, real])
         else:
             self.absent["padding invariance"] = "lengths has no longer one to pad to"

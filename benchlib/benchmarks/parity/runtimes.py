@@ -118,9 +118,14 @@ def start_onnxruntime(file: OnnxFile, member: Member, where: torch.device) -> Se
     runtime = require_package("onnxruntime")
     provider = _provider(runtime, where)
     begin = time.monotonic()
-    session = runtime.InferenceSession(
-        str(file.path), _options(runtime), providers=[(provider, _provider_options(member, where))]
-    )
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = _ERRORS_ONLY
+    tf32 = (
+        where.type == "cuda" and member.mode == "native"
+    )  # the provider's default; a member in exact mode goes without
+    settings = {"device_id": where.index or 0, "use_tf32": int(tf32)} if where.type == "cuda" else {}
+    session = runtime.InferenceSession(str(file.path), options, providers=[(provider, settings)])
     active = session.get_providers()
     if active[0] != provider:
         raise BackendUnavailable(
@@ -131,7 +136,7 @@ def start_onnxruntime(file: OnnxFile, member: Member, where: torch.device) -> Se
         "runtime": f"ONNX Runtime {runtime.__version__}",
         "providers": active,
         "precision": "fp32",
-        "tf32": where.type == "cuda" and member.mode == "native",
+        "tf32": tf32,
         "threads": torch.get_num_threads(),
         "load_s": time.monotonic() - begin,
     }
@@ -149,20 +154,6 @@ def _provider(runtime: Any, where: torch.device) -> str:
             f"onnxruntime {runtime.__version__} has no {wanted} (it has {', '.join(has)}): {remedy}"
         )
     return wanted
-
-
-def _options(runtime: Any) -> Any:
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = _ERRORS_ONLY
-    return options
-
-
-def _provider_options(member: Member, where: torch.device) -> dict[str, Any]:
-    """Return the provider's options. TF32 is its default; a member in exact mode goes without."""
-    if where.type != "cuda":
-        return {}
-    return {"device_id": where.index or 0, "use_tf32": int(member.mode == "native")}
 
 
 class Request:

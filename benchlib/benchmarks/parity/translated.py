@@ -1,8 +1,8 @@
 """The model as StableHLO text, in other compilers: XLA through PJRT, and IREE.
 
-The text has static shapes: each batch and length is converted and compiled when it first comes, all but the first from one export. Weights are arguments, so
-gradients and training work as in torch: the backward pass is a second program, whose gradients are those of the logits times given
-slopes, and ``model`` stays the owner of the parameters.
+The text has static shapes: each batch and length is converted and compiled when it first comes, all but the first from one
+export. Weights are arguments, so gradients and training work as in torch: the backward pass is a second program, whose
+gradients are those of the logits times given slopes, and ``model`` stays the owner of the parameters.
 
 Letters: B rows, S tokens.
 """
