@@ -5,7 +5,6 @@ fp64 and against the math kernel.
 """
 
 import math
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +38,6 @@ WIDE_ROW_IN = 0.3
 MOST_LAYERS = 16  # written along the axis
 NAME_IN = 0.13  # height of a name of 8 points
 TOLERANCE = (0, (6, 3))
-NAME = "attention-kernels"
 KERNELS = ("math", "flash", "efficient", "cudnn")
 MARKERS = ("o", "s", "^", "D", "v")
 MOST_LENGTHS = 6
@@ -291,14 +289,15 @@ def losses(run: Records, theme: Theme = LIGHT) -> Picture:
 def kernels(run: Records, theme: Theme = LIGHT) -> Picture:
     """Largest error of each attention kernel by length and type: against fp64, and against the math kernel.
 
-    Of the inputs with the smallest scale: peaked ones are in the table.
+    Of the inputs with the smallest scale: peaked ones, and kernels that did not run, are in the table.
     """
     frame = tables.table(run, "attention")
     ran = frame[(frame["status"] != "SKIPPED") & (frame["length"] > 0) & frame["max_abs_truth"].notna()]
     if ran.empty:
-        missing = textwrap.fill(lacking(frame) or "No attention kernels were compared.", 56, max_lines=6)
-        return leave_empty(*blank(NAME, theme, of_many=True), theme, missing)
-    figure, (left, right) = panels(NAME, theme, 1, 2, sharey=True)
+        return leave_empty(
+            *blank("attention-kernels", theme, of_many=True), theme, "No attention kernels were compared."
+        )
+    figure, (left, right) = panels("attention-kernels", theme, 1, 2, sharey=True)
     tall(figure, 0, least_in=4.1)
     ran = ran[~(ran["scale"] > ran["scale"].min())]
     names = [name for name in (*KERNELS, *sorted(set(ran["kernel"]) - set(KERNELS))) if name in set(ran["kernel"])]
@@ -320,14 +319,20 @@ def kernels(run: Records, theme: Theme = LIGHT) -> Picture:
         axes.set_title(words, loc="left", color=theme.text, fontsize=9)
     if ran.loc[ran["kernel"] != "math", "max_abs_math"].isna().all():
         right.text(0.5, 0.5, "only math ran", ha="center", color=theme.muted, fontsize=9, transform=right.transAxes)
-    missing = lacking(frame)
-    _legend(figure, theme, colours, types, missing)
+    lines = [Line2D([], [], color=colour, linewidth=4, label=name) for name, colour in colours.items()]
+    lines += [
+        Line2D([], [], color=theme.muted, linewidth=1.5, linestyle=LINES[place % len(LINES)], label=name, markersize=4.5,
+               marker=MARKERS[place % len(MARKERS)])
+        for place, name in enumerate(types)
+    ]  # fmt: skip
+    figure.legend(handles=lines, frameon=False, fontsize=8.5, labelcolor=theme.text, ncols=min(6, len(lines)),
+                  loc="outside lower center", handlelength=2.2)  # fmt: skip
     title = titled(_attention_finding(worst, names), "random inputs")
     errors = "; ".join(
         f"{row['kernel']} {row['dtype']} {difference(row['max_abs_truth'])} at {row['length']:.0f} tokens"
         for row in row_dicts(worst.sort_values("length").groupby(["kernel", "dtype"], sort=False).tail(1))
     )
-    return head(figure, theme, title, f"Largest errors against fp64: {errors}. {missing}".strip())
+    return head(figure, theme, title, f"Largest errors against fp64: {errors}.")
 
 
 def _lengths(axes: Axes, lengths: pd.Series) -> None:
@@ -338,43 +343,6 @@ def _lengths(axes: Axes, lengths: pd.Series) -> None:
     axes.set_xticks(kept, [f"{length:,.0f}" for length in kept])
     axes.set_xlim(ticks[0] / 1.4, ticks[-1] * 1.4)
     axes.minorticks_off()
-
-
-def _legend(figure: Picture, theme: Theme, colours: dict[str, str], types: list[str], missing: str) -> None:
-    """Write what colours and lines stand for, under what is missing."""
-    lines = [Line2D([], [], color=colour, linewidth=4, label=name) for name, colour in colours.items()]
-    lines += [
-        Line2D([], [], color=theme.muted, linewidth=1.5, linestyle=LINES[place % len(LINES)], label=name, markersize=4.5,
-               marker=MARKERS[place % len(MARKERS)])
-        for place, name in enumerate(types)
-    ]  # fmt: skip
-    note = "\n".join(textwrap.wrap(missing, 92, max_lines=3, placeholder=" …"))
-    legend = figure.legend(handles=lines, frameon=False, fontsize=8.5, labelcolor=theme.text, ncols=min(6, len(lines)),
-                           loc="outside lower center", handlelength=2.2, title=note or None, title_fontsize=7.5)  # fmt: skip
-    legend.get_title().set_color(theme.muted)
-
-
-def lacking(frame: pd.DataFrame) -> str:
-    """Name the kernels (and types) that ran in no case and those that broke, with their reasons; '' where there are none."""
-    where = ", ".join(dict.fromkeys(frame["device"])) or "this device"
-    nowhere = frame.groupby(["kernel", "dtype"])["status"].transform(lambda status: (status == "SKIPPED").all())
-    absent = [
-        f"{names}{f' ({reason})' if reason else ''}" for reason, names in _by_reason(frame[nowhere.astype(bool)], frame)
-    ]
-    broke = [f"{names} ({reason})" for reason, names in _by_reason(frame[frame["status"] == "FAIL"], frame)]
-    parts = [f"Not on {where}: {'; '.join(absent)}."] * bool(absent) + [f"Failed: {'; '.join(broke)}."] * bool(broke)
-    return " ".join(parts)
-
-
-def _by_reason(part: pd.DataFrame, frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return (reason, kernels): a kernel with the types that are meant, where it is not all of them."""
-    groups: dict[str, list[str]] = {}
-    for kernel, rows in part.groupby("kernel", sort=False):
-        types = list(dict.fromkeys(rows["dtype"]))
-        every = len(types) == frame.loc[frame["kernel"] == kernel, "dtype"].nunique()
-        reason = str(rows["reason"].iloc[0]).strip().rstrip(".")
-        groups.setdefault(reason, []).append(str(kernel) if every else f"{kernel} in {listed(types)}")
-    return [(reason, listed(names)) for reason, names in groups.items()]
 
 
 def _attention_finding(worst: pd.DataFrame, names: list[str]) -> str:
