@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import make_recordings
 import numpy as np
@@ -56,34 +57,31 @@ def test_a_golden_folder_is_read_where_it_was_copied_to(folder):
     }  # fmt: skip
 
 
-def test_a_cut_file_is_refused(folder):
-    path = folder / golden.WEIGHTS
+def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
-    refused(folder, "weights.safetensors was cut: 10,239 of 10,240 bytes")
 
 
-def test_a_flipped_bit_is_refused(folder):
-    path = folder / "reference" / recording.OUTPUTS
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    refused(folder, "reference/outputs.safetensors was altered")
+def flipped(path):
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
 
 
-def test_a_longer_file_is_refused(folder):
-    with (folder / "reference" / recording.NAME).open("a") as handle:
-        handle.write("\n")
-    refused(folder, "reference/recording.json was altered")
+def longer(path):
+    path.write_bytes(path.read_bytes() + b"\n")
 
 
-def test_a_missing_file_is_refused(folder):
-    (folder / "model" / "config.json").unlink()
-    refused(folder, "model/config.json is missing")
-
-
-def test_an_extra_file_is_refused(folder):
-    (folder / "reference" / "more.json").write_text("{}")
-    refused(folder, "reference/more.json is extra")
+@pytest.mark.parametrize(
+    ("name", "damage", "says"),
+    [
+        ("weights.safetensors", cut, "was cut: 10,239 of 10,240 bytes"),
+        ("reference/outputs.safetensors", flipped, "was altered"),
+        ("reference/recording.json", longer, "was altered"),
+        ("model/config.json", Path.unlink, "is missing"),
+        ("reference/more.json", Path.touch, "is extra"),
+    ],
+)
+def test_a_file_that_is_cut_altered_missing_or_extra_is_named(folder, name, damage, says):
+    damage(folder / name)
+    refused(folder, f"{name} {says}")
 
 
 def test_a_link_out_of_the_folder_is_refused(folder, tmp_path):
