@@ -33,17 +33,8 @@ BENCHMARK = "parity"
 OWN = ("record", "keep", "golden", "reference")  # what the commands themselves set
 # What is compared of two machines, by the names of their facts.
 FACTS = (
-    "processor",
-    "benchlib",
-    "python",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "nvidia",
-    "amdgpu",
-)
+    "processor", "benchlib", "python", "torch", "transformers", "tokenizers", "safetensors", "numpy", "nvidia", "amdgpu",
+)  # fmt: skip
 
 
 def record(target: Path, tier: str, backend: str, pairs: Iterable[str], weights: bool, out: Path | None) -> int:
@@ -205,23 +196,17 @@ def _print_golden(folder: Path, manifest: Mapping[str, Any], here: Mapping[str, 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return the facts known of both machines in which they differ: name, there, here."""
+    other, own = _facts(there), _facts(here)
     return [
-        (name, other, own)
-        for name, other in _facts(there).items()
-        if (own := _facts(here).get(name)) is not None and own != other
+        (name, other[name], own[name]) for name in FACTS if name in other and own.get(name, other[name]) != other[name]
     ]
 
 
 def _facts(machine: Mapping[str, Any]) -> dict[str, str]:
     """Return what numerics may depend on, as texts: of a machine.json, or of a recording's environment, which is flat."""
-    cpu = machine.get("cpu") if isinstance(machine.get("cpu"), Mapping) else {}
-    nested = [machine.get(kind) for kind in ("versions", "drivers")]
-    flat = {
-        **machine,
-        **{name: value for values in nested if isinstance(values, Mapping) for name, value in values.items()},
-    }
-    facts = {"processor": cpu.get("model"), **{name: flat.get(name) for name in FACTS if flat.get(name)}}  # type: ignore[union-attr]
-    return {name: str(value) for name, value in facts.items() if isinstance(value, (str, int)) and value != ""}
+    flat = {**machine, **machine.get("versions", {}), **machine.get("drivers", {})}
+    flat["processor"] = machine.get("processor") or machine.get("cpu", {}).get("model")
+    return {name: str(flat[name]) for name in FACTS if flat.get(name)}
 
 
 def merge(sources: Sequence[Path], to: Path | None, machine: str, strict: bool) -> int:

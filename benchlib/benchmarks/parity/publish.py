@@ -7,10 +7,11 @@ repository shows what changed. Ages count from the newest result, not from the d
 import itertools
 import json
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.cells import cell_len
 
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.matrix import (
@@ -275,9 +276,9 @@ def _named(sentence: str) -> str:
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return a Markdown table whose columns are aligned as text, so that a terminal shows it as well; '' at its end."""
     cells = [[_plain(text) for text in row] for row in (columns, *rows)]
-    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     lines = [
-        "| " + " | ".join(text + " " * (width - _width(text)) for text, width in zip(row, widths, strict=True)) + " |"
+        "| " + " | ".join(text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)) + " |"
         for row in cells
     ]
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:], ""]
@@ -286,11 +287,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _plain(text: str) -> str:
     """Return text that Markdown shows as it is; a comparison stays readable in a terminal, since it begins no tag."""
     return escaped(text).replace("&lt;= ", "<= ").replace("&gt;= ", ">= ")
-
-
-def _width(text: str) -> int:
-    """Return the columns that a text takes in a terminal."""
-    return sum(0 if unicodedata.combining(sign) else 1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
 
 
 def _json(value: dict[str, Any]) -> str:
