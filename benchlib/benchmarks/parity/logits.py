@@ -308,19 +308,12 @@ def span_agreement(
 
 def best_span(start: np.ndarray, end: np.ndarray) -> tuple[tuple[int, int], float]:
     """Return the span (first, last) with first <= last of the largest start[first] + end[last], and its lead over the next."""
-    first_logits, last_logits = start.astype(np.float64), end.astype(np.float64)
-    best, second = -math.inf, -math.inf
-    span = (0, 0)
-    ends: list[tuple[float, int]] = []  # the two largest end logits from this position on
-    for first in range(len(first_logits) - 1, -1, -1):
-        ends = sorted([*ends, (float(last_logits[first]), first)], reverse=True)[:2]
-        for value, last in ends:
-            score = float(first_logits[first]) + value
-            if score > best:
-                best, second, span = score, best, (first, last)
-            elif score > second:
-                second = score
-    return span, best - second
+    size = len(start)
+    scores = start.astype(np.float64)[:, None] + end.astype(np.float64)
+    scores[np.tri(size, k=-1, dtype=bool)] = -math.inf
+    second, best = np.partition(np.append(scores, -math.inf), -2)[-2:]
+    first, last = divmod(int(scores.argmax()), size)
+    return (first, last), float(best - second)
 
 
 def truth(cases: list[Case]) -> dict[str, Any] | None:

@@ -155,14 +155,10 @@ def matrix(run: Records, theme: Theme = LIGHT) -> Picture:
             axes.add_patch(Rectangle((x - 0.48, y - 0.45), 0.96, 0.9, facecolor=colour, alpha=TINT, linewidth=0))
             axes.text(x, y, words.strip(), ha="center", va="center", color=theme.text, fontsize=size)
     parts = [frame[(frame[["own", "machine", "backend"]] == list(place)).all(axis=1)] for place in shown]
-    same = frame["model"].nunique() == 1
-    if len(shown) <= UPRIGHT:
-        heads = [_column(part, "" if same else _model(part)) for part in parts]
-    else:
-        heads = [_line(part, not same) for part in parts]
-        if any(head.endswith("*") for head in heads):
-            label(axes, theme, "* tiny model or random weights")
     slanted = len(shown) > UPRIGHT
+    heads = [_head(part, slanted, several=frame["model"].nunique() > 1) for part in parts]
+    if any(head.endswith("*") for head in heads):
+        label(axes, theme, "* tiny model or random weights")
     name_rows(axes, theme, names)
     axes.grid(False)
     axes.spines[:].set_visible(False)
@@ -201,40 +197,28 @@ def _number(row: dict[str, Any], room: int) -> str:
     if not math.isnan(row["max_difference"]):
         return difference(row["max_difference"])
     text = str(row["reason"] or "failed") if row["word"] == "FAIL" else str(row["word"].lower())
-    if len(text) <= room:
-        return text
-    return (
-        "failed"
-        if row["word"] == "FAIL" and room < 20
-        else textwrap.shorten(text, room, placeholder=" …")
-        if room > 8
-        else ""
-    )
+    if len(text) > room and row["word"] == "FAIL" and room < 20:
+        return "failed"
+    return text if len(text) <= room else textwrap.shorten(text, room, placeholder=" …") if room > 8 else ""
 
 
-def _column(frame: pd.DataFrame, model: str) -> str:
-    """Write machine, backend, age and, where machines ran several models, which."""
-    first = row_dicts(frame)[0]
-    days = int(frame["age_days"].max())
-    age = f", {days} day{'s' if days != 1 else ''} old" if days >= 1 else ""
-    machine = first["machine"] if len(first["machine"]) <= 24 else first["machine"][:23] + "…"
-    return "\n".join(line for line in (machine, first["backend"] + age, model) if line)
+def _head(part: pd.DataFrame, slanted: bool, several: bool) -> str:
+    """Write machine, backend, age and, where machines ran several models, which, below each other or in a slanted line.
 
-
-def _line(frame: pd.DataFrame, marked: bool) -> str:
-    """Write machine, backend and age in a line; a star says that something stands in for real weights."""
-    first = row_dicts(frame)[0]
-    days = int(frame["age_days"].max())
-    machine = first["machine"] if len(first["machine"]) <= 14 else first["machine"][:13] + "…"
-    return (
-        f"{machine}, {first['backend']}"
-        + (f", {days} d" if days else "")
-        + (" *" if marked and frame["stand_in"].any() else "")
-    )
-
-
-def _model(frame: pd.DataFrame) -> str:
-    return textwrap.shorten(" / ".join(dict.fromkeys(frame["model"])), 26, placeholder="…")
+    In the line a star says that something stands in for real weights.
+    """
+    first, days = row_dicts(part)[0], int(part["age_days"].max())
+    wide = 14 if slanted else 24
+    machine = first["machine"] if len(first["machine"]) <= wide else first["machine"][: wide - 1] + "…"
+    if slanted:
+        return (
+            f"{machine}, {first['backend']}"
+            + f", {days} d" * bool(days)
+            + " *" * bool(several and part["stand_in"].any())
+        )
+    age = f", {days} day{'s' if days != 1 else ''} old" if days else ""
+    models = textwrap.shorten(" / ".join(dict.fromkeys(part["model"])), 26, placeholder="…")
+    return "\n".join([machine, first["backend"] + age, *[models] * several])
 
 
 def _tally(frame: pd.DataFrame) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 from safetensors.numpy import load_file
 
-from benchlib.benchmarks.parity import compare, golden, inputs, metrics, processes, recording, weights
+from benchlib.benchmarks.parity import compare, golden, inputs, logits, metrics, processes, recording, weights
 from benchlib.benchmarks.parity.config import Member, ParityConfig, chosen
 from benchlib.benchmarks.parity.metrics import Turn
 from benchlib.benchmarks.parity.recording import Recording
@@ -106,8 +106,7 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
     Raises ``BackendUnavailable`` where the backend or that of the reference is not there, ``UserError`` for a golden
     folder that is damaged, ``RunBroken`` where the reference itself could not be computed.
     """
-    if not isinstance(config, ParityConfig):
-        raise UserError(f"benchmark = {config.benchmark}: this is the parity benchmark")
+    assert isinstance(config, ParityConfig)
     began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
     bench = Bench(config, run_dir, events, Pace(began, config.budget_s))
     events.emit("phase", name="init")
@@ -131,21 +130,14 @@ def run(config: BaseConfig, run_dir: Path, events: EventWriter) -> None:
         processes.clear(run_dir)
 
 
-def _backends(config: ParityConfig) -> set[str]:
-    """Return the backends that members of this run compute on, the reference's only where it is computed."""
-    return {config.reference} if config.record else {config.backend, *([] if config.golden else [config.reference])}
-
-
 def _require(config: ParityConfig) -> None:
     """Raise ``BackendUnavailable`` where a backend is not there, before anything is prepared for it.
 
     Asked in another process: to ask some devices is to take them, and the members need them.
     """
-    wanted = _backends(config)
-    if wanted == {"cpu"}:
-        return
-    backends = probe_devices()["backends"]
-    for name in sorted(wanted):
+    wanted = {config.reference} if config.record else {config.backend, *([] if config.golden else [config.reference])}
+    backends = probe_devices()["backends"] if wanted != {"cpu"} else {}
+    for name in sorted(wanted & set(backends)):
         if not backends[name]["available"]:
             raise BackendUnavailable(f"backend {name} is not available: {backends[name]['reason']}")
 
@@ -158,11 +150,9 @@ def _prepare(bench: Bench) -> None:
         bench.fields = golden.read(config.golden)
         weights.require_layer(bench.folder, config.planted_layer)
         weights.require_left_out(config, bench.folder)  # once, and not by every member
-        bench.reference = Recording.open(bench.folder / golden.REFERENCE)
-        _require_outputs(bench, bench.reference)
+        bench.reference = _recorded(bench, golden.REFERENCE)
         if (bench.folder / golden.TRUTH).is_dir():
-            bench.truth = Recording.open(bench.folder / golden.TRUTH)
-            _require_outputs(bench, bench.truth)
+            bench.truth = _recorded(bench, golden.TRUTH)
         return
     bench.events.emit("phase", name="model")
     before_s = bench.pace.began.since()
@@ -181,17 +171,18 @@ def _prepare(bench: Bench) -> None:
     _compute_truth(bench)
 
 
-def _require_outputs(bench: Bench, made: Recording) -> None:
-    """Raise ``UserError`` for a recording without the logits of a case: nothing of it could be compared."""
-    names = made.outputs()
-    for case in bench.fields["cases"]:
-        wanted = (f"{case['id']}/start", f"{case['id']}/end") if case["kind"] in ("data", "edge", "layer") else ()
-        for name in wanted:
-            if name not in names:
-                raise UserError(
-                    f"{made.folder / recording.OUTPUTS}: the logits {name} are missing, so there is nothing to compare with; "
-                    "copy the golden folder again from where it was recorded, or record it again: `benchlib parity record`"
-                )
+def _recorded(bench: Bench, name: str) -> Recording:
+    """Open a recording of the given folder. ``UserError`` without the logits of a case: nothing of it could be compared."""
+    made = Recording.open(bench.folder / name)
+    there = made.outputs()
+    cases = [case["id"] for case in bench.fields["cases"] if case["kind"] in ("data", "edge", "layer")]
+    missing = [f"{case}/{head}" for case in cases for head in logits.HEADS if f"{case}/{head}" not in there]
+    if missing:
+        raise UserError(
+            f"{made.folder / recording.OUTPUTS}: the logits {missing[0]} are missing, so there is nothing to compare with; "
+            "copy the golden folder again from where it was recorded, or record it again: `benchlib parity record`"
+        )
+    return made
 
 
 def _most_s(config: ParityConfig) -> float:
@@ -221,13 +212,11 @@ def _compare_all(bench: Bench) -> None:
         return
     bench.events.emit("phase", name="members", text="computing and comparing members")
     tensors = load_file(bench.folder / golden.INPUTS)
-    members = chosen(config)
-    for member in (member for member in members if not member.slow):
-        _take(bench, member, tensors)
-    if config.attention_kernels:
-        _take_attention(bench)
-    for member in (member for member in members if member.slow):
-        _take(bench, member, tensors)
+    for slow in (False, True):
+        for member in (member for member in chosen(config) if member.slow == slow):
+            _take(bench, member, tensors)
+        if config.attention_kernels and not slow:
+            _take_attention(bench)
 
 
 def _take(bench: Bench, member: Member, tensors: Mapping[str, np.ndarray]) -> None:
@@ -280,14 +269,14 @@ def _f1(bench: Bench, candidate: Recording) -> dict[str, Any]:
     assert bench.reference is not None
     if any(name.startswith("outputs dev/") for name in candidate.meta.get("nonfinite", {})):
         return {}  # no span is the best of logits that are no numbers, and these fail the member anyway
+    scores = []
     for name, recorded in ((golden.REFERENCE, bench.reference), (str(candidate.meta["member"]), candidate)):
+        if name not in bench.scores and (score := inputs.dev_scores(bench.folder, recorded.outputs())):
+            bench.scores[name] = score
         if name not in bench.scores:
-            scores = inputs.dev_scores(bench.folder, recorded.outputs())
-            if scores is None:
-                return {}
-            bench.scores[name] = scores
-    pair = bench.scores[golden.REFERENCE], bench.scores[str(candidate.meta["member"])]
-    return {"f1": (pair[0]["f1"], pair[1]["f1"]), "questions": bench.config.dev_questions}
+            return {}
+        scores.append(bench.scores[name]["f1"])
+    return {"f1": tuple(scores), "questions": bench.config.dev_questions}
 
 
 def _take_attention(bench: Bench) -> None:
@@ -342,17 +331,11 @@ def _write(bench: Bench, status: Any, reason: str = "", startup_s: float | None 
         values.append(measured("startup_s", startup_s, "s", "lower"))
     total_s = bench.pace.began.since()
     values.append(measured("total_s", total_s, "s", "lower"))
+    known = facts(bench)
     result = Result.of(
-        bench.config,
-        status=status,
-        reason=reason,
-        started_at=bench.pace.began.wall,
-        ended_at=bench.pace.began.wall + total_s,
-        metrics=values,
-        facts=facts(bench),
-        tables=tables,
-        notes=notes(bench),
-    )
+        bench.config, status=status, reason=reason, started_at=bench.pace.began.wall, ended_at=bench.pace.began.wall + total_s,
+        metrics=values, facts=known, tables=tables, notes=notes(known),
+    )  # fmt: skip
     save_result(bench.run_dir, result)
 
 
@@ -361,8 +344,9 @@ def latencies(bench: Bench) -> list[Row]:
 
     The reference of a recording is left out: it was timed in another run, in general on another machine.
     """
-    reference = [(golden.REFERENCE, bench.reference.meta)] if bench.reference and not bench.config.golden else []
-    timed = [*reference, *((turn.member.name, turn.meta) for turn in bench.turns if turn.meta)]
+    timed = [(turn.member.name, turn.meta) for turn in bench.turns if turn.meta]
+    if bench.reference and not bench.config.golden:
+        timed.insert(0, (golden.REFERENCE, bench.reference.meta))
     rows = [metrics.latency_row(name, meta.get("latency")) for name, meta in timed]
     return [row for row in rows if row is not None]
 
@@ -380,9 +364,8 @@ def facts(bench: Bench) -> dict[str, Any]:
             name: meta.get(name, "")
             for name in ("member", "backend", "device", "precision", "created_at", "environment")
         },
-        "reference_outputs_sha256": _outputs_sha256(bench),
         "truth": bench.truth is not None,
-        "truth_nonfinite": _truth_nonfinite(bench),
+        "truth_nonfinite": sum((bench.truth.meta.get("nonfinite") or {}).values()) if bench.truth else 0,
         "environment": candidate.get("environment", {}),
         "executors": {turn.member.name: turn.meta.get("executor", {}) for turn in bench.turns if turn.meta},
         "cases": len(bench.fields.get("cases", [])),
@@ -399,16 +382,6 @@ def facts(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _truth_nonfinite(bench: Bench) -> int:
-    """Return how many numbers of the truth are none."""
-    return sum((bench.truth.meta.get("nonfinite") or {}).values()) if bench.truth is not None else 0
-
-
-def _outputs_sha256(bench: Bench) -> str:
-    path = bench.folder / golden.REFERENCE / recording.OUTPUTS
-    return sha256(path) if path.exists() else ""
-
-
 def _identity(bench: Bench) -> dict[str, Any]:
     """Return by content what the config names by path, so that a baseline holds on another machine too."""
     model, config = bench.fields.get("model", {}), bench.config
@@ -418,17 +391,18 @@ def _identity(bench: Bench) -> dict[str, Any]:
     if config.dev_file:
         identity["dev_file"] = bench.fields.get("inputs_sha256", "")
     if config.golden:  # its date of recording is not what it holds
-        parts = (model.get("sha256", ""), bench.fields.get("inputs_sha256", ""), _outputs_sha256(bench))
+        outputs = bench.folder / golden.REFERENCE / recording.OUTPUTS
+        parts = (
+            model.get("sha256", ""),
+            bench.fields.get("inputs_sha256", ""),
+            sha256(outputs) if outputs.exists() else "",
+        )
         identity["golden"] = hashlib.sha256(" ".join(parts).encode()).hexdigest()
     return identity
 
 
-def notes(bench: Bench) -> list[str]:
-    """Return sentences for the reader that no table holds: which model, and what its truth lacks."""
-    model = bench.fields.get("model", {})
-    sentences = [f"Model: {model['description']}."] if model.get("description") else []
-    if broken := _truth_nonfinite(bench):
-        sentences.append(
-            f"Double precision: {broken} of its numbers are NaN or infinite; distances to it are those of its other numbers."
-        )
-    return sentences
+def notes(known: Mapping[str, Any]) -> list[str]:
+    """Return sentences for the reader that no table holds, from the facts: which model, and what the truth lacks."""
+    description, broken = known["model"].get("description"), known["truth_nonfinite"]
+    lacks = f"{broken} of its numbers are NaN or infinite; distances to it are those of its other numbers"
+    return [f"Model: {description}."] * bool(description) + [f"Double precision: {lacks}."] * bool(broken)
