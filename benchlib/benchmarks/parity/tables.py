@@ -213,13 +213,11 @@ def outcomes_table(run: Records) -> pd.DataFrame:
 
 def by_quantity(run: Records) -> pd.DataFrame:
     """Return the value of every quantity (row) of every member (column), with a sign where it is not within its limit."""
-    frame, rows = table(run, "quantities"), dict[str, dict[str, Any]]()
-    for row in row_dicts(frame):
+    rows = dict[str, dict[str, Any]]()
+    for row in row_dicts(table(run, "quantities")):
         word = _word(row)
         sign = f"{SIGNS[word]} " if word in ("FAIL", "DIFFERS") else ""
-        rows.setdefault(row["quantity"], {"quantity": row["quantity"], "unit": row["unit"]})[row["member"]] = (
-            sign + _value_text(row)
-        )
+        rows.setdefault(row["quantity"], {"quantity": row["quantity"]})[row["member"]] = _whole(sign + _value_text(row))
     return indexed(list(rows.values()), "quantity", "No quantity was compared.").fillna(NOTHING)
 
 

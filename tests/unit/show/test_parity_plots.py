@@ -186,7 +186,7 @@ def test_quantities_that_are_not_numbers_are_said():
     assert list(beyond.loc["sdpa_math", "value"]) == ["not finite", "not finite", "–"]
     assert beyond.loc["eager", "quantity"] == "f1 difference"
     table = parity_tables.by_quantity(records(found))
-    assert (table.loc["loss", "sdpa_math"], table.loc["loss", "eager"], table.loc["f1 difference", "eager"]) == (
+    assert (plain(table.loc["loss", "sdpa_math"]), table.loc["loss", "eager"], table.loc["f1 difference", "eager"]) == (
         "✗ not finite",
         "0",
         "–",
