@@ -29,10 +29,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchlib.benchmarks.parity import logits
 from benchlib.benchmarks.parity.attention import DTYPES, MASKED_ROWS, Case, inputs, kernels, truth, word
-from benchlib.benchmarks.parity.executors import built, quiet, require_compiler, require_package
+from benchlib.benchmarks.parity.executors import built, device_name, quiet, require_compiler, require_package
 from benchlib.core.errors import BackendUnavailable
 from benchlib.core.files import write_text
-from benchlib.core.machine import cpu_model
 from benchlib.runtime import devices
 
 BEGIN, END = "<!-- measured: begin, by scripts/measure_attention.py -->", "<!-- measured: end -->"
@@ -62,10 +61,9 @@ def tiled(case: Case, tile: int, weights: torch.dtype, total: torch.dtype, work:
 
 def machine(where: torch.device) -> list[str]:
     """Say in Markdown what was measured on."""
-    name = cpu_model() if where.type == "cpu" else torch.get_device_module(where).get_device_name(where)
     load = f", load average {os.getloadavg()[0]:.1f} meanwhile" if hasattr(os, "getloadavg") else ""
     return [
-        f"Measured on {name} ({where.type}; instructions of the CPU: {torch.backends.cpu.get_cpu_capability()}, "
+        f"Measured on {device_name(where)} ({where.type}; instructions of the CPU: {torch.backends.cpu.get_cpu_capability()}, "
         f"threads: {torch.get_num_threads()}{load}), torch {torch.__version__}.",
         "",
     ]

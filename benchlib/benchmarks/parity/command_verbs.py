@@ -81,7 +81,7 @@ def verify(
     check_place(store)
     overrides = _overrides(pairs) | ({"members": members} if members else {})
     overrides = golden.parameters(manifest) | overrides | {"golden": str(folder.resolve())}
-    planned = plan(BENCHMARK, tier or golden.tier(manifest), backend, overrides)
+    planned = plan(BENCHMARK, tier or str(manifest["work"].get("tier") or "smoke"), backend, overrides)
     _print_golden(folder, manifest, describe(planned.probe))
     outcome = run.run_one(planned, store)
     code = _exit_code(outcome, store)

@@ -21,6 +21,7 @@ import torch
 
 from benchlib.benchmarks.parity.config import Member
 from benchlib.core.errors import BackendUnavailable, UserError
+from benchlib.core.machine import cpu_model
 from benchlib.runtime import devices
 from benchlib.workloads.stablehlo.export import quiet, trace_inputs
 
@@ -187,12 +188,12 @@ def _require_precision(member: Member, where: torch.device) -> None:
 
 
 def device_name(where: torch.device) -> str:
-    """Return the name of a device as its driver gives it, else its type."""
+    """Return the name of a device as its driver gives it, of a CPU its model."""
     if where.type in ("cuda", "xpu"):
         return str(torch.get_device_module(where).get_device_name(where))
     if where.type == "xla":
         return str(importlib.import_module("torch_xla.runtime").device_type())
-    return str(where.type)
+    return cpu_model() if where.type == "cpu" else str(where.type)
 
 
 class Compiled(TorchExecutor):

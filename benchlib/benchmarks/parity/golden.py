@@ -198,11 +198,6 @@ def parameters(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "dev_file"}
 
 
-def tier(manifest: Mapping[str, Any]) -> str:
-    """Return the tier that a manifest was recorded with: its time limits suit the work."""
-    return str(manifest["work"].get("tier") or "smoke")
-
-
 def refuse(config: ParityConfig) -> None:
     """Raise ``UserError`` for a golden folder that is damaged, and for parameters that contradict it."""
     if not config.golden:

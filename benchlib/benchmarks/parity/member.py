@@ -86,6 +86,7 @@ def record(config: ParityConfig, run_dir: Path, name: str, executor: str = "") -
     import torch
 
     from benchlib.benchmarks.parity import layers, recording, switches, weights
+    from benchlib.benchmarks.parity.executors import device_name
     from benchlib.benchmarks.parity.exercise import Exercise
     from benchlib.benchmarks.parity.inputs import Inputs
     from benchlib.runtime import devices
@@ -111,7 +112,7 @@ def record(config: ParityConfig, run_dir: Path, name: str, executor: str = "") -
     meta: dict[str, Any] = {
         "member": name,
         "backend": todo.backend,
-        "device": _device(where),
+        "device": device_name(where),
         "precision": member.precision,
         "mode": member.mode,
         "seconds": time.monotonic() - began,
@@ -124,24 +125,18 @@ def record(config: ParityConfig, run_dir: Path, name: str, executor: str = "") -
     recording.write(todo.folder, meta, results.outputs, results.gradients, results.layers)
 
 
-def _device(where: Any) -> str:
-    from benchlib.benchmarks.parity.executors import device_name
-    from benchlib.core.machine import cpu_model
-
-    return cpu_model() if where.type == "cpu" else device_name(where)
-
-
 def _environment(where: Any) -> dict[str, Any]:
     """Return what two recordings are told apart by: versions, processor, threads."""
     import torch
 
+    from benchlib.benchmarks.parity.executors import device_name
     from benchlib.core.machine import cpu_model, versions
 
     return {
         **{name: value for name, value in versions().items() if name in _VERSIONS},
         "platform": platform.platform(terse=True),
         "processor": cpu_model(),
-        "device": _device(where),
+        "device": device_name(where),
         "threads": torch.get_num_threads(),
         "thread_waiting": os.environ.get("OMP_WAIT_POLICY", ""),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -12,6 +12,7 @@ older first, and both are put back in that order.
 import contextlib
 import importlib
 import importlib.util
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,9 +22,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchlib.benchmarks.parity.config import Member
-
-_backends: Any = torch.backends  # its stubs lack the newer interface
-cuda, cudnn, mkldnn = _backends.cuda, _backends.cudnn, _backends.mkldnn
 
 KERNELS = {
     "math": SDPBackend.MATH,
@@ -43,8 +41,11 @@ class _Switch:
     exact: Any
 
 
-def _attribute(name: str, owner: Any, attribute: str, exact: Any) -> _Switch:
-    return _Switch(name, lambda: getattr(owner, attribute), lambda value: setattr(owner, attribute, value), exact)
+def _attribute(path: str, exact: Any) -> _Switch:
+    """Return the switch of an attribute below ``torch.backends``."""
+    owner, _, name = path.rpartition(".")
+    module = operator.attrgetter(owner)(torch.backends)
+    return _Switch(path, lambda: getattr(module, name), lambda value: setattr(module, name, value), exact)
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -59,30 +60,27 @@ _OLDER = (
     _Switch(
         "float32_matmul_precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"
     ),
-    _attribute("cudnn.allow_tf32", cudnn, "allow_tf32", False),
+    _attribute("cudnn.allow_tf32", False),
 )
 # One by one and not by their parents: setting a parent overwrites its children, which could not be put back one by one.
-_NEWER = (
-    _attribute("cuda.matmul.fp32_precision", cuda.matmul, "fp32_precision", "ieee"),
-    _attribute("cudnn.conv.fp32_precision", cudnn.conv, "fp32_precision", "ieee"),
-    _attribute("cudnn.rnn.fp32_precision", cudnn.rnn, "fp32_precision", "ieee"),
-    _attribute("mkldnn.matmul.fp32_precision", mkldnn.matmul, "fp32_precision", "ieee"),
-    _attribute("mkldnn.conv.fp32_precision", mkldnn.conv, "fp32_precision", "ieee"),
-    _attribute("mkldnn.rnn.fp32_precision", mkldnn.rnn, "fp32_precision", "ieee"),
+_NEWER = tuple(
+    _attribute(f"{part}.fp32_precision", "ieee")
+    for part in ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 )
+_FILL: Any = torch.utils.deterministic
 _OTHERS = (
-    _attribute(
-        "cuda.matmul.allow_bf16_reduced_precision_reduction",
-        cuda.matmul,
-        "allow_bf16_reduced_precision_reduction",
-        False,
-    ),
-    _attribute("cudnn.benchmark", cudnn, "benchmark", False),
-    _attribute("cudnn.deterministic", cudnn, "deterministic", True),
-    _attribute("mkldnn.deterministic", mkldnn, "deterministic", True),
+    _attribute("cuda.matmul.allow_bf16_reduced_precision_reduction", False),
+    _attribute("cudnn.benchmark", False),
+    _attribute("cudnn.deterministic", True),
+    _attribute("mkldnn.deterministic", True),
     _Switch("deterministic_algorithms", _deterministic, _set_deterministic, (True, False)),
     # It would fill every new tensor, which costs time and no result depends on.
-    _attribute("fill_uninitialized_memory", torch.utils.deterministic, "fill_uninitialized_memory", False),
+    _Switch(
+        "fill_uninitialized_memory",
+        lambda: _FILL.fill_uninitialized_memory,
+        lambda value: setattr(_FILL, "fill_uninitialized_memory", value),
+        False,
+    ),
 )
 
 
@@ -108,13 +106,9 @@ def state(where: torch.device) -> dict[str, Any]:
             values[switch.name] = switch.read()
         except RuntimeError:
             values[switch.name] = None
+    names = {"math": "math", "flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn"}
     return values | {
-        "sdpa": {
-            "math": cuda.math_sdp_enabled(),
-            "flash": cuda.flash_sdp_enabled(),
-            "efficient": cuda.mem_efficient_sdp_enabled(),
-            "cudnn": cuda.cudnn_sdp_enabled(),
-        }
+        "sdpa": {kernel: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for kernel, name in names.items()}
     }
 
 
