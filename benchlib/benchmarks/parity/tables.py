@@ -16,30 +16,26 @@ from benchlib.benchmarks.parity import matrix
 from benchlib.benchmarks.parity import tolerances as table_of_limits
 from benchlib.benchmarks.parity.config import ParityConfig, chosen
 from benchlib.benchmarks.parity.matrix import SIGNS
+from benchlib.core.errors import UserError
 from benchlib.core.text import text
 from benchlib.results import frames
 from benchlib.results.frames import Records, indexed, row_dicts
 from benchlib.results.run import Run
 
 COLUMNS: dict[str, dict[str, Any]] = {
-    "members": {"member": "", "backend": "", "device": "", "precision": "", "mode": "", "gates": False, "outcome": "", "reason": "",
-                "seconds": 0.0, "what": ""},
+    "members": {"member": "", "precision": ""},
     "quantities": {"member": "", "quantity": "", "value": 0.0, "limit": 0.0, "limit_text": "", "unit": "", "status": "", "gates": False,
                    "worst": "", "why": "", "reason": ""},
-    "logits": {"member": "", "case": "", "kind": "", "batch": 0.0, "length": 0.0, "max_abs": 0.0, "max_relative": 0.0, "max_ulp": 0.0,
-               "one_minus_cosine": 0.0, "truth_max_abs": 0.0, "reference_truth_max_abs": 0.0, "limit": 0.0},
+    "logits": {"member": "", "case": "", "kind": "", "max_abs": 0.0, "max_relative": 0.0, "max_ulp": 0.0, "one_minus_cosine": 0.0},
     "histogram": {"member": "", "low": 0.0, "high": 0.0, "count": 0.0},
-    "layers": {"member": "", "index": 0.0, "layer": "", "kind": "", "depth": 0.0, "max_abs": 0.0, "relative_l2": 0.0,
-               "one_minus_cosine": 0.0, "limit": 0.0, "beyond": False},
-    "gradients": {"member": "", "parameter": "", "elements": 0.0, "norm": 0.0, "relative_l2": 0.0, "max_abs": 0.0,
-                  "one_minus_cosine": 0.0, "limit": 0.0, "beyond": False},
+    "layers": {"member": "", "index": 0.0, "layer": "", "relative_l2": 0.0, "limit": 0.0, "beyond": False},
+    "gradients": {"member": "", "parameter": "", "relative_l2": 0.0, "limit": 0.0, "beyond": False},
     "curves": {"member": "", "step": 0.0, "loss": 0.0, "reference_loss": 0.0, "truth_loss": 0.0},
     "latency": {"member": "", "batch": 0.0, "length": 0.0, "n": 0.0, "mean_ms": 0.0, "p50_ms": 0.0, "p95_ms": 0.0, "p99_ms": 0.0,
                 "qps": 0.0},
     "truth": {"member": "", "max_abs": 0.0, "reference_max_abs": 0.0, "verdict": ""},
-    "attention": {"device": "", "kernel": "", "dtype": "", "length": 0.0, "mask": "", "scale": 0.0, "status": "", "reason": "",
-                  "max_abs_truth": 0.0, "one_minus_cosine_truth": 0.0, "max_abs_math": 0.0, "one_minus_cosine_math": 0.0,
-                  "gradient_max_abs_math": 0.0, "masked_row": "", "median_us": 0.0},
+    "attention": {"kernel": "", "dtype": "", "length": 0.0, "scale": 0.0, "status": "", "reason": "", "max_abs_truth": 0.0,
+                  "one_minus_cosine_truth": 0.0, "max_abs_math": 0.0, "gradient_max_abs_math": 0.0, "masked_row": ""},
 }  # fmt: skip
 REFERENCE, TRUTH = "reference", "truth"  # recordings beside the members' own
 NOT_FINITE = "not finite"
@@ -83,28 +79,12 @@ def scope(run: Records) -> str:
     return ", ".join(part for part in (size, "random weights" if init == "random" else "") if part)
 
 
-def outcomes(run: Records) -> pd.DataFrame:
-    """Return one row a member: the columns of ``members``, its word, and its largest difference and cosine with their limits.
-
-    A difference that is not finite is infinite here; one that was not computed is NaN.
-    """
-    frame, values = table(run, "members"), table(run, "quantities")
-    frame = frame[frame["member"].isin(members(run))].drop_duplicates("member", keep="last").reset_index(drop=True)
-    for column, quantity in (("max_abs", "logits max difference"), ("one_minus_cosine", "logits cosine")):
-        by_member = {row["member"]: row for row in row_dicts(values[values["quantity"] == quantity])}
-        frame[column] = [_value(by_member.get(name)) for name in frame["member"]]
-        ends = {name: row["limit"] for name, row in by_member.items()}
-        frame[f"{column}_limit".replace("max_abs_", "")] = [ends.get(name, math.nan) for name in frame["member"]]
-    compared = frame["max_abs"].notna()
-    frame["word"] = [matrix.word(*row) for row in zip(frame["outcome"], frame["gates"], compared, strict=True)]
-    return frame
-
-
-def _value(row: Mapping[str, Any] | None) -> float:
-    """Return the value of a quantity; JSON has no infinity, so one that failed without a value was not finite."""
-    if row is None:
-        return math.nan
-    return math.inf if math.isnan(row["value"]) and row["status"] == "FAIL" else float(row["value"])
+def outcomes(run: Records) -> list[matrix.MemberResult]:
+    """Return what the run says of each member; nothing where it is damaged or no member took part."""
+    try:
+        return [row for row in matrix.read_run(run, planted=True).members if row.member != matrix.WHOLE]
+    except (UserError, OSError):
+        return []
 
 
 def layers(run: Records) -> dict[str, pd.DataFrame]:
@@ -194,19 +174,18 @@ def tolerances(run: Run) -> pd.DataFrame:
 
 def outcomes_table(run: Records) -> pd.DataFrame:
     """Return by member its outcome with the reason, and its difference and 1 - cosine, largest beside their limits."""
-    verdicts = {row["member"]: row["verdict"] for row in row_dicts(table(run, "truth"))}
     rows = [
         {
-            "member": row["member"],
-            "outcome": f"{SIGNS.get(row['word'], '?')} {row['word']}",
-            "computes": f"{row['precision']}, {row['mode']}" + ("" if row["gates"] else ", informative"),
-            "difference": _whole(_or_nothing(row["max_abs"])),
-            "limit": _whole(_or_nothing(row["limit"])),
-            "1 - cosine": _or_nothing(row["one_minus_cosine"]),
-            "accuracy": verdicts.get(row["member"]) or NOTHING,
-            "reason": _brief(row["reason"], 200),
+            "member": row.member,
+            "outcome": _signed(matrix.word(row.outcome, row.gates, row.max_difference is not None)),
+            "computes": f"{row.precision}, {row.mode}" + ("" if row.gates else ", informative"),
+            "difference": _whole(_or_nothing(row.max_difference)),
+            "limit": _whole(_or_nothing(row.limit)),
+            "1 - cosine": _or_nothing(row.one_minus_cosine),
+            "accuracy": row.truth or NOTHING,
+            "reason": _brief(row.reason, 200),
         }
-        for row in row_dicts(outcomes(run))
+        for row in outcomes(run)
     ]
     return indexed(rows, "member", "Nothing was compared: no member was requested.")
 
@@ -236,23 +215,21 @@ def limits(run: Records) -> pd.DataFrame:
 def beyond(run: Records) -> pd.DataFrame:
     """Return what is beyond its limit or was not compared, with the reason: quantities, and whole members (``all``)."""
     rows = [
-        {"member": row["member"], "quantity": "all", "status": f"{SIGNS[row['word']]} {row['word']}", "reason": row["reason"]}
-        for row in row_dicts(outcomes(run))
-        if row["outcome"] in ("SKIPPED", "NOT COMPARED")
+        {"member": row.member, "quantity": "all", "status": _signed(row.outcome), "reason": row.reason}
+        for row in outcomes(run)
+        if row.outcome in ("SKIPPED", "NOT COMPARED")
     ]  # fmt: skip
     frame = table(run, "quantities")
     for row in row_dicts(frame[frame["status"] == "FAIL"]):
         rows.append({
-            "member": row["member"], "quantity": row["quantity"], "status": f"{SIGNS[_word(row)]} {_word(row)}",
+            "member": row["member"], "quantity": row["quantity"], "status": _signed(_word(row)),
             "value": _value_text(row), "limit": _limit(row), "unit": row["unit"],
             "worst at": short(row["worst"]) or NOTHING, "reason": row["reason"],
         })  # fmt: skip
     skipped = frame[frame["status"] == "SKIPPED"]
     for (member, reason), part in skipped.groupby(["member", "reason"], sort=False):
         names = ", ".join(part["quantity"])
-        rows.append(
-            {"member": str(member), "quantity": names, "status": f"{SIGNS['SKIPPED']} SKIPPED", "reason": str(reason)}
-        )
+        rows.append({"member": str(member), "quantity": names, "status": _signed("SKIPPED"), "reason": str(reason)})
     return indexed(rows, "member", "Every quantity was compared and is within its limit.").fillna(NOTHING)
 
 
@@ -368,7 +345,7 @@ def matrix_table(run: Records) -> pd.DataFrame:
             "member": row["member"],
             "machine": row["machine"],
             "backend": row["backend"],
-            "outcome": f"{SIGNS.get(row['word'], '?')} {row['word']}",
+            "outcome": _signed(row["word"]),
             "difference": _whole(_or_nothing(row["max_difference"])),
             "limit": _whole(_or_nothing(row["limit"])),
             "model": row["model"],
@@ -408,8 +385,12 @@ def _brief(reason: str, room: int) -> str:
     return textwrap.shorten(re.sub(r"\w+(?:\.\w+){3,}", lambda name: short(name[0]), reason), room, placeholder=" …")
 
 
-def _or_nothing(value: float) -> str:
-    return NOTHING if math.isnan(value) else difference(value)
+def _or_nothing(value: float | None) -> str:
+    return NOTHING if value is None or math.isnan(value) else difference(value)
+
+
+def _signed(word: str) -> str:
+    return f"{SIGNS[word]} {word}"
 
 
 def _most(values: pd.Series) -> str:
