@@ -211,11 +211,7 @@ def refuse(config: ParityConfig) -> None:
                 f"{name} = {_shown(given.get(name))} contradicts {config.golden}, which was recorded with {name} = "
                 f"{_shown(value)}: leave it out (`benchlib parity verify` takes it from there), or record it again"
             )
-    require_fp32(Path(config.golden) / REFERENCE / "recording.json")
-
-
-def require_fp32(path: Path) -> None:
-    """Raise ``UserError`` for a reference, told by its ``recording.json``, that was not computed in fp32."""
+    path = Path(config.golden) / REFERENCE / "recording.json"
     precision = read_object(path, {"precision": str})["precision"]
     if precision != "fp32":
         raise UserError(

@@ -63,40 +63,46 @@ def write_onnx(model: torch.nn.Module, example: Inputs, folder: Path) -> OnnxFil
     )
 
 
-class Session:
-    """A session on one provider; see ``benchlib.benchmarks.parity.executors.Executor``. It has no gradients and no hooks."""
+class Graph:
+    """What both runtimes share; see ``benchlib.benchmarks.parity.executors.Executor``. No gradients and no hooks."""
 
     module = None
     hooks = False
+    description: dict[str, Any]
+    _made: Any
+
+    def close(self) -> None:
+        """Let go of the session or of the compiled model."""
+        self._made = None
+
+
+class Session(Graph):
+    """A session of ONNX Runtime on one provider."""
 
     def __init__(self, session: Any, where: torch.device, description: dict[str, Any]) -> None:
-        self._session, self._where, self.description = session, where, description
+        self._made, self._where, self.description = session, where, description
         self._takes = [argument.name for argument in session.get_inputs()]
 
     def forward(self, inputs: Inputs) -> Logits:
         """Return (start, end), float32 (B, S) each, on the CPU."""
-        start, end = self._session.run(OUTPUTS, {name: inputs[name].numpy() for name in self._takes})
+        start, end = self._made.run(OUTPUTS, {name: inputs[name].numpy() for name in self._takes})
         return torch.from_numpy(start), torch.from_numpy(end)
 
     def timed(self, inputs: Inputs) -> Callable[[], None]:
         """Return a call that does one forward pass, on inputs and outputs that are on the device, and waits for it."""
         runtime = require_package("onnxruntime")
         place = (self._where.type, self._where.index or 0)
-        binding = self._session.io_binding()
+        binding = self._made.io_binding()
         for name in self._takes:
             binding.bind_ortvalue_input(name, runtime.OrtValue.ortvalue_from_numpy(inputs[name].numpy(), *place))
         for name in OUTPUTS:
             binding.bind_output(name, *place)
 
         def once() -> None:
-            self._session.run_with_iobinding(binding)
+            self._made.run_with_iobinding(binding)
             binding.synchronize_outputs()
 
         return once
-
-    def close(self) -> None:
-        """End the session."""
-        self._session = None
 
 
 def onnxruntime(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Session:
@@ -156,26 +162,23 @@ def _provider(runtime: Any, where: torch.device) -> str:
     return wanted
 
 
-class Request:
-    """A compiled model with one request; see ``benchlib.benchmarks.parity.executors.Executor``. No gradients and no hooks."""
-
-    module = None
-    hooks = False
+class Request(Graph):
+    """A compiled model of OpenVINO with one request."""
 
     def __init__(self, compiled: Any, description: dict[str, Any]) -> None:
-        self._compiled, self.description = compiled, description
+        self._made, self.description = compiled, description
         self._takes = [argument.any_name for argument in compiled.inputs]
 
     def forward(self, inputs: Inputs) -> Logits:
         """Return (start, end), float32 (B, S) each."""
-        outputs = self._compiled({name: inputs[name].numpy() for name in self._takes})
+        outputs = self._made({name: inputs[name].numpy() for name in self._takes})
         start, end = (torch.from_numpy(outputs[name].copy()) for name in OUTPUTS)
         return start.float(), end.float()
 
     def timed(self, inputs: Inputs) -> Callable[[], None]:
         """Return a call that does one forward pass; the inputs are set before."""
         runtime = require_package("openvino")
-        request = self._compiled.create_infer_request()
+        request = self._made.create_infer_request()
         for name in self._takes:
             request.set_tensor(name, runtime.Tensor(inputs[name].numpy()))
 
@@ -183,10 +186,6 @@ class Request:
             request.infer(share_outputs=True)  # waits; without sharing it would copy the outputs
 
         return once
-
-    def close(self) -> None:
-        """Drop the compiled model."""
-        self._compiled = None
 
 
 def openvino(model: Any, member: Member, where: torch.device, example: Inputs, folder: Path) -> Request:

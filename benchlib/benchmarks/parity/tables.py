@@ -416,8 +416,3 @@ TABLES: dict[str, Callable[[Records], pd.DataFrame]] = {
     "Other runs and machines": matrix_table,
 }
 MORE = {"Tolerances": tolerances}  # of the notebook alone
-
-
-def report(run: Records) -> dict[str, list[dict[str, Any]]]:
-    """Return the views that have something to show, as rows of texts."""
-    return frames.report(run, TABLES)

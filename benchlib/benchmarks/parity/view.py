@@ -13,9 +13,10 @@ TIMED = ("reference", "exact", "sdpa_flash", "compile")
 
 def tables(run: Any) -> dict[str, list[dict[str, Any]]]:
     """Return the tables of the report, by heading."""
-    from benchlib.benchmarks.parity import tables
+    from benchlib.benchmarks.parity.tables import TABLES
+    from benchlib.results.frames import report
 
-    return tables.report(run)
+    return report(run, TABLES)
 
 
 def warnings(config: Any, result: Any) -> list[str]:
