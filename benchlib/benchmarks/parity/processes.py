@@ -64,14 +64,8 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
     began = time.monotonic()
     out.write_bytes(b"")
     err.write_bytes(b"")
-    process = _start(
-        run_dir,
-        name,
-        executor,
-        {MEMBER_MARK: str(logs.resolve() / name), ALLOWED: str(timeout_s), **_variables(name)},
-        out,
-        err,
-    )
+    variables = {MEMBER_MARK: str(logs.resolve() / name), ALLOWED: str(timeout_s), **_variables(name)}
+    process = _start(run_dir, name, executor, variables, out, err)
     assert process.pid
     try:
         in_time = _watch(process, name, out, events, began + timeout_s)
@@ -85,20 +79,17 @@ def run(run_dir: Path, name: str, events: EventWriter, timeout_s: float, executo
     seconds = time.monotonic() - began
     if not in_time:
         return Ended("timeout", f"not done after {timeout_s:g} s{_last(err)}", seconds)
-    code = process.exitcode
+    code, lines = process.exitcode, _lines(err)
     assert code is not None, "it was joined"
     if code == 0:
         return Ended("done", "", seconds)
     if code == EXIT_SKIPPED:
-        return Ended("unavailable", _lines(err)[-1] if _lines(err) else "no reason given", seconds)
+        return Ended("unavailable", lines[-1] if lines else "no reason given", seconds)
     if code == EXIT_STORAGE:
-        lines = _lines(err)
-        raise StorageError(
-            lines[-1] if lines else str(not_written(f"a file of member {name}", OSError(errno.ENOSPC, "")))
-        )
-    if code < 0:
-        return Ended("crashed", f"ended by {signal_name(-code)}{_last(err)}", seconds)
-    return Ended("crashed", f"exit code {code}{_last(err)}", seconds)
+        full = not_written(f"a file of member {name}", OSError(errno.ENOSPC, ""))
+        raise StorageError(lines[-1] if lines else str(full))
+    how = f"ended by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    return Ended("crashed", f"{how}{_last(err)}", seconds)
 
 
 def clear(run_dir: Path, name: str = "") -> None:
