@@ -13,7 +13,7 @@ from benchlib.benchmarks.parity import tolerances
 from benchlib.benchmarks.parity.config import ParityConfig
 from benchlib.benchmarks.parity.golden import refuse as refuse
 from benchlib.config.schema import EMBEDDED_MODEL
-from benchlib.core.text import capitalized, counted, quantity
+from benchlib.core.text import capitalized, counted, days, quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, Status, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.impossible.claim import Claim, Latency
@@ -29,7 +29,6 @@ LATENCY_SHARE = 0.5  # milliseconds on a shared machine
 COMPARED = ("PASS", "FAIL")
 OUTCOMES = (*COMPARED, "SKIPPED", "NOT COMPARED")
 NAMED = 3  # of what failed in a member that are listed in full
-DAY_S = 86400.0
 LONG = 12  # members that are listed by name
 
 Row = dict[str, Any]
@@ -412,7 +411,9 @@ def _age(config: Any, result: Result) -> str:
         f"{name} {there[name]} there, {here[name]} here" for name in there if name in here and there[name] != here[name]
     ]
     where = f"in another environment: {'; '.join(other)}" if other else "in the same environment as this run"
-    return f"The reference is the golden folder {Path(config.golden).name}, recorded {golden['age_s'] / DAY_S:.1f} days ago, {where}."
+    return (
+        f"The reference is the golden folder {Path(config.golden).name}, recorded {days(golden['age_s'])} ago, {where}."
+    )
 
 
 def _equal(result: Result) -> str:

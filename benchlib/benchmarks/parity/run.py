@@ -26,7 +26,6 @@ from benchlib.core.errors import BackendUnavailable, RunBroken, UserError
 from benchlib.core.events import EventWriter, Moment
 from benchlib.core.files import read_object, sha256
 from benchlib.core.machine import probe_devices
-from benchlib.core.text import days
 from benchlib.results.metrics import Metric, measured
 from benchlib.results.run import Result, save_result
 
