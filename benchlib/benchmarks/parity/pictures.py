@@ -20,6 +20,7 @@ from benchlib.benchmarks.parity import tables
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.matrix import SIGNS, WHOLE
 from benchlib.benchmarks.parity.tables import difference
+from benchlib.core.text import listing
 from benchlib.results.frames import Records, row_dicts
 from benchlib.show.figures import LIGHT, WIDTH_IN, Picture, Theme, blank, head, leave_empty, plain_numbers
 
@@ -119,9 +120,7 @@ def label(axes: Axes, theme: Theme, x: str, y: str = "") -> None:
 
 def listed(names: Sequence[str], most: int = 3) -> str:
     """Write names for a sentence: ``a, b and 4 more``."""
-    if len(names) <= most:
-        return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
-    return ", ".join(names[: most - 1]) + f" and {len(names) - most + 1} more"
+    return listing(names if len(names) <= most else [*names[: most - 1], f"{len(names) - most + 1} more"])
 
 
 def titled(words: str, scope: str) -> str:
