@@ -39,7 +39,7 @@ SIDES = ("reference", "truth")  # what members are compared with, which are none
 WHOLE = "all"  # stands for a member where a run as a whole has an outcome and no member has one
 DIFFERENCE = "logits max difference"  # the quantity whose value and limit the matrix shows
 MOST_TEXT = 2000
-SIGNS = {**MARKS, "NOT COMPARED": "○", "": "·"}
+SIGNS = {**MARKS, "NOT COMPARED": "○"}
 
 Outcome = Literal["PASS", "FAIL", "SKIPPED", "NOT COMPARED"]
 Text = Field("", max_length=MOST_TEXT)
@@ -350,6 +350,11 @@ class Merged:
 def word(outcome: str, gates: bool, compared: bool = True) -> str:
     """Return an outcome as readers meet it: beyond tolerance where nothing gates is a difference, no failure."""
     return "DIFFERS" if outcome == "FAIL" and not gates and compared else outcome
+
+
+def signed(word: str) -> str:
+    """Return the word for an outcome behind its sign."""
+    return f"{SIGNS[word]} {word}"
 
 
 def committed() -> Path:

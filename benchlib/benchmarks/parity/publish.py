@@ -17,12 +17,12 @@ from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.benchmarks.parity.matrix import (
     FILE,
     SCHEMA,
-    SIGNS,
     WHOLE,
     MemberResult,
     Merged,
     ResultFile,
     RunResult,
+    signed,
     standing,
     versions,
     word,
@@ -142,19 +142,21 @@ def _summary(merged: Merged) -> str:
 def _standings(merged: Merged) -> Iterable[Sequence[str]]:
     for backend in BACKENDS:
         item = standing(merged, backend)
-        yield backend, _signed(item.outcome), ", ".join(item.machines), ", ".join(item.failed) or item.reason
+        yield backend, signed(item.outcome), ", ".join(item.machines), ", ".join(item.failed) or item.reason
 
 
 def _matrix(merged: Merged) -> list[str]:
     """Return the table with a row a way to compute and a column a backend of a machine."""
     places = list(dict.fromkeys((run.backend, run.machine) for run in merged.results))
     cells = {(row.member, run.backend, run.machine): _word(row) for run, row in merged.rows}
-    names = list(dict.fromkeys(row.member for _, row in merged.rows))
-    own = [name for name in MEMBERS if name in names]
-    ordered = [*own, *sorted(name for name in names if name not in MEMBERS and name != WHOLE)]
-    ordered += [WHOLE] if WHOLE in names else []
+    own = {name: place for place, name in enumerate(MEMBERS)}
+    names = {row.member for _, row in merged.rows}
+    ordered = sorted(names, key=lambda name: (name == WHOLE, own.get(name, len(own)), name))
     rows = [
-        ("the run as a whole" if name == WHOLE else name, *(_signed(cells.get((name, *place), "")) for place in places))
+        (
+            "the run as a whole" if name == WHOLE else name,
+            *(signed(cells[name, *place]) if (name, *place) in cells else "·" for place in places),
+        )
         for name in ordered
     ]
     return table(("Member", *(f"{backend} on {machine}" for backend, machine in places)), rows)
@@ -162,21 +164,12 @@ def _matrix(merged: Merged) -> list[str]:
 
 def _legend(merged: Merged) -> list[str]:
     seen = {_word(row) for _, row in merged.rows}
-    return ["; ".join(f"{_signed(name)}: {what}" for name, what in WORDS.items() if name in seen) + ".", ""]
+    return ["; ".join(f"{signed(name)}: {what}" for name, what in WORDS.items() if name in seen) + ".", ""]
 
 
 COLUMNS = (
-    "Backend",
-    "Machine",
-    "Member",
-    "Outcome",
-    "Max difference",
-    "Limit",
-    "1 - cosine",
-    "Against fp64",
-    "Inputs",
-    "Measured",
-)
+    "Backend", "Machine", "Member", "Outcome", "Max difference", "Limit", "1 - cosine", "Against fp64", "Inputs", "Measured",
+)  # fmt: skip
 
 
 def _row(run: RunResult, row: MemberResult) -> Sequence[str]:
@@ -184,7 +177,7 @@ def _row(run: RunResult, row: MemberResult) -> Sequence[str]:
         run.backend,
         run.machine,
         row.member,
-        _signed(_word(row)),
+        signed(_word(row)),
         _number(row.max_difference),
         _number(row.limit),
         _number(row.one_minus_cosine),
@@ -202,7 +195,7 @@ def _reasons(merged: Merged) -> list[str]:
             statements.setdefault((_word(row), row.reason, f"{run.backend} on {run.machine}"), []).append(row.member)
     return [
         *(
-            f"- {_signed(outcome)} {_plain(place)}, {_plain(', '.join(names))}: {_plain(reason)}"
+            f"- {signed(outcome)} {_plain(place)}, {_plain(', '.join(names))}: {_plain(reason)}"
             for (outcome, reason, place), names in statements.items()
         ),
         *([""] if statements else []),
@@ -244,10 +237,6 @@ def _agreements(merged: Merged) -> list[str]:
 
 def _word(row: MemberResult) -> str:
     return word(row.outcome, row.gates)
-
-
-def _signed(outcome: str) -> str:
-    return f"{SIGNS[outcome]} {outcome}".strip()
 
 
 def _number(value: float | None) -> str:

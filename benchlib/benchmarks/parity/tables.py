@@ -177,7 +177,7 @@ def outcomes_table(run: Records) -> pd.DataFrame:
     rows = [
         {
             "member": row.member,
-            "outcome": _signed(matrix.word(row.outcome, row.gates, row.max_difference is not None)),
+            "outcome": matrix.signed(matrix.word(row.outcome, row.gates, row.max_difference is not None)),
             "computes": f"{row.precision}, {row.mode}" + ("" if row.gates else ", informative"),
             "difference": _whole(_or_nothing(row.max_difference)),
             "limit": _whole(_or_nothing(row.limit)),
@@ -215,21 +215,23 @@ def limits(run: Records) -> pd.DataFrame:
 def beyond(run: Records) -> pd.DataFrame:
     """Return what is beyond its limit or was not compared, with the reason: quantities, and whole members (``all``)."""
     rows = [
-        {"member": row.member, "quantity": "all", "status": _signed(row.outcome), "reason": row.reason}
+        {"member": row.member, "quantity": "all", "status": matrix.signed(row.outcome), "reason": row.reason}
         for row in outcomes(run)
         if row.outcome in ("SKIPPED", "NOT COMPARED")
     ]  # fmt: skip
     frame = table(run, "quantities")
     for row in row_dicts(frame[frame["status"] == "FAIL"]):
         rows.append({
-            "member": row["member"], "quantity": row["quantity"], "status": _signed(_word(row)),
+            "member": row["member"], "quantity": row["quantity"], "status": matrix.signed(_word(row)),
             "value": _value_text(row), "limit": _limit(row), "unit": row["unit"],
             "worst at": short(row["worst"]) or NOTHING, "reason": row["reason"],
         })  # fmt: skip
     skipped = frame[frame["status"] == "SKIPPED"]
     for (member, reason), part in skipped.groupby(["member", "reason"], sort=False):
         names = ", ".join(part["quantity"])
-        rows.append({"member": str(member), "quantity": names, "status": _signed("SKIPPED"), "reason": str(reason)})
+        rows.append(
+            {"member": str(member), "quantity": names, "status": matrix.signed("SKIPPED"), "reason": str(reason)}
+        )
     return indexed(rows, "member", "Every quantity was compared and is within its limit.").fillna(NOTHING)
 
 
@@ -345,7 +347,7 @@ def matrix_table(run: Records) -> pd.DataFrame:
             "member": row["member"],
             "machine": row["machine"],
             "backend": row["backend"],
-            "outcome": _signed(row["word"]),
+            "outcome": matrix.signed(row["word"]),
             "difference": _whole(_or_nothing(row["max_difference"])),
             "limit": _whole(_or_nothing(row["limit"])),
             "model": row["model"],
@@ -387,10 +389,6 @@ def _brief(reason: str, room: int) -> str:
 
 def _or_nothing(value: float | None) -> str:
     return NOTHING if value is None or math.isnan(value) else difference(value)
-
-
-def _signed(word: str) -> str:
-    return f"{SIGNS[word]} {word}"
 
 
 def _most(values: pd.Series) -> str:
