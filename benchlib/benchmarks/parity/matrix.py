@@ -221,7 +221,7 @@ def read_run(run: Any, machine: str = "", planted: bool = False) -> RunResult:
             tier=work.tier,
             ended_at=datetime.datetime.fromtimestamp(round(float(ended_at)), datetime.UTC),
             model=_model(model),
-            stand_in=_stands_in(model),
+            stand_in=model.get("init") == "random" or model.get("name") == "tiny",
             model_sha256=str(facts.get("model_sha256") or ""),
             inputs_sha256=str(facts.get("inputs_sha256") or ""),
             reference=_reference(facts.get("reference")),
@@ -241,51 +241,45 @@ def _members(result: Result | None, status: Mapping[str, Any]) -> Iterable[Membe
     if not skipped and status.get("outcome") == "skipped":
         skipped = str(status["reason"])
     rows = [row for row in result.tables.get("members", []) if row["member"] not in SIDES] if result else []
+    if result and rows and not skipped:
+        yield from (_member(row, result.tables) for row in rows)
+        return
     if skipped:
-        yield MemberResult(member=WHOLE, outcome="SKIPPED", reason=skipped[:MOST_TEXT])
-    elif rows:
-        yield from (_member(row, result.tables) for row in rows)  # type: ignore[union-attr]
+        outcome, reason = "SKIPPED", skipped
     elif status.get("outcome", "complete") != "complete":
-        yield MemberResult(member=WHOLE, outcome="FAIL", reason=f"the run broke: {status['reason']}"[:MOST_TEXT])
+        outcome, reason = "FAIL", f"the run broke: {status['reason']}"
     elif result is None or result.status != "complete":
-        yield MemberResult(member=WHOLE, outcome="FAIL", reason="the run left no complete result")
+        outcome, reason = "FAIL", "the run left no complete result"
     else:
-        yield MemberResult(member=WHOLE, outcome="NOT COMPARED", reason="only the reference was recorded")
+        outcome, reason = "NOT COMPARED", "only the reference was recorded"
+    yield MemberResult(member=WHOLE, outcome=outcome, reason=reason[:MOST_TEXT])  # type: ignore[arg-type]
 
 
 def _member(row: Mapping[str, Any], tables: Mapping[str, list[dict[str, Any]]]) -> MemberResult:
-    name = str(row["member"])
-    quantities = [_quantity(entry) for entry in tables.get("quantities", []) if entry["member"] == name]
-    logits = [entry for entry in tables.get("logits", []) if entry["member"] == name]
-    judged = next((entry for entry in quantities if entry.quantity == DIFFERENCE), None)
-    outcome, reason = str(row["outcome"]), str(row.get("reason") or "")
-    if outcome == "PASS" and not any(entry.status == "PASS" for entry in quantities):
+    quantities, logits, truths = (
+        [entry for entry in tables.get(name, []) if entry["member"] == row["member"]]
+        for name in ("quantities", "logits", "truth")
+    )
+    judged = next((entry for entry in quantities if entry["quantity"] == DIFFERENCE), {})
+    outcome, reason = row["outcome"], str(row.get("reason") or "")
+    if outcome == "PASS" and not any(entry["status"] == "PASS" for entry in quantities):
         outcome, reason = "NOT COMPARED", "none of its quantities was compared"
+    value = judged.get("value")
     return MemberResult(
-        member=name,
-        device=str(row.get("device") or ""),
-        precision=str(row.get("precision") or ""),
-        mode=str(row.get("mode") or ""),
-        gates=bool(row.get("gates", True)),
-        outcome=outcome,  # type: ignore[arg-type]
+        **_stated(row, "member", "device", "precision", "mode", "gates"),
+        outcome=outcome,
         reason=reason[:MOST_TEXT],
-        max_difference=judged.value if judged and judged.value is not None else _worst(logits, "max_abs"),
-        limit=judged.limit if judged else None,
+        max_difference=_worst(logits, "max_abs") if value is None else value,
+        limit=judged.get("limit"),
         one_minus_cosine=_worst(logits, "one_minus_cosine"),
-        truth=next((str(entry["verdict"]) for entry in tables.get("truth", []) if entry["member"] == name), ""),
-        quantities=tuple(quantities),
+        truth=next((str(entry["verdict"]) for entry in truths), ""),
+        quantities=tuple(Quantity(**_stated(entry, *Quantity.model_fields)) for entry in quantities),
     )
 
 
-def _quantity(row: Mapping[str, Any]) -> Quantity:
-    return Quantity(
-        quantity=row["quantity"],
-        value=row.get("value"),
-        limit=row.get("limit"),
-        status=row["status"],
-        gates=bool(row.get("gates", True)),
-        worst=str(row.get("worst") or "")[:MOST_TEXT],
-    )
+def _stated(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return the fields that a row states, none of them null."""
+    return {name: row[name] for name in names if row.get(name) is not None}
 
 
 def _worst(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
@@ -295,13 +289,8 @@ def _worst(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
 
 def _model(model: Mapping[str, Any]) -> str:
     """Return ``bert-base, random weights``: the name, and what is not the real thing about it."""
-    words = [str(model.get("name") or "")]
-    words += ["random weights"] if model.get("init") == "random" else []
-    return ", ".join(word for word in words if word)[:MOST_TEXT]
-
-
-def _stands_in(model: Mapping[str, Any]) -> bool:
-    return model.get("init") == "random" or str(model.get("name") or "") == "tiny"
+    words = [str(model.get("name") or ""), "random weights" if model.get("init") == "random" else ""]
+    return ", ".join(filter(None, words))[:MOST_TEXT]
 
 
 def _reference(reference: Any) -> str:
@@ -310,8 +299,7 @@ def _reference(reference: Any) -> str:
         return ""
     environment = reference.get("environment")
     torch = environment.get("torch") if isinstance(environment, Mapping) else None
-    words = f"eager on {reference.get('backend') or 'an unknown backend'}"
-    return f"{words}, torch {torch}" if torch else words
+    return f"eager on {reference.get('backend') or 'an unknown backend'}" + (f", torch {torch}" if torch else "")
 
 
 def _environment(machine: Mapping[str, Any], backend: str) -> dict[str, str]:
