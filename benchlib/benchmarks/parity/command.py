@@ -2,10 +2,17 @@
 
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
 from benchlib.commands import OUT, SET, user_errors
+
+
+def _call(verb: str, given: dict[str, Any]) -> NoReturn:
+    from benchlib.benchmarks.parity import command_verbs
+
+    sys.exit(getattr(command_verbs, verb)(**given))
 
 
 @click.group()
@@ -23,25 +30,12 @@ def command() -> None:
 @click.option("--no-weights", is_flag=True, help="Leave the weights out: the other machine has the same ones.")
 @OUT
 @user_errors
-def record(
-    folder: Path,
-    tier: str,
-    backend: str,
-    model: str | None,
-    data: str | None,
-    pairs: tuple[str, ...],
-    no_weights: bool,
-    out: Path | None,
-) -> None:
+def record(**given: Any) -> None:
     """Record weights, inputs and results of the reference in FOLDER, which must not exist yet or be empty.
 
     Copy it to another machine as it is, and compare there with `benchlib parity verify FOLDER`.
     """
-    from benchlib.benchmarks.parity import command_verbs
-
-    named = {"model": model, "data": data}
-    pairs = (*(f"{name}={value}" for name, value in named.items() if value is not None), *pairs)
-    sys.exit(command_verbs.record(folder, tier, backend, pairs, not no_weights, out))
+    _call("record", given)
 
 
 @command.command("verify")
@@ -55,22 +49,12 @@ def record(
 @OUT
 @click.option("--strict", is_flag=True, help="Exit with 3 where a gated member was not compared.")
 @user_errors
-def verify(
-    folder: Path,
-    tier: str | None,
-    backend: str,
-    members: str,
-    pairs: tuple[str, ...],
-    out: Path | None,
-    strict: bool,
-) -> None:
+def verify(**given: Any) -> None:
     """Compute on this machine what was recorded in FOLDER elsewhere, and compare.
 
     Model, inputs and lengths are taken from the folder. One that was cut or altered is refused.
     """
-    from benchlib.benchmarks.parity import command_verbs
-
-    sys.exit(command_verbs.verify(folder, tier, backend, members, pairs, out, strict))
+    _call("verify", given)
 
 
 @command.command("merge")
@@ -85,7 +69,7 @@ def verify(
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 where a gated result fails, 3 where nothing was compared.")
 @user_errors
-def merge(sources: tuple[Path, ...], to: Path | None, machine: str, strict: bool) -> None:
+def merge(**given: Any) -> None:
     """Merge results of all backends and machines into files that can be committed. [default: all parity runs]
 
     \b
@@ -95,6 +79,4 @@ def merge(sources: tuple[Path, ...], to: Path | None, machine: str, strict: bool
 
     What is damaged is left out and named; the rest is written, and the exit code is 2.
     """
-    from benchlib.benchmarks.parity import command_verbs
-
-    sys.exit(command_verbs.merge(sources, to, machine, strict))
+    _call("merge", given)

@@ -37,13 +37,23 @@ FACTS = (
 )  # fmt: skip
 
 
-def record(target: Path, tier: str, backend: str, pairs: Iterable[str], weights: bool, out: Path | None) -> int:
-    """Compute the reference and the truth, publish them as the golden folder ``target`` and return the exit code.
+def record(
+    folder: Path,
+    tier: str,
+    backend: str,
+    model: str | None,
+    data: str | None,
+    pairs: Iterable[str],
+    no_weights: bool,
+    out: Path | None,
+) -> int:
+    """Compute the reference and the truth, publish them as the golden ``folder`` and return the exit code.
 
     Raises ``UserError`` before any work where the target is not free or a parameter is wrong.
     """
-    _check_free(target)
-    overrides = _overrides(pairs, also=("members",))
+    _check_free(folder)
+    named = [f"{name}={value}" for name, value in (("model", model), ("data", data)) if value is not None]
+    overrides = _overrides([*named, *pairs], also=("members",))
     reference = "cpu" if backend == "auto" else backend
     wanted = {**overrides, "record": "true", "keep": "true"}
     planned = plan(BENCHMARK, tier, backend, wanted | {"reference": reference})
@@ -59,7 +69,7 @@ def record(target: Path, tier: str, backend: str, pairs: Iterable[str], weights:
         return code or (
             EXIT_NOTHING_TO_COMPARE if planned.unavailable else EXIT_BROKEN
         )  # there is no folder to copy next
-    _publish(made, target, weights)
+    _publish(made, folder, weights=not no_weights)
     return code
 
 
