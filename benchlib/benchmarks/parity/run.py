@@ -44,36 +44,36 @@ class Pace:
 
     began: Moment
     budget_s: float
-    quick: list[float] = field(default_factory=list)
-    slow: list[float] = field(default_factory=list)
-    double: list[float] = field(default_factory=list)
+    longest_s: dict[str, float] = field(default_factory=dict)  # by kind of process
 
     def left_s(self) -> float:
         """Return what is left of the budget."""
         return self.budget_s - RESERVE_S - self.began.since()
 
-    def took(self, seconds: float, precision: str = "fp32", slow: bool = False) -> None:
+    def took(self, seconds: float, kind: str = "usual") -> None:
         """Learn from a process that ended."""
-        (self.double if precision == "fp64" else self.slow if slow else self.quick).append(seconds)
+        self.longest_s[kind] = max(seconds, self.longest_s.get(kind, 0.0))
 
-    def expected_s(self, precision: str = "fp32", slow: bool = False) -> float:
+    def expected_s(self, kind: str = "usual") -> float:
         """Return what a process will take: as long as the longest of its kind; 0 where nothing is known."""
-        usual = max(self.quick, default=0.0)
-        if precision == "fp64":
-            return max(self.double, default=usual)
-        return max(self.slow, default=usual + COMPILING_S) if slow else usual
+        usual = self.longest_s.get("usual", 0.0)
+        return self.longest_s.get(kind, usual + COMPILING_S * (kind == "slow"))
 
     def lacking(self, member: Member) -> str:
         """Return why a member does not fit the time that is left; '' where it does."""
-        expected, left = self.expected_s(member.precision, member.slow), self.left_s()
+        expected, left = self.expected_s(_kind(member)), self.left_s()
         if left > 0 and expected <= left:
             return ""
         return f"no time in the budget of {self.budget_s:g} s: {max(left, 0):.0f} s left, {expected:.0f} s needed"
 
     def was_fair(self, seconds: float, member: Member) -> bool:
         """Tell whether a member that was ended had so much time that it is its own fault."""
-        expected = self.expected_s(member.precision, member.slow)
+        expected = self.expected_s(_kind(member))
         return expected > 0 and seconds >= FAIR * expected
+
+
+def _kind(member: Member) -> str:
+    return "fp64" if member.precision == "fp64" else "slow" if member.slow else "usual"
 
 
 @dataclass
@@ -231,7 +231,7 @@ def _take(bench: Bench, member: Member, tensors: Mapping[str, np.ndarray]) -> No
     ended = processes.run(bench.run_dir, member.name, bench.events, limit_s)
     if ended.status == "done":
         turn = _compare(bench, member, tensors)
-        bench.pace.took(began.since(), member.precision, member.slow)
+        bench.pace.took(began.since(), _kind(member))
     elif ended.status == "unavailable":
         turn = Turn(member, backend, "unavailable", ended.reason)
     elif (

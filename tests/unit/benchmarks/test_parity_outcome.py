@@ -94,8 +94,8 @@ def test_a_member_begins_only_where_the_longest_of_its_kind_would_fit():
     assert not early.lacking(quick), "nothing is known yet"
     early.took(10.0)
     assert not early.lacking(quick) and not early.lacking(double)
-    assert early.expected_s(slow=True) == 10 + COMPILING_S and "17 s left, 30 s needed" in early.lacking(slow)
-    early.took(12.0, slow=True)
+    assert early.expected_s("slow") == 10 + COMPILING_S and "17 s left, 30 s needed" in early.lacking(slow)
+    early.took(12.0, "slow")
     assert not early.lacking(slow)
     early.took(18.0, "fp64")
     assert early.lacking(double) and not early.lacking(quick)
