@@ -214,25 +214,24 @@ def limits(run: Records) -> pd.DataFrame:
 
 def beyond(run: Records) -> pd.DataFrame:
     """Return what is beyond its limit or was not compared, with the reason: quantities, and whole members (``all``)."""
-    rows = [
-        {"member": row.member, "quantity": "all", "status": matrix.signed(row.outcome), "reason": row.reason}
-        for row in outcomes(run)
-        if row.outcome in ("SKIPPED", "NOT COMPARED")
-    ]  # fmt: skip
+    rows: list[dict[str, str]] = []
+
+    def add(member: str, quantity: str, word: str, reason: str, *numbers: str) -> None:
+        value, limit, place = numbers or (NOTHING,) * 3
+        status = _whole(matrix.signed(word))
+        rows.append({"member": member, "quantity": quantity, "status": status, "value": value, "limit": limit,
+                     "worst at": place, "reason": reason or NOTHING})  # fmt: skip
+
+    for whole in outcomes(run):
+        if whole.outcome in ("SKIPPED", "NOT COMPARED") or not whole.quantities:
+            add(whole.member, "all", whole.outcome, whole.reason)
     frame = table(run, "quantities")
     for row in row_dicts(frame[frame["status"] == "FAIL"]):
-        rows.append({
-            "member": row["member"], "quantity": row["quantity"], "status": matrix.signed(_word(row)),
-            "value": _value_text(row), "limit": _limit(row), "unit": row["unit"],
-            "worst at": short(row["worst"]) or NOTHING, "reason": row["reason"],
-        })  # fmt: skip
-    skipped = frame[frame["status"] == "SKIPPED"]
-    for (member, reason), part in skipped.groupby(["member", "reason"], sort=False):
-        names = ", ".join(part["quantity"])
-        rows.append(
-            {"member": str(member), "quantity": names, "status": matrix.signed("SKIPPED"), "reason": str(reason)}
-        )
-    return indexed(rows, "member", "Every quantity was compared and is within its limit.").fillna(NOTHING)
+        numbers = _whole(_value_text(row)), _limit(row), short(row["worst"]) or NOTHING
+        add(row["member"], row["quantity"], _word(row), row["reason"], *numbers)
+    for (member, reason), part in frame[frame["status"] == "SKIPPED"].groupby(["member", "reason"], sort=False):
+        add(str(member), ", ".join(part["quantity"]), "SKIPPED", str(reason))
+    return indexed(rows, "member", "Every quantity was compared and is within its limit.")
 
 
 def worst(run: Records) -> pd.DataFrame:
