@@ -104,13 +104,9 @@ def latencies(run: Records) -> pd.DataFrame:
     """Return the rows of ``latency`` with a median, and ``ratio``: the median over the reference's (NaN without one)."""
     frame = table(run, "latency")
     frame = frame[frame["p50_ms"] > 0].drop_duplicates("member", keep="last").reset_index(drop=True)
-    names = set(frame["member"])
-    own = facts(run).get("reference")
-    named = str(own.get("member") or "") if isinstance(own, dict) else ""
-    base = REFERENCE if REFERENCE in names else named if named in names else ""
-    median = frame.loc[frame["member"] == base, "p50_ms"]
+    frame["is_reference"] = frame["member"] == REFERENCE
+    median = frame.loc[frame["is_reference"], "p50_ms"]
     frame["ratio"] = frame["p50_ms"] / float(median.iloc[0]) if len(median) else math.nan
-    frame["is_reference"] = frame["member"] == base
     return frame
 
 
