@@ -149,9 +149,7 @@ def test_torch_compile_computes_gradients_and_follows_the_model(tmp_path):
 @pytest.mark.usefixtures("scalar_kernels")
 def test_an_aotinductor_package_takes_any_number_of_rows_and_tokens(tmp_path):
     plain, model = network("bert"), network("bert", "sdpa")
-    # Two files are compiled: to compile their headers ahead takes longer.
-    with torch._inductor.config.patch(cpp_cache_precompile_headers=False):
-        executor = executors.aotinductor(model, MEMBERS["aotinductor"], CPU, inputs("bert", 1, 16), tmp_path)
+    executor = executors.aotinductor(model, MEMBERS["aotinductor"], CPU, inputs("bert", 1, 16), tmp_path)
     with torch.no_grad():
         model.qa_outputs.bias += 1.0  # the package has weights of its own
     assert worst(executor, plain, "bert") <= LIMIT
