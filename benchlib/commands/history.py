@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import nbformat
 from rich.markup import escape
 
 from benchlib.commands.run import shown
 from benchlib.config.schema import nearest, parse_overrides
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs, write_text
+from benchlib.core.imports import importing_jupyter
 from benchlib.core.interrupts import Interrupts
 from benchlib.core.terminal import console as terminal_console
 from benchlib.core.terminal import harmless
@@ -20,6 +20,9 @@ from benchlib.judge.checks import Verdict
 from benchlib.judge.trends import History
 from benchlib.show.headless import execute, parameters_of
 from benchlib.show.report import Exporter, style
+
+with importing_jupyter():
+    import nbformat
 
 NAME = "history.html"
 NOTEBOOK = "90_history.ipynb"

@@ -28,6 +28,7 @@ from benchlib.core import run_folder, terminal
 from benchlib.core.errors import StorageError, UserError, unexpected
 from benchlib.core.events import EventFollower, Progress
 from benchlib.core.files import outputs, read_object
+from benchlib.core.imports import importing_jupyter
 from benchlib.core.interrupts import Interrupts
 from benchlib.core.text import counted, quantity
 from benchlib.judge import baselines
@@ -73,7 +74,12 @@ _DAY = re.compile(r".+-\d{8}")  # the folder of a day in a store
 def get_ready() -> None:
     """Begin what every run needs and takes seconds: a kernel, and the imports of executing and reporting a notebook."""
     warm_up()
-    threading.Thread(target=lambda: importlib.import_module("papermill"), daemon=True).start()
+    threading.Thread(target=_load_papermill, daemon=True).start()
+
+
+def _load_papermill() -> None:
+    with importing_jupyter():
+        importlib.import_module("papermill")
 
 
 def run_all(planned: list[Plan], out: Path | None, strict: bool, repeat: int = 1) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import sys
 from collections.abc import Iterator
 
 
@@ -16,6 +17,23 @@ def importing() -> Iterator[None]:
         if was_on:
             gc.freeze()
             gc.enable()
+
+
+@contextlib.contextmanager
+def importing_jupyter() -> Iterator[None]:
+    """Import nbformat, or what brings it, in this block: without the grammar of IRIs, for which jsonschema takes a second.
+
+    No notebook has IRIs. It is as if the grammar were not installed, which jsonschema takes well; others may load it later.
+    """
+    grammar = "rfc3987_syntax"
+    hidden = grammar not in sys.modules
+    if hidden:
+        sys.modules[grammar] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if hidden:
+            sys.modules.pop(grammar, None)
 
 
 def loaded() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import UserError
+from benchlib.core.imports import importing_jupyter
 from benchlib.show.kernels import HEADLESS, Kernel, kernel_manager, warm_up
 
 NOTEBOOK_S = 60.0  # for a notebook after its ranks were ended, while it computes: judgement, pictures
@@ -26,7 +27,8 @@ def parameters_of(path: Path) -> dict[str, Any]:
 
     They are read without executing anything: the cell may hold annotated literals only.
     """
-    import nbformat
+    with importing_jupyter():
+        import nbformat
 
     notebook = nbformat.read(path, as_version=4)
     cells = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
@@ -125,7 +127,8 @@ def _literal(path: Path) -> str:
 
 
 def _execute(path: Path, output: Path, parameters: Mapping[str, Any], kernel: Kernel) -> None:
-    import papermill
+    with importing_jupyter():
+        import papermill
 
     _log_to(output.parent / "logs" / "notebook.log")
     papermill.execute_notebook(

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
-import nbformat
 from markupsafe import Markup
-from nbconvert.exporters import TemplateExporter
 from traitlets import default
 
 from benchlib.benchmarks import BENCHMARKS, of_run
 from benchlib.core.files import read_bytes, write_text
+from benchlib.core.imports import importing_jupyter
 from benchlib.core.terminal import harmless
 from benchlib.core.text import cell, column
 from benchlib.judge.snapshot import Link, link, snapshot
@@ -27,6 +26,10 @@ from benchlib.results.run import Run
 from benchlib.show import markup
 from benchlib.show.digest import Digest, digest, shortened
 from benchlib.show.figures import DARK, LIGHT, Theme, png
+
+with importing_jupyter():
+    import nbformat
+    from nbconvert.exporters import TemplateExporter
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 NAME = "report.html"
