@@ -162,8 +162,7 @@ def _judged(row: Row, judged: list[Row], cases: list[Row]) -> tuple[Status, str]
         first = beyond[0]
         return "FAIL", f"logits of {first['case']} differ by {first['max_abs']}, beyond {first['limit']:g}"
     if failed:
-        more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
-        return "FAIL", "; ".join(map(_quantity, failed[:NAMED])) + more
+        return "FAIL", _some([_quantity(entry) for entry in failed])
     passed = [entry for entry in judged if entry["status"] == "PASS"]
     if row["outcome"] == "FAIL" or not passed:
         return "FAIL", row["reason"] or "its recording holds nothing to compare"
@@ -171,6 +170,10 @@ def _judged(row: Row, judged: list[Row], cases: list[Row]) -> tuple[Status, str]
     shown = [entry for entry in passed if entry["quantity"] in (tolerances.LOGITS, tolerances.COSINE)]
     summary = "; ".join(map(_quantity, shown)) + f"; {len(passed)} quantities within their limits"
     return "PASS", summary + (f"; not compared: {', '.join(absent)}" if absent else "")
+
+
+def _some(parts: list[str]) -> str:
+    return "; ".join(parts[:NAMED]) + (f"; and {len(parts) - NAMED} more" if len(parts) > NAMED else "")
 
 
 def _beyond(row: Row) -> bool:
@@ -437,7 +440,8 @@ def _equal(result: Result) -> str:
 def _failed(result: Result) -> Iterator[str]:
     for row in result.tables.get("members", []):
         if row["gates"] and row["outcome"] == "FAIL":
-            yield f"{row['member']} does not match the reference: {row['reason']}{_first(result, row['member'])}."
+            reason = _some(row["reason"].split("; "))
+            yield f"{row['member']} does not match the reference: {reason}{_first(result, row['member'])}."
 
 
 def _informative(result: Result) -> Iterator[str]:

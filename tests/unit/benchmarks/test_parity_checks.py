@@ -138,9 +138,10 @@ def test_a_planted_layer_is_named(tmp_path):
         found["layers"] = tables(MEMBERS, planted={"sdpa_flash": 2})["layers"]
         row = quantity(found, "sdpa_flash", tolerances.LAYERS)
         row |= {"value": 0.1, "status": "FAIL", "worst": "bert.encoder.layer.2.intermediate"}
-        found["members"][1] |= {"outcome": "FAIL", "reason": "logits max difference 0.3"}
+        found["members"][1] |= {"outcome": "FAIL", "reason": "logits max difference 0.3; loss; gradients; spans; curve"}
 
     run = run_of(tmp_path / "run", change, planted_layer=2)
+    assert "reference: logits max difference 0.3; loss; gradients; and 2 more; it first" in " ".join(reading(run))
     for told in (judged(run, tmp_path)["parity sdpa_flash"].reason, " ".join(reading(run))):
         assert "it first diverges in bert.encoder.layer.2.intermediate, at 62% of the depth" in told
 
