@@ -40,6 +40,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -307,7 +308,7 @@ def kill(options: argparse.Namespace) -> bool:
 
 SIGNALS = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP, "restarted": signal.SIGKILL}
 FAULTS = ("garbage", "half", "slow")  # of every third answer of the first worker, put in between
-KILLED_S = 0.4  # after LoadGen began
+KILLED_S = 0.2  # after LoadGen began, and then as soon as the worker has a query
 
 
 def plan(
@@ -340,6 +341,8 @@ def disturbed(test: loadgen.Test, pool: Pool, case: str) -> tuple[loadgen.Outcom
     while thread.is_alive() and not (test.folder / "mlperf_log_detail.txt").exists():
         time.sleep(0.01)
     time.sleep(KILLED_S)
+    while thread.is_alive() and not _has_queries(pool.urls[0]):
+        time.sleep(0.002)
     hit = [0, 1] if case == "all killed" else [0] if case in SIGNALS else []
     for index in hit:
         pool.signal(index, SIGNALS.get(case, signal.SIGKILL))
@@ -355,6 +358,11 @@ def disturbed(test: loadgen.Test, pool: Pool, case: str) -> tuple[loadgen.Outcom
             pool.start(index)
             pool.wait(index)
     return outcomes[0], seconds
+
+
+def _has_queries(url: str) -> bool:
+    with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+        return bool(json.load(answer)["open"])
 
 
 class Between:
