@@ -17,3 +17,5 @@ os.environ.update(HEADLESS, JPY_PARENT_PID=str(os.getpid()))  # ipykernel reads 
 with importing():
     for name in ("ipykernel.kernelapp", "benchlib.session", "benchlib.show.figures", "pandas", "scipy.stats"):
         importlib.import_module(name)
+# Loaded outside of a kernel, pandas takes a terminal for granted, and cuts columns that its width does not hold.
+importlib.import_module("pandas").set_option("display.max_columns", 20)

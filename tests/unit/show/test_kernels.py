@@ -15,7 +15,8 @@ import os, sys
 loaded = "pandas" in sys.modules, "own" in globals()
 own = 1
 os.write(2, b"to the log")
-print(os.getpid(), os.getppid(), os.getsid(0), *loaded, os.environ["OF_THE_RUN"], os.environ.get("OPENBLAS_NUM_THREADS"), os.getcwd(), sys.stdin.read() == "")
+print(os.getpid(), os.getppid(), os.getsid(0), *loaded, os.environ["OF_THE_RUN"], os.environ.get("OPENBLAS_NUM_THREADS"), os.getcwd(), sys.stdin.read() == "",
+    sys.modules["pandas"].get_option("display.max_columns"))
 """
 
 
@@ -30,7 +31,8 @@ def test_kernels_are_forked_from_one_process(tmp_path, monkeypatch, capfd):
     assert own != other and parent == same, "each is a process of its own, of one parent"
     for number, words in zip(("1", "2"), said, strict=True):
         # Its own session; libraries are there before the first cell, names of another kernel are not; the run's environment.
-        assert words[2:] == [words[0], "True", "False", number, "None", str(tmp_path), "True"]
+        # And pandas writes as many columns as in a kernel, not in a terminal.
+        assert words[2:] == [words[0], "True", "False", number, "None", str(tmp_path), "True", "20"]
         assert not psutil.pid_exists(int(words[0])), "it has ended"
     assert (tmp_path / "logs/kernel.err").read_text().count("to the log") == 2
     assert capfd.readouterr().out == ""
