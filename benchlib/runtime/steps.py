@@ -63,7 +63,7 @@ def agree(value: float, world: World) -> float:
 
 @contextlib.contextmanager
 def keep_alive(events: EventWriter, most_s: float) -> Iterator[None]:
-    """Tell every few seconds that the first pass is under way: a compilation takes longer than the stall limit.
+    """Tell every few seconds that a long step is under way: a compilation, or workers that load, take longer than the stall limit.
 
     Only for ``most_s`` seconds, as long as the start-up may take, so that a hang is still found.
     """

@@ -29,6 +29,7 @@ from benchlib.core.files import atomic_path
 from benchlib.results.metrics import Metric, derived, measured, not_available
 from benchlib.results.run import Result, save_result
 from benchlib.runtime import group, peaks
+from benchlib.runtime.steps import keep_alive
 from benchlib.workloads.llm import articles, queries, scores
 from benchlib.workloads.llm.articles import Summaries
 from benchlib.workloads.llm.engines import ENGINES, Settings
@@ -79,7 +80,9 @@ def run(config: InferenceConfig, run_dir: Path, events: EventWriter) -> None:
         bench = _Bench(config, run_dir, events, world.device, data)
         if config.engine == "http":
             settings = dataclasses.replace(_settings(config, data, world.device), partial=False)
-            bench.facts["says"], bench.worker_bounds = workers.meet(config, settings, data.tokenizer)
+            events.emit("phase", name="workers", text=f"waiting for {', '.join(config.workers)}")
+            with keep_alive(events, config.startup_timeout_s):
+                bench.facts["says"], bench.worker_bounds = workers.meet(config, settings, data.tokenizer)
         startup_s = began.since()
         for scenario in config.scenarios:
             bench.row("plan", **rules.plan(config, scenario, len(data.prompts)))

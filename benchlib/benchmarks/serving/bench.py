@@ -9,6 +9,7 @@ import numpy as np
 
 from benchlib.benchmarks.serving.config import ServingConfig
 from benchlib.core.events import EventWriter
+from benchlib.runtime.steps import keep_alive
 from benchlib.workloads.llm.dispatch import Dispatcher, Policy
 from benchlib.workloads.llm.engines import Settings
 from benchlib.workloads.llm.load import Client
@@ -64,7 +65,8 @@ class Bench:
             start_s=config.startup_timeout_s,
         )  # fmt: skip
         dispatcher = Dispatcher(Settings(urls=tuple(urls), token=self.token), policy)
-        dispatcher.start()
+        with keep_alive(self.events, config.startup_timeout_s):
+            dispatcher.start()
         try:
             yield Client(dispatcher, self.prompts, config.max_new, config.deadline_s + 1, self.alive)
         finally:

@@ -38,7 +38,8 @@ KILLED_AT = 0.25  # of the expected time of that many queries: when a worker is 
 def run(config: ServingConfig, run_dir: Path, events: EventWriter) -> None:
     """Measure; leaves ``result.json`` and ``samples.parquet``."""
     began = Moment.at(psutil.Process().create_time())
-    events.emit("phase", name="init", text="starting the workers")
+    at_work = f"waiting for {', '.join(config.workers)}" if config.workers else "starting the workers"
+    events.emit("phase", name="init", text=at_work)
     with contextlib.ExitStack() as stack:
         bench = _prepare(config, run_dir, events, stack)
         with bench.client(bench.urls) as client:  # names of services become addresses; nobody is measured cold
