@@ -168,10 +168,11 @@ def side_of(records: Sequence[RunRecord], name: str) -> Side | None:
 def others_share(run: Run) -> float:
     """Return the share of the machine's processors that others took while a run on them was measured, beyond what was idle.
 
-    0 for an accelerator and for several nodes, whose processors are not what is measured or not seen, and without readings.
+    0 for an accelerator, several nodes and ``workers`` of others, whose processors are not what is measured or not seen or whose
+    processes are not known, and without readings.
     """
-    cores = (run.machine.get("cpu") or {}).get("logical_cores")
-    if run.config.backend != "cpu" or run.config.nnodes > 1 or not isinstance(cores, int) or cores < 1:
+    cores, elsewhere = (run.machine.get("cpu") or {}).get("logical_cores"), getattr(run.config, "workers", None)
+    if run.config.backend != "cpu" or run.config.nnodes > 1 or elsewhere or not isinstance(cores, int) or cores < 1:
         return 0.0
     pairs = [
         (event.get("cpu_percent"), event.get("others_percent"))

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from benchlib.config import schema
 from benchlib.config.schema import build, parse_overrides, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
-from benchlib.judge import baselines
+from benchlib.judge import baselines, regression
 from benchlib.judge.checks import Verdict, save_verdict, verdict_of
 from benchlib.judge.regression import RegressionLimit, RunRecord, save_repeats, thinned
 from benchlib.judge.verdict import judge
@@ -75,6 +76,15 @@ def test_a_single_accepted_run_decides_less_where_others_take_the_processors(
     checks = baselines.regression_checks(runs[1], LIMITS, baselines.find(runs[1], tmp_path / "baselines"))
     check = next(check for check in checks if check.name == "rate vs baseline")
     assert check.status == status and source in check.source
+
+
+def test_workers_of_others_are_not_taken_for_a_neighbour(make_run):
+    run = make_run("served", machine={**MACHINE, "cpu": {**MACHINE["cpu"], "logical_cores": 2}})
+    event = {"t": 1.0, "source": "supervisor", "kind": "sensor", "cpu_percent": 30.0, "others_percent": 170.0}
+    (run.path / "events-supervisor.jsonl").write_text(json.dumps(event) + "\n")
+    assert regression.others_share(run) == pytest.approx(0.85)
+    served = SimpleNamespace(backend="cpu", nnodes=1, workers=["http://127.0.0.1:8000"])
+    assert regression.others_share(SimpleNamespace(path=run.path, machine=run.machine, config=served)) == 0.0
 
 
 def test_accept_find_and_compare(make_run, tmp_path):
