@@ -162,7 +162,8 @@ class Static(_Loaded):
         """End after the token that is computed now."""
         self._over.set()
         self._queue.put(None)
-        self._thread.join()
+        if self._thread.ident:  # not where the model did not load
+            self._thread.join()
         while True:
             try:
                 query = self._queue.get_nowait()

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from benchlib.core import model_files
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.core.files import PACKAGE
+from benchlib.runtime import devices
 
 EMBEDDED, RANDOM = "tiny", "llama3-8b-random"
 TINY = PACKAGE / "assets" / "tiny-llama"
@@ -63,8 +64,10 @@ def folder(name: str) -> str:
 def absent(name: str, error: Exception) -> BackendUnavailable:
     """Return the error that says that weights or data are not to be had here, and what to do.
 
-    Raises ``UserError`` for a folder that is there: then something is wrong with it.
+    Raises ``UserError`` for a path: where the folder is there, something is wrong with it.
     """
+    if Path(name).is_absolute() and not Path(name).exists():
+        raise UserError(f"{name}: no such folder or file")
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if Path(name).exists():
         raise UserError(f"{name}: cannot be read: {first}")
@@ -77,10 +80,11 @@ def absent(name: str, error: Exception) -> BackendUnavailable:
 def load(name: str, device: str = "cpu", precision: str = "fp32", positions: int = 0, shrink: int = 1) -> Decoder:
     """Load a decoder for answers of up to ``positions`` tokens with their prompts (0: what the model has, at most 4,096).
 
-    Raises ``BackendUnavailable`` where the weights cannot be had, ``UserError`` for a model that is too short.
+    Raises ``BackendUnavailable`` where the device is not here or the weights cannot be had, ``UserError`` for a model that is too short.
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    _require(device)
     dtype = DTYPES[precision]
     if name == RANDOM:
         model = _random(shrink, device, dtype)
@@ -105,6 +109,13 @@ def load(name: str, device: str = "cpu", precision: str = "fp32", positions: int
     ends = [int(end) for end in ends if end is not None]
     pad = config.pad_token_id if config.pad_token_id is not None else ends[0] if ends else 0
     return Decoder(model.eval(), tuple(ends), int(pad), positions or min(longest, 4096))
+
+
+def _require(device: str) -> None:
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda", "xpu", "mps"):
+        raise UserError(f"device = {device!r}: expected cpu, cuda, xpu or mps, or one by its number, as in cuda:1")
+    devices.require("rocm" if kind == "cuda" and torch.version.hip else kind)
 
 
 def _random(shrink: int, device: str, dtype: torch.dtype) -> PreTrainedModel:

@@ -408,7 +408,7 @@ class Options(Settings):
 
 
 def main(text: str) -> int:
-    """Serve as ``Options`` say. Exit codes: 0 drained, 1 not all answered, 2 wrong input, 77 no such device here."""
+    """Serve as ``Options`` say. Exit codes: 0 drained, 1 not all answered, 2 wrong input, 3 no such device or weights here (77 for who starts it)."""
     engine = None
     try:
         values = json.loads(text)
@@ -434,7 +434,7 @@ def main(text: str) -> int:
         return 0 if asyncio.run(serve(server, options.host, options.port, announce)) else 1
     except BackendUnavailable as error:
         print(f"benchlib serve: {error}", file=sys.stderr)
-        return EXIT_SKIPPED
+        return EXIT_SKIPPED if options.with_parent else 3  # what was named is not here, as of `benchlib run`
     except (UserError, OSError) as error:
         print(f"benchlib serve: {error}", file=sys.stderr)
         return 2

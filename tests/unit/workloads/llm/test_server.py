@@ -12,6 +12,7 @@ import urllib.request
 import aiohttp
 import psutil
 import pytest
+import torch
 from llm_servers import TOKEN, Hosted, own
 
 from benchlib.core.errors import UserError
@@ -208,6 +209,23 @@ def test_an_unknown_engine_is_answered_with_those_that_are_served(capsys):
         assert main(json.dumps({"engine": name})) == 2
         words = capsys.readouterr().err
         assert f"engine '{name}'" in words and "http" not in words.replace("'http'", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ({"device": "tpx"}, 2, "device = 'tpx': expected cpu, cuda, xpu or mps"),
+        ({"device": "mps"}, 3, "backend mps is not available"),
+        ({"model": "/nowhere/model"}, 2, "/nowhere/model: no such folder"),
+    ],
+    ids=str,
+)
+def test_a_device_or_a_folder_that_is_not_here_is_one_line(options, code, words, capsys):
+    if options.get("device") == "mps" and torch.backends.mps.is_available():
+        pytest.skip("this machine has mps")
+    assert main(json.dumps({"engine": "static"} | options)) == code
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert words in line
 
 
 def test_a_worker_process_holds_1000_connections_and_drains(tmp_path):
