@@ -1,9 +1,11 @@
 """What a notebook calls: open a run, execute it, judge it, show it. No torch: the device work is done by other processes."""
 
+import functools
 import html
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -13,17 +15,20 @@ from benchlib.config.schema import command
 from benchlib.core.errors import BackendUnavailable, RunBroken, Stopped, UserError, VerdictFailed, nearest
 from benchlib.core.files import outputs, read_bytes
 from benchlib.judge import verdict as judging
+from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.checks import Verdict
 from benchlib.judge.cost import Worth, judge_worth
 from benchlib.judge.trends import History, judge_history
 from benchlib.launch.plan import plan, prepare, prepare_again
-from benchlib.results.run import Run, find_runs
+from benchlib.results.run import Run, find_runs, tolerant
 from benchlib.results.store import GATE, state
 from benchlib.show import notebook
 from benchlib.show.notebook import whole
 
 if TYPE_CHECKING:
     import pandas
+
+SEARCHED = 20  # of the newest runs, for one to compare with
 
 
 def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: Mapping[str, Any], **named: Any) -> Run:
@@ -130,12 +135,19 @@ def _places(run: Run, verdict: Verdict) -> Any:
         lines.insert(1, f"all runs: {link(store / 'index.html')}")
     if run.result is None:  # nothing to compare: stopped or broken
         return Markdown("\n".join(f"- {line}" for line in lines))
-    earlier = (item for item in find_runs(store) if item.resolve() != run.path.resolve())
     begin = f"{run.config.benchmark}-{run.config.backend}-"
-    tier = run.config.tier
-    alike = (item for item in earlier if item.name.startswith(begin) and item.parent.name.startswith(tier))
-    alike = (item for item in alike if (item / "result.json").exists())
-    other = next((shlex.quote(str(item)) for item in alike), "OTHER_RUN")
+    earlier = (
+        item for item in find_runs(store) if item.resolve() != run.path.resolve() and item.name.startswith(begin)
+    )
+    alike = (
+        item for item in earlier if item.parent.name.startswith(run.config.tier) and (item / "result.json").exists()
+    )
+    here = run_fingerprint(run)
+    of = (
+        (item, tolerant(Run(item), [])(functools.partial(run_fingerprint, Run(item))))
+        for item in islice(alike, SEARCHED)
+    )
+    other = next((shlex.quote(str(item)) for item, factors in of if factors == here), "OTHER_RUN")
     lines.append(f"compare: `benchlib compare {other} {shlex.quote(str(run.path.resolve()))}`")
     return Markdown("\n".join(f"- {line}" for line in lines))
 

@@ -1,5 +1,6 @@
 """What a notebook shows at its end, in its tables and for errors, without a kernel."""
 
+import json
 import re
 import shutil
 from types import SimpleNamespace
@@ -113,6 +114,9 @@ def test_the_run_cell_again_is_a_new_run_with_the_same_config(shown, ended, tmp_
 def test_the_run_cell_alone_leaves_verdict_report_folder_and_comparison(shown, ended, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     earlier = demo(tmp_path / "outputs" / "smoke-20260921" / "machine-cpu-101501-abcde1")
+    unlike = demo(tmp_path / "outputs" / "smoke-20260922" / "machine-cpu-101501-abcde2").path / "config.json"
+    config = json.loads(unlike.read_text())
+    unlike.write_text(json.dumps(config | {"copy_mib": config["copy_mib"] + 1}))
     monkeypatch.setattr(Ended, "start", lambda self: demo(self.folder))
     run = session.execute(earlier)
     (places,) = shown
