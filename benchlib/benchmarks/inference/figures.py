@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from benchlib.benchmarks.inference.rules import INVALID
 from benchlib.benchmarks.inference.workers import sentences
 from benchlib.core.text import seconds
 from benchlib.results import frames
@@ -46,7 +47,9 @@ def _cumulative(
             if row["scenario"] not in scenarios:
                 continue
             start = f"{kind}_s_{str(row['test']).lower()}_"
-            values: list[float] = next((list(raw) for key, raw in samples.items() if f"{key}_".startswith(start)), [])
+            values: list[float] = next(
+                (list(raw) for key, raw in samples.items() if f"{key}_".removeprefix(INVALID).startswith(start)), []
+            )
             if not values:
                 continue
             ordered, words_of = 1e3 * np.sort(values), f"{row['test']}, n = {len(values):,}"

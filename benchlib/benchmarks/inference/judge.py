@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from benchlib.benchmarks.inference.config import InferenceConfig
-from benchlib.benchmarks.inference.rules import GEN_LEN, GEN_LEN_SHARE, ROUGE, ROUGE_SHARE, lg_scenario
+from benchlib.benchmarks.inference.rules import GEN_LEN, GEN_LEN_SHARE, INVALID, ROUGE, ROUGE_SHARE, lg_scenario
 from benchlib.benchmarks.inference.workers import SUT
 from benchlib.benchmarks.inference.workers import sentences as loss_sentences
 from benchlib.config import addresses
@@ -171,11 +171,11 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
         if not row.get("loadgen"):  # it did not end, and states nothing
             continue
         issued, failed = row.get("queries"), row.get("failed")
-        scenario = name.lower()
+        scenario, mark = name.lower(), INVALID * (row.get("valid") == "INVALID")
         latencies = []
         for kind in ("ttft", "tpot", "latency"):
-            raw = numbers.raw(f"{kind}_s_{scenario}")
-            tails = {share: numbers.value(f"{kind}_p{share}_s_{scenario}") for share in (90, 99)}
+            raw = numbers.raw(f"{mark}{kind}_s_{scenario}")
+            tails = {share: numbers.value(f"{mark}{kind}_p{share}_s_{scenario}") for share in (90, 99)}
             percentiles = {float(share): value for share, value in tails.items() if value is not None}
             if raw or percentiles:
                 of, tokens = f"{kind} of {name}", kind != "latency"
@@ -183,7 +183,8 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
         requests = Requests(issued=issued, completed=(issued or 0) - (failed or 0), failed=failed)
         stated = LoadGen(
             scenario=lg_scenario(str(row.get("scenario", ""))), valid=row.get("loadgen") == "VALID", errors=row.get("num_errors"),
-            samples_per_s=row.get("loadgen_per_s"), raw_samples_per_s=row.get("samples_per_s"),
+            samples_per_s=row.get("loadgen_per_s"),
+            raw_samples_per_s=None if failed else row.get("samples_per_s"),  # LoadGen takes a failed query for answered
         )  # fmt: skip
         yield Claim(subject=name, latencies=latencies, requests=requests, loadgen=stated)
 
@@ -194,11 +195,13 @@ def reading(run: Run) -> list[str]:
     sentences, scope = [], _scope(config, result)
     for row in result.tables.get("tests", []):
         end = f"_{str(row['test']).lower()}{scope}"
-        text = f"{row['test']} is {row['valid']}"
-        rate, tokens = result.metric(f"samples_per_s{end}"), result.metric(f"tokens_per_s{end}")
+        text, mark = f"{row['test']} is {row['valid']}", INVALID * (row["valid"] == "INVALID")
+        rate, tokens, first, gap = (
+            result.metric(f"{mark}{name}{end}")
+            for name in ("samples_per_s", "tokens_per_s", "ttft_p99_s", "tpot_p99_s")
+        )
         if rate and tokens:
             text += f": {rate.text} and {tokens.text} on {row['engine']}"
-        first, gap = result.metric(f"ttft_p99_s{end}"), result.metric(f"tpot_p99_s{end}")
         if first and gap and first.value is not None and gap.value is not None:
             largest = ", the largest of them" if first.n <= 100 else ""
             text += f"; p99 of {first.n:,} queries{largest}: first token after {first.text}, then {gap.text} a token"

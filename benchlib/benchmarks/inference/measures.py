@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchlib.benchmarks.inference.config import InferenceConfig
-from benchlib.benchmarks.inference.rules import Rule, lg_scenario
+from benchlib.benchmarks.inference.rules import INVALID, Rule, lg_scenario
 from benchlib.config import addresses
 from benchlib.core.early_stopping import queries_needed
 from benchlib.core.events import Event
@@ -73,7 +73,7 @@ def why_invalid(test: Tested) -> list[str]:
         reasons.append(f"LoadGen logged {errors:,} errors and may say VALID all the same{shown}: mend the engine")
     if failed := int(table["failed"].sum()):
         shown = f" (the first: {test.errors[0][:160]})" if test.errors else ""
-        what = "their filler answers are in LoadGen's percentiles"
+        what = "LoadGen counts them as answered, in its rate and its percentiles"
         reasons.append(f"{failed:,} of {len(table):,} queries failed{shown}: {what}")
     if test.repeated:
         reasons.append(f"{test.repeated:,} first tokens or completions came twice: an engine completes a query once")
@@ -89,7 +89,9 @@ def why_invalid(test: Tested) -> list[str]:
     if not test.computes and share > BUSY:
         reasons.append(f"the client used {100 * share:.0f}% of a core and may have been late: use a faster machine")
     stated = test.stated_per_s
-    if stated and stated > RATE_SHARE * test.samples_per_s:
+    # LoadGen takes the failed for answered.
+    counted = test.samples_per_s * len(table) / len(done) if len(done) else math.inf
+    if stated and stated > RATE_SHARE * counted:
         reasons.append(
             f"LoadGen states {stated:.4g} samples/s, the raw samples give {test.samples_per_s:.4g}: it counts up to the end of "
             "the last issued query; use the rate of the raw samples and a longer run"
@@ -193,6 +195,20 @@ def not_measured(scenario: str, scope: str, why: str) -> list[Metric]:
     end = f"_{scenario.lower()}{scope}"
     rates = [not_available(f"{kind}_per_s{end}", f"{kind}/s", "higher", why) for kind in ("samples", "tokens")]
     return [*rates, not_available(f"latency_s{end}", "s", "lower", why)]
+
+
+def marked(metrics: Sequence[Metric], tests: Sequence[Mapping[str, Any]], scope: str) -> list[Metric]:
+    """Return the metrics, those of an INVALID test with ``INVALID`` before their names: no key number, price or baseline takes them.
+
+    ``tests`` are rows of the result. A peak that a whole run confirmed is no value of the test beside it.
+    """
+    ends = tuple(f"_{str(row['test']).lower()}{scope}" for row in tests if row["valid"] != "VALID")
+    return [
+        metric.model_copy(update={"name": INVALID + metric.name})
+        if metric.name.endswith(ends) and metric.value is not None and not metric.name.startswith("peak_")
+        else metric
+        for metric in metrics
+    ]
 
 
 def metrics_of(test: Tested, config: InferenceConfig, events: Events, scope: str) -> list[Metric]:

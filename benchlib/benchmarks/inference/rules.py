@@ -42,6 +42,7 @@ RULES = {
     "SingleStream": Rule(100, 600, 5_000, 90),
     "MultiStream": Rule(662, 600, SET, 99, of_model=False),
 }
+INVALID = "invalid_"  # before the names of metrics of a test that is not valid
 STREAMS = 8  # samples of a MultiStream query
 
 

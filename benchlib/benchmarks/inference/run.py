@@ -21,7 +21,7 @@ import transformers
 from benchlib.benchmarks.inference import bounds, loadgen, logs, rules, workers
 from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.loadgen import REPEATS, Outcome, Test, in_turns
-from benchlib.benchmarks.inference.measures import Tested, metrics_of, not_measured, why_invalid
+from benchlib.benchmarks.inference.measures import Tested, marked, metrics_of, not_measured, why_invalid
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
 from benchlib.core.events import EventWriter, Moment, read_events
@@ -357,7 +357,7 @@ def _save(bench: _Bench, began: Moment, startup_s: float) -> None:
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "loadgen": "6.0.17"},
     }  # fmt: skip
     result = Result.of(
-        bench.config, status="complete", started_at=began.wall, ended_at=began.wall + began.since(), metrics=bench.metrics,
-        facts=bench.facts, tables=bench.tables, notes=bench.notes,
+        bench.config, status="complete", started_at=began.wall, ended_at=began.wall + began.since(),
+        metrics=marked(bench.metrics, bench.tables.get("tests", []), bench.scope), facts=bench.facts, tables=bench.tables, notes=bench.notes,
     )  # fmt: skip
     save_result(bench.run_dir, result)

@@ -25,13 +25,16 @@ from llm_servers import TOKEN, Faulty, own
 
 from benchlib.benchmarks.inference import bounds, loadgen, logs, measures, rules, workers
 from benchlib.benchmarks.inference.config import InferenceConfig
-from benchlib.benchmarks.inference.judge import _prefix_cache, _valid
+from benchlib.benchmarks.inference.judge import _prefix_cache, _valid, claims
 from benchlib.benchmarks.inference.measures import percentile_metric, rate_metric, why_invalid
 from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.files import home
 from benchlib.judge.impossible.claim import Claim, Latency, LoadGen
+from benchlib.judge.impossible.own import Numbers
 from benchlib.judge.impossible.rules import judge_claims
-from benchlib.show.digest import interval
+from benchlib.results.metrics import measured
+from benchlib.results.run import Result
+from benchlib.show.digest import cards, interval
 from benchlib.show.history import over_runs
 from benchlib.workloads.llm import dispatch, engines, queries
 from benchlib.workloads.llm.engines import Kind, Settings, Sim
@@ -201,6 +204,26 @@ def test_a_server_run_of_sim_is_valid_and_its_times_are_loadgens(server):
 def test_each_reason_is_given(server, change, reason):
     mine = ended(*server)
     assert any(reason in text for text in why_invalid(dataclasses.replace(mine, **change(mine))))
+
+
+def test_failed_queries_explain_loadgens_rate_and_an_invalid_test_has_no_key_number(server):
+    mine = ended(*server)
+    table = mine.table.copy()
+    table["failed"] = np.arange(64) % 4 > 0
+    stated = 64 / queries.span_s(table)
+    mine = dataclasses.replace(mine, table=table, log={**mine.log, "result_completed_samples_per_sec": stated})
+    [reason] = mended(mine)
+    assert reason.startswith("48 of 64 queries failed: LoadGen counts them as answered")
+    test = {
+        "test": "Server", "scenario": "Server", "valid": "INVALID", "loadgen": "VALID", "queries": 64, "failed": 48, "num_errors": 0,
+        "samples_per_s": mine.samples_per_s, "loadgen_per_s": stated,
+    }  # fmt: skip
+    [claim] = claims(Numbers("inference", [], 1, tables={"tests": [test]}))
+    assert not [each.reason for each in judge_claims([claim]) if each.status == "FAIL"]
+    values = [measured(f"{name}_x", 1.0, "s") for name in ("ttft_p99_s_server", "peak_qps_server", "total_s")]
+    for valid, shown in (("VALID", [0, 1, 2]), ("INVALID", [1, 2])):
+        result = Result.of(QUICK, status="complete", metrics=measures.marked(values, [test | {"valid": valid}], "_x"))
+        assert {card["name"] for card in cards(result)} == {values[place].name for place in shown}
 
 
 class Counting:
