@@ -151,9 +151,9 @@ def in_flight(run: Records, theme: Theme = LIGHT) -> Picture:
         axes.set_title(name, fontsize=9)
         axes.set_xlabel("seconds")
     drawn[0].set_ylabel("requests in flight")
-    drawn[-1].legend(fontsize=7.5, loc="upper right")
+    drawn[-1].legend(fontsize=7.5, loc="upper right", ncols=2)
     again = int(losses.loc[losses["event"] == "requeued", "times"].sum())
-    lost = int((losses["event"] == "down").sum())
+    lost = int(((losses["event"] == "down") & (losses["t_s"] > 0)).sum())  # one that was not there is no loss
     title = f"Workers lost: {lost}, queries sent again: {again}" if len(losses) else "No worker was lost"
     return head(figure, theme, title, " ".join(sentences(run.result.tables)))
 

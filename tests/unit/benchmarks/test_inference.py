@@ -720,12 +720,19 @@ def test_pictures_show_requests_in_flight_with_losses_and_earlier_runs(tmp_path)
     lost = [
         {"test": "Server", "t_s": 0.5, "worker": 0, "event": "down", "times": 1, "reason": "gone"},
         {"test": "Server", "t_s": 0.5, "worker": 0, "event": "requeued", "times": 7, "reason": "gone"},
+        {"test": "Server", "t_s": 0.0, "worker": 1, "event": "down", "times": 1, "reason": "absent"},
+        {"test": "Server", "t_s": 0.25, "worker": 1, "event": "up", "times": 1, "reason": ""},
     ]
     state = [{"test": "Server", "worker": w, "url": f"http://{w}"} for w in (0, 1)]
     shown = SimpleNamespace(result=SimpleNamespace(tables={"inflight": rows, "losses": lost, "workers": state}))
     picture = FIGURES["in-flight"](shown)
     assert [axes.get_title("left") for axes in picture.axes] == ["Server"], "the tests that lost one"
     assert "Workers lost: 1, queries sent again: 7" in picture.alt and "http://0 was lost after 0.5 s" in picture.alt
+    [axes] = picture.axes
+    spans = [[(x, y) for x, y in each.get_segments()[0]] for each in axes.collections]
+    assert [[x for x, _ in span] for span in spans] == [[0.5, 1], [0, 0.25]]
+    highest, legend = max(y for span in spans for _, y in span), axes.get_legend().get_window_extent()
+    assert len({y for span in spans for _, y in span}) == 2 and axes.transData.transform((0, highest))[1] < legend.y0
     assert FIGURES["in-flight"](SimpleNamespace(result=SimpleNamespace(tables={}))).empty
 
 
