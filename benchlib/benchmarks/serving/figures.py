@@ -62,12 +62,14 @@ def load_latency(run: Records, theme: Theme = LIGHT) -> Picture:
             }
             note(drawn, f"limit {limits[name]:g} ms", (0.02, limits[name]), (0, 3), **at)
         if len(knee):
-            drawn.axvline(float(knee["rate"].iloc[-1]), color=theme.series[2], linewidth=1.2, label="knee")
+            drawn.axvline(float(knee["rate"].iloc[-1]), ymax=0.75, color=theme.series[2], linewidth=1.2, label="knee")
         drawn.set_xlim(left=0)
+        low, high = drawn.get_ylim()
+        drawn.set_ylim(low, high * (high / low) ** 0.4)  # room for the legend above all curves
         drawn.set_title(words, fontsize=9)
         drawn.set_xlabel("queries/s sent")
     axes[0].set_ylabel("ms")
-    axes[1].legend(fontsize=7.5, loc="center right")
+    axes[1].legend(fontsize=7.5, loc="upper center", ncols=2)
     if len(knee):
         last = knee.iloc[-1]
         title = f"Both limits hold up to {quantity(last['rate'])} queries/s"
@@ -138,7 +140,7 @@ def inflight(run: Records, theme: Theme = LIGHT) -> Picture:
         return leave_empty(figure, axes, theme, "No worker was killed.")
     losses = frames.typed(run, "losses", {"t_s": 0.0, "worker": 0.0, "event": "", "times": 0.0})
     draw_in_flight(axes, theme, frame, losses)
-    axes.legend(loc="center", fontsize=7.5)
+    axes.legend(loc="upper right", fontsize=7.5, ncols=2)
     result = frames.readable(run, "result")
     recovery = result.facts.get("recovery", {}) if result else {}
     title = f"A worker is killed: {recovery.get('requeued', 0)} queries sent again, {recovery.get('failed', 0)} of {recovery.get('queries', 0)} lost"

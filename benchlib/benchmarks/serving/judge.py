@@ -175,10 +175,10 @@ def reading(run: Run) -> list[str]:
     if joint := value["samples_per_s_all"]:
         sentences.append(f"Together the {result.facts['workers']} workers answer {quantity(joint, 'queries/s')}.")
     if value["scaling_efficiency"]:
-        parts = {row["part"]: row["share"] for row in result.tables.get("cost", []) if row["part"] != "ideal"}
-        words = ", ".join(f"{name} {share:+.1%}" for name, share in parts.items())
+        parts = {row["part"]: row["share"] for row in result.tables.get("cost", [])}
+        words = ", ".join(f"{name} {share:.1%}" for name, share in parts.items())
         sentences.append(
-            f"That is {value['scaling_efficiency']:.0%} of the sum of each alone; of the joint run's time beyond the ideal: {words}."
+            f"That is {value['scaling_efficiency']:.0%} of the sum of each alone; of the joint run's time: {words}."
         )
     for row in result.tables.get("splits", []):
         sentences.append(

@@ -39,9 +39,10 @@ COLUMNS: dict[str, tuple[str, dict[str, Column]]] = {
 
 
 def _open_loops(run: Any) -> Any:
-    """Return the open loops; one that no limit ended says so."""
+    """Return the open loops; one that no limit ended says so, and the confirmed one that it is the knee."""
     frame = frames.written(COLUMNS["load"][1], "load", run)
-    return frame.assign(limits=frame["limits"].where(frame["limits"] != "", "met"))
+    met = frame["phase"].map(lambda phase: "met: the knee" if phase == "confirmation" else "met")
+    return frame.assign(limits=frame["limits"].where(frame["limits"] != "", met))
 
 
 TABLES = frames.tables(COLUMNS) | {"Open loops": _open_loops}

@@ -239,7 +239,11 @@ def test_pictures_and_tables_say_what_they_show(bench):
         picture = FIGURES[name](run)
         assert not picture.empty and words in picture.alt
     shown = tables.report(run)
-    assert shown["Open loops"][1]["limits"] == "slow" and shown["Workers"][0]["share predicted"] == "66.7%"
+    assert "of the joint run's time: ideal 80.0%, split 0.0%, dispatcher 5.0%, slowness 15.0%." in " ".join(
+        judge.reading(run)
+    )
+    assert [row["limits"] for row in shown["Open loops"]] == ["met", "slow", "met: the knee"]
+    assert shown["Workers"][0]["share predicted"] == "66.7%"
     bench = Bench(config(), None, list(URLS), "", [])
     bench.alone, bench.says = [[], []], [{}, {}]
     empty = run_of(bench)
