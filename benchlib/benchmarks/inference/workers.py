@@ -53,7 +53,7 @@ def sentences(tables: dict[str, list[dict[str, Any]]]) -> list[str]:
             back = [
                 row["t_s"]
                 for row in lost
-                if (row["worker"], row["event"]) == (worker, "up") and row["t_s"] > down["t_s"]
+                if (row["worker"], row["event"]) == (worker, "up") and row["t_s"] >= down["t_s"]
             ]
             when = "was not there" if down["t_s"] <= 0 else f"was lost after {down['t_s']:.1f} s"
             then = f"came back after {back[0]:.1f} s" if back else "did not come back"

@@ -17,6 +17,7 @@ import contextlib
 import importlib
 import json
 import math
+import os
 import re
 import socket
 import threading
@@ -342,7 +343,9 @@ class Dispatcher:
             async with asyncio.timeout(self.policy.stall_s):
                 await self._exchange(worker, query)
         except (_Lost, _Refused, aiohttp.ClientError, OSError) as error:
-            raise UserError(f"worker {worker.url} does not answer {what}: {error}") from None
+            raise UserError(
+                f"worker {worker.url} does not answer {what}: {_words(error, self.policy.stall_s)}"
+            ) from None
         worker.ready, worker.reason, worker.says = True, "", says
 
     async def _identity(self, worker: Worker) -> Row:
@@ -486,7 +489,7 @@ class Dispatcher:
             outcome, error, again = "lost", f"{worker.url}: the stream ended before its end", True
             self._lose(worker, error)
         except (_Lost, aiohttp.ClientError, ConnectionError, OSError) as reason:
-            outcome, error, again = "lost", f"{worker.url}: {str(reason) or type(reason).__name__}", True
+            outcome, error, again = "lost", f"{worker.url}: {_words(reason, self.policy.stall_s)}", True
             if not isinstance(reason, _Lost):
                 self._lose(worker, error)
         except asyncio.CancelledError:
@@ -609,7 +612,7 @@ class Dispatcher:
                 worker.reason = "" if response.status == 200 else f"/health answers {response.status}"
                 return response.status == 200
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            worker.reason = f"/health: {str(error) or type(error).__name__}"
+            worker.reason = f"/health: {_words(error, self.policy.probe_limit_s)}"
             return False
 
     async def _watch(self, worker: Worker) -> None:
@@ -672,6 +675,16 @@ class Dispatcher:
         query.task.cancel()
 
 
+def _words(error: Exception, limit_s: float) -> str:
+    """Return why there was no answer: aiohttp says ``ssl:default`` of an http address, and nothing of a time that was over."""
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        number = error.os_error.errno or 0
+        return os.strerror(number).lower() if number > 0 else error.os_error.strerror or str(error)
+    return str(error) or (
+        f"no answer within {limit_s:g} s" if isinstance(error, TimeoutError) else type(error).__name__
+    )
+
+
 def unlike(one: Row, other: Row) -> str:
     """Return in what two workers differ by what they say of themselves, '' where nothing is known to differ.
 
@@ -692,7 +705,9 @@ def unlike(one: Row, other: Row) -> str:
 
 def losses(events: Sequence[Row], attempts: Sequence[Row], began_s: float = 0.0) -> list[Row]:
     """Return when workers were lost and came back, and when their queries were sent again, by worker and reason; in s from ``began_s``."""
-    rows = [row | {"t_s": row["t_s"] - began_s, "times": 1} for row in events]
+    rows = [
+        row | {"t_s": max(0.0, row["t_s"] - began_s), "times": 1} for row in events
+    ]  # before it: not there at the start
     lost: dict[tuple[int, str], list[float]] = {}
     for row in attempts:
         if row["outcome"] not in ("ok", "cancelled"):

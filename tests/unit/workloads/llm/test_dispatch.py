@@ -202,7 +202,7 @@ def test_a_wrong_token_or_no_ids_or_nobody_is_refused_at_the_start(place):
         place.client(place.own(), token="another")
     dead = place.own()
     dead.cut()
-    with pytest.raises(UserError, match=r"not ready within 0.2 s .*onnect"):
+    with pytest.raises(UserError, match=r"not ready within 0.2 s \(/health: connection refused\)"):
         place.client(dead, policy=Policy(start_s=0.2))
     with pytest.raises(UserError, match="without token ids"):
         place.client(Words())
@@ -241,7 +241,8 @@ def test_a_run_goes_on_with_the_workers_that_are_there_and_says_what_was_lost(pl
     assert whole(client, client.at_once(20))
     record = client.engine.record()
     assert [(row["state"], row["answered"]) for row in record["workers"]] == [("up", 20), ("down", 0)]
-    assert record["losses"][0]["event"] == "down" and "was not ready within" in record["losses"][0]["reason"]
+    assert (record["losses"][0]["event"], client.engine.record(time.monotonic())["losses"][0]["t_s"]) == ("down", 0)
+    assert "was not ready within" in record["losses"][0]["reason"]
     place.own(port=dead.port, step_s=0.005)
     end = time.monotonic() + 5
     while not client.engine.workers[1].ready and time.monotonic() < end:
