@@ -95,6 +95,8 @@ def timeline(run: Records, theme: Theme = LIGHT) -> Picture:
     slowest = frame.nlargest(1, "last_s").iloc[0]
     axes.set_xlabel("ms from the start of the query")
     title = f"Slowest query ({slowest['scenario']}): {seconds(slowest['last_s'])}, first token after {seconds(slowest['first_s'])}"
+    if slowest.get("attempt", 1) > 1:  # runs of before have no such column
+        title += f", sent {slowest['attempt']:.0f} times: the first token is the first that came"
     return head(figure, theme, title, "Bars: waiting for the first token, then tokens.")
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.rules import GEN_LEN, GEN_LEN_SHARE, INVALID, ROUGE, ROUGE_SHARE, lg_scenario
 from benchlib.benchmarks.inference.workers import SUT
-from benchlib.benchmarks.inference.workers import sentences as loss_sentences
 from benchlib.config import addresses
 from benchlib.config.cluster import ELSEWHERE
 from benchlib.core import model_files
@@ -212,8 +211,6 @@ def reading(run: Run) -> list[str]:
             f"LoadGen's search found {peak:g} queries/s for Server; of {tries} whole runs from there down "
             + (f"the one at {row['rate']:g} is VALID." if row["valid"] == "VALID" else "none is VALID.")
         )
-    if lost := loss_sentences(result.tables):
-        sentences.append(f"Workers were lost, and rates are of those that were left. {' '.join(lost)}")
     if (counted := result.facts.get("counted")) and config.tokens == "text":
         stated = f"; the servers state {counted['stated']:,}" if counted["stated"] else ", the servers state no number"
         sentences.append(

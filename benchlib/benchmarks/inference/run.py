@@ -164,6 +164,9 @@ def _perform(bench: _Bench, test: Test) -> Outcome:
     for table in workers.TABLES:
         for row in outcome.facts.get("dispatch", {}).get(table, []):
             bench.row(table, test=test.name, **row)
+    mine = {name: [row for row in bench.tables.get(name, []) if row["test"] == test.name] for name in workers.TABLES}
+    for sentence in workers.sentences(mine):
+        bench.events.emit("log", message=f"Workers were lost. {sentence}")
     if counted := outcome.facts.get("dispatch", {}).get("counted", {}):
         sums = bench.facts.setdefault("counted", dict.fromkeys(counted, 0))
         bench.facts["counted"] = {name: sums[name] + counted[name] for name in sums}
@@ -233,7 +236,7 @@ def _timeline(bench: _Bench, tested: Tested) -> None:
     for which, place in (("fastest", 0), ("median", len(order) // 2), ("slowest", len(order) - 1)):
         query, begin = done[order[place]], float(queries.start_s(done)[order[place]])
         times = {name: float(query[name]) - begin for name in ("issued_s", "first_s", "last_s")}
-        counts = {name: int(query[name]) for name in ("prompt_tokens", "tokens")}
+        counts = {name: int(query[name]) for name in ("prompt_tokens", "tokens", "attempt")}
         bench.row("timeline", scenario=tested.scenario, query=which, **times, **counts)
 
 

@@ -29,7 +29,7 @@ def warnings(config: InferenceConfig, result: Result | None) -> list[str]:
             "Text mode: the servers give no token ids. Tokens are counted by the tokenizer in their texts, and first tokens are first texts."
         )
     if result and (lost := sentences(result.tables)):
-        words.append(f"Workers were lost during the run. {' '.join(lost)}")
+        words.append(f"Workers were lost, and rates are of those that were left. {' '.join(lost)}")
     return words
 
 

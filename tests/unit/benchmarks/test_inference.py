@@ -23,9 +23,9 @@ pytest.importorskip("mlperf_loadgen", reason="pip install 'benchlib[inference]'"
 
 from llm_servers import TOKEN, Faulty, own
 
-from benchlib.benchmarks.inference import bounds, loadgen, logs, measures, rules, workers
+from benchlib.benchmarks.inference import bounds, loadgen, logs, measures, rules, view, workers
 from benchlib.benchmarks.inference.config import InferenceConfig
-from benchlib.benchmarks.inference.judge import _prefix_cache, _valid, claims
+from benchlib.benchmarks.inference.judge import _prefix_cache, _valid, claims, reading
 from benchlib.benchmarks.inference.measures import percentile_metric, rate_metric, why_invalid
 from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.files import home
@@ -590,6 +590,41 @@ def test_a_test_that_does_not_end_leaves_those_before_it_and_a_verdict():
     table, log = answered([-1], 3, 2, 1.0, 2.0), {"result_validity": "VALID"}
     bench_run._add(values, "Server", measures.Tested("Server", table, log, rules.RULES["Server"], 0, [], {}, False))
     assert set(row) == set(values.tables["tests"][0]), "the row has every column of a test that ended"
+
+
+def test_a_lost_worker_is_told_in_the_terminal_and_once_above_the_fold(monkeypatch):
+    from benchlib.benchmarks.inference import run as bench_run
+
+    dispatched = {
+        "workers": [{"worker": 0, "url": "http://a"}, {"worker": 1, "url": "http://b"}],
+        "losses": [{"worker": 1, "t_s": 2.5, "event": "down", "times": 1}, {"worker": 1, "t_s": 2.5, "event": "requeued", "times": 3}],
+    }  # fmt: skip
+    outcome = SimpleNamespace(skipped=False, reason="", facts={"engine": {}, "dispatch": dispatched})
+    monkeypatch.setattr(bench_run.loadgen, "perform", lambda *_: outcome)
+    said = []
+    emit = lambda kind, **values: said.append(values["message"]) if kind == "log" else None  # noqa: E731
+    bench = bench_run._Bench(QUICK, None, SimpleNamespace(emit=emit), None, None)
+    for name in ("Offline", "Server"):
+        bench_run._perform(bench, SimpleNamespace(name=name, sent=1, engine="http", repeated=[]))
+        dispatched.clear()  # nothing is lost in the second
+    words = "Offline: worker http://b was lost after 2.5 s and did not come back; 3 queries were sent again to others."
+    assert said == [f"Workers were lost. {words}"]
+    result = Result.of(QUICK, status="complete", tables=bench.tables, facts={})
+    above = [*view.warnings(QUICK, result), *reading(SimpleNamespace(config=QUICK, result=result))]
+    assert sum(words in sentence for sentence in above) == 1
+
+
+def test_the_picture_of_the_slowest_query_says_how_often_it_was_sent():
+    from benchlib.benchmarks.inference import run as bench_run
+    from benchlib.benchmarks.inference.figures import FIGURES
+
+    bench, table = bench_run._Bench(QUICK, None, None, None, None), answered([0, 0, 0], 3, 2, 1.0, [2.0, 3.0, 5.0])
+    for attempt, words in ((1, ""), (2, ", sent 2 times")):
+        bench.tables.clear()
+        table["attempt"][2] = attempt
+        bench_run._timeline(bench, SimpleNamespace(scenario="Server", table=table))
+        title = FIGURES["query-timeline"](SimpleNamespace(result=SimpleNamespace(tables=bench.tables))).alt
+        assert "Slowest query (Server): 5" in title and ("sent" in title) == bool(words) and words in title
 
 
 def test_a_search_for_the_peak_takes_probes_in_which_a_queue_shows():
