@@ -314,13 +314,9 @@ def draw_in_flight(axes: Axes, theme: Theme, open_requests: Any, losses: Any) ->
         times = [*zip(changes["event"], changes["t_s"].clip(0, end), strict=True), ("up", end)]
         spans = [(begin, then) for (event, begin), (_, then) in pairwise(times) if event == "down"]
         if spans:
-            axes.hlines(
-                [height] * len(spans),
-                *zip(*spans, strict=True),
-                colors=colour,
-                linewidth=4,
-                label="" if named else "down",
-            )
+            begins, ends = zip(*spans, strict=True)
+            words = "" if named else "down"
+            axes.hlines([height] * len(spans), begins, ends, colors=colour, linewidth=4, label=words)
             height, named = height + 0.08 * top, 1
     again = losses[losses["event"] == "requeued"].groupby("worker").agg(t_s=("t_s", "min"), times=("times", "sum"))
     for number, (_, row) in enumerate(again.iterrows()):
