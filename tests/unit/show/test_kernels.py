@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from multiprocessing import forkserver
 
 import nbformat
 import psutil
@@ -21,6 +22,7 @@ print(os.getpid(), os.getppid(), os.getsid(0), *loaded, os.environ["OF_THE_RUN"]
 
 
 def test_kernels_are_forked_from_one_process(tmp_path, monkeypatch, capfd):
+    forkserver._forkserver._stop()  # other tests started one, with their modules
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)]), tmp_path / "book.ipynb")
     said = []
     for number in ("1", "2"):
