@@ -9,8 +9,9 @@ import heapq
 import json
 import math
 import os
+import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -256,3 +257,25 @@ class Progress:
         elif (elapsed := time.monotonic() - self.began) >= LONG_S:
             parts.append(f"for {elapsed:.0f} s")
         return "  ".join(parts)
+
+
+@contextlib.contextmanager
+def keep_alive(events: EventWriter, most_s: float) -> Iterator[None]:
+    """Tell every few seconds that a long step is under way: a compilation, or workers that load, take longer than the stall limit.
+
+    Only for ``most_s`` seconds, as long as the start-up may take, so that a hang is still found.
+    """
+    done = threading.Event()
+
+    def tell() -> None:
+        end = time.monotonic() + most_s
+        while not done.wait(5) and time.monotonic() < end:
+            events.emit("progress", phase="warmup", done=0, total=0, unit="steps")
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()

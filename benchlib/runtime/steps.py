@@ -3,11 +3,8 @@
 Letters: K steps, W ranks, C columns.
 """
 
-import contextlib
 import platform
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,28 +56,6 @@ def agree(value: float, world: World) -> float:
     tensor = torch.tensor([value], dtype=torch.float64, device=comm_device(world))
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return float(tensor)
-
-
-@contextlib.contextmanager
-def keep_alive(events: EventWriter, most_s: float) -> Iterator[None]:
-    """Tell every few seconds that a long step is under way: a compilation, or workers that load, take longer than the stall limit.
-
-    Only for ``most_s`` seconds, as long as the start-up may take, so that a hang is still found.
-    """
-    done = threading.Event()
-
-    def tell() -> None:
-        end = time.monotonic() + most_s
-        while not done.wait(5) and time.monotonic() < end:
-            events.emit("progress", phase="warmup", done=0, total=0, unit="steps")
-
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        done.set()
-        teller.join()
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from torch.nn.parallel import DistributedDataParallel
 from benchlib.benchmarks.compiled import path, programs
 from benchlib.benchmarks.compiled.config import CompiledConfig
 from benchlib.core.errors import BackendUnavailable
-from benchlib.core.events import EventWriter
+from benchlib.core.events import EventWriter, keep_alive
 from benchlib.runtime.group import world
-from benchlib.runtime.steps import keep_alive
 from benchlib.workloads.stablehlo import export
 
 

@@ -24,12 +24,11 @@ from benchlib.benchmarks.inference.loadgen import REPEATS, Outcome, Test, in_tur
 from benchlib.benchmarks.inference.measures import Tested, marked, metrics_of, not_measured, why_invalid
 from benchlib.config import addresses
 from benchlib.core.errors import BackendUnavailable, RunBroken
-from benchlib.core.events import EventWriter, Moment, read_events
+from benchlib.core.events import EventWriter, Moment, keep_alive, read_events
 from benchlib.core.files import atomic_path
 from benchlib.results.metrics import Metric, derived, measured, not_available
 from benchlib.results.run import Result, save_result
 from benchlib.runtime import group, peaks
-from benchlib.runtime.steps import keep_alive
 from benchlib.workloads.llm import articles, queries, scores
 from benchlib.workloads.llm.articles import Summaries
 from benchlib.workloads.llm.engines import ENGINES, Settings

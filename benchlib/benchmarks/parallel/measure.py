@@ -28,11 +28,11 @@ from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.proofs import tokens
 from benchlib.benchmarks.parallel.shapes import Layout, Shape
 from benchlib.benchmarks.parallel.strategies import Job, Way, prepare, timeline
-from benchlib.core.events import EventWriter
+from benchlib.core.events import EventWriter, keep_alive
 from benchlib.core.stats import summary
 from benchlib.runtime import devices
 from benchlib.runtime.group import World, all_gather_objects
-from benchlib.runtime.steps import comm_device, keep_alive
+from benchlib.runtime.steps import comm_device
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, hold, union
 from benchlib.workloads.collective_ops import OPS, Place
 from benchlib.workloads.collective_timing import Case, Exercise, Pace, take_in_turns

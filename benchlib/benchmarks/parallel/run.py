@@ -16,12 +16,12 @@ from benchlib.benchmarks.parallel.measure import Plan, Row, describe, links, mea
 from benchlib.benchmarks.parallel.proofs import checkpointing_error, prove
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Layout, Shape
 from benchlib.core.errors import BackendUnavailable
-from benchlib.core.events import EventWriter
+from benchlib.core.events import EventWriter, keep_alive
 from benchlib.results.run import Result, save_result
 from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects, barrier, world
 from benchlib.runtime.largest import free_bytes
-from benchlib.runtime.steps import keep_alive, launched_at
+from benchlib.runtime.steps import launched_at
 
 PEAK_S, COPY_S, COPY_BYTES = 0.2, 0.1, 64 << 20
 TABLES = ("strategies", "kernels", "communication", "stages", "alpha_beta", "scaling", "batches")

@@ -16,7 +16,7 @@ from benchlib.benchmarks.seq2seq.train import Compared, Engine, Task, Trained, c
 from benchlib.core.definitions import encoder_decoder_forward_flops, size_text
 from benchlib.core.disk import DataLimit, Planted, data_limit
 from benchlib.core.errors import RunBroken
-from benchlib.core.events import EventWriter, read_events
+from benchlib.core.events import EventWriter, keep_alive, read_events
 from benchlib.core.stats import drift_text
 from benchlib.results import peaks as recorded_peaks
 from benchlib.results.metrics import measured
@@ -24,7 +24,7 @@ from benchlib.results.run import Result, save_result
 from benchlib.runtime import devices, peaks
 from benchlib.runtime.group import World, all_gather_objects, barrier, world
 from benchlib.runtime.step_metrics import device_memory, device_rows, rank_rows, sensor_metrics
-from benchlib.runtime.steps import Columns, keep_alive, launched_at
+from benchlib.runtime.steps import Columns, launched_at
 from benchlib.workloads.pairs import Pairs, entropy
 from benchlib.workloads.shards import SHARD_BYTES, DiskRates, Source, disk_rates, open_source
 

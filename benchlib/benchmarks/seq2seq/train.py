@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
-from benchlib.core.events import EventWriter, Moment
+from benchlib.core.events import EventWriter, Moment, keep_alive
 from benchlib.runtime import devices
 from benchlib.runtime.group import World
-from benchlib.runtime.steps import Step, StepLog, agree, comm_device, compare_ranks, keep_alive
+from benchlib.runtime.steps import Step, StepLog, agree, comm_device, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, sum_hook
 from benchlib.workloads.encdec import ENGINES, Plain
 from benchlib.workloads.shards import Batch, Source

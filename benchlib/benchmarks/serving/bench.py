@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchlib.benchmarks.serving.config import ServingConfig
-from benchlib.core.events import EventWriter
-from benchlib.runtime.steps import keep_alive
+from benchlib.core.events import EventWriter, keep_alive
 from benchlib.workloads.llm.dispatch import Dispatcher, Policy
 from benchlib.workloads.llm.engines import Settings
 from benchlib.workloads.llm.load import Client

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from benchlib.benchmarks.squad import train as loop
 from benchlib.benchmarks.squad.steps import Task, Trained, total_steps
 from benchlib.core import mlir
-from benchlib.runtime.steps import keep_alive
+from benchlib.core.events import keep_alive
 from benchlib.runtime.timing import Clock, GradientExchange
 from benchlib.workloads.batches import MicroBatch, collate, padded_length
 from benchlib.workloads.stablehlo import export, runtimes

@@ -15,12 +15,12 @@ import torch
 
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.core.definitions import encoder_train_flops
-from benchlib.core.events import EventWriter, Moment
+from benchlib.core.events import EventWriter, Moment, keep_alive
 from benchlib.results.metrics import Metric
 from benchlib.runtime import devices
 from benchlib.runtime.checkpoint import rng_state, set_rng_state
 from benchlib.runtime.group import World
-from benchlib.runtime.steps import agree, keep_alive
+from benchlib.runtime.steps import agree
 from benchlib.workloads import encoders, squad_data
 from benchlib.workloads.batches import MicroBatch, samples_of, steps_per_epoch
 from benchlib.workloads.features import Features

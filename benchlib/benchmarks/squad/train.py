@@ -35,10 +35,10 @@ from benchlib.benchmarks.squad.steps import (
 )
 from benchlib.benchmarks.squad.unlike import Balance, curves
 from benchlib.core.errors import UserError
-from benchlib.core.events import Moment
+from benchlib.core.events import Moment, keep_alive
 from benchlib.runtime import checkpoint, devices
 from benchlib.runtime.checkpoint import Checkpoint
-from benchlib.runtime.steps import Step, StepLog, comm_device, compare_ranks, keep_alive
+from benchlib.runtime.steps import Step, StepLog, comm_device, compare_ranks
 from benchlib.runtime.timing import Clock, GradientExchange, StepTimer, sum_hook
 from benchlib.workloads import encoders
 from benchlib.workloads.batches import MicroBatch, collate, cut, epoch_batches, even, prefetched, share, steps_per_epoch
