@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import transformers
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from benchlib.core.errors import BackendUnavailable, UserError
@@ -262,9 +263,13 @@ class Continuous(_Loaded):
                 allow_block_sharing=self.settings.share_prefixes,
             )  # fmt: skip
             self._manager = model.init_continuous_batching(generation_config=how, continuous_batching_config=limits)
-            self._manager.output_router.output_queue = _Straight(self._take)
+            router = self._manager.output_router
+            if not isinstance(router.output_queue, queue.Queue):  # what nobody reads would be a run that hangs
+                raise TypeError("its results come in no queue")
+            router.output_queue = _Straight(self._take)
         except (ImportError, TypeError, AttributeError) as error:
-            raise BackendUnavailable(f"continuous batching needs transformers of 5.23 or later ({error})") from None
+            version = f"transformers {transformers.__version__}: {error}"
+            raise BackendUnavailable(f"continuous batching needs transformers 5.18 or later ({version})") from None
         self._manager.start()
         self._thread.start()
 
