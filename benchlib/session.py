@@ -52,7 +52,7 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
 def execute(run: Run) -> Run:
     """Start the ranks, show their progress and return the finished run. A run that has begun is run again in a new folder.
 
-    By hand the run is judged, and where its report is gets displayed. Raises ``RankFailed`` with the failing rank's own traceback,
+    By hand it also judges the run and displays links to its report. Raises ``RankFailed`` with the failing rank's own traceback,
     ``BackendUnavailable`` for a skipped run and ``Stopped`` after an interrupt or the Stop button. No process is left in any case.
     """
     from IPython.display import display
@@ -82,7 +82,7 @@ def execute(run: Run) -> Run:
 
 
 def judge(run: Run | History | Sequence[Worth]) -> Verdict:
-    """Check a run and write its verdict; by hand also the report and the list of runs, where they do not say it yet.
+    """Check a run and write its verdict; by hand also the report and the list of runs, unless they show this verdict already.
 
     A history and a comparison by price are judged and nothing is written.
     """
@@ -135,21 +135,23 @@ def _places(run: Run, verdict: Verdict) -> Any:
         lines.insert(1, f"all runs: {link(store / 'index.html')}")
     if run.result is None:  # nothing to compare: stopped or broken
         return Markdown("\n".join(f"- {line}" for line in lines))
-    begin = f"{run.config.benchmark}-{run.config.backend}-"
-    earlier = (
-        item for item in find_runs(store) if item.resolve() != run.path.resolve() and item.name.startswith(begin)
+    other = _comparable(run)
+    lines.append(
+        f"compare: `benchlib compare {shlex.quote(str(other)) if other else 'OTHER_RUN'} {shlex.quote(str(run.path.resolve()))}`"
     )
-    alike = (
-        item for item in earlier if item.parent.name.startswith(run.config.tier) and (item / "result.json").exists()
-    )
-    here = run_fingerprint(run)
-    of = (
-        (item, tolerant(Run(item), [])(functools.partial(run_fingerprint, Run(item))))
-        for item in islice(alike, SEARCHED)
-    )
-    other = next((shlex.quote(str(item)) for item, factors in of if factors == here), "OTHER_RUN")
-    lines.append(f"compare: `benchlib compare {other} {shlex.quote(str(run.path.resolve()))}`")
     return Markdown("\n".join(f"- {line}" for line in lines))
+
+
+def _comparable(run: Run) -> Path | None:
+    """Return the newest run of the same fingerprint beside this one, among the ``SEARCHED`` newest of its benchmark and tier."""
+    begin, here = f"{run.config.benchmark}-{run.config.backend}-", run_fingerprint(run)
+    others = (path for path in find_runs(_store(run)) if path.resolve() != run.path.resolve())
+    alike = (path for path in others if path.name.startswith(begin) and path.parent.name.startswith(run.config.tier))
+    for path in islice((path for path in alike if (path / "result.json").exists()), SEARCHED):
+        other = Run(path)
+        if tolerant(other, [])(functools.partial(run_fingerprint, other)) == here:
+            return path
+    return None
 
 
 def config_table(run: Run) -> "pandas.DataFrame":

@@ -180,12 +180,12 @@ def draw_pictures(
 
 def pictures_in(notebook: Path) -> dict[str, bytes]:
     """Return the pictures of an executed notebook by their alt text; none where it cannot be read."""
-    found = {}
+    pictures = {}
     for output in (each for part in _notebook(notebook, []).cells for each in part.get("outputs", [])):
         alt = output.get("metadata", {}).get("image/png", {}).get("alt")
         with contextlib.suppress(KeyError, ValueError):
-            found[alt] = base64.b64decode(output["data"]["image/png"])
-    return found
+            pictures[alt] = base64.b64decode(output["data"]["image/png"])
+    return pictures
 
 
 def _notebook(path: Path, problems: list[str]) -> nbformat.NotebookNode:

@@ -34,8 +34,8 @@ class Bound:
     def of(cls, facts: Mapping[str, Any]) -> "Bound | None":
         """Return the bound of an engine by what it says of itself; None where it does not say all."""
         values: dict[str, Any] = {field.name: facts.get(field.name) for field in fields(cls)}
-        known = all(isinstance(value, (int, float)) and value > 0 for value in values.values())
-        return cls(**values) if known else None
+        positive = all(isinstance(value, (int, float)) and value > 0 for value in values.values())
+        return cls(**values) if positive else None
 
     def tokens_per_s(self, context: float) -> float:
         """Return the bound of decoding with all slots in use, for answers of queries with so many tokens in the cache."""

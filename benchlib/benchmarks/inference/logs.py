@@ -46,8 +46,8 @@ def detail(folder: Path) -> dict[str, Any]:
 
 def peak_qps(values: dict[str, Any]) -> float | None:
     """Return the rate that FindPeakPerformance reports, or None."""
-    found = re.findall(r"Found peak performance field: ([\d.]+)", "\n".join(values["messages"]))
-    return float(found[-1]) if found else None
+    peaks = re.findall(r"Found peak performance field: ([\d.]+)", "\n".join(values["messages"]))
+    return float(peaks[-1]) if peaks else None
 
 
 def schedule(folder: Path) -> np.ndarray:

@@ -111,8 +111,8 @@ class Conf:
         LoadGen takes ``key = value`` only with blanks around the sign, and ignores what it does not know.
         """
         lines = list(_lines(config, scenario, samples, server_qps))
-        said = lines if config.rules == "reduced" else lines[:1]
-        text = "".join(f"{key} = {value:.12g}\n" for key, value, _, _ in said)
+        written = lines if config.rules == "reduced" else lines[:1]
+        text = "".join(f"{key} = {value:.12g}\n" for key, value, _, _ in written)
         expected = {"use_token_latencies": 1.0, **{name: value for _, _, name, value in lines}}
         return cls(lg_scenario(scenario), model_key(scenario), text, expected)
 

@@ -361,11 +361,9 @@ def over_two_workers(fault, kind, pair, folder):
     second, go_on, over = own(**other), threading.Event(), threading.Event()
 
     def disturb():
-        known = 0  # requests that it had: it breaks when one has just come, else it might have nothing to lose
-        while not over.is_set() and (
-            first.server.counts["ok"] < 5 or first.server.open <= known
-        ):  # 1 ok is its greeting
-            known = first.server.open
+        had = 0  # requests that it had: it breaks when one has just come, else it might have nothing to lose
+        while not over.is_set() and (first.server.counts["ok"] < 5 or first.server.open <= had):  # 1 ok is its greeting
+            had = first.server.open
             time.sleep(0.001)
         if fault == "hung":  # it takes connections and answers nothing, as a process after SIGSTOP
             first.loop.call_soon_threadsafe(go_on.wait)
