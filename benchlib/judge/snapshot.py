@@ -126,7 +126,7 @@ def snapshot(run: Run) -> Snapshot:
     word, sentence, damage = state(run)
     problems += damage
     if word in ("PASS", "AMBIGUOUS") and (why := read(lambda: _contradiction(run))):
-        word, sentence = "FAIL", f"Judged {word} before, but its numbers contradict each other: {why}."
+        sentence += f" By today's rules its numbers contradict each other ({why}): `benchlib report` judges it again."
     benchmark, tier, backend = identity(run, config, result)
     started, ended = span(result, status)
     complete = config is not None and result is not None and result.status == "complete"
@@ -183,7 +183,7 @@ def _verdict(run: Run) -> Verdict | None:
 
 
 def _contradiction(run: Run) -> str:
-    """Return what the rules of impossible numbers say against a run that passed: it was judged by older ones, or edited."""
+    """Return what the rules of impossible numbers say against a run that passed: it was judged by older ones."""
     if run.result is None or run.result.status != "complete":
         return ""
     failures = [reason for judged in judge_claims(own_claims(Numbers.of_run(run))) for reason in judged.failures]
