@@ -382,7 +382,7 @@ def accept(
 ) -> Path:
     """Make runs of one kind the baseline of their fingerprint, or with ``add`` more runs of it, and return the file.
 
-    All or none are accepted. Raises ``UserError`` for an incomplete run, did not pass or was slowed down on purpose
+    All or none are accepted. Raises ``UserError`` for a run that is incomplete, failed or was slowed down on purpose
     (``require_acceptable``, by the stored verdict), for runs of different kinds and a run that is given twice, for an empty
     reason, with ``add`` where there is no baseline to add to, and with ``if_improved`` where a metric with a limit is worse
     than in the baseline it would replace, so that gates never loosen. Without ``force`` runs are refused whose spread makes a
@@ -439,7 +439,7 @@ def _require_no_loss(record: RunRecord, current: Baseline, limits: Iterable[Regr
 
 
 def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
-    """Raise ``UserError`` for an incomplete run, did not pass or was slowed down on purpose.
+    """Raise ``UserError`` for a run that is incomplete, failed or was slowed down on purpose.
 
     ``verdict`` counts instead of the stored one, which may be older than what is in the folder.
     """
