@@ -51,7 +51,7 @@ def _arguments(path: Path) -> tuple[list[str], list[str]]:
     if not beside.is_file():
         return [], []
     arguments = read_object(beside, {"arguments": list})["arguments"]
-    texts = [(item.get("name"), item.get("role")) for item in arguments if isinstance(item, dict)]
+    texts: list[Any] = [(item.get("name"), item.get("role")) for item in arguments if isinstance(item, dict)]
     if len(texts) < len(arguments) or not all(isinstance(text, str) for pair in texts for text in pair):
         raise UserError(f"{beside}: an argument has no name or role: convert the model again")
     return [name for name, _ in texts], [role for _, role in texts]

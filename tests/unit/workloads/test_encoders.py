@@ -154,7 +154,7 @@ def test_a_hostile_config_is_refused_in_one_sentence(folder: Path, tmp_path: Pat
     shutil.copytree(folder, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | changes))
-    with pytest.raises(UserError, match="^model = ") as refused:
+    with pytest.raises(UserError, match=r"^model = ") as refused:
         _load(tmp_path / "model", init=init)
     assert "\n" not in str(refused.value)
 
