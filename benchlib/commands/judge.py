@@ -26,7 +26,8 @@ def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
         try:
             name, claims = read_claims(path)
             judgements, unread = judge_claims(claims), not_read(path, name)
-        except UserError as error:
+        except (UserError, OverflowError) as problem:
+            error = problem if isinstance(problem, UserError) else UserError(f"{path}: a number too large ({problem})")
             documents.append({"file": str(path), "exit_code": EXIT_UNREADABLE, "error": str(error)})
             unknown = unknown or isinstance(error, UnknownFormat)
             if not as_json:

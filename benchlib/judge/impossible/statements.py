@@ -217,13 +217,14 @@ def intervals(quantities: Sequence[Quantity]) -> Finding | None:
 def parts_of_whole(
     name: str, whole: float, parts: Mapping[str, float], apart: bool = False, unit: str = "s"
 ) -> Finding:
-    """No part is larger than its whole, and parts that do not overlap are not so together."""
+    """No part is larger than its whole or below zero, and parts that do not overlap are not larger together."""
     most = span(whole)[1] * (1 + PART_SLACK)
     wrong = [
         f"{part} {figure(value, unit)} is more than {name}, {figure(whole, unit)}"
         for part, value in parts.items()
         if span(value)[0] > most
     ]
+    wrong += [f"{part} {figure(value, unit)} is below zero" for part, value in parts.items() if value < 0]
     total = sum(parts.values())
     if apart and not wrong and sum(span(value)[0] for value in parts.values()) > most:
         wrong = [f"{', '.join(parts)} are {figure(total, unit)} together, {name} is {figure(whole, unit)}"]

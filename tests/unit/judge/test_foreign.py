@@ -416,6 +416,14 @@ def test_the_command_says_what_it_found_by_text_and_exit_code(tmp_path):
     assert "does not state enough" in run(silent).output
 
 
+def test_numbers_whose_sum_is_infinite_are_refused_in_a_sentence(tmp_path):
+    path = tmp_path / "claim.json"
+    claim = {"latencies": [{"samples_s": [1e308, 1e308], "mean_s": 1e308}]}
+    path.write_text(json.dumps({"claim_version": 1, "claims": [claim]}))
+    refused = run(path)
+    assert refused.exit_code == 2 and "a number too large" in refused.stderr and "fault" not in refused.stderr
+
+
 def test_the_command_names_the_formats_once_for_all_files(tmp_path):
     for name in ("one.txt", "two.txt"):
         (tmp_path / name).write_text("Dear diary, nothing to measure today.\n")
