@@ -98,6 +98,8 @@ SQUAD = [
     ("numbers agree", "the factor of all_reduce", lambda run: run.scale("allreduce_algbw_gbps", 2)),
     ("numbers agree", "p50", lambda run: run.tables["ranks"][0].update(step_s_p05=9.0)),
     ("possible speed", "of the measured peak", lambda run: run.scale("flops_per_s", 4)),
+    ("all-reduce right", "3 wrong elements", lambda run: run.facts.update(allreduce_wrong_elements=3)),
+    ("all-reduce right", "missing", lambda run: run.facts.pop("allreduce_wrong_elements")),
     ("sample count", "160 planned", lambda run: run.facts.update(samples_seen=[80, 70])),
     ("learning rate", "nothing is trained at zero", lambda run: run.facts["learning_rates"].update(min=0.0)),
     ("loss decreases", "nothing was learnt", lambda run: run.samples.update(loss=[5.9] * 10)),
@@ -164,6 +166,7 @@ def test_a_run_that_was_restarted_passes_and_says_so(stored, tmp_path):
 
 MACHINE = [
     ("all-reduce right", "3 wrong elements", lambda run: run.facts.update(allreduce_wrong_elements=3)),
+    ("all-reduce right", "missing", lambda run: run.facts.update(allreduce_wrong_elements=None)),
     ("possible all-reduce", "before it had ended", lambda run: run.scale("allreduce_gbps", 400)),
     ("possible scaling", "2 devices cannot do more", lambda run: run.scale("matmul_fp32_flops", 4)),
 ]  # fmt: skip
@@ -194,10 +197,10 @@ def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
         found, claims = read_claims(path)
         judged = judge_claims(claims)
         assert (found, [judgement.failures for judgement in judged if judgement.failures]) == (name, [])
-        assert len(judged) == 16
+        assert len(judged) == 17
     alone = tmp_path / "alone.json"
     alone.write_text((folder / "result.json").read_text())
-    assert 5 < len(judge_claims(read_claims(alone)[1])) < 16  # without raw samples and config fewer rules apply
+    assert 5 < len(judge_claims(read_claims(alone)[1])) < 17  # without raw samples and config fewer rules apply
 
 
 def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
