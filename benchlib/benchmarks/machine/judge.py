@@ -7,7 +7,7 @@ from benchlib.benchmarks.machine.config import MachineConfig
 from benchlib.core.definitions import size_text
 from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
-from benchlib.judge.checks import Check, agreement_check, budget_check, finite_check, rule_check
+from benchlib.judge.checks import Check, agreement_check, budget_check, finite_check, right_results_check, rule_check
 from benchlib.judge.impossible.claim import Claim, Collective, Speed
 from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.numbers import count
@@ -78,12 +78,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     result, stated = run.result, OwnClaims(Numbers.of_run(run))
     assert result is not None
     return [
-        rule_check(
-            "all-reduce right",
-            "Is every element of every timed all-reduce correct?",
-            "right results",
-            stated,
-        ),
+        right_results_check(stated, run.config.world_size),
         rule_check(
             "possible all-reduce",
             "Does the all-reduce move no more than the memory can copy?",
