@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchlib.benchmarks.collectives.bench import Row, Taken
+from benchlib.benchmarks.collectives.config import FASTER_FROM, FASTER_UP_TO
 from benchlib.core.definitions import algbw_gbps, busbw_gbps, size_text
 from benchlib.core.files import atomic_path
 from benchlib.core.stats import fit_alpha_beta, summary
@@ -35,7 +36,7 @@ def crossover(sizes: Sequence[float], own: Sequence[float], other: Sequence[floa
         return None, f"neither consistently faster nor slower: the curves cross {len(changes)} times"
     (last,) = changes
     at = float(np.exp(x[last] + (x[last + 1] - x[last]) * gap[last] / (gap[last] - gap[last + 1])))
-    return at, "faster from there on" if gap[last + 1] < 0 else "faster up to there"
+    return at, FASTER_FROM if gap[last + 1] < 0 else FASTER_UP_TO
 
 
 # From series to what a run leaves: rows of tables, metrics, and the raw ledger of every rank and run.
@@ -54,7 +55,7 @@ def bus(operation: str, series: Series) -> list[float]:
 
 
 def series_row(taken: Taken) -> Row:
-    """Return the row of a case for the table ``series``."""
+    """Return the row of a case for the table ``series``; without ``busbw_gbps`` where there is no bus."""
     case, series = taken.case, taken.series
     stats = summary(series.seconds.tolist())
     rates = bus(case.operation, series)
@@ -73,7 +74,7 @@ def series_row(taken: Taken) -> Row:
         "ci_low_us": None if stats.ci_low is None else US * stats.ci_low,
         "ci_high_us": None if stats.ci_high is None else US * stats.ci_high,
         "algbw_gbps": algbw_gbps(series.bytes, stats.median) if series.bytes else None,
-        "busbw_gbps": float(busbw_gbps(case.operation, series.bytes, stats.median, series.times_s.shape[1])) if rates else None,
+        **({"busbw_gbps": float(busbw_gbps(case.operation, series.bytes, stats.median, series.times_s.shape[1]))} if rates else {}),
         "wrong_elements": series.wrong,
         "checked_elements": series.checked,
         "skew_us": US * series.skew_s,
@@ -139,19 +140,22 @@ def _ledger_columns(taken: Taken) -> dict[str, Any]:
     }
 
 
-def curves(everything: Sequence[Taken], dtype: str) -> dict[tuple[str, str], list[Taken]]:
-    """Return the series by size of each operation and variant, in the first type, reduction and placement."""
+def curves(everything: Sequence[Taken]) -> dict[tuple[str, str], list[Taken]]:
+    """Return the series by size of each operation and variant, in the type, reduction and placement that came first.
+
+    ``tables.main`` chooses alike, so that metrics and pictures are of the same data.
+    """
     by_line: dict[tuple[str, str], dict[int, Taken]] = {}
     kinds: dict[tuple[str, str], tuple[Any, ...]] = {}
     for taken in everything:
         case, key = taken.case, (taken.case.operation, taken.case.variant)
         # The plan begins with the kind of which headline figures are.
-        if case.dtype == dtype and kinds.setdefault(key, case.kind) == case.kind:
+        if kinds.setdefault(key, case.kind) == case.kind:
             by_line.setdefault(key, {}).setdefault(taken.series.bytes, taken)
     return {key: [of[size] for size in sorted(of)] for key, of in by_line.items()}
 
 
-def fit_rows(lines: dict[tuple[str, str], list[Taken]], dtype: str) -> list[Row]:
+def fit_rows(lines: dict[tuple[str, str], list[Taken]]) -> list[Row]:
     """Return alpha and beta of every curve, or the reason why there is no fit."""
     rows = []
     for (operation, variant), line in lines.items():
@@ -164,7 +168,7 @@ def fit_rows(lines: dict[tuple[str, str], list[Taken]], dtype: str) -> list[Row]
             {
                 "operation": operation,
                 "variant": variant,
-                "dtype": dtype,
+                "dtype": line[0].case.dtype,
                 "alpha_us": None if line_fit.reason else US * line_fit.alpha_s,
                 "bandwidth_gbps": None if line_fit.reason else 8e-9 * factor / line_fit.beta_s_per_byte,
                 "half_bytes": None if line_fit.reason else line_fit.half_bytes,
@@ -220,7 +224,7 @@ def _bandwidth(name: str, large: Taken, ranks: int, largest: int) -> Metric:
     if not rates:
         return not_available(f"{name}_busbw_gbps", "Gbps", "higher", NO_BUS)
     if large.series.bytes < largest / 2:  # what the ranks share is rounded to whole elements of each, so never equal
-        cut = f"the time held no size above {size_text(large.series.bytes)}, and others reached {size_text(largest)}"
+        cut = f"no size above {size_text(large.series.bytes)} was measured, and others reached {size_text(largest)}"
         return not_available(f"{name}_busbw_gbps", "Gbps", "higher", cut)
     reason = f"{large.case.label()}, {size_text(large.series.bytes)}, {ranks} ranks"
     return derived(f"{name}_busbw_gbps", rates, "Gbps", "higher", reason)
