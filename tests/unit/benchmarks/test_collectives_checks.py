@@ -165,7 +165,10 @@ def exchanged(ranks, gbps, claimed, operation="all_reduce", nproc=0):
         {"bound": "memory copy", "gbps": 1e6, "provenance": "measured", "bytes": size},
         {"bound": CLAIMED, "gbps": claimed, "provenance": "claimed", "source": "data sheet"},
     ]
-    config = build("collectives", {"nproc": nproc or ranks, "nnodes": ranks // nproc if nproc else 1})
+    config = build(
+        "collectives",
+        {"nproc": nproc or ranks, "nnodes": ranks // nproc if nproc else 1, "launcher": "slurm" if nproc else "local"},
+    )
     tables = {"series": [row | {"median_us": 8e-3 * size / rate, "wrong_elements": 0}], "bounds": bounds}
     return Numbers("collectives", [], ranks, {"collective": "gloo"}, tables, config=config)
 
