@@ -141,7 +141,7 @@ def _claimed_limit(numbers: Numbers, operation: str) -> tuple[float | None, str]
 
     Within a node the claim is of the links of one device, which carry what the bus bandwidth counts. Between nodes it is of
     all adapters of a node, and at least the traffic of an operation between nodes passes them: busbw over its factor, times
-    the factor of as many ranks as there are nodes. A message from rank 0 to rank 1 stays within the first node. No claim: no
+    the factor of as many ranks as there are nodes; in an all-to-all each rank of a node sends that. A message from rank 0 to rank 1 stays within the first node. No claim: no
     limit; memory is none, as what is copied in caches, or by several ranks at once, is faster.
     """
     rows = [row for row in numbers.rows("bounds") if row.get("provenance") == "claimed"]
@@ -153,8 +153,8 @@ def _claimed_limit(numbers: Numbers, operation: str) -> tuple[float | None, str]
         return gbytes_per_s, source
     if operation == "send_recv" and nproc > 1:
         return None, ""
-    factor = BUS_FACTORS[operation]
-    return gbytes_per_s * factor(numbers.world_size) / factor(nodes), source
+    factor, senders = BUS_FACTORS[operation], nproc if operation == "all_to_all" else 1
+    return gbytes_per_s * factor(numbers.world_size) / factor(nodes) / senders, source
 
 
 def checks(run: Run, comparison: Comparison) -> list[Check]:
