@@ -141,13 +141,13 @@ def _claimed_limit(numbers: Numbers, operation: str) -> tuple[float | None, str]
 
     Within a node the claim is of the links of one device, which carry what the bus bandwidth counts. Between nodes it is of
     all adapters of a node, and at least the traffic of an operation between nodes passes them: busbw over its factor, times
-    the factor of as many ranks as there are nodes; in an all-to-all each rank of a node sends that. A message from rank 0 to rank 1 stays within the first node. No claim: no
-    limit; memory is none, as what is copied in caches, or by several ranks at once, is faster.
+    the factor of as many ranks as there are nodes; in an all-to-all each rank of a node sends that. A message from rank 0
+    to rank 1 stays within the first node. No claim: no limit; a measured copy is none, as caches and neighbours move it.
     """
     rows = [row for row in numbers.rows("bounds") if row.get("provenance") == "claimed"]
     if not rows:
         return None, ""
-    gbytes_per_s, source = rows[0]["gbps"] / 8, f"claimed: {rows[0].get('source') or 'link'}"
+    gbytes_per_s, source = rows[0].get("gbps") / 8, f"claimed: {rows[0].get('source') or 'link'}"
     nodes, nproc = (numbers.config.nnodes, numbers.config.nproc) if numbers.config else (1, numbers.world_size)
     if nodes == 1:
         return gbytes_per_s, source
