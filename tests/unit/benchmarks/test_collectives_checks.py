@@ -163,7 +163,12 @@ def exchanged(ranks, gbps, claimed, operation="all_reduce", nproc=0):
     }
     bounds = [
         {"bound": "memory copy", "gbps": 1e6, "provenance": "measured", "bytes": size},
-        {"bound": CLAIMED, "gbps": claimed, "provenance": "claimed", "source": "data sheet"},
+        {
+            "bound": CLAIMED,
+            "gbps": claimed,
+            "provenance": "claimed" if claimed else "not_available",
+            "source": "data sheet",
+        },
     ]
     config = build(
         "collectives",
@@ -202,6 +207,8 @@ def test_without_a_claim_nothing_limits_a_bandwidth(judged):
     _, found = judged()
     assert (found["possible bandwidth"].status, found["possible bandwidth"].gates) == ("SKIPPED", False)
     assert "set cluster=NAME or FILE" in found["possible bandwidth"].reason
+    # The copies of eight memories together are no limit of one rank's links, and held against them all passed.
+    assert _possible(list(claims(exchanged(8, 3 * 3600, None))), 8).status == "SKIPPED"
 
 
 def test_metrics_and_pictures_show_the_same_type(judged):

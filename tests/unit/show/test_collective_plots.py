@@ -66,7 +66,12 @@ def line_of(axes, marker):
 
 
 def test_bandwidth_draws_every_operation_by_size_beside_its_limits():
-    axes = collective_plots.bandwidth(records(ranks=2)).axes[0]
+    found = tables()  # of an older run: copies of all ranks together are no limit of one
+    found["bounds"] += [
+        {"bound": "memory copy", "bytes": size, "gbps": 80.0, "provenance": "measured"} for size in SIZES
+    ]
+    assert "memory copy" not in set(collective_series.shares(records(found))["bound"])
+    axes = collective_plots.bandwidth(records(found)).axes[0]
     # Two ranks: the factor of the all-reduce is 1, so its bus bandwidth is S/t by hand.
     expected = [8e-3 * size / (60.0 + 8e-3 * size / 18.0) for size in SIZES]
     assert axes.lines[0].get_xdata() == pytest.approx(SIZES)
