@@ -147,7 +147,7 @@ def _claimed_limit(numbers: Numbers, operation: str) -> tuple[float | None, str]
     rows = [row for row in numbers.rows("bounds") if row.get("provenance") == "claimed"]
     if not rows:
         return None, ""
-    gbytes_per_s, source = rows[0].get("gbps") / 8, f"claimed: {rows[0].get('source') or 'link'}"
+    gbytes_per_s, source = float(rows[0]["gbps"]) / 8, f"claimed: {rows[0].get('source') or 'link'}"
     nodes, nproc = (numbers.config.nnodes, numbers.config.nproc) if numbers.config else (1, numbers.world_size)
     if nodes == 1:
         return gbytes_per_s, source
