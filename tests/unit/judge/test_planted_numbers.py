@@ -167,7 +167,6 @@ def test_a_run_that_was_restarted_passes_and_says_so(stored, tmp_path):
 MACHINE = [
     ("all-reduce right", "3 wrong elements", lambda run: run.facts.update(allreduce_wrong_elements=3)),
     ("all-reduce right", "missing", lambda run: run.facts.update(allreduce_wrong_elements=None)),
-    ("possible all-reduce", "before it had ended", lambda run: run.scale("allreduce_gbps", 400)),
     ("possible scaling", "2 devices cannot do more", lambda run: run.scale("matmul_fp32_flops", 4)),
 ]  # fmt: skip
 
