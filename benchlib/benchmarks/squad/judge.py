@@ -124,7 +124,7 @@ def _parts(run: Run) -> tuple[SquadConfig, Result]:
 
 def _share(result: Result) -> float:
     """Return the share of the planned samples that the training saw."""
-    return number(result.facts["epoch_share"], "epoch_share")
+    return number(result.facts.get("epoch_share", 1.0), "epoch_share")
 
 
 def _quality(run: Run) -> str:

@@ -72,7 +72,7 @@ def test_too_few_steps_skip_the_distance_and_gate_nothing() -> None:
 
 
 def test_the_tolerance_of_mixed_precision_is_that_of_parity() -> None:
-    assert tolerances.limit("cpu", "bf16", tolerances.CURVE).value == judge_unlike.CURVE
+    assert tolerances.limit("cpu", "bf16", tolerances.CURVE).value == judge_unlike.curve_limit()
 
 
 def test_ranks_that_were_slowed_are_marked_and_never_a_baseline(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.fixtures.make_smoke import SMOKE, unpack
 
 PLANTED = (math.nan, math.inf, -math.inf, None)
 INFORMS = {
+    "squad": {"ranks.own_work_s_median"},  # an engine without phases has none
     "machine": {"matmul.alone_flops"},  # of the ranks that do not multiply alone
 }
 PORTED = sorted(path.name.removesuffix(".json.gz") for path in SMOKE.glob("*.json.gz"))
