@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -356,7 +357,7 @@ def _save(bench: _Bench, began: Moment, startup_s: float) -> None:
     bench.facts |= {
         "prompt_tokens_least": lengths[0], "prompt_tokens_median": lengths[len(lengths) // 2], "prompt_tokens_most": lengths[-1],
         "samples": len(lengths), "threads": torch.get_num_threads(),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "loadgen": "6.0.17"},
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "loadgen": version("mlcommons-loadgen")},
     }  # fmt: skip
     result = Result.of(
         bench.config, status="complete", started_at=began.wall, ended_at=began.wall + began.since(),
