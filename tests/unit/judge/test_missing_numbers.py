@@ -22,6 +22,7 @@ from tests.fixtures.make_smoke import SMOKE, unpack
 PLANTED = (math.nan, math.inf, -math.inf, None)
 INFORMS = {
     "machine": {"matmul.alone_flops"},  # of the ranks that do not multiply alone
+    "serving": {"workers.resident_bytes"},  # of workers whose /metrics do not state it
 }
 PORTED = sorted(path.name.removesuffix(".json.gz") for path in SMOKE.glob("*.json.gz"))
 
