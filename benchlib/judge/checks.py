@@ -108,10 +108,10 @@ class Ask(NamedTuple):
         """Answer that nothing could be evaluated, and why."""
         return Check(**self._asdict(), status="SKIPPED", reason=reason, gates=gates, **numbers)
 
-    def by(self, answer: Callable[..., Check], *args: Any) -> Check:
+    def by(self, answer: Callable[..., Check], *args: Any, **options: Any) -> Check:
         """Let a function answer; a number that it reads and that is missing or not finite is a FAIL that names it."""
         try:
-            return answer(self, *args)
+            return answer(self, *args, **options)
         except Missing as error:
             return self.fact(False, f"cannot be evaluated: {error}")
         except _UNREADABLE as error:
@@ -130,8 +130,8 @@ def asks(
 
     def decorate(answer: Callable[Concatenate[Ask, P], Check]) -> Callable[P, Check]:
         @functools.wraps(answer)
-        def check(*args: P.args, **_: P.kwargs) -> Check:
-            return Ask(name, question, kind).by(answer, *args)
+        def check(*args: P.args, **options: P.kwargs) -> Check:
+            return Ask(name, question, kind).by(answer, *args, **options)
 
         return check
 

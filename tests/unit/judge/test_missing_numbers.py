@@ -83,10 +83,10 @@ def readers(monkeypatch):
     read, asking = collections.defaultdict(set), []
     by, getitem = checks.Ask.by, numbers.Cells.__getitem__
 
-    def note(self, answer, *args):
+    def note(self, answer, *args, **options):
         asking.append(self.name)
         try:
-            return by(self, answer, *args)
+            return by(self, answer, *args, **options)
         finally:
             asking.pop()
 
