@@ -307,7 +307,6 @@ def _accuracy(bench: _Bench) -> None:
     bench.facts["accuracy"] = {
         "samples": len(bench.data.prompts), "answered": len(answers), "failed": int(outcome.table["failed"].sum()),
         "num_errors": int(log["num_errors"]), "errors": outcome.errors[:5], "splitter": rows[0]["splitter"],
-        "full_set": bench.config.rules == "mlperf",
     }  # fmt: skip
     how = f"rouge_score with stemmer, mean of {len(answers):,} texts; sentences by {rows[0]['splitter']}"
     bench.metrics += [derived(f"{kind}{end}", rows[0][kind], "%", "higher", how) for kind in scores.KINDS]

@@ -16,6 +16,7 @@ from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.numbers import Missing, count, known
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Result, Run
+from benchlib.workloads.llm.engines import MEMORY
 
 PREDICTED = 0.25  # by which a joint run may differ from its prediction: its last queries are uneven
 MOST_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as together
@@ -26,7 +27,7 @@ SHARES = {
 
 SIGNED = ("seconds", "share")  # of the cost of a joint run: workers may be faster together
 # Where a null has its reason: only an open loop has a schedule, and not every worker states its memory.
-LACKS = {"closed": ("late_p99_ms",), "workers": ("resident_bytes", "device_bytes")}
+LACKS = {"closed": ("late_p99_ms",), "workers": tuple(MEMORY)}
 
 
 def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
