@@ -105,7 +105,7 @@ SQUAD = [
     ("sample count", "does not report", lambda run: run.facts.pop("samples_seen")),
     ("learning rate", "no number", lambda run: run.facts["learning_rates"].update(min="1e-6")),
     ("learning rate", "below zero", lambda run: run.facts["learning_rates"].update(min=-1e-6)),
-    ("whole training", "epoch_share is nan", lambda run: run.facts.update(epoch_share=float("nan"))),
+    ("finite", "epoch_share is nan", lambda run: run.facts.update(epoch_share="NaN")),
     ("sample count", "160 planned", lambda run: run.facts.update(samples_seen=[80, 70])),
     ("learning rate", "nothing is trained at zero", lambda run: run.facts["learning_rates"].update(min=0.0)),
     ("loss decreases", "nothing was learnt", lambda run: run.samples.update(loss=[5.9] * 10)),
