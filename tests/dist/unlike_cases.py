@@ -96,8 +96,8 @@ def injected_clock(config: SquadConfig, rank: int) -> Iterator[None]:
         follow(balance, table, next_open)
 
     with (
-        mock.patch.object(unlike, "fit", lambda shapes, times: (0.0, SAMPLE_S * config.work_of(rank), 0.0)),
-        mock.patch.object(unlike, "_optimizer_s", lambda task, optimizer: 0.0),
+        mock.patch.object(unlike, "fit", return_value=(0.0, SAMPLE_S * config.work_of(rank), 0.0)),
+        mock.patch.object(unlike, "_optimizer_s", return_value=0.0),
         mock.patch.object(unlike.Balance, "follow", paced),
     ):
         yield
