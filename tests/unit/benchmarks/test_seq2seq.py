@@ -17,8 +17,8 @@ from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.judge.baselines import Comparison
 from benchlib.judge.checks import verdict_of
-from benchlib.judge.numbers import judged_view
 from benchlib.judge.impossible.training import rate_from_steps
+from benchlib.judge.numbers import judged_view
 from benchlib.results.metrics import derived, measured
 from benchlib.results.run import Result, Run, save_result
 from benchlib.runtime import largest
