@@ -52,7 +52,7 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
     if not names:
         return leave_empty(figure, axes, theme, "No differences of logits were counted.")
     tall(figure, len(names), WIDE_ROW_IN)
-    judged = tables.table(run, "quantities").query("quantity == 'logits max difference'")
+    judged = tables.table(run, "quantities").query("quantity == @tolerances.LOGITS")
     standings = {
         row["member"]: row for row in row_dicts(judged) if row["member"] in names and math.isfinite(row["limit"])
     }

@@ -349,9 +349,6 @@ def test_gradients_of_nothing_are_judged_beside_all_of_them(judged):
     """The key's bias has a norm of 4e-9 beside 32 of all: its sign may turn, but it must not grow beyond the floor."""
     turned = judged(facts=facts(), gradients=scaled("layer.0.key.bias", -1))
     assert turned.outcome == "PASS"
-    assert [entry["parameter"] for entry in turned.tables["gradients"] if entry["one_minus_cosine"] is None] == [
-        "layer.0.key.bias"
-    ]
     grown = judged(facts=facts(), gradients=scaled("layer.0.key.bias", 1e5))
     total = math.sqrt(sum(float((array.astype(float) ** 2).sum()) for array in make_recordings.gradients().values()))
     bias = np.linalg.norm(make_recordings.gradients()["layer.0.key.bias"].astype(float)) * (1e5 - 1)

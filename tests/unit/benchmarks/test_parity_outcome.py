@@ -3,7 +3,6 @@
 import math
 import time
 
-import numpy as np
 import pytest
 
 from benchlib.benchmarks.parity import metrics, tolerances
@@ -27,7 +26,7 @@ META = {
 def turn(name="sdpa_flash", value=1e-6, status="PASS"):
     judge = Judge(MEMBERS[name], "cpu", "cpu")
     rows = (judge.judge(tolerances.LOGITS, value, "len8-batch1"), judge.judge(tolerances.COSINE, 1e-12, "len8-batch2"))
-    logits = [{"case": "len8-batch1", "max_abs": np.float32(0.5), "truth_max_abs": math.nan}]
+    logits = [{"case": "len8-batch1", "max_abs": 0.5}]
     return Turn(MEMBERS[name], "cpu", "compared", "", 2.5, META, Comparison(name, status, "", rows, {"logits": logits}))
 
 
@@ -56,7 +55,7 @@ def test_latency_is_the_median_of_all_samples_and_the_rate_that_of_the_mean():
     assert found["sdpa_flash_queries_per_s"].value == 200.0  # 1000 / 5 ms
     row = metrics.latency_row("sdpa_flash", META["latency"])
     assert (row["mean_ms"], row["p50_ms"], row["p95_ms"], row["p99_ms"]) == pytest.approx((5.0, 4.0, 8.5, 8.9))
-    assert metrics.latency_row("truth", None) is None and metrics.latency_metrics("truth", {"samples_ms": []}, "") == []
+    assert metrics.latency_row("truth", None) is None and metrics.latency_metrics("truth", None, "") == []
 
 
 def test_a_crash_fails_and_what_is_not_there_is_skipped():
@@ -77,11 +76,11 @@ def test_what_is_no_number_fails_a_member_that_gates_and_is_not_available_of_one
     broken, informative = (
         next(iter(metrics.metrics([turn(name, math.nan, "FAIL")], ""))) for name in ("sdpa_flash", "native")
     )
-    assert (broken.value, broken.provenance) == (None, "derived")
+    assert (broken.fault, broken.provenance) == ("nan", "derived")
     assert (informative.value, informative.provenance) == (None, "not_available")
-    row = metrics.comparison_rows([turn()])["logits"][0]
-    assert row == {"member": "sdpa_flash", "case": "len8-batch1", "max_abs": 0.5, "truth_max_abs": None}
-    assert type(row["max_abs"]) is float
+    assert metrics.comparison_rows([turn()])["logits"] == [
+        {"member": "sdpa_flash", "case": "len8-batch1", "max_abs": 0.5}
+    ]
 
 
 def pace(budget_s=100.0, gone_s=0.0):
