@@ -41,12 +41,9 @@ def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
     if table == "quantities":
         return column == "value" and status != "PASS" and reason != ""
     if table == "logits":  # without a recording in double precision both distances to it are missing
-        return (
-            row.get("case") == ONE_TOKEN
-            if column == "one_minus_cosine"
-            else all(row.get(name) is None for name in FP64)
-        )
-    if table in ("layers", "gradients"):  # a tensor with NaN or of another shape; runs before 0.3 stored a cosine
+        no_angle = column == "one_minus_cosine" and row.get("case") == ONE_TOKEN
+        return no_angle or (column in FP64 and all(row.get(name) is None for name in FP64))
+    if table in ("layers", "gradients"):  # a tensor with NaN or of another shape; runs of 0.2 stored a cosine as well
         return (column == "relative_l2" and row.get("beyond") is True) or column == "one_minus_cosine"
     if table == "attention" and status == "MEASURED":
         of_math, gradient = column.endswith("_math"), column.startswith("gradient")
@@ -54,7 +51,7 @@ def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
             gradient and "no gradients" in reason
         )
     if table == "attention":
-        return reason != ""
+        return column.endswith(("_truth", "_math", "_us")) and reason != ""
     return table == "facts" and ".switches." in column  # torch may refuse to say
 
 

@@ -11,6 +11,8 @@ import pytest
 from benchlib.benchmarks.parity import logits, tolerances
 from benchlib.benchmarks.parity.compare import compare
 from benchlib.benchmarks.parity.config import MEMBERS
+from benchlib.benchmarks.parity.judge import lacks
+from benchlib.judge.numbers import fault_of
 
 INPUTS = make_recordings.inputs()
 EAGER = MEMBERS["eager"]
@@ -276,6 +278,10 @@ def test_nan_fails_wherever_it_is(judged):
     for quantity, changes in broken.items():
         found = judged(**({"facts": facts()} | changes))
         assert row(found, quantity).status == row(found, "finite").status == found.outcome == "FAIL", quantity
+        for table, rows in {**found.tables, "quantities": list(map(dataclasses.asdict, found.rows))}.items():
+            faults = [(name, line) for line in rows for name, value in line.items() if fault_of(value) and not (
+                value is None and lacks(table, line, name))]  # fmt: skip
+            assert not faults, (quantity, table)
         assert row(found, "finite").value == 1.0, quantity
     found = judged(facts=facts(), outputs=broken["finite"]["outputs"])
     assert row(found, "logits max difference").value == 0.0  # the row has no text: judged for being numbers only

@@ -1,7 +1,7 @@
 """What a parity run leaves of recordings and comparisons: rows, metrics and their names, and who still fits the time."""
 
 import math
-import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +12,6 @@ from benchlib.benchmarks.parity.metrics import Turn
 from benchlib.benchmarks.parity.run import COMPILING_S, Pace
 from benchlib.benchmarks.parity.tolerances import Judge
 from benchlib.config.schema import build
-from benchlib.core.events import Moment
 
 SAMPLES = [2.0, 4.0, 9.0]
 META = {
@@ -84,7 +83,7 @@ def test_what_is_no_number_fails_a_member_that_gates_and_is_not_available_of_one
 
 
 def pace(budget_s=100.0, gone_s=0.0):
-    return Pace(Moment.at(time.time() - gone_s), budget_s)
+    return Pace(SimpleNamespace(since=lambda: gone_s), budget_s)
 
 
 def test_a_member_begins_only_where_the_longest_of_its_kind_would_fit():
