@@ -298,6 +298,15 @@ def findings_check(name: str, question: str, findings: Sequence[Finding], missin
     return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
 
 
+def right_results_check(claims: Sequence[Claim], ranks: int, name: str = "all-reduce right") -> Check:
+    """Check that no timed exchange between ranks had a wrong element; several ranks that counted none FAIL."""
+    question = "Is every element of every timed exchange correct?"
+    check = rule_check(name, question, "right results", claims, missing="one rank has nobody to exchange with")
+    if check.status == "SKIPPED" and ranks > 1:
+        return fact_check(name, question, False, "the number of wrong elements is missing or no count")
+    return check
+
+
 def finite_check(claims: Sequence[Claim]) -> Check:
     """Check that every measured metric is a finite number and no time, rate or size is below zero."""
     check = rule_check(FINITE, "Are all values finite and non-negative?", "possible values", claims)

@@ -23,6 +23,7 @@ from benchlib.judge.checks import (
     fact_check,
     finite_check,
     limit_check,
+    right_results_check,
     rule_check,
 )
 from benchlib.judge.impossible.claim import Claim, Collective, Compute, Latency, Learning, Speed, Whole
@@ -36,7 +37,15 @@ from benchlib.results.run import Result, Run
 PREDICTIONS, ANSWERS = "predictions.json", "answers.json"
 F1_TOLERANCE = 0.5  # points around the published F1; the spread by seed is 0.16 to 0.24, so less would be noise
 # The rules that a check of its own shows; "numbers agree" stands for all others.
-SHOWN = ("sample count", "learning rate", "loss falls", "possible scores", "possible values", "below the peak")
+SHOWN = (
+    "sample count",
+    "learning rate",
+    "loss falls",
+    "possible scores",
+    "possible values",
+    "below the peak",
+    "right results",
+)
 
 # Hub names and the parameters of the matrix products of their layers, L (4 h² + 2 h f): a folder's name alone proves nothing.
 MODELS = {
@@ -148,6 +157,7 @@ def _sanity(run: Run) -> list[Check]:
         _possible_quality(result, _quality(run), stated),
         _whole_training(config, result),
         *_newest_checkpoint(result),
+        right_results_check(stated, config.world_size),
         rule_check(
             "possible speed",
             "Is the achieved FLOP rate below the measured peak?",
@@ -356,11 +366,14 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
     yield Claim(subject="training", learning=learning, compute=compute, latencies=latencies, wholes=wholes)
     yield steps_claim(numbers)
     busbw, algbw = value("allreduce_gbps"), value("allreduce_algbw_gbps")
-    if busbw is not None and algbw is not None:
-        exchange = Collective(
-            operation="all_reduce", ranks=ranks, algbw_gbytes_per_s=algbw / 8, busbw_gbytes_per_s=busbw / 8
-        )
-        yield Claim(subject="all-reduce", collective=exchange)
+    exchange = Collective(
+        operation="all_reduce",
+        ranks=ranks,
+        algbw_gbytes_per_s=algbw / 8 if algbw is not None else None,
+        busbw_gbytes_per_s=busbw / 8 if busbw is not None else None,
+        wrong_elements=count("allreduce_wrong_elements"),
+    )
+    yield Claim(subject="all-reduce", collective=exchange)
 
 
 def _of_answers(numbers: Numbers) -> dict[str, Any]:

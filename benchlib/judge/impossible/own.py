@@ -12,10 +12,9 @@ from pydantic import ValidationError
 
 from benchlib.benchmarks import of_run
 from benchlib.config.schema import BaseConfig
-from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
 from benchlib.judge.impossible.claim import Claim, Quantity, Whole
-from benchlib.judge.numbers import count, known
+from benchlib.judge.numbers import Missing, count, known
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
@@ -109,7 +108,7 @@ class OwnClaims(Sequence[Claim]):
 
 
 def own_claims(numbers: Numbers) -> list[Claim]:
-    """Return what a result states, nothing for a skipped run; ``UserError`` where a value is outside its field's range.
+    """Return what a result states, nothing for a skipped run; ``Missing`` where a value is outside its field's range.
 
     Of a benchmark that this version does not know only the values themselves can be judged.
     """
@@ -121,7 +120,7 @@ def own_claims(numbers: Numbers) -> list[Claim]:
     except (ValidationError, TypeError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": ("a table",), "msg": str(error)}
         where = ".".join(map(str, first["loc"]))
-        raise UserError(f"the result of {numbers.benchmark} states an invalid {where}: {first['msg']}") from None
+        raise Missing(f"the result of {numbers.benchmark} states an invalid {where}: {first['msg']}") from None
 
 
 def quantities(numbers: Numbers) -> list[Quantity]:
