@@ -261,7 +261,7 @@ class Supervisor:
         self.heard_first = self.heard_first or record.heard_at
         if event["kind"] != "error" or not record.error:
             return
-        if diagnosis.is_echo(record.error):
+        if record.echoes:
             self.ranks.take_in_dead()
             self.neighbours.look()  # now: those who only echo the failure as well will soon be gone
         if self.job.restarts and diagnosis.no_restart_helps(record.error):
@@ -340,7 +340,7 @@ class Supervisor:
         if culprit.error and culprit.error.get("exit_code") == EXIT_SKIPPED:
             return Ending("skipped", str(culprit.error.get("message", "")), culprit.rank)
         ending = Ending("failed", diagnosis.failure_text(culprit, records), culprit.rank)
-        if not (culprit.error and diagnosis.is_echo(culprit.error)):
+        if not culprit.echoes:
             return ending
         if self.failed_code and (why := self.agent.reason()):
             ending.reason += f"; {why}"

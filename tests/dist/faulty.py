@@ -33,6 +33,11 @@ def boom() -> None:
     raise ValueError("boom <script>")
 
 
+def no_file() -> None:
+    """Miss a file whose path reads like a library of collectives."""
+    Path("/mnt/nccl-data/socket/timeout.json").read_text()
+
+
 def no_space() -> None:
     """Raise what a library that writes files by itself lets through."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -119,6 +124,16 @@ def collective(config: Config, run_dir: Path, events: EventWriter) -> None:
             dist.all_reduce(total)
             assert total.tolist() == [world.size] * 3
             time.sleep(config.step_s)
+
+
+def watched(config: Config, run_dir: Path, events: EventWriter) -> None:
+    """As ``collective``, and a rank that loses its peer is aborted without a word, as NCCL's watchdog does."""
+    try:
+        collective(config, run_dir, events)
+    except RuntimeError:
+        while not (run_dir / "logs" / f"rank{config.who}.error.json").exists():
+            time.sleep(0.01)
+        os.abort()
 
 
 def long_work_of_one(config: Config, run_dir: Path, events: EventWriter) -> None:

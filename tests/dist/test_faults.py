@@ -107,6 +107,13 @@ def test_exception_is_shown_and_not_its_echo(tmp_path: Path) -> None:
     assert "subprocess" not in shown
 
 
+def test_a_rank_that_its_peer_aborts_is_not_blamed(tmp_path: Path) -> None:
+    error = _broken(prepare(tmp_path / "run", fault="no_file"), "watched")
+    assert error.status["culprit"] == 1
+    assert error.status["reason"].startswith("rank 1 raised FileNotFoundError during phase train, step 3")
+    assert "/mnt/nccl-data/" in error.status["reason"]
+
+
 def test_rank_that_left_early_is_named(tmp_path: Path) -> None:
     error = _broken(prepare(tmp_path / "run", stall_timeout_s=1), "wait_for_other")
     assert error.status["culprit"] == 1
