@@ -17,6 +17,7 @@ when ranks here fail or hang without a cause of their own.
 import argparse
 import contextlib
 import dataclasses
+import json
 import os
 import select
 import signal
@@ -240,7 +241,7 @@ class Supervisor:
 
     def _reap(self) -> None:
         for pid, code in self.children.ended():
-            record = None if self.job.agent else next(record for record in self.ranks.all() if record.pid == pid)
+            record = self.ranks.processes.get(pid)
             if record:
                 record.returncode, record.ended_at = code, time.time()
             rank, name = record.rank if record else None, signal_name(-code) if code < 0 else None
@@ -251,8 +252,11 @@ class Supervisor:
     def _follow(self) -> None:
         for event in self.follower.poll():
             source = str(event["source"])
-            if source.startswith("rank") and source[4:].isdigit():
-                self._hear(int(source[4:]), event)
+            if source.startswith("rank") and source[4:].isdecimal():
+                try:
+                    self._hear(int(source[4:]), event)
+                except (KeyError, TypeError, ValueError):
+                    print(f"skipped a malformed event: {json.dumps(event)[:500]}", file=sys.stderr, flush=True)
 
     def _hear(self, rank: int, event: Event) -> None:
         if event["kind"] == "start" and self.job.agent and self.attempts.begins(event, self.ranks.records.get(rank)):

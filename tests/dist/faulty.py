@@ -126,6 +126,15 @@ def collective(config: Config, run_dir: Path, events: EventWriter) -> None:
             time.sleep(config.step_s)
 
 
+def strange(config: Config, run_dir: Path, events: EventWriter) -> None:
+    """Events that benchlib does not know, without their keys or with values of other types, and a start of another process."""
+    for kind in ("start", "plan", "step", "progress", "news"):
+        events.emit(kind)
+        events.emit(kind, pid="7", planned_steps="all", step=[1], done=None, total={}, loss="low", member="a")
+    events.emit("start", pid=1, host="elsewhere")
+    steps(config, events)
+
+
 def watched(config: Config, run_dir: Path, events: EventWriter) -> None:
     """As ``collective``, and a rank that loses its peer is aborted without a word, as NCCL's watchdog does."""
     try:

@@ -14,6 +14,7 @@ from benchlib.judge.verdict import judged
 from benchlib.launch.launch import Launch, RankFailed, execute, settle
 from benchlib.launch.processes import marked
 from benchlib.results.run import Run
+from benchlib.show.widgets import watch
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,15 @@ def test_complete(tmp_path: Path) -> None:
     assert seen[-1]["kind"] == "ended"
     with pytest.raises(UserError, match="already executed"):
         Launch(run_dir, "faulty:run").start()
+
+
+def test_strange_events_are_skipped_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = prepare(tmp_path / "run", steps=5, step_s=0.01)
+    result = watch(Launch(run_dir, "faulty:strange").start())
+    assert result["outcome"] == "complete", result["reason"]
+    assert [row["returncode"] for row in result["ranks"]] == [0, 0]
+    assert "malformed events skipped" in capsys.readouterr().out
+    assert "skipped a malformed event: {" in (run_dir / "logs/supervisor.log").read_text()
 
 
 def test_rank_killed(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from benchlib.core.events import Progress
 from benchlib.launch import launch
 
@@ -49,6 +51,28 @@ def test_a_long_phase_says_how_long_it_has_taken():
     assert progress.line() == "loading the model  for 42 s"
     progress.update({"source": "rank0", "kind": "phase", "name": "train", "t": 1})
     assert progress.line() == "training"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"kind": "plan"},
+        {"kind": "plan", "planned_steps": "all"},
+        {"kind": "step", "samples": 3},
+        {"kind": "step", "step": 4, "loss": "low"},
+        {"kind": "step", "step": 4, "samples": "many"},
+        {"kind": "progress", "done": 9},
+        {"kind": "progress", "done": 9, "total": None},
+        {"kind": "progress", "done": 9, "total": 10, "member": "bf16"},
+    ],
+    ids=str,
+)
+def test_a_malformed_event_is_skipped_and_counted(event):
+    before = [{"kind": "phase", "name": "measure", "t": 0}, {"kind": "progress", "t": 1.0, "done": 2, "total": 8}]
+    progress = told(*before, {"t": 2.0, **event})
+    assert (progress.done, progress.total, progress.loss, progress.part) == (2, 8, None, "")
+    assert progress.line() == "measuring  2/8  1 malformed event skipped"
+    assert not progress.update({"t": 3.0, "source": "rank0", "kind": "news"}), "an unknown kind changes nothing"
 
 
 def test_a_launch_that_is_silent_ticks(tmp_path, monkeypatch):
