@@ -78,15 +78,18 @@ class Children:
         ended, self._ended = self._ended, []
         return ended
 
-    def _reap(self) -> None:
-        """Collect every dead child, the adopted ones too: else they stay as zombies."""
+    def _reap(self) -> bool:
+        """Collect every dead child, the adopted ones too: else they stay as zombies. Return whether any lives.
+
+        So the supervisor starts no other process: its exit code would be lost here.
+        """
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return False
             if not pid:
-                return
+                return True
             if process := self.living.pop(pid, None):
                 process.returncode = os.waitstatus_to_exitcode(status)
                 self._ended.append((pid, process.returncode))
@@ -112,10 +115,7 @@ class Children:
 
     def _wait(self, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
-            self._reap()
-            if not descendants():
-                return
+        while time.monotonic() < end and self._reap():  # orphans are adopted: who has no child has no descendant
             time.sleep(0.02)
 
 
