@@ -12,7 +12,7 @@ import pytest
 
 from benchlib.config import cluster
 from benchlib.core.files import home
-from benchlib.launch.agents import pod
+from benchlib.launch.agents import kubernetes, pod
 from benchlib.launch.agents.kubernetes import RunFolder
 
 
@@ -139,6 +139,25 @@ def test_a_pod_writes_nothing_that_is_written_here(tmp_path, name):
     before = {path: path.is_file() and path.read_bytes() for path in sorted(tmp_path.rglob("*"))}
     assert RunFolder(run_dir).unpack(archive) == [name]
     assert {path: path.is_file() and path.read_bytes() for path in sorted(tmp_path.rglob("*"))} == before
+
+
+@pytest.mark.parametrize(("limit", "most"), [("MOST_FILES", 2), ("MOST_BYTES", 11)])
+def test_a_pod_fills_no_disk(tmp_path, monkeypatch, limit, most):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    archive = archive_of(tmp_path, *((name, b"12345") for name in ("events-rank0.jsonl", "result.json", "logs/a.err")))
+    monkeypatch.setattr(kubernetes, limit, most)
+    with pytest.raises(kubernetes.Failed, match="theirs.tar.gz holds more than"):
+        RunFolder(run_dir).unpack(archive)
+    assert sorted(path.name for path in run_dir.rglob("*")) == ["events-rank0.jsonl", "result.json"]
+
+
+def test_a_file_that_no_pod_packs_is_not_taken(tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    monkeypatch.setattr(kubernetes, "LARGEST_BYTES", 4)
+    archive = archive_of(tmp_path, ("result.json", b"12345"), ("logs/a.err", b"1234"), ("events-rank0.jsonl", b"12345"))
+    assert RunFolder(run_dir).unpack(archive) == ["result.json"]
 
 
 def test_links_are_not_taken(tmp_path):
