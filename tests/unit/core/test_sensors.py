@@ -233,7 +233,7 @@ def test_all_ranks_are_read_by_one_scan_of_the_processes(monkeypatch: pytest.Mon
     words = [sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"]
     processes = [subprocess.Popen(words, stdin=subprocess.PIPE) for _ in range(3)]
     try:
-        children = [until(lambda: psutil.Process(process.pid).children()) for process in processes]
+        children = [until(psutil.Process(process.pid).children) for process in processes]
         reader = Sensors([process.pid for process in processes[:2]])
         monkeypatch.setattr(psutil.Process, "children", lambda *args, **words: scans.append(1) or scan(*args, **words))
         reader.read()

@@ -73,7 +73,11 @@ def test_an_echo_that_came_first_is_not_the_cause() -> None:
 
 def test_a_death_goes_before_what_peers_say_right_after_it() -> None:
     dead = RankRecord(2, returncode=-9, ended_at=10.1, phase="evaluate")
-    ranks = [_failed(0, 10.05, "RuntimeError", "an unheard-of text"), _failed(1, 10.2, "RuntimeError", CLOSED, echo=True), dead]
+    ranks = [
+        _failed(0, 10.05, "RuntimeError", "an unheard-of text"),
+        _failed(1, 10.2, "RuntimeError", CLOSED, echo=True),
+        dead,
+    ]
     assert diagnosis.first_failure(ranks) is dead
     assert diagnosis.failure_text(dead, ranks) == "rank 2 was killed by SIGKILL during phase evaluate"
 

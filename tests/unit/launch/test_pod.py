@@ -147,7 +147,7 @@ def test_a_pod_fills_no_disk(tmp_path, monkeypatch, limit, most):
     run_dir.mkdir()
     archive = archive_of(tmp_path, *((name, b"12345") for name in ("events-rank0.jsonl", "result.json", "logs/a.err")))
     monkeypatch.setattr(kubernetes, limit, most)
-    with pytest.raises(kubernetes.Failed, match="theirs.tar.gz holds more than"):
+    with pytest.raises(kubernetes.Failed, match=r"theirs\.tar\.gz holds more than"):
         RunFolder(run_dir).unpack(archive)
     assert sorted(path.name for path in run_dir.rglob("*")) == ["events-rank0.jsonl", "result.json"]
 
