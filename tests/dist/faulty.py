@@ -20,7 +20,7 @@ class Config(BaseConfig):
 
     fault: str = "nothing"
     who: int = 1
-    steps: int = 600
+    steps: int = 100_000
     step_s: float = 0.05
 
 

@@ -90,13 +90,14 @@ def test_a_pod_ends_on_sigterm(tmp_path, options, command, code):
     config = tmp_path / "node.json"
     config.write_text("{}")
     head = [sys.executable, "-m", "benchlib.launch.agents.pod", str(tmp_path / "run"), "--config", str(config)]
-    with subprocess.Popen([*head, *options, "--", *command]) as process:
-        end = time.monotonic() + 20
-        while not (tmp_path / "run" / "config-node.json").exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        time.sleep(0.5)
+    with subprocess.Popen([*head, *options, "--", *command], stdout=subprocess.PIPE) as process:
+        if "--hold" in options:
+            assert b'"returncode": 3' in process.stdout.readline()
+        else:
+            while not (tmp_path / "run" / "config-node.json").exists():
+                time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == code
+        assert process.wait(90) == code
 
 
 def test_a_pod_hands_over_what_was_measured_and_logged(tmp_path, monkeypatch):

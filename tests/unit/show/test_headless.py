@@ -21,12 +21,12 @@ class Kernel:
         return False
 
 
-@pytest.mark.parametrize(("share", "waited_s"), [(0.0, 0.02), (0.9, 0.3)], ids=["hangs", "computes"])
-def test_only_a_kernel_that_computes_gets_more_time(monkeypatch, share, waited_s):
+@pytest.mark.parametrize(("share", "more_s"), [(0.0, 60.0), (0.9, 0.3)], ids=["hangs", "computes"])
+def test_only_a_kernel_that_computes_gets_more_time(monkeypatch, share, more_s):
     monkeypatch.setattr(headless, "WATCH_S", 0.02)
     began = time.monotonic()
-    assert not headless._ended_at_work(Kernel(share), threading.Event(), 0.3)
-    assert waited_s <= time.monotonic() - began < waited_s + 0.25
+    assert not headless._ended_at_work(Kernel(share), threading.Event(), more_s)
+    assert (time.monotonic() - began >= more_s) == bool(share)
 
 
 def test_a_kernel_that_ends_meanwhile_is_not_killed(monkeypatch):
