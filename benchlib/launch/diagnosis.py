@@ -20,7 +20,7 @@ from typing import Any
 from benchlib.launch.processes import is_stopped, signal_name
 
 # Where an error stems from that another rank may have caused: it went away, or did not answer.
-_EXCHANGE_FILES = re.compile(r"torch[/\\]distributed[/\\]|benchlib[/\\]runtime[/\\](mpi|hierarchy)\.py$")
+_EXCHANGE_FILES = re.compile(r"torch[/\\]distributed[/\\]|benchlib[/\\]runtime[/\\]mpi\.py$")
 # gloo begins what it raises with the place in its source; the Python frame is that of whoever waits.
 _GLOO_SOURCE = re.compile(r"\[\S*[/\\]gloo[/\\]\S+:\d+\]")
 # The table that torchrun's agent prints about its ranks when one of them failed.
@@ -160,6 +160,8 @@ def is_echo(error: BaseException) -> bool:
         return True
     if type(error) is not RuntimeError and not isinstance(error, (ConnectionError, TimeoutError)):
         return False
+    if error.__cause__ is not None:  # raised again with more words
+        return is_echo(error.__cause__)
     frames = list(traceback.walk_tb(error.__traceback__))
     origin = frames[-1][0].f_code.co_filename if frames else ""
     return bool(_EXCHANGE_FILES.search(origin) or (type(error) is RuntimeError and _GLOO_SOURCE.match(str(error))))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import END_S, HERE, none_left, prepare, status, until
+from harness import END_S, HERE, free_port, none_left, prepare, status, until
 
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.errors import UserError
@@ -36,9 +36,7 @@ def _squad(run_dir: Path, **values: Any) -> Path:
 
 
 def _nodes(**values: Any) -> dict[str, Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
     return {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint, "max_restarts": 1, **values}
 
 

@@ -4,7 +4,6 @@ import os
 import json
 import re
 import signal
-import socket
 import threading
 from pathlib import Path
 
@@ -55,9 +54,7 @@ def test_supervisor_killed(tmp_path: Path) -> None:
 
 
 def test_two_nodes(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
     values = {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint}
     nodes = [prepare(tmp_path / name, **values) for name in ("a", "b")]
     launches = [Launch(run_dir, "faulty:checksums").start() for run_dir in nodes]

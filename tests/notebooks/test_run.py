@@ -141,8 +141,7 @@ def test_a_second_interrupt_while_the_ranks_are_ended_changes_nothing(adding):
     assert "Stopped by the user" in report_of(run_dir)
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["deaf", "stopped together with its fork server"])
-def test_a_deaf_kernel_is_killed_at_the_limit_of_the_whole_run(tmp_path, stopped):
+def test_a_deaf_kernel_is_killed_at_the_limit_of_the_whole_run(tmp_path):
     path = tmp_path / "book.ipynb"
     deaf = nbformat.v4.new_code_cell(
         "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
@@ -152,19 +151,18 @@ def test_a_deaf_kernel_is_killed_at_the_limit_of_the_whole_run(tmp_path, stopped
     command = [sys.executable, "-c", words, str(path), str(tmp_path / "executed.ipynb")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     kernel = until(lambda: next(kernels(process), None))
-    for one in (kernel, kernel.parent()) if stopped else ():
-        one.suspend()
     _, errors = process.communicate(timeout=END_S)
     assert "TimeoutError: no end within 15 s" in errors
     assert not kernel.is_running()
 
 
-def test_a_kernel_that_is_stopped_breaks_the_run_soon_after_its_limit(begun, tmp_path):
+def test_a_kernel_that_is_stopped_with_its_fork_server_breaks_the_run_soon_after_its_limit(begun, tmp_path):
     process = begun("wall_limit_s=25")
     kernel = until(lambda: psutil.pid_exists(process.pid) and next(iter(kernels(process)), None))
     run_dir = run_dir_of(tmp_path)
     until(lambda: (run_dir / "events-supervisor.jsonl").exists())
-    kernel.send_signal(signal.SIGSTOP)
+    for one in (kernel, kernel.parent()):
+        one.send_signal(signal.SIGSTOP)
     output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 2, output
     assert "BROKEN  The run was ended after 25 s (wall limit)" in output, output

@@ -1,6 +1,5 @@
 """What an onlooker is told, against cases that were worked out by hand."""
 
-import time
 
 import pytest
 

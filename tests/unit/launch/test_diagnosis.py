@@ -58,6 +58,15 @@ def test_type_and_origin_tell_an_echo(error: BaseException, file: str, echo: boo
     assert diagnosis.is_echo(_raised(error, file)) is echo
 
 
+@pytest.mark.parametrize(
+    ("cause", "echo"), [(RuntimeError(CLOSED), True), (OutOfMemoryError("CUDA out of memory"), False)]
+)
+def test_an_error_that_is_raised_again_is_what_its_cause_is(cause: Exception, echo: bool) -> None:
+    error = RuntimeError("all_reduce between the groups: it failed")
+    error.__cause__ = _raised(cause, C10D)
+    assert diagnosis.is_echo(_raised(error, "/p/benchlib/runtime/hierarchy.py")) is echo
+
+
 def test_a_path_with_nccl_in_it_is_the_cause_and_not_the_peer_that_it_aborts() -> None:
     own = _failed(0, 10.0, "FileNotFoundError", "No such file: '/mnt/nccl-data/train.json'")
     aborted = RankRecord(1, returncode=-6, ended_at=10.1, phase="train")
