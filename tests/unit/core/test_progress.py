@@ -1,6 +1,5 @@
 """What an onlooker is told, against cases that were worked out by hand."""
 
-
 import pytest
 
 from benchlib.core.events import Progress
