@@ -19,8 +19,9 @@ from typing import Any
 
 from benchlib.launch.processes import is_stopped, signal_name
 
-# Where an error stems from that another rank may have caused: it went away, or did not answer.
-_EXCHANGE_FILES = re.compile(r"torch[/\\]distributed[/\\]|benchlib[/\\]runtime[/\\]mpi\.py$")
+# Where an error stems from that another rank may have caused: it went away, or did not answer. The packages below
+# torch.distributed (tensor, fsdp, checkpoint) raise errors of a rank's own.
+_EXCHANGE_FILES = re.compile(r"torch[/\\]distributed[/\\]\w+\.py$|benchlib[/\\]runtime[/\\]mpi\.py$")
 # gloo begins what it raises with the place in its source; the Python frame is that of whoever waits.
 _GLOO_SOURCE = re.compile(r"\[\S*[/\\]gloo[/\\]\S+:\d+\]")
 # The table that torchrun's agent prints about its ranks when one of them failed.
