@@ -6,7 +6,7 @@ The folder holds, by convention:
     config.py     <Name>Config: the parameters, a subclass of BaseConfig
     run.py        run(config, run_dir, events): what every rank executes
     judge.py      checks(run, comparison), limits(run), reading(run); where it has them published(run), claims(numbers), refuse(config),
-                  missed(run)
+                  missed(run), lacks(table, row, column) (where a null has its reason, see benchlib.judge.numbers), SIGNED
     view.py       VIEW: its key numbers and the words for what it shows (optional)
     figures.py    FIGURES: its pictures by name, in the order of the report (optional)
     tables.py     TABLES: its tables by heading, MORE: of its notebook alone (optional; else the notebook has those of VIEW)
@@ -23,7 +23,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -39,6 +39,10 @@ LABELS = {"total_s": "Whole run"}  # of metrics that every benchmark has
 
 def _nothing(*_: Any) -> list[Any]:
     return []
+
+
+def _lacks_nothing(*_: Any) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,16 @@ class Benchmark:
     def claims(self) -> Callable[..., Iterable[Any]]:
         """``claims(numbers)``: its numbers as claims, which the rules of impossible numbers are asked about."""
         return self.part("judge", "claims", _nothing)  # type: ignore[no-any-return]
+
+    @property
+    def lacks(self) -> Callable[[str, Mapping[str, Any], str], bool]:
+        """``lacks(table, row, column)``: whether a null there has a reason."""
+        return self.part("judge", "lacks", _lacks_nothing)  # type: ignore[no-any-return]
+
+    @property
+    def signed(self) -> Collection[str]:
+        """The columns that may be below zero."""
+        return self.part("judge", "SIGNED", ())  # type: ignore[no-any-return]
 
     @property
     def refuse(self) -> Callable[[Any], Any]:

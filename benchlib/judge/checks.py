@@ -1,18 +1,21 @@
 """Checks and verdicts: named questions with a status, a reason and the numbers behind it."""
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from benchlib.core import run_folder
+from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
 from benchlib.core.interrupts import EXIT_INTERRUPTED
 from benchlib.core.text import capitalized, check_word, quantity
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.findings import Finding
 from benchlib.judge.impossible.rules import ask, judge_claims
+from benchlib.judge.numbers import Missing, within
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Run, one_word
 from benchlib.results.store import summarize
@@ -20,6 +23,7 @@ from benchlib.results.store import summarize
 Status = Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"]
 Kind = Literal["outcome", "sanity", "target", "reference", "budget", "regression"]
 
+FINITE = "finite"  # the name of the check that lists every missing and impossible value
 EXIT_PASS, EXIT_FAIL, EXIT_BROKEN, EXIT_NOTHING_TO_COMPARE = 0, 1, 2, 3
 
 
@@ -82,6 +86,56 @@ class Verdict(BaseModel):
             for check in self.checks
         )
         return EXIT_NOTHING_TO_COMPARE if strict and undecided else EXIT_PASS
+
+
+P = ParamSpec("P")
+# What a result lacks or holds in another form: it was cut by hand, is foreign, or of another version.
+_UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
+
+
+class Ask(NamedTuple):
+    """The question of a check. Its methods answer it."""
+
+    name: str
+    question: str
+    kind: Kind = "sanity"
+
+    def fact(self, passed: bool, reason: str, **numbers: Any) -> Check:
+        """Answer with a fact that either holds or not; ``numbers`` are value, unit and limit."""
+        return fact_check(self.name, self.question, passed, reason, kind=self.kind, **numbers)
+
+    def skipped(self, reason: str, gates: bool = False, **numbers: Any) -> Check:
+        """Answer that nothing could be evaluated, and why."""
+        return Check(**self._asdict(), status="SKIPPED", reason=reason, gates=gates, **numbers)
+
+    def by(self, answer: Callable[..., Check], *args: Any, **options: Any) -> Check:
+        """Let a function answer; a number that it reads and that is missing or not finite is a FAIL that names it."""
+        try:
+            return answer(self, *args, **options)
+        except Missing as error:
+            return self.fact(False, f"cannot be evaluated: {error}")
+        except _UNREADABLE as error:
+            if isinstance(error, UserError):
+                raise
+            why = f"{type(error).__name__}: {error}"
+            return self.fact(
+                False, f"cannot be evaluated ({why}): the result is foreign, altered or of another version"
+            )
+
+
+def asks(
+    name: str, question: str, kind: Kind = "sanity"
+) -> Callable[[Callable[Concatenate[Ask, P], Check]], Callable[P, Check]]:
+    """Make a check of a function ``answer(ask, ...) -> Check``, see :meth:`Ask.by`."""
+
+    def decorate(answer: Callable[Concatenate[Ask, P], Check]) -> Callable[P, Check]:
+        @functools.wraps(answer)
+        def check(*args: P.args, **options: P.kwargs) -> Check:
+            return Ask(name, question, kind).by(answer, *args, **options)
+
+        return check
+
+    return decorate
 
 
 BARE = "Nothing that the run was for could be evaluated"
@@ -168,9 +222,10 @@ def limit_check(
     sign = {"higher": ">", "lower": "<"}[metric.direction] + ("" if strict else "=")
     common |= {"limit": f"{sign} {quantity(limit, metric.unit)} {of}".strip(), "gates": gates}
     if metric.value is None:
-        return Check(**common, status="FAIL", reason=f"not a number: {metric.reason}")
-    better = metric.value > limit if metric.direction == "higher" else metric.value < limit
-    passed = better or (metric.value == limit and not strict)
+        why = f" ({metric.reason})" if metric.reason else ""
+        return Check(**common, status="FAIL", reason=f"{metric.name} is {metric.fault}{why}")
+    side = {"least": limit} if metric.direction == "higher" else {"most": limit}
+    passed = within(metric.value, **side) and not (strict and metric.value == limit)
     reason = f"{metric.text} {'meets' if passed else 'misses'} {common['limit']}"
     return Check(**common, status="PASS" if passed else "FAIL", reason=reason)
 
@@ -199,15 +254,15 @@ def fact_check(
     )
 
 
-def budget_check(run: Run, total_s: float) -> Check:
+@asks("time budget", "Did the run stay within its tier's time budget?", kind="budget")
+def budget_check(ask: Ask, run: Run) -> Check:
     """Check that the run kept its tier's budget."""
-    budget = run.config.budget_s
-    return fact_check(
-        "time budget",
-        "Did the run stay within its tier's time budget?",
-        total_s <= budget,
+    budget, total_s = run.config.budget_s, run.result.value("total_s") if run.result else None
+    if total_s is None:
+        return ask.fact(False, "the run does not say how long it took (total_s)")
+    return ask.fact(
+        within(total_s, budget),
         f"{total_s:.0f} s of {budget:.0f} s from the launch of the ranks to their result",
-        kind="budget",
         limit=f"<= {budget:.0f} s",
         value=total_s,
         unit="s",
@@ -223,7 +278,11 @@ def rule_check(
     missing: str = "the run does not report enough to evaluate it",
 ) -> Check:
     """Make a gating check of what a rule for impossible numbers says of claims; SKIPPED where it does not apply."""
-    return findings_check(name, question, [finding for _, finding in ask(rule, claims)], missing)
+
+    def answer(to: Ask) -> Check:
+        return findings_check(to.name, to.question, [finding for _, finding in ask(rule, claims)], missing)
+
+    return Ask(name, question).by(answer)
 
 
 def findings_check(name: str, question: str, findings: Sequence[Finding], missing: str) -> Check:
@@ -241,7 +300,7 @@ def findings_check(name: str, question: str, findings: Sequence[Finding], missin
 
 def finite_check(claims: Sequence[Claim]) -> Check:
     """Check that every measured metric is a finite number and no time, rate or size is below zero."""
-    check = rule_check("finite", "Are all values finite and non-negative?", "possible values", claims)
+    check = rule_check(FINITE, "Are all values finite and non-negative?", "possible values", claims)
     if check.status == "SKIPPED":
         return fact_check(check.name, check.question, False, "no value was measured")
     return check
@@ -250,11 +309,14 @@ def finite_check(claims: Sequence[Claim]) -> Check:
 def agreement_check(claims: Sequence[Claim], shown: Collection[str]) -> Check:
     """Check that all other numbers of a run follow from each other: every rule but those ``shown`` by checks of their own."""
     question = "Are rates, counts, times and shares consistent with each other and with the raw samples?"
+    return Ask("numbers agree", question).by(_agreement, claims, shown)
+
+
+def _agreement(to: Ask, claims: Sequence[Claim], shown: Collection[str]) -> Check:
     judged = [judgement for judgement in judge_claims(claims) if judgement.rule.name not in shown]
     failures = [reason for judgement in judged for reason in judgement.failures]
     held = [judgement.rule.name for judgement in judged if judgement.status == "PASS"]
     if failures or held:
         reason = "; ".join(failures) or f"consistent: {', '.join(held)}"
-        return fact_check("numbers agree", question, not failures, reason)
-    reason = "no rule applies to these numbers"
-    return Check(name="numbers agree", kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+        return to.fact(not failures, reason)
+    return to.skipped("no rule applies to these numbers")

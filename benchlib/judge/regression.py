@@ -140,7 +140,8 @@ class RunRecord(BaseModel):
             started_at=run.result.started_at,
             recorded_at=time.time(),
             metrics=run.result.metrics,
-            samples={name: values for name, values in samples.items() if values},
+            # A series that is not finite fails its own run, and nothing can be compared with it.
+            samples={name: values for name, values in samples.items() if values and all(map(math.isfinite, values))},
             others=others_share(run),
         )
 

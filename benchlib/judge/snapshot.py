@@ -60,7 +60,7 @@ class Snapshot(BaseModel):
     :meth:`thinned` dropped.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
     schema_version: Literal[1] = 1
     run: str

@@ -4,13 +4,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchlib.benchmarks import BENCHMARKS
+from benchlib.benchmarks import BENCHMARKS, Benchmark
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_object, write_json
 from benchlib.core.text import moment
 from benchlib.judge import baselines
-from benchlib.judge.checks import Check, Verdict, fact_check, save_verdict, verdict_of
+from benchlib.judge.checks import FINITE, Check, Verdict, fact_check, save_verdict, verdict_of
+from benchlib.judge.numbers import Missing, faults_text, judged_view
 from benchlib.judge.regression import repeats
 from benchlib.launch import nodes
 from benchlib.results.run import Result, Run, save_result, tolerant
@@ -75,16 +76,7 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
         *_files_check(run),
         *damaged,
     ]
-    try:
-        checks += benchmark.checks(run, comparison)
-    except UserError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-        # A result of the right form that lacks what the checks read: cut by hand, foreign, or of another version.
-        raise UserError(
-            f"{run.path / 'result.json'} does not hold what the checks of {benchmark.name} need "
-            f"({type(error).__name__}: {error}): it is foreign, altered or of another version"
-        ) from error
+    checks += _own_checks(benchmark, run, comparison)
     stopped = _notebook_error(run)
     if stopped:
         return _broken(checks, f"the measurement is complete, but the notebook failed: {stopped['message']}")
@@ -93,6 +85,29 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
     if measured is not None:
         verdict.gate = {"sentence": measured.sentence(), "method": measured.method(), "rows": measured.rows()}
     return verdict
+
+
+def _own_checks(benchmark: Benchmark, run: Run, comparison: baselines.Comparison) -> list[Check]:
+    """Return the checks of a benchmark; "finite" lists every number that is missing or impossible, whoever reads it."""
+    judged, faults = judged_view(run, benchmark.lacks, benchmark.signed)
+    try:
+        checks = benchmark.checks(judged, comparison)
+    except Missing as error:  # outside of any check: what to compare could not be told
+        checks, faults = [], faults or [str(error)]
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        # A result of the right form that lacks what the checks read: cut by hand, foreign, or of another version.
+        raise UserError(
+            f"{run.path / 'result.json'} does not hold what the checks of {benchmark.name} need "
+            f"({type(error).__name__}: {error}): it is foreign, altered or of another version"
+        ) from error
+    if not faults:
+        return checks
+    finite = next((check for check in checks if check.name == FINITE), None)
+    question = finite.question if finite else "Are all values finite and non-negative?"
+    failed = fact_check(FINITE, question, False, faults_text(faults))
+    return [failed if check is finite else check for check in checks] + ([] if finite else [failed])
 
 
 def _elsewhere(run: Run) -> Verdict:

@@ -16,15 +16,15 @@ Provenance = Literal["measured", "derived", "claimed", "not_available"]
 class Metric(BaseModel):
     """A named value with unit, direction (which way is better) and provenance.
 
-    ``value`` is the median of ``n`` samples, or the one sample. It is None where the provenance is ``not_available``,
-    and where a measured value was not a finite number; ``reason`` then says why. The raw samples go to
-    ``samples.parquet``.
+    ``stored`` is the median of ``n`` samples, or the one sample; NaN and infinity are kept and written as such
+    (under the name ``value``). It is None where the provenance is ``not_available``; ``reason`` then says why. The raw
+    samples go to ``samples.parquet``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", serialize_by_alias=True)
 
     name: str
-    value: float | None
+    stored: float | None = Field(alias="value")
     unit: str
     direction: Direction
     provenance: Provenance
@@ -35,10 +35,24 @@ class Metric(BaseModel):
     samples: list[float] = Field(default_factory=list, exclude=True, repr=False)
 
     @property
+    def value(self) -> float | None:
+        """The value where it is a finite number, else None."""
+        return self.stored if self.stored is not None and math.isfinite(self.stored) else None
+
+    @property
+    def fault(self) -> str:
+        """Why the metric has no value although it should: ``missing``, ``nan``, ``inf``; '' where it has one or is not available."""
+        if self.provenance == "not_available" and self.stored is None:
+            return ""
+        ends = [end for end in (self.ci_low, self.ci_high) if end is not None]
+        wrong = [end for end in (self.stored, *ends) if end is None or not math.isfinite(end)]
+        return "" if not wrong else "missing" if wrong[0] is None else str(wrong[0])
+
+    @property
     def text(self) -> str:
-        """The value for a reader: three digits and the unit, or ``not available``."""
+        """The value for a reader: three digits and the unit, ``not available``, or what stands in place of a number."""
         if self.value is None:
-            return "not available" if self.provenance == "not_available" else "not a number"
+            return "not available" if self.provenance == "not_available" else self.fault
         return quantity(self.value, self.unit)
 
 
@@ -53,8 +67,8 @@ def measured(
 ) -> Metric:
     """Make a metric of one or more samples; the value is their median, with its interval from five samples on.
 
-    A sample that is not finite makes the value None: such a metric fails its checks. ``derived`` marks a value that
-    was computed from measured ones.
+    A sample that is not finite becomes the value: such a metric fails its checks. ``derived`` marks a value that was
+    computed from measured ones.
     """
     values = [float(samples)] if isinstance(samples, (int, float)) else [float(value) for value in samples]
     provenance: Provenance = "derived" if derived else "measured"
@@ -64,7 +78,14 @@ def measured(
     if wrong:
         why = f"{len(wrong)} of {len(values)} samples are not finite ({wrong[0]})"
         return Metric(
-            name=name, value=None, unit=unit, direction=direction, provenance=provenance, n=len(values), reason=why
+            name=name,
+            value=wrong[0],
+            unit=unit,
+            direction=direction,
+            provenance=provenance,
+            n=len(values),
+            reason=why,
+            samples=values,
         )
     stats = summary(values)
     return Metric(

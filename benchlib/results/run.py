@@ -5,6 +5,7 @@ import errno
 import functools
 import hashlib
 import json
+import math
 import os
 import time
 import uuid
@@ -12,13 +13,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from benchlib.config.schema import BaseConfig, load_config
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.events import Event, read_events
-from benchlib.core.files import atomic_path, not_written, read_bytes, read_model, read_object, write_json
+from benchlib.core.files import atomic_path, not_written, read_bytes, read_model, read_object, write_text
 from benchlib.results.metrics import Metric
 
 SCHEMA = 1
@@ -48,14 +49,27 @@ def one_word(verdict: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in verdict.items() if name != "broken"}
 
 
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # as pydantic writes them
+
+
+def with_numbers(value: Any) -> Any:
+    """Return JSON values with the words for NaN and infinity replaced by the numbers."""
+    if isinstance(value, dict):
+        return {name: with_numbers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [with_numbers(item) for item in value]
+    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
 class Result(BaseModel):
     """What a benchmark measured.
 
     ``facts`` are plain JSON values that are no metrics (versions, counts, flags), ``tables`` lists of rows for the
-    report, ``notes`` sentences for the reader.
+    report, ``notes`` sentences for the reader. NaN and infinity are written as ``"NaN"`` and ``"Infinity"`` and read back
+    as numbers: null is for what was not measured.
     """
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
     schema_version: int = SCHEMA
     status: Literal["running", "complete", "partial", "skipped", "broken"] = "running"
@@ -71,6 +85,11 @@ class Result(BaseModel):
     tables: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
 
+    @field_validator("facts", "tables", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> Any:
+        return with_numbers(value)
+
     @classmethod
     def of(cls, config: BaseConfig, **fields: Any) -> "Result":
         """Start the result of a run with this config."""
@@ -83,7 +102,7 @@ class Result(BaseModel):
         return next((metric for metric in self.metrics if metric.name == name), None)
 
     def value(self, name: str) -> float | None:
-        """Return the value of the metric of this name, or None where it is absent or has none."""
+        """Return the value of the metric of this name, or None where it is absent or has no finite one."""
         metric = self.metric(name)
         return metric.value if metric else None
 
@@ -91,13 +110,15 @@ class Result(BaseModel):
 def save_result(run_dir: Path | str, result: Result) -> None:
     """Write ``result.json``, and ``samples.parquet`` where metrics carry samples (columns metric, index, value)."""
     if any(metric.samples for metric in result.metrics):
-        import pandas as pd
+        import pyarrow
+        import pyarrow.parquet as parquet
 
         rows = [(metric.name, index, value) for metric in result.metrics for index, value in enumerate(metric.samples)]
-        frame = pd.DataFrame(rows, columns=["metric", "index", "value"])
+        columns = zip(("metric", "index", "value"), zip(*rows, strict=True), strict=True)
+        table = pyarrow.table({name: list(column) for name, column in columns})  # pandas would write NaN as null
         with atomic_path(Path(run_dir) / "samples.parquet") as temporary:
-            frame.to_parquet(temporary, index=False)
-    write_json(Path(run_dir) / "result.json", result.model_dump(mode="json"))
+            parquet.write_table(table, temporary)
+    write_text(Path(run_dir) / "result.json", result.model_dump_json(indent=2) + "\n")
 
 
 def load_result(run_dir: Path | str) -> Result:

@@ -26,7 +26,17 @@ from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import check_schema, read_bytes, write_bytes
 from benchlib.core.text import capitalized
-from benchlib.results.run import VERDICTS, Result, Run, damage, fingerprint, fingerprint_key, one_word, tolerant
+from benchlib.results.run import (
+    NOT_FINITE,
+    VERDICTS,
+    Result,
+    Run,
+    damage,
+    fingerprint,
+    fingerprint_key,
+    one_word,
+    tolerant,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -330,7 +340,7 @@ def _rows(metrics: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [
         (m["name"], m["value"], m.get("ci_low"), m.get("ci_high"), m["unit"], m["direction"])
         for m in metrics
-        if m.get("value") is not None and m.get("provenance") != "claimed"
+        if m.get("value") not in (None, *NOT_FINITE) and m.get("provenance") != "claimed"
     ]
 
 

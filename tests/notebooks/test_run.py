@@ -18,7 +18,7 @@ import pytest
 from benchlib.core.events import read_events
 from benchlib.launch.processes import marked
 
-END_S = 90.0
+END_S = 90.0  # a limit for hangs: a busy machine needs a while to end many processes
 LONG = ["numbers=300000", "rounds=1000000", "budget_s=900", "stall_timeout_s=30", "nproc=1"]
 
 

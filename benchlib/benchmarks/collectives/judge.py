@@ -1,6 +1,6 @@
 """What a collectives run is judged by: right results, possible numbers, targets, budget and baseline."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from benchlib.judge.checks import (
     limit_check,
 )
 from benchlib.judge.impossible.claim import Claim, Collective, Latency
-from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.impossible.rules import ask
 from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.regression import RegressionLimit
@@ -36,6 +36,21 @@ LATENCIES = ("allreduce_latency_us", "send_recv_latency_us", "barrier_latency_us
 LEAST_TIME = 0.5  # of what a series was to get; with less, its p95 and p99 are those of a handful of rounds
 SHARED = ("all_reduce", "broadcast", "send_recv", "all_gather", "reduce_scatter")  # operations with a target share
 NAMED = 3  # of the wrong cases that are named one by one
+# Where a null has its reason: a barrier moves nothing, few rounds have no interval, a fit or a crossing may not exist.
+LACKS = {
+    "bounds": ("bytes", "gbps", "latency_us"),
+    "shares": ("target",),
+    "overlap": ("hidden_share",),
+    "gradients": ("gloo_difference",),
+    "series": ("algbw_gbps", "busbw_gbps", "ci_low_us", "ci_high_us"),
+    "fits": ("alpha_us", "bandwidth_gbps", "half_bytes"),
+    "crossover": ("bytes",),
+}
+
+
+def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason."""
+    return column in LACKS.get(table, ())
 
 
 def refuse(config: CollectivesConfig) -> None:
@@ -134,7 +149,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     """Judge a run that has a result."""
     config, result = run.config, run.result
     assert isinstance(config, CollectivesConfig) and result is not None
-    stated = own_claims(Numbers.of_run(run))
+    stated = OwnClaims(Numbers.of_run(run))
     return [
         _right(result),
         _verified(result),
@@ -144,7 +159,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         _same_gradients(result),
         _whole_plan(result),
         *_targets(config, result),
-        budget_check(run, result.value("total_s") or 0.0),
+        budget_check(run),
         *regression_checks(run, limits(run), comparison),
     ]
 

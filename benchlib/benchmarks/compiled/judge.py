@@ -8,7 +8,7 @@ from benchlib.benchmarks.compiled.config import REFERENCE, CompiledConfig, membe
 from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check
-from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Result, Run
 
@@ -16,6 +16,15 @@ from benchlib.results.run import Result, Run
 GRADIENTS = 1e-6
 EASED, MOST = 3, 10
 SHOWN = ("possible values",)
+# Where a null has its reason: the joint program is not exported alone.
+LACKS = {
+    "programs": ("export_s",),
+}
+
+
+def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason."""
+    return column in LACKS.get(table, ())
 
 
 def limits(run: Run) -> list[RegressionLimit]:
@@ -45,7 +54,7 @@ def tolerance(quantity_name: str) -> float:
 
 def checks(run: Run, comparison: Comparison) -> list[Check]:
     """Judge a run that has a result."""
-    result, config, stated = _result(run), run.config, own_claims(Numbers.of_run(run))
+    result, config, stated = _result(run), run.config, OwnClaims(Numbers.of_run(run))
     assert isinstance(config, CompiledConfig)
     tables = result.tables
     return [
@@ -62,7 +71,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         _executors(tables.get("executors", []), config),
         finite_check(stated),
         agreement_check(stated, SHOWN),
-        budget_check(run, result.value("total_s") or 0.0),
+        budget_check(run),
         *regression_checks(run, limits(run), comparison),
     ]
 

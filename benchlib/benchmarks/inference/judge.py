@@ -1,6 +1,6 @@
 """What an inference run means: which tests are valid, whether its answers are right, and what the numbers say."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
@@ -14,7 +14,7 @@ from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.impossible.claim import Claim, Latency, LoadGen, Requests
-from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
@@ -30,6 +30,15 @@ LIMITS = {
 }  # fmt: skip
 COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
 ROUGE_POINTS = 1.0  # that ROUGE-1 may fall below the baseline
+# Where a null has its reason: limits and rates of other scenarios.
+LACKS = {
+    "tests": ("ttft_limit_s", "tpot_limit_s", "server_qps", "loadgen_per_s"),
+}
+
+
+def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason."""
+    return column in LACKS.get(table, ())
 
 
 def _parts(run: Run) -> tuple[InferenceConfig, Result]:
@@ -64,7 +73,7 @@ def limits(run: Run) -> list[RegressionLimit]:
 def checks(run: Run, comparison: Comparison) -> list[Check]:
     """Judge a run that has a result."""
     config, result = _parts(run)
-    stated = own_claims(Numbers.of_run(run))
+    stated = OwnClaims(Numbers.of_run(run))
     return [
         *[_valid(row) for row in result.tables.get("tests", [])],
         *[_prefix_cache(row) for row in result.tables.get("prefix_cache", [])],
@@ -73,7 +82,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         *_counted(config, result),
         finite_check(stated),
         agreement_check(stated, SHOWN),
-        budget_check(run, result.value("total_s") or 0.0),
+        budget_check(run),
         *regression_checks(run, limits(run), comparison),
     ]
 

@@ -1,7 +1,7 @@
 """What a run means: strategies against one device, their losses beside each other, numbers against the possible, the reading."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchlib.benchmarks.parallel import bottleneck
@@ -10,7 +10,7 @@ from benchlib.core.text import counted, quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check, rule_check
 from benchlib.judge.impossible.claim import Claim, Compute, Learning, Speed
-from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Run
 
@@ -20,6 +20,25 @@ RECOMPUTED = 1e-12
 # Losses of the measured model, as a share: sums in another order over some steps. Measured: below 1e-6, in bf16 2e-3.
 LOSSES = {"fp32": 1e-4, "bf16": 2e-2}
 Row = dict[str, Any]
+# Where a null has its reason: few steps have no interval, and not every strategy has each part.
+LACKS = {
+    "strategies": (
+        "step_ci_low",
+        "step_ci_high",
+        "comm_hidden_share",
+        "bubble_s",
+        "bubble_share",
+        "predicted_step_s",
+        "forward_s",
+    ),
+    "scaling": ("samples_per_s_low", "samples_per_s_high"),
+    "facts": ("checkpointing_error", "largest_batch"),
+}
+
+
+def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason."""
+    return column in LACKS.get(table, ())
 
 
 def rows_of(run: Run, ran: bool = True) -> list[Row]:
@@ -44,7 +63,7 @@ def limits(run: Run) -> list[RegressionLimit]:
 def checks(run: Run, comparison: Comparison) -> list[Check]:
     """Judge a run that has a result."""
     assert isinstance(run.config, ParallelConfig) and run.result is not None
-    config, result, stated = run.config, run.result, own_claims(Numbers.of_run(run))
+    config, result, stated = run.config, run.result, OwnClaims(Numbers.of_run(run))
     return [
         _ran(run),
         _proved(
@@ -63,7 +82,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         rule_check("possible speed", "Is every strategy's FLOP rate below the measured peak?", "below the peak", stated),
         agreement_check(stated, SHOWN),
         *bottleneck.checks(run),
-        budget_check(run, result.value("total_s") or 0.0),
+        budget_check(run),
         *regression_checks(run, limits(run), comparison),
     ]  # fmt: skip
 

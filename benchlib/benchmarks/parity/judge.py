@@ -5,7 +5,7 @@ misses it. The reading says which members match, where results diverge, and whet
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from benchlib.core.text import capitalized, counted, days, quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, Status, agreement_check, budget_check, fact_check, finite_check
 from benchlib.judge.impossible.claim import Claim, Latency
-from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Result, Run
 
@@ -32,6 +32,25 @@ NAMED = 3  # of what failed in a member that are listed in full
 LONG = 12  # members that are listed by name
 
 Row = dict[str, Any]
+# Where a null has its reason: a vector of zeros has no angle, a skipped kernel no numbers.
+LACKS = {
+    "logits": ("one_minus_cosine",),
+    "gradients": ("one_minus_cosine",),
+    "attention": (
+        "max_abs_math",
+        "one_minus_cosine_math",
+        "gradient_max_abs_math",
+        "max_abs_truth",
+        "one_minus_cosine_truth",
+        "gradient_max_abs_truth",
+        "median_us",
+    ),
+}
+
+
+def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason."""
+    return column in LACKS.get(table, ())
 
 
 def limits(run: Run) -> list[RegressionLimit]:
@@ -63,7 +82,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     whole = _whole(result, members)
     if not members:
         return [whole]
-    stated = own_claims(Numbers.of_run(run))
+    stated = OwnClaims(Numbers.of_run(run))
     judged = [
         whole,
         *(_parity(row, result) for row in members),
@@ -75,7 +94,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         finite_check(stated),
         agreement_check(stated, SHOWN),
         _same_numerics(result, comparison),
-        budget_check(run, result.value("total_s") or 0.0),
+        budget_check(run),
         *regression_checks(run, limits(run), comparison),
     ]
     return judged if whole.status != "SKIPPED" else [_without_pass(check) for check in judged]

@@ -1,7 +1,7 @@
 """What a run means: its checks and limits, the claims that the rules of impossible numbers test, and the reading."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchlib.benchmarks.seq2seq.config import Seq2seqConfig
@@ -17,7 +17,7 @@ from benchlib.judge.checks import (
     rule_check,
 )
 from benchlib.judge.impossible.claim import Claim, Compute, Learning, Speed
-from benchlib.judge.impossible.own import Numbers, own_claims, steps_claim
+from benchlib.judge.impossible.own import Numbers, OwnClaims, steps_claim
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
@@ -29,6 +29,16 @@ LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3, "fp16": 5e-3}
 # Nats: of the density 1 / (2 sqrt(x)) the logarithm has the standard deviation of ln u for a uniform u, which is 1.
 TOKEN_DEVIATION, DEVIATIONS = 1.0, 5.0
 NOTICED = 0.05  # share of a step spent waiting for data above which the device is said to be held back
+# Where a null has its reason: a CPU has no device memory, samples in memory no disk, a fixed batch no search.
+LACKS = {
+    "ranks": ("device_memory_gb", "step_s_p05", "step_s_p95"),
+    "facts": ("page_cache", "data_limit", "memory_limit_gb", "batch_below", "batch_limited_by"),
+}
+
+
+def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason."""
+    return column in LACKS.get(table, ())
 
 
 def limits(run: Run) -> list[RegressionLimit]:
@@ -56,7 +66,7 @@ def _scope(run: Run) -> str:
 
 def checks(run: Run, comparison: Comparison) -> list[Check]:
     """Judge a run that has a result."""
-    (config, result), stated = _parts(run), own_claims(Numbers.of_run(run))
+    (config, result), stated = _parts(run), OwnClaims(Numbers.of_run(run))
     losses = run.samples.get("loss", [])
     return [
         rule_check("loss decreases", "Is the smoothed loss lower at the end than at the start?", "loss falls", stated),
@@ -76,7 +86,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         agreement_check(stated, SHOWN),
         _whole_set(config, result),
         _page_cache(config, result),
-        budget_check(run, result.value("total_s") or 0.0),
+        budget_check(run),
         *regression_checks(run, limits(run), comparison),
     ]
 

@@ -12,7 +12,7 @@ from benchlib.core.text import duration, quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check, limit_check
 from benchlib.judge.impossible.claim import Claim, Latency, Requests, Speed
-from benchlib.judge.impossible.own import Numbers, own_claims
+from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Run
 
@@ -74,7 +74,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     """Judge a run that has a result."""
     config, result = run.config, run.result
     assert isinstance(config, ServingConfig) and result is not None
-    stated = own_claims(Numbers.of_run(run))
+    stated = OwnClaims(Numbers.of_run(run))
     made = [_answered(result.facts), _efficiency(run, config), *_predicted(result.tables.get("splits", []))]
     if config.mode != "single":
         made += [_knee(run), *([_recovered(config, result.facts["recovery"])] if result.facts.get("recovery") else [])]
@@ -83,7 +83,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         *_target(run, config),
         finite_check(stated),
         agreement_check(stated, ("possible values",)),
-        budget_check(run, result.value("total_s") or 0.0),
+        budget_check(run),
         *regression_checks(run, limits(run), comparison),
     ]
 

@@ -1,5 +1,6 @@
 """What a result of the kit states, as claims: each benchmark says what its numbers are, and all values are finite."""
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,9 @@ from pydantic import ValidationError
 
 from benchlib.benchmarks import of_run
 from benchlib.config.schema import BaseConfig
-from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
 from benchlib.judge.impossible.claim import Claim, Quantity, Whole
+from benchlib.judge.numbers import Missing, count, known
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
@@ -63,9 +64,8 @@ class Numbers:
         return exact or next((metric for metric in self.metrics if metric.name.startswith(f"{start}_")), None)
 
     def value(self, start: str) -> float | None:
-        """Return the value of ``metric(start)``."""
-        metric = self.metric(start)
-        return metric.value if metric else None
+        """Return the value of ``metric(start)``; ``Missing`` where it should have one and has not."""
+        return known(self.metric(start))
 
     def positive(self, start: str) -> float | None:
         """Return the value of ``metric(start)`` where it is above zero: what something is divided by."""
@@ -79,12 +79,10 @@ class Numbers:
         return samples if metric and len(samples) == metric.n else []
 
     def count(self, name: str) -> int | None:
-        """Return a fact that is a count; a list is summed."""
+        """Return a fact that is a count, None where the run does not state it; a list is summed. ``Missing`` for no count."""
         value = self.facts.get(name)
         parts = value if isinstance(value, list) else [value]
-        if not parts or not all(isinstance(part, int) and not isinstance(part, bool) and part >= 0 for part in parts):
-            return None
-        return sum(parts)
+        return None if value is None or not parts else sum(count(part, name) for part in parts)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """Return the rows of a table, none where there is no such table."""
@@ -92,8 +90,25 @@ class Numbers:
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
+class OwnClaims(Sequence[Claim]):
+    """What a result states; it is read when a rule asks for it, so that what is missing fails the check that asks."""
+
+    def __init__(self, numbers: Numbers) -> None:
+        self.numbers = numbers
+
+    @functools.cached_property
+    def _claims(self) -> list[Claim]:
+        return own_claims(self.numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._claims[index]
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+
 def own_claims(numbers: Numbers) -> list[Claim]:
-    """Return what a result states, nothing for a skipped run; ``UserError`` where a value is outside its field's range.
+    """Return what a result states, nothing for a skipped run; ``Missing`` where a value is outside its field's range.
 
     Of a benchmark that this version does not know only the values themselves can be judged.
     """
@@ -105,7 +120,7 @@ def own_claims(numbers: Numbers) -> list[Claim]:
     except (ValidationError, TypeError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": ("a table",), "msg": str(error)}
         where = ".".join(map(str, first["loc"]))
-        raise UserError(f"the result of {numbers.benchmark} states an invalid {where}: {first['msg']}") from None
+        raise Missing(f"the result of {numbers.benchmark} states an invalid {where}: {first['msg']}") from None
 
 
 def quantities(numbers: Numbers) -> list[Quantity]:

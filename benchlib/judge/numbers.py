@@ -1,0 +1,149 @@
+"""The numbers of a run as its judges read them: one that is missing or not finite fails every check that reads it.
+
+A judge gets a run whose rows, facts and samples raise :class:`Missing` where it reads a number that is null, NaN, infinite or
+negative, or that is not there. ``checks.asks`` turns that into the FAIL of the check that asked, with the number's name and
+value as the reason, and "finite" lists all faults of the run. So the code of a check computes with numbers and never asks
+whether they are there.
+
+What a row legitimately lacks is said by ``lacks(table, row, column)`` of the benchmark's ``judge.py``: True where a null has a
+reason (a barrier has no bandwidth, a member was skipped). Facts are one row of the table ``facts``; a fact within a fact has
+a dotted name (``accuracy.failed``). ``SIGNED`` of ``judge.py`` names the columns that may be below zero.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from benchlib.core.errors import UserError
+from benchlib.results.metrics import Metric
+from benchlib.results.run import Result, Run
+
+Lacks = Callable[[str, Mapping[str, Any], str], bool]
+SHOWN_FAULTS = 3
+NAMING = 3  # texts at the beginning of a row that tell which one it is
+
+
+class Missing(UserError):
+    """A check read a number that is missing, not finite or below zero; the text names it and its value."""
+
+
+def within(value: Any, most: float = math.inf, least: float = -math.inf) -> bool:
+    """Whether a number lies within limits, boundaries included. What is missing, not finite or no number never does."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return number and least <= value <= most
+
+
+def fault_of(value: Any, signed: bool = False) -> str:
+    """Return what is wrong with a stored value, or with the first wrong item of a list; '' for texts and flags."""
+    if value is None:
+        return "missing"
+    if isinstance(value, (list, tuple)):
+        faults = ((index, fault_of(item, signed)) for index, item in enumerate(value))
+        return next((f"{fault} at {index}" for index, fault in faults if fault), "")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            return str(value)
+        return f"{value:g}, below zero" if value < 0 and not signed else ""
+    return ""
+
+
+def count(value: Any, name: str) -> int:
+    """Return a value that is a count; ``Missing`` for anything else (5.0, "5", true, -3)."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise Missing(f"{name} is {value!r}, which is no count")
+    return value
+
+
+class Cells(dict[str, Any]):
+    """A row, the facts or the samples of a run; reading what is at fault, or by ``[]`` what is not there, raises ``Missing``."""
+
+    def __init__(self, values: Mapping[str, Any], place: str, faults: Mapping[str, str], prefix: str = "") -> None:
+        super().__init__(values)
+        self.place, self.faults, self.prefix = place, faults, prefix
+
+    def __missing__(self, name: str) -> Any:
+        raise Missing(f"{self.prefix}{name} is missing in {self.place}")
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.faults:
+            raise Missing(f"{self.prefix}{name} is {self.faults[name]} in {self.place}")
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of a name, the default where the name is not there."""
+        return self[name] if name in self else default  # noqa: SIM401
+
+    def values(self) -> Any:
+        """Return all values."""
+        return [self[name] for name in self]
+
+    def items(self) -> Any:
+        """Return all names with their values."""
+        return [(name, self[name]) for name in self]
+
+
+class JudgedResult(Result):
+    """A result whose metrics raise ``Missing`` where they have no finite value although they should."""
+
+    def value(self, name: str) -> float | None:
+        """Return the value of a metric, None where it is not available."""
+        return known(self.metric(name))
+
+
+def known(metric: Metric | None) -> float | None:
+    """Return the value of a metric, None where it is not available; ``Missing`` where it is missing or not finite."""
+    if metric is not None and metric.fault:
+        raise Missing(f"{metric.name} is {metric.fault} in the metrics")
+    return metric.value if metric else None
+
+
+class _View:
+    """Wraps what a run holds, and collects the faults of all its numbers."""
+
+    def __init__(self, lacks: Lacks, signed: Collection[str]) -> None:
+        self.lacks, self.signed, self.faults = lacks, signed, list[str]()
+
+    def cells(self, table: str, row: Mapping[str, Any], place: str, inner: Any = None, prefix: str = "") -> Cells:
+        """Return a row whose faulty numbers raise; ``inner`` is a part of it, under the dotted name ``prefix``."""
+        values, wrong = dict(row if inner is None else inner), dict[str, str]()
+        for name, value in values.items():
+            full = f"{prefix}{name}"
+            if isinstance(value, Mapping):
+                values[name] = self.cells(table, row, place, value, f"{full}.")
+            elif not (value is None and self.lacks(table, row, full)) and (
+                fault := fault_of(value, signed=full in self.signed)
+            ):
+                wrong[name] = fault
+                self.faults.append(f"{full} is {fault} in {place}")
+        return Cells(values, place, wrong, prefix)
+
+
+def judged_view(run: Run, lacks: Lacks, signed: Collection[str]) -> tuple[Run, list[str]]:
+    """Return a run as its judges read it, and every fault of its numbers in words."""
+    assert run.result is not None
+    result, view = run.result, _View(lacks, signed)
+    view.faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in result.metrics if metric.fault]
+    tables = {
+        table: [view.cells(table, row, _place(table, index, row)) for index, row in enumerate(rows)]
+        for table, rows in result.tables.items()
+    }
+    facts = view.cells("facts", result.facts, "the facts")
+    wrong = {name: fault for name, values in run.samples.items() if (fault := fault_of(values, signed=True))}
+    view.faults += [f"{name} is {fault} in the samples" for name, fault in wrong.items()]
+    judged = copy.copy(run)
+    judged.result = JudgedResult.model_construct(**(dict(result) | {"tables": tables, "facts": facts}))
+    judged.samples = Cells(run.samples, "the samples", wrong)
+    return judged, view.faults
+
+
+def _place(table: str, index: int, row: Mapping[str, Any]) -> str:
+    texts = [value for value in row.values() if isinstance(value, str) and value][:NAMING]
+    return f"row {index + 1} of {table}" + (f" ({', '.join(texts)[:60]})" if texts else "")
+
+
+def faults_text(faults: Collection[str]) -> str:
+    """Return the first faults in a sentence, with how many more there are."""
+    listed = list(faults)[:SHOWN_FAULTS]
+    more = f"; and {len(faults) - len(listed)} more" if len(faults) > len(listed) else ""
+    return "; ".join(listed) + more

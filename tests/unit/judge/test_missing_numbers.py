@@ -1,0 +1,193 @@
+"""No number of a result can go missing unnoticed: a smoke run of each benchmark, one number after the other taken out.
+
+Each metric, each numeric cell of a table and each numeric fact is replaced by NaN, infinity, minus infinity and null: the run
+does not pass, the reason names the number, and no check passes that read it. ``INFORMS`` names what only informs: a null there
+is a number that a machine or a short run does not give.
+"""
+
+import collections
+import copy
+import math
+from functools import cache
+
+import pytest
+
+from benchlib.benchmarks import NAMES
+from benchlib.judge import checks, numbers
+from benchlib.judge.verdict import judged
+from benchlib.results.metrics import measured
+from benchlib.results.run import Result, Run, save_result
+from tests.fixtures.make_smoke import SMOKE, unpack
+
+PLANTED = (math.nan, math.inf, -math.inf, None)
+INFORMS = {
+    "machine": {"matmul.alone_flops"},  # of the ranks that do not multiply alone
+}
+PORTED = sorted(path.name.removesuffix(".json.gz") for path in SMOKE.glob("*.json.gz"))
+
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def places(result):
+    """Yield (name, container, key, label) of each number: one row of a table for each kind of row, every fact and metric."""
+    for table, rows in result.tables.items():
+        seen = collections.Counter()
+        for index, row in enumerate(rows):
+            for name, value in row.items():
+                seen[name] += is_number(value)
+                if is_number(value) and seen[name] in (1, 2):  # the first rows may be of another kind than most
+                    yield f"{table}.{name}", ("tables", table, index), name
+    yield from ((f"facts.{name}", path, key) for name, path, key in facts(result.facts, ("facts",)))
+
+
+def facts(values, path):
+    for key, value in values.items():
+        name = ".".join([*path[1:], key])
+        if isinstance(value, dict):
+            yield from facts(value, (*path, key))
+        elif is_number(value) or (isinstance(value, list) and value and is_number(value[0])):
+            yield name, path, key
+
+
+def replaced(result, path, key, value):
+    """Return a result with one number replaced; of a list its first item is."""
+    changed = result.model_copy(deep=True)
+    holder = changed
+    for part in path:
+        holder = getattr(holder, part) if isinstance(holder, Result) else holder[part]
+    holder[key] = [value, *holder[key][1:]] if isinstance(holder[key], list) else value
+    return changed
+
+
+def judge_with(run, result, root):
+    other = copy.copy(run)
+    other.result = result
+    return judged(other, root)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    @cache
+    def make(name) -> Run:
+        return unpack(name, tmp_path_factory.mktemp("smoke") / name)
+
+    return make
+
+
+@pytest.fixture
+def readers(monkeypatch):
+    """Return a mapping that fills itself while a run is judged: the checks that read a number, by its place and name."""
+    read, asking = collections.defaultdict(set), []
+    by, getitem = checks.Ask.by, numbers.Cells.__getitem__
+
+    def note(self, answer, *args, **options):
+        asking.append(self.name)
+        try:
+            return by(self, answer, *args, **options)
+        finally:
+            asking.pop()
+
+    def get(self, name):
+        if asking:
+            read[f"{self.prefix}{name}", self.place].add(asking[-1])
+        return getitem(self, name)
+
+    monkeypatch.setattr(checks.Ask, "by", note)
+    monkeypatch.setattr(numbers.Cells, "__getitem__", get)
+    return read
+
+
+def test_every_benchmark_is_held():
+    assert set(PORTED) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", PORTED)
+def test_a_smoke_run_passes(smoke, tmp_path, name):
+    verdict = judged(smoke(name), tmp_path)
+    assert verdict.verdict == "PASS", verdict.sentence
+
+
+@pytest.mark.parametrize("name", PORTED)
+def test_a_missing_number_fails_what_reads_it(smoke, tmp_path, readers, name):
+    run = smoke(name)
+    judged(run, tmp_path)
+    read = {place: set(names) for place, names in readers.items()}
+    wrong = []
+    for label, path, key in places(run.result):
+        for value in PLANTED:
+            if value is None and label in INFORMS.get(name, ()):
+                continue
+            result = replaced(run.result, path, key, value)
+            verdict = judge_with(run, result, tmp_path)
+            failed = [check for check in verdict.checks if check.gates and check.status == "FAIL"]
+            if verdict.verdict != "FAIL" or not any(key in check.reason for check in failed):
+                wrong.append(f"{label} = {value}: {verdict.verdict}, {verdict.sentence}")
+            row = result.tables[path[1]][path[2]] if path[0] == "tables" else None
+            place = numbers._place(path[1], path[2], row) if row else "the facts"
+            asked = read.get((label.partition(".")[2], place), set())
+            wrong += [
+                f"{label} = {value}: {check.name} read it and is {check.status}"
+                for check in verdict.checks
+                if check.name in asked and check.status != "FAIL"
+            ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", PORTED)
+def test_a_missing_metric_fails(smoke, tmp_path, name):
+    run, wrong = smoke(name), []
+    for index, metric in enumerate(run.result.metrics):
+        for value in PLANTED if metric.provenance != "not_available" else ():
+            changed = run.result.model_copy(deep=True)
+            changed.metrics[index] = metric.model_copy(update={"stored": value})
+            verdict = judge_with(run, changed, tmp_path)
+            named = any(metric.name in check.reason for check in verdict.checks if check.status == "FAIL")
+            if verdict.verdict != "FAIL" or not named:
+                wrong.append(f"{metric.name} = {value}: {verdict.verdict}, {verdict.sentence}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", PORTED)
+def test_a_column_that_is_gone_does_not_pass(smoke, tmp_path, name):
+    run, wrong = smoke(name), []
+    columns = {(path[1], key): label for label, path, key in places(run.result) if path[0] == "tables"}
+    for (table, column), label in columns.items():
+        if label in INFORMS.get(name, ()):
+            continue
+        changed = run.result.model_copy(deep=True)
+        for row in changed.tables[table]:
+            if is_number(row.get(column)):
+                row[column] = None
+        verdict = judge_with(run, changed, tmp_path)
+        if verdict.verdict != "FAIL":
+            wrong.append(f"{label}: {verdict.verdict}, {verdict.sentence}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_stored_and_read_back(smoke, tmp_path, value):
+    run = smoke("machine")
+    result = run.result.model_copy(
+        update={
+            "metrics": [measured("a", [1.0, value], "s"), measured("b", value, "s")],
+            "tables": {"t": [{"x": value, "y": [1.0, value], "z": {"q": value}}]},
+            "facts": {"f": value, "g": {"h": [value]}},
+        }
+    )
+    save_result(tmp_path, result)
+    back = Run(tmp_path)
+    cells = back.result.tables["t"][0]
+    stored = [metric.stored for metric in back.result.metrics] + back.samples["a"][1:]
+    stored += [cells["x"], cells["y"][1], cells["z"]["q"], back.result.facts["f"], back.result.facts["g"]["h"][0]]
+    assert all(str(item) == str(value) for item in stored), stored
+
+
+@pytest.mark.parametrize("value", [5.0, "5", -3, True, 5])
+def test_wrong_elements_are_a_count(smoke, tmp_path, value):
+    run = smoke("machine")
+    for path, key in ((("facts",), "allreduce_wrong_elements"), (("tables", "allreduce", 0), "wrong_elements")):
+        verdict = judge_with(run, replaced(run.result, path, key, value), tmp_path)
+        check = next(check for check in verdict.checks if check.name == "all-reduce right")
+        assert (verdict.verdict, check.status) == ("FAIL", "FAIL"), check.reason
