@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from harness import until
+from harness import END_S, until
 from transformers import AutoModelForQuestionAnswering
 
 from benchlib.benchmarks.parity import executors, exercise, inputs, layers, member, processes, switches, weights
@@ -263,7 +263,7 @@ def test_a_member_dies_with_its_rank(run_dir, tmp_path):
         living = psutil.Process(started).parent()
         process.kill()
         process.wait()
-        until(lambda: not living.is_running(), 10)
+        until(lambda: not living.is_running())
     finally:
         process.kill()
         with contextlib.suppress(OSError, UnboundLocalError):
@@ -284,14 +284,14 @@ def test_a_forked_member_and_its_server_die_with_their_rank(endless, tmp_path):
     out = endless / "logs" / "member-eager.out"
     process = rank(endless, tmp_path, ("eager", ""))
     try:
-        until(lambda: out.exists() and "latency" in out.read_text(), 30)
+        until(lambda: out.exists() and "latency" in out.read_text())
         living = psutil.Process(process.pid).children(recursive=True)
         assert any(os.getsid(one.pid) == one.pid and one.ppid() != process.pid for one in living), (
             "a fork of the server"
         )
         process.kill()
         process.wait()
-        until(lambda: all(map(gone, living)), 10)
+        until(lambda: all(map(gone, living)))
     finally:
         process.kill()
 
@@ -308,17 +308,17 @@ def test_forked_members_end_alone_and_with_their_server(endless, tmp_path):
         return process
 
     crashing = start("eager")
-    until(lambda: out.stat().st_size, 10)
+    until(lambda: out.stat().st_size)
     os.kill(crashing.pid, signal.SIGSEGV)
-    crashing.join(10)
+    crashing.join(END_S)
     assert crashing.exitcode == -signal.SIGSEGV
     orphan = start("eager")
-    until(lambda: out.stat().st_size, 10)
+    until(lambda: out.stat().st_size)
     process = psutil.Process(orphan.pid)
     process.parent().kill()
-    until(lambda: gone(process), 10)
+    until(lambda: gone(process))
     unknown = start("unheard-of")  # by a new server
-    unknown.join(30)
+    unknown.join(END_S)
     assert unknown.exitcode == 1 and "KeyError: 'unheard-of'" in err.read_text()
 
 
