@@ -7,13 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-<<<<<<< HEAD
 from harness import END_S, none_left, prepare, status, until
-from hosts import ALL_REDUCE, Host, iperf3_gbps, two_hosts, why_not
-=======
-from harness import none_left, prepare, status, until
 from hosts import ALL_REDUCE, Host, two_hosts, why_not
->>>>>>> main
 
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.events import read_events
