@@ -26,6 +26,7 @@ def _raised(error: BaseException, file: str) -> BaseException:
 C10D = "/v/site-packages/torch/distributed/distributed_c10d.py"
 LOADER = "/v/site-packages/torch/utils/data/dataloader.py"
 OWN = "/p/train.py"
+CALLBACK = "Got the following error when running the callback: "
 TIMED_OUT = "[/b/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 15000ms for recv operation"
 
 
@@ -35,6 +36,9 @@ TIMED_OUT = "[/b/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed
         (RuntimeError(CLOSED), C10D, True),
         (RuntimeError(TIMED_OUT), OWN, True),  # raised where the rank waits for its request
         (RuntimeError(TIMED_OUT), "/v/site-packages/torch/autograd/graph.py", True),
+        (RuntimeError(f"{CALLBACK}RuntimeError: {CLOSED}"), "/v/site-packages/torch/autograd/graph.py", True),
+        (RuntimeError(f"{CALLBACK}DistBackendError: NCCL error: remote process exited"), OWN, True),
+        (RuntimeError(f"{CALLBACK}ValueError: NCCL has no such socket"), OWN, False),
         (DistBackendError("NCCL error: unhandled system error"), OWN, True),
         (DistNetworkError("The client socket has failed to connect"), C10D, True),
         (RuntimeError("mpi send timed out after 9 s"), "/p/benchlib/runtime/mpi.py", True),
