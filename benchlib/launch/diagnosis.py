@@ -22,11 +22,10 @@ from benchlib.launch.processes import is_stopped, signal_name
 # Where an error stems from that another rank may have caused: it went away, or did not answer. The packages below
 # torch.distributed (tensor, fsdp, checkpoint) raise errors of a rank's own.
 _EXCHANGE_FILES = re.compile(r"torch[/\\]distributed[/\\]\w+\.py$|benchlib[/\\]runtime[/\\]mpi\.py$")
-# gloo begins what it raises with the place in its source; the Python frame is that of whoever waits. Where that is a future
-# with a callback, as in DDP, torch makes one error of all of them and puts its type into the text.
+# gloo states the place in its source; the Python frame is that of whoever waits. A future with a callback, as in DDP, raises
+# a RuntimeError that states the type of the first one.
 _EXCHANGE_TEXT = re.compile(
-    r"(Got the following error when running the callback: |RuntimeError: )*"
-    r"(\[\S*[/\\]gloo[/\\]\S+:\d+\]|(torch\.distributed\.)?Dist\w*Error: )"
+    r"\[\S*[/\\]gloo[/\\]\S+:\d+\]|error when running the callback: (torch\.distributed\.)?Dist\w*Error: "
 )
 # The table that torchrun's agent prints about its ranks when one of them failed.
 _AGENT_ROW = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
@@ -169,7 +168,7 @@ def is_echo(error: BaseException) -> bool:
         return is_echo(error.__cause__)
     frames = list(traceback.walk_tb(error.__traceback__))
     origin = frames[-1][0].f_code.co_filename if frames else ""
-    return bool(_EXCHANGE_FILES.search(origin) or (type(error) is RuntimeError and _EXCHANGE_TEXT.match(str(error))))
+    return bool(_EXCHANGE_FILES.search(origin) or (type(error) is RuntimeError and _EXCHANGE_TEXT.search(str(error))))
 
 
 def first_failure(ranks: list[RankRecord]) -> RankRecord | None:
