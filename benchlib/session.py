@@ -205,7 +205,7 @@ def checks_table(verdict: Verdict) -> "pandas.DataFrame":
 
 
 def expectation(run: Run) -> "pandas.DataFrame":
-    """Return the bounds for the run before it starts: targets of its tier and accepted baselines."""
+    """Return the bounds for the run before it starts: the targets of its tier, and what was accepted for its fingerprint."""
     import pandas as pd
 
     from benchlib.judge import baselines
@@ -221,17 +221,13 @@ def expectation(run: Run) -> "pandas.DataFrame":
         if name.startswith("target_") and getattr(config, name) is not None
     ]
     rows.append({"bound": "time", "value": config.budget_s, "source": "budget of the tier, in seconds"})
-    accepted = [item for _, item in baselines.stored(None, config.benchmark, config.tier)]
-    rows += [
-        {
-            "bound": metric.name,
-            "value": metric.value,
-            "source": f"accepted on {item.fingerprint.get('cpu')} as {item.key}, the latest of {len(item.runs)}",
-        }
-        for item in accepted
-        for metric in item.latest.metrics
-        if metric.name in item.latest.samples
-    ]
+    if accepted := baselines.find(run).baseline:
+        source = f"accepted as {accepted.key}, the latest of {len(accepted.runs)}"
+        rows += [
+            {"bound": metric.name, "value": metric.value, "source": source}
+            for metric in accepted.latest.metrics
+            if metric.name in accepted.latest.samples
+        ]
     return whole(pd.DataFrame(rows).set_index("bound"))
 
 

@@ -9,11 +9,13 @@ A sample is lower-case words; punctuation marks are words of their own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from benchlib.workloads.minisquad import SYLLABLES, phrase_words
+from benchlib.workloads.minisquad import KINDS as SUBJECTS
+from benchlib.workloads.minisquad import OPENINGS, SYLLABLES
 
 MASK = "[MASK]"
 
@@ -63,7 +65,11 @@ REVERSED = (
     "which one V X ?",
 )
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-FOREIGN = frozenset(phrase_words())  # by chance random letters could spell "live"
+# All words of the benchmark's phrasings but its slots S and X: by chance random letters could spell "live".
+PHRASINGS = [
+    text for kind in SUBJECTS.values() for relation in kind for text in (*relation.sentences, *relation.questions)
+]
+FOREIGN = {word.lower() for text in (*PHRASINGS, *OPENINGS) for word in re.findall("[A-Za-z]+", text)} - {"s", "x"}
 CONSONANTS, VOWELS = "bcdfghjklmnpqrstvwxyz", "aeiou"
 
 

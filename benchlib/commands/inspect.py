@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchlib.core import mlir
@@ -50,10 +51,10 @@ def _arguments(path: Path) -> tuple[list[str], list[str]]:
     if not beside.is_file():
         return [], []
     arguments = read_object(beside, {"arguments": list})["arguments"]
-    try:
-        return [item["name"] for item in arguments], [item["role"] for item in arguments]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{beside}: an argument has no name or role ({error}): convert the model again") from None
+    texts: list[Any] = [(item.get("name"), item.get("role")) for item in arguments if isinstance(item, dict)]
+    if len(texts) < len(arguments) or not all(isinstance(text, str) for pair in texts for text in pair):
+        raise UserError(f"{beside}: an argument has no name or role: convert the model again")
+    return [name for name, _ in texts], [role for _, role in texts]
 
 
 def _sorted(counts: Any) -> list[tuple[str, int]]:
@@ -66,7 +67,7 @@ def _table(first: str, rows: list[Any], columns: tuple[str, ...]) -> Table:
     for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(*(f"{value:,}" if isinstance(value, int) else value for value in row))
+        table.add_row(*(f"{value:,}" if isinstance(value, int) else escape(value) for value in row))
     return table
 
 

@@ -9,7 +9,7 @@ from rich.table import Column, Table
 
 from benchlib.core import terminal
 from benchlib.core.errors import UserError
-from benchlib.judge.foreign.readers import UnknownFormat, expected, read_claims
+from benchlib.judge.foreign.readers import UnknownFormat, expected, not_read, read_claims
 from benchlib.judge.impossible.rules import Judgement, judge_claims
 
 EXIT_POSSIBLE, EXIT_IMPOSSIBLE, EXIT_UNREADABLE, EXIT_NO_RULE = 0, 1, 2, 3
@@ -25,14 +25,16 @@ def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
     for path in paths:
         try:
             name, claims = read_claims(path)
-            judgements = judge_claims(claims)
-        except UserError as error:
+            judgements, unread = judge_claims(claims), not_read(path, name)
+        except (UserError, OverflowError) as problem:
+            error = problem if isinstance(problem, UserError) else UserError(f"{path}: a number too large ({problem})")
             documents.append({"file": str(path), "exit_code": EXIT_UNREADABLE, "error": str(error)})
             unknown = unknown or isinstance(error, UnknownFormat)
             if not as_json:
                 errors.print(f"[red bold]error:[/] {escape(str(error))}", soft_wrap=True)
             continue
         code, sentence = _conclusion(judgements, len(claims))
+        sentence += f" Not read: {', '.join(unread)}." if unread else ""
         findings = [
             {
                 "rule": judgement.rule.name,
@@ -45,7 +47,14 @@ def judge_files(paths: tuple[Path, ...], as_json: bool) -> int:
             for judgement in judgements
         ]
         documents.append(
-            {"file": str(path), "format": name, "exit_code": code, "sentence": sentence, "findings": findings}
+            {
+                "file": str(path),
+                "format": name,
+                "exit_code": code,
+                "sentence": sentence,
+                "not_read": unread,
+                "findings": findings,
+            }
         )
         if not as_json:
             _show(path, name, judgements, sentence, code)

@@ -67,7 +67,7 @@ def power(
     console.print(table)
     kinds = ", ".join(dict.fromkeys(name for item in metrics for name in item.pools))
     console.print(
-        f"Of one new, unchanged run: false alarms, undecided comparisons; and the smallest loss found in 99%. Noise: {kinds}; the worst counts.",
+        f"Of one new, unchanged run, each metric on its own: false alarms, undecided comparisons; and the smallest loss found in 99%. Noise: {kinds}; the worst counts.",
         style="dim",
         soft_wrap=True,
     )

@@ -9,27 +9,34 @@ from benchlib.core.errors import UserError
 DNS = "dns+"  # before a URL: each address of the name is a worker, as of a headless service
 PORTS = {"http": 80, "https": 443}
 TOKEN = "BENCHLIB_TOKEN"  # the environment's variable; a command line can be read by everybody on the machine
+REDIRECTS = range(300, 400)  # statuses; nobody follows them: the token is for the server that was named
+REDIRECTED = "it redirects to another address, which gets no token; name the server itself in workers="
 ASK_S = 2.0  # for an answer before the run; who is not there yet is waited for by the run
 
 
 def checked(given: str) -> SplitResult:
-    """Return the parts of an address without ``dns+``. Raises ``ValueError`` that says what is wrong with it."""
+    """Return the parts of an address without ``dns+``. Raises ``ValueError`` that says what is wrong with it.
+
+    It does not repeat what may be a secret: anything with an @, and what follows the port.
+    """
     asked = f"write http://HOST:PORT or {DNS}http://NAME:PORT"
+    if "@" in given:
+        raise ValueError(f"an address must not hold a password: it is stored; set the variable {TOKEN}")
     parts = urlsplit(given.strip().removeprefix(DNS))
     if parts.scheme not in PORTS:
-        raise ValueError(f"{given!r} is not the address of a server, its scheme is neither http nor https; {asked}")
-    if parts.password or parts.username:
-        raise ValueError("an address must not hold a password: it is stored; set the variable BENCHLIB_TOKEN")
+        shown = given.partition("?")[0].partition("#")[0]
+        raise ValueError(f"{shown!r} is not the address of a server, its scheme is neither http nor https; {asked}")
+    server = f"{DNS * given.startswith(DNS)}{parts.scheme}://{parts.netloc}"
     try:
         port = parts.port
     except ValueError:
         port = 0
     if not parts.hostname or any(sign.isspace() for sign in parts.netloc):
-        raise ValueError(f"{given!r} is not the address of a server, it names no host; {asked}")
+        raise ValueError(f"{server!r} is not the address of a server, it names no host; {asked}")
     if port == 0 or parts.netloc.endswith(":"):
-        raise ValueError(f"{given!r}: the port has to be a number from 1 to 65535; {asked}")
+        raise ValueError(f"{server!r}: the port has to be a number from 1 to 65535; {asked}")
     if parts.path.strip("/") or parts.query or parts.fragment:
-        raise ValueError(f"{given!r} is not the address of a server but of a page of it; {asked}, without /v1")
+        raise ValueError(f"not the address of a server but of a page of it; write {server}, without /v1 or a token")
     return parts
 
 
@@ -57,30 +64,37 @@ def bearer_token() -> str:
 
 
 def check_token(urls: Sequence[str]) -> None:
-    """Raise ``UserError`` for servers that are there and refuse our bearer token, before anything starts."""
-    import urllib.error  # slow to import, and only who has workers pays
-    import urllib.request
+    """Raise ``UserError`` for servers that are there and refuse our bearer token or redirect, before anything starts."""
+    import asyncio  # slow to import as aiohttp is, and only who has workers pays
     from concurrent.futures import ThreadPoolExecutor
 
+    import aiohttp
+
     token = bearer_token()
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as the run reaches them
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
 
-    def refused(url: str) -> bool:
-        request = urllib.request.Request(f"{url.removeprefix(DNS)}/v1/models")
-        if token:
-            request.add_header("Authorization", f"Bearer {token}")
-        try:
-            with opener.open(request, timeout=ASK_S):
-                return False
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code in (401, 403)
-        except (OSError, ValueError):  # not there, or no HTTP: the run says what it is
-            return False
+    async def ask_all() -> list[int]:
+        limit = aiohttp.ClientTimeout(total=ASK_S)
+        async with aiohttp.ClientSession(
+            headers=headers, timeout=limit, cookie_jar=aiohttp.DummyCookieJar()
+        ) as session:
 
-    with ThreadPoolExecutor(max(1, min(16, len(urls)))) as pool:
-        if wrong := [url for url, is_refused in zip(urls, pool.map(refused, urls), strict=True) if is_refused]:
-            given = f"the token in {TOKEN} is not theirs" if token else f"{TOKEN} is not set here"
-            raise UserError(
-                f"workers: {', '.join(wrong)}: they refuse the bearer token, {given}; set it to the workers' token"
-            )
+            async def status(url: str) -> int:
+                try:  # a redirect must not carry the token elsewhere
+                    async with session.get(f"{url.removeprefix(DNS)}/v1/models", allow_redirects=False) as response:
+                        return response.status
+                except (aiohttp.ClientError, OSError, ValueError):  # not there, or no HTTP: the run says what it is
+                    return 0
+
+            return await asyncio.gather(*map(status, urls))
+
+    with ThreadPoolExecutor(1) as pool:  # the caller may be in an event loop, as in a notebook
+        codes = pool.submit(lambda: asyncio.run(ask_all())).result()
+    both = list(zip(urls, codes, strict=True))
+    if elsewhere := [url for url, code in both if code in REDIRECTS]:
+        raise UserError(f"workers: {', '.join(elsewhere)}: {REDIRECTED}")
+    if wrong := [url for url, code in both if code in (401, 403)]:
+        given = f"the token in {TOKEN} is not theirs" if token else f"{TOKEN} is not set here"
+        raise UserError(
+            f"workers: {', '.join(wrong)}: they refuse the bearer token, {given}; set it to the workers' token"
+        )

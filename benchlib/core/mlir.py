@@ -22,6 +22,9 @@ INSTALL = "pip install 'benchlib[xla]'"
 # jax of this range has what is called here and in benchlib/workloads/stablehlo/pjrt.py; tried with 0.10.2.
 OLDEST, BEFORE = (0, 8), (0, 11)
 BEFORE_LAYERS = "inputs"  # operations that depend on no weight
+DEEPEST = 256  # the parser recurses by nesting and has no limit of its own: deeper text ends the process
+LARGEST = 1 << 63  # bytes of a tensor
+_TOKENS = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|//[^\n]*|->|[][(){}<>]')
 _PLACE = re.compile(r'"(?:[^"]*)":(\d+):(\d+)')
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
@@ -62,6 +65,7 @@ def _bindings() -> tuple[Any, Any, Any]:
 
 def parse(text: str, name: str = "text") -> Any:
     """Return the module of a text after checking all types; raises ``Refused`` with line and column."""
+    _refuse_nesting(text, name)
     ir, _, context = _bindings()
     try:
         with context:
@@ -74,6 +78,15 @@ def parse(text: str, name: str = "text") -> Any:
         reason = diagnostics[0].message if diagnostics else str(error)
         raise Refused(name, line, column, " ".join(reason.split())) from None
     return module
+
+
+def _refuse_nesting(text: str, name: str) -> None:
+    depth = 0
+    for token in _TOKENS.finditer(text):
+        depth += (token[0] in "([{<") - (token[0] in ")]}>")
+        if depth > DEEPEST:
+            line = text.count("\n", 0, token.start()) + 1
+            raise Refused(name, line, 1, f"nested deeper than {DEEPEST} levels")
 
 
 @dataclass
@@ -115,8 +128,8 @@ def inspect(text: str, names: Sequence[str] = (), roles: Sequence[str] = (), nam
     module = parse(text, name)
     result = Inspection()
     functions = [op for op in module.body.operations if op.operation.name == "func.func"]
-    if not functions:
-        raise UserError(f"{name} has no function: a program has one, @main")
+    if not functions or not functions[0].regions[0].blocks:
+        raise UserError(f"{name} has no function with a body: a program has one, @main")
     block = functions[0].regions[0].blocks[0]
     result.argument_bytes = sum(_bytes(argument.type) for argument in block.arguments)
     if names and len(names) != len(block.arguments):
@@ -153,9 +166,16 @@ def inspect(text: str, names: Sequence[str] = (), roles: Sequence[str] = (), nam
 
 def _bytes(kind: Any) -> int:
     ir, _, _ = _bindings()
-    shaped = ir.RankedTensorType(kind)
-    width = shaped.element_type.width
-    return math.prod(shaped.shape) * max(1, width // 8)
+    try:
+        shaped = ir.RankedTensorType(kind)
+        size = math.prod(shaped.shape) * max(1, shaped.element_type.width // 8) if shaped.has_static_shape else -1
+    except (ValueError, AttributeError):  # no tensor, or one of complex numbers, of indices
+        size = -1
+    if not 0 <= size < LARGEST:
+        raise UserError(
+            f"{str(kind)[:80]} cannot be counted: expected a tensor of real numbers with a fixed, possible shape"
+        )
+    return size
 
 
 def _dot_flops(op: Any) -> int:

@@ -16,6 +16,9 @@ LEAST_FOR_INTERVAL = 5  # samples: the range of n holds the median with 1 - 2^(1
 LEAST_PER_QUARTER = 5  # samples: with fewer, one slow step makes a quarter differ
 DRIFT = 1.1  # of the largest median of a quarter over the smallest: less is noise to a reader
 LEAST_FOR_P95 = 20  # samples: of fewer no twentieth exists
+LEAST_POINTS = 4  # of a fit of times by size
+LEAST_SPAN = 64.0  # largest size / smallest
+MOST_RESIDUAL = 0.5  # a line that misses its points by half of their times describes none of them
 
 
 @dataclass(frozen=True)
@@ -198,3 +201,58 @@ def resampled(
         rng=np.random.default_rng(seed),
     )
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+@dataclass(frozen=True)
+class AlphaBeta:
+    """t = alpha_s + S * beta_s_per_byte, all NaN where there is no fit; ``reason`` says why. ``residual`` is the relative RMS.
+
+    The model is Hockney's (R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel
+    Computing 20, 1994).
+    """
+
+    alpha_s: float = math.nan
+    beta_s_per_byte: float = math.nan
+    residual: float = math.nan
+    points: int = 0
+    reason: str = ""
+
+    @property
+    def half_bytes(self) -> float:
+        """Hockney's n1/2: the size at which half of the bandwidth is reached, in bytes."""
+        return self.alpha_s / self.beta_s_per_byte
+
+
+def fit_alpha_beta(sizes: Sequence[float], seconds: Sequence[float]) -> AlphaBeta:
+    """Fit start-up time and bandwidth to times in seconds by size in bytes; both parameters are bounded to 0 and above.
+
+    Relative deviations count, outliers less. Too few sizes, too small a span of sizes, and times that do not fit a line give
+    NaN and the reason.
+    """
+    x, y = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
+    good = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
+    x, y = x[good], y[good]
+    if len(set(x)) < LEAST_POINTS:
+        return AlphaBeta(points=len(set(x)), reason=f"{len(set(x))} sizes: a line by size needs {LEAST_POINTS}")
+    if x.max() / x.min() < LEAST_SPAN:
+        return AlphaBeta(
+            points=len(x), reason=f"sizes from {x.min():.0f} to {x.max():.0f} bytes: the largest must be {LEAST_SPAN:.0f} times the smallest"
+        )  # fmt: skip
+    from scipy.optimize import least_squares  # takes a while to import: only who fits pays
+
+    # In units of the data, so that both parameters are near one.
+    scale = np.array([y.min(), max((y / x).min(), 1e-30)])
+    solved = least_squares(
+        lambda p: (p[0] * scale[0] + p[1] * scale[1] * x) / y - 1,
+        x0=[1.0, 1.0],
+        bounds=([0.0, 1e-12], [np.inf, np.inf]),
+        loss="soft_l1",
+        f_scale=0.1,
+        x_scale=[1.0, 1.0],
+    )
+    alpha, beta = solved.x * scale
+    residual = float(np.sqrt(np.mean(((alpha + beta * x) / y - 1) ** 2)))
+    if residual > MOST_RESIDUAL:
+        reason = f"the times of {len(x)} sizes do not fit a line: the best one misses them by {residual:.0%}, more than {MOST_RESIDUAL:.0%}"
+        return AlphaBeta(residual=residual, points=len(x), reason=reason)
+    return AlphaBeta(float(alpha), float(beta), residual, len(x))

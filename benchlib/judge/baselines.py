@@ -29,6 +29,8 @@ from benchlib.judge.regression import (
     Side,
     adjusted,
     baseline_check,
+    chance_of_each,
+    default_spread,
     kind_of,
     named,
     open_checks,
@@ -176,6 +178,7 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     limits, edited = _as_accepted(limits, comparison.baseline.limits, others)
     checks += edited
     spreads = known_spreads(run, limits, comparison.calibration, [*comparison.baseline.runs, *earlier, latest])
+    chance = chance_of_each(limits, latest.metrics)
     for limit in limits:
         # A value that is no number must not hide behind those of earlier repetitions.
         metric = latest.metric(limit.metric)
@@ -190,7 +193,7 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
             reason = f"only the baseline has it ({old.metric.text})"
             checks.append(baseline_check(old.metric, status="NOT_COMPARABLE", reason=reason))
         elif new is not None and old is not None:
-            checks.append(regression_check(limit, new.undisturbed(), old, spreads.get(limit.metric)))
+            checks.append(regression_check(limit, new.undisturbed(), old, spreads.get(limit.metric), chance))
     return checks
 
 
@@ -298,7 +301,8 @@ class Width:
     """How much the accepted runs of a metric differ, and what the gate makes of it.
 
     ``values`` are the runs' values, ``spread`` that between unchanged runs with its source, ``own`` the change (or amount)
-    that the limit allows, ``effect`` the smallest loss that the gate finds in 99% of single runs.
+    that the limit allows, ``effect`` the smallest loss that the gate finds in 99% of single runs. ``measured``: the runs scatter
+    at least as assumed; ``others`` is the share of the processors that others took where the assumed spread grew with it.
     """
 
     metric: Metric
@@ -307,13 +311,14 @@ class Width:
     values: list[float]
     spread: Spread
     measured: bool
+    others: float
     own: float
     effect: float
 
     @property
     def too_wide(self) -> bool:
         """Whether the gate surely finds only losses more than ``WIDEST`` times as large as the limit."""
-        return self.measured and 0 < WIDEST * self.own < self.effect
+        return bool(self.measured or self.others) and 0 < WIDEST * self.own < self.effect
 
     def cells(self) -> dict[str, str]:
         """Return what a reader sees of it."""
@@ -344,21 +349,24 @@ def widths(baseline: Baseline, limits: Iterable[RegressionLimit], known: Mapping
         effect = simulate(setup, spread.s, COMPARISONS).effect
         values = [replace(side, runs=(run,)).value(setup.kind) for run in side.runs]
         scatter = measured is not None and measured.s >= (setup.default or 0.0)
+        others = side.others if setup.default != default_spread(side.metric, limit, setup.kind) else 0.0
         text = limit.text(setup.direction)
-        rows.append(Width(side.metric, setup.kind, text, values, spread, scatter, setup.allowed, effect))
+        rows.append(Width(side.metric, setup.kind, text, values, spread, scatter, others, setup.allowed, effect))
     return rows
 
 
 def _require_narrow(rows: Sequence[Width]) -> None:
-    wide = [row.cells() for row in rows if row.too_wide]
+    wide = [row for row in rows if row.too_wide]
     if wide:
         reasons = "; ".join(
-            f"{row['metric']} of {row['runs']}: the limit is {row['limit']}, the smallest loss found is {row['smallest loss found']}"
-            for row in wide
+            f"{cells['metric']} of {cells['runs']}: the limit is {cells['limit']}, the smallest loss found is {cells['smallest loss found']}"
+            for cells in (row.cells() for row in wide)
         )
+        others = max(row.others for row in wide)
+        why = f"others took {others:.0%} of the processors, so" if others else "unchanged runs differ so much here that"
         raise UserError(
-            f"not accepted: unchanged runs differ so much here that the gate would find only losses of more than {WIDEST:g} times the limit ({reasons}). "
-            "Run again on a quiet machine, leave out disturbed runs, or accept them with --force"
+            f"not accepted: {why} the gate would find only losses of more than {WIDEST:g} times the limit ({reasons}). "
+            "Run again on a quiet machine, leave out disturbed runs, accept more runs together, or accept these with --force"
         )
 
 
@@ -374,7 +382,7 @@ def accept(
 ) -> Path:
     """Make runs of one kind the baseline of their fingerprint, or with ``add`` more runs of it, and return the file.
 
-    All or none are accepted. Raises ``UserError`` for an incomplete run, did not pass or was slowed down on purpose
+    All or none are accepted. Raises ``UserError`` for a run that is incomplete, failed or was slowed down on purpose
     (``require_acceptable``, by the stored verdict), for runs of different kinds and a run that is given twice, for an empty
     reason, with ``add`` where there is no baseline to add to, and with ``if_improved`` where a metric with a limit is worse
     than in the baseline it would replace, so that gates never loosen. Without ``force`` runs are refused whose spread makes a
@@ -431,7 +439,7 @@ def _require_no_loss(record: RunRecord, current: Baseline, limits: Iterable[Regr
 
 
 def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
-    """Raise ``UserError`` for an incomplete run, did not pass or was slowed down on purpose.
+    """Raise ``UserError`` for a run that is incomplete, failed or was slowed down on purpose.
 
     ``verdict`` counts instead of the stored one, which may be older than what is in the folder.
     """

@@ -44,7 +44,11 @@ class Counted(BaseModel):
 
     @property
     def upper(self) -> float:
-        """Upper end of the exact (Clopper-Pearson) 95% interval of the share that fails."""
+        """One-sided 95% bound on the share that fails: the upper end of the two-sided 90% Clopper-Pearson interval.
+
+        It takes comparisons for independent. Each unchanged run against all others is one comparison a run, but any two share
+        runs; each against each other one is n (n - 1) comparisons of n runs, for which there is no such bound.
+        """
         from scipy.stats import binomtest
 
         return float(binomtest(self.fail, self.comparisons).proportion_ci(0.90, "exact").high)
@@ -130,24 +134,25 @@ class Calibration(BaseModel):
 
     def sentence(self) -> str:
         """Return what the gate can be trusted with, as a sentence."""
-        alarms = sum(item.left_out.fail for item in self.metrics)
-        comparisons = sum(item.left_out.comparisons for item in self.metrics)
+        # The metrics of a run are no separate trials. Which runs failed is not stored: in the worst case others in each metric.
+        alarms = min(self.runs, sum(item.left_out.fail for item in self.metrics))
+        failed = f"at most {alarms} of the {self.runs} unchanged" if alarms else f"none of the {self.runs} unchanged"
         effects = sorted(item.effect for item in self.metrics if item.kind == "ratio" and is_timed(item.unit))
         span = f"{effects[0]:.1%}" + (f" to {effects[-1]:.1%}" if len(effects) > 1 else "") if effects else ""
         return (
             f"The gate was calibrated here on {day(self.made_at)} with {self.runs} unchanged and {self.planted_runs} slowed runs: "
-            f"{alarms} false alarm{'s' * (alarms != 1)} in {comparisons} A/A comparisons"
+            f"{failed} failed in a metric against the others"
             + (f"; it finds losses of speed of {span}, by metric, with 99% power." if span else ".")
         )
 
     def method(self) -> str:
         """Return how the figures were made."""
         return (
-            f"False alarms and undecided: each of the {self.runs} unchanged runs against all others, with the upper end of the exact 95% interval; "
+            f"False alarms and undecided: each of the {self.runs} unchanged runs against all others, with the one-sided 95% bound of as many independent comparisons (these share runs); "
             "a metric that is often undecided scatters too much here for its limit (`--set limits.METRIC=SHARE`). "
             "Of one run: each against each other one, as with a baseline of a single run and no calibration. "
             "Simulated: the same gate, with one accepted run and this calibration, on numbers drawn with the spread of these runs; "
-            "the loss found is the one that 99% of these comparisons fail. Planted: how much slower the slowed runs came out, and how many of them the gate failed."
+            "the loss found is the one that 99% of these comparisons fail. All this is of each metric on its own: in a run with others that are gated, what lies near it is AMBIGUOUS until it is repeated. Planted: how much slower the slowed runs came out, and how many of them the gate failed."
         )
 
     def rows(self) -> list[dict[str, str]]:

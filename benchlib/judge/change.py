@@ -25,6 +25,7 @@ from benchlib.judge.changepoints import Disturbance, disturbance
 
 # Two-sided: a change that is not there lies beyond either end in at most 1% of the comparisons.
 GATE_CONFIDENCE = 0.98
+CHANCE = (1 - GATE_CONFIDENCE) / 2
 # The share of unchanged repeats whose ratio lies within the A/A band.
 BAND_COVERAGE = 0.95
 # Two runs tell next to nothing of the spread between runs (Student's t is 31.8 there): without a default their interval would
@@ -91,6 +92,8 @@ class Change:
     samples in every run: what they scatter widens ``low`` to ``high``, which holds the change less often than in 98%).
     ``spread`` is that between unchanged runs, or None where no side has two runs and none is known.
 
+    ``reach`` is how far, on the scale of the gate, unchanged runs lie apart with the probability ``chance`` of ``compared``.
+
     Runs whose level shifted count with their undisturbed part. ``whole`` is the value with all of them counted, on both sides,
     and ``disturbed`` are the shifts in the new ones.
     """
@@ -105,6 +108,7 @@ class Change:
     spread: Spread | None
     whole: float
     disturbed: tuple[Disturbance, ...] = ()
+    reach: float = 0.0
 
     @property
     def band(self) -> float:
@@ -189,6 +193,7 @@ def change(
     default: float | None = None,
     source: str = "default",
     faster: Faster = "",
+    chance: float = CHANCE,
 ) -> Change:
     """Compare two sides, each the samples of one or more runs.
 
@@ -200,7 +205,7 @@ def change(
     if not new or not old:
         raise ValueError("a comparison needs at least one run on each side")
     sides = [[reading(tuple(run), kind, faster) for run in side] for side in (new, old)]
-    return compared(sides[0], sides[1], kind=kind, known=known, default=default, source=source)
+    return compared(sides[0], sides[1], kind=kind, known=known, default=default, source=source, chance=chance)
 
 
 def compared(
@@ -211,16 +216,20 @@ def compared(
     known: Spread | None,
     default: float | None,
     source: str = "default",
+    chance: float = CHANCE,
 ) -> Change:
-    """Compare two sides whose runs have been read."""
+    """Compare two sides whose runs have been read; ``chance`` is the probability that ``Change.reach`` belongs to, one-sided."""
     value, (least, most), basis, spread = _interval((new, old), known, default, source)
+    reach = 0.0
+    if spread is not None and spread.dof >= LEAST_DOF:
+        reach = student(spread.dof, chance) * spread.s * math.sqrt(1 / len(new) + 1 / len(old))
     whole = value + sum(
         sign * sum(item.whole - item.value for item in side) / len(side)
         for sign, side in zip(SIGNS, (new, old), strict=True)
     )
     middle, low, high = (_back(end, kind) for end in (value, least, most))
     shifts = tuple(item.disturbed for item in new if item.disturbed)
-    return Change(kind, middle, low, high, basis, len(old), len(new), spread, _back(whole, kind), shifts)
+    return Change(kind, middle, low, high, basis, len(old), len(new), spread, _back(whole, kind), shifts, reach)
 
 
 @dataclass(frozen=True)
@@ -273,11 +282,11 @@ def _interval(
 
 
 @lru_cache(maxsize=256)
-def student(dof: int) -> float:
-    """Return the quantile of Student's t that belongs to the gate's confidence."""
+def student(dof: int, chance: float = CHANCE) -> float:
+    """Return what Student's t exceeds with the probability ``chance``; the default belongs to the gate's confidence."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(dof, (1 + GATE_CONFIDENCE) / 2))
+    return float(stdtrit(dof, 1 - chance))
 
 
 @lru_cache(maxsize=4)

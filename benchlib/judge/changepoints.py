@@ -12,8 +12,8 @@ own unit. Method, in this order:
 4. A change stays where a t test between the levels on its two sides gives p < ``ALPHA``. The penalty alone is too
    lenient for series of a dozen runs, in which s is hardly known.
 
-Penalty and ALPHA were set so that unchanged series of 6 to 1,000 runs show less than one change in 1,000 runs
-(``scripts/bench_changes.py`` measures it).
+Penalty and ALPHA were set so that unchanged series of 6 to 1,000 runs whose noise is independent show less than one change
+in 1,000 runs (``scripts/bench_changes.py`` measures it). Runs of a host that drifts or has neighbours show more.
 """
 
 import itertools

@@ -276,11 +276,16 @@ def rule_check(
     claims: Sequence[Claim],
     *,
     missing: str = "the run does not report enough to evaluate it",
+    needed: bool = False,
 ) -> Check:
-    """Make a gating check of what a rule for impossible numbers says of claims; SKIPPED where it does not apply."""
+    """Make a gating check of what a rule for impossible numbers says of claims.
+
+    Where it does not apply it is SKIPPED, or FAIL where it is ``needed``: every run of the benchmark states these numbers.
+    """
 
     def answer(to: Ask) -> Check:
-        return findings_check(to.name, to.question, [finding for _, finding in ask(rule, claims)], missing)
+        check = findings_check(to.name, to.question, [finding for _, finding in ask(rule, claims)], missing)
+        return to.fact(False, check.reason) if needed and check.status == "SKIPPED" else check
 
     return Ask(name, question).by(answer)
 
@@ -298,12 +303,19 @@ def findings_check(name: str, question: str, findings: Sequence[Finding], missin
     return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
 
 
+def right_results_check(claims: Sequence[Claim], ranks: int, name: str = "all-reduce right") -> Check:
+    """Check that no timed exchange between ranks had a wrong element; several ranks that counted none FAIL."""
+    question = "Is every element of every timed exchange correct?"
+    check = rule_check(name, question, "right results", claims, missing="one rank has nobody to exchange with")
+    if check.status == "SKIPPED" and ranks > 1:
+        return fact_check(name, question, False, "the number of wrong elements is missing or no count")
+    return check
+
+
 def finite_check(claims: Sequence[Claim]) -> Check:
     """Check that every measured metric is a finite number and no time, rate or size is below zero."""
-    check = rule_check(FINITE, "Are all values finite and non-negative?", "possible values", claims)
-    if check.status == "SKIPPED":
-        return fact_check(check.name, check.question, False, "no value was measured")
-    return check
+    question = "Are all values finite and non-negative?"
+    return rule_check(FINITE, question, "possible values", claims, missing="no value was measured", needed=True)
 
 
 def agreement_check(claims: Sequence[Claim], shown: Collection[str]) -> Check:

@@ -25,7 +25,7 @@ from benchlib.judge.baselines import Baseline, differences
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.change import Change, Kind, Spread
 from benchlib.judge.checks import Check, Status
-from benchlib.judge.regression import RegressionLimit, RunRecord, Side, check_of, difference, side_of
+from benchlib.judge.regression import RegressionLimit, RunRecord, Side, chance_of_each, check_of, difference, side_of
 from benchlib.judge.snapshot import Snapshot, load
 from benchlib.results.metrics import Direction, Metric
 from benchlib.results.run import PARTS, Result, Run, fingerprint_key, is_run
@@ -353,9 +353,10 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
     limits = {limit.metric: limit for side in (reference, other) for limit in side.runs[-1].limits}
     old, new = reference.records(), other.records()
     spreads = _known_spreads(other.runs[-1], limits.values(), [*old, *new]) if comparable else {}
+    chance = chance_of_each(limits.values(), new[-1].metrics)
     for name in dict.fromkeys(metric.name for record in (*old, *new) for metric in record.metrics):
         sides = side_of(old, name), side_of(new, name)
-        row = _row(name, limits.get(name), *sides, comparable, same_work, spreads.get(name))
+        row = _row(name, limits.get(name), *sides, comparable, same_work, spreads.get(name), chance)
         if row is not None:
             yield row
 
@@ -374,6 +375,7 @@ def _row(
     comparable: bool,
     same_work: bool,
     known: Spread | None,
+    chance: float,
 ) -> Row | None:
     measured = [side for side in (new, old) if side is not None]
     if not any(side.runs or side.metric.provenance != "not_available" for side in measured):
@@ -381,7 +383,7 @@ def _row(
     headline = limit is not None or _is_headline(name)
     if old is None or new is None or not old.runs or not new.runs:
         return _one_sided(measured[0].metric, old, new, headline)
-    result = difference(limit, new, old, known)
+    result = difference(limit, new, old, known, chance)
     kind, check = result.kind, check_of(limit, new, old, result) if limit and comparable else None
     return Row(
         metric=name,

@@ -48,6 +48,13 @@ def fault_of(value: Any, signed: bool = False) -> str:
     return ""
 
 
+def number(value: Any, name: str) -> float:
+    """Return a value that is a finite number; ``Missing`` for anything else ("5", true, NaN)."""
+    if not within(value):
+        raise Missing(f"{name} is {value!r}, which is no number")
+    return float(value)
+
+
 def count(value: Any, name: str) -> int:
     """Return a value that is a count; ``Missing`` for anything else (5.0, "5", true, -3)."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:

@@ -1,7 +1,7 @@
 """A run beside the published figures that it may be compared with, or the reason why there is none.
 
 A figure is comparable where the conditions that change its number agree. Invalid figures are never used, a device that the
-registry does not know has no figures, and a near miss is named with what differs.
+registry does not know has no figures.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,6 @@ from benchlib.results.run import Run
 NEAR = 2  # a figure that differs in more conditions than this tells nothing of the run
 LARGE_BYTES = 2**29  # from here on the bandwidth of a collective hardly depends on the size of the message
 FACTORS = {"batch": 2.0, "epochs": 1.5}  # within such a factor rate and score change less than from host to host
-NEAR_SHOWN = 12
 LABELS = {
     "sequence_length": "tokens of a sequence",
     "doc_stride": "stride",
@@ -103,27 +102,18 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Near:
-    """A figure that is not comparable, and what differs."""
-
-    figure: Figure
-    differs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Placement:
     """The figures beside a measured value. ``reason`` says why there are no rows; it is empty where there are."""
 
     measured: Measured
     rows: tuple[Row, ...]
-    near: tuple[Near, ...]
     reason: str = ""
 
 
 def comparable(measured: Measured, references: Registry | None = None) -> Placement:
-    """Return the figures that a value may be placed beside, and those that miss it nearly."""
+    """Return the figures that a value may be placed beside, else why there are none."""
     references = references or registry()
-    rows, near, differences = list[Row](), list[Near](), list[tuple[Figure, dict[str, str]]]()
+    rows, differences = list[Row](), list[tuple[Figure, dict[str, str]]]()
     for item in references.figures:
         if item.metric != measured.quantity or item.validity == "invalid":
             continue
@@ -131,11 +121,7 @@ def comparable(measured: Measured, references: Registry | None = None) -> Placem
         differences.append((item, differs))
         if not differs:
             rows.append(Row(item, measured.value, remarks))
-        # Another device's figure is no near miss, since nothing of it carries over; nor is a limit, which nobody measured.
-        elif len(differs) <= NEAR and "device" not in differs and item.kind != "limit":
-            near.append(Near(item, tuple(differs.values())))
-    near.sort(key=lambda miss: len(miss.differs))
-    return Placement(measured, tuple(rows), tuple(near), "" if rows else _reason(measured, differences, references))
+    return Placement(measured, tuple(rows), "" if rows else _reason(measured, differences, references))
 
 
 def _compare(item: Figure, measured: Measured, references: Registry) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -252,7 +238,7 @@ def _first_upper(words: str) -> str:
 
 
 def section(run: Run) -> dict[str, Any] | None:
-    """Return the report's section: ``sentence`` where nothing is comparable, else ``rows``; ``near`` with what differs.
+    """Return the report's section: ``sentence`` where nothing is comparable, else ``rows``.
 
     None where the run measured nothing that is published anywhere.
     """
@@ -272,12 +258,7 @@ def section(run: Run) -> dict[str, Any] | None:
         for item in placed
         for row in item.rows
     ]
-    near = [
-        {"label": _first_upper(item.measured.label), **_described(miss.figure), "differs": "; ".join(miss.differs)}
-        for item in placed
-        for miss in item.near
-    ]
-    return {"sentence": "" if rows else _summary(placed), "rows": rows, "near": near[:NEAR_SHOWN]}
+    return {"sentence": "" if rows else _summary(placed), "rows": rows}
 
 
 def _described(item: Figure) -> dict[str, str]:

@@ -15,7 +15,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
 from benchlib.core.files import read_model, write_json
 from benchlib.core.text import quantity
-from benchlib.judge.change import Change, Faster, Kind, Reading, Spread, change, reading
+from benchlib.judge.change import CHANCE, Change, Faster, Kind, Reading, Spread, change, reading
 from benchlib.judge.changepoints import Disturbance
 from benchlib.judge.checks import Check, Status
 from benchlib.results.metrics import Direction, Metric
@@ -26,6 +26,7 @@ TIMED = ("s", "ms", "us", "Gbps")  # units that a slow-down changes, beside all 
 SIZES = ("B", "MB", "GB", "GiB", "bytes")
 TWICE = 2.0  # times the limit: a loss of which has to be excluded for a PASS
 REPEATS = "repeats.json"
+FALSE_ALARMS = 0.0015  # of the unchanged runs of a benchmark, whichever metric it is: 1 in 80 nights of eight of them
 OTHERS = 3.0  # what others can explain of a slow-down is this many standard deviations between runs
 _EDGE = 1e-9  # of what is compared: 0.9 - 0.8 misses 0.1 by rounding, and a boundary value passes
 
@@ -246,7 +247,8 @@ def ruling(
     """Return the status of losses, each with the better (``least``) and the worse (``most``) end of its interval.
 
     FAIL where the loss is beyond what is allowed and its interval excludes "no change"; PASS where it is within and its
-    interval excludes ``twice`` the limit, and where nothing is lost; else AMBIGUOUS. A boundary value passes.
+    interval excludes ``twice`` the limit, and where nothing is lost, whatever the interval; else AMBIGUOUS. A boundary value
+    passes.
     """
     beyond = np.greater(loss, allowed + slack)
     return np.select(
@@ -259,17 +261,18 @@ def ruling(
 def status_of(result: Change, limit: RegressionLimit, direction: Direction, old: float) -> Status:
     """Return what the gate, the history and a comparison say of a change. ``old`` is the value of the reference.
 
-    The rule is ``ruling``. A run whose level shifted has to get the same status by its undisturbed part as with all of it;
-    else it is AMBIGUOUS.
+    The rule is ``ruling``; for a FAIL the change has to exceed its ``reach`` too. A run whose level shifted has to get the same
+    status by its undisturbed part as with all of it; else it is AMBIGUOUS.
     """
     allowed, twice = (allowed_loss(limit, result.kind, direction, old, times) for times in (1.0, TWICE))
 
     def status(of: Change) -> Status:
-        ends = loss(of, direction)
+        lost, (least, most) = loss_of(of, direction), loss(of, direction)
+        ends = min(least, lost - of.reach), most
         # Logarithms have a scale of their own, amounts have not.
         scale = 1.0 if of.kind == "ratio" else abs(old)
         finite = [abs(end) for end in (allowed, *ends) if math.isfinite(end)]
-        return str(ruling(loss_of(of, direction), *ends, allowed, twice, _EDGE * max(scale, *finite)))  # type: ignore[return-value]
+        return str(ruling(lost, *ends, allowed, twice, _EDGE * max(scale, *finite)))  # type: ignore[return-value]
 
     by_undisturbed = status(result)
     if result.disturbed and status(result.of_whole_runs()) != by_undisturbed:
@@ -304,18 +307,29 @@ def default_spread(metric: Metric, limit: RegressionLimit | None, kind: Kind, ot
     return max(own, -math.log1p(-others) / OTHERS) if faster(metric) else own
 
 
-def regression_check(limit: RegressionLimit, new: Side, old: Side, known: Spread | None = None) -> Check:
+def chance_of_each(limits: Iterable[RegressionLimit], metrics: Iterable[Metric]) -> float:
+    """Return how often an unchanged metric may fail, so that no more than ``FALSE_ALARMS`` of runs fail in any (Bonferroni)."""
+    measured = {metric.name for metric in metrics if metric.value is not None}
+    return FALSE_ALARMS / max(1, sum(limit.metric in measured for limit in limits))
+
+
+def regression_check(
+    limit: RegressionLimit, new: Side, old: Side, known: Spread | None = None, chance: float = CHANCE
+) -> Check:
     """Compare a metric with its baseline by ``status_of``; the direction is the metric's.
 
-    ``known`` is the spread between unchanged runs that a calibration or other stored runs tell.
+    ``known`` is the spread between unchanged runs that a calibration or other stored runs tell, ``chance`` the probability
+    with which an unchanged metric may fail.
     """
     lacking = _no_value(new, old)
     if lacking is not None:
         return lacking
-    return check_of(limit, new, old, difference(limit, new, old, known))
+    return check_of(limit, new, old, difference(limit, new, old, known, chance))
 
 
-def difference(limit: RegressionLimit | None, new: Side, old: Side, known: Spread | None = None) -> Change:
+def difference(
+    limit: RegressionLimit | None, new: Side, old: Side, known: Spread | None = None, chance: float = CHANCE
+) -> Change:
     """Compare two sides that have values; without a limit as the metric's unit asks for."""
     kind = kind_of(
         limit or RegressionLimit(metric=new.metric.name, share=0),
@@ -325,7 +339,16 @@ def difference(limit: RegressionLimit | None, new: Side, old: Side, known: Sprea
     default = default_spread(new.metric, limit, kind, others)
     busy = default != default_spread(new.metric, limit, kind)
     source = f"default where others take {others:.0%} of the processors" if busy else "default"
-    return change(new.runs, old.runs, kind=kind, known=known, default=default, source=source, faster=faster(new.metric))
+    return change(
+        new.runs,
+        old.runs,
+        kind=kind,
+        known=known,
+        default=default,
+        source=source,
+        faster=faster(new.metric),
+        chance=chance,
+    )
 
 
 def check_of(limit: RegressionLimit, new: Side, old: Side, result: Change) -> Check:
@@ -355,6 +378,8 @@ def _meaning(status: Status, result: Change, limit: RegressionLimit, direction: 
         return shifts + ("; surely worse, but within the limit" if least > 0 else "")
     if beyond and least <= 0:
         why = "beyond the limit, but no change at all is not excluded"
+    elif beyond and lost <= result.reach:
+        why = "beyond the limit, but among all metrics of a run one may be as far off by chance"
     elif not beyond and most > allowed_loss(limit, result.kind, direction, old, TWICE):
         why = "within the limit, but twice the limit is not excluded: too noisy to gate"
     else:

@@ -22,10 +22,10 @@ from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs
 from benchlib.core.text import quantity
-from benchlib.judge.change import Reading, Spread, compared
+from benchlib.judge.change import CHANCE, Reading, Spread, compared
 from benchlib.judge.changepoints import COVERAGE, SHORTEST, Level, Levels, levels
 from benchlib.judge.checks import Check, Status, Verdict, verdict_of
-from benchlib.judge.regression import RegressionLimit, kind_of, limits_of, status_of
+from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, kind_of, limits_of, status_of
 from benchlib.results.metrics import Direction
 from benchlib.results.run import Run
 from benchlib.results.store import StoredRun, run_folders
@@ -300,6 +300,11 @@ def judge_history(history: History) -> Verdict:
         own = [item for item in history.trends if item.last.series == newest.series]
         where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
         limits = _limits(history.store, newest)
+        if limits is None:
+            question = "Are the limits of the newest run known?"
+            reason = f"limits unknown: {newest.name} cannot be read whole; restore or delete it"
+            checks.append(_check(f"limits of {where}", question)("AMBIGUOUS", reason))
+            continue
         checks += [_level_check(where, own, len(members), limits), _newest_check(where, own, newest, limits)]
     verdict = verdict_of(checks)
     if verdict.verdict == "PASS" and all(check.status == "SKIPPED" for check in checks[1:]):
@@ -314,12 +319,12 @@ def judge_history(history: History) -> Verdict:
     return verdict
 
 
-def _limits(store: Path, newest: StoredRun) -> dict[str, RegressionLimit]:
-    """Return by metric the limits that the gate has for a run; none where it cannot be read whole."""
+def _limits(store: Path, newest: StoredRun) -> dict[str, RegressionLimit] | None:
+    """Return by metric the limits that the gate has for a run; None where it cannot be read whole."""
     with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
         run = Run(store / newest.path)
         return {limit.metric: limit for limit in limits_of(run)}
-    return {}
+    return None
 
 
 def _readable_check(runs: list[StoredRun]) -> Check:
@@ -380,7 +385,7 @@ def _newest_check(where: str, trends: list[Trend], newest: StoredRun, limits: Ma
         if trend.direction not in ("lower", "higher"):
             continue
         if limit := limits.get(trend.metric):
-            status = _judged(trend, level, value, 1, limits)
+            status = _judged(trend, level, value, 1, limits, FALSE_ALARMS / len(shown))
             end = f"limit {limit.text(trend.direction)} of {quantity(level.median, trend.unit)}"
         else:
             status = "AMBIGUOUS" if (value > high if trend.direction == "lower" else value < low) else "PASS"
@@ -394,8 +399,15 @@ def _newest_check(where: str, trends: list[Trend], newest: StoredRun, limits: Ma
     )
 
 
-def _judged(trend: Trend, level: Level, value: float, runs: int, limits: Mapping[str, RegressionLimit]) -> Status:
-    """Return what the gate's rule says of a value of ``runs`` runs against a level."""
+def _judged(
+    trend: Trend,
+    level: Level,
+    value: float,
+    runs: int,
+    limits: Mapping[str, RegressionLimit],
+    chance: float = CHANCE,
+) -> Status:
+    """Return what the gate's rule says of a value of ``runs`` runs against a level; ``chance`` as in ``compared``."""
     limit = limits.get(trend.metric) or RegressionLimit(metric=trend.metric, share=0)
     direction: Direction = "higher" if trend.direction == "higher" else "lower"
     kind = kind_of(limit, level.median, value)
@@ -405,7 +417,8 @@ def _judged(trend: Trend, level: Level, value: float, runs: int, limits: Mapping
     # The level of k runs is one number here: its share of the variance of a comparison is 1/k.
     count = max(1, level.end - level.start - (1 if runs == 1 else 0))
     spread = Spread(s * math.sqrt((1 / runs + 1 / count) / 2), trend.levels.free)
-    return status_of(compared([here], [base], kind=kind, known=spread, default=None), limit, direction, level.median)
+    result = compared([here], [base], kind=kind, known=spread, default=None, chance=chance)
+    return status_of(result, limit, direction, level.median)
 
 
 def _check(name: str, question: str) -> Callable[[str, str], Check]:

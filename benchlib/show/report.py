@@ -163,8 +163,10 @@ def draw_pictures(
     """
     out, names = list[dict[str, str]](), dict[str, str]()
     dark = dark or draw_dark(run, benchmark)
+    alts = [alt for alt, _ in dark.drawn.values()]
     for name, (alt, second) in dark.drawn.items():
-        light = (shown or {}).get(alt)
+        # Of two pictures with one alt text it is not known which one the notebook shows.
+        light = (shown or {}).get(alt) if alts.count(alt) == 1 else None
         if not light and (drawn := _drawn(run, benchmark, name, LIGHT, dark.problems)):
             light = drawn[1]
         if not light:
@@ -179,12 +181,13 @@ def draw_pictures(
 
 
 def pictures_in(notebook: Path) -> dict[str, bytes]:
-    """Return the pictures of an executed notebook by their alt text; none where it cannot be read."""
-    pictures = {}
+    """Return the pictures of an executed notebook by their alt text, empty for a text of several; none where it cannot be read."""
+    pictures = dict[str, bytes]()
     for output in (each for part in _notebook(notebook, []).cells for each in part.get("outputs", [])):
         alt = output.get("metadata", {}).get("image/png", {}).get("alt")
         with contextlib.suppress(KeyError, ValueError):
-            pictures[alt] = base64.b64decode(output["data"]["image/png"])
+            picture = base64.b64decode(output["data"]["image/png"])
+            pictures[alt] = picture if pictures.get(alt, picture) == picture else b""
     return pictures
 
 

@@ -66,7 +66,7 @@ class Case:
 
 
 class Timed(Protocol):
-    """What ``measure.take`` can time. ``bytes`` is S."""
+    """What ``take`` can time. ``bytes`` is S."""
 
     @property
     def bytes(self) -> int:

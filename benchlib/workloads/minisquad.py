@@ -9,7 +9,6 @@ checksum, whatever the seed, so evaluation asks about entities that training nev
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -116,15 +115,6 @@ KINDS: dict[str, tuple[Relation, ...]] = {
                  ("Where is S set?", "In which town does the story of S unfold?", "What is the setting of S?")),
     ),
 }  # fmt: skip
-
-
-def phrase_words() -> set[str]:
-    """All fixed words of sentences and questions, lower-case: what a text must avoid that shall share no relation with this one."""
-    phrasings = [p for kind in KINDS.values() for relation in kind for p in (*relation.sentences, *relation.questions)]
-    return {word.lower() for phrase in (*phrasings, *OPENINGS) for word in re.findall(r"[A-Za-z]+", phrase)} - {
-        "s",
-        "x",
-    }
 
 
 def split_of(word: str) -> str:

@@ -1,4 +1,4 @@
-"""Questions with their paragraphs, and the official SQuAD v1.1 JSON format: read with every rule checked, and written.
+"""Questions with their paragraphs, and the official SQuAD v1.1 JSON format: read with every rule checked.
 
 A file is ``{"version": "1.1", "data": [article]}``; an article has a ``title`` and ``paragraphs``, a paragraph a
 ``context`` and ``qas``, a question an ``id``, a ``question`` and ``answers``, an answer a ``text`` and the
@@ -7,7 +7,6 @@ A file is ``{"version": "1.1", "data": [article]}``; an article has a ``title`` 
 
 import codecs
 import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.core.errors import DataError
-from benchlib.core.files import read_bytes, write_json
+from benchlib.core.files import read_bytes
 
 VERSION = "1.1"
 
@@ -77,22 +76,6 @@ def read_squad(path: Path | str) -> list[Example]:
     if not examples:
         raise DataError(f"{source}: no questions in it")
     return examples
-
-
-def write_squad(examples: Iterable[Example], path: Path | str) -> None:
-    """Write ``examples`` to ``path`` in the official format, atomically.
-
-    Neighbouring examples of one title and context share their article and paragraph, so that reading the file gives
-    the examples back in the same order.
-    """
-    data = []
-    for title, article in itertools.groupby(examples, key=lambda example: example.title):
-        paragraphs = [
-            {"context": context, "qas": [_question_json(example) for example in group]}
-            for context, group in itertools.groupby(article, key=lambda example: example.context)
-        ]
-        data.append({"title": title, "paragraphs": paragraphs})
-    write_json(path, {"version": VERSION, "data": data})
 
 
 def check_examples(examples: Iterable[Example], source: str) -> list[Example]:
@@ -239,8 +222,3 @@ def _kind(value: Any) -> str:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
-
-
-def _question_json(example: Example) -> dict[str, Any]:
-    answers = [{"text": text, "answer_start": start} for text, start in example.answers]
-    return {"id": example.id, "question": example.question, "answers": answers}

@@ -1,6 +1,6 @@
 """The collectives benchmark on gloo processes: every operation verified, planted faults found, tables that agree."""
 
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from benchlib.core.events import EventWriter, read_events
 from benchlib.judge.baselines import find
 from benchlib.launch.launch import execute
 from benchlib.results.run import Run
+from benchlib.workloads import collective_timing
 from benchlib.workloads.collective_ops import Place
 from benchlib.workloads.collective_timing import Case, Pace, take, take_in_turns
 
@@ -29,6 +30,7 @@ SMALL = {
     "bucket_bytes": [1000, 20000],
     "seconds": 0.001,
     "compare_gradients": [],
+    "budget_s": 1e5,  # nothing is cut or shortened, however slow the machine
 }
 ROOTED = ("reduce", "gather")  # only rank 0 gets something
 
@@ -81,7 +83,7 @@ def test_the_ledger_holds_what_the_tables_say(two):
     medians = slowest.groupby(keys, observed=True).seconds.median()
     for row in two.result.tables["series"]:
         assert 1e6 * medians[tuple(row[key] for key in keys)] == pytest.approx(row["median_us"])
-        if row["busbw_gbps"] is not None:
+        if "busbw_gbps" in row:
             factor = {"all_reduce": 1.0, "broadcast": 1.0, "reduce": 1.0, "send_recv": 1.0}.get(row["operation"], 0.5)
             assert row["busbw_gbps"] == pytest.approx(factor * 8e-3 * row["bytes"] / row["median_us"])
     assert {row["rank"] for row in two.result.tables["ranks"]} == {0, 1}
@@ -91,7 +93,7 @@ def test_the_ledger_holds_what_the_tables_say(two):
 def test_limits_pairs_and_fits_stand_beside_the_curves(two):
     tables = two.result.tables
     bounds = pd.DataFrame(tables["bounds"]).set_index("bound")
-    assert set(bounds.index) == {"tcp socket one way", "tcp socket all ranks", "memory copy", "claimed link"}
+    assert set(bounds.index) == {"tcp socket one way", "tcp socket all ranks", "claimed link"}
     assert bounds.loc["claimed link"].provenance == "not_available"
     assert (bounds.drop("claimed link").gbps > 0).all()
     assert {(row["operation"], row["variant"]) for row in tables["shares"]} == {
@@ -113,7 +115,6 @@ def test_limits_pairs_and_fits_stand_beside_the_curves(two):
     for name in (
         "right results",
         "all verified",
-        "possible bandwidth",
         "numbers agree",
         "same gradients",
         "whole plan",
@@ -170,7 +171,7 @@ def _alone(folder, monkeypatch, **values):
     """Run as the one rank there is, in this process, whose age counts as time of the run."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    config = build("collectives", SMALL | {"dtypes": ["fp32"], "sizes": "4,999", "budget_s": 1e5} | values)
+    config = build("collectives", SMALL | {"dtypes": ["fp32"], "sizes": "4,999"} | values)
     save_config(config, folder)
     threads = torch.get_num_threads()
     run(config, folder, EventWriter(folder, "rank0"))
@@ -190,7 +191,7 @@ def test_one_rank_says_that_it_has_no_bus(tmp_path, monkeypatch):
     assert [(row["provenance"], row["source"]) for row in sockets] == [
         ("not_available", "one rank has nobody to talk to")
     ] * 2
-    assert _checks(found)["possible bandwidth"].status == "SKIPPED"
+    assert _checks(found)["possible bandwidth"].reason == "one rank has no bus"
 
 
 def test_what_the_time_does_not_hold_is_told(tmp_path, monkeypatch):
@@ -202,13 +203,22 @@ def test_what_the_time_does_not_hold_is_told(tmp_path, monkeypatch):
     assert judged["all verified"].status == judged["time budget"].status == "FAIL"
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Return the seconds of a clock that only ``Work`` moves, and what operations were held for."""
+    now = SimpleNamespace(seconds=0.0, held=[])
+    monkeypatch.setattr(collective_timing, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+    monkeypatch.setattr(collective_timing, "hold", now.held.append)
+    return now
+
+
 class Work:
-    """Five milliseconds of waiting."""
+    """Five milliseconds of work."""
 
     bytes = 4
 
-    def __init__(self, is_limit=False):
-        self.is_limit = is_limit
+    def __init__(self, clock, is_limit=False):
+        self.clock, self.is_limit = clock, is_limit
         self.calls = []
 
     def restore(self):
@@ -216,7 +226,7 @@ class Work:
 
     def run(self):
         self.calls.append("run")
-        time.sleep(0.005)
+        self.clock.seconds += 0.005
 
     def check(self):
         self.calls.append("check")
@@ -224,25 +234,25 @@ class Work:
 
 
 @pytest.mark.usefixtures("group")
-def test_every_run_is_compared_and_a_planted_slowdown_holds_operations_but_not_limits():
-    operation, limit = Work(), Work(is_limit=True)
+def test_every_run_is_compared_and_a_planted_slowdown_holds_operations_but_not_limits(clock):
+    operation, limit = Work(clock), Work(clock, is_limit=True)
     pace = Pace(seconds=0.0, slowdown=1.0, least=5, warmup=2)
     own, other = take_in_turns([operation, limit], torch.device("cpu"), pace)
     assert operation.calls == limit.calls == ["restore", "run", "check"] * 7
     assert (own.wrong, own.checked, len(own.seconds)) == (7, 70, 5)
-    assert np.median(own.seconds) >= 0.01
-    assert np.min(other.seconds) < np.min(own.seconds)
+    assert clock.held == pytest.approx([0.005] * 7)  # the operation's runs
+    assert other.seconds == pytest.approx([0.005] * 5)
 
 
 @pytest.mark.usefixtures("group")
-def test_seconds_and_the_most_rounds_bound_a_series():
-    assert len(take(Work(), torch.device("cpu"), Pace(seconds=0.1, most=3)).seconds) == 3
-    assert 5 < len(take(Work(), torch.device("cpu"), Pace(seconds=0.1)).seconds) <= 20
+def test_seconds_and_the_most_rounds_bound_a_series(clock):
+    assert len(take(Work(clock), torch.device("cpu"), Pace(seconds=0.1, most=3)).seconds) == 3
+    assert len(take(Work(clock), torch.device("cpu"), Pace(seconds=0.099)).seconds) == 20
 
 
 def _lacks_one_reduction(rank, size):
     """Try three kinds where rank 1 alone refuses the second: it must not pull down the third."""
-    bench.TRIAL_S = 6  # for the ranks to come to a trial
+    bench.TRIAL_S = 5
     if rank == 1:
         real = dist.all_reduce
 

@@ -88,7 +88,8 @@ def test_xla_trains_all_ranks_alike_and_tells_only_what_it_can(found: dict[str, 
     row = found["compiled"]["columns"]
     assert found["compiled"]["equal"] == [True]
     assert row["forward_s"] is None and row["backward_s"] is None
-    assert 0 < row["exchange_s"] <= row["exchange_exposed_s"] * 1.001 < row["step_s"]
+    assert 0 < row["exchange_s"] <= row["exchange_exposed_s"] * 1.001
+    assert row["exchange_exposed_s"] <= row["step_s"] * 1.001
 
 
 def test_events_tell_of_every_step(two_ranks: Path, found: dict[str, Any]) -> None:

@@ -74,14 +74,14 @@ def planned(two_ranks: Path) -> dict[str, Any]:
     return json.loads((two_ranks / "plans.json").read_text())
 
 
-def test_a_drift_in_the_middle_is_answered_within_20_steps(planned: dict[str, Any]) -> None:
+def test_a_drift_in_the_middle_is_answered_within_8_steps(planned: dict[str, Any]) -> None:
+    """By the injected clock rank 1 takes four times as long as rank 0, from step 8 on a quarter of it."""
     samples, table = np.array(planned["auto"]["samples"]), planned["auto"]["tables"]
-    assert len(table["unlike_plans"]) >= 2
     moment = next(plan["from_step"] for plan in table["unlike_plans"] if plan["from_step"] > 8)
-    assert moment <= 8 + 20
-    before, after = samples[6], samples[-2]  # whole batches
-    assert before[0] > before[1]  # rank 1 did four times the work
-    assert after[0] < before[0]  # then rank 0 does
+    assert moment <= 8 + 8
+    whole = samples[samples.sum(axis=1) == 12]
+    assert whole[:6].tolist() == [[10, 2]] * 6  # up to step 8
+    assert whole[-1, 0] < whole[-1, 1]
     assert {row["rank"] for row in table["unlike_steps"] if row["step"] < 0} == {0, 1}  # what an even step took
 
 
@@ -109,7 +109,7 @@ def test_mixed_precision_is_compared_with_fp32_before_the_training(planned: dict
 def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path: Path) -> None:
     values = {
         "train_questions": 96, "eval_questions": 48, "attention_dropout": 0.0, "hidden_dropout": 0.0, "checkpoint_every": -1, "threads": 1,
-        "budget_s": 900,
+        "budget_s": 86400.0,
     }  # fmt: skip
     folders = {name: tmp_path / name for name in ("first", "second", "alone")}
     for folder in folders.values():
@@ -131,7 +131,6 @@ def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path: Path) -> None:
     results = [load_result(folder) for folder in (together, folders["alone"])]
     rows = results[0].tables["unlike_ranks"]
     assert sum(row["samples"] for row in rows) == 16
-    assert rows[0]["samples"] > rows[1]["samples"]
     losses = [load_samples(folder)["loss"] for folder in (together, folders["alone"])]
     np.testing.assert_allclose(*losses, rtol=1e-3)
     first, second = (result.value("f1_minisquad_tiny") or 0.0 for result in results)

@@ -53,7 +53,7 @@ def config_of(model: str, nproc: int, **changes: Any) -> SquadConfig:
     """Return a config of a short training from random weights."""
     values = {
         "model": model, "init": "random", "nproc": nproc, "train_questions": 33, "eval_questions": 4, "batch_size": 16 // nproc, "seed": 5,
-        "learning_rate": 1e-3, "threads": 1, "checkpoint_every": -1, "budget_s": 600.0,
+        "learning_rate": 1e-3, "threads": 1, "checkpoint_every": -1, "budget_s": 86400.0,
     }  # fmt: skip
     return SquadConfig.model_validate(values | changes)
 

@@ -1,22 +1,29 @@
 """What the tests of unlike ranks execute in each of several ranks, and in one: ``--benchmark unlike_cases:run``."""
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 import training_cases as cases
 
-from benchlib.benchmarks.squad import shares, train
+from benchlib.benchmarks.squad import shares, train, unlike
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.core.errors import UserError
 from benchlib.core.events import EventWriter
 from benchlib.core.files import write_json
 from benchlib.runtime.devices import supports
 from benchlib.runtime.group import World, world
+from benchlib.runtime.step_metrics import own_work
+from benchlib.runtime.steps import COLUMNS, Columns
 
 Config = SquadConfig
 GLOBAL_BATCH = 12
+SAMPLE_S = 0.01  # of a rank that does its work once, by the injected clock
 
 
 def config_of(model: str, ranks: int, **changes: Any) -> SquadConfig:
@@ -75,6 +82,27 @@ def run(config: SquadConfig, run_dir: Path, events: EventWriter) -> None:
             _plans(config, run_dir, events, here)
 
 
+@contextlib.contextmanager
+def injected_clock(config: SquadConfig, rank: int) -> Iterator[None]:
+    """Let calibration and steps take SAMPLE_S a sample times what the rank repeats, however busy the machine is."""
+    follow = unlike.Balance.follow
+
+    def paced(balance: unlike.Balance, table: np.ndarray, next_open: int) -> None:
+        repeats = [[config.work_of(place, step) for place in range(table.shape[1])] for step in range(len(table))]
+        table = table.copy()
+        table[:, :, [COLUMNS.index(name) for name in ("data_s", "backward_s", "optimizer_s")]] = 0.0
+        table[:, :, COLUMNS.index("forward_s")] = SAMPLE_S * np.array(repeats) * Columns(table)["samples"]
+        assert (own_work(Columns(table)) > 0).all()
+        follow(balance, table, next_open)
+
+    with (
+        mock.patch.object(unlike, "fit", lambda shapes, times: (0.0, SAMPLE_S * config.work_of(rank), 0.0)),
+        mock.patch.object(unlike, "_optimizer_s", lambda task, optimizer: 0.0),
+        mock.patch.object(unlike.Balance, "follow", paced),
+    ):
+        yield
+
+
 def _plans(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -> None:
     """Train with a plan by calibration, then by its file whole, cut short and continued; rank 0 leaves plans.json."""
     found: dict[str, Any] = {}
@@ -84,9 +112,10 @@ def _plans(config: SquadConfig, run_dir: Path, events: EventWriter, here: World)
         if here.main:
             place.mkdir(exist_ok=True)
         torch.distributed.barrier()
-        values = {"planted_work": [1, 4], **changes}
-        made = cases.task_of(config_of(config.model, 2, **values), here, place, events)
-        trained = train.train(made)
+        settings = config_of(config.model, 2, **{"planted_work": [1, 4], **changes})
+        made = cases.task_of(settings, here, place, events)
+        with injected_clock(settings, here.rank):
+            trained = train.train(made)
         found[name] = {
             "losses": trained.table[:, :, 0].sum(axis=1).tolist(),
             "samples": trained.table[:, :, 1].tolist(),

@@ -3,17 +3,20 @@
 import json
 import re
 import shutil
+import statistics
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from make_run import make_run
+from make_run import _metric, make_run
 
 from benchlib import session
 from benchlib.core.errors import BackendUnavailable, Stopped, UserError, VerdictFailed, nearest
 from benchlib.core.files import home
+from benchlib.judge.baselines import accept
 from benchlib.judge.checks import Check, Verdict
+from benchlib.judge.regression import RegressionLimit
 from benchlib.launch import launch
 from benchlib.results.run import Run
 from benchlib.show import notebook, widgets
@@ -53,6 +56,21 @@ def test_intervals_have_the_unit_of_their_value(tmp_path):
             break
     else:
         pytest.fail("the run has no rate of operations")
+
+
+def test_the_bounds_before_a_run_are_those_accepted_for_its_own_fingerprint(tmp_path, monkeypatch):
+    """Of two accepted machines only the own one judges the run."""
+    monkeypatch.setattr("benchlib.judge.baselines.folder", lambda: tmp_path / "baselines")
+    step_s = statistics.median(Run(make_run(tmp_path / "first", steps=98)).samples["step_s_minisquad_tiny"])
+    metrics = [_metric("step_s_minisquad_tiny", step_s, "s", "lower", 96)]
+    own, other = (Run(make_run(tmp_path / name, steps=98, metrics=metrics)) for name in ("own", "other"))
+    machine = json.loads((other.path / "machine.json").read_text())
+    (other.path / "machine.json").write_text(json.dumps(machine | {"memory_bytes": 2**40}))
+    limit = RegressionLimit(metric="step_s_minisquad_tiny", share=0.2)
+    paths = [accept(Run(run.path), "first", [limit]) for run in (own, other)]
+    assert paths[0] != paths[1]
+    shown = session.expectation(stored(tmp_path, 3))
+    assert shown.loc["step_s_minisquad_tiny", "source"] == f"accepted as {paths[0].stem}, the latest of 1"
 
 
 def test_under_the_command_line_the_notebook_leaves_report_and_list_to_it(shown, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ DataType = Literal["fp32", "fp16", "bf16", "int32", "int64", "uint8"]
 Library = Literal["gloo", "nccl", "xccl", "mpi", "ucc"]
 Variant = Literal["library", "async", "overlap", "direct", "ring", "tree", "rs_ag", "flat"]
 USUAL: list[Variant] = [name for name in get_args(Variant) if name != "flat"]  # which only a hierarchy has beside it
+FASTER_FROM, FASTER_UP_TO = "faster from there on", "faster up to there"  # reasons of a crossover that has a size
 
 
 class CollectivesConfig(BaseConfig):
@@ -50,7 +51,8 @@ class CollectivesConfig(BaseConfig):
     variants: list[Variant] = Field(
         USUAL,
         min_length=1,
-        description="ways of the same operation: blocking, async, our algorithms, gloo without groups",
+        description="implementations to compare: library, async, overlap (beside a computation), direct (send and receive), "
+        "ring, tree, rs_ag, flat (gloo without groups)",
     )
     seconds: float = Field(0.02, gt=0, le=600, description="time of the operations of each series, in seconds")
     share_sizes: str = Field(

@@ -3,7 +3,8 @@
 Each round times the collective alone, the computation alone and both together, and the medians over the rounds are
 compared by ``hidden_share``: 1 where the shorter one costs nothing, 0 where they run one after the other. Times that give no
 share (the two get in each other's way, or one alone was disturbed) are kept without one. On a CPU the collective computes
-too (copies, sums), so that as many free cores as its threads need are the condition for a high share.
+too (copies, sums), so that as many free cores as its threads need are the condition for a high share. On an accelerator the
+computation occupies every multiprocessor: the share is what a collective hides beside a busy device.
 """
 
 import gc
@@ -34,6 +35,7 @@ from benchlib.workloads.collective_timing import Case, Exercise, Kind, Series, t
 ROUNDS = 7
 WARMUP = 2
 SIDE = 256  # of the matrices: their products stay in a core's cache, so they compete for cores, not for memory
+BATCH = 128  # products at once on an accelerator: 512 tiles of 128 x 128, more than any has multiprocessors
 CPU = torch.device("cpu")
 
 
@@ -109,12 +111,12 @@ def products(seconds: float, device: torch.device = CPU, group: dist.ProcessGrou
 
     Collective: all ranks of ``group`` call it.
     """
-    matrix = torch.full((SIDE, SIDE), 1.0 / SIDE, device=device)
+    matrix = torch.full((1 if device.type == "cpu" else BATCH, SIDE, SIDE), 1.0 / SIDE, device=device)
     product = torch.empty_like(matrix)
 
     def multiply(count: int) -> None:
         for _ in range(count):
-            torch.mm(matrix, matrix, out=product)
+            torch.bmm(matrix, matrix, out=product)
 
     some = 20
     one_s = _median(lambda: multiply(some), device, group, ROUNDS) / some
@@ -160,22 +162,23 @@ Trace = list[torch.Tensor]
 def compare(world: World, names: Sequence[str]) -> list[dict[str, Any]]:
     """Train over each library and return a row for each, in the order of ``names``, the same on every rank.
 
-    Rows: {collective, max_difference (to the single process; None where skipped), gloo_difference (to gloo's run; None
-    for gloo and where gloo was not asked for), tolerance, status: "compared" or "skipped", reason}. A collective: every
+    Rows: {collective, max_difference (to the single process; None where skipped), gloo_difference (to gloo's run; no
+    column for gloo and where gloo did not come before), tolerance, status: "compared" or "skipped", reason}. A collective: every
     rank of the default group calls it with the same names, and asks for gloo first so that others can be held to it.
     """
     reference = _train(None, range(world.size), torch.device("cpu"))
     rows, by_gloo = [], None
     for name in names:
         row: dict[str, Any] = {
-            "collective": name, "max_difference": None, "gloo_difference": None, "tolerance": TOLERANCE,
-            "status": "skipped", "reason": _lacking(name),
+            "collective": name, "max_difference": None, "tolerance": TOLERANCE, "status": "skipped", "reason": _lacking(name),
         }  # fmt: skip
         if not row["reason"]:
             trace = _train_over(LIBRARIES[name], world)
             mine = [difference(trace, reference), difference(trace, by_gloo) if by_gloo else 0.0]
             worst = [max(values) for values in zip(*process_group.all_gather_objects(mine), strict=True)]
-            row |= {"status": "compared", "max_difference": worst[0], "gloo_difference": worst[1] if by_gloo else None}
+            row |= {"status": "compared", "max_difference": worst[0]} | (
+                {"gloo_difference": worst[1]} if by_gloo else {}
+            )
             by_gloo = trace if name == "gloo" else by_gloo
         rows.append(row)
     return rows

@@ -36,7 +36,7 @@ from benchlib.show.figures import (
     styled,
 )
 
-LIMITS: dict[str, Any] = {"memory copy": (0, (1, 1.5)), "claimed link": (0, (6, 3))}
+CLAIMED: Any = (0, (6, 3))
 SOCKET: Any = (0, (4, 1.5, 1, 1.5))
 MOST_BARS = 12
 SMALL_BYTES = 2**20
@@ -44,13 +44,13 @@ SMALL_BYTES = 2**20
 
 def bandwidth(run: Records, theme: Theme = LIGHT) -> Picture:
     """Bus bandwidth by size of the operations in which all ranks send at once, beside the limits of the same run."""
-    limits = ("memory copy", "tcp socket all ranks", "claimed link")
+    limits = ("tcp socket all ranks", series.CLAIMED)
     return _bandwidth(run, theme, "collective-bandwidth", TOGETHER, limits)
 
 
 def rooted_bandwidth(run: Records, theme: Theme = LIGHT) -> Picture:
     """Bus bandwidth by size of the operations with one source or target, beside the limits of the same run."""
-    limits = ("memory copy", "tcp socket one way", "claimed link")
+    limits = ("tcp socket one way", series.CLAIMED)
     return _bandwidth(run, theme, "rooted-bandwidth", ROOTED, limits)
 
 
@@ -96,7 +96,7 @@ def _limits(axes: Axes, theme: Theme, bounds: dict[str, pd.DataFrame], wanted: S
         if len(frame) == 1:
             frame = pd.DataFrame({"bytes": [low, high], "gbps": float(frame["gbps"].iloc[0])})
         if len(frame):
-            looks = {"marker": "", "linewidth": 1.4, "linestyle": LIMITS.get(name, SOCKET)}
+            looks = {"marker": "", "linewidth": 1.4, "linestyle": CLAIMED if name == series.CLAIMED else SOCKET}
             label = name.replace("tcp", "TCP")
             ends.append(draw_line(axes, frame["bytes"], frame["gbps"], label, theme.muted, **looks))
     return ends
@@ -125,7 +125,7 @@ def shares(run: Records, theme: Theme = LIGHT) -> Picture:
         kind=["TCP socket" if name.startswith("tcp") else name for name in frame["bound"]],
         case=[words(*case) for case in zip(frame["operation"], frame["variant"], strict=True)],
     )
-    kinds = [kind for kind in ("TCP socket", "memory copy", "claimed link") if kind in set(frame["kind"])]
+    kinds = [kind for kind in ("TCP socket", series.CLAIMED) if kind in set(frame["kind"])]
     if not kinds:
         return leave_empty(figure, axes, theme, "No operation was measured beside a limit.")
     first = frame[frame["kind"] == kinds[0]].sort_values("share", ascending=False)

@@ -5,23 +5,25 @@ from pathlib import Path
 from typing import Any
 
 from benchlib.benchmarks.collectives import nccl_tests
-from benchlib.benchmarks.collectives.config import CollectivesConfig
+from benchlib.benchmarks.collectives.config import FASTER_FROM, FASTER_UP_TO, CollectivesConfig
 from benchlib.core.definitions import BUS_FACTORS, NO_LIMIT, hidden_share, share_text, size_text
+from benchlib.core.stats import LEAST_FOR_INTERVAL
 from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (
+    Ask,
     Check,
-    Status,
     agreement_check,
+    asks,
     budget_check,
-    fact_check,
     findings_check,
     finite_check,
     limit_check,
 )
 from benchlib.judge.impossible.claim import Claim, Collective, Latency
 from benchlib.judge.impossible.own import Numbers, OwnClaims
-from benchlib.judge.impossible.rules import ask
+from benchlib.judge.impossible.rules import ask as ask_rule
+from benchlib.judge.numbers import count, within
 from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import derived, not_available
@@ -36,21 +38,32 @@ LATENCIES = ("allreduce_latency_us", "send_recv_latency_us", "barrier_latency_us
 LEAST_TIME = 0.5  # of what a series was to get; with less, its p95 and p99 are those of a handful of rounds
 SHARED = ("all_reduce", "broadcast", "send_recv", "all_gather", "reduce_scatter")  # operations with a target share
 NAMED = 3  # of the wrong cases that are named one by one
-# Where a null has its reason: a barrier moves nothing, few rounds have no interval, a fit or a crossing may not exist.
-LACKS = {
-    "bounds": ("bytes", "gbps", "latency_us"),
-    "shares": ("target",),
-    "overlap": ("hidden_share",),
-    "gradients": ("gloo_difference",),
-    "series": ("algbw_gbps", "busbw_gbps", "ci_low_us", "ci_high_us"),
-    "fits": ("alpha_us", "bandwidth_gbps", "half_bytes"),
-    "crossover": ("bytes",),
-}
 
 
-def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
-    """Say whether a null has a reason."""
-    return column in LACKS.get(table, ())
+def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason, row by row as ``run``, ``limits``, ``metrics`` and ``extras`` write them."""
+    match table:
+        case "series":  # a barrier moves nothing; few rounds have no interval
+            few = column in ("ci_low_us", "ci_high_us") and within(row["rounds"], LEAST_FOR_INTERVAL - 1)
+            return few or (column in ("algbw_gbps", "busbw_gbps") and row["operation"] == "barrier")
+        case "bounds":  # a claim is of any size and has no latency
+            claim = column != "gbps" and row["provenance"] == "claimed"
+            return claim or row["provenance"] == "not_available"
+        case "shares":
+            return column == "target"
+        case "overlap":  # times of which one was disturbed give no share
+            times = [row[name] for name in ("alone_us", "compute_us", "together_us")]
+            return column == "hidden_share" and all(map(within, times)) and hidden_share(*times)[0] is None
+        case "gradients":
+            skipped = column == "max_difference" and row["status"] == "skipped"
+            return skipped or (
+                column == "gloo_difference" and (row["collective"] == "gloo" or row["status"] == "skipped")
+            )
+        case "fits":
+            return column in ("alpha_us", "bandwidth_gbps", "half_bytes", "residual") and bool(row["reason"])
+        case "crossover":
+            return column == "bytes" and row["reason"] not in (FASTER_FROM, FASTER_UP_TO)
+    return table == "nccl_tests"  # a file of others need not state more than its bandwidths
 
 
 def refuse(config: CollectivesConfig) -> None:
@@ -85,30 +98,27 @@ def limits(run: Run) -> list[RegressionLimit]:
     return limit_list
 
 
-# What no operation between ranks exceeds: each of its bytes is copied, and passes the link. A raw socket is no such
-# limit: a library may drive the same network better than one stream does.
-HARD = ("memory copy", "claimed link")
 WITH_SWITCH = ("", "nccl", "rccl", "sharp")  # libraries in whose algorithms a switch may add
 
 
 def claims(numbers: Numbers) -> Iterator[Claim]:
     """Yield a claim for each row of the table ``series`` and one for the buckets of gradients."""
-    limit = _hard_limit(numbers.rows("bounds"))
     for row in numbers.rows("series"):
         times = {50.0: row.get("median_us"), 95.0: row.get("p95_us"), 99.0: row.get("p99_us")}
         percentiles = {key: 1e-6 * value for key, value in times.items() if value is not None}
         words = [*map(row.get, ("operation", "variant", "dtype", "reduction")), "in place" * bool(row.get("in_place"))]
         yield Claim(
             subject=f"{' '.join(str(word) for word in words if word)}, {size_text(row.get('bytes') or 0)}",
-            collective=_exchange(numbers, row, limit) if row.get("operation") in BUS_FACTORS else None,
+            collective=_exchange(numbers, row) if row.get("operation") in BUS_FACTORS else None,
             latencies=[Latency(name="time of a round", percentiles_s=percentiles)] if percentiles else [],
         )
     if (rate := numbers.value("gradient_allreduce_gbps")) is not None:
         buckets = {"operation": "all_reduce", "busbw_gbps": rate}
-        yield Claim(subject="buckets of gradients", collective=_exchange(numbers, buckets, limit))
+        yield Claim(subject="buckets of gradients", collective=_exchange(numbers, buckets))
 
 
-def _exchange(numbers: Numbers, row: dict[str, Any], limit: tuple[float | None, str]) -> Collective:
+def _exchange(numbers: Numbers, row: dict[str, Any]) -> Collective:
+    bound, source = _claimed_limit(numbers, row["operation"])
     library, variant = str(numbers.facts.get("collective", "")), str(row.get("variant", ""))
     own = variant in ("ring", "tree", "rs_ag", "flat", "direct")
     algbw, busbw, median_us = (row.get(name) for name in ("algbw_gbps", "busbw_gbps", "median_us"))
@@ -120,40 +130,43 @@ def _exchange(numbers: Numbers, row: dict[str, Any], limit: tuple[float | None, 
         ranks=numbers.world_size,
         algbw_gbytes_per_s=algbw / 8 if algbw is not None else None,
         busbw_gbytes_per_s=busbw / 8 if busbw is not None else None,
-        bound_gbytes_per_s=limit[0],
-        bound_source=limit[1],
+        bound_gbytes_per_s=bound,
+        bound_source=source,
         wrong_elements=row.get("wrong_elements"),
     )
 
 
-def _hard_limit(bounds: Sequence[dict[str, Any]]) -> tuple[float | None, str]:
-    """Return the lowest hard limit in GB/s and who states it.
+def _claimed_limit(numbers: Numbers, operation: str) -> tuple[float | None, str]:
+    """Return the most that the bus bandwidth of an operation can be in GB/s by the claimed link, and who claims it.
 
-    Of the copies the best of all sizes counts, and it is compared with the bus bandwidth of one rank although all ranks
-    read and write it. On processors that is loose: a copy in a cache is several times faster than one in memory, and most
-    operations move each byte of the bus at least twice per rank. A limit by the row's own size and by the least traffic of
-    its operation would be 4 times lower on two ranks, and could fail an honest run: copies are timed for a moment, and
-    beside a neighbour on the same cores they were seen 4 times slower than in the next run, at the same size; and where
-    ranks share a cache, or read each other's memory, an operation leaves part of that traffic out. So the limit finds what
-    was not waited for (many times too fast), and no speed that is merely better than it should be.
+    Within a node the claim is of the links of one device, which carry what the bus bandwidth counts. Between nodes it is of
+    all adapters of a node, and at least the traffic of an operation between nodes passes them: busbw over its factor, times
+    the factor of as many ranks as there are nodes; in an all-to-all each rank of a node sends that. A message from rank 0
+    to rank 1 stays within the first node. No claim: no limit; a measured copy is none, as caches and neighbours move it.
     """
-    best: dict[str, tuple[float, str]] = {}
-    for row in bounds:
-        name, rate = str(row.get("bound")), row.get("gbps")
-        if name in HARD and isinstance(rate, (int, float)) and rate > 0:
-            best[name] = max(best.get(name, (0.0, "")), (rate / 8, f"{row.get('provenance') or 'stated'}: {name}"))
-    return min(best.values(), default=(None, ""))
+    rows = [row for row in numbers.rows("bounds") if row.get("provenance") == "claimed"]
+    if not rows:
+        return None, ""
+    gbytes_per_s, source = float(rows[0]["gbps"]) / 8, f"claimed: {rows[0].get('source') or 'link'}"
+    nodes, nproc = (numbers.config.nnodes, numbers.config.nproc) if numbers.config else (1, numbers.world_size)
+    if nodes == 1:
+        return gbytes_per_s, source
+    if operation == "send_recv" and nproc > 1:
+        return None, ""
+    factor, senders = BUS_FACTORS[operation], nproc if operation == "all_to_all" else 1
+    return gbytes_per_s * factor(numbers.world_size) / factor(nodes) / senders, source
 
 
 def checks(run: Run, comparison: Comparison) -> list[Check]:
     """Judge a run that has a result."""
     config, result = run.config, run.result
     assert isinstance(config, CollectivesConfig) and result is not None
-    stated = OwnClaims(Numbers.of_run(run))
+    numbers = Numbers.of_run(run)
+    stated = OwnClaims(numbers)
     return [
         _right(result),
         _verified(result),
-        _possible(stated),
+        _possible(stated, numbers.world_size),
         finite_check(stated),
         agreement_check(stated, SHOWN),
         _same_gradients(result),
@@ -164,87 +177,85 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     ]
 
 
-def _right(result: Result) -> Check:
+@asks("right results", "Is every element of every result correct, on every rank?")
+def _right(ask: Ask, result: Result) -> Check:
     """Name the first wrong cases with the rank: a speed of wrong results is none."""
-    wrong, checked = int(result.facts["wrong_elements"]), int(result.facts["checked_elements"])
+    wrong, checked = (count(result.facts[name], name) for name in ("wrong_elements", "checked_elements"))
     # The rows of the series are counted anew: the total must not be able to hide them.
-    wrong = max(wrong, sum(int(row.get("wrong_elements") or 0) for row in result.tables.get("series", [])))
-    rows = result.tables.get("wrong", [])
+    wrong = max(wrong, sum(count(row["wrong_elements"], "wrong_elements") for row in _rows(result, "series")))
+    rows = _rows(result, "wrong")
     details = "; ".join(f"{row['case']}: {row['wrong_elements']:,} wrong, {row['first']}" for row in rows[:NAMED])
     more = f"; and {len(rows) - NAMED} more cases" if len(rows) > NAMED else ""
-    return fact_check(
-        "right results",
-        "Is every element of every result correct, on every rank?",
-        wrong == 0,
-        f"{wrong:,} wrong elements of {checked:,} compared" + (f": {details}{more}" if details else ""),
-        limit="= 0",
-        value=float(wrong),
-        unit="elements",
-    )
+    reason = f"{wrong:,} wrong elements of {checked:,} compared" + (f": {details}{more}" if details else "")
+    return ask.fact(wrong == 0, reason, limit="= 0", value=float(wrong), unit="elements")
 
 
-def _verified(result: Result) -> Check:
+@asks("all verified", "Was every timed result also compared?")
+def _verified(ask: Ask, result: Result) -> Check:
     """Check that nothing was timed without being compared."""
-    rows = [row for row in result.tables.get("series", []) if row["operation"] != "barrier"]
-    without = [row for row in rows if not row.get("checked_elements")]
+    rows = [row for row in _rows(result, "series") if row["operation"] != "barrier"]
+    without = [row for row in rows if not count(row["checked_elements"], "checked_elements")]
     reason = f"{len(rows) - len(without):,} of {len(rows):,} series with data were compared whole, after every run"
     if without:
         first = without[0]
         reason += f"; not {first['operation']} {first['variant']} {first['dtype']} at {first['bytes']:,} bytes"
-    return fact_check("all verified", "Was every timed result also compared?", bool(rows) and not without, reason)
+    return ask.fact(bool(rows) and not without, reason)
 
 
-def _possible(stated: Sequence[Claim]) -> Check:
-    name, question = "possible bandwidth", "Does no operation move more than the memory can copy?"
-    findings = ask("busbw below the links", stated)
+@asks("possible bandwidth", "Does no operation move more than the links are claimed to carry?")
+def _possible(ask: Ask, stated: Sequence[Claim], ranks: int) -> Check:
+    findings = ask_rule("busbw below the links", stated)
     failed = [pair for pair in findings if pair[1].status == "FAIL"]
-    subject, worst = max(failed or findings, key=lambda pair: pair[1].value or 0.0, default=("", None))
-    check = findings_check(name, question, [worst] if worst else [], "one rank has no bus, or no copy was measured")
+    if not findings:
+        unclaimed = "no profile of the machines claims what a link carries; set cluster=NAME or FILE"
+        return ask.skipped("one rank has no bus" if ranks == 1 else unclaimed)
+    subject, worst = max(failed or findings, key=lambda pair: pair[1].value or 0.0)
+    check = findings_check(ask.name, ask.question, [worst], "")
     more = f" ({len(failed)} of {len(findings)} series)" if failed else ""
-    return check.model_copy(update={"reason": f"{subject}: {check.reason}{more}"}) if worst else check
+    return check.model_copy(update={"reason": f"{subject}: {check.reason}{more}"})
 
 
-def _same_gradients(result: Result) -> Check:
+@asks("same gradients", "Does training over each library give the gradients of a single process?")
+def _same_gradients(ask: Ask, result: Result) -> Check:
     """Check the vendor-neutral claim on the libraries that are here; those that are not are named."""
-    name, question = "same gradients", "Does training over each library give the gradients of a single process?"
-    rows = result.tables.get("gradients", [])
+    rows = _rows(result, "gradients")
     compared = [row for row in rows if row["status"] == "compared"]
     skipped = "; ".join(f"{row['collective']} skipped: {row['reason']}" for row in rows if row["status"] != "compared")
     if not compared:
-        reason = skipped or "no library was named (compare_gradients)"
-        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
-    worst = [max(row["max_difference"], row.get("gloo_difference") or 0.0) for row in compared]
-    passed = all(value <= row["tolerance"] for value, row in zip(worst, compared, strict=True))
+        return ask.skipped(skipped or "no library was named (compare_gradients)")
+    names, worst = ["max_difference"], []
+    for row in compared:
+        worst.append(max(row[name] for name in names))
+        if row["collective"] == "gloo":  # whatever follows was compared with gloo's run as well
+            names.append("gloo_difference")
     differences = ", ".join(f"{row['collective']} {value:.2g}" for value, row in zip(worst, compared, strict=True))
-    return fact_check(
-        name,
-        question,
-        passed,
+    return ask.fact(
+        all(within(value, row["tolerance"]) for value, row in zip(worst, compared, strict=True)),
         f"largest difference in fp64: {differences}" + (f"; {skipped}" if skipped else ""),
         limit=f"<= {compared[0]['tolerance']:g}",
         value=max(worst),
     )
 
 
-def _whole_plan(result: Result) -> Check:
+@asks("whole plan", "Did everything that was planned fit the time?")
+def _whole_plan(ask: Ask, result: Result) -> Check:
     """Tell what was cut. Series with less than half of their time are a part of what was asked for: that is no pass."""
-    cut, shortened = result.facts.get("cut") or [], result.facts.get("shortened") or {}
-    name, question = "whole plan", "Did everything that was planned fit the time?"
-    least, limit = min(shortened.values(), default=1.0), f">= {LEAST_TIME:.0%} of its time"
+    cut, shortened = result.facts["cut"], result.facts["shortened"]
+    limit = f">= {LEAST_TIME:.0%} of its time"
     short = [f"{what} in {share:.0%} of their time" for what, share in shortened.items()]
-    if not cut:
-        listed = "; ".join([f"{len(result.tables.get('series', [])):,} series and all limits", *short])
-        status: Status = "PASS" if least >= LEAST_TIME else "SKIPPED"
-        return Check(name=name, kind="sanity", question=question, status=status, reason=listed, limit=limit)
-    listed = "; ".join(cut[:NAMED]) + (f"; and {len(cut) - NAMED} more" if len(cut) > NAMED else "")
-    reason = "; ".join([f"cut: {listed}", *short])
-    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, limit=limit)
+    if cut:
+        listed = "; ".join(cut[:NAMED]) + (f"; and {len(cut) - NAMED} more" if len(cut) > NAMED else "")
+        return ask.skipped("; ".join([f"cut: {listed}", *short]), gates=True, limit=limit)
+    listed = "; ".join([f"{len(_rows(result, 'series')):,} series and all limits", *short])
+    if all(within(share, least=LEAST_TIME) for share in shortened.values()):
+        return ask.fact(True, listed, limit=limit)
+    return ask.skipped(listed, gates=True, limit=limit)
 
 
 def _targets(config: CollectivesConfig, result: Result) -> list[Check]:
-    tier = f"target of the {config.tier} tier"
     limit = config.target_allreduce_gbps
-    source = tier if limit is not None else f"the {config.tier} tier sets no target for {config.backend}"
+    tier = f"the {config.tier} tier"
+    source = f"target of {tier}" if limit is not None else f"{tier} sets no target for {config.backend}"
     question = "Do gradients travel fast enough, over all buckets of a step?"
     metric = result.metric("gradient_allreduce_gbps")
     return [
@@ -260,10 +271,12 @@ def _shares(config: CollectivesConfig, result: Result) -> list[Check]:
         wanted = getattr(config, f"target_share_{operation}")
         if wanted is None:
             continue
-        rows = [row for row in result.tables.get("shares", []) if row["operation"] == operation and row["target"]]
+        rows = [row for row in _rows(result, "shares") if row["operation"] == operation and row["target"]]
         question = f"Does {_words(operation)} reach its share of what raw sockets carry?"
         name = f"{_words(operation)} share"
-        asked += [_share(f"{name} at {size_text(row['bytes'])}", question, row, wanted) for row in rows]
+        asked += [
+            Ask(f"{name} at {size_text(row['bytes'])}", question, "target").by(_share, row, wanted) for row in rows
+        ]
         if not rows:
             why = "no size of this run is large enough for the target, or the time did not hold it"
             metric = not_available("share", "", "higher", why)
@@ -275,9 +288,9 @@ def _words(operation: str) -> str:
     return operation.replace("_", "-")
 
 
-def _share(name: str, question: str, row: dict[str, Any], wanted: float) -> Check:
+def _share(ask: Ask, row: dict[str, Any], wanted: float) -> Check:
     metric = derived("share", row["share"], "", "higher")
-    check = limit_check(name, question, metric, wanted, source=f"of {row['bound']}, measured in turns")
+    check = limit_check(ask.name, ask.question, metric, wanted, source=f"of {row['bound']}, measured in turns")
     how = f"median of the ratios of {row['rounds']} rounds"
     how += "; faster than the sockets, which are no limit here" if row["share"] > NO_LIMIT else ""
     return check.model_copy(update={"reason": f"{check.reason}: {how}"})
@@ -308,7 +321,6 @@ def reading(run: Run) -> list[str]:
     sentences = [
         _verified_sentence(result),
         *_shares_sentence(result),
-        _memory(result),
         _claimed(result),
         _latency(result),
         *_crossovers(result),
@@ -361,19 +373,6 @@ def _shares_sentence(result: Result) -> Iterator[str]:
         )
 
 
-def _memory(result: Result) -> str:
-    """Say which share of the memory's own speed the all-reduce has, at the largest size."""
-    best = result.metric("allreduce_busbw_gbps")
-    copies = [row for row in _rows(result, "bounds") if row["bound"] == "memory copy" and row["gbps"]]
-    if best is None or best.value is None or not copies:
-        return ""
-    copy = max(copies, key=lambda row: row["bytes"])
-    return (
-        f"Copies of {size_text(copy['bytes'])} within the memory move {quantity(copy['gbps'])} Gbps, read and written by all ranks; "
-        f"the all-reduce has {share_text(best.value / copy['gbps'])} of it."
-    )
-
-
 def _claimed(result: Result) -> str:
     link = next((row for row in _rows(result, "bounds") if row["provenance"] == "claimed"), None)
     best = result.metric("allreduce_busbw_gbps")
@@ -399,10 +398,10 @@ def _latency(result: Result) -> str:
 def _crossovers(result: Result) -> Iterator[str]:
     for row in _rows(result, "crossover"):
         where = (
-            f" {'from' if 'from there' in row['reason'] else 'up to'} {size_text(row['bytes'])}" if row["bytes"] else ""
+            f" {'from' if row['reason'] == FASTER_FROM else 'up to'} {size_text(row['bytes'])}" if row["bytes"] else ""
         )
         speed = "faster" if row["bytes"] else row["reason"]
-        of = f" ({row['points']} sizes were timed)" if row.get("points") else ""  # older results do not say
+        of = f" ({row['points']} sizes were timed)"
         yield f"Against the library's all-reduce {NAMES.get(row['algorithm'], row['algorithm'])} is {speed}{where}{of}."
 
 
@@ -454,8 +453,8 @@ def _missing(result: Result) -> str:
 
 
 def _cut(result: Result) -> str:
-    cut = result.facts.get("cut") or []
-    short = [f"{what} {share:.0%}" for what, share in (result.facts.get("shortened") or {}).items()]
+    cut = result.facts["cut"]
+    short = [f"{what} {share:.0%}" for what, share in result.facts["shortened"].items()]
     sentence = f"The time did not hold all that was planned: {'; '.join(cut[:5])}. " if cut else ""
     sentence += f"To fit it, series were given a part of their time: {', '.join(short)}." if short else ""
     return sentence.strip()

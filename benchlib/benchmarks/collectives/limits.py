@@ -1,8 +1,7 @@
 """What the machine reaches without a collective library, measured between the same processes in the same run.
 
 Plain TCP sockets: one way from rank 0 to rank 1, and all ranks at once, each sending S bytes to the next one and
-receiving S bytes from the one before (two ranks: both ways at once). And copies within the memory, all ranks at once.
-What arrives is compared like every other result.
+receiving S bytes from the one before (two ranks: both ways at once). What arrives is compared like every other result.
 """
 
 import contextlib
@@ -20,15 +19,15 @@ import torch
 from benchlib.benchmarks.collectives.bench import Bench, Row
 from benchlib.benchmarks.collectives.config import CollectivesConfig
 from benchlib.config import cluster
-from benchlib.core.definitions import busbw_gbps, parse_sizes, size_text
+from benchlib.core.definitions import algbw_gbps, busbw_gbps, parse_sizes, size_text
 from benchlib.launch import nodes
 from benchlib.results.metrics import Metric, derived
 from benchlib.runtime import group
 from benchlib.workloads import collective_ops
 from benchlib.workloads.collective_ops import OPS, Place
-from benchlib.workloads.collective_timing import VARIANTS, Case, Exercise, Series, Timed, take, take_in_turns
+from benchlib.workloads.collective_timing import VARIANTS, Case, Exercise, Series, take, take_in_turns
 
-ONE_WAY, ALL_RANKS, COPY, CLAIMED = "tcp socket one way", "tcp socket all ranks", "memory copy", "claimed link"
+ONE_WAY, ALL_RANKS, CLAIMED = "tcp socket one way", "tcp socket all ranks", "claimed link"
 INLINE = 1 << 15  # bytes that surely fit the socket's buffer: sent before receiving, without a second thread
 CONNECT_S = 20.0
 TRANSFER_S = 120.0
@@ -162,32 +161,9 @@ def _interface_address() -> str:
     return next((address.address for address in addresses if address.family == socket.AF_INET), "")
 
 
-class Copy:
-    """A copy of S bytes within the memory of the rank's device."""
-
-    is_limit = True
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.bytes = size
-        self._source = collective_ops.moved("uint8", size, 0, 0, 1, device)
-        self._target = torch.empty_like(self._source)
-
-    def restore(self) -> None:
-        """Fill the target with what must not be in it."""
-        self._target.copy_(self._source).bitwise_not_()
-
-    def run(self) -> None:
-        """Copy."""
-        self._target.copy_(self._source)
-
-    def check(self) -> tuple[int, int]:
-        """Compare the copy with its source."""
-        return len(collective_ops.wrong_places(self._target, self._source)), self.bytes
-
-
 # The limits of a machine and which share of them the operations reach, measured in turns: one run of each, again and again.
 #
-# The bounds of an operation by bus bandwidth are those of ``bounds.BOUND_OF``. A share is the median over the rounds of the
+# The bounds of an operation by bus bandwidth are those of ``BOUND_OF``. A share is the median over the rounds of the
 # operation's bus bandwidth over the rate of the bound in the same round, so that a noisy neighbour hits both.
 
 
@@ -197,7 +173,6 @@ TARGET_VARIANT = {"all_gather": "direct", "reduce_scatter": "direct"}
 HOW = {
     ONE_WAY: "TCP socket from rank 0 to rank 1, S bytes",
     ALL_RANKS: "TCP sockets of all ranks at once, each sends S bytes to the next and receives S from the one before; of one direction",
-    COPY: "copies of S bytes within the device's memory, read and written, sum over all ranks at once",
 }
 
 
@@ -208,35 +183,23 @@ def measure_bounds(bench: Bench, wires: Sockets | str) -> None:
     """
     rows, config = [], bench.config
     for size in config.size_list:
-        for bound in (ONE_WAY, ALL_RANKS, COPY):
-            if bound != COPY and isinstance(wires, str):
-                continue
-            if not bench.fits(f"{bound} at {size_text(size)}", size):
-                continue
-            if bound == COPY or isinstance(wires, str):
-                thing: Timed = Copy(size, bench.world.device)
-            else:
-                thing = wires.wire(bound, size)
-            series = take(thing, bench.world.device, bench.pace(config.seconds))
-            bench.tally(f"{bound}, {size_text(size)}", series)
-            rows.append(_bound_row(bound, series, bench.world.size))
+        for bound in (ONE_WAY, ALL_RANKS):
+            if not isinstance(wires, str) and bench.fits(f"{bound} at {size_text(size)}", size):
+                series = take(wires.wire(bound, size), bench.world.device, bench.pace(config.seconds))
+                bench.tally(f"{bound}, {size_text(size)}", series)
+                rows.append(_bound_row(bound, series))
         bench.step()
     if isinstance(wires, str):
         rows += [_no_bound(bound, "not_available", wires) for bound in (ONE_WAY, ALL_RANKS)]
     bench.tables["bounds"] = [*rows, _claimed(config)]
 
 
-def rate_gbps(bound: str, size_bytes: int, seconds: float, ranks: int) -> float:
-    """Return the rate of a bound in Gbps: of one direction of a socket, of all copies together read and written."""
-    return 8e-9 * size_bytes / seconds * (2 * ranks if bound == COPY else 1)
-
-
-def _bound_row(bound: str, series: Series, ranks: int) -> Row:
+def _bound_row(bound: str, series: Series) -> Row:
     median = float(np.median(series.seconds))
     return {
         "bound": bound,
         "bytes": series.bytes,
-        "gbps": rate_gbps(bound, series.bytes, median, ranks),
+        "gbps": algbw_gbps(series.bytes, median),
         "latency_us": 1e6 * median,
         "provenance": "measured",
         "source": HOW[bound],
@@ -302,7 +265,7 @@ def paired_shares(operation: str, own: Series, limit: Series) -> list[float]:
     """Return the share of each round: bus bandwidth of the operation over the rate of the bound."""
     ranks = own.times_s.shape[1]
     return [
-        busbw_gbps(operation, own.bytes, mine, ranks) / rate_gbps("", limit.bytes, theirs, ranks)
+        busbw_gbps(operation, own.bytes, mine, ranks) / algbw_gbps(limit.bytes, theirs)
         for mine, theirs in zip(own.seconds, limit.seconds, strict=True)
     ]
 
@@ -315,7 +278,7 @@ def _share_row(case: Case, own: Series, limit: Series, shares: list[float], targ
         "bytes": own.bytes,
         "busbw_gbps": busbw_gbps(case.operation, own.bytes, float(np.median(own.seconds)), ranks),
         "bound": BOUND_OF[case.operation],
-        "bound_gbps": rate_gbps("", limit.bytes, float(np.median(limit.seconds)), ranks),
+        "bound_gbps": algbw_gbps(limit.bytes, float(np.median(limit.seconds))),
         "share": float(np.median(shares)),
         "rounds": len(shares),
         "target": target,

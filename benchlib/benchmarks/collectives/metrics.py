@@ -1,78 +1,19 @@
-"""What a curve of times by size says: start-up time and bandwidth (t = alpha + S * beta), and where two curves cross.
-
-The model is Hockney's (R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel
-Computing 20, 1994). Its half-performance size n1/2 = alpha / beta is the message of which half the time is start-up.
-"""
+"""What a curve of times by size says: start-up time and bandwidth, and where two curves cross; the rows and metrics of a run."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchlib.benchmarks.collectives.bench import Row, Taken
+from benchlib.benchmarks.collectives.config import FASTER_FROM, FASTER_UP_TO
 from benchlib.core.definitions import algbw_gbps, busbw_gbps, size_text
 from benchlib.core.files import atomic_path
-from benchlib.core.stats import summary
+from benchlib.core.stats import fit_alpha_beta, summary
 from benchlib.results.metrics import Metric, derived, measured, not_available
 from benchlib.workloads.collective_timing import Series
-
-LEAST_POINTS = 4
-LEAST_SPAN = 64.0  # largest size / smallest
-MOST_RESIDUAL = 0.5  # a line that misses its points by half of their times describes none of them
-
-
-@dataclass(frozen=True)
-class Fit:
-    """t = alpha_s + S * beta_s_per_byte; ``residual`` is the relative root mean square. ``reason`` says why there is none."""
-
-    alpha_s: float = math.nan
-    beta_s_per_byte: float = math.nan
-    residual: float = math.nan
-    points: int = 0
-    reason: str = ""
-
-    @property
-    def half_bytes(self) -> float:
-        """The size at which half of the bandwidth is reached, in bytes."""
-        return self.alpha_s / self.beta_s_per_byte
-
-
-def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Fit:
-    """Fit start-up time and bandwidth to times by size, all sizes alike: relative deviations count, outliers less.
-
-    Both are kept at or above zero. Too few sizes, sizes of one order, and times that are on no line are refused with the
-    reason.
-    """
-    x, y = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
-    good = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
-    x, y = x[good], y[good]
-    if len(set(x)) < LEAST_POINTS:
-        return Fit(points=len(set(x)), reason=f"{len(set(x))} sizes: a line by size needs {LEAST_POINTS}")
-    if x.max() / x.min() < LEAST_SPAN:
-        return Fit(
-            points=len(x), reason=f"sizes from {x.min():.0f} to {x.max():.0f} bytes: the largest must be {LEAST_SPAN:.0f} times the smallest"
-        )  # fmt: skip
-    from scipy.optimize import least_squares  # takes a while to import: only who fits pays
-
-    # In units of the data, so that both parameters are near one.
-    scale = np.array([y.min(), max((y / x).min(), 1e-30)])
-    solved = least_squares(
-        lambda p: (p[0] * scale[0] + p[1] * scale[1] * x) / y - 1,
-        x0=[1.0, 1.0],
-        bounds=([0.0, 1e-12], [np.inf, np.inf]),
-        loss="soft_l1",
-        f_scale=0.1,
-        x_scale=[1.0, 1.0],
-    )
-    alpha, beta = solved.x * scale
-    residual = float(np.sqrt(np.mean(((alpha + beta * x) / y - 1) ** 2)))
-    if residual > MOST_RESIDUAL:
-        reason = f"the times of {len(x)} sizes do not fit a line: the best one misses them by {residual:.0%}, more than {MOST_RESIDUAL:.0%}"
-        return Fit(residual=residual, points=len(x), reason=reason)
-    return Fit(float(alpha), float(beta), residual, len(x))
 
 
 def crossover(sizes: Sequence[float], own: Sequence[float], other: Sequence[float]) -> tuple[float | None, str]:
@@ -95,7 +36,7 @@ def crossover(sizes: Sequence[float], own: Sequence[float], other: Sequence[floa
         return None, f"neither consistently faster nor slower: the curves cross {len(changes)} times"
     (last,) = changes
     at = float(np.exp(x[last] + (x[last + 1] - x[last]) * gap[last] / (gap[last] - gap[last + 1])))
-    return at, "faster from there on" if gap[last + 1] < 0 else "faster up to there"
+    return at, FASTER_FROM if gap[last + 1] < 0 else FASTER_UP_TO
 
 
 # From series to what a run leaves: rows of tables, metrics, and the raw ledger of every rank and run.
@@ -114,7 +55,7 @@ def bus(operation: str, series: Series) -> list[float]:
 
 
 def series_row(taken: Taken) -> Row:
-    """Return the row of a case for the table ``series``."""
+    """Return the row of a case for the table ``series``; without ``busbw_gbps`` where there is no bus."""
     case, series = taken.case, taken.series
     stats = summary(series.seconds.tolist())
     rates = bus(case.operation, series)
@@ -133,7 +74,7 @@ def series_row(taken: Taken) -> Row:
         "ci_low_us": None if stats.ci_low is None else US * stats.ci_low,
         "ci_high_us": None if stats.ci_high is None else US * stats.ci_high,
         "algbw_gbps": algbw_gbps(series.bytes, stats.median) if series.bytes else None,
-        "busbw_gbps": float(busbw_gbps(case.operation, series.bytes, stats.median, series.times_s.shape[1])) if rates else None,
+        **({"busbw_gbps": float(busbw_gbps(case.operation, series.bytes, stats.median, series.times_s.shape[1]))} if rates else {}),
         "wrong_elements": series.wrong,
         "checked_elements": series.checked,
         "skew_us": US * series.skew_s,
@@ -199,32 +140,35 @@ def _ledger_columns(taken: Taken) -> dict[str, Any]:
     }
 
 
-def curves(everything: Sequence[Taken], dtype: str) -> dict[tuple[str, str], list[Taken]]:
-    """Return the series by size of each operation and variant, in the first type, reduction and placement."""
+def curves(everything: Sequence[Taken]) -> dict[tuple[str, str], list[Taken]]:
+    """Return the series by size of each operation and variant, in the type, reduction and placement that came first.
+
+    ``tables.main`` chooses alike, so that metrics and pictures are of the same data.
+    """
     by_line: dict[tuple[str, str], dict[int, Taken]] = {}
     kinds: dict[tuple[str, str], tuple[Any, ...]] = {}
     for taken in everything:
         case, key = taken.case, (taken.case.operation, taken.case.variant)
         # The plan begins with the kind of which headline figures are.
-        if case.dtype == dtype and kinds.setdefault(key, case.kind) == case.kind:
+        if kinds.setdefault(key, case.kind) == case.kind:
             by_line.setdefault(key, {}).setdefault(taken.series.bytes, taken)
     return {key: [of[size] for size in sorted(of)] for key, of in by_line.items()}
 
 
-def fit_rows(lines: dict[tuple[str, str], list[Taken]], dtype: str) -> list[Row]:
+def fit_rows(lines: dict[tuple[str, str], list[Taken]]) -> list[Row]:
     """Return alpha and beta of every curve, or the reason why there is no fit."""
     rows = []
     for (operation, variant), line in lines.items():
         if operation == "barrier" or variant == "async" or line[0].series.times_s.shape[1] < 2:
             continue
         sizes = [taken.series.bytes for taken in line]
-        line_fit = fit(sizes, [float(np.median(taken.series.seconds)) for taken in line])
+        line_fit = fit_alpha_beta(sizes, [float(np.median(taken.series.seconds)) for taken in line])
         factor = busbw_gbps(operation, 1e9, 1.0, line[0].series.times_s.shape[1]) / 8  # bus bytes per byte of S
         rows.append(
             {
                 "operation": operation,
                 "variant": variant,
-                "dtype": dtype,
+                "dtype": line[0].case.dtype,
                 "alpha_us": None if line_fit.reason else US * line_fit.alpha_s,
                 "bandwidth_gbps": None if line_fit.reason else 8e-9 * factor / line_fit.beta_s_per_byte,
                 "half_bytes": None if line_fit.reason else line_fit.half_bytes,
@@ -280,7 +224,7 @@ def _bandwidth(name: str, large: Taken, ranks: int, largest: int) -> Metric:
     if not rates:
         return not_available(f"{name}_busbw_gbps", "Gbps", "higher", NO_BUS)
     if large.series.bytes < largest / 2:  # what the ranks share is rounded to whole elements of each, so never equal
-        cut = f"the time held no size above {size_text(large.series.bytes)}, and others reached {size_text(largest)}"
+        cut = f"no size above {size_text(large.series.bytes)} was measured, and others reached {size_text(largest)}"
         return not_available(f"{name}_busbw_gbps", "Gbps", "higher", cut)
     reason = f"{large.case.label()}, {size_text(large.series.bytes)}, {ranks} ranks"
     return derived(f"{name}_busbw_gbps", rates, "Gbps", "higher", reason)

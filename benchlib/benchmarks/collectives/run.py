@@ -14,7 +14,6 @@ import torch
 
 from benchlib.benchmarks.collectives import bench as support
 from benchlib.benchmarks.collectives import extras, limits, metrics
-from benchlib.benchmarks.collectives import limits as bounds
 from benchlib.benchmarks.collectives.bench import Bench
 from benchlib.benchmarks.collectives.config import CollectivesConfig
 from benchlib.benchmarks.collectives.plan import plan
@@ -70,8 +69,8 @@ def _measure(bench: Bench) -> None:
     _take(bench, curves, CURVES_SHARE, "curves")
     with contextlib.ExitStack() as stack:
         try:
-            wires: bounds.Sockets | str = stack.enter_context(bounds.sockets(bench.place))
-        except bounds.NoSockets as error:
+            wires: limits.Sockets | str = stack.enter_context(limits.sockets(bench.place))
+        except limits.NoSockets as error:
             wires = str(error)
         limits.measure_bounds(bench, wires)
         limits.measure_shares(bench, wires, shares)
@@ -110,9 +109,9 @@ def _take(bench: Bench, cases: Sequence[Case], share: float, what: str) -> None:
 
 
 def _write(bench: Bench, run_dir: Path, startup_s: float) -> None:
-    config, dtype = bench.config, bench.config.dtypes[0]
-    lines = metrics.curves(bench.taken, dtype)
-    fits = metrics.fit_rows(lines, dtype)
+    config = bench.config
+    lines = metrics.curves(bench.taken)
+    fits = metrics.fit_rows(lines)
     bench.tables |= {
         "series": [metrics.series_row(taken) for taken in bench.taken],
         "ranks": [row for taken in bench.taken for row in metrics.rank_rows(taken, bench.world.hosts)],

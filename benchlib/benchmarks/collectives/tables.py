@@ -33,7 +33,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
              "from_bytes": 0.0, "to_bytes": 0.0},
     "crossover": {"algorithm": "", "against": "", "bytes": 0.0, "reason": ""},
     "pairs": {"source": 0.0, "target": 0.0, "bytes": 0.0, "gbps": 0.0, "latency_us": 0.0},
-    "overlap": {"operation": "", "bytes": 0.0, "alone_us": 0.0, "compute_us": 0.0, "together_us": 0.0, "hidden_share": 0.0},
+    "overlap": {"operation": "", "bytes": 0.0, "alone_us": 0.0, "compute_us": 0.0, "together_us": 0.0},
     "gradients": {"collective": "", "max_difference": 0.0, "tolerance": 0.0, "status": "", "reason": ""},
     "wrong": {"case": "", "wrong_elements": 0.0, "checked_elements": 0.0, "first": ""},
     "unsupported": {"operation": "", "dtype": "", "reduction": "", "reason": ""},
@@ -52,6 +52,7 @@ VARIANTS = {
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send_recv")
 ALGORITHMS = ("ring", "tree", "rs_ag", "flat")
+CLAIMED = "claimed link"
 
 
 def words(operation: str, variant: str = "library") -> str:
@@ -71,18 +72,14 @@ def table(run: Records, name: str) -> pd.DataFrame:
 
 
 def main(run: Records) -> pd.DataFrame:
-    """Return of each operation and variant one series by size: the type, reduction and place with most sizes.
+    """Return of each operation and variant one series by size: the type, reduction and placement that were measured first.
 
-    Where several have as many, fp32, the sum and out of place come first.
+    ``metrics.curves`` chooses alike, so that metrics and pictures are of the same data.
     """
     frame, case, kind = table(run, "series"), ["operation", "variant"], ["dtype", "reduction", "in_place"]
-    kinds = frame.groupby([*case, *kind], as_index=False, sort=False).agg(sizes=("bytes", "nunique"))
-    kinds["type"] = kinds["dtype"].map({"fp32": 0, "bf16": 1, "fp16": 2}).fillna(9)
-    kinds["reduced"] = ~kinds["reduction"].isin(["", "sum"])
-    order = ["sizes", "type", "reduced", "in_place"]
-    best = kinds.sort_values(order, ascending=[False, True, True, True], kind="stable").drop_duplicates(case)
-    rows_of_best = frame.merge(best[[*case, *kind]]).drop_duplicates([*case, "bytes"], keep="last")
-    return rows_of_best.sort_values([*case, "bytes"], ignore_index=True)
+    first = frame.drop_duplicates(case)[[*case, *kind]]
+    rows_of_first = frame.merge(first).drop_duplicates([*case, "bytes"])
+    return rows_of_first.sort_values([*case, "bytes"], ignore_index=True)
 
 
 def series_lines(run: Records, column: str) -> dict[tuple[str, str], pd.DataFrame]:
@@ -109,7 +106,7 @@ def bounds(run: Records) -> dict[str, pd.DataFrame]:
 
 
 def shares(run: Records) -> pd.DataFrame:
-    """Return the table ``shares``, with the shares of the memory copy and of the claimed link where it has none of them.
+    """Return the table ``shares``, with the shares of the claimed link.
 
     Those follow from the series by size: only the sockets are measured in turns with the operations.
     """
@@ -119,17 +116,11 @@ def shares(run: Records) -> pd.DataFrame:
         for key, line in series_lines(run, "busbw_gbps").items()
     }
     more = []
-    for name in ("memory copy", "claimed link"):
-        measured = {(row["operation"], row["variant"]) for row in row_dicts(frame[frame["bound"] == name])}
-        for row in row_dicts(frame.drop_duplicates(["operation", "variant", "bytes"])):
-            if (row["operation"], row["variant"]) in measured or name not in limits:
-                continue
-            at = limits[name][limits[name]["bytes"].isna() | (limits[name]["bytes"] == row["bytes"])]["gbps"]
-            rate = lines.get((row["operation"], row["variant"]), {}).get(row["bytes"])
-            if len(at) and rate:
-                gbps = float(at.iloc[0])
-                rates = {"busbw_gbps": rate, "bound_gbps": gbps, "share": rate / gbps}
-                more.append(row | rates | {"bound": name, "target": math.nan})
+    for row in row_dicts(frame) if CLAIMED in limits else ():
+        if rate := lines.get((row["operation"], row["variant"]), {}).get(row["bytes"]):
+            gbps = float(limits[CLAIMED]["gbps"].iloc[0])
+            rates = {"busbw_gbps": rate, "bound_gbps": gbps, "share": rate / gbps}
+            more.append(row | rates | {"bound": CLAIMED, "target": math.nan})
     return pd.concat([frame, pd.DataFrame(more)], ignore_index=True) if more else frame
 
 

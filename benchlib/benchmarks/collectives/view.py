@@ -45,18 +45,6 @@ VIEW = View(
         "broadcast_socket_share": "Broadcast / raw socket",
         "send_recv_socket_share": "Send/recv / raw socket",
     },
-    headings={
-        "series": "Every series, with its verification",
-        "bounds": "Limits measured in the same run",
-        "shares": "Shares of the limits",
-        "fits": "Start-up time and bandwidth",
-        "crossover": "Where our algorithms cross the library's",
-        "pairs": "Pairs of ranks",
-        "overlap": "Exchange beside computation",
-        "gradients": "Gradients over each library",
-        "unsupported": "Unsupported",
-        "nccl_tests": "Results of nccl-tests beside it",
-    },
     tables=tables,
     exports=(
         (

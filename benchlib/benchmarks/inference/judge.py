@@ -1,5 +1,6 @@
 """What an inference run means: which tests are valid, whether its answers are right, and what the numbers say."""
 
+import math
 from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
@@ -12,12 +13,14 @@ from benchlib.config.cluster import ELSEWHERE
 from benchlib.core import model_files
 from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
-from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check
+from benchlib.judge.checks import Ask, Check, agreement_check, asks, budget_check, finite_check
 from benchlib.judge.impossible.claim import Claim, Latency, LoadGen, Requests
 from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.judge.numbers import count, known, within
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
+from benchlib.workloads.llm.engines import MEMORY
 
 CACHED = 0.65  # of a fresh prompt's time to the first token: a repeated one below it was not computed again
 # The rules that a check of its own shows; "numbers agree" stands for all others.
@@ -30,15 +33,19 @@ LIMITS = {
 }  # fmt: skip
 COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
 ROUGE_POINTS = 1.0  # that ROUGE-1 may fall below the baseline
-# Where a null has its reason: limits and rates of other scenarios.
-LACKS = {
-    "tests": ("ttft_limit_s", "tpot_limit_s", "server_qps", "loadgen_per_s"),
-}
+SIGNED = ("issued_s",)  # LoadGen's clock and ours differ by a constant that rounds
 
 
-def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
-    """Say whether a null has a reason."""
-    return column in LACKS.get(table, ())
+def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason: not every worker states its memory, and not every scenario has limits and rates."""
+    if table != "tests":
+        return table == "workers" and column in MEMORY
+    scenario, ended = lg_scenario(str(row.get("scenario"))), bool(row.get("loadgen"))
+    if column in ("ttft_limit_s", "tpot_limit_s", "server_qps") and scenario != "Server":
+        return True
+    if column == "loadgen_per_s" and scenario in ("SingleStream", "MultiStream"):
+        return True
+    return not ended and column in ("samples_per_s", "loadgen_per_s", "server_qps", "seconds", "began", "ended")
 
 
 def _parts(run: Run) -> tuple[InferenceConfig, Result]:
@@ -74,10 +81,12 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     """Judge a run that has a result."""
     config, result = _parts(run)
     stated = OwnClaims(Numbers.of_run(run))
+    tests = result.tables.get("tests", [])
+    absent = [{"test": name} for name in config.scenarios if name not in [row["test"] for row in tests]]
     return [
-        *[_valid(row) for row in result.tables.get("tests", [])],
-        *[_prefix_cache(row) for row in result.tables.get("prefix_cache", [])],
-        *_audited(config, result),
+        *map(_valid, [*tests, *absent]),
+        *map(_prefix_cache, result.tables.get("prefix_cache", [])),
+        *([_audited(result)] if config.audit else []),
         *_accurate(config, result),
         *_counted(config, result),
         finite_check(stated),
@@ -87,89 +96,117 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     ]
 
 
-def _valid(row: dict[str, Any]) -> Check:
-    late = f", {row['failed']} failed" if row["failed"] else ""
-    good = f"LoadGen says {row['loadgen']}; {row['queries']:,} queries{late}, no error, possible times, client in time"
-    question = f"Is the test {row['test']} valid, by LoadGen and by its raw samples?"
-    return fact_check(f"valid {row['test']}", question, row["valid"] == "VALID", row["why"] or good)
+def _valid(row: Mapping[str, Any]) -> Check:
+    def answer(ask: Ask) -> Check:
+        if "valid" not in row:
+            return ask.fact(False, "the result has no such test")
+        queries, *wrong = (count(row[name], name) for name in ("queries", "failed", "num_errors", "repeated"))
+        good = f"LoadGen says {row['loadgen']}; {queries:,} queries, no error, possible times, client in time"
+        passed = row["valid"] == row["loadgen"] == "VALID" and queries > 0 and not any(wrong)
+        bad = "{} failed, {} errors in LoadGen's log, {} first tokens or completions came twice".format(*wrong)
+        return ask.fact(passed, row["why"] or (good if passed else f"{row['valid']}: {queries:,} queries, {bad}"))
 
-
-def _prefix_cache(row: dict[str, Any]) -> Check:
-    """Take the median of what each turn shows: a neighbour slows the two times of a turn alike, or is one of few."""
-    name, question = f"no prefix cache ({row['engine']})", "Does a repeated prompt take as long as a fresh one?"
-    share = median(again / fresh for again, fresh in zip(row["repeated_s"], row["fresh_s"], strict=True))
-    repeated, fresh = median(row["repeated_s"]), median(row["fresh_s"])
-    reason = (
-        f"first token of a repeated prompt of {row['tokens']} tokens after {quantity(repeated, 's')}, of fresh ones {quantity(fresh, 's')}: "
-        f"{share:.2f}, at least {CACHED:g}; MLPerf forbids a cache across queries"
+    return Ask(f"valid {row['test']}", f"Is the test {row['test']} valid, by LoadGen and by its raw samples?").by(
+        answer
     )
-    return fact_check(name, question, share >= CACHED, reason, value=share, limit=f">= {CACHED:g}")
 
 
-def _audited(config: InferenceConfig, result: Result) -> Iterator[Check]:
-    audit = result.facts.get("audit")
-    if audit:
-        wrong, count = audit["wrong_count"], audit["answers"]
-        reason = f"{count} answers" + (f", {wrong} wrong: {audit['wrong'][0]}" if wrong else ", all consistent")
-        question = "TEST06: do answers begin with their first token, end once, and have the tokens that were reported?"
-        yield fact_check("TEST06", question, not wrong and count > 0, reason)
+def _prefix_cache(row: Mapping[str, Any]) -> Check:
+    """Take the median of what each turn shows: a neighbour slows the two times of a turn alike, or is one of few."""
+
+    def answer(ask: Ask) -> Check:
+        share = median(again / fresh for again, fresh in zip(row["repeated_s"], row["fresh_s"], strict=True))
+        repeated, fresh = median(row["repeated_s"]), median(row["fresh_s"])
+        reason = (
+            f"first token of a repeated prompt of {row['tokens']} tokens after {quantity(repeated, 's')}, of fresh ones {quantity(fresh, 's')}: "
+            f"{share:.2f}, at least {CACHED:g}; MLPerf forbids a cache across queries"
+        )
+        return ask.fact(share >= CACHED, reason, value=share, limit=f">= {CACHED:g}")
+
+    question = "Does a repeated prompt take as long as a fresh one?"
+    return Ask(f"no prefix cache ({row['engine']})", question).by(answer)
 
 
-def _skipped(name: str, question: str, why: str) -> Check:
-    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=why, gates=False)
+@asks("TEST06", "TEST06: do answers begin with their first token, end once, and have the tokens that were reported?")
+def _audited(ask: Ask, result: Result) -> Check:
+    audit = result.facts["audit"]
+    wrong, answers = (count(audit[name], f"audit.{name}") for name in ("wrong_count", "answers"))
+    reason = f"{answers} answers" + (f", {wrong} wrong: {audit['wrong'][0]}" if wrong else ", all consistent")
+    return ask.fact(not wrong and answers > 0, reason)
 
 
 def _counted(config: InferenceConfig, result: Result) -> Iterator[Check]:
     """Text mode: tokens are those that our tokenizer finds; where servers state how many they made, both have to be close."""
-    counted = result.facts.get("counted")
-    if config.tokens != "text" or not counted:
-        return
-    question = "Does the tokenizer of model find as many tokens as the servers state?"
-    if not counted["stated"]:
-        yield _skipped("tokens counted", question, "the servers state no counts")
-        return
-    share = counted["counted"] / counted["stated"]
-    reason = f"{counted['counted']:,} tokens counted in the texts, {counted['stated']:,} stated: {share:.3f}"
-    limit = f"{1 - COUNT_SHARE:g} to {1 + COUNT_SHARE:g}"
-    yield fact_check("tokens counted", question, abs(share - 1) <= COUNT_SHARE, reason, value=share, limit=limit)
+
+    def answer(ask: Ask) -> Check:
+        stated, counted = (count(result.facts["counted"][name], f"counted.{name}") for name in ("stated", "counted"))
+        if not stated:
+            return ask.skipped("the servers state no counts")
+        share = counted / stated
+        reason = f"{counted:,} tokens counted in the texts, {stated:,} stated: {share:.3f}"
+        limit = f"{1 - COUNT_SHARE:g} to {1 + COUNT_SHARE:g}"
+        return ask.fact(within(share, 1 + COUNT_SHARE, 1 - COUNT_SHARE), reason, value=share, limit=limit)
+
+    if config.tokens == "text":
+        question = "Does the tokenizer of model find as many tokens as the servers state?"
+        yield Ask("tokens counted", question).by(answer)
 
 
 def _accurate(config: InferenceConfig, result: Result) -> Iterator[Check]:
-    facts, question = result.facts.get("accuracy"), "Are the answers right?"
-    if facts is None:
-        if config.accuracy and config.random:
-            yield _skipped("accuracy", question, "random weights have no accuracy")
+    right = Ask("accuracy", "Are the answers right?")
+    if not config.accuracy:
         return
-    if config.engine == "sim" or result.facts.get("says", {}).get("engine") == "sim":
-        yield _skipped("accuracy", question, "what is simulated computes nothing")
-        return
-    complete = facts["answered"] == facts["samples"] and not facts["failed"] and not facts["num_errors"]
-    reason = f"{facts['answered']:,} of {facts['samples']:,} samples answered, {facts['failed']} failed, {facts['num_errors']} errors in LoadGen's log"
-    yield fact_check("accuracy complete", "Was every sample answered once, without an error?", complete, reason)
-    scope = _scope(config, result)
-    value, shuffled = (result.metric(f"{name}{scope}") for name in ("rouge1", "control_rouge1_shuffled"))
-    if value and shuffled and value.value is not None and shuffled.value is not None:
-        text = f"ROUGE-1 {value.value:.2f} with their own references, {shuffled.value:.2f} with others'"
-        question = "Do the answers fit their own articles?"
-        yield fact_check("better than chance", question, value.value > shuffled.value, text)
-    full, least, most = bool(facts["full_set"]), (1 - GEN_LEN_SHARE) * GEN_LEN, (1 + GEN_LEN_SHARE) * GEN_LEN
-    for kind, limit in ROUGE.items():
-        yield _reference(f"reference {kind}", result.metric(f"{kind}{scope}"), ROUGE_SHARE * limit, None, full)
-    yield _reference("reference length", result.metric(f"gen_len{scope}"), least, most, full)
+    if config.random:
+        yield right.skipped("random weights have no accuracy")
+    elif config.engine == "sim" or result.facts.get("says", {}).get("engine") == "sim":
+        yield right.skipped("what is simulated computes nothing")
+    else:
+        scope = _scope(config, result)
+        yield _complete(result)
+        yield _better_than_chance(result, scope)
+        least, most = (1 - GEN_LEN_SHARE) * GEN_LEN, (1 + GEN_LEN_SHARE) * GEN_LEN
+        full = config.rules == "mlperf"
+        for kind, limit in ROUGE.items():
+            yield _reference(f"reference {kind}", result.metric(f"{kind}{scope}"), ROUGE_SHARE * limit, math.inf, full)
+        yield _reference("reference length", result.metric(f"gen_len{scope}"), least, most, full)
 
 
-def _reference(name: str, metric: Metric | None, least: float, most: float | None, full: bool) -> Check:
-    limit = f">= {least:,.4f}" if most is None else f"{least:,.0f} to {most:,.0f}"
+@asks("accuracy complete", "Was every sample answered once, without an error?")
+def _complete(ask: Ask, result: Result) -> Check:
+    facts = result.facts["accuracy"]
+    names = ("answered", "samples", "failed", "num_errors")
+    answered, samples, failed, errors = (count(facts[name], f"accuracy.{name}") for name in names)
+    reason = f"{answered:,} of {samples:,} samples answered, {failed} failed, {errors} errors in LoadGen's log"
+    return ask.fact(answered == samples > 0 and not failed and not errors, reason)
+
+
+@asks("better than chance", "Do the answers fit their own articles?")
+def _better_than_chance(ask: Ask, result: Result, scope: str) -> Check:
+    own, others = (result.value(f"{name}{scope}") for name in ("rouge1", "control_rouge1_shuffled"))
+    if own is None or others is None:
+        return ask.fact(False, f"rouge1{scope} or control_rouge1_shuffled{scope} was not measured")
+    return ask.fact(own > others, f"ROUGE-1 {own:.2f} with their own references, {others:.2f} with others'")
+
+
+def _reference(name: str, metric: Metric | None, least: float, most: float, full: bool) -> Check:
+    limit = f">= {least:,.4f}" if most == math.inf else f"{least:,.0f} to {most:,.0f}"
     common: dict[str, Any] = {
-        "name": name, "kind": "target", "question": "Does the full set reach what MLPerf's checker asks for?", "limit": limit,
+        "limit": limit,
         "source": "mlcommons/inference, submission checker, v5.1 to v6.1, datacenter",
-    }  # fmt: skip
-    if metric is None or metric.value is None or not full:
-        reason = f"only on the full validation set of CNN/DailyMail by rules=mlperf; here {metric.text if metric else 'not measured'}"
-        return Check(**common, status="SKIPPED", reason=reason, gates=False)
-    good = metric.value >= least and (most is None or metric.value <= most)
-    status, reason = "PASS" if good else "FAIL", f"{metric.text}, limit {limit}"
-    return Check(**common, status=status, reason=reason, value=metric.value, unit=metric.unit)
+    }
+
+    def answer(ask: Ask) -> Check:
+        value = known(metric)
+        if not full:
+            here = metric.text if metric else "not measured"
+            why = f"only on the full validation set of CNN/DailyMail by rules=mlperf; here {here}"
+            return ask.skipped(why).model_copy(update=common)
+        if metric is None or value is None:
+            return ask.fact(False, "not measured").model_copy(update=common)
+        reached = ask.fact(within(value, most, least), f"{metric.text}, limit {limit}", value=value, unit=metric.unit)
+        return reached.model_copy(update=common)
+
+    return Ask(name, "Does the full set reach what MLPerf's checker asks for?", "target").by(answer)
 
 
 def claims(numbers: Numbers) -> Iterator[Claim]:
@@ -178,7 +215,7 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
         name = str(row.get("test", ""))
         if not row.get("loadgen"):  # it did not end, and states nothing
             continue
-        issued, failed = row.get("queries"), row.get("failed")
+        issued, failed = (count(row[name], name) for name in ("queries", "failed"))
         scenario, mark = name.lower(), INVALID * (row.get("valid") == "INVALID")
         latencies = []
         for kind in ("ttft", "tpot", "latency"):
@@ -188,9 +225,9 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
             if raw or percentiles:
                 of, tokens = f"{kind} of {name}", kind != "latency"
                 latencies.append(Latency(name=of, samples_s=raw, percentiles_s=percentiles, of_tokens=tokens))
-        requests = Requests(issued=issued, completed=(issued or 0) - (failed or 0), failed=failed)
+        requests = Requests(issued=issued, completed=issued - failed, failed=failed)
         stated = LoadGen(
-            scenario=lg_scenario(str(row.get("scenario", ""))), valid=row.get("loadgen") == "VALID", errors=row.get("num_errors"),
+            scenario=lg_scenario(str(row.get("scenario", ""))), valid=row.get("loadgen") == "VALID", errors=count(row["num_errors"], "num_errors"),
             samples_per_s=row.get("loadgen_per_s"),
             raw_samples_per_s=None if failed else row.get("samples_per_s"),  # LoadGen takes a failed query for answered
         )  # fmt: skip

@@ -77,13 +77,14 @@ def why_invalid(test: Tested) -> list[str]:
         reasons.append(f"{failed:,} of {len(table):,} queries failed{shown}: {what}")
     if test.repeated:
         reasons.append(f"{test.repeated:,} first tokens or completions came twice: an engine completes a query once")
-    per_query = int(log.get("generated_samples_per_query", 1)) if test.scenario != "Server" else 1
+    paced = lg_scenario(test.scenario) == "Server"
+    per_query = 1 if paced else int(log.get("generated_samples_per_query", 1))
     issued = int(log.get("result_query_count", 0)) * per_query
     if issued and issued != len(table):
         reasons.append(f"LoadGen counts {issued:,} samples, the client {len(table):,}: run it again")
     reasons += _impossible_times(test, done)
     limit_s = test.rule.ttft_s if test.rule.ttft_s is not None else math.inf
-    if lg_scenario(test.scenario) == "Server" and (late := client_late(table, limit_s)):
+    if paced and (late := client_late(table, limit_s)):
         reasons.append(f"{late}: give the driver a core of its own, or lower server_qps")
     share = float(test.facts.get("driver_cpu_share", 0))
     if not test.computes and share > BUSY:

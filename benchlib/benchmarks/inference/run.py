@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -306,7 +307,6 @@ def _accuracy(bench: _Bench) -> None:
     bench.facts["accuracy"] = {
         "samples": len(bench.data.prompts), "answered": len(answers), "failed": int(outcome.table["failed"].sum()),
         "num_errors": int(log["num_errors"]), "errors": outcome.errors[:5], "splitter": rows[0]["splitter"],
-        "full_set": bench.config.rules == "mlperf",
     }  # fmt: skip
     how = f"rouge_score with stemmer, mean of {len(answers):,} texts; sentences by {rows[0]['splitter']}"
     bench.metrics += [derived(f"{kind}{end}", rows[0][kind], "%", "higher", how) for kind in scores.KINDS]
@@ -356,7 +356,7 @@ def _save(bench: _Bench, began: Moment, startup_s: float) -> None:
     bench.facts |= {
         "prompt_tokens_least": lengths[0], "prompt_tokens_median": lengths[len(lengths) // 2], "prompt_tokens_most": lengths[-1],
         "samples": len(lengths), "threads": torch.get_num_threads(),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "loadgen": "6.0.17"},
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "loadgen": version("mlcommons-loadgen")},
     }  # fmt: skip
     result = Result.of(
         bench.config, status="complete", started_at=began.wall, ended_at=began.wall + began.since(),

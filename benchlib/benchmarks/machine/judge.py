@@ -7,7 +7,7 @@ from benchlib.benchmarks.machine.config import MachineConfig
 from benchlib.core.definitions import size_text
 from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
-from benchlib.judge.checks import Check, agreement_check, budget_check, finite_check, rule_check
+from benchlib.judge.checks import Check, agreement_check, budget_check, finite_check, right_results_check, rule_check
 from benchlib.judge.impossible.claim import Claim, Collective, Speed
 from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.numbers import count
@@ -18,16 +18,12 @@ from benchlib.results.run import Run
 
 PEAK_SHARE = 0.20  # of the accepted peak that a shared machine's noise may cost
 # The rules that a check of its own shows; "numbers agree" stands for all others.
-SHOWN = ("right results", "busbw below the links", "scaling", "possible values")
-# Where a null has its reason: alone is measured at the best size only.
-LACKS = {
-    "matmul": ("alone_flops",),
-}
+SHOWN = ("right results", "scaling", "possible values")
 
 
 def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
-    """Say whether a null has a reason."""
-    return column in LACKS.get(table, ())
+    """Say whether a null has a reason: one rank alone multiplies at the best size only."""
+    return (table, column) == ("matmul", "alone_flops")
 
 
 def limits(run: Run) -> list[RegressionLimit]:
@@ -41,23 +37,20 @@ def limits(run: Run) -> list[RegressionLimit]:
 
 
 def claims(numbers: Numbers) -> Iterator[Claim]:
-    """Yield what the peaks state: the all-reduce beside a copy in memory, all ranks at once beside the best of one."""
+    """Yield what the peaks state: the all-reduce, and all ranks at once beside the best of one."""
     value, positive = numbers.value, numbers.positive
     busbw, algbw = value("allreduce_gbps"), value("allreduce_algbw_gbps")
-    kind = "device" if value("copy_device_gbytes_per_s") else "host"
     library = str(numbers.facts.get("collective", ""))
     # The rows are counted anew: the total must not be able to hide them.
+    total = "allreduce_wrong_elements"
     rows = [count(row["wrong_elements"], "wrong_elements") for row in numbers.rows("allreduce")]
-    wrong = [sum(rows), numbers.count("allreduce_wrong_elements") or 0] if rows else []
     exchange = Collective(
         operation="all_reduce",
         algorithm=library if library != "nccl" else "",  # only NCCL lets a switch add
         ranks=numbers.world_size,
         algbw_gbytes_per_s=algbw / 8 if algbw is not None else None,
         busbw_gbytes_per_s=busbw / 8 if busbw is not None else None,
-        bound_gbytes_per_s=positive(f"copy_{kind}_gbytes_per_s"),
-        bound_source=f"measured copy within the {kind}'s memory, all ranks together",
-        wrong_elements=max(wrong) if wrong else None,
+        wrong_elements=max(sum(rows), count(numbers.facts.get(total), total)) if numbers.world_size > 1 else None,
     )
     yield Claim(subject="all-reduce", collective=exchange)
     for precision in ("fp32", "tf32", "bf16", "fp16"):
@@ -78,19 +71,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     result, stated = run.result, OwnClaims(Numbers.of_run(run))
     assert result is not None
     return [
-        rule_check(
-            "all-reduce right",
-            "Is every element of every timed all-reduce correct?",
-            "right results",
-            stated,
-        ),
-        rule_check(
-            "possible all-reduce",
-            "Does the all-reduce move no more than the memory can copy?",
-            "busbw below the links",
-            stated,
-            missing="one rank has nobody to exchange with",
-        ),
+        right_results_check(stated, run.config.world_size),
         rule_check(
             "possible scaling",
             "Are all ranks together at most as fast as the best rank times their number?",
@@ -121,7 +102,7 @@ def reading(run: Run) -> list[str]:
     if copies:
         fastest = max(copies, key=lambda metric: metric.value or 0.0)
         sentences.append(f"The fastest copies reach {fastest.text} ({fastest.reason}).")
-    rows = [row for row in result.tables.get("allreduce", []) if row["busbw_gbps"]]
+    rows = result.tables.get("allreduce", [])
     if rows:
         best = max(rows, key=lambda row: row["busbw_gbps"])
         text = f"The all-reduce reaches {quantity(best['busbw_gbps'], 'Gbps')} of bus bandwidth at {size_text(best['bytes'])}"

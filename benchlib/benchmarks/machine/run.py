@@ -88,7 +88,7 @@ def run(config: MachineConfig, run_dir: Path, events: EventWriter) -> None:
         for kind, meaning in COPIES.items():
             metrics.append(_copies(bench, kind, meaning))
         exchanges = [_exchange(bench, size) for size in config.allreduce_sizes]
-        tables["allreduce"] = [_exchange_row(exchange) for exchange in exchanges]
+        tables["allreduce"] = [_exchange_row(exchange) for exchange in exchanges] if world.size > 1 else []
         metrics += _exchange_metrics(exchanges)
         metrics.append(_disk(bench, run_dir))
         events.emit("phase", name="write")
@@ -211,7 +211,7 @@ def _exchange_row(exchange: AllReduce) -> dict[str, Any]:
         "operations": len(exchange.seconds),
         "median_us": 1e6 * statistics.median(exchange.seconds),
         "algbw_gbps": statistics.median(exchange.algbw_gbps),
-        "busbw_gbps": statistics.median(exchange.busbw_gbps) if exchange.ranks > 1 else None,
+        "busbw_gbps": statistics.median(exchange.busbw_gbps),
         "wrong_elements": exchange.wrong,
     }
 

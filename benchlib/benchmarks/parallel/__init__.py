@@ -11,7 +11,7 @@
     (ok, skipped, failed), reason, and against the single-device run: loss_error, weight_error (fp64), gradient_error (fp32).
 ``kernels``: key, class (matmul, attention, elementwise, communication, copy, optimizer, other), time_s, flops, bytes, calls; per step of rank 0.
 ``communication``: key, kind, bytes, calls, time_s, exposed_s; per step of rank 0.
-``alpha_beta``: op, alpha_s, beta_s_per_byte, r2, world: time = alpha + beta * bytes of collectives measured in the same run.
+``alpha_beta``: op, alpha_s, beta_s_per_byte, r2, world, wrong_elements: time = alpha + beta * bytes of collectives of the same run.
 ``stages``: key, rank, micro_batch, stage, phase (forward, backward, weight), start_s, end_s: one step of a pipeline, from its start.
 ``batches``: batch, fits, peak_gb, samples_per_s, reason: what ``find_max_batch`` tried.
 Facts: ``machine_peaks`` = {"matmul_flops": {precision: FLOP/s of a rank}, "copy_bytes_per_s": B/s of a rank}, read plus written.

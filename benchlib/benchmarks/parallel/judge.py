@@ -8,13 +8,21 @@ from benchlib.benchmarks.parallel import bottleneck
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.core.text import counted, quantity
 from benchlib.judge.baselines import Comparison, regression_checks
-from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check, rule_check
-from benchlib.judge.impossible.claim import Claim, Compute, Learning, Speed
+from benchlib.judge.checks import (
+    Check,
+    agreement_check,
+    budget_check,
+    fact_check,
+    finite_check,
+    right_results_check,
+    rule_check,
+)
+from benchlib.judge.impossible.claim import Claim, Collective, Compute, Learning, Speed
 from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Run
 
-SHOWN = ("learning rate", "below the peak")
+SHOWN = ("learning rate", "below the peak", "right results")
 LOSS_FP64, WEIGHT_FP64, FP32 = 1e-12, 1e-9, 1e-5  # how far from one device; rounding alone is 1e-15, 1e-11 and 5e-7
 RECOMPUTED = 1e-12
 # Losses of the measured model, as a share: sums in another order over some steps. Measured: below 1e-6, in bf16 2e-3.
@@ -77,6 +85,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         _losses(config, rows_of(run)),
         _counted(rows_of(run)),
         _recomputed(config, result.facts.get("checkpointing_error")),
+        right_results_check(stated, config.world_size, "collectives right"),
         rule_check("learning rate", "Was the learning rate above zero in every step?", "learning rate", stated),
         finite_check(stated),
         rule_check("possible speed", "Is every strategy's FLOP rate below the measured peak?", "below the peak", stated),
@@ -182,6 +191,7 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
     rates = numbers.facts.get("learning_rates")
     lowest = rates.get("min") if isinstance(rates, dict) else None
     yield Claim(subject="training", learning=Learning(learning_rate_min=lowest))
+    yield Claim(subject="links", collective=Collective(wrong_elements=numbers.count("exchange_wrong_elements")))
 
 
 def missed(run: Run) -> dict[str, list[str]]:

@@ -337,7 +337,8 @@ LINK_PACE = Pace(0, least=5, most=5, warmup=1)
 
 
 def links(here: World) -> list[Row]:
-    """Return rows of op, alpha_s, beta_s_per_byte, r2, world: ``t = alpha + beta bytes`` fitted to collectives of all ranks.
+    """Return rows of op, alpha_s, beta_s_per_byte, r2, world: ``t = alpha + beta bytes`` fitted to collectives of all ranks,
+    and wrong_elements of their results.
 
     Bytes are those of the larger side. The fit weighs relative errors, since times differ by orders of magnitude.
     """
@@ -345,8 +346,10 @@ def links(here: World) -> list[Row]:
     for op in LINK_OPS if here.size > 1 else ():
         reduction = "sum" if OPS[op].reduces else ""
         cases = [Exercise(Case(op, "library", "fp32", reduction, False, size), at) for size in LINK_BYTES]
-        seconds = [float(np.median(series.seconds)) for series in take_in_turns(cases, at.device, LINK_PACE)]
-        rows.append({"op": op, "world": here.size} | fitted(LINK_BYTES, seconds))
+        messages = take_in_turns(cases, at.device, LINK_PACE)
+        line = fitted(LINK_BYTES, [float(np.median(series.seconds)) for series in messages])
+        wrong = sum(series.wrong for series in messages)
+        rows.append({"op": op, "world": here.size, "wrong_elements": wrong} | line)
     return rows
 
 

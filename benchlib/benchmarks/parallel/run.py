@@ -82,6 +82,7 @@ def _run(config: ParallelConfig, run_dir: Path, events: EventWriter, here: World
         "memory_bytes": limit,
         "parameters": {shape.name: shape.parameters for shape in config.shapes},
         "proof_steps": 6,
+        "exchange_wrong_elements": [row["wrong_elements"] for row in tables["alpha_beta"]],
         "checkpointing_error": remade,
         "largest_batch": largest and {name: getattr(largest, name) for name in ("batch", "below", "complete")},
         "learning_rates": dict.fromkeys(("min", "max", "last"), config.learning_rate),

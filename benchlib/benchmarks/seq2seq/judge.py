@@ -9,15 +9,17 @@ from benchlib.core.stats import drift_text, smoothed, smoothing_window
 from benchlib.core.text import counted, quantity, seconds
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (
+    Ask,
     Check,
     agreement_check,
+    asks,
     budget_check,
-    fact_check,
     finite_check,
     rule_check,
 )
 from benchlib.judge.impossible.claim import Claim, Compute, Learning, Speed
-from benchlib.judge.impossible.own import Numbers, OwnClaims, steps_claim
+from benchlib.judge.impossible.own import Numbers, OwnClaims, steps_claim, too_few_steps
+from benchlib.judge.numbers import count, number, within
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
@@ -29,16 +31,24 @@ LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3, "fp16": 5e-3}
 # Nats: of the density 1 / (2 sqrt(x)) the logarithm has the standard deviation of ln u for a uniform u, which is 1.
 TOKEN_DEVIATION, DEVIATIONS = 1.0, 5.0
 NOTICED = 0.05  # share of a step spent waiting for data above which the device is said to be held back
-# Where a null has its reason: a CPU has no device memory, samples in memory no disk, a fixed batch no search.
+# Where a null has its reason: a CPU has no device memory, samples in memory no disk, a fixed batch no search, some systems
+# do not tell what is in the page cache.
 LACKS = {
-    "ranks": ("device_memory_gb", "step_s_p05", "step_s_p95"),
-    "facts": ("page_cache", "data_limit", "memory_limit_gb", "batch_below", "batch_limited_by"),
+    "ranks": ("device_memory_gb",),
+    "facts": (
+        "page_cache",
+        "page_cache.cached_before_each_epoch",
+        "data_limit",
+        "memory_limit_gb",
+        "batch_below",
+        "batch_limited_by",
+    ),
 }
 
 
-def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
-    """Say whether a null has a reason."""
-    return column in LACKS.get(table, ())
+def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason; of few steps both percentiles are missing."""
+    return column in LACKS.get(table, ()) or (table == "ranks" and too_few_steps(row, column))
 
 
 def limits(run: Run) -> list[RegressionLimit]:
@@ -61,20 +71,27 @@ def _parts(run: Run) -> tuple[Seq2seqConfig, Result]:
 
 def _scope(run: Run) -> str:
     config, result = _parts(run)
-    return config.scope(int(result.facts.get("samples_per_epoch", 0)))
+    return config.scope(count(result.facts["samples_per_epoch"], "samples_per_epoch"))
 
 
 def checks(run: Run, comparison: Comparison) -> list[Check]:
     """Judge a run that has a result."""
     (config, result), stated = _parts(run), OwnClaims(Numbers.of_run(run))
-    losses = run.samples.get("loss", [])
     return [
-        rule_check("loss decreases", "Is the smoothed loss lower at the end than at the start?", "loss falls", stated),
-        _loss_above_entropy(result, losses),
+        rule_check(
+            "loss decreases",
+            "Is the smoothed loss lower at the end than at the start?",
+            "loss falls",
+            stated,
+            needed=True,
+        ),
+        _loss_above_entropy(result, run.samples),
         _engines_agree(config, result),
         _ranks_equal(config, result),
-        rule_check("sample count", "Did every epoch train on every sample once?", "sample count", stated),
-        rule_check("learning rate", "Was the learning rate above zero in every step?", "learning rate", stated),
+        rule_check("sample count", "Did every epoch train on every sample once?", "sample count", stated, needed=True),
+        rule_check(
+            "learning rate", "Was the learning rate above zero in every step?", "learning rate", stated, needed=True
+        ),
         finite_check(stated),
         rule_check(
             "possible speed",
@@ -96,99 +113,92 @@ def _reason(result: Result, name: str) -> str:
     return metric.reason if metric else "the run has no such metric"
 
 
-def _loss_above_entropy(result: Result, losses: list[float]) -> Check:
+@asks("loss above entropy", "Is the loss never below the entropy of the data (no label leakage)?")
+def _loss_above_entropy(ask: Ask, result: Result, samples: Mapping[str, Sequence[float]]) -> Check:
     """Check that no step of the first epoch, where every sample is new, is better than knowing the distribution allows.
 
-    A decoder that sees what it has to predict gets below it. Later epochs may: samples can be learnt by heart.
+    A decoder that sees what it has to predict gets below it. Later epochs may: samples can be memorised.
     """
-    name, question = "loss above entropy", "Does the model know nothing that it cannot know?"
-    steps, tokens, floor = (result.facts.get(key) for key in ("steps_per_epoch", "epoch_tokens", "token_entropy"))
-    if not losses or not isinstance(floor, int | float) or not isinstance(steps, int) or not isinstance(tokens, int):
-        return fact_check(name, question, False, "the run states no losses, or not the entropy of its tokens")
+    steps, tokens = (count(result.facts[name], name) for name in ("steps_per_epoch", "epoch_tokens"))
+    floor, losses = number(result.facts["token_entropy"], "token_entropy"), samples["loss"]
     least = min(losses[:steps])
     noise = DEVIATIONS * TOKEN_DEVIATION / math.sqrt(max(1.0, tokens / max(1, steps)))
     reason = (
         f"lowest loss of the first epoch {least:.3f}, entropy of a token {floor:.3f} nats, noise of a step {noise:.3f}"
     )
-    return fact_check(name, question, least >= floor - noise, reason, limit=f">= {floor - noise:.3f}", value=least)
+    return ask.fact(within(least, least=floor - noise), reason, limit=f">= {floor - noise:.3f}", value=least)
 
 
-def _engines_agree(config: Seq2seqConfig, result: Result) -> Check:
+@asks("engines agree", "Do the plain and the tuned engine compute the same losses?")
+def _engines_agree(ask: Ask, config: Seq2seqConfig, result: Result) -> Check:
     """Compare the recorded losses of the engines, step by step."""
-    name, question = "engines agree", "Do the plain and the tuned engine compute the same losses?"
-    losses = result.facts.get("engine_losses") or {}
     if config.engine != "both":
-        reason = f"engine = {config.engine}: only one ran"
-        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
-    plain, tuned = (losses.get(engine) or [] for engine in ("plain", "tuned"))
-    if len(plain) != config.compare_steps or len(tuned) != config.compare_steps:
-        return fact_check(
-            name, question, False, f"{len(plain)} and {len(tuned)} losses for {config.compare_steps} steps"
-        )
-    precision = str(result.facts.get("precision"))
-    limit = LOSS_TOLERANCE.get(precision, 0.0)
-    worst = max(abs(b - a) / abs(a) if math.isfinite(b) and a else math.inf for a, b in zip(plain, tuned, strict=True))
-    reason = f"apart by at most {worst:.1e} of the loss in {counted(len(plain), 'step')} ({precision})"
-    return fact_check(name, question, worst <= limit, reason, limit=f"<= {limit:g}", value=min(worst, 1e9))
+        return ask.skipped(f"engine = {config.engine}: only one ran")
+    rows = result.tables["engines"]
+    if len(rows) != config.compare_steps:
+        return ask.fact(False, f"losses of {len(rows)} steps instead of {config.compare_steps}")
+    precision = str(result.facts["precision"])
+    limit = LOSS_TOLERANCE[precision]
+    worst = max(abs(row["tuned"] - row["plain"]) / abs(row["plain"]) for row in rows)
+    reason = f"apart by at most {worst:.1e} of the loss in {counted(len(rows), 'step')} ({precision})"
+    return ask.fact(within(worst, limit), reason, limit=f"<= {limit:g}", value=worst)
 
 
-def _ranks_equal(config: Seq2seqConfig, result: Result) -> Check:
-    rows = result.facts.get("checksums") or []
+@asks("ranks equal", "Did all ranks hold the same weights at the end of each epoch?")
+def _ranks_equal(ask: Ask, config: Seq2seqConfig, result: Result) -> Check:
+    rows = result.facts["checksums"]
     same = len(rows) == config.epochs + 1 and all(len(row) == config.world_size and len(set(row)) == 1 for row in rows)
     ranks = counted(config.world_size, "rank")
     reason = f"{counted(len(rows), 'comparison')} of weight checksums over {ranks}" + ("" if same else ": they differ")
-    return fact_check("ranks equal", "Did all ranks hold the same weights at the end of each epoch?", same, reason)
+    return ask.fact(same, reason)
 
 
-def _whole_set(config: Seq2seqConfig, result: Result) -> Check:
+@asks("whole set", "Did the samples that were asked for fit the budget?")
+def _whole_set(ask: Ask, config: Seq2seqConfig, result: Result) -> Check:
     """Check that the samples that were asked for fit the budget."""
-    name, question = "whole set", "Did the samples that were asked for fit the budget?"
-    used, reason = result.facts.get("samples_per_epoch"), str(result.facts.get("plan_reason", ""))
+    used = count(result.facts["samples_per_epoch"], "samples_per_epoch")
     if used == config.epoch_samples:
-        return fact_check(name, question, True, f"{used:,} samples an epoch, all of them")
-    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason)
+        return ask.fact(True, f"{used:,} samples an epoch, all of them")
+    return ask.skipped(str(result.facts["plan_reason"]), gates=True)
 
 
-def _page_cache(config: Seq2seqConfig, result: Result) -> Check:
+@asks("page cache", "Were the shards in the page cache, or not, as asked for before each epoch?")
+def _page_cache(ask: Ask, config: Seq2seqConfig, result: Result) -> Check:
     """Compare the page cache with what was asked for: rates of a disk that was not read are none."""
-    name, question = "page cache", "Were the shards in the page cache, or not, as asked for before each epoch?"
-    shares = (result.facts.get("page_cache") or {}).get("cached_before_each_epoch") or []
-    if not config.data_dir or config.read == "direct" or None in shares:
-        reason = (
-            "samples were generated in memory" if not config.data_dir
-            else "direct reads pass it by" if config.read == "direct"
-            else "this system does not tell"
-        )  # fmt: skip
-        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+    if not config.data_dir or config.read == "direct":
+        return ask.skipped("direct reads pass it by" if config.data_dir else "samples were generated in memory")
+    shares = result.facts["page_cache"]["cached_before_each_epoch"]
+    if shares is None:
+        return ask.skipped("this system does not tell")
     cold = config.page_cache == "cold"
-    good = len(shares) == config.epochs + 1 and (max(shares) <= 0.05 if cold else min(shares) >= 0.95)
+    inside = all(within(share, most=0.05) if cold else within(share, least=0.95) for share in shares)
     reason = (
         f"asked for {config.page_cache}; before the epochs {', '.join(f'{share:.0%}' for share in shares)} was in it"
     )
-    return fact_check(name, question, good, reason, limit="<= 5%" if cold else ">= 95%")
+    return ask.fact(len(shares) == config.epochs + 1 and inside, reason, limit="<= 5%" if cold else ">= 95%")
 
 
 def claims(numbers: Numbers) -> Iterator[Claim]:
     """Yield what a training states: its counted epochs, what it learnt, its operations."""
-    value, count, ranks = numbers.value, numbers.count, numbers.world_size
-    batch, seen = count("global_batch"), count("samples_seen")
-    epochs, samples = getattr(numbers.config, "epochs", None), count("samples_per_epoch")
+    value, ranks = numbers.value, numbers.world_size
+    batch, seen = numbers.count("global_batch"), numbers.count("samples_seen")
+    epochs, samples = getattr(numbers.config, "epochs", None), numbers.count("samples_per_epoch")
     sequence = getattr(numbers.config, "sequence", None)
     if seen is not None:
         yield Claim(
             subject="all epochs",
-            speed=Speed(ranks=ranks, samples_counted=seen, samples_planned=count("samples_expected")),
+            speed=Speed(ranks=ranks, samples_counted=seen, samples_planned=numbers.count("samples_expected")),
         )
     walls = numbers.raw("epoch_s")
     if epochs and samples and walls:
-        counted = Speed(
+        all_epochs = Speed(
             samples_per_s=value("end_to_end_samples_per_s"),
             ranks=ranks,
             features=samples,
             epochs=epochs,
             wall_s=sum(walls),
         )
-        yield Claim(subject="counted epochs", speed=counted)
+        yield Claim(subject="counted epochs", speed=all_epochs)
     full = bool(batch and samples and samples % batch == 0)
     if (rate := value("train_samples_per_s")) is not None and batch and batch % ranks == 0:
         yield Claim(
@@ -202,7 +212,7 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
     losses, rates = numbers.raw("loss"), numbers.facts.get("learning_rates")
     curve = smoothed(losses) if len(losses) > 1 else None
     learning = Learning(
-        learning_rate_min=rates.get("min") if isinstance(rates, dict) else None,
+        learning_rate_min=number(rates["min"], "learning_rates.min") if rates else None,
         loss_first=float(curve[smoothing_window(len(losses)) - 1]) if curve is not None else None,
         loss_last=float(curve[-1]) if curve is not None else None,
         shares={name: share for name in ("data_wait_share", "exchange_overlap") if (share := value(name)) is not None},

@@ -122,7 +122,10 @@ def _run(config: Seq2seqConfig, run_dir: Path, events: EventWriter, here: World)
     result.facts = _facts(config, task, trained, compared, reason) | {
         "samples_seen": Columns(trained.table)["samples"].sum(axis=0).astype(int).tolist(),
         "data": source.description,
-        "page_cache": {"asked": config.page_cache, "cached_before_each_epoch": trained.cached}
+        "page_cache": {
+            "asked": config.page_cache,
+            "cached_before_each_epoch": None if None in trained.cached else trained.cached,
+        }
         if source.shards
         else None,
         "data_limit": asdict(limit) if limit else None,
@@ -239,7 +242,6 @@ def _facts(config: Seq2seqConfig, task: Task, trained: Trained, compared: Compar
         "learning_rates": {"min": config.learning_rate, "max": config.learning_rate, "last": config.learning_rate},
         "checksums": trained.checksums,
         "token_entropy": floor,
-        "engine_losses": compared.losses,
         "first_pass_s": compared.first_s,
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__},

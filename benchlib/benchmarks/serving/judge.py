@@ -1,6 +1,6 @@
 """What a run of the serving benchmark is judged by: no query lost, a client that was on time, a knee that a longer run confirms."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchlib.benchmarks.serving.config import ServingConfig
@@ -10,17 +10,29 @@ from benchlib.config.cluster import ELSEWHERE
 from benchlib.core import model_files
 from benchlib.core.text import duration, quantity
 from benchlib.judge.baselines import Comparison, regression_checks
-from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check, limit_check
+from benchlib.judge.checks import Ask, Check, agreement_check, asks, budget_check, finite_check, limit_check
 from benchlib.judge.impossible.claim import Claim, Latency, Requests, Speed
 from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.judge.numbers import Missing, count, known
 from benchlib.judge.regression import RegressionLimit
-from benchlib.results.run import Run
+from benchlib.results.run import Result, Run
+from benchlib.workloads.llm.engines import MEMORY
 
 PREDICTED = 0.25  # by which a joint run may differ from its prediction: its last queries are uneven
 MOST_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as together
 SHARES = {
     "samples_per_s_all": 0.25, "tokens_per_s_all": 0.25, "knee_per_s": 0.35, "ttft_at_knee_ms": 1.0, "tpot_at_knee_ms": 0.5,
 }  # fmt: skip
+
+
+SIGNED = ("seconds", "share")  # of the cost of a joint run: workers may be faster together
+# Where a null has its reason: only an open loop has a schedule, and not every worker states its memory.
+LACKS = {"closed": ("late_p99_ms",), "workers": tuple(MEMORY)}
+
+
+def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason."""
+    return column in LACKS.get(table, ())
 
 
 def refuse(config: ServingConfig) -> None:
@@ -36,7 +48,11 @@ def missed(run: Run) -> dict[str, list[str]]:
     config = run.config
     if run.result is None or not isinstance(config, ServingConfig):
         return {}
-    names = ["ttft_ms", "tpot_ms"] if config.mode == "single" or _knee(run).status == "SKIPPED" else []
+    names = (
+        ["ttft_ms", "tpot_ms"]
+        if config.mode == "single" or _knee(run.result.tables.get("load", [])).status == "SKIPPED"
+        else []
+    )
     names += ["target_efficiency" for check in _target(run, config) if check.status == "SKIPPED"]
     return {name: [f"= {getattr(config, name):g}"] for name in names}
 
@@ -54,7 +70,7 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
     rows = numbers.rows("workers")
     alone = [row["alone_per_s"] for row in rows if row.get("alone_per_s")]
     together = numbers.positive("samples_per_s_all")
-    if together and alone and len(alone) == len(rows):
+    if together and len(alone) == len(rows) > 1:  # one worker, measured twice, scales nothing
         one = {"one_device_samples_per_s": max(alone), "one_device": "the fastest worker alone"}
         yield Claim(subject="all workers", speed=Speed(samples_per_s=together, ranks=len(rows), **one))
     issued, failed = numbers.count("issued"), numbers.count("failed")
@@ -75,9 +91,14 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     config, result = run.config, run.result
     assert isinstance(config, ServingConfig) and result is not None
     stated = OwnClaims(Numbers.of_run(run))
-    made = [_answered(result.facts), _efficiency(run, config), *_predicted(result.tables.get("splits", []))]
+    scaling = f"scaling_efficiency_{scope_of(config, result)}"
+    made = [_answered(result.facts), _efficiency(run, result, scaling)]
+    made += map(_predicted, result.tables.get("splits", []))
     if config.mode != "single":
-        made += [_knee(run), *([_recovered(config, result.facts["recovery"])] if result.facts.get("recovery") else [])]
+        made.append(_knee(result.tables.get("load", [])))
+        recovery = result.facts.get("recovery", {})
+        if recovery or (config.recovery and not config.workers and config.worker_count > 1):
+            made.append(_recovered(config, recovery))
     return [
         *made,
         *_target(run, config),
@@ -96,71 +117,69 @@ def _target(run: Run, config: ServingConfig) -> list[Check]:
     return [limit_check("target efficiency", question, metric, config.target_efficiency, source="target_efficiency")]
 
 
-def _answered(facts: dict[str, Any]) -> Check:
-    failed, repeated, issued = facts["failed"], facts["repeated"], facts["issued"]
+@asks("every query answered", "Did every query get one answer, with exactly the tokens that its server counted?")
+def _answered(ask: Ask, facts: Mapping[str, Any]) -> Check:
+    issued, failed, repeated = (count(facts[name], name) for name in ("issued", "failed", "repeated"))
     reason = f"{issued:,} queries, {failed} failed, {repeated} answered twice"
     reason += "".join(f"; {why}" for why in facts["errors"][:2])
-    question = "Did every query get one answer, with exactly the tokens that its server counted?"
-    return fact_check("every query answered", question, issued > 0 and not failed and not repeated, reason)
+    return ask.fact(issued > 0 and not failed and not repeated, reason)
 
 
-def _efficiency(run: Run, config: ServingConfig) -> Check:
+@asks("possible scaling", "Are all workers together at most as fast as the sum of each alone?")
+def _efficiency(ask: Ask, run: Run, result: Result, name: str) -> Check:
     """Fail where every round scales better than the sum of its workers: then alone and together were not the same work."""
-    result = run.result
-    assert result is not None
-    metric = result.metric(f"scaling_efficiency_{scope_of(config, run.result)}")
-    name, question = "possible scaling", "Are all workers together at most as fast as the sum of each alone?"
-    if metric is None or metric.value is None:
-        reason = metric.reason if metric else "the run has no such metric"
-        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
-    rounds = run.samples.get(metric.name, [metric.value])
-    good = min(rounds) <= MOST_EFFICIENCY
-    reason = f"{metric.value:.2f} of the sum, {min(rounds):.2f} to {max(rounds):.2f} by round"
-    return fact_check(name, question, good, reason, limit=f"<= {MOST_EFFICIENCY}", value=metric.value)
+    metric = result.metric(name)
+    if metric is None:
+        raise Missing(f"{name} is missing in the metrics")
+    value = known(metric)
+    if value is None:
+        return ask.skipped(metric.reason)
+    rounds = run.samples.get(name, [value])
+    reason = f"{value:.2f} of the sum, {min(rounds):.2f} to {max(rounds):.2f} by round"
+    return ask.fact(min(rounds) <= MOST_EFFICIENCY, reason, limit=f"<= {MOST_EFFICIENCY}", value=value)
 
 
-def _predicted(rows: list[dict[str, Any]]) -> Iterator[Check]:
-    """Yield the comparison of each split with what was predicted before it; it gates nothing, since workers may share a machine."""
-    for row in rows:
-        ratio = row["measured_over_predicted"]
-        yield Check(
-            name=f"prediction of the {row['split']} split", kind="reference", gates=False, value=ratio, limit=f"1 ± {PREDICTED:g}",
-            question=f"Did the {row['split']} split take as long as the rates of its workers predicted before it?",
-            status="PASS" if abs(ratio - 1) <= PREDICTED else "FAIL",
-            reason=f"{row['measured_s']:.2f} s, {row['predicted_s']:.2f} s predicted: {ratio:.2f} times ({row['least']:.2f} to {row['most']:.2f} by round)",
-        )  # fmt: skip
+def _predicted(row: Mapping[str, Any]) -> Check:
+    """Compare a split with what was predicted before it; it gates nothing, since workers may share a machine."""
+    question = f"Did the {row['split']} split take as long as the rates of its workers predicted before it?"
+
+    def answer(ask: Ask) -> Check:
+        ratio, least, most = (float(row[name]) for name in ("measured_over_predicted", "least", "most"))
+        reason = f"{row['measured_s']:.2f} s, {row['predicted_s']:.2f} s predicted: {ratio:.2f} times ({least:.2f} to {most:.2f} by round)"
+        check = ask.fact(abs(ratio - 1) <= PREDICTED, reason, value=ratio, limit=f"1 ± {PREDICTED:g}")
+        return check.model_copy(update={"gates": False})
+
+    return Ask(f"prediction of the {row['split']} split", question, "reference").by(answer)
 
 
-def _knee(run: Run) -> Check:
+@asks("limits met", "Is there a rate at which both limits were met, also in a run three times as long?", kind="target")
+def _knee(ask: Ask, rows: Sequence[Mapping[str, Any]]) -> Check:
     """Pass for a confirmed knee; where the client was late no rate says anything about the workers."""
-    assert run.result is not None
-    rows = run.result.tables.get("load", [])
-    name, question = "limits met", "Is there a rate at which both limits were met, also in a run three times as long?"
     confirmed = [row for row in rows if row["phase"] == "confirmation" and not row["why"]]
     if confirmed:
-        reason = f"{confirmed[-1]['rate']:.3g} queries/s, confirmed by {confirmed[-1]['queries']:,} queries"
-        return fact_check(name, question, True, reason, kind="target")
+        rate, queries = confirmed[-1]["rate"], count(confirmed[-1]["queries"], "queries")
+        return ask.fact(True, f"{rate:.3g} queries/s, confirmed by {queries:,} queries")
     refused = [row for row in rows if row["client"]]
     if refused:
-        reason = f"undecided: {refused[-1]['client']}; a quieter machine for the client decides it"
-        return Check(name=name, kind="target", question=question, status="SKIPPED", reason=reason)
-    reason = f"{rows[-1]['rate']:.3g} queries/s: {rows[-1]['why']}" if rows else "no rate was tried"
-    return fact_check(name, question, False, reason, kind="target")
+        why = f"undecided: {refused[-1]['client']}; a quieter machine for the client decides it"
+        return ask.skipped(why, gates=True)
+    return ask.fact(False, f"{rows[-1]['rate']:.3g} queries/s: {rows[-1]['why']}" if rows else "no rate was tried")
 
 
-def _recovered(config: ServingConfig, recovery: dict[str, Any]) -> Check:
+@asks("recovery", "Is no query lost when a worker is killed, and are the answers the same?")
+def _recovered(ask: Ask, config: ServingConfig, recovery: Mapping[str, Any]) -> Check:
     """A killed worker costs no query; answers are the same where arithmetic does not depend on the batch (fp32 on a CPU)."""
-    good = not recovery["failed"] and not recovery["repeated"]
-    exact = config.precision == "fp32" and config.backend == "cpu"
-    if exact:
-        good &= recovery["same_answers"] == recovery["answers"]
+    names = ("queries", "failed", "repeated", "requeued", "answers", "same_answers", "after_return")
+    counts = {name: count(recovery[name], f"recovery.{name}") for name in names}
+    good = counts["queries"] > 0 and not counts["failed"] and not counts["repeated"]
+    if config.precision == "fp32" and config.backend == "cpu":
+        good &= counts["same_answers"] == counts["answers"] > 0
     reason = (
-        f"{recovery['queries']} queries, {recovery['failed']} lost, {recovery['requeued']} sent again; "
-        f"{recovery['same_answers']} of {recovery['answers']} answers as in the undisturbed run; "
-        f"killed at {recovery['killed_s']:.1f} s, back at {recovery['back_s']:.1f} s with {recovery['after_return']} queries after it"
+        f"{counts['queries']} queries, {counts['failed']} lost, {counts['requeued']} sent again; "
+        f"{counts['same_answers']} of {counts['answers']} answers as in the undisturbed run; "
+        f"killed at {recovery['killed_s']:.1f} s, back at {recovery['back_s']:.1f} s with {counts['after_return']} queries after it"
     )
-    question = "Is no query lost when a worker is killed, and are the answers the same?"
-    return fact_check("recovery", question, good, reason)
+    return ask.fact(good, reason)
 
 
 def reading(run: Run) -> list[str]:

@@ -92,11 +92,14 @@ def series(bench: Bench) -> dict[str, list[Row]]:
     joint = _middle(bench.together)
     workers = []
     for index, url in enumerate(bench.urls):
-        row: Row = {"worker": index, "url": url, "alone_per_s": alone[index]}
+        row: Row = {"worker": index, "url": url}
+        if bench.alone[index]:
+            row["alone_per_s"] = alone[index]
         if joint:
             row |= {"answered": joint["given"][index], "share": joint["given"][index] / max(1, sum(joint["given"]))}
         shares = [prediction["weighted"]["shares"][index] for prediction in bench.predicted if prediction]
-        row["predicted_share"] = statistics.median(shares) if shares else None
+        if shares:
+            row["predicted_share"] = statistics.median(shares)
         workers.append(row | bench.says[index])
     tables: dict[str, list[Row]] = {"workers": workers, "load": bench.sweep, "closed": bench.closed}
     tables |= {"losses": bench.losses, "inflight": bench.inflight}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
+from benchlib.benchmarks.squad import shares
 from benchlib.benchmarks.squad.shares import Rank, longest
 from benchlib.core.text import seconds
 from benchlib.results import frames
@@ -78,7 +79,7 @@ def split(run: Records, theme: Theme = LIGHT) -> Picture:
 
 @styled
 def optimum(run: Records, theme: Theme = LIGHT) -> Picture:
-    """Time of a step against the share of the rank that gets most, the others at their best ratio; plan and best split."""
+    """Time of a step by the samples of the rank that gets most, the others at their best split; plan, even split, optimum."""
     figure, axes = blank("unlike-optimum", theme)
     ranks = _ranks(run)
     frame = _steps(run)
@@ -87,23 +88,22 @@ def optimum(run: Records, theme: Theme = LIGHT) -> Picture:
     total = sum(rank.samples for rank in ranks)
     tokens = float(frames.typed(run, "unlike_ranks", {"tokens": 0.0})["tokens"].iloc[0])
     place = max(range(len(ranks)), key=lambda number: ranks[number].samples)
-    others = [rank.samples if number != place else 0 for number, rank in enumerate(ranks)]
+    one, others = ranks[place], ranks[:place] + ranks[place + 1 :]
+    if not any(rank.most for rank in others):
+        return leave_empty(figure, axes, theme, "One rank alone has memory for samples.")
     times = []
     for share in range(total + 1):
-        left = total - share
-        rest = [round(left * other / sum(others)) if sum(others) else 0 for other in others]
-        rest[place] = share
-        spare = next(number for number in range(len(ranks)) if number != place)
-        rest[spare] += total - sum(rest)
-        times.append(longest(ranks, rest, tokens) if rest[spare] >= 0 else float("nan"))
+        rest = shares.optimum(others, total - share, tokens)
+        times.append(longest([one, *others], [share, *rest], tokens))
     axes.plot(range(total + 1), times, color=theme.series[0])
-    best, chosen = int(np.nanargmin(times)), ranks[place].samples
-    axes.plot(chosen, times[chosen], "o", color=theme.series[1], markersize=7)
-    note(axes, f"plan: {chosen} samples, {seconds(times[chosen])}", (chosen, times[chosen]), (0, -9))
-    even = round(total / len(ranks))
-    axes.plot(even, times[even], "s", color=theme.muted, markersize=5)
-    note(axes, f"even: {seconds(times[even])}", (even, times[even]), (8, 4))
-    axes.set_ylim(0, 1.15 * float(np.nanmax(times)))
+    best = shares.optimum(ranks, total, tokens)[place]
+    even = [total // len(ranks) + (number < total % len(ranks)) for number in range(len(ranks))]
+    chosen_s, even_s = (longest(ranks, counts, tokens) for counts in ([rank.samples for rank in ranks], even))
+    axes.plot(one.samples, chosen_s, "o", color=theme.series[1], markersize=7)
+    note(axes, f"plan: {one.samples} samples, {seconds(chosen_s)}", (one.samples, chosen_s), (0, -9))
+    axes.plot(even[place], even_s, "s", color=theme.muted, markersize=5)
+    note(axes, f"even: {seconds(even_s)}", (even[place], even_s), (8, 4))
+    axes.set_ylim(0, 1.15 * max(times))
     title = f"The best split gives rank {place} {best} of {total} samples"
     alt = f"Line: time of the slowest rank by the samples of rank {place}, from the speeds of the last plan."
     return finish(figure, axes, theme, title, f"samples of rank {place}", "own work of the slowest rank (s)", alt)

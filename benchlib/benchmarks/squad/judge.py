@@ -17,16 +17,19 @@ from benchlib.core.stats import drift_text, smoothed, smoothing_window
 from benchlib.core.text import quantity, seconds
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (
+    Ask,
     Check,
     agreement_check,
+    asks,
     budget_check,
-    fact_check,
     finite_check,
     limit_check,
+    right_results_check,
     rule_check,
 )
 from benchlib.judge.impossible.claim import Claim, Collective, Compute, Latency, Learning, Speed, Whole
-from benchlib.judge.impossible.own import Numbers, OwnClaims, steps_claim
+from benchlib.judge.impossible.own import Numbers, OwnClaims, steps_claim, too_few_steps
+from benchlib.judge.numbers import number, within
 from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.references import registry
 from benchlib.judge.regression import RegressionLimit
@@ -36,7 +39,15 @@ from benchlib.results.run import Result, Run
 PREDICTIONS, ANSWERS = "predictions.json", "answers.json"
 F1_TOLERANCE = 0.5  # points around the published F1; the spread by seed is 0.16 to 0.24, so less would be noise
 # The rules that a check of its own shows; "numbers agree" stands for all others.
-SHOWN = ("sample count", "learning rate", "loss falls", "possible scores", "possible values", "below the peak")
+SHOWN = (
+    "sample count",
+    "learning rate",
+    "loss falls",
+    "possible scores",
+    "possible values",
+    "below the peak",
+    "right results",
+)
 
 # Hub names and the parameters of the matrix products of their layers, L (4 h² + 2 h f): a folder's name alone proves nothing.
 MODELS = {
@@ -53,15 +64,11 @@ TARGETS = {  # the parameter of each target, by the name of its check
     "training throughput": "target_samples_per_s",
     "device memory": "target_memory_gb",
 }
-# Where a null has its reason: a CPU has no device memory.
-LACKS = {
-    "ranks": ("device_memory_gb", "step_s_p05", "step_s_p95"),
-}
 
 
-def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
-    """Say whether a null has a reason."""
-    return column in LACKS.get(table, ())
+def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason: a backend that counts no memory, an engine without phases, few steps."""
+    return table == "ranks" and (column in ("device_memory_gb", "own_work_s_median") or too_few_steps(row, column))
 
 
 def refuse(config: SquadConfig) -> None:
@@ -121,7 +128,7 @@ def _parts(run: Run) -> tuple[SquadConfig, Result]:
 
 def _share(result: Result) -> float:
     """Return the share of the planned samples that the training saw."""
-    return float(result.facts.get("epoch_share", 1.0))
+    return number(result.facts.get("epoch_share", 1.0), "epoch_share")
 
 
 def _quality(run: Run) -> str:
@@ -144,14 +151,19 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
 def _sanity(run: Run) -> list[Check]:
     (config, result), stated = _parts(run), OwnClaims(Numbers.of_run(run))
     return [
-        _loss_decreases(stated, len(run.samples.get("loss", []))),
+        _loss_decreases(stated, run.samples),
         _ranks_equal(config, result.facts),
-        rule_check("sample count", "Does the number of trained samples match the plan?", "sample count", stated),
-        rule_check("learning rate", "Was the learning rate above zero in every step?", "learning rate", stated),
+        rule_check(
+            "sample count", "Does the number of trained samples match the plan?", "sample count", stated, needed=True
+        ),
+        rule_check(
+            "learning rate", "Was the learning rate above zero in every step?", "learning rate", stated, needed=True
+        ),
         finite_check(stated),
         _possible_quality(result, _quality(run), stated),
         _whole_training(config, result),
         *_newest_checkpoint(result),
+        right_results_check(stated, config.world_size),
         rule_check(
             "possible speed",
             "Is the achieved FLOP rate below the measured peak?",
@@ -164,37 +176,33 @@ def _sanity(run: Run) -> list[Check]:
     ]
 
 
-def _ranks_equal(config: SquadConfig, facts: dict[str, Any]) -> Check:
+@asks("ranks equal", "Did all ranks hold the same weights at the end of each epoch?")
+def _ranks_equal(ask: Ask, config: SquadConfig, facts: Mapping[str, Any]) -> Check:
     """Compare the recorded checksums again instead of trusting the recorded result of the comparison."""
     rows = facts["checksums"]
     same = bool(facts["checksums_equal"]) and all(len(set(map(str, row))) == 1 for row in rows)
     compared = f"{len(rows)} comparison{'s' * (len(rows) != 1)}"
     ranks = f"{config.world_size} rank{'s' * (config.world_size > 1)}"
-    return fact_check(
-        "ranks equal",
-        "Did all ranks hold the same weights at the end of each epoch?",
-        same,
-        f"{compared} of weight checksums over {ranks}" + ("" if same else ": they differ"),
-    )
+    return ask.fact(same, f"{compared} of weight checksums over {ranks}" + ("" if same else ": they differ"))
 
 
-def _loss_decreases(stated: Sequence[Claim], steps: int) -> Check:
-    name, question = "loss decreases", "Is the smoothed loss lower at the end than at the start?"
+@asks("loss decreases", "Is the smoothed loss lower at the end than at the start?")
+def _loss_decreases(ask: Ask, stated: Sequence[Claim], samples: Mapping[str, Sequence[float]]) -> Check:
+    steps = len(samples["loss"])
     if steps < 2:
-        return fact_check(name, question, False, f"{steps} steps are too few to tell")
-    check = rule_check(name, question, "loss falls", stated)
-    if check.status == "SKIPPED":
-        return fact_check(name, question, False, f"the {steps} raw losses are not as many as the result counts")
+        return ask.fact(False, f"{steps} steps are too few to tell")
+    missing = f"the {steps} raw losses are not as many as the result counts"
+    check = rule_check(ask.name, ask.question, "loss falls", stated, missing=missing, needed=True)
     width = smoothing_window(steps)
     return check.model_copy(update={"reason": f"{check.reason}, means over {width} step{'s' * (width > 1)}"})
 
 
-def _possible_quality(result: Result, quality: str, stated: Sequence[Claim]) -> Check:
+@asks("possible quality", "Are all scores within range?")
+def _possible_quality(ask: Ask, result: Result, quality: str, stated: Sequence[Claim]) -> Check:
     """Check what holds by definition: exact match <= F1 <= 100, and no share above one."""
-    name, question = "possible quality", "Are all scores within range?"
     if result.value(f"f1{quality}") is None or result.value(f"exact_match{quality}") is None:
-        return fact_check(name, question, False, "F1 and exact match have no value")
-    return rule_check(name, question, "possible scores", stated)
+        return ask.fact(False, "F1 and exact match have no value")
+    return rule_check(ask.name, ask.question, "possible scores", stated)
 
 
 def _why_no_rate(result: Result, scope: str) -> str:
@@ -203,15 +211,14 @@ def _why_no_rate(result: Result, scope: str) -> str:
     return f"not measured: {reasons[0] if reasons else 'the run has no such metric'}"
 
 
-def _whole_training(config: SquadConfig, result: Result) -> Check:
+@asks("whole training", "Did the whole training fit the budget?")
+def _whole_training(ask: Ask, config: SquadConfig, result: Result) -> Check:
     """Check that the planned training was not cut; a cut by the measured speed gates, one set by the user does not."""
-    share, name = float(result.facts["epoch_share"]), "whole training"
-    question = "Did the whole training fit the budget?"
+    share = number(result.facts["epoch_share"], "epoch_share")
     if share >= 1:
-        return fact_check(name, question, True, f"{result.facts['total_steps']:,} steps, all of them")
+        return ask.fact(True, f"{result.facts['total_steps']:,} steps, all of them")
     reason = f"{share:.0%} of the training: {result.facts['plan_reason']}"
-    gates = not config.max_steps
-    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, value=share, gates=gates)
+    return ask.skipped(reason, gates=not config.max_steps, value=share)
 
 
 def _newest_checkpoint(result: Result) -> list[Check]:
@@ -295,30 +302,26 @@ def _cut_short(
     )
 
 
-def _reference(config: SquadConfig, result: Result, quality: str) -> Check:
+@asks("F1 reference", "Does F1 match the published value?", kind="reference")
+def _reference(ask: Ask, config: SquadConfig, result: Result, quality: str) -> Check:
     """Compare F1 with the published one: informative, since the seed alone moves it by 0.2 points."""
-    name, question = "F1 reference", "Does F1 match the published value?"
     f1 = result.value(f"f1{quality}")
     if quality or config.reference_f1 is None or f1 is None:
-        why = (
+        return ask.skipped(
             "only a whole training on SQuAD v1.1 is comparable with published F1"
             if quality
             else "no published F1 is known for this config"
         )
-        return Check(name=name, kind="reference", question=question, status="SKIPPED", reason=why, gates=False)
-    inside = abs(f1 - config.reference_f1) <= F1_TOLERANCE
-    return Check(
-        name=name,
-        kind="reference",
-        question=question,
-        status="PASS" if inside else "FAIL",
-        gates=False,
+    inside = within(f1, config.reference_f1 + F1_TOLERANCE, config.reference_f1 - F1_TOLERANCE)
+    source = registry().cite_value("f1", config.reference_f1)
+    check = ask.fact(
+        inside,
+        f"{f1:.2f} is {f1 - config.reference_f1:+.2f} from the published {config.reference_f1:.2f}",
         value=f1,
-        reason=f"{f1:.2f} is {f1 - config.reference_f1:+.2f} from the published {config.reference_f1:.2f}",
         limit=f"{config.reference_f1:.1f} ± {F1_TOLERANCE}",
-        source=registry().cite_value("f1", config.reference_f1)
-        or "reference_f1 of the config; no figure of the registry",
     )
+    cited = source or "reference_f1 of the config; no figure of the registry"
+    return check.model_copy(update={"gates": False, "source": cited})
 
 
 def claims(numbers: Numbers) -> Iterator[Claim]:
@@ -341,7 +344,7 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
     curve = smoothed(losses) if len(losses) > 1 else None
     shares = {name: share for name in ("padding_share", "exchange_overlap") if (share := value(name)) is not None}
     learning = Learning(
-        learning_rate_min=rates.get("min") if isinstance(rates, dict) else None,
+        learning_rate_min=number(rates["min"], "learning_rates.min") if rates else None,
         loss_first=float(curve[smoothing_window(len(losses)) - 1]) if curve is not None else None,
         loss_last=float(curve[-1]) if curve is not None else None,
         f1=value("f1"),
@@ -360,11 +363,14 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
     yield Claim(subject="training", learning=learning, compute=compute, latencies=latencies, wholes=wholes)
     yield steps_claim(numbers)
     busbw, algbw = value("allreduce_gbps"), value("allreduce_algbw_gbps")
-    if busbw is not None and algbw is not None:
-        exchange = Collective(
-            operation="all_reduce", ranks=ranks, algbw_gbytes_per_s=algbw / 8, busbw_gbytes_per_s=busbw / 8
-        )
-        yield Claim(subject="all-reduce", collective=exchange)
+    exchange = Collective(
+        operation="all_reduce",
+        ranks=ranks,
+        algbw_gbytes_per_s=algbw / 8 if algbw is not None else None,
+        busbw_gbytes_per_s=busbw / 8 if busbw is not None else None,
+        wrong_elements=count("allreduce_wrong_elements"),
+    )
+    yield Claim(subject="all-reduce", collective=exchange)
 
 
 def _of_answers(numbers: Numbers) -> dict[str, Any]:

@@ -1,21 +1,22 @@
 """What a training on unlike ranks means: its checks and its reading. Nothing of it appears where the ranks share evenly."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.core.text import listing, seconds
-from benchlib.judge.checks import Check, fact_check, limit_check
+from benchlib.judge.checks import Ask, Check, asks, limit_check
+from benchlib.judge.numbers import within
 from benchlib.results.run import Result
 
 DISTANCE = 1.1  # times the best split; measured over many splits the two nearest to the best are within it
 PREDICTED = 0.25  # of a rank's own work; beyond it the training plans again
-# As parity's tolerance of a loss curve in bf16, whose reason is there; a test holds them together.
-CURVE = 0.1
 
 
 def checks(config: SquadConfig, result: Result) -> list[Check]:
     """Judge split and mixed precision, as far as the run had them."""
-    return [*_split(config, result), *_curve(config, result)]
+    return [*_split(config, result), *([_curve(result)] if config.bf16_ranks else [])]
 
 
 def _split(config: SquadConfig, result: Result) -> list[Check]:
@@ -35,9 +36,9 @@ def _split(config: SquadConfig, result: Result) -> list[Check]:
     ]
 
 
-def _samples(facts: dict[str, Any], result: Result) -> Check:
+@asks("split as planned", "Did each rank train on the samples that its plan gives it?")
+def _samples(ask: Ask, facts: Mapping[str, Any], result: Result) -> Check:
     """Compare the last whole steps that the table has with the last plan: what was planned is what was done."""
-    name, question = "split as planned", "Did each rank train on the samples that its plan gives it?"
     rows = result.tables.get("unlike_steps", [])
     plans = result.tables.get("unlike_plans", [])
     start = plans[-1]["from_step"] if plans else 0
@@ -45,42 +46,45 @@ def _samples(facts: dict[str, Any], result: Result) -> Check:
     for row in rows:
         if row["step"] >= start and row["samples"] is not None:
             by_step.setdefault(row["step"], []).append(row["samples"])
-    shares = list(facts.get("shares", []))
+    shares = list(facts["shares"])
     whole = {step: counts for step, counts in by_step.items() if sum(counts) == sum(shares)}
     wrong = [f"step {step}: {'+'.join(map(str, counts))}" for step, counts in whole.items() if counts != shares]
     if not whole:
-        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason="no whole step under the last plan", gates=False)  # fmt: skip
+        return ask.skipped("no whole step under the last plan")
     text = "+".join(map(str, shares))
     reason = f"{wrong[0]} instead of {text}" if wrong else f"{text} in {len(whole)} steps under the last plan"
-    return fact_check(name, question, not wrong, reason)
+    return ask.fact(not wrong, reason)
 
 
-def _times(rows: list[dict[str, Any]]) -> Check:
+@asks("predicted times", "Does each rank take the time that its speed predicts?", kind="reference")
+def _times(ask: Ask, rows: Sequence[Mapping[str, Any]]) -> Check:
     """Compare predicted and measured own work of each rank; informative, since a neighbour moves it and the plan follows."""
-    name, question = "predicted times", "Does each rank take the time that its speed predicts?"
     ratios = {row["rank"]: row["own_s"] / row["expected_s"] for row in rows if row["own_s"] and row["expected_s"]}
     if not ratios:
-        return Check(name=name, kind="reference", question=question, status="SKIPPED", reason="no whole step under the last plan", gates=False)  # fmt: skip
+        return ask.skipped("no whole step under the last plan")
     worst = max(ratios, key=lambda rank: abs(ratios[rank] - 1))
-    inside = abs(ratios[worst] - 1) <= PREDICTED
-    return Check(
-        name=name, kind="reference", question=question, status="PASS" if inside else "FAIL", gates=False, value=ratios[worst],
-        reason=f"rank {worst} took {ratios[worst]:.2f} × what was predicted, the worst of {len(ratios)}", limit=f"1 ± {PREDICTED}",
-        source="set: no more than neighbours on a machine cost",
-    )  # fmt: skip
+    check = ask.fact(
+        within(ratios[worst], 1 + PREDICTED, 1 - PREDICTED),
+        f"rank {worst} took {ratios[worst]:.2f} × what was predicted, the worst of {len(ratios)}",
+        value=ratios[worst],
+        limit=f"1 ± {PREDICTED}",
+    )
+    return check.model_copy(update={"gates": False, "source": "set: no more than neighbours on a machine cost"})
 
 
-def _curve(config: SquadConfig, result: Result) -> list[Check]:
-    if not config.bf16_ranks:
-        return []
-    name, question = "mixed precision", "Do ranks of bf16 beside ranks of fp32 follow the loss curve of fp32 alone?"
+@asks("mixed precision", "Do ranks of bf16 beside ranks of fp32 follow the loss curve of fp32 alone?")
+def _curve(ask: Ask, result: Result) -> Check:
     rows = result.tables.get("mixed_precision", [])
     if not rows:
-        reason = "a continued training does not repeat the comparison"
-        return [Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)]
-    worst = max(abs(row["mixed"] - row["fp32"]) for row in rows)
+        return ask.skipped("a continued training does not repeat the comparison")
+    worst, limit = max(abs(row["mixed"] - row["fp32"]) for row in rows), curve_limit()
     text = f"losses of {len(rows)} steps from the same weights differ by at most {worst:.2g}"
-    return [fact_check(name, question, worst <= CURVE, text, limit=f"<= {CURVE}", value=worst)]
+    return ask.fact(within(worst, limit), text, limit=f"<= {limit:g}", value=worst)
+
+
+def curve_limit() -> float:
+    """Return parity's tolerance of a loss curve in bf16, whose reason is there."""
+    return float(BENCHMARKS["parity"].part("tolerances", "limit")("cpu", "bf16", "loss curve").value)
 
 
 def reading(config: SquadConfig, result: Result) -> list[str]:

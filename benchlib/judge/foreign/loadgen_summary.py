@@ -9,9 +9,8 @@ from benchlib.judge.impossible.claim import Claim, Latency, LoadGen
 
 TITLE = "MLPerf Results Summary"
 NS = 1e-9
-LINE = re.compile(r"^\s*(.*?)\s*:\s*(\S.*?)\s*$")
-PERCENTILE = re.compile(r"^([\d.]+) percentile (?:(first token) |)(latency|time to output token) \(ns\)$")
-TARGET = re.compile(r"^([\d.]+)th percentile latency \(ns\)$")
+PERCENTILE = re.compile(r"^(\d+(?:\.\d+)?) percentile (?:(first token) |)(latency|time to output token) \(ns\)$")
+TARGET = re.compile(r"^(\d+(?:\.\d+)?)th percentile latency \(ns\)$")
 ENDS = {"Min": "min_s", "Mean": "mean_s", "Max": "max_s"}
 TPOT = "time per output token"
 KINDS = {
@@ -26,7 +25,7 @@ NEEDS = re.compile(r"Need to process at least (\d+) queries")
 SERVER = re.compile(r"\* Processed (\d+) queries\.")
 SHORT = re.compile(r"at least (\d+) more queries")
 ERRORS = re.compile(r"^(No|\d+) errors? encountered", re.IGNORECASE | re.MULTILINE)
-SHARE = re.compile(r'"effective_target_latency_percentile", "value": ([\d.]+)')
+SHARE = re.compile(r'"effective_target_latency_percentile", "value": (\d+(?:\.\d+)?)')
 DISCARD = re.compile(r"Would discard (\d+) highest")
 
 
@@ -34,9 +33,9 @@ def read(path: Path, text: str) -> list[Claim]:
     """Return the summary as a claim. One that ends before its verdict is a ``UserError``."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
-        match = LINE.match(line)
-        if match and not line.lstrip().startswith("*"):
-            fields.setdefault(match[1], match[2])
+        name, _, value = line.partition(":")
+        if value.strip() and not name.lstrip().startswith("*"):
+            fields.setdefault(name.strip(), value.strip())
     if "Result is" not in fields or "Scenario" not in fields:
         raise UserError(f"{path}: a LoadGen summary without scenario or verdict ('Result is :'); the file is cut")
     if fields["Result is"] not in ("VALID", "INVALID"):

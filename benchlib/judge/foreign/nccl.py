@@ -208,7 +208,8 @@ def _tests(lines: list[str]) -> list[list[str]]:
     tests, started = [list[str]()], False
     for line in lines:
         if "Collective test starting" in line or (line.startswith("# nThread ") and started):
-            tests, started = [*tests, []], False
+            tests.append([])
+            started = False
         started = started or line.startswith("# nThread ")
         tests[-1].append(line)
     return tests

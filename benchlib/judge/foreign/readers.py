@@ -66,13 +66,20 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
         raise UnknownFormat(f"{path}: not a format that can be judged{hint}")
     try:
         claims = reader.read(path, text)
-    except (ValidationError, OverflowError) as error:
+    except UserError:
+        raise
+    except (ValueError, OverflowError) as error:  # of the models, or of a number with thousands of digits
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
         where = ".".join(map(str, first["loc"])) or "a number"
         raise UserError(f"{path}: {reader.what} with an invalid value ({where}: {first['msg']})") from None
     if not claims:
         raise UserError(f"{path}: {reader.what} without a single result; the file may be cut")
     return reader.name, claims
+
+
+def not_read(path: Path, name: str) -> list[str]:
+    """Return what no rule saw of a file that was read under this format; only a table has columns of any kind."""
+    return list(throughput_table.not_read(path, _text(path))) if name == "table" else []
 
 
 def expected() -> str:

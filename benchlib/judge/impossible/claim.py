@@ -169,6 +169,22 @@ class Decode(Part):
     tokens_per_step: Above0 = _of("tokens per sequence and step: above 1 with speculative decoding", 1.0)
 
 
+class Cost(Part):
+    """Prices and costs in one currency, and what they must follow from."""
+
+    total: Above0 | None = _of("cost of the whole run")
+    per_hour: Above0 | None = _of("price of an hour")
+    per_hour_of: Literal["all ranks", "one rank", ""] = _of("whose price of an hour; empty: not stated, either", "")
+    ranks: Ranks = _of("devices that took part", 1)
+    wall_s: Above0 | None = _of("time of the whole run, in s")
+    wall_s_span: list[Above0] = _of("lower and upper end of that time as it was written, in s", [], max_length=2)
+    samples_counted: Count | None = _of("samples of the whole run")
+    samples_per_s: Above0 | None = _of("rate of all ranks together")
+    tokens_per_s: Above0 | None = _of("rate of all ranks together")
+    per_thousand_samples: Above0 | None = _of("cost of 1,000 samples")
+    per_million_tokens: Above0 | None = _of("cost of 1,000,000 tokens")
+
+
 class SpeedUp(Part):
     """A stated ratio of two named runs; ``others`` are further runs that it could have been taken against."""
 
@@ -234,6 +250,7 @@ class Claim(Part):
     requests: Requests | None = _of("counts of requests")
     loadgen: LoadGen | None = _of("what an MLPerf LoadGen summary states")
     decode: Decode | None = _of("answers that are generated token by token")
+    cost: Cost | None = _of("prices and costs, and what they must follow from")
     speedups: list[SpeedUp] = _of("stated ratios of two runs", [])
     expectations: list[Expectation] = _of("what was announced and what was measured", [])
     accuracy_limits: list[AccuracyLimit] = _of("limits of quality and who states them", [])

@@ -186,6 +186,12 @@ def _whole_run(numbers: Numbers) -> list[Whole]:
 STEP_PARTS = ("time_data_s", "time_forward_s", "time_backward_s", "exchange_exposed_s", "time_optimizer_s")
 
 
+def too_few_steps(row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a row of the table of ranks lacks a percentile because its steps are too few: then it lacks both."""
+    ends = ("step_s_p05", "step_s_p95")
+    return column in ends and all(row[name] is None for name in ends)
+
+
 def steps_claim(numbers: Numbers) -> Claim:
     """Return what a training states twice: the parts of its steps, and series that its events have as well."""
     parts = {name: value for name in (*STEP_PARTS, "time_exchange_s") if (value := numbers.value(name)) is not None}

@@ -83,6 +83,7 @@ RULES: dict[str, Rule] = {
         Rule("LoadGen samples", "a rate that samples and time do not give", "loadgen", serving.loadgen_samples),
         Rule("early stopping", "too few queries for a percentile", "loadgen", serving.early_stopping),
         Rule("speed-up", "a ratio that is not that of the named runs", "speedups", statements.speed_up),
+        Rule("costs agree", "costs that prices, times and rates do not give", "cost", statements.costs_agree),
         Rule("announced and measured", "announcements far from the measurement", "expectations", statements.announcement),
         Rule("limits have a source", "accuracy limits that differ by source or have none", "", statements.sourced_limit),
         Rule("rates above zero", "rates, ratios, counts and times below zero", "", statements.no_negative_figure),

@@ -16,12 +16,13 @@ from benchlib.judge.impossible.claim import (
     Speed,
     SpeedUp,
 )
-from benchlib.judge.impossible.findings import Finding, agrees, figure, finding, span
+from benchlib.judge.impossible.findings import RATE_SLACK, Finding, agrees, figure, finding, span
 
 FAR_OFF = 2.0  # an announcement that is off by more than a factor of two describes another run
 EQUAL = 1e-6  # of numbers that were written in full
 RATIO_SLACK = 0.02  # of a speed-up, beside the rounding of the three numbers
 RATIO_ROUNDING = 0.1  # of a speed-up, which is written with one digit or two
+CENT = 0.005  # half of the last digit of most prices
 PART_SLACK = 0.02  # two clocks, or a median beside another: parts are seldom measured with their whole
 # What the name of a value says of its range: least, most, and the reason.
 RANGES: tuple[tuple[re.Pattern[str], tuple[float, float, str]], ...] = (
@@ -49,6 +50,41 @@ def speed_up(stated: float, new: float, old: float, others: Sequence[float] = ()
         best = max(others)
         reason += f" ({new / best:.3g} × against the better of the others, {figure(best, unit)})"
     return finding(good, reason, wrong="it is not the ratio of these runs", value=stated)
+
+
+def costs_agree(
+    total: float | None = None,
+    per_hour: float | None = None,
+    per_hour_of: str = "",
+    ranks: int = 1,
+    wall_s: float | None = None,
+    wall_s_span: Sequence[float] = (),
+    samples_counted: int | None = None,
+    samples_per_s: float | None = None,
+    tokens_per_s: float | None = None,
+    per_thousand_samples: float | None = None,
+    per_million_tokens: float | None = None,
+) -> Finding | None:
+    """A run costs its hours at the price of an hour, and 1,000 samples or a million tokens the time that they take."""
+    hours = {"all ranks": [1], "one rank": [ranks]}.get(per_hour_of, [1, ranks])
+    prices = [per_hour * count / 3600 for count in hours] if per_hour else []
+    shortest, longest = wall_s_span or (wall_s or 0.0, wall_s or 0.0)
+    follows = {
+        "total": (total, [(price * shortest, price * longest) for price in prices if wall_s]),
+        "per 1,000 samples": (
+            per_thousand_samples,
+            [(1e3 * price / samples_per_s,) * 2 for price in prices if samples_per_s]
+            or [(1e3 * total / samples_counted,) * 2 for _ in [1] if total and samples_counted],
+        ),
+        "per million tokens": (per_million_tokens, [(1e6 * price / tokens_per_s,) * 2 for price in prices if tokens_per_s]),
+    }  # fmt: skip
+    sentences, good = [], True
+    for name, (stated, ends) in follows.items():
+        if stated is not None and ends:
+            good &= any(agrees(stated, low, high, RATE_SLACK, CENT) for low, high in ends)
+            results = " or ".join(dict.fromkeys(figure(sum(pair) / 2) for pair in ends))
+            sentences.append(f"{name} {figure(stated)} stated, {results} by price, time and rate")
+    return finding(good, "; ".join(sentences), wrong="the costs contradict each other") if sentences else None
 
 
 def announcement(name: str, announced: Sequence[float], measured: Sequence[float], unit: str = "") -> Finding:
@@ -181,13 +217,14 @@ def intervals(quantities: Sequence[Quantity]) -> Finding | None:
 def parts_of_whole(
     name: str, whole: float, parts: Mapping[str, float], apart: bool = False, unit: str = "s"
 ) -> Finding:
-    """No part is larger than its whole, and parts that do not overlap are not so together."""
+    """No part is larger than its whole or below zero, and parts that do not overlap are not larger together."""
     most = span(whole)[1] * (1 + PART_SLACK)
     wrong = [
         f"{part} {figure(value, unit)} is more than {name}, {figure(whole, unit)}"
         for part, value in parts.items()
         if span(value)[0] > most
     ]
+    wrong += [f"{part} {figure(value, unit)} is below zero" for part, value in parts.items() if value < 0]
     total = sum(parts.values())
     if apart and not wrong and sum(span(value)[0] for value in parts.values()) > most:
         wrong = [f"{', '.join(parts)} are {figure(total, unit)} together, {name} is {figure(whole, unit)}"]

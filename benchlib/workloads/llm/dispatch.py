@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from benchlib.config.addresses import DNS, PORTS, checked
+from benchlib.config.addresses import DNS, PORTS, REDIRECTED, REDIRECTS, checked
 from benchlib.core.errors import UserError
 from benchlib.workloads.llm.engines import CANCELLED, MEMORY, OnDone, OnFirst, OnMore, Settings
 
@@ -49,6 +49,9 @@ METRIC = re.compile(r"^(?!#)(\S.*) (\S+)$", re.MULTILINE)
 # Of a query: the dispatcher looks after all of them at once, and an answer is read when it is whole.
 UNASKED = ("Accept", "Accept-Encoding", "User-Agent")  # headers that no worker needs: they cost both sides
 NO_TIMER, BUFFER = aiohttp.ClientTimeout(total=None, sock_connect=5), 2**22
+MOST_BYTES = 2**20  # of any other answer
+TOKEN_CHARACTERS = 256  # that one token stands for at most: a longer text is not counted, which would take seconds
+MOST_ID = 2**31  # above any token id: LoadGen takes 32 bits
 
 Row = dict[str, Any]
 
@@ -84,7 +87,7 @@ class Query:
     has_first: bool = False
     last_error: str = ""
     avoid: int = -1  # the worker that lost it last: another one takes it, where there is another
-    task: "asyncio.Task[None] | None" = None  # of the attempt under way
+    task: "asyncio.Task[list[int]] | None" = None  # of the attempt under way
     content: aiohttp.StreamReader | None = None  # of its answer
     came: int = 0  # bytes of it, when that was looked at last
     moved: float = 0.0  # when there were more
@@ -272,9 +275,9 @@ class Dispatcher:
         limit = aiohttp.ClientTimeout(total=limit_s)
 
         async def ask(worker: Worker) -> Row:
-            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
-                async with self._session.get(worker.url + path, timeout=limit) as response:
-                    return read(await response.text()) if response.status == 200 else {}
+            with contextlib.suppress(Exception):  # whatever it sends, it is no number of a run
+                async with self._ask("GET", worker.url + path, timeout=limit) as response:
+                    return read(await _body(response)) if response.status == 200 else {}
             return {}
 
         async def ask_all() -> list[Row]:
@@ -283,6 +286,10 @@ class Dispatcher:
         return asyncio.run_coroutine_threadsafe(ask_all(), self._loop).result()
 
     # In the loop
+
+    def _ask(self, method: str, url: str, **more: Any) -> Any:
+        """Send a request, with the token; a redirect is not followed, since it would carry the token elsewhere."""
+        return self._session.request(method, url, allow_redirects=False, **more)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -295,8 +302,9 @@ class Dispatcher:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
         jar = aiohttp.DummyCookieJar()
         self._session = aiohttp.ClientSession(
-            connector=connector, headers=headers, timeout=timeout, cookie_jar=jar, skip_auto_headers=UNASKED
-        )
+            connector=connector, headers=headers, timeout=timeout, cookie_jar=jar, skip_auto_headers=UNASKED,
+            auto_decompress=False,
+        )  # fmt: skip
         urls = [url for given in self._urls for url in await _addresses(given)]
         self.workers = [Worker(index, url) for index, url in enumerate(dict.fromkeys(urls))]
         end = time.monotonic() + self._patience_s
@@ -325,7 +333,9 @@ class Dispatcher:
 
     async def _greet(self, worker: Worker, end: float) -> None:
         """Wait for a worker, and meet it. Raises ``UserError`` for one that is not there in time."""
-        while not await self._healthy(worker):
+        while (status := await self._health(worker)) != 200:
+            if status in REDIRECTS:
+                raise UserError(f"worker {worker.url} answers {status}: {REDIRECTED}")
             if time.monotonic() > end:
                 late = f"was not ready within {self._patience_s:g} s ({worker.reason})"
                 raise UserError(f"worker {worker.url} {late}: start it, or correct workers=")
@@ -333,19 +343,19 @@ class Dispatcher:
         await self._meet(worker)
 
     async def _meet(self, worker: Worker) -> None:
-        """See by a query of two tokens that a worker speaks with token ids and takes our token; ``UserError`` if not."""
+        """See by a query of two tokens that a worker speaks with token ids and takes our token.
+
+        Raises ``UserError``, and nothing else, for one that does not, within ``stall_s``, whatever it sends.
+        """
         what = "a query in words" if self._codec else "a query of 3 token ids"
+        prompt = json.dumps("News: " if self._codec else WARM_UP).encode()
         try:
-            says = await self._identity(worker)
-            worker.model = says["model"]
-            prompt = json.dumps("News: " if self._codec else WARM_UP).encode()
-            query = Query(-1, prompt, 2, lambda *_: None, lambda *_: None)
             async with asyncio.timeout(self.policy.stall_s):
-                await self._exchange(worker, query)
-        except (_Lost, _Refused, aiohttp.ClientError, OSError) as error:
-            raise UserError(
-                f"worker {worker.url} does not answer {what}: {_words(error, self.policy.stall_s)}"
-            ) from None
+                says = await self._identity(worker)
+                worker.model = says["model"]
+                await self._exchange(worker, Query(-1, prompt, 2, lambda *_: None, lambda *_: None))
+        except Exception as error:
+            raise UserError(f"worker {worker.url} does not answer {what}: {self._words(error)}") from None
         worker.ready, worker.reason, worker.says = True, "", says
 
     async def _identity(self, worker: Worker) -> Row:
@@ -353,33 +363,37 @@ class Dispatcher:
 
         The model is the one that is asked for, or the first that it names; servers refuse other names than theirs.
         """
-        async with self._session.get(f"{worker.url}/v1/models") as response:
+        async with self._ask("GET", f"{worker.url}/v1/models") as response:
             if response.status in (401, 403):
                 remedy = "set the environment variable BENCHLIB_TOKEN to the worker's"
                 raise _Refused(f"{response.status}: it refuses the bearer token; {remedy}")
+            if response.status in REDIRECTS:
+                raise _Refused(f"{response.status}: {REDIRECTED}")
             try:
-                named = {str(row["id"]): row for row in (await response.json(content_type=None))["data"]}
+                named = {_clean(row["id"]): row for row in json.loads(await _body(response))["data"]}
             except (ValueError, KeyError, TypeError):
                 named = {}
         if self.policy.model and named and self.policy.model not in named:
             raise _Refused(f"it serves {', '.join(named)} and not {self.policy.model}: correct served_model")
         name = self.policy.model or next(iter(named), "")
         row = named.get(name, {})
-        more = row.get("benchlib")
-        says: Row = {"model": name, "root": str(row.get("root") or ""), "owned_by": str(row.get("owned_by") or "")}
-        says |= more if isinstance(more, dict) else {}
-        return says | {"cut": await self._cut(worker, name)}
+        says: Row = {
+            "model": name,
+            "root": _clean(row.get("root") or ""),
+            "owned_by": _clean(row.get("owned_by") or ""),
+        }
+        return says | _said(row.get("benchlib")) | {"cut": await self._cut(worker, name)}
 
     async def _cut(self, worker: Worker, model: str) -> list[int] | None:
         """Return the tokens that a worker cuts the example into (vLLM, SGLang and the kit answer ``/tokenize``), or None."""
+        limit = aiohttp.ClientTimeout(total=self.policy.probe_limit_s)
+        asked = json.dumps({"model": model, "prompt": EXAMPLE})
         try:
-            limit = aiohttp.ClientTimeout(total=self.policy.probe_limit_s)
-            asked = json.dumps({"model": model, "prompt": EXAMPLE})
-            async with self._session.post(f"{worker.url}/tokenize", data=asked, timeout=limit) as response:
-                tokens = (await response.json(content_type=None))["tokens"] if response.status == 200 else None
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError):
+            async with self._ask("POST", f"{worker.url}/tokenize", data=asked, timeout=limit) as response:
+                tokens = json.loads(await _body(response))["tokens"] if response.status == 200 else None
+        except (aiohttp.ClientError, OSError, _Nonsense, ValueError, KeyError, TypeError):
             return None
-        return [int(token) for token in tokens] if isinstance(tokens, list) and tokens else None
+        return tokens if _are_ids(tokens) else None
 
     def _agree(self) -> None:
         """Raise ``UserError`` where two workers that are there differ in the model or the tokenizer."""
@@ -403,11 +417,14 @@ class Dispatcher:
 
     async def _end(self) -> None:
         self._stopping = True
-        tasks = [*self._tasks, *(query.task for worker in self.workers for query in worker.open.values() if query.task)]
+        self._drop("the dispatcher was stopped")  # before slots get free for what is queued
+        tasks: list[asyncio.Task[Any]] = [
+            *self._tasks,
+            *(query.task for worker in self.workers for query in worker.open.values() if query.task),
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._drop("the dispatcher was stopped")
         if hasattr(self, "_session"):
             await self._session.close()
 
@@ -470,35 +487,34 @@ class Dispatcher:
             self.on_send(query.rid, worker.index, query.attempt)
         worker.begin(now, query.max_new)
         query.content, query.came, query.moved = None, 0, now
-        query.task = self._loop.create_task(self._attempt(worker, query, now))
+        query.task = self._loop.create_task(self._exchange(worker, query))
+        # However the task ends, also before its first step, this is called.
+        query.task.add_done_callback(lambda task: self._ended(worker, query, now, task))
         worker.open[query.rid] = query
 
-    async def _attempt(self, worker: Worker, query: Query, sent: float) -> None:
-        """Send a query to a worker once, and complete it, queue it again or let it fail."""
+    def _ended(self, worker: Worker, query: Query, sent: float, task: "asyncio.Task[list[int]]") -> None:
+        """Complete a query whose attempt has ended, queue it again or let it fail."""
         ids: list[int] = []
-        outcome, error, again = "ok", "", False
-        try:
-            ids = await self._exchange(worker, query)
-            worker.nonsense = 0
-        except _Nonsense as reason:
-            outcome, error, again = "nonsense", f"{worker.url}: {reason}", True
-            self._distrust(worker, error)
-        except _Refused as reason:
-            outcome, error = "failed", f"{worker.url}: {reason}"
-        except aiohttp.ClientPayloadError:
-            outcome, error, again = "lost", f"{worker.url}: the stream ended before its end", True
-            self._lose(worker, error)
-        except (_Lost, aiohttp.ClientError, ConnectionError, OSError) as reason:
-            outcome, error, again = "lost", f"{worker.url}: {_words(reason, self.policy.stall_s)}", True
-            if not isinstance(reason, _Lost):
-                self._lose(worker, error)
-        except asyncio.CancelledError:
+        outcome, error, again = "ok", "", True
+        if task.cancelled():
             outcome, error, again = query.given_up or ("lost", f"{worker.url}: {worker.reason or 'stopped'}", True)
             query.given_up = None
             if outcome == "stalled":
                 self._lose(worker, error)
-            elif outcome == "nonsense":
-                self._distrust(worker, error)
+        elif reason := task.exception():
+            error = f"{worker.url}: {self._words(reason)}"
+            if isinstance(reason, _Refused):
+                outcome, again = "failed", False
+            elif isinstance(reason, (_Lost, aiohttp.ClientError, OSError)) and not isinstance(reason, _Nonsense):
+                outcome = "lost"
+                if not isinstance(reason, _Lost):
+                    self._lose(worker, error)
+            else:
+                outcome = "nonsense"
+        else:
+            ids, worker.nonsense = task.result(), 0
+        if outcome == "nonsense":
+            self._distrust(worker, error)
         now = time.monotonic()
         worker.open.pop(query.rid, None)
         worker.end(now, query.max_new, len(ids))
@@ -532,9 +548,8 @@ class Dispatcher:
             json.dumps(worker.model).encode(), query.body, query.max_new, more,
         )  # fmt: skip
         ids, words, reason, stated, ended, rest = list[int](), "", "", None, False, b""
-        async with self._session.post(
-            f"{worker.url}/v1/completions", data=body, timeout=NO_TIMER, read_bufsize=BUFFER
-        ) as response:
+        url = f"{worker.url}/v1/completions"
+        async with self._ask("POST", url, data=body, timeout=NO_TIMER, read_bufsize=BUFFER) as response:
             if response.status != 200:
                 await self._refused(worker, response)
             query.content = content = response.content
@@ -548,6 +563,8 @@ class Dispatcher:
                 read = _read(events, bool(self._codec))
                 ids, words, reason = ids + read.ids, words + read.words, read.reason or reason
                 stated = read.stated if read.stated is not None else stated
+                if self._codec and len(words) > TOKEN_CHARACTERS * query.max_new:
+                    raise _Nonsense(f"a text of {len(words)} characters, {query.max_new} tokens were asked for")
                 if not query.has_first:
                     new = self._codec.count(words, False) if self._codec and words else ids
                     if new:
@@ -572,7 +589,9 @@ class Dispatcher:
 
     async def _refused(self, worker: Worker, response: aiohttp.ClientResponse) -> None:
         """Raise what a status other than 200 means."""
-        words = f"{response.status} {(await response.content.read(300)).decode(errors='replace').strip()}"
+        if response.status in REDIRECTS:
+            raise _Nonsense(f"{response.status}: {REDIRECTED}")
+        words = self._plain(f"{response.status} {(await response.content.read(300)).decode(errors='replace').strip()}")
         if response.status == 429:  # it is there, and full
             worker.pause_until = time.monotonic() + 0.1
             self._loop.call_at(worker.pause_until + 0.001, self._pump)
@@ -586,6 +605,23 @@ class Dispatcher:
             self._distrust(worker, f"it refuses the bearer token ({words})", NONSENSE)
             raise _Lost(words)
         raise _Refused(words)
+
+    def _words(self, error: BaseException, limit_s: float | None = None) -> str:
+        """Return why there was no answer: aiohttp says ``ssl:default`` of an http address, and nothing of a time that was over."""
+        if isinstance(error, aiohttp.ClientPayloadError):
+            return "the stream ended before its end"
+        if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+            number = error.os_error.errno or 0
+            return os.strerror(number).lower() if number > 0 else error.os_error.strerror or str(error)
+        if isinstance(error, TimeoutError):
+            return str(error) or f"no answer within {limit_s or self.policy.stall_s:g} s"
+        if not isinstance(error, (_Lost, _Refused, aiohttp.ClientError, OSError)):
+            return self._plain(f"an answer that cannot be read ({type(error).__name__}: {error})")
+        return self._plain(str(error) or type(error).__name__)
+
+    def _plain(self, words: str) -> str:
+        """Return what a worker says as it can be stored: without halves of characters, and without our token."""
+        return _clean(words.replace(self._token, "...") if self._token else words)
 
     # Workers that are lost, and come back
 
@@ -605,22 +641,23 @@ class Dispatcher:
     def _note(self, worker: Worker, what: str, why: str = "") -> None:
         self.events.append({"t_s": time.monotonic(), "worker": worker.index, "event": what, "reason": why})
 
-    async def _healthy(self, worker: Worker) -> bool:
+    async def _health(self, worker: Worker) -> int:
+        """Return the status of a worker's answer to the question for its health, 0 where there is none."""
         limit = aiohttp.ClientTimeout(total=self.policy.probe_limit_s)
         try:
-            async with self._session.get(f"{worker.url}/health", timeout=limit) as response:
+            async with self._ask("GET", f"{worker.url}/health", timeout=limit) as response:
                 worker.reason = "" if response.status == 200 else f"/health answers {response.status}"
-                return response.status == 200
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            worker.reason = f"/health: {_words(error, self.policy.probe_limit_s)}"
-            return False
+                return int(response.status)
+        except Exception as error:
+            worker.reason = f"/health: {self._words(error, self.policy.probe_limit_s)}"
+            return 0
 
     async def _watch(self, worker: Worker) -> None:
         """Ask for a worker's health; lose it after two questions without an answer, take it back when it answers."""
         while not worker.refused:
             await asyncio.sleep(self.policy.probe_s)
             asked = time.monotonic()
-            if await self._healthy(worker):
+            if await self._health(worker) == 200:
                 worker.missed = 0
                 if not worker.ready and not worker.refused:
                     await self._returned(worker)
@@ -675,14 +712,38 @@ class Dispatcher:
         query.task.cancel()
 
 
-def _words(error: Exception, limit_s: float) -> str:
-    """Return why there was no answer: aiohttp says ``ssl:default`` of an http address, and nothing of a time that was over."""
-    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
-        number = error.os_error.errno or 0
-        return os.strerror(number).lower() if number > 0 else error.os_error.strerror or str(error)
-    return str(error) or (
-        f"no answer within {limit_s:g} s" if isinstance(error, TimeoutError) else type(error).__name__
-    )
+async def _body(response: aiohttp.ClientResponse) -> str:
+    """Return the text of an answer. Raises ``_Nonsense`` for more than ``MOST_BYTES``."""
+    data = bytearray()
+    async for piece in response.content.iter_any():
+        data += piece
+        if len(data) > MOST_BYTES:
+            raise _Nonsense(f"an answer of more than {MOST_BYTES:,} bytes")
+    return data.decode(errors="replace")
+
+
+def _clean(value: Any) -> str:
+    """Return a name that a worker states, as it can be stored: JSON may hold halves of characters."""
+    return str(value).encode(errors="replace").decode()[:300]
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < MOST_ID
+
+
+def _said(more: Any) -> Row:
+    """Return what a worker of the kit adds to its model: words, numbers and lists of token ids; anything else is left out."""
+    rows = more.items() if isinstance(more, dict) else ()
+    return {
+        name: value
+        for name, value in rows
+        if name.isprintable()
+        and (
+            (isinstance(value, str) and value.isprintable())
+            or (isinstance(value, (int, float)) and abs(value) < 2**63)
+            or _are_ids(value)
+        )
+    }
 
 
 def unlike(one: Row, other: Row) -> str:
@@ -752,7 +813,9 @@ def _read(events: Sequence[bytes], text: bool) -> _Read:
             if "error" in values:
                 raise _Nonsense(str(values["error"])[:300])
             if usage := values.get("usage"):
-                stated = int(usage["completion_tokens"])
+                stated = usage["completion_tokens"]
+                if type(stated) is not int:
+                    raise TypeError
             for choice in values["choices"]:
                 new, piece = choice.get("token_ids"), choice.get("text") or ""
                 if new is None and piece and not text:
@@ -763,9 +826,11 @@ def _read(events: Sequence[bytes], text: bool) -> _Read:
                 ids += new or []
                 words += piece
                 reason = choice.get("finish_reason") or reason
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except _Nonsense:
+        raise
+    except Exception as error:
         raise _Nonsense(f"an event that is none ({type(error).__name__}): {data[1:81]!r}") from None
-    if not set(map(type, ids)) <= {int}:
+    if ids and not _are_ids(ids):
         raise _Nonsense(f"token ids that are none: {str(ids)[:80]}")
     return _Read(ids, words, str(reason), stated)
 

@@ -51,6 +51,7 @@ TEXTS, PEAKS = "benchlib.workloads.llm.texts", "benchlib.runtime.peaks"
 SAID = (
     "vocabulary", "ends", "dtype", "parameters", "slots", "read_bytes", "product_parameters", "cache_bytes_per_token",
 )  # fmt: skip
+SMALL = 16_384  # bytes of a body that is read at once; a larger one in a thread, while others are answered
 PEAK_S = 0.2  # for each measurement of /peaks
 FILES = 65536  # open files to ask for: each connection is one
 # Fields that would make the answer another than the greedy one, with the only value that they may have.
@@ -69,6 +70,7 @@ class Limits:
     queue: int = 4096  # requests accepted and not answered yet; beyond it 429
     new_tokens: int = 8192
     drain_s: float = 60.0
+    text: int = 2**19  # characters of a text, which no model reads whole: to cut 4 MB takes seconds
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,9 @@ class Ask:
 
     @classmethod
     def parse(cls, body: bytes, limits: Limits, vocabulary: int = 2**31, codec: Any = None) -> "Ask":
-        """Read the body of a request; token ids are below ``vocabulary``. ``ValueError`` says what is wrong with it.
+        """Read the body of a request; token ids are below ``vocabulary``.
 
+        Raises ``ValueError`` that says what is wrong with it, and ``RecursionError`` for one that is deeply nested.
         ``codec`` (``texts.Codec``) reads prompts of text; None: there are none.
         """
         try:
@@ -101,7 +104,7 @@ class Ask:
                 raise ValueError(f"{name} = {values[name]!r}: expected true or false")
         ids = values.get("prompt")
         if codec and isinstance(ids, str) and ids:
-            ids = codec.encode(ids)
+            ids = tokens_of(ids, limits, codec)
         if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
             ids = ids[0]
         if not isinstance(ids, list) or not ids or not all(type(item) is int for item in ids):
@@ -114,6 +117,14 @@ class Ask:
         if type(max_new) is not int or not 1 <= max_new <= limits.new_tokens:
             raise ValueError(f"max_tokens = {max_new!r}: expected a whole number from 1 to {limits.new_tokens}")
         return cls(ids, max_new, bool(values.get("stream")), bool(values.get("return_token_ids")))
+
+
+def tokens_of(text: str, limits: Limits, codec: Any) -> list[int]:
+    """Return the tokens of a text. Raises ``ValueError`` for one that is too long, or holds halves of characters."""
+    if len(text) > limits.text:
+        raise ValueError(f"prompt has {len(text):,} characters, this worker takes {limits.text:,}")
+    text.encode()
+    return list(codec.encode(text))
 
 
 class Server:
@@ -142,21 +153,22 @@ class Server:
         application.router.add_get("/v1/models", self._models)
         application.router.add_post("/tokenize", self._tokenize)
         application.router.add_get("/peaks", self._peaks)
-        application.router.add_get("/health", self._health)
         application.router.add_get("/metrics", self._metrics)
         return application
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Ask for the token, but for ``/health``, which probes read; answer errors in OpenAI's form."""
-        given = request.headers.get("Authorization", "").encode()
+        """Ask for the token before the body is read, but for ``/health``, which probes read; answer errors in OpenAI's form."""
+        if request.path == "/health":
+            return await self._health(request)
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")  # as the bytes that were sent
+        if self._token and not hmac.compare_digest(given, self._token):
+            return self._refuse(401, "the bearer token is missing or wrong")
         try:
             if (request.content_length or 0) > self.limits.body_bytes:
                 raise web.HTTPRequestEntityTooLarge(self.limits.body_bytes, request.content_length or 0)
             # Bounded; a client may not see the reason of a refusal that it was not through with asking.
             await request.read()
-            if self._token and request.path != "/health" and not hmac.compare_digest(given, self._token):
-                return self._refuse(401, "the bearer token is missing or wrong")
             return await handler(request)  # type: ignore[no-any-return]
         except web.HTTPRequestEntityTooLarge:
             return self._refuse(413, f"the body is larger than {self.limits.body_bytes:,} bytes")
@@ -178,22 +190,23 @@ class Server:
             return self._refuse(503, self.engine.failure)
         if self.open >= self.limits.queue:
             return self._refuse(429, f"{self.open} requests are open, which is this worker's limit")
-        try:
-            ask = Ask.parse(await request.read(), self.limits, self.engine.facts.get("vocabulary", 2**31), self.codec)
-        except ValueError as error:
-            return self._refuse(400, str(error))
         rid = next(self._ids)
-        events = self._events[rid] = asyncio.Queue()
-        self.open += 1
-        self._working.add(rid)
-        on_more = self._on_more if ask.stream else None
+        self.open += 1  # also while its body is read: others come meanwhile
         try:
-            try:
-                self.engine.submit(rid, ask.ids, ask.max_new, self._on_first, self._on_done, on_more)
-            except UserError as error:  # longer than the model takes; its callbacks are never called
-                self.open -= 1
-                self._working.discard(rid)
+            body, vocabulary = await request.read(), self.engine.facts.get("vocabulary", 2**31)
+            ask = await self._apart(body, Ask.parse, body, self.limits, vocabulary, self.codec)
+            events = self._events[rid] = asyncio.Queue()
+            self._working.add(rid)
+            on_more = self._on_more if ask.stream else None
+            self.engine.submit(rid, ask.ids, ask.max_new, self._on_first, self._on_done, on_more)
+        except BaseException as error:  # not the engine's: its callbacks are never called
+            self.open -= 1
+            self._events.pop(rid, None)
+            self._working.discard(rid)
+            if isinstance(error, (ValueError, UserError, RecursionError)):  # or longer than the model takes
                 return self._refuse(400, str(error))
+            raise
+        try:
             if ask.stream:
                 return await self._stream(request, rid, ask, events)
             return await self._whole(rid, ask, events)
@@ -201,6 +214,10 @@ class Server:
             self._events.pop(rid, None)
             if rid in self._working:  # its client has gone: others wait for the slot
                 self.engine.cancel(rid)
+
+    async def _apart(self, body: bytes, work: Callable[..., Any], *given: Any) -> Any:
+        """Return what comes of a body: of a large one from a thread, so that the others are answered meanwhile."""
+        return await asyncio.to_thread(work, *given) if len(body) > SMALL else work(*given)
 
     # The engine calls from threads of its own.
 
@@ -288,13 +305,20 @@ class Server:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         """Answer as vLLM does: the tokens of a text."""
-        try:
-            text = json.loads(await request.read())["prompt"]
+        body = await request.read()
+
+        def read() -> list[int]:
+            text = json.loads(body)["prompt"]
             if self.codec is None or not isinstance(text, str):
-                raise ValueError
-        except (ValueError, KeyError, TypeError, RecursionError):
+                raise TypeError
+            return tokens_of(text, self.limits, self.codec)
+
+        try:
+            ids = await self._apart(body, read)
+        except (KeyError, TypeError, RecursionError):
             return self._refuse(400, "prompt has to be a text, and the engine one with a tokenizer")
-        ids = self.codec.encode(text)
+        except ValueError as error:
+            return self._refuse(400, str(error))
         return web.json_response({"tokens": ids, "count": len(ids)})
 
     async def _peaks(self, _: web.Request) -> web.Response:

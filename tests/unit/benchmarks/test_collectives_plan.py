@@ -1,11 +1,9 @@
-import math
 import re
 
-import numpy as np
 import pytest
 
 from benchlib.benchmarks.collectives.config import CollectivesConfig
-from benchlib.benchmarks.collectives.metrics import crossover, fit
+from benchlib.benchmarks.collectives.metrics import crossover
 from benchlib.benchmarks.collectives.plan import Schedule, plan
 from benchlib.config.schema import build, resolve
 from benchlib.core.definitions import parse_sizes, size_text
@@ -117,49 +115,6 @@ def test_cases_are_cut_from_the_end_and_rounds_before_cases():
     assert schedule.pace([case(2**20)] * 2, 4.4) == pytest.approx(0.5)  # half of the timed work fits
     assert schedule.pace([case(2**20)] * 2, 1.0) == 0.0  # the fewest runs
     assert schedule.pace([case(2**20)] * 2, 0.6) is None
-
-
-def test_a_fit_finds_exact_parameters():
-    sizes = [2.0**power for power in range(10, 28)]
-    for alpha, beta in ((150e-6, 5e-10), (5e-6, 2e-12), (0.0, 1e-9)):
-        found = fit(sizes, [alpha + beta * size for size in sizes])
-        assert found.alpha_s == pytest.approx(alpha, rel=1e-4, abs=1e-9)
-        assert found.beta_s_per_byte == pytest.approx(beta, rel=1e-4)
-        assert found.residual < 1e-3
-        assert found.points == len(sizes)
-    assert found.half_bytes == pytest.approx(0.0, abs=10)
-
-
-def test_a_fit_agrees_with_weighted_least_squares_and_outliers_move_it_little():
-    sizes = np.array([2.0**power for power in range(10, 27)])
-    noise = np.random.default_rng(1).normal(1, 0.02, len(sizes))
-    seconds = (1e-4 + 4e-10 * sizes) * noise
-    found = fit(sizes, seconds)
-    beta, alpha = np.polyfit(sizes, seconds, 1, w=1 / seconds)  # numpy minimises the squares of w * deviation
-    assert (found.alpha_s, found.beta_s_per_byte) == (pytest.approx(alpha, rel=0.01), pytest.approx(beta, rel=0.01))
-    assert found.residual == pytest.approx(0.02, rel=0.5)
-    seconds[3] *= 20  # a neighbour on the machine
-    disturbed = fit(sizes, seconds)
-    _, moved = np.polyfit(sizes, seconds, 1, w=1 / seconds)
-    assert abs(disturbed.alpha_s / 1e-4 - 1) < 0.05
-    assert abs(disturbed.alpha_s - 1e-4) <= abs(moved - 1e-4)
-
-
-def test_times_on_no_line_are_not_fitted():
-    sizes = [2**10, 2**13, 2**16, 2**20]
-    found = fit(sizes, [1e-4, 1e-2, 1e-4, 1e-2])
-    assert math.isnan(found.alpha_s) and math.isnan(found.beta_s_per_byte)
-    assert found.points == 4 and found.residual > 0.5
-    assert (
-        found.reason
-        == f"the times of 4 sizes do not fit a line: the best one misses them by {found.residual:.0%}, more than 50%"
-    )
-
-
-def test_too_few_sizes_are_not_fitted():
-    assert fit([1, 1000, 10**6], [1, 1, 2]).reason == "3 sizes: a line by size needs 4"
-    assert "the largest must be 64 times the smallest" in fit([10, 20, 30, 40], [1, 2, 3, 4]).reason
-    assert fit([10, 100, 1000, 10**4], [1, float("nan"), 3, 4]).reason == "3 sizes: a line by size needs 4"
 
 
 def test_crossovers_by_hand():

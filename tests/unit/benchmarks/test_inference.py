@@ -28,6 +28,7 @@ from benchlib.benchmarks.inference.config import InferenceConfig
 from benchlib.benchmarks.inference.judge import _prefix_cache, _valid, claims, reading
 from benchlib.benchmarks.inference.measures import percentile_metric, rate_metric, why_invalid
 from benchlib.core.errors import RunBroken, UserError
+from benchlib.core.events import Moment
 from benchlib.core.files import home
 from benchlib.judge.impossible.claim import Claim, Latency, LoadGen
 from benchlib.judge.impossible.own import Numbers
@@ -204,6 +205,22 @@ def test_a_server_run_of_sim_is_valid_and_its_times_are_loadgens(server):
 def test_each_reason_is_given(server, change, reason):
     mine = ended(*server)
     assert any(reason in text for text in why_invalid(dataclasses.replace(mine, **change(mine))))
+
+
+def test_interactive_is_counted_as_server_is(server):
+    """LoadGen knows one scenario for both; what it logs of samples per query is none of theirs."""
+    mine = ended(*server)
+    mine = dataclasses.replace(mine, log={**mine.log, "generated_samples_per_query": 2})
+    assert mended(dataclasses.replace(mine, scenario="Interactive")) == mended(mine) == []
+
+
+def test_the_version_of_loadgen_is_the_installed_one(tmp_path, monkeypatch):
+    from benchlib.benchmarks.inference import run as bench_run
+
+    monkeypatch.setattr(bench_run, "version", lambda name: {"mlcommons-loadgen": "9.8.7"}[name])
+    bench = bench_run._Bench(QUICK, tmp_path, None, None, SimpleNamespace(prompts=PROMPTS))
+    bench_run._save(bench, Moment.at(time.time()), 1.0)
+    assert json.loads((tmp_path / "result.json").read_text())["facts"]["versions"]["loadgen"] == "9.8.7"
 
 
 def test_failed_queries_explain_loadgens_rate_and_an_invalid_test_has_no_key_number(server):

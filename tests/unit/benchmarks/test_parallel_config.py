@@ -9,12 +9,14 @@ from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, Llam
 
 from benchlib.benchmarks.parallel import largest_batch, measure, run, scaling
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.judge import _losses, _proved
+from benchlib.benchmarks.parallel.judge import _losses, _proved, claims
 from benchlib.benchmarks.parallel.measure import fitted
 from benchlib.benchmarks.parallel.metrics import complete
 from benchlib.benchmarks.parallel.shapes import MODELS, Layout
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
+from benchlib.judge.checks import right_results_check
+from benchlib.judge.impossible.own import Numbers
 from benchlib.runtime import largest
 from benchlib.workloads.transformer_stack import Stack, loss
 
@@ -149,6 +151,15 @@ def test_a_strategy_without_proof_or_with_other_losses_fails() -> None:
     for name in ("loss_error", "gradient_error"):
         del rows[1][name]
     assert _proved(config, rows, "x", limits, "?").status == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status"), [([0, 0], "PASS"), ([0, 3], "FAIL"), ([0, None], "FAIL"), ([], "FAIL"), (0.0, "FAIL")]
+)
+def test_wrong_results_of_the_timed_exchanges_fail(wrong: Any, status: str) -> None:
+    stated = list(claims(Numbers("parallel", [], 2, facts={"exchange_wrong_elements": wrong})))
+    assert right_results_check(stated, 2).status == status
+    assert right_results_check(list(claims(Numbers("parallel", [], 1))), 1).status == "SKIPPED"
 
 
 def test_what_a_rank_cannot_hold_is_not_run_and_says_so() -> None:

@@ -17,6 +17,7 @@ from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.judge.baselines import Comparison
 from benchlib.judge.checks import verdict_of
+from benchlib.judge.numbers import judged_view
 from benchlib.judge.impossible.training import rate_from_steps
 from benchlib.results.metrics import derived, measured
 from benchlib.results.run import Result, Run, save_result
@@ -124,7 +125,9 @@ def test_a_set_that_does_not_fit_the_budget_is_cut(monkeypatch):
 def judged(tmp_path):
     """Judge a made-up run of two epochs with two steps each after ``changes``: facts and metric values by name."""
 
-    def judge(facts=None, losses=(9.2, 9.0, 8.9, 8.8, 8.8, 8.75), engine="both", **values):
+    def judge_run(
+        facts=None, losses=(9.2, 9.0, 8.9, 8.8, 8.8, 8.75), engine="both", tuned=(9.20001, 9.1, 9.0), **values
+    ):
         config = build(
             "seq2seq", {"benchmark": "seq2seq", "samples": 64, "batch_size": 32, "epochs": 2, "engine": engine}
         )
@@ -132,7 +135,7 @@ def judged(tmp_path):
             "samples_seen": [192], "samples_expected": 192, "samples_per_epoch": 64, "steps_per_epoch": 2, "planned_steps": 6,
             "epoch_tokens": 64 * 256, "token_entropy": FLOOR, "precision": "fp32", "global_batch": 32, "batch_per_rank": 32,
             "checksums": [["a"]] * 3, "learning_rates": {"min": 1e-4}, "plan_reason": "all samples fit the budget",
-            "engine_losses": {"plain": [9.2, 9.1, 9.0], "tuned": [9.20001, 9.1, 9.0]}, "memory_limit_gb": None,
+            "memory_limit_gb": None,
         } | (facts or {})  # fmt: skip
         found = {"rate": 16.0, "flops": 50.0, "wall": 4.0} | values
         stated = [
@@ -154,10 +157,17 @@ def judged(tmp_path):
             measured("total_s", 30.0, "s", "lower"),
         ]
         save_config(config, tmp_path)
-        save_result(tmp_path, Result.of(config, status="complete", metrics=stated, facts=known))
-        return {check.name: check for check in checks(Run(tmp_path), NONE)}
+        rows = [
+            {"step": n + 1, "plain": a, "tuned": b}
+            for n, (a, b) in enumerate(zip((9.2, 9.1, 9.0), tuned, strict=False))
+        ]
+        save_result(
+            tmp_path, Result.of(config, status="complete", metrics=stated, facts=known, tables={"engines": rows})
+        )
+        run, _ = judged_view(Run(tmp_path), judge.lacks, ())
+        return {check.name: check for check in checks(run, NONE)}
 
-    return judge
+    return judge_run
 
 
 def test_a_good_run_passes_and_reads_well(judged, tmp_path):
@@ -181,10 +191,16 @@ def test_a_ratio_that_scatters_about_one_decides_nothing():
     [
         ("loss decreases", {"losses": (9.0, 9.0, 9.0, 9.0, 9.0, 9.0)}),
         ("loss above entropy", {"losses": (9.2, 8.3, 8.2, 8.1, 8.0, 7.9)}),
-        ("engines agree", {"facts": {"engine_losses": {"plain": [9.2, 9.1, 9.0], "tuned": [9.2, 9.1, 9.01]}}}),
-        ("engines agree", {"facts": {"engine_losses": {"plain": [9.2, 9.1, 9.0], "tuned": []}}}),
+        ("engines agree", {"tuned": (9.2, 9.1, 9.01)}),
+        ("engines agree", {"tuned": (9.2, math.nan, 9.0)}),
+        ("engines agree", {"tuned": ()}),
         ("ranks equal", {"facts": {"checksums": [["a"], ["a"]]}}),
         ("sample count", {"facts": {"samples_seen": [190]}}),
+        ("sample count", {"facts": {"samples_seen": [192.0]}}),
+        ("sample count", {"facts": {"samples_seen": None}}),
+        ("sample count", {"facts": {"samples_expected": "192"}}),
+        ("learning rate", {"facts": {"learning_rates": {"min": "1e-4"}}}),
+        ("learning rate", {"facts": {"learning_rates": {"min": None}}}),
         ("learning rate", {"facts": {"learning_rates": {"min": 0.0}}}),
         ("possible speed", {"flops": 120.0}),
         ("numbers agree", {"rate": 32.0}),
@@ -221,7 +237,7 @@ def test_a_slow_disk_is_named_as_the_limit():
         ("warm", [1.0, 0.96, 1.0], "PASS"),
         ("warm", [1.0, 0.5, 1.0], "FAIL"),
         ("warm", [1.0], "FAIL"),
-        ("cold", [0.0, None, 0.0], "SKIPPED"),
+        ("cold", None, "SKIPPED"),
     ],
 )
 def test_a_page_cache_that_is_not_as_asked_for_fails(tmp_path, page_cache, shares, status):

@@ -1,7 +1,10 @@
 """What a SQuAD run is judged by, on results made by hand: each check can fail, and a cut run cannot pass unseen."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from benchlib.benchmarks.squad import run
 from benchlib.benchmarks.squad.judge import checks, missed, published, reading, refuse
 from benchlib.benchmarks.squad.view import VIEW
 from benchlib.config.schema import build, save_config
@@ -11,6 +14,7 @@ from benchlib.judge.baselines import Comparison
 from benchlib.judge.checks import verdict_of
 from benchlib.results.metrics import derived, measured, not_available
 from benchlib.results.run import Result, Run, save_result
+from benchlib.workloads.collective_timing import AllReduce
 
 NONE = Comparison(status="NO_BASELINE")
 
@@ -24,7 +28,7 @@ def judged(tmp_path):
         resolved = build("squad", settings)
         known = {
             "samples_seen": [80, 80], "samples_expected": 160, "checksums_equal": True, "checksums": [["a", "a"]], "epoch_share": 1.0,
-            "total_steps": len(losses), "planned_steps": len(losses), "plan_reason": "cut to fit", "learning_rates": {"min": 1e-6, "max": 1e-3, "last": 1e-6},
+            "total_steps": len(losses), "planned_steps": len(losses), "plan_reason": "cut to fit", "learning_rates": {"min": 1e-6, "max": 1e-3, "last": 1e-6}, "allreduce_wrong_elements": 0,
         }  # fmt: skip
         known |= facts or {}
         scope, quality = resolved.scope(), resolved.quality_scope(known["epoch_share"])
@@ -56,6 +60,13 @@ def judged(tmp_path):
     return judge
 
 
+def test_wrong_sums_are_counted_and_do_not_end_the_run(monkeypatch):
+    wrong = AllReduce((4,), 2, (1e-3,), wrong=3, checked=10)
+    monkeypatch.setattr(run, "time_all_reduce", lambda *_: wrong)
+    trained, here = SimpleNamespace(bucket_bytes=[4]), SimpleNamespace(size=2, device=None, collective="gloo")
+    assert run._exchange(trained, here, 1.0, wrong).wrong == 6
+
+
 def test_a_good_run_passes(judged):
     found = judged()
     assert {check.status for check in found.values() if check.gates and check.kind != "regression"} == {"PASS"}
@@ -71,6 +82,7 @@ def test_a_good_run_passes(judged):
         ("ranks equal", {"facts": {"checksums_equal": False}}),
         ("sample count", {"facts": {"samples_seen": [80, 79]}}),
         ("learning rate", {"facts": {"learning_rates": {"min": 0.0, "max": 1e-3, "last": 0.0}}}),
+        *(("all-reduce right", {"facts": {"allreduce_wrong_elements": wrong}}) for wrong in (3, -3, 5.0, "5", None)),
         ("finite", {"f1": float("nan")}),
         ("possible quality", {"f1": 250.0}),
         ("possible quality", {"exact_match": 92.1}),

@@ -1,10 +1,16 @@
 """Addresses of workers: scheme, host, port, no page, no password, none twice."""
 
+import contextlib
+import socket
+import threading
+
 import pytest
-from llm_servers import TOKEN, own
+from aiohttp import web
+from llm_servers import TOKEN, Faulty, own
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.config.addresses import workers
+from benchlib.config import addresses
+from benchlib.config.addresses import check_token, workers
 from benchlib.config.schema import resolve
 from benchlib.core.errors import UserError
 
@@ -35,6 +41,64 @@ def test_addresses_are_kept_as_they_are_given():
 def test_wrong_addresses_are_refused_with_what_to_write(given, words):
     with pytest.raises(ValueError, match=words):
         workers(given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "http://me:hunter2@a:8000", "http://hunter2@a:8000", "ftp://me:hunter2@a", "me:hunter2@a:8000", "http://a:8000?token=hunter2",
+        "http://a:8000/hunter2", "http://a:8000#hunter2", "ftp://a?hunter2", "dns+http://hunter2@a:0", "http://me:hunter2@[a",
+    ],
+)  # fmt: skip
+def test_the_reason_does_not_repeat_what_may_be_a_secret(given):
+    with pytest.raises(ValueError) as told:  # noqa: PT011
+        workers([given])
+    assert "hunter2" not in str(told.value)
+    with pytest.raises(UserError) as told:
+        resolve("serving", "smoke", "cpu", {"workers": given})
+    assert "hunter2" not in str(told.value)
+
+
+def test_a_redirect_is_refused_and_takes_the_token_nowhere(monkeypatch):
+    monkeypatch.setenv("BENCHLIB_TOKEN", TOKEN)
+    thief = Faulty(lambda number: "")
+
+    async def elsewhere(request):
+        return web.Response(status=302, headers={"Location": thief.url + request.path})
+
+    worker = Faulty(lambda number: "", other=elsewhere)
+    try:
+        with pytest.raises(UserError, match=f"^workers: {worker.url}: it redirects to another address"):
+            check_token([worker.url])
+        assert worker.headers[0]["Authorization"] == f"Bearer {TOKEN}" and not thief.headers
+    finally:
+        worker.hosted.cut()
+        thief.hosted.cut()
+
+
+def test_a_server_that_trickles_does_not_hold_up_the_start(monkeypatch):
+    """Its headers come one by one, without an end."""
+    monkeypatch.setattr(addresses, "ASK_S", 0.3)
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def trickle():
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not over.wait(0.05):
+                    connection.sendall(b"X: y\r\n")
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        asking = threading.Thread(target=check_token, args=([f"http://127.0.0.1:{server.getsockname()[1]}"],))
+        asking.start()
+        asking.join(30)
+        ended = not asking.is_alive()
+        over.set()
+        thread.join()
+        asking.join()
+    assert ended
 
 
 def test_a_wrong_token_is_refused_before_anything_starts(monkeypatch):

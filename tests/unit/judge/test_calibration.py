@@ -73,7 +73,22 @@ def test_a_calibration_is_found_by_fingerprint_and_is_no_baseline(stored, tmp_pa
     assert baselines.stored(tmp_path) == []
     assert made.spread("rate").dof == 2
     assert made.spread("other") is None
-    assert "0 false alarms in 3 A/A comparisons" in made.sentence()
+    assert "none of the 3 unchanged failed in a metric against the others" in made.sentence()
+
+
+def test_runs_are_counted_and_not_the_metrics_of_a_run():
+    """Of four runs one fails in each of two metrics: no more than two runs did, of four, and not two of eight trials."""
+    limits = [RegressionLimit(metric=name, share=0.10) for name in ("rate", "speed")]
+    metrics = [
+        calibrate_metric(limit, [record(v, limit.metric) for v in (100.0, 100.0, 100.0, 80.0)], {}) for limit in limits
+    ]
+    made = Calibration(
+        benchmark="squad", tier="smoke", fingerprint={}, made_at=0.0, runs=4, planted_runs=0, metrics=metrics
+    )
+    assert [item.left_out.fail for item in metrics] == [1, 1]
+    assert "at most 2 of the 4 unchanged failed in a metric" in made.sentence()
+    assert "8" not in made.sentence().partition("slowed runs: ")[2].partition(";")[0]
+    assert "one-sided 95% bound" in made.method() and "exact" not in made.method()
 
 
 def made_key(made):

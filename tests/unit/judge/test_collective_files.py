@@ -132,10 +132,10 @@ def test_honest_series_are_possible():
     assert [name for name, item in judged(tables(4), 4, collective="gloo").items() if item.failures] == []
 
 
-def test_a_bandwidth_above_the_memory_copy_is_impossible():
+def test_a_bandwidth_above_the_claimed_link_is_impossible():
     found = tables(2)
     fast = row("broadcast", MIB, 2)
-    # 110 Gbps where the copies reach 80: half of the time was not waited for. All numbers agree with each other.
+    # 110 Gbps where the links carry 100: a tenth of the time was not waited for. All numbers agree with each other.
     us = 8e-3 * MIB / 110
     found["series"].append(
         fast | {"median_us": us, "p95_us": us, "p99_us": us, "algbw_gbps": 110.0, "busbw_gbps": 110.0}
@@ -143,11 +143,11 @@ def test_a_bandwidth_above_the_memory_copy_is_impossible():
     failures = judged(found, 2, collective="gloo")["busbw below the links"].failures
     assert len(failures) == 1
     assert "broadcast library fp32, 1 MiB" in failures[0]
-    assert "measured: memory copy" in failures[0]
+    assert "claimed: profile of the machines" in failures[0]
 
 
-@pytest.mark.parametrize(("rate", "possible"), [(79.0, True), (99.0, False)])
-def test_gradients_do_not_move_faster_than_memory(rate, possible):
+@pytest.mark.parametrize(("rate", "possible"), [(99.0, True), (119.0, False)])
+def test_gradients_do_not_move_faster_than_the_links(rate, possible):
     metrics = [
         measured("gradient_allreduce_gbps", rate, "Gbps", "higher"),
         measured("allreduce_socket_share", 0.9, "ratio", "higher"),

@@ -22,7 +22,7 @@ from benchlib.core.files import write_json
 from benchlib.core.machine import drivers
 from benchlib.judge import baselines
 from benchlib.judge.compare import read_argument
-from benchlib.judge.regression import RegressionLimit, RunRecord, regression_check, side_of
+from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, RunRecord, regression_check, side_of
 from benchlib.results.metrics import not_available
 from benchlib.results.run import Result, Run, save_result
 from benchlib.show import report
@@ -433,7 +433,7 @@ def test_the_spread_that_a_calibration_measured_counts(make, monkeypatch):
 
 
 def test_a_run_is_compared_with_the_spread_of_the_runs_beside_it_as_in_its_verdict(make):
-    old, new = make("20261119", 100), make("20261120", 76)
+    old, new = make("20261119", 100), make("20261120", 70)
     assert row(only(old, new)).word == "regression"
     make("20261118", 70, 100, 85, 115, 130, 90)  # of the same kind, earlier, in the same store
     for number, folder in enumerate((old, new)):
@@ -444,7 +444,7 @@ def test_a_run_is_compared_with_the_spread_of_the_runs_beside_it_as_in_its_verdi
     records = [RunRecord.of(Run(folder), [limit]) for folder in (old, new)]
     known = baselines.known_spreads(Run(new), [limit], None, records)
     sides = [side_of([record], limit.metric) for record in records]
-    check = regression_check(limit, sides[1], sides[0], known[limit.metric])
+    check = regression_check(limit, sides[1], sides[0], known[limit.metric], FALSE_ALARMS)
     compared = row(only(old, new))
     assert check.status == "AMBIGUOUS"
     assert "6 stored runs" in check.source

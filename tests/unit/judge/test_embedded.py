@@ -93,6 +93,8 @@ def test_an_altered_report_is_refused(folder, place):
     ("source", "words"),
     [
         ("<html><body>hello</body></html>", "carries no data"),
+        ("<html>" + 200_000 * "<!--" + "</html>", "carries no data"),
+        ("<html>" + 200_000 * "<a x=" + "</html>", "carries no data"),
         (page("x") + page("x"), "the data of 2 runs"),
         (page("x", version="7"), "have version '7'"),
         (page("https://example.invalid/run.json"), "altered"),
@@ -104,7 +106,21 @@ def test_an_altered_report_is_refused(folder, place):
         (packed(b'{"schema_version": 2}'), "not a run of this version"),
         (packed(b"\xff\xfe"), "not a run of this version"),
     ],
-    ids=["foreign", "two", "version", "elsewhere", "base64", "long", "bomb", "empty", "nested", "schema", "bytes"],
+    ids=[
+        "foreign",
+        "comments",
+        "attributes",
+        "two",
+        "version",
+        "elsewhere",
+        "base64",
+        "long",
+        "bomb",
+        "empty",
+        "nested",
+        "schema",
+        "bytes",
+    ],
 )
 def test_what_benchlib_did_not_write_is_refused(source, words):
     with pytest.raises(UserError, match=words):

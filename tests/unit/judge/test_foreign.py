@@ -193,9 +193,9 @@ HOURS = """\
 | 2 nodes | 4.0 | 0.93 | 1.9x |
 """
 SETUPS = """\
-LLM inference, 13,368 articles of CNN/DailyMail
+LLM inference
 
-| Configuration | Throughput (samples/s) | TTFT p99 (ms) | Duration (h) | Efficiency |
+| Configuration | Throughput (samples/s) | TTFT p99 (ms) | Duration (h) for 13,368 articles | Efficiency |
 |---|---|---|---|---|
 | Single node (8x A30) | 59.4 | 410 | 0.06 | 100% |
 | 2 nodes (16x A30) | 112.9 | 1730 | 0.03 | 95% |
@@ -230,10 +230,110 @@ COMMAS = "nodes,queries_per_s,tokens/s,samples,time_h,speedup\n1,2.1,269,13368,1
 def test_a_pasted_table_of_rates_hours_and_speed_up_is_judged(tmp_path, table, old, new, rule):
     path = tmp_path / ("table.md" if "|" in table else "table.csv")
     path.write_text(table)
-    assert failures(path) == {} and read_claims(path)[1][-1].speed.one_device_samples_per_s
+    speeds = [claim.speed for claim in read_claims(path)[1] if claim.speed]
+    assert failures(path) == {} and speeds[-1].one_device_samples_per_s
     assert table.count(old) == 1
     path.write_text(table.replace(old, new))
     assert rule in failures(path)
+
+
+CONTRADICTIONS = [  # a header, rows, and the rule that refuses them
+    ("num_gpu,samples/s,MFU", "8,100,1.3", "share of the peak"),
+    ("num_gpu,samples/s,MFU (%)", "8,100,130", "share of the peak"),
+    ("num_gpu,samples/s,MFU", "8,100,130%", "share of the peak"),
+    ("num_gpu,samples/s,MFU", "1,20,38 8,100,143", "share of the peak"),
+    ("model,MFU", "A,1.3", "share of the peak"),
+    ("num_gpu,samples/s,tokens/s,seq_len", "8,100,90000,512", "tokens and samples"),
+    ("num_gpu,samples/s,tokens/s,sequence length", "8,100,9000,512", "tokens and samples"),
+    ("num_gpu,samples/s,tokens/s (no padding),seq_len", "8,100,90000,512", "tokens and samples"),
+    ("nodes,req/s,p50 (ms),p99 (ms)", "2,10,400,300", "percentiles in order"),
+    ("nodes,req/s,TTFT p50 (ms),TTFT p99 (s)", "2,10,400,0.3", "percentiles in order"),
+    ("nodes,req/s,median latency,99th percentile latency", "2,10,400ms,0.3s", "percentiles in order"),
+    ("nodes,req/s,latency_mean_ms,latency_max_ms", "2,10,500,400", "percentiles in order"),
+    ("nodes,req/s,ttft_p50_ms,e2e_p50_ms", "2,10,500,400", "first token before last"),
+    ("gpus,$/h,hours,total cost ($)", "8,20,2,$80", "costs agree"),
+    ("gpus,tokens/s,$/GPU-h,$/1M tokens", "8,10000,2.5,0.20", "costs agree"),
+    ("gpus,requests/s,price per hour ($),cost per 1k requests", "1,2,3.60,0.05", "costs agree"),
+    ("gpus,samples,total cost,cost per 1k samples", "1,5000,100,$2", "costs agree"),
+    ("gpus,samples/s,samples,time (s)", "2,10,100,-10", "possible values"),
+    ("gpus,samples/s,p99 (ms)", "2,10,-10", "no time below zero"),
+    ("gpus,samples/s", "2,inf 1,1", "possible values"),
+    ("gpus,samples/s", "2,-5 1,1", "possible values"),
+    ("gpus,samples/s,accuracy", "2,10,193%", "possible ranges"),
+    ("gpus,samples/s,GPU utilization", "2,10,120%", "possible ranges"),
+    ("gpus,samples/s,samples,time (s)", "2,12k,1000,10", "rate from counts"),
+    ("gpus,samples/s,samples,time (ms)", "2,100,1000,100", "rate from counts"),
+    ("gpus,tokens/s/GPU", "1,1000 8,1500", "scaling"),
+    ("gpus,samples/s", "1,1000 8,9.5k", "scaling"),
+]
+HONEST_TABLES = [  # a header, rows, and what is not read of them
+    ("gpus,samples/s,tokens/s,seq_len", "8,100,51200,512", ""),
+    ("gpus,samples/s,tokens/s (no padding),seq_len", "8,100,30000,512", ""),
+    ("gpus,req/s,output tokens/s,input length", "1,100,30000,512 8,700,200000,512", ""),
+    ("gpus,samples/s,MFU (%)", "1,100,41 8,700,38", ""),
+    ("gpus,tokens/s/GPU,samples/s,seq_len", "1,51200,100,512 8,51200,800,512", ""),
+    ("gpus,k tokens/s,samples/s,seq_len", "1,51.2,100,512 8,409,800,512", ""),
+    ("gpus,tokens/s,samples,time (s)", "1,5000,1000,100 2,9000,1000,55", ""),
+    ("gpus,requests/s,$/GPU-h,hours,total cost", "1,2,2.5,4,$10 8,15,2.5,0.5,$10.00", ""),
+    ("nodes,requests/s,$/GPU-h,hours,total cost", "1,2,2.5,4,$80 2,3.9,2.5,2,$80", ""),
+    ("gpus,tokens/s,$/h,$/1M tokens", "1,1300,2.5,0.53 8,10000,20,0.56", ""),
+    ("gpus,output tokens/s,$/h,$/1M tokens", "1,1300,2.5,0.05 8,10000,20,0.05", ""),
+    ("gpus,req/s,latency min (ms),latency mean (ms),latency max (ms)", "1,2,2.5,4,9", ""),
+    ("gpus,samples/s", "1,100±2 8,780", ""),
+    ("gpus,model_a,model_b", "1,100,nan 8,700,nan", ""),
+    ("gpus,model_a,delta,price", "1,100,-3,30000 8,700,-4,300000", "delta, price"),
+    ("gpus;samples/s;efficiency", "1;100;100% 8;780;97,5%", "'97,5%' of efficiency"),
+    ("gpus,samples/s,speed-up", "1,100,0% 2,180,80%", "'0%' of speed-up"),
+    ("gpus,samples/s,p99 (GB),time (epochs)", "1,100,3,2", "'3' of p99 (GB), '2' of time (epochs)"),
+]
+
+
+def pasted(tmp_path, header, rows):
+    path = tmp_path / "table.tsv"
+    mark = ";" if ";" in header else ","
+    path.write_text("\n".join(line.replace(mark, "\t") for line in (header, *rows.split(" "))))
+    return path
+
+
+@pytest.mark.parametrize(("header", "rows", "rule"), CONTRADICTIONS)
+def test_a_table_that_contradicts_itself_is_refused(tmp_path, header, rows, rule):
+    assert list(failures(pasted(tmp_path, header, rows))) == [rule]
+
+
+@pytest.mark.parametrize(("header", "rows", "unread"), HONEST_TABLES)
+def test_an_honest_table_passes_and_what_is_not_read_is_named(tmp_path, header, rows, unread):
+    path = pasted(tmp_path, header, rows)
+    assert failures(path) == {}
+    sentence = json.loads(run("--json", path).stdout)[0]["sentence"]
+    assert sentence.endswith(f" Not read: {unread}.") if unread else "Not read" not in sentence
+
+
+WIDE = ",".join(f"c{index}" for index in range(1000))
+LOADGEN = "MLPerf Results Summary\nScenario : Offline\nResult is : VALID\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"{WIDE}\n{WIDE}\n", "columns: 1,000"),
+        ("num_gpu,a\n" + 2000 * "1,2\n", "rows: 2,000"),
+        (5 * WIDE + "\n1\n", "characters; a table's line has at most"),
+        ("num_gpu,a,a\n1,2,3\n", "'a' stands twice"),
+        ("num_gpu,samples/s\n1,1e999\n", "not read: '1e999' of samples/s"),
+        (f"num_gpu,samples/s\n1,1e{99**99}\n", "without a column"),
+        (f"num_gpu,samples/s\n1,{'9' * 5000}\n", "without a column"),
+        ("MLPerf Results Summary\nx" + 30_000 * " " + "y\n", "without scenario or verdict"),
+        (3000 * " " + "\n1,2\n", "not a throughput table"),
+        (f"{LOADGEN}{'9' * 5000} errors encountered\n", "invalid value"),
+        (f"# nThread 1\n {'9' * 5000} 1 float sum 1 1 1 1 0 1 1 1 0\n", "invalid value"),
+    ],
+    ids=range(11),
+)
+def test_what_is_too_large_is_refused_before_it_is_parsed(tmp_path, text, says):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=says):
+        read_claims(path)
 
 
 SMALL = ["all_reduce-2xh100.txt", "loadgen-server.txt", "lambda-one-gpu.csv", "dle-bert-large.md", "all_reduce-8xh100.json", "published.json"]  # fmt: skip
@@ -314,6 +414,14 @@ def test_the_command_says_what_it_found_by_text_and_exit_code(tmp_path):
     assert "Impossible: speed-up." in shown and "4.3 ×" in shown
     assert "states" not in run(right).output and "Nothing impossible" in run(right).output
     assert "does not state enough" in run(silent).output
+
+
+def test_numbers_whose_sum_is_infinite_are_refused_in_a_sentence(tmp_path):
+    path = tmp_path / "claim.json"
+    claim = {"latencies": [{"samples_s": [1e308, 1e308], "mean_s": 1e308}]}
+    path.write_text(json.dumps({"claim_version": 1, "claims": [claim]}))
+    refused = run(path)
+    assert refused.exit_code == 2 and "a number too large" in refused.stderr and "fault" not in refused.stderr
 
 
 def test_the_command_names_the_formats_once_for_all_files(tmp_path):

@@ -12,6 +12,7 @@ from benchlib.judge.impossible.claim import (
     Claim,
     Collective,
     Compute,
+    Cost,
     Decode,
     Latency,
     Learning,
@@ -19,6 +20,7 @@ from benchlib.judge.impossible.claim import (
     Quantity,
     Requests,
     Speed,
+    Whole,
 )
 from benchlib.judge.impossible.collectives import wire_rate
 from benchlib.judge.impossible.findings import half_unit
@@ -275,6 +277,16 @@ def values(**named):
         ("rate from counts", "FAIL", {"speed": Speed(samples_per_s=10_000, samples_counted=5000, wall_s=1.0)}),
         ("scaling", "FAIL", {"speed": Speed(samples_per_s=1400, ranks=8, one_device_samples_per_s=100)}),
         ("scaling", "FAIL", {"speed": Speed(samples_per_s=9000, ranks=8, one_device_samples_per_s=1000)}),
+        # Prices: of all devices, of each, or of one of the two.
+        ("costs agree", "PASS", {"cost": Cost(total=40, per_hour=20, ranks=8, wall_s=7200)}),
+        ("costs agree", "PASS", {"cost": Cost(total=320, per_hour=20, ranks=8, wall_s=7200)}),
+        ("costs agree", "FAIL", {"cost": Cost(total=320, per_hour=20, per_hour_of="all ranks", ranks=8, wall_s=7200)}),
+        ("costs agree", "FAIL", {"cost": Cost(total=40, per_hour=20, per_hour_of="one rank", ranks=8, wall_s=7200)}),
+        ("costs agree", "PASS", {"cost": Cost(total=1, per_hour=20, wall_s=180, wall_s_span=[150, 210])}),
+        ("costs agree", "FAIL", {"cost": Cost(per_million_tokens=0.2, per_hour=20, tokens_per_s=10_000)}),
+        ("costs agree", "", {"cost": Cost(per_million_tokens=0.2, per_hour=20)}),
+        ("parts of a whole", "FAIL", {"wholes": [Whole(name="a step", whole=1.0, parts={"forward": -0.1})]}),
+        ("parts of a whole", "PASS", {"wholes": [Whole(name="a step", whole=1.0, parts={"forward": 0.0})]}),
         # Schedules and losses of the field.
         ("learning rate", "PASS", {"learning": Learning(learning_rates=[0.0, 1e-5, 2e-5, 1e-5, 0.0])}),
         ("learning rate", "FAIL", {"learning": Learning(learning_rates=[0.0, 0.0, 0.0])}),

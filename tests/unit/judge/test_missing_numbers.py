@@ -21,7 +21,9 @@ from tests.fixtures.make_smoke import SMOKE, unpack
 
 PLANTED = (math.nan, math.inf, -math.inf, None)
 INFORMS = {
+    "squad": {"ranks.own_work_s_median"},  # an engine without phases has none
     "machine": {"matmul.alone_flops"},  # of the ranks that do not multiply alone
+    "serving": {"workers.resident_bytes"},  # of workers whose /metrics do not state it
 }
 PORTED = sorted(path.name.removesuffix(".json.gz") for path in SMOKE.glob("*.json.gz"))
 
@@ -191,3 +193,84 @@ def test_wrong_elements_are_a_count(smoke, tmp_path, value):
         verdict = judge_with(run, replaced(run.result, path, key, value), tmp_path)
         check = next(check for check in verdict.checks if check.name == "all-reduce right")
         assert (verdict.verdict, check.status) == ("FAIL", "FAIL"), check.reason
+
+
+COUNTS = [
+    *(("serving", ("facts",), name, "every query answered") for name in ("issued", "failed", "repeated")),
+    *(("serving", ("facts", "recovery"), name, "recovery") for name in ("queries", "failed", "repeated", "answers", "same_answers")),
+    *(("inference", ("facts", "accuracy"), name, "accuracy complete") for name in ("answered", "samples", "failed", "num_errors")),
+    *(("inference", ("tables", "tests", 0), name, "valid Offline") for name in ("queries", "failed", "num_errors", "repeated")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "key", "check"), COUNTS, ids=lambda value: value if isinstance(value, str) else ""
+)
+@pytest.mark.parametrize("value", ["5", -3, True, 2.5])
+def test_what_was_answered_and_lost_is_a_count(smoke, tmp_path, name, path, key, check, value):
+    verdict = judge_with(smoke(name), replaced(smoke(name).result, path, key, value), tmp_path)
+    judged_check = next(each for each in verdict.checks if each.name == check)
+    assert (verdict.verdict, judged_check.status) == ("FAIL", "FAIL") and key in judged_check.reason, (
+        judged_check.reason
+    )
+
+
+def without(name, key):
+    def change(result):
+        getattr(result, name).pop(key)
+
+    return change
+
+
+def first_without(table):
+    return lambda result: result.tables[table].pop(0)
+
+
+def without_metric(start):
+    def change(result):
+        result.metrics[:] = [metric for metric in result.metrics if not metric.name.startswith(start)]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "check"),
+    [
+        ("serving", without("facts", "failed"), "every query answered"),
+        ("serving", lambda result: result.facts.update(recovery={}), "recovery"),
+        ("serving", without("tables", "load"), "limits met"),
+        ("serving", without_metric("scaling_efficiency"), "possible scaling"),
+        ("inference", without("facts", "accuracy"), "accuracy complete"),
+        ("inference", without_metric("rouge1"), "better than chance"),
+        ("inference", without_metric("control_rouge1_shuffled"), "better than chance"),
+        ("inference", first_without("tests"), "valid Offline"),
+        ("inference", without("tables", "tests"), "valid Server"),
+    ],
+)
+def test_what_the_config_asks_for_and_the_result_lacks_fails(smoke, tmp_path, name, change, check):
+    """No run passes for want of a check."""
+    result = smoke(name).result.model_copy(deep=True)
+    change(result)
+    verdict = judge_with(smoke(name), result, tmp_path)
+    failed = [each.name for each in verdict.checks if each.status == "FAIL"]
+    assert verdict.verdict == "FAIL" and check in failed, verdict.sentence
+
+
+def test_the_smallest_score_that_mlperf_takes_passes_and_none_fails(smoke, tmp_path):
+    """On the full set each score decides."""
+    run = copy.copy(smoke("inference"))
+    run.config = run.config.model_copy(update={"rules": "mlperf"})
+    for value, status in (
+        (38.3915, "PASS"),
+        (38.3914, "FAIL"),
+        (None, "FAIL"),
+        (math.nan, "FAIL"),
+        (math.inf, "FAIL"),
+    ):
+        result = run.result.model_copy(deep=True)
+        result.metrics = [
+            metric.model_copy(update={"name": name} | ({"stored": value} if name.startswith("rouge1_") else {}))
+            for metric, name in ((metric, metric.name.removesuffix("_reduced")) for metric in result.metrics)
+        ]
+        verdict = judge_with(run, result, tmp_path)
+        assert next(check for check in verdict.checks if check.name == "reference rouge1").status == status

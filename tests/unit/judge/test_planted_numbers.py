@@ -14,7 +14,9 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import sha256
 from benchlib.core.run_folder import record_files
 from benchlib.judge import snapshot as embedded
+from benchlib.judge import trends
 from benchlib.judge.baselines import Baseline, run_fingerprint
+from benchlib.judge.compare import contrast, read_argument
 from benchlib.judge.foreign.readers import read_claims
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import judge_claims
@@ -23,6 +25,10 @@ from benchlib.judge.snapshot import snapshot
 from benchlib.judge.verdict import judge
 from benchlib.results.metrics import derived, measured
 from benchlib.results.run import Run
+from benchlib.results.store import read as read_runs
+from benchlib.show import history, index, report
+from benchlib.show.digest import digest
+from benchlib.show.exports import metric_frame
 
 HONEST = Path(__file__).parents[2] / "fixtures" / "honest"
 
@@ -92,6 +98,14 @@ SQUAD = [
     ("numbers agree", "the factor of all_reduce", lambda run: run.scale("allreduce_algbw_gbps", 2)),
     ("numbers agree", "p50", lambda run: run.tables["ranks"][0].update(step_s_p05=9.0)),
     ("possible speed", "of the measured peak", lambda run: run.scale("flops_per_s", 4)),
+    ("all-reduce right", "3 wrong elements", lambda run: run.facts.update(allreduce_wrong_elements=3)),
+    ("all-reduce right", "missing", lambda run: run.facts.pop("allreduce_wrong_elements")),
+    ("sample count", "no count", lambda run: run.facts.update(samples_seen=[80.0, 80])),
+    ("sample count", "no count", lambda run: run.facts.update(samples_expected="160")),
+    ("sample count", "does not report", lambda run: run.facts.pop("samples_seen")),
+    ("learning rate", "no number", lambda run: run.facts["learning_rates"].update(min="1e-6")),
+    ("learning rate", "below zero", lambda run: run.facts["learning_rates"].update(min=-1e-6)),
+    ("finite", "epoch_share is nan", lambda run: run.facts.update(epoch_share="NaN")),
     ("sample count", "160 planned", lambda run: run.facts.update(samples_seen=[80, 70])),
     ("learning rate", "nothing is trained at zero", lambda run: run.facts["learning_rates"].update(min=0.0)),
     ("loss decreases", "nothing was learnt", lambda run: run.samples.update(loss=[5.9] * 10)),
@@ -158,7 +172,7 @@ def test_a_run_that_was_restarted_passes_and_says_so(stored, tmp_path):
 
 MACHINE = [
     ("all-reduce right", "3 wrong elements", lambda run: run.facts.update(allreduce_wrong_elements=3)),
-    ("possible all-reduce", "before it had ended", lambda run: run.scale("allreduce_gbps", 400)),
+    ("all-reduce right", "missing", lambda run: run.facts.update(allreduce_wrong_elements=None)),
     ("possible scaling", "2 devices cannot do more", lambda run: run.scale("matmul_fp32_flops", 4)),
 ]  # fmt: skip
 
@@ -188,10 +202,10 @@ def test_the_kit_s_own_files_are_read_alone_and_as_a_folder(stored, tmp_path):
         found, claims = read_claims(path)
         judged = judge_claims(claims)
         assert (found, [judgement.failures for judgement in judged if judgement.failures]) == (name, [])
-        assert len(judged) == 16
+        assert len(judged) == 17
     alone = tmp_path / "alone.json"
     alone.write_text((folder / "result.json").read_text())
-    assert 5 < len(judge_claims(read_claims(alone)[1])) < 16  # without raw samples and config fewer rules apply
+    assert 5 < len(judge_claims(read_claims(alone)[1])) < 17  # without raw samples and config fewer rules apply
 
 
 def test_a_shared_report_is_read_by_the_run_it_carries(stored, tmp_path):
@@ -348,11 +362,47 @@ def test_what_a_run_can_recompute_is_recomputed(stored, tmp_path, case):
     shutil.copy(tmp_path / "honest" / "verdict.json", folder)
     record_files(folder)
     run = snapshot(Run(folder))  # what exports, comparisons and shared reports read
-    assert (run.word, words in run.sentence) == ("FAIL", True), run.sentence
+    assert (run.word, words in run.sentence) == ("PASS", True), run.sentence
     verdict = judge(folder, tmp_path)
     assert verdict.verdict == "FAIL" and words in " ".join(check.reason for check in verdict.checks)
     answer = CliRunner().invoke(main, ["judge", str(folder)])
     assert answer.exit_code == 1
+
+
+def test_a_run_that_todays_rules_contradict_has_one_word_everywhere(stored, tmp_path, monkeypatch):
+    """Its verdict is of older rules: PASS in the list, the index, the history, an export, a comparison and the report."""
+    monkeypatch.setattr("benchlib.benchmarks.Benchmark.figures", {})
+
+    def forge(run):
+        keep_records(run)
+        run.scale("evaluate_s", 900)
+
+    honest = stored("squad-run", keep_records)
+    judge(honest, tmp_path / "no-baselines")
+    honest.rename(tmp_path / "honest")
+    folder = tmp_path / "store" / "smoke-20261121" / "squad-cpu-101500-abcdef"
+    folder.parent.mkdir(parents=True)
+    stored("squad-run", forge).rename(folder)
+    shutil.copy(tmp_path / "honest" / "verdict.json", folder)
+    record_files(folder)
+    whole = snapshot(Run(folder))
+    assert "By today's rules its numbers contradict each other" in whole.sentence
+    report.render(folder)
+    store = folder.parents[1]
+    listed = CliRunner().invoke(main, ["list", "--runs", "--out", str(store)]).output
+    (row,) = (row for rows in index.days(read_runs(store)).values() for row in rows)
+    runs = read_argument(str(folder)).sets["squad"]
+    words = {
+        "list": listed.removeprefix(f"{folder.relative_to(store)}").split()[0],
+        "index": row.run.word,
+        "history": history.summary(trends.read_history(store, False, trends.Filter()))["newest verdict"].item(),
+        "export": metric_frame([whole])["verdict"].iloc[0],
+        "compare": contrast(runs, runs).other.verdicts[0],
+        "report": digest(Run(folder)).word,
+        "data of the report": embedded.read_report(folder / "report.html").word,
+    }
+    assert set(words.values()) == {"PASS"}, words
+    assert judge(folder, tmp_path / "no-baselines").verdict == "FAIL", "judged again"
 
 
 def test_gold_answers_of_another_run_are_refused(stored, tmp_path):

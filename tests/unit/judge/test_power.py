@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from benchlib.judge.change import compared, reading
+from benchlib.judge.change import CHANCE, Reading, Spread, compared, reading
 from benchlib.judge.noise import KINDS, runs_of
 from benchlib.judge.power import Pool, Setup, simulate, simulate_runs
-from benchlib.judge.regression import RegressionLimit, default_spread, status_of
+from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, chance_of_each, default_spread, status_of
 from benchlib.results.metrics import measured
 
 SAME_HOST, OTHER_HOST, WHOLE_RUN, STEADY = 0.015, 0.021, 0.046, 0.0025
@@ -122,3 +122,23 @@ def test_many_comparisons_at_once_are_those_of_the_gate_one_by_one():
             words.append(status_of(result, limit, "higher", 100.0))
         assert found.false_alarms == pytest.approx(words.count("FAIL") / 300)
         assert found.ambiguous == pytest.approx(words.count("AMBIGUOUS") / 300)
+
+
+def test_a_run_of_twenty_unchanged_metrics_rarely_fails_in_any():
+    """Each scatters by 15% between runs, which is known: with 1% each 18% of the runs would fail."""
+    limits = [RegressionLimit(metric=f"m{number}", share=0.2) for number in range(20)]
+    metrics = [measured(limit.metric, 1.0, "s", "lower") for limit in limits]
+    draws = 0.15 * np.random.default_rng(0).standard_normal((400, 20, 2))
+    red = dict[float, int]()
+    for chance in (CHANCE, chance_of_each(limits, metrics)):
+        red[chance] = 0
+        for run in draws:
+            sides = [[[Reading(value, 0.0, 0.0, value, 1)] for value in pair] for pair in run.tolist()]
+            changes = [
+                compared(new, old, kind="ratio", known=Spread(0.15, 200), default=0.05, chance=chance)
+                for new, old in sides
+            ]
+            words = [status_of(change, limit, "lower", 1.0) for change, limit in zip(changes, limits, strict=True)]
+            red[chance] += "FAIL" in words
+    assert red[CHANCE] > 0.1 * len(draws)
+    assert red[FALSE_ALARMS / 20] <= 0.01 * len(draws)

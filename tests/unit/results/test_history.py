@@ -174,6 +174,19 @@ def test_a_level_that_got_worse_with_a_new_version_is_open(tmp_path):
     assert "with torch 2.13.0 → 2.14.0" in checks["level"].reason
 
 
+def test_a_loss_is_open_where_the_newest_run_does_not_tell_its_limits(tmp_path):
+    """A tenth is lost, which the limit of 20% allows; without the limit it neither passes nor fails."""
+    changes_of(tmp_path, [*STEADY, *(value * 0.9 for value in STEADY[:4])])
+    assert trends.judge_history(trends.read_history(tmp_path, False, trends.Filter())).verdict == "PASS"
+    path = tmp_path / history.read(tmp_path)[-1].path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"of_a_later_version": 1}))
+    verdict = trends.judge_history(trends.read_history(tmp_path, False, trends.Filter()))
+    assert verdict.verdict == "AMBIGUOUS"
+    assert [check.reason for check in verdict.checks[1:]] == [
+        f"limits unknown: {path.parent.name} cannot be read whole; restore or delete it"
+    ]
+
+
 def test_a_level_that_came_back_or_got_better_passes(tmp_path):
     slow = [value * 0.8 for value in STEADY[:6]]
     assert history_of(tmp_path / "back", [*STEADY, *slow, *STEADY])[0].verdict == "PASS"

@@ -235,6 +235,31 @@ def test_a_light_picture_of_the_notebook_is_not_drawn_again(tmp_path, monkeypatc
     assert report.pictures_in(tmp_path / "none.ipynb") == {}
 
 
+def test_pictures_with_one_alt_text_are_not_taken_for_each_other(tmp_path, monkeypatch):
+    run = Run(make_run(tmp_path))
+    dark, whole = report.draw_dark(run, "squad"), report.draw_pictures(run, "squad")
+    first, second = list(dark.drawn)[:2]
+    alt, png = dark.drawn[first]
+    other = base64.b64decode(next(item["light"] for item in whole.drawn if item["name"] == second).partition(",")[2])
+    dark.drawn[second] = (alt, dark.drawn[second][1])
+    drawn = {item["name"]: item["light"] for item in report.draw_pictures(run, "squad", dark, {alt: other}).drawn}
+    assert drawn == {item["name"]: item["light"] for item in whole.drawn}
+    cells = [
+        nbformat.v4.new_code_cell(
+            outputs=[
+                nbformat.v4.new_output(
+                    "display_data",
+                    {"image/png": base64.b64encode(picture).decode()},
+                    metadata={"image/png": {"alt": alt}},
+                )
+            ]
+        )
+        for picture in (png, other)
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "book.ipynb")
+    assert report.pictures_in(tmp_path / "book.ipynb") == {alt: b""}, "which of the two it is cannot be known"
+
+
 def test_huge_outputs_are_cut(tmp_path):
     folder = make_run(tmp_path / "run", notebook="x")
     notebook = nbformat.read(folder / "notebook.ipynb", as_version=4)

@@ -1,5 +1,7 @@
 """Which models are taken, and what is said of the others."""
 
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +126,37 @@ def test_tokenizer_and_model_must_fit(changes: dict[str, Any], settings: Any, re
     tokenizer = _Tokenizer(**({"is_fast": True, "size": 30522, "pad_token_id": 0} | changes))
     with pytest.raises(UserError, match=reason):
         encoders.check_fit("some/model", settings, tokenizer, 513)
+
+
+@pytest.mark.parametrize("init", ["pretrained", "random"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 0},
+        {"hidden_size": -4},
+        {"hidden_size": "x"},
+        {"num_hidden_layers": 1.5},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": 7},
+        {"vocab_size": None},
+        {"hidden_act": "nope"},
+        {"hidden_dropout_prob": 7},
+        {"model_type": "nope"},
+        {"dtype": "nope"},
+        {"id2label": 7},
+        {"layer_norm_eps": "x"},
+        {"layer_norm_eps": 10**400},
+        {"initializer_range": -1},
+    ],
+    ids=str,
+)
+def test_a_hostile_config_is_refused_in_one_sentence(folder: Path, tmp_path: Path, changes: Any, init: str) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UserError, match=r"^model = ") as refused:
+        _load(tmp_path / "model", init=init)
+    assert "\n" not in str(refused.value)
 
 
 def test_an_unknown_name_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

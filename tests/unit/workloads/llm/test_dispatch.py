@@ -1,10 +1,15 @@
 """The dispatcher against servers that die, hang, return, lie, stop half way or are slow: nothing is lost, nothing comes twice."""
 
+import asyncio
+import contextlib
+import json
 import math
+import queue
 import threading
 import time
 
 import pytest
+from aiohttp import web
 from llm_servers import TOKEN, Faulty, own
 
 from benchlib.core.errors import UserError
@@ -18,7 +23,7 @@ from benchlib.workloads.llm.dispatch import (
     in_flight,
     unlike,
 )
-from benchlib.workloads.llm.engines import Settings, sim_answer
+from benchlib.workloads.llm.engines import CANCELLED, Settings, sim_answer
 from benchlib.workloads.llm.load import Client
 
 PROMPTS = [[3 + (7 * row + place) % 400 for place in range(5 + row % 4)] for row in range(40)]
@@ -36,8 +41,8 @@ def place():
             hosted.append(own(**options))
             return hosted[-1]
 
-        def faulty(self, fault):
-            server = Faulty(fault)
+        def faulty(self, fault=lambda number: "", other=None):
+            server = Faulty(fault, other=other)
             hosted.append(server.hosted)
             return server
 
@@ -116,6 +121,163 @@ def test_a_worker_that_fails_now_and_then_loses_nothing(place, fault):
     again = int((table["attempt"] > 1).sum())
     assert (again == 0) == (fault in ("slow", "wide")) and not client.engine.workers[0].refused
     assert client.engine.workers[0].done > 0
+
+
+def event(choice='{"token_ids": [5, 6]}', usage="2"):
+    return f'{{"choices": [{choice}], "usage": {{"completion_tokens": {usage}}}}}'.encode()
+
+
+# What a worker may send instead of an answer; all but the last three reach the parser of events.
+HOSTILE = {
+    "deeply nested": b'{"choices":' + b"[" * 100_000, "infinite count": event(usage="Infinity"), "count NaN": event(usage="NaN"),
+    "count as text": event(usage='"2"'), "fraction of a token": event(usage="2.5"), "count too long to read": event(usage="9" * 5000),
+    "id of 64 bits": event('{"token_ids": [5, 9223372036854775807]}'), "negative id": event('{"token_ids": [5, -6]}'),
+    "ids as text": event('{"token_ids": "56"}'), "text as number": event('{"text": 5}'), "choice null": event("null"),
+    "no choices": b'{"choices": null}', "a number": b"5", "no event": b"", "half a character": b'{"error": "\\ud800"}',
+    "307": "307", "401": "401", "garbage": "garbage",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", HOSTILE.values(), ids=HOSTILE)
+def test_whatever_a_worker_sends_all_queries_are_answered(place, fault):
+    hostile = place.faulty(lambda number: fault)
+    client = place.client(hostile, place.own())
+    assert whole(client, client.at_once(40))
+    record = client.engine.record()
+    json.dumps(record, ensure_ascii=False).encode()  # it can be stored
+    assert record["workers"][0]["state"] == "refused" and record["workers"][0]["answered"] == 0
+
+
+def test_a_worker_that_shows_the_token_does_not_bring_it_into_the_record(place):
+    shows = b'{"error": "who is %b?"}' % TOKEN.encode()
+    client = place.client(place.faulty(lambda number: shows), place.own())
+    assert whole(client, client.at_once(40))
+    assert TOKEN not in json.dumps(client.engine.record()) and "who is ...?" in client.engine.workers[0].refused
+
+
+@pytest.mark.parametrize("order", ["before its request is sent", "while it waits", "while it is answered"])
+def test_a_query_that_is_cancelled_ends(place, order):
+    client = place.client(place.faulty(lambda number: "hang"), policy=Policy(**{**vars(QUICK), "cap": 1}))
+    dispatcher, ended = client.engine, queue.Queue()
+
+    def submit(rid):
+        dispatcher.submit(rid, [5, 6], 4, lambda *_: None, lambda *answer: ended.put(answer))
+
+    go_on = threading.Event()
+    if order == "before its request is sent":  # both reach the loop at once
+        dispatcher._loop.call_soon_threadsafe(go_on.wait)
+    if order == "while it waits":
+        submit(0)
+    submit(1)
+    while order == "while it is answered" and not dispatcher.workers[0].open:
+        time.sleep(0.01)
+    dispatcher.cancel(1)
+    go_on.set()
+    assert ended.get(timeout=10) == (1, [], CANCELLED)
+
+
+def test_what_is_open_and_what_is_queued_ends_with_the_dispatcher(place):
+    client = place.client(place.faulty(lambda number: "hang"))
+    ended = []
+    for rid in range(20):
+        client.engine.submit(rid, [5, 6], 4, lambda *_: None, lambda rid, ids, error: ended.append((rid, error)))
+    while len(client.engine.workers[0].open) < QUICK.cap:
+        time.sleep(0.01)
+    client.engine.stop()
+    assert sorted(rid for rid, _ in ended) == [*range(20)] and all("stopped" in error for _, error in ended)
+
+
+def greeting(path, body=b"", status=200):
+    """Return what answers one path so; with ``body`` None a byte now and then, without an end."""
+
+    async def other(request):
+        if request.path != path:
+            return None
+        if body is not None:
+            return web.Response(body=body, status=status, headers={"Location": "http://127.0.0.1:1/"})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b" ")
+                await asyncio.sleep(0.05)
+        return response
+
+    return other
+
+
+def test_a_text_far_too_long_is_not_counted(place):
+    """The tokenizer would hold up all other queries for seconds."""
+    words = json.dumps("word " * 2**18)
+    answer = b"data: %b\n\ndata: [DONE]\n\n" % event(f'{{"text": {words}}}')
+    hostile = place.faulty(other=greeting("/v1/completions", answer))
+    dispatcher = Dispatcher(Settings(urls=(hostile.url,), token=TOKEN, text="tiny"), QUICK)
+    dispatcher._codec = type("Codec", (), {"decode": lambda self, ids: "News: "})()  # that cannot count
+    try:
+        with pytest.raises(UserError, match="a text of 1310720 characters, 2 tokens were asked for"):
+            dispatcher.start()
+    finally:
+        dispatcher.stop()
+
+
+GREETINGS = {
+    "trickling": (greeting("/v1/models", None), "no answer within 3 s"),
+    "trickling answer": (greeting("/v1/completions", None), "no answer within 3 s"),
+    "endless": (greeting("/v1/models", b" " * 2**21), "an answer of more than"),
+    "deeply nested": (greeting("/v1/models", b"[" * 100_000), "RecursionError"),
+    "models elsewhere": (greeting("/v1/models", status=302), "it redirects to another address"),
+    "health elsewhere": (greeting("/health", status=301), "answers 301: it redirects to another address"),
+    "answers elsewhere": (greeting("/v1/completions", status=307), "it redirects to another address"),
+    "deep answer": (greeting("/v1/completions", b"data: " + b"[" * 100_000 + b"\n\n"), "an event that is none"),
+}
+
+
+@pytest.mark.parametrize(("other", "words"), GREETINGS.values(), ids=GREETINGS)
+def test_a_hostile_greeting_ends_in_time_and_costs_nothing_but_that_worker(place, other, words):
+    strict, partial = (Policy(**{**vars(QUICK), "stall_s": 3, "partial": partial}) for partial in (False, True))
+    hostile, own = place.faulty(other=other), place.own()
+    with pytest.raises(UserError, match=words):
+        place.client(hostile, own, policy=strict)
+    client = place.client(hostile, own, policy=partial)
+    assert whole(client, client.at_once(20))
+    assert words in client.engine.record()["losses"][0]["reason"]
+
+
+ODD = {
+    "/tokenize": b'{"tokens": [Infinity]}', "/metrics": b"process_resident_memory_bytes x\n", "/peaks": b"[" * 100_000,
+    "/v1/models": b'{"data": [{"id": "sim", "root": "\\ud800", "benchlib": {"slots": 1e999, "ends": [[2]], "dtype": "\\ud800", "parameters": 5}}]}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ODD)
+def test_what_a_worker_says_of_itself_is_left_out_where_it_makes_no_sense(place, path):
+    client = place.client(place.faulty(other=greeting(path, ODD[path])))
+    assert whole(client, client.at_once(4))
+    record = json.dumps(
+        [client.engine.facts, client.engine.peaks(), client.engine.record()], allow_nan=False, ensure_ascii=False
+    )
+    assert record.encode()
+    if path == "/v1/models":
+        assert client.engine.facts["says"] == [{"model": "sim", "root": "?", "owned_by": "", "parameters": 5}]
+
+
+def test_a_redirect_takes_the_token_nowhere(place):
+    """Each path redirects to a server that answers as if it were the worker."""
+    thief = place.faulty()
+
+    async def there(request):
+        return web.Response(status=307, headers={"Location": thief.url + request.path})
+
+    for path in ("/health", "/v1/models", "/tokenize", "/v1/completions", "/peaks", "/metrics"):
+
+        async def other(request, path=path):
+            return await there(request) if request.path == path else None
+
+        worker = place.faulty(other=other)
+        with contextlib.suppress(UserError):
+            client = place.client(worker)
+            client.engine.peaks(), client.engine.counters()
+        assert path in worker.paths and not thief.headers
 
 
 def test_a_worker_that_only_talks_nonsense_is_trusted_no_more(place):

@@ -89,6 +89,7 @@ def test_an_answer_has_the_ids_of_the_engine_whole_or_streamed(worker):
         ({"data": b"[" * 15_000}, 400, "not JSON"),
         ({"prompt": [1] * 9000, "max_tokens": 4}, 413, "larger than 20,000 bytes"),
         ({"prompt": IDS, "token": "wrong"}, 401, "token is missing or wrong"),
+        ({"prompt": IDS, "token": "\xfcber"}, 401, "token is missing or wrong"),
         ({"prompt": IDS, "token": ""}, 401, "token is missing or wrong"),
         ({"path": "/nowhere"}, 404, "Not Found"),
     ],
@@ -134,6 +135,55 @@ def test_a_body_of_100_mb_is_refused_before_it_is_read(worker):
                 pass
             assert sent < 60_000_000
     assert ask(worker, prompt=IDS, max_tokens=2)[0] == 200
+
+
+def test_the_token_is_asked_for_before_the_body_is_read(worker):
+    """A body that never comes, or comes slowly, holds nobody up who has no token; nor does one of /health."""
+    for path, status in (("/v1/completions", b"401"), ("/nowhere", b"401"), ("/health", b"200")):
+        with socket.create_connection(("127.0.0.1", worker.port), timeout=10) as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode())
+            assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
+
+
+class Cutter:
+    """A tokenizer of one token for each character, which may wait."""
+
+    def __init__(self):
+        self.began, self.go_on = threading.Event(), threading.Event()
+
+    def encode(self, text):
+        self.began.set()
+        assert self.go_on.wait(10), "nothing else was answered meanwhile"
+        return [5] * len(text)
+
+    def decode(self, ids):
+        return "x" * len(ids)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_others_are_answered_while_a_long_text_is_cut(path):
+    cutter, answers = Cutter(), []
+    hosted = own(slots=1)
+    hosted.server.codec = cutter
+    text = "word " * 20_000
+    thread = threading.Thread(target=lambda: answers.append(ask(hosted, path, prompt=text, max_tokens=2)))
+    thread.start()
+    try:
+        assert cutter.began.wait(10)
+        status, body = ask(hosted, "/health")
+        assert status == 200 and json.loads(body)["open"] == (path == "/v1/completions")
+        cutter.go_on.set()
+        thread.join()
+        assert answers[0][0] == 200
+        assert ask(hosted, path, prompt="word " * 200_000)[0] == 400  # too long: nobody cuts it
+        for prompt in ("\ud800", "word " * 20_000 + "\udfff"):
+            status, body = ask(hosted, path, prompt=prompt)
+            assert status == 400 and "surrogates not allowed" in body
+        assert ask(hosted, path, data=b'{"prompt": ' + b"[" * 50_000)[0] == 400
+        assert json.loads(ask(hosted, "/health")[1])["open"] == 0
+    finally:
+        cutter.go_on.set()
+        hosted.cut()
 
 
 def test_beyond_its_queue_it_asks_to_wait(worker):
