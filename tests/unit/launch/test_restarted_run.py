@@ -3,6 +3,7 @@
 import json
 import platform
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
