@@ -29,8 +29,9 @@ def test_without_locks_a_supervisor_is_known_by_its_command_whatever_the_clock_s
 ) -> None:
     monkeypatch.setattr(run_folder, "claimed", lambda run_dir: None)
     event = {"t": time.time() - set_back_s}
-    words = [sys.executable, "-c", "input()", launch.SUPERVISOR, str(tmp_path)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as supervisor:
+    words = [sys.executable, "-c", "print(flush=True); input()", launch.SUPERVISOR, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout and supervisor.stdout.readline(), "it has its command line now"
         assert launch._supervisor_lives(tmp_path, {**event, "supervisor": supervisor.pid})
         assert not launch._supervisor_lives(tmp_path / "other", {**event, "supervisor": supervisor.pid})
         supervisor.communicate(b"\n")

@@ -105,7 +105,9 @@ def test_what_a_lost_run_tells_is_of_its_last_attempt(tmp_path: Path) -> None:
 
 def test_a_stopped_supervisor_goes_on(tmp_path: Path) -> None:
     """After SIGSTOP it neither watches nor ends: it would outlive its run for ever."""
-    process = psutil.Popen([sys.executable, "-c", "import time; time.sleep(600)", SUPERVISOR, str(tmp_path)])
+    code = "import time; print(flush=True); time.sleep(600)"
+    process = psutil.Popen([sys.executable, "-c", code, SUPERVISOR, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout.readline(), "it has its command line now"
     launched = {"t": time.time(), "source": "supervisor", "kind": "launched", "supervisor": process.pid}
     (tmp_path / "events-supervisor.jsonl").write_text(json.dumps({**launched, "host": platform.node()}) + "\n")
     try:
@@ -120,4 +122,4 @@ def test_a_stopped_supervisor_goes_on(tmp_path: Path) -> None:
                 time.sleep(0.01)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
