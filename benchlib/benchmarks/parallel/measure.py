@@ -1,7 +1,7 @@
 """One strategy at work: its steps are timed, some are traced, and of a pipeline's one the schedule is recorded.
 
-A step is: take a batch, forward, backward, update. Steps of all strategies go through ``Runner.steps``; ranks outside a smaller
-mesh wait.
+A step is: take a batch, forward, backward, update. Steps of all strategies go through ``_steps``; whoever has no part of a smaller
+mesh waits.
 """
 
 import ctypes
@@ -12,7 +12,6 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -30,7 +29,7 @@ from benchlib.benchmarks.parallel.proofs import tokens
 from benchlib.benchmarks.parallel.shapes import Layout, Shape
 from benchlib.benchmarks.parallel.strategies import Job, Way, prepare, timeline
 from benchlib.core.events import EventWriter, keep_alive
-from benchlib.core.stats import fit_alpha_beta, summary
+from benchlib.core.stats import summary
 from benchlib.runtime import devices
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.steps import comm_device
@@ -45,7 +44,6 @@ TRACED, FEW = 2, 5  # steps under the profiler; one where fewer than this are co
 REPEATS = 10  # exchanges that planted_slowdown=1 adds to DDP's
 SPOKEN_S = 0.5  # between signs of life
 Row = dict[str, Any]
-Part = tuple[str, tuple[tuple[str, int], ...]]  # the name of a parameter, and which shard of it by dimension of the mesh
 
 
 @dataclass(frozen=True)
@@ -91,9 +89,9 @@ class Found:
     losses: list[float | None]
     trace: traces.Trace
     stages: list[list[Row]]
-    peak_bytes: float | None
+    peak_bytes: float
     traced_s: float
-    held: dict[Part, int]
+    held: dict[str, int]
 
 
 def measure(config: ParallelConfig, plan: Plan, here: World, events: EventWriter) -> dict[str, list[Row]]:
@@ -168,7 +166,7 @@ def _peak(device: torch.device, before: float) -> float | None:
     if device.type != "cpu":
         return devices.peak_memory_bytes(device)[0]
     most = _bytes("VmHWM")
-    return None if most is None else max(0.0, most - (_bytes("RssFile") or 0.0) - before)
+    return most and max(0.0, most - (_bytes("RssFile") or 0.0) - before)
 
 
 def _forget_peak(device: torch.device) -> None:
@@ -195,38 +193,22 @@ def _rank(
         run.steps(run.few)
         devices.synchronize(here.device)
     traced_s = statistics.fmean(row["step_s"] for row in run.timer.take())
-    trace = traces.read(profiler, here.device, run.few, config.precision, sum(held(way).values()))
+    trace = traces.read(profiler, here.device, run.few, config.precision, _updated(way))
     del profiler
     stages: list[list[Row]] = []
     for _ in range(RECORDED if way.stages else 0):
         stages.append([])
         with timeline(way, stages[-1]):
             run.steps(1)
-    return Found(times, losses, trace, stages, peak, traced_s, held(way))
+    # numel is of the whole
+    held = {name: each.numel() for part in way.parts for name, each in part.named_parameters()}
+    return Found(times, losses, trace, stages, peak or 0.0, traced_s, held)
 
 
-def held(way: Way) -> dict[Part, int]:
-    """Return how many values of each parameter this rank holds, by its name and the shard of it."""
-    sizes: dict[Part, int] = {}
-    for part in way.parts:
-        for name, each in part.named_parameters():
-            shard: tuple[tuple[str, int], ...] = ()
-            if isinstance(each, DTensor):
-                mesh = each.device_mesh
-                place = zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), each.placements, strict=True)
-                shard = tuple((axis, index) for axis, index, how in place if not how.is_replicate())
-                each = each.to_local()
-            sizes[name, shard] = each.numel()
-    return sizes
-
-
-def counted(ranks: Iterable[dict[Part, int]]) -> int:
-    """Return how many parameters ranks hold together, each shard once: of its replicas the smallest counts."""
-    sizes: dict[Part, int] = {}
-    for rank in ranks:
-        for part, size in rank.items():
-            sizes[part] = min(size, sizes.get(part, size))
-    return sum(sizes.values())
+def _updated(way: Way) -> int:
+    """Return how many parameters this rank updates: its shards of them."""
+    tensors = [parameter for part in way.parts for parameter in part.parameters()]
+    return sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in tensors)
 
 
 class Runner:
@@ -326,9 +308,9 @@ def _row(plan: Plan, ranks: list[Found], stages: list[list[Row]]) -> Row:
         "bubble_s": bubble[0], "bubble_share": bubble[1], "samples_per_s": plan.batch / stats.median,
         "explained_shares": [min(explained), max(explained)],
         "rank_own_s": [max(0.0, rank.traced_s - rank.trace.exposed_s) for rank in ranks],
-        "peak_bytes": [rank.peak_bytes for rank in ranks if rank.peak_bytes is not None],
+        "peak_bytes": [rank.peak_bytes for rank in ranks],
         "losses": [statistics.fmean(values) if values else math.nan for values in losses],
-        "counted_parameters": counted(rank.held for rank in ranks),
+        "counted_parameters": sum({name: size for rank in ranks for name, size in rank.held.items()}.values()),
     }  # fmt: skip
 
 
@@ -355,18 +337,27 @@ LINK_PACE = Pace(0, least=5, most=5, warmup=1)
 
 
 def links(here: World) -> list[Row]:
-    """Return rows of op, world, wrong_elements of the results, and ``t = alpha + beta bytes`` fitted to collectives of all ranks:
-    alpha_s, beta_s_per_byte, both None with a ``reason`` where the times fit no line.
+    """Return rows of op, alpha_s, beta_s_per_byte, r2, world: ``t = alpha + beta bytes`` fitted to collectives of all ranks,
+    and wrong_elements of their results.
 
-    Bytes are those of the larger side.
+    Bytes are those of the larger side. The fit weighs relative errors, since times differ by orders of magnitude.
     """
     rows, at = [], Place(here.rank, here.size, comm_device(here))
     for op in LINK_OPS if here.size > 1 else ():
         reduction = "sum" if OPS[op].reduces else ""
         cases = [Exercise(Case(op, "library", "fp32", reduction, False, size), at) for size in LINK_BYTES]
         messages = take_in_turns(cases, at.device, LINK_PACE)
-        line = fit_alpha_beta(LINK_BYTES, [float(np.median(series.seconds)) for series in messages])
-        fitted = {"alpha_s": line.alpha_s, "beta_s_per_byte": line.beta_s_per_byte} if not line.reason else {"alpha_s": None, "beta_s_per_byte": None}
+        line = fitted(LINK_BYTES, [float(np.median(series.seconds)) for series in messages])
         wrong = sum(series.wrong for series in messages)
-        rows.append({"op": op, "world": here.size, "wrong_elements": wrong, "reason": line.reason} | fitted)
+        rows.append({"op": op, "world": here.size, "wrong_elements": wrong} | line)
     return rows
+
+
+def fitted(sizes: tuple[int, ...], seconds: list[float]) -> Row:
+    """Return alpha_s, beta_s_per_byte (neither below 0) and r2 of the logarithms."""
+    x, y = np.array(sizes, dtype=float), np.array(seconds)
+    alpha, beta = (max(float(value), 0.0) for value in np.polyfit(x, y, 1, w=1 / y)[::-1])
+    model = np.maximum(alpha + beta * x, 1e-12)
+    spread = float(((np.log(y) - np.log(y).mean()) ** 2).sum())
+    r2 = 1 - float(((np.log(y) - np.log(model)) ** 2).sum()) / spread if spread else 0.0
+    return {"alpha_s": alpha, "beta_s_per_byte": beta, "r2": r2}
