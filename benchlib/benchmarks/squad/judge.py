@@ -72,8 +72,8 @@ def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
 
 
 def refuse(config: SquadConfig) -> None:
-    """Raise ``UserError`` for a model folder that is not whole, a plan that cannot be read, a run to resume of another benchmark
-    or without checkpoints."""
+    """Raise ``UserError`` for a model folder that is not whole, a plan that cannot be read, a run to resume of another benchmark,
+    without checkpoints or finished."""
     model_files.check(config.model, weights=config.init != "random")
     if config.balance not in ("auto", "off"):
         shares.load(config.balance)  # check_whole compares it with the ranks, which are not known yet
@@ -88,6 +88,10 @@ def refuse(config: SquadConfig) -> None:
     if not (folder / "checkpoints").is_dir():
         raise UserError(
             f"resume = {folder}: this run left no checkpoint; start a new one (checkpoint_every=N stores some)"
+        )
+    if (status := folder / "status.json").exists() and read_object(status, {"outcome": str})["outcome"] == "complete":
+        raise UserError(
+            f"resume = {folder}: this run is finished, nothing is left to train; start a new run without --resume"
         )
 
 

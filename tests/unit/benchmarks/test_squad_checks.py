@@ -122,7 +122,7 @@ def test_targets_that_were_set_and_not_judged_are_named(judged, tmp_path):
     }  # a stand-in on a CPU
 
 
-def test_a_run_of_another_benchmark_and_one_without_checkpoint_are_not_resumed(tmp_path):
+def test_a_run_of_another_benchmark_one_without_checkpoint_and_a_finished_one_are_not_resumed(tmp_path):
     config = build("squad", {"benchmark": "squad", "resume": str(tmp_path)})
     save_config(build("machine", {"benchmark": "machine"}), tmp_path)
     with pytest.raises(UserError, match="a run of machine"):
@@ -132,6 +132,11 @@ def test_a_run_of_another_benchmark_and_one_without_checkpoint_are_not_resumed(t
         refuse(config)
     (tmp_path / "checkpoints").mkdir()
     refuse(config)
+    write_json(tmp_path / "status.json", {"outcome": "stopped"})
+    refuse(config)
+    write_json(tmp_path / "status.json", {"outcome": "complete"})
+    with pytest.raises(UserError, match="this run is finished, nothing is left to train; start a new run"):
+        refuse(config)
 
 
 def test_the_targets_hold_for_a_whole_training_on_squad(judged):
