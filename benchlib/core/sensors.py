@@ -70,7 +70,7 @@ def _visible(backend: str, count: int) -> list[str]:
             continue
         # The drivers stop at the first entry that is none: -1 hides it and what follows.
         listed = list(itertools.takewhile(lambda name: name and name[0] != "-", map(str.strip, value.split(","))))
-        names = listed if names is None else [names[int(name)] for name in listed]
+        names = listed if names is None else [names[int(n)] for n in listed if n.isdecimal() and int(n) < len(names)]
     return ([str(index) for index in range(count)] if names is None else names)[:count]
 
 
