@@ -432,14 +432,15 @@ def _steady_steps(numbers: Numbers, rate: float) -> Speed:
 
 def _rank_steps(numbers: Numbers) -> list[Latency]:
     median = numbers.metric("step_s")
-    if median is None or median.n < LEAST_FOR_P95:
-        return []
+    few = median is None or median.n < LEAST_FOR_P95
     percentiles = {5.0: "step_s_p05", 50.0: "step_s_median", 95.0: "step_s_p95"}
     return [
         Latency(
-            name=f"steps of rank {row.get('rank')}", percentiles_s={key: row[name] for key, name in percentiles.items()}
+            name=f"steps of rank {row.get('rank')}",
+            percentiles_s={key: row.get(name) for key, name in percentiles.items()},
         )
         for row in numbers.rows("ranks")
+        if "step_s_p05" in row and not (few and too_few_steps(row, "step_s_p05"))
     ]
 
 
