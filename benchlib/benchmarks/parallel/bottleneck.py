@@ -204,13 +204,13 @@ def sentences(run: Run) -> list[str]:
     return lines
 
 
-def checks(run: Run) -> list[Check]:
+def checks(run: Any) -> list[Check]:
     """Check that the parts of every step add up, and that an injected slow-down is named as the bottleneck."""
     return [_explained(run)] + ([_injected(run)] if run.config.planted else [])
 
 
 @asks("parts of a step", "Do data, forward, backward and optimizer explain every step of every rank?")
-def _explained(ask: Ask, run: Run) -> Check:
+def _explained(ask: Ask, run: Any) -> Check:
     rows = main_rows(run)
     least, most = 0.9 / (1 + run.config.planted_slowdown), 1.01  # the slow-down of a rank is in none of the parts
     shares = {row["key"]: row["explained_shares"] for row in rows}
@@ -224,7 +224,7 @@ def _explained(ask: Ask, run: Run) -> Check:
 
 
 @asks("planted bottleneck", "Is the fault that was planted the bottleneck that the waterfall names?")
-def _injected(ask: Ask, run: Run) -> Check:
+def _injected(ask: Ask, run: Any) -> Check:
     planted = run.config.planted
     hit = [
         row for row in main_rows(run) if row["world"] > 1 and (planted != "communication" or row["strategy"] == "data")

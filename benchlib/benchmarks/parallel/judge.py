@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchlib.benchmarks.parallel import bottleneck
+from benchlib.benchmarks.parallel import bottleneck, scaling
 from benchlib.benchmarks.parallel.config import PROOF_STEPS, ParallelConfig
 from benchlib.core.stats import LEAST_FOR_INTERVAL
 from benchlib.core.text import counted, quantity
@@ -36,20 +36,20 @@ def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
     """Say whether a null has a reason, row by row as ``measure``, ``proofs``, ``run`` and ``scaling`` write them."""
     match column:
         case "step_ci_low" | "step_ci_high" | "samples_per_s_low" | "samples_per_s_high":
-            return within(row["n"], LEAST_FOR_INTERVAL - 1)
+            return within(row.get("n"), LEAST_FOR_INTERVAL - 1)
         case "loss_error" | "weight_error":
-            return row["fp64"] is False
+            return row.get("fp64") is False
         case "comm_hidden_share":
-            return row["comm_s"] == 0
+            return row.get("comm_s") == 0
         case "forward_s":
-            return bool(row["schedule"])
+            return bool(row.get("schedule"))
         case "bubble_s" | "bubble_share":
-            return not row["schedule"] or row["pipeline"] == 1
+            return not row.get("schedule") or row.get("pipeline") == 1
         case "predicted_step_s" | "compute_s":
-            return bool(row["unpredicted"])
+            return bool(row.get("unpredicted"))
         case "alpha_s" | "beta_s_per_byte":
-            return bool(row["reason"])
-    return table == "batches" and column in ("peak_gb", "samples_per_s") and bool(row["reason"])
+            return bool(row.get("reason"))
+    return table == "batches" and column in ("peak_gb", "samples_per_s") and bool(row.get("reason"))
 
 
 def rows_of(run: Run, ran: bool = True) -> list[Row]:
@@ -218,7 +218,13 @@ def reading(run: Run) -> list[str]:
         if len(own) > 1:
             text += f"; the slowest is {bottleneck.name(own[-1])} with {quantity(own[-1]['samples_per_s'])} samples/s"
         sentences.append(text + ".")
-    return [*sentences, *_largest(run), *bottleneck.sentences(run)]
+    assert run.result is not None
+    return [
+        *sentences,
+        *_largest(run),
+        *bottleneck.sentences(run),
+        *filter(None, [scaling.forecast(run.result.tables)]),
+    ]
 
 
 def _largest(run: Run) -> list[str]:

@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from benchlib.benchmarks.parallel import traces
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.estimate import held_share, of_row, rank_parameters
+from benchlib.benchmarks.parallel.estimate import Rates, Work, busy, held_share, of_row, rank_parameters, step_time
 from benchlib.benchmarks.parallel.proofs import tokens
 from benchlib.benchmarks.parallel.shapes import Layout, Shape
 from benchlib.benchmarks.parallel.strategies import Job, Way, prepare, timeline
@@ -48,7 +48,7 @@ ALONE = 3  # steps of the compute of a rank
 REPEATS = 10  # exchanges that planted_slowdown=1 adds to DDP's
 SPOKEN_S = 0.5  # between signs of life
 Row = dict[str, Any]
-Alone = dict[tuple[str, int, int], dict[str, float]]  # by model, ranks that compute at once, and samples of each
+Alone = dict[tuple[Shape, int, int], dict[str, float]]  # by model, ranks that compute at once, and samples of each
 Part = tuple[
     str, tuple[tuple[str, int], ...]
 ]  # the name of a parameter, and which shard of it by dimension of the mesh
@@ -89,44 +89,60 @@ def describe(config: ParallelConfig, plan: Plan) -> Row:
     }  # fmt: skip
 
 
-def compute_s(config: ParallelConfig, plan: Plan, here: World, events: EventWriter, alone: Alone) -> float:
-    """Return the seconds that a rank of the plan computes in a step, without any exchange, while all its ranks compute.
+def compute_s(
+    config: ParallelConfig, plan: Plan, rates: Rates, here: World, events: EventWriter, alone: Alone
+) -> float:
+    """Return the seconds that a rank of the plan computes in a step while all its ranks compute. All ranks call it.
 
-    Each rank trains the whole model by itself on as many samples as have its share of the FLOPs; a pipeline's rank has its
-    share of the layers, and each its share of the optimizer. All ranks call it; ``alone`` keeps what was measured.
+    That is its share of the model (``_share_s``), and for each layer what the strategy adds (hooks, dispatch of cut tensors):
+    the step of a narrow model, which has hardly any products, over what the model of time says of it.
     """
     work = of_row(describe(config, plan), plan.shape, config.shard or 2)
-    layout, micro = plan.layout, work.micro_batches if plan.layout.pipeline > 1 else 1
+    narrow = config.proof_shape(plan.shape, plan.layout)
+    small = replace(work, shape=narrow, batch=plan.layout.data * config.micro_batches, seq=narrow.positions)
+    scale = _share_s(config, small, here, events, alone) / sum(busy(small, rates))
+    job = replace(Job.of(config, narrow, small.batch, here.device), length=narrow.positions)
+    spread = _phases(config, job, prepare(plan.strategy, plan.layout, plan.schedule, job), here, events)["step_s"]
+    added = max(0.0, spread - step_time(small, rates, scale).step_s)
+    return _share_s(config, work, here, events, alone) + added * work.layers / small.layers
+
+
+def _share_s(config: ParallelConfig, work: Work, here: World, events: EventWriter, alone: Alone) -> float:
+    """Return the seconds in which each rank computes its share of a step at the same time.
+
+    Each trains the whole model by itself on as many samples as have its share of the FLOPs; a pipeline's rank has its share of
+    the layers, and each its share of the optimizer. ``alone`` keeps what was measured.
+    """
+    layout, micro = work.layout, work.micro_batches if work.layout.pipeline > 1 else 1
     share = work.rank_batch / micro / layout.tensor / layout.context
     samples = max(1, round(share))
-    key = plan.shape.name, layout.world, samples
-    if key not in alone:
-        alone[key] = _alone(config, plan, samples, here, events)
+    if (key := (work.shape, layout.world, samples)) not in alone:
+        job = replace(Job.of(config, work.shape, samples, here.device), length=work.seq)
+        way = whole(job) if here.rank < layout.world else None
+        alone[key] = _phases(config, job, way, here, events)
     times = alone[key]
     passes = (times["data_s"] + times["forward_s"] + times["backward_s"]) * share / samples
-    updated = rank_parameters(work) * held_share(work) / plan.shape.parameters
-    return passes * micro * work.layers / plan.shape.layers + times["optimizer_s"] * updated
+    updated = rank_parameters(work) * held_share(work) / work.shape.parameters
+    return passes * micro * work.layers / work.shape.layers + times["optimizer_s"] * updated
 
 
-def _alone(config: ParallelConfig, plan: Plan, samples: int, here: World, events: EventWriter) -> dict[str, float]:
-    """Return the median seconds of the phases of a step on ``samples``, on the slowest of the plan's ranks."""
-    single = Plan(plan.shape, "single", "", Layout(), samples)
+def _phases(config: ParallelConfig, job: Job, way: Way | None, here: World, events: EventWriter) -> dict[str, float]:
+    """Return the median seconds of a step and of its phases on the slowest rank, of those that have a ``way``."""
     patient = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.budget_s))
     times: list[dict[str, float]] = []
     with keep_alive(events, config.budget_s):
-        job = Job.of(config, plan.shape, samples, here.device)
-        if member := here.rank < plan.layout.world:
-            run = Runner(config, single, job, whole(job), here, events)
+        if way is not None:
+            run = Runner(config, Plan(job.form, "single", "", way.layout, job.batch), job, way, here, events)
             run.steps(1)
             run.timer.take()
         dist.barrier(patient)  # all of them begin together
-        if member:
+        if way is not None:
             run.steps(ALONE)
             times = run.timer.take()
         dist.barrier(patient)
     dist.destroy_process_group(patient)
     ranks = [rank for rank in all_gather_objects(times) if rank]
-    phases = ("data_s", "forward_s", "backward_s", "optimizer_s")
+    phases = ("step_s", "data_s", "forward_s", "backward_s", "optimizer_s")
     return {name: max(statistics.median(row[name] for row in rank) for rank in ranks) for name in phases}
 
 
@@ -262,8 +278,7 @@ def held(way: Way) -> dict[Part, int]:
                 mesh = each.device_mesh
                 place = zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), each.placements, strict=True)
                 shard = tuple((axis, index) for axis, index, how in place if not how.is_replicate())
-                each = each.to_local()
-            sizes[name, shard] = each.numel()
+            sizes[name, shard] = (each.to_local() if isinstance(each, DTensor) else each).numel()
     return sizes
 
 

@@ -47,7 +47,7 @@ def of(
     reason = "rate over n times the rate of one rank"
     metrics += [
         derived(f"{point.kind}_scaling_{slug(point.key)}", point.efficiency, "ratio", "higher", reason)
-        for point in scaling.points(tables["scaling"])
+        for point in scaling.points(tables)
         if point.world == config.world_size
     ]
     if best := max(main, key=lambda row: float(row["samples_per_s"]), default=None):

@@ -199,7 +199,9 @@ def _forecast(
         for row in tables["strategies"]
     ):
         return nothing | {"unpredicted": "the model was not measured on one device"}
-    row = describe(config, plan) | {"compute_s": compute_s(config, plan, here, events, alone)}
+    rates = estimate.Rates.of_run(top, tables["alpha_beta"], config.precision)
+    if rates is None:
+        return nothing | {"unpredicted": "the times of the links fit no line"}
+    row = describe(config, plan) | {"compute_s": compute_s(config, plan, rates, here, events, alone)}
     predicted = estimate.predict(row, top, tables["alpha_beta"], plan.shape)
-    reason = "" if predicted is not None else "the times of the links fit no line"
-    return {"compute_s": row["compute_s"] if not reason else None, "predicted_step_s": predicted, "unpredicted": reason}
+    return {"compute_s": row["compute_s"], "predicted_step_s": predicted, "unpredicted": ""}

@@ -1,24 +1,30 @@
 """Shapes against counted parameters, and what is refused before anything starts, with the nearest that fits."""
 
+import math
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
-from benchlib.benchmarks.parallel import largest_batch, measure, run, scaling
+from benchlib.benchmarks.parallel import largest_batch, layout_check, measure, proofs, run, scaling, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.judge import _losses, _proved, claims
-from benchlib.benchmarks.parallel.measure import fitted
+from benchlib.benchmarks.parallel.judge import _counted, _losses, _proofs, claims
 from benchlib.benchmarks.parallel.metrics import complete
 from benchlib.benchmarks.parallel.shapes import MODELS, Layout
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
 from benchlib.judge.checks import right_results_check
-from benchlib.judge.impossible.own import Numbers
+from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.judge.verdict import judged
+from benchlib.results.run import Run, save_result
 from benchlib.runtime import largest
+from benchlib.runtime.group import World
 from benchlib.workloads.transformer_stack import Stack, loss
+from tests.fixtures.make_smoke import unpack
 
 LLAMA = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 48, "positions": 16, "vocabulary": 40}
 
@@ -113,19 +119,33 @@ def test_a_trial_takes_steps_and_says_what_they_held(monkeypatch: pytest.MonkeyP
     assert [one["batch"] for one in found.tried if one["fits"]][-1] == found.batch == 11
 
 
-def test_links_are_fitted_to_a_line() -> None:
-    sizes = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
-    row = fitted(sizes, [2e-4 + 1e-9 * size for size in sizes])
-    assert row["alpha_s"] == pytest.approx(2e-4) and row["beta_s_per_byte"] == pytest.approx(1e-9)
-    assert row["r2"] == pytest.approx(1)
+@pytest.mark.parametrize(
+    ("seconds", "alpha_s", "beta_s_per_byte"),
+    [
+        (lambda size: 2e-4 + 1e-9 * size, 2e-4, 1e-9),
+        (lambda size: 1e-9 * size - 9e-7, 0.0, 6.5e-10),  # a free line starts below zero and is steeper
+        (lambda size: 1e-3 if size in (1 << 10, 1 << 20) else 1.0, None, None),
+    ],
+)
+def test_links_are_fitted_within_bounds(
+    monkeypatch: pytest.MonkeyPatch, seconds: Any, alpha_s: Any, beta_s_per_byte: Any
+) -> None:
+    taken = [SimpleNamespace(seconds=[seconds(size)], wrong=0) for size in measure.LINK_BYTES]
+    monkeypatch.setattr(measure, "Exercise", lambda case, place: case)
+    monkeypatch.setattr(measure, "take_in_turns", lambda cases, device, pace: taken)
+    here = World(0, 2, 0, 2, torch.device("cpu"), "gloo")
+    row = measure.links(here)[0]
+    fit = row["alpha_s"], row["beta_s_per_byte"]
+    assert fit == ((None, None) if alpha_s is None else (pytest.approx(alpha_s, abs=1e-7), pytest.approx(beta_s_per_byte, rel=0.2)))
+    assert ("do not fit a line" in row["reason"]) == (alpha_s is None)
 
 
 def _row(strategy: str, world: int, step_s: float, kind: str = "", batch: int = 8) -> dict[str, Any]:
     return {
         "key": f"tiny {strategy} {kind}{world}", "model": "tiny", "strategy": strategy, "schedule": "", "scaling": kind, "world": world,
         "batch_size": batch, "seq_len": 10, "precision": "fp32", "flops": 6e9, "step_s": step_s, "step_ci_low": step_s, "step_ci_high": step_s,
-        "samples_per_s": batch / step_s, "losses": [2.0, 1.5], "status": "ok", "loss_error": 1e-15, "weight_error": 1e-11,
-        "gradient_error": 1e-7, "loss_error_fp32": 1e-7,
+        "samples_per_s": batch / step_s, "losses": [2.0, 1.5], "status": "ok", "fp64": True, "loss_error": 1e-15, "weight_error": 1e-11,
+        "gradient_error": 1e-7, "loss_error_fp32": 1e-7, "n": 5, "predicted_step_s": None, "unpredicted": "one device",
     }  # fmt: skip
 
 
@@ -143,21 +163,75 @@ def test_rows_are_completed_and_scaled() -> None:
 
 def test_a_strategy_without_proof_or_with_other_losses_fails() -> None:
     config = ParallelConfig()
+
+    def statuses(rows: list[dict[str, Any]]) -> list[str]:
+        return [check.status for check in (*_proofs(config, rows), _losses(config, rows))]
+
     rows = [_row("single", 1, 0.2), _row("data", 2, 0.1)]
-    limits = {"loss_error": 1e-12}
-    assert _proved(config, rows, "x", limits, "?").status == "PASS" == _losses(config, rows).status
-    rows[1] |= {"losses": [2.0, 1.51], "loss_error": 1.1e-12}
-    assert _proved(config, rows, "x", limits, "?").status == "FAIL" == _losses(config, rows).status
-    for name in ("loss_error", "gradient_error"):
-        del rows[1][name]
-    assert _proved(config, rows, "x", limits, "?").status == "FAIL"
+    assert statuses(rows) == ["PASS", "PASS", "PASS"]
+    wrong = {"losses": [2.0, 1.51], "loss_error": 1.1e-12, "gradient_error": 2e-5}
+    assert statuses([rows[0], rows[1] | wrong]) == ["FAIL", "FAIL", "FAIL"]
+    # Only the flag says that a device has no fp64: a column that is gone, or infinite, is a failure.
+    without = [{name: value for name, value in row.items() if name not in ("loss_error", "weight_error")} for row in rows]
+    assert statuses(without) == ["FAIL", "PASS", "PASS"]
+    assert statuses([row | {"fp64": False} for row in without]) == ["SKIPPED", "PASS", "PASS"]
+    del without[0]["fp64"]
+    assert statuses(without) == ["FAIL", "PASS", "PASS"]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, None])
+def test_errors_that_are_no_numbers_fail_after_they_were_stored(tmp_path: Path, value: float | None) -> None:
+    one = unpack("parallel", tmp_path / "run")
+    assert one.result is not None
+    for row in one.result.tables["strategies"]:
+        row |= dict.fromkeys(("loss_error", "weight_error", "loss_error_fp32"), value)
+    save_result(one.path, one.result)
+    checks = {check.name: check for check in judged(Run(one.path), tmp_path).checks}
+    for name in ("equal to one device in fp64", "equal to one device in fp32"):
+        assert checks[name].status == "FAIL" and "loss_error" in checks[name].reason
+    assert checks["finite"].status == "FAIL"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_nan_is_infinitely_far_wherever_it_is(place: int) -> None:
+    values = [("a", torch.ones(2)), ("b", torch.ones(2))]
+    values[place][1][1] = math.nan
+    assert proofs._apart(values, {"a": torch.zeros(2), "b": torch.zeros(2)}) == math.inf
+
+
+HELD = {
+    "data": Layout(data=2), "sharded": Layout(data=2), "hybrid_sharded": Layout(data=4), "tensor": Layout(tensor=2),
+    "sharded_tensor": Layout(data=2, tensor=2), "data_pipeline": Layout(data=2, pipeline=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", HELD)
+def test_what_ranks_hold_is_counted_once_and_an_empty_rank_fails(strategy: str) -> None:
+    layout = HELD[strategy]
+    shape = ParallelConfig.proof_shape(MODELS["tiny"], layout)
+    ranks = []
+    for rank in range(layout.world):
+        with layout_check._as_rank(rank, layout.world):
+            job = strategies.Job(shape, shape.positions, 16, 4, torch.device("cpu"))
+            way = strategies.prepare(strategy, layout, "1f1b" if layout.pipeline > 1 else "", job)
+            assert way is not None
+            ranks.append(measure.held(way))
+
+    def status(held: list[dict[Any, int]]) -> str:
+        row = {"key": "x", "model": "tiny", "parameters": shape.parameters, "counted_parameters": measure.counted(held)}
+        return _counted([row]).status
+
+    assert status(ranks) == "PASS"
+    for rank in range(layout.world):
+        assert status([dict.fromkeys(held, 0) if place == rank else held for place, held in enumerate(ranks)]) == "FAIL"
 
 
 @pytest.mark.parametrize(
     ("wrong", "status"), [([0, 0], "PASS"), ([0, 3], "FAIL"), ([0, None], "FAIL"), ([], "FAIL"), (0.0, "FAIL")]
 )
 def test_wrong_results_of_the_timed_exchanges_fail(wrong: Any, status: str) -> None:
-    stated = list(claims(Numbers("parallel", [], 2, facts={"exchange_wrong_elements": wrong})))
+    facts = {"exchange_wrong_elements": wrong, "learning_rates": {"min": 1e-3}}
+    stated = OwnClaims(Numbers("parallel", [], 2, facts=facts, tables={"x": []}))
     assert right_results_check(stated, 2).status == status
     assert right_results_check(list(claims(Numbers("parallel", [], 1))), 1).status == "SKIPPED"
 
@@ -167,6 +241,6 @@ def test_what_a_rank_cannot_hold_is_not_run_and_says_so() -> None:
     plan = measure.Plan(config.shapes[0], "single", "", Layout(), 8)
     assert run._too_large(config, plan, 1e12) == ""
     tables: dict[str, Any] = {"strategies": []}
-    row = run._one(config, plan, run._too_large(config, plan, 1e6), None, None, tables, {})  # type: ignore[arg-type]
+    row = run._one(config, plan, run._too_large(config, plan, 1e6), None, None, tables, {}, {})  # type: ignore[arg-type]
     assert row["status"] == "skipped" and "GB of memory and may use 0.001 GB" in row["reason"]
     assert tables == {"strategies": [row]}
