@@ -207,6 +207,7 @@ def _span(rows: list[Row]) -> float:
 
 def _settled(device: torch.device) -> float:
     """Give back what earlier strategies freed and return the bytes that this process holds by now."""
+    gc.collect()
     if device.type == "cpu":
         if sys.platform.startswith("linux"):
             ctypes.CDLL(None).malloc_trim(0)
