@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
-from benchlib.benchmarks.parallel import largest_batch, measure, proofs, run, scaling
+from benchlib.benchmarks.parallel import estimate, largest_batch, measure, proofs, run, scaling, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.judge import _counted, _losses, _proofs, claims
+from benchlib.benchmarks.parallel.judge import _counted, _losses, _proofs, claims, lacks
 from benchlib.benchmarks.parallel.metrics import complete
 from benchlib.benchmarks.parallel.shapes import MODELS, Layout
 from benchlib.config.schema import build
@@ -140,6 +140,67 @@ def test_links_are_fitted_within_bounds(
         (None, None) if alpha_s is None else (pytest.approx(alpha_s, abs=1e-7), pytest.approx(beta_s_per_byte, rel=0.2))
     )
     assert ("do not fit a line" in row["reason"]) == (alpha_s is None)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "schedule", "batches", "expected"),
+    [
+        # Half of the samples: 4 x 10 ms, the optimizer's 2 ms, and 4 ms for 2 narrow layers, of which there are 4.
+        ("data", "", {4}, 0.040 + 0.002 + 0.008),
+        # Four micro-batches of 2 samples, half of the layers and about half of the optimizer; a narrow rank has 2 layers of 4.
+        ("pipeline", "1f1b", {2}, 4 * 0.020 / 2 + 0.001 + 0.004),
+    ],
+)
+def test_compute_of_a_rank_is_its_share_and_what_the_strategy_adds(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, schedule: str, batches: set[int], expected: float
+) -> None:
+    config, layout = ParallelConfig(nproc=2), Layout(**{strategy: 2})
+    seen = set()
+
+    def phases(_: Any, job: strategies.Job, way: str, *rest: Any) -> dict[str, float]:
+        if way == "spread":
+            return {"step_s": 0.005 if strategy == "data" else 0.004 + narrow_s[-1] / (1 - 1 / 5)}
+        if job.form != MODELS["tiny"]:
+            times = {"data_s": 0.0, "forward_s": 0.0004, "backward_s": 0.0006, "optimizer_s": 0.0}
+            narrow_s.append(0.001 if strategy == "data" else 4 * 0.001 / 2)
+            return times
+        seen.add(job.batch)
+        return {
+            "data_s": 0.001 * job.batch,
+            "forward_s": 0.003 * job.batch,
+            "backward_s": 0.006 * job.batch,
+            "optimizer_s": 0.002,
+        }
+
+    narrow_s: list[float] = []
+    monkeypatch.setattr(measure, "_phases", phases)
+    monkeypatch.setattr(measure, "prepare", lambda *_: "spread")
+    monkeypatch.setattr(measure, "whole", lambda _: "alone")
+    free = estimate.Rates(1e11, 1e10, lambda op, ranks, stride: (0.0, 0.0))
+    here = World(0, 2, 0, 2, torch.device("cpu"), "gloo")
+    plan, alone = measure.Plan(config.shapes[0], strategy, schedule, layout, 8), measure.Alone()
+    first = measure.compute_s(config, plan, free, here, None, alone)  # type: ignore[arg-type]
+    assert first == pytest.approx(expected, rel=0.02) and seen == batches
+    seen.clear()
+    assert measure.compute_s(config, plan, free, here, None, alone) == pytest.approx(first)  # type: ignore[arg-type]
+    assert not seen  # what was measured once is kept
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "column", "reason"),
+    [
+        ("strategies", {"fp64": False}, "loss_error", True), ("strategies", {"fp64": True}, "loss_error", False),
+        ("strategies", {}, "weight_error", False), ("strategies", {"fp64": False}, "loss_error_fp32", False),
+        ("strategies", {"n": 4}, "step_ci_low", True), ("scaling", {"n": 5}, "samples_per_s_low", False),
+        ("strategies", {"comm_s": 0.0}, "comm_hidden_share", True), ("strategies", {"comm_s": None}, "comm_hidden_share", False),
+        ("strategies", {"schedule": "1f1b", "pipeline": 2}, "bubble_s", False), ("strategies", {"schedule": ""}, "bubble_s", True),
+        ("alpha_beta", {"reason": "no line"}, "alpha_s", True), ("alpha_beta", {"reason": ""}, "alpha_s", False),
+        ("batches", {"reason": "out of memory"}, "peak_gb", True), ("batches", {"reason": ""}, "peak_gb", False),
+        ("strategies", {"unpredicted": ""}, "predicted_step_s", False), ("facts", {}, "checkpointing_error", False),
+    ],
+)  # fmt: skip
+def test_a_null_needs_its_own_reason(table: str, row: dict[str, Any], column: str, reason: bool) -> None:
+    assert lacks(table, row, column) is reason
 
 
 def _row(strategy: str, world: int, step_s: float, kind: str = "", batch: int = 8) -> dict[str, Any]:
