@@ -11,7 +11,7 @@ import torch
 import worlds
 from torch.distributed.tensor import DTensor
 
-from benchlib.benchmarks.parallel import bottleneck, measure, proofs, strategies
+from benchlib.benchmarks.parallel import measure, proofs, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.judge import FP32, LOSS_FP64, RECOMPUTED, WEIGHT_FP64
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Layout
