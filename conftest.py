@@ -44,7 +44,6 @@ gc.disable()  # until all modules are imported, see pytest_runtestloop
 _outputs = tempfile.mkdtemp(prefix="benchlib-test-outputs-")
 atexit.register(shutil.rmtree, _outputs, ignore_errors=True)
 os.environ["BENCHLIB_OUTPUTS"] = _outputs
-_TESTS = Path(__file__).parent / "tests"
 # Of the process that was started first; its workers inherit the name.
 _turns = Path(os.environ.setdefault("BENCHLIB_TEST_TURNS", _outputs))
 
@@ -57,14 +56,6 @@ def _locked(name: str, how: int) -> Iterator[None]:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a child that was forked may have the file open
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run a test of live processes once more where it fails: a busy machine may make any of them late, a defect fails twice."""
-    for item in items if config.pluginmanager.hasplugin("rerunfailures") else ():
-        live = item.path.is_relative_to(_TESTS / "dist") or item.path.is_relative_to(_TESTS / "notebooks")
-        if live or item.get_closest_marker("alone"):
-            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @pytest.hookimpl(tryfirst=True)

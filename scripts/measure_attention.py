@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchlib.benchmarks.parity import logits
 from benchlib.benchmarks.parity.attention import DTYPES, MASKED_ROWS, Case, inputs, kernels, truth, word
 from benchlib.benchmarks.parity.executors import built, device_name, quiet, require_compiler, require_package
 from benchlib.core.errors import BackendUnavailable
 from benchlib.core.files import write_text
 from benchlib.runtime import devices
+from benchlib.workloads import distances
 
 BEGIN, END = "<!-- measured: begin, by scripts/measure_attention.py -->", "<!-- measured: end -->"
 TILES = (16, 64, 512)
@@ -108,11 +108,11 @@ def source_table() -> Iterator[str]:
         exact, output = truth(case).output, tiled(case, tile, *types)
         if dtype == "fp32":
             found[tile] = output
-        yield f"| {dtype} | {words} | {number(logits.max_abs(output, exact))} | {number(logits.one_minus_cosine(output, exact))} |"
+        yield f"| {dtype} | {words} | {number(distances.max_abs(output, exact))} | {number(distances.one_minus_cosine(output, exact))} |"
     rounded = torch.tensor(truth(Case("bf16", SOURCES_LENGTH)).output).bfloat16().double().numpy()
     exact = truth(Case("bf16", SOURCES_LENGTH)).output
-    yield f"| bf16 | exactly, the output rounded to bf16 | {number(logits.max_abs(rounded, exact))} | {number(logits.one_minus_cosine(rounded, exact))} |"
-    apart = logits.max_abs(found[TILES[0]], found[TILES[-1]])
+    yield f"| bf16 | exactly, the output rounded to bf16 | {number(distances.max_abs(rounded, exact))} | {number(distances.one_minus_cosine(rounded, exact))} |"
+    apart = distances.max_abs(found[TILES[0]], found[TILES[-1]])
     yield ""
     yield f"In fp32 tiles of {TILES[0]} and of {TILES[-1]} keys are {number(apart)} apart: the same additions in another order."
     yield ""

@@ -187,7 +187,8 @@ class Progress:
 
     ``began`` is when the phase did, monotonic: one of more than ``LONG_S`` that cannot tell the time left shows the time it
     has taken. ``rate`` is samples per second over the last steps, ``left_s`` the seconds left. ``part`` names what is at work
-    in a phase whose parts have a count of their own. ``text`` are the words for the phase.
+    in a phase whose parts have a count of their own. ``text`` are the words for the phase. ``malformed`` counts the events that
+    were skipped: a key is missing, or its value is of another type.
     """
 
     phase: str = "starting"
@@ -199,12 +200,20 @@ class Progress:
     rate: float | None = None
     left_s: float | None = None
     part: str = ""
+    malformed: int = 0
     started: float = field(default_factory=time.monotonic)
     began: float = field(default_factory=time.monotonic)
     _recent: list[tuple[float, int, float]] = field(default_factory=list, repr=False)
 
     def update(self, event: Event) -> bool:
-        """Take one event in; return whether something that is shown has changed."""
+        """Take one event in, or skip it where it is malformed; return whether something that is shown has changed."""
+        try:
+            return self._take(event)
+        except (KeyError, TypeError, ValueError):
+            self.malformed += 1
+            return True
+
+    def _take(self, event: Event) -> bool:
         kind = event["kind"]
         if kind == "phase" and event["source"] == "rank0":
             self.phase, self.done, self.left_s, self.part = str(event.get("name", "")), 0, None, ""
@@ -215,13 +224,14 @@ class Progress:
         elif kind == "plan":
             self.planned = int(event["planned_steps"])
         elif kind == "step" and event["source"] == "rank0":
-            self.done = int(event["step"])
             # A loss that is not finite was written as text, since JSON has no such number.
-            self.loss = None if event.get("loss") is None else float(event["loss"])
-            self._timed(event["t"], float(event.get("samples") or 0))
+            loss = None if event.get("loss") is None else float(event["loss"])
+            samples = float(event.get("samples") or 0)
+            self.done, self.loss = int(event["step"]), loss
+            self._timed(event["t"], samples)
         elif kind == "progress" and event["source"] == "rank0":
-            self.done, self.total = int(event["done"]), int(event["total"])
-            self.part = f"{event['member']}: {event['unit']}" if "member" in event else ""
+            part = f"{event['member']}: {event['unit']}" if "member" in event else ""
+            self.done, self.total, self.part = int(event["done"]), int(event["total"]), part
             if not self.part:  # the time left of a part says nothing about the phase
                 self._timed(event["t"], 0.0)
         else:
@@ -256,6 +266,8 @@ class Progress:
             parts.append(f"{self.left_s:.0f} s left")
         elif (elapsed := time.monotonic() - self.began) >= LONG_S:
             parts.append(f"for {elapsed:.0f} s")
+        if self.malformed:
+            parts.append(f"{self.malformed:,} malformed event{'s' * (self.malformed != 1)} skipped")
         return "  ".join(parts)
 
 

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -99,13 +100,13 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
     an existing ``path`` stays as it was. A full or read-only disk is a ``StorageError``.
     """
     target = Path(path)
+    temporary = target.parent / f".{target.name[:100]}.{secrets.token_hex(8)}.tmp"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
+        # With the permissions of any new file: those of mkstemp are private, and results are meant to be shared.
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     except OSError as error:
         raise not_written(target, error) from error
-    os.close(descriptor)
-    temporary = Path(name)
     try:
         yield temporary
         _finish(temporary, target)
@@ -122,10 +123,6 @@ def _finish(temporary: Path, target: Path) -> None:
     try:
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
-        # mkstemp makes private files; results are meant to be shared, as far as the umask allows.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
         os.replace(temporary, target)
     except OSError as error:
         raise not_written(target, error) from error

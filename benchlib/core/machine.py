@@ -32,33 +32,18 @@ class Backend:
     name: str
     device_type: str
     collective: str
-    visible_devices: str
     install: str
 
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        Backend("cpu", "cpu", "gloo", "", "every torch wheel has it"),
-        Backend(
-            "cuda", "cuda", "nccl", "CUDA_VISIBLE_DEVICES", "pip install torch (the CUDA wheel) and NVIDIA's driver"
-        ),
-        Backend(
-            "rocm",
-            "cuda",
-            "nccl",
-            "HIP_VISIBLE_DEVICES",
-            "pip install torch from PyTorch's ROCm index and AMD's driver",
-        ),
-        Backend("mps", "mps", "gloo", "", "a Mac with Apple silicon and macOS 14 or newer"),
-        Backend(
-            "xpu",
-            "xpu",
-            "xccl",
-            "ZE_AFFINITY_MASK",
-            "pip install torch from PyTorch's XPU index and Intel's GPU driver",
-        ),
-        Backend("tpu", "xla", "xla", "TPU_VISIBLE_CHIPS", "pip install torch_xla[tpu] on a TPU machine"),
+        Backend("cpu", "cpu", "gloo", "every torch wheel has it"),
+        Backend("cuda", "cuda", "nccl", "pip install torch (the CUDA wheel) and NVIDIA's driver"),
+        Backend("rocm", "cuda", "nccl", "pip install torch from PyTorch's ROCm index and AMD's driver"),
+        Backend("mps", "mps", "gloo", "a Mac with Apple silicon and macOS 14 or newer"),
+        Backend("xpu", "xpu", "xccl", "pip install torch from PyTorch's XPU index and Intel's GPU driver"),
+        Backend("tpu", "xla", "xla", "pip install torch_xla[tpu] on a TPU machine"),
     )
 }
 

@@ -120,15 +120,31 @@ def claimed(run_dir: Path | str, lock: str = LOCK) -> bool | None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def _listing(run_dir: Path) -> Iterator[None]:
+    """Let nobody else change ``files.json`` in the block: a notebook and ``benchlib report`` may judge a run at once."""
+    import fcntl
+
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def record_files(run_dir: Path) -> None:
     """Write ``files.json``: size and SHA-256 of what the run folder holds now."""
-    names = sorted(path.name for path in run_dir.iterdir() if path.is_file() and _kept(path.name))
-    write_json(run_dir / FILES, {"schema_version": SCHEMA, "files": {name: _entry(run_dir / name) for name in names}})
+    with _listing(run_dir):
+        names = sorted(path.name for path in run_dir.iterdir() if path.is_file() and _kept(path.name))
+        files = {name: _entry(run_dir / name) for name in names}
+        write_json(run_dir / FILES, {"schema_version": SCHEMA, "files": files})
 
 
 def record_verdict(run_dir: Path) -> None:
     """Add the verdict that was just written to ``files.json``, where the run has one."""
-    with contextlib.suppress(UserError):  # a damaged list stays one
+    with _listing(run_dir), contextlib.suppress(UserError):  # a damaged list stays one
         listed = read_object(run_dir / FILES, {"files": dict}, SCHEMA) if (run_dir / FILES).exists() else None
         if listed:
             listed["files"][VERDICT] = _entry(run_dir / VERDICT)

@@ -17,6 +17,7 @@ from constants. Legend of the names:
 
 import contextlib
 import importlib
+import itertools
 import os
 import statistics
 import time
@@ -26,8 +27,6 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import psutil
-
-from benchlib.core.machine import BACKENDS
 
 COMBINED: dict[str, Callable[[list[float]], float]] = {
     "power_w": sum,
@@ -55,11 +54,24 @@ class Source(Protocol):
         ...
 
 
+# ROCm's HIP counts the devices that its runtime shows; without a variable of its own it reads CUDA's.
+VISIBLE = {
+    "cuda": (("CUDA_VISIBLE_DEVICES",),),
+    "rocm": (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
+}
+
+
 def _visible(backend: str, count: int) -> list[str]:
-    """Return the device numbers or ids that the run may use, at most ``count`` of them."""
-    variable = BACKENDS[backend].visible_devices
-    names = [name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()] if variable else []
-    return (names or [str(index) for index in range(count)])[:count]
+    """Return the device numbers or ids that the run may use, at most ``count`` of them; an empty variable hides all devices."""
+    names: list[str] | None = None
+    for variables in VISIBLE[backend]:
+        value = next((os.environ[name] for name in variables if name in os.environ), None)
+        if value is None:
+            continue
+        # The drivers stop at the first entry that is none: -1 hides it and what follows.
+        listed = list(itertools.takewhile(lambda name: name and name[0] != "-", map(str.strip, value.split(","))))
+        names = listed if names is None else [names[int(n)] for n in listed if n.isdecimal() and int(n) < len(names)]
+    return ([str(index) for index in range(count)] if names is None else names)[:count]
 
 
 def _asked(handle: Any, questions: dict[str, Callable[[Any], Any]]) -> Reading:
@@ -317,20 +329,29 @@ class Sensors:
         self._reasons["frequency_mhz"] = "the system shows no clock of its processor"
         return None
 
+    def _family(self) -> list[psutil.Process]:
+        """Return the ranks and what they started, by one scan of the machine's processes for all: they descend from this one."""
+        family = {}
+        for pid in self.pids:
+            with contextlib.suppress(psutil.Error):
+                family[pid] = psutil.Process(pid)
+        for child in psutil.Process().children(recursive=True) if family else ():  # parents come before their children
+            with contextlib.suppress(psutil.Error):
+                if child.ppid() in family:
+                    family.setdefault(child.pid, child)
+        return list(family.values())
+
     def _cpu_percent(self) -> tuple[float | None, float | None]:
         """Return the processor time of the ranks and that of all others since the last reading, 100 is one core."""
         now, spent, used = time.monotonic(), dict[int, float](), 0.0
-        for pid in self.pids:
+        for member in self._family():
             with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                for member in (process, *process.children(recursive=True)):
-                    with contextlib.suppress(psutil.Error):
-                        spent[member.pid] = sum(member.cpu_times()[:2])
-                        # What a process had used before it was first seen is not of this interval.
-                        if member.pid in self._cpu_s:
-                            used += spent[member.pid] - self._cpu_s[member.pid]
-                        elif self._cpu_at is not None and member.create_time() > time.time() - (now - self._cpu_at):
-                            used += spent[member.pid]
+                spent[member.pid] = sum(member.cpu_times()[:2])
+                # What a process had used before it was first seen is not of this interval.
+                if member.pid in self._cpu_s:
+                    used += spent[member.pid] - self._cpu_s[member.pid]
+                elif self._cpu_at is not None and member.create_time() > time.time() - (now - self._cpu_at):
+                    used += spent[member.pid]
         busy = _busy_s()
         everybody, self._busy_s = busy - self._busy_s, busy
         seen = bool(self._cpu_s.keys() & spent.keys())

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,25 +19,14 @@ from typing import Any
 
 from benchlib.launch.processes import is_stopped, signal_name
 
-# Texts of errors that another rank's failure causes: it went away or did not answer.
-_SECONDARY = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|reset by peer|broken pipe|timed? ?out|timeout"
-    r"|DistStoreError|DistNetworkError|DistBackendError|NCCL|RCCL|XCCL|ProcessGroup|socket|recvBytes|sendBytes"
-    r"|remote worker crash",
-    re.IGNORECASE,
+# Where an error stems from that another rank may have caused: it went away, or did not answer. The packages below
+# torch.distributed (tensor, fsdp, checkpoint) raise errors of a rank's own.
+_EXCHANGE_FILES = re.compile(r"torch[/\\]distributed[/\\]\w+\.py$|benchlib[/\\]runtime[/\\]mpi\.py$")
+# gloo states the place in its source; the Python frame is that of whoever waits. A future with a callback, as in DDP, raises
+# a RuntimeError that states the type of the first one.
+_EXCHANGE_TEXT = re.compile(
+    r"\[\S*[/\\]gloo[/\\]\S+:\d+\]|error when running the callback: (torch\.distributed\.)?Dist\w*Error: "
 )
-# An error of a rank's own work is never an echo, whatever its text.
-_PRIMARY_TYPES = {
-    "UserError",
-    "DataError",
-    "StorageError",
-    "BackendUnavailable",
-    "OutOfMemoryError",
-    "MemoryError",
-    "AssertionError",
-    "KeyError",
-    "TypeError",
-}
 # The table that torchrun's agent prints about its ranks when one of them failed.
 _AGENT_ROW = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _AGENT_ROOT = "Root Cause (first observed failure)"
@@ -88,6 +78,11 @@ class RankRecord:
         """Whether the rank has not ended as far as is known."""
         return self.returncode is None
 
+    @property
+    def echoes(self) -> bool:
+        """Whether its error is the consequence of another rank's failure, see ``is_echo``."""
+        return bool(self.error and self.error.get("echo"))
+
     def hear(self, event: dict[str, Any]) -> None:
         """Take in an event that this rank wrote."""
         self.heard_at = max(self.heard_at, float(event["t"]))
@@ -99,7 +94,7 @@ class RankRecord:
             self.phase, self.step = str(event.get("name", "")), None
             self.at_work = self.at_work or self.phase != "import"
         elif kind == "error":
-            self.error = {key: event.get(key, "") for key in ("t", "type", "message", "traceback", "exit_code")}
+            self.error = {key: event.get(key, "") for key in ("t", "type", "message", "traceback", "echo", "exit_code")}
         if kind not in ("start", "phase", "error"):
             self.at_work = True
         if isinstance(event.get("step"), int):
@@ -160,20 +155,31 @@ def no_restart_helps(error: dict[str, Any] | None) -> bool:
     return error.get("type") in ("UserError", "DataError", "StorageError", "BackendUnavailable")
 
 
-def is_echo(error: dict[str, Any]) -> bool:
-    """Whether an error reads like the consequence of another rank's failure."""
-    name = str(error.get("type", ""))
-    return name not in _PRIMARY_TYPES and bool(_SECONDARY.search(f"{name}: {error.get('message', '')}"))
+def is_echo(error: BaseException) -> bool:
+    """Whether an error is what a rank sees of another one's failure: an error of ``torch.distributed``, or of a connection of it.
+
+    Type and origin decide, not the words: a path may hold "nccl", and a data loader may time out.
+    """
+    if any(kind.__module__ == "torch.distributed" and kind.__name__ == "DistError" for kind in type(error).__mro__):
+        return True
+    if type(error) is not RuntimeError and not isinstance(error, (ConnectionError, TimeoutError)):
+        return False
+    if error.__cause__ is not None:  # raised again with more words
+        return is_echo(error.__cause__)
+    frames = list(traceback.walk_tb(error.__traceback__))
+    origin = frames[-1][0].f_code.co_filename if frames else ""
+    return bool(_EXCHANGE_FILES.search(origin) or (type(error) is RuntimeError and _EXCHANGE_TEXT.search(str(error))))
 
 
 def first_failure(ranks: list[RankRecord]) -> RankRecord | None:
     """Return the rank that failed first and of itself, or the best that is left; None when none failed."""
     own: list[tuple[float, RankRecord]] = []
     for record in ranks:
-        if record.error and not is_echo(record.error):
+        if record.error and not record.echoes:
             own.append((float(record.error.get("t", 0.0)), record))
         elif not record.error and not record.ended_by_us and record.returncode:
-            lead = _SIGNAL_LEAD_S if record.returncode < 0 else 0.0
+            # A library of collectives aborts the process that lost its peer: SIGABRT may well follow the cause.
+            lead = _SIGNAL_LEAD_S if record.returncode < 0 and record.returncode != -signal.SIGABRT else 0.0
             own.append((float(record.ended_at or 0.0) - lead, record))
     if own:
         return min(own, key=lambda item: item[0])[1]
@@ -191,7 +197,7 @@ def failure_text(record: RankRecord, ranks: list[RankRecord]) -> str:
             return message  # what the user gave is wrong, or the disk is full: the message says it all
         text = f"{who} raised {record.error.get('type')}{record.where()}" + (f": {first}" if first else "")
         gone = [other.rank for other in ranks if other.returncode == 0]
-        if is_echo(record.error) and gone:
+        if record.echoes and gone:
             text += f"; {_rank_list(gone)} had already ended (exit code 0)"
         return text
     if record.returncode == EXIT_STORAGE:

@@ -28,6 +28,7 @@ from benchlib.launch.processes import MARK, free_shared_memory, kill_marked, sig
 
 Status = dict[str, Any]
 
+SUPERVISOR = "benchlib.launch.supervise"
 POLL_S = 0.1
 TICK_S = 1.0
 STOP_S = 14.0  # the supervisor needs at most its stages' sum
@@ -109,7 +110,7 @@ class Launch:
         package = Path(__file__).resolve().parents[2]
         if package.name not in ("site-packages", "dist-packages"):  # a checkout: found from any working folder
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), env.get("PYTHONPATH")]))
-        command = [sys.executable, "-m", "benchlib.launch.supervise", str(self.run_dir), "--claim", str(held)]
+        command = [sys.executable, "-m", SUPERVISOR, str(self.run_dir), "--claim", str(held)]
         with (logs / "supervisor.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -319,10 +320,8 @@ def _supervisor_lives(run_dir: Path, launched: Event) -> bool:
         return bool(running)
     import psutil
 
-    try:
-        process = psutil.Process(pid)
-        # A younger process only got its number.
-        return process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= launched["t"] + 1.0
+    try:  # another process may have got its number, and when it began no clock says that may be set meanwhile
+        return {SUPERVISOR, str(run_dir)} <= set(psutil.Process(pid).cmdline())
     except (psutil.Error, ValueError, OverflowError):
         return False
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchlib.core.errors import UserError
 from benchlib.core.events import Event
-from benchlib.core.files import read_json
+from benchlib.core.files import read_object
 from benchlib.launch import diagnosis
 from benchlib.launch.diagnosis import RankRecord
 from benchlib.launch.jobs import Job
@@ -78,15 +78,18 @@ class Children:
         ended, self._ended = self._ended, []
         return ended
 
-    def _reap(self) -> None:
-        """Collect every dead child, the adopted ones too: else they stay as zombies."""
+    def _reap(self) -> bool:
+        """Collect every dead child, the adopted ones too: else they stay as zombies. Return whether any lives.
+
+        So the supervisor starts no other process: its exit code would be lost here.
+        """
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return False
             if not pid:
-                return
+                return True
             if process := self.living.pop(pid, None):
                 process.returncode = os.waitstatus_to_exitcode(status)
                 self._ended.append((pid, process.returncode))
@@ -112,10 +115,7 @@ class Children:
 
     def _wait(self, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
-            self._reap()
-            if not descendants():
-                return
+        while time.monotonic() < end and self._reap():  # orphans are adopted: who has no child has no descendant
             time.sleep(0.02)
 
 
@@ -174,12 +174,14 @@ class AgentReport:
 class RankTable:
     """The ranks of the present attempt: from their events, from what they and the agent left, from stacks.
 
-    ``records`` are by rank. ``launch`` is the id of the supervisor's launch: two machines may have the same host name.
+    ``records`` are by rank, ``processes`` those of the ranks that the supervisor started itself, by process id: what a rank says
+    of its own id may differ. ``launch`` is the id of the supervisor's launch: two machines may have the same host name.
     """
 
     def __init__(self, logs: Path, launch: str) -> None:
         self.logs, self.launch, self.host = logs, launch, platform.node()
         self.records: dict[int, RankRecord] = {}
+        self.processes: dict[int, RankRecord] = {}
 
     def all(self) -> list[RankRecord]:
         """Return all ranks that were heard of; safe for other threads."""
@@ -196,7 +198,7 @@ class RankTable:
     def started(self, pids: list[int]) -> None:
         """Take in the ranks that the supervisor started itself, by number."""
         for rank, pid in enumerate(pids):
-            self.records[rank] = RankRecord(rank, pid, self.host, self.launch)
+            self.records[rank] = self.processes[pid] = RankRecord(rank, pid, self.host, self.launch)
 
     def hear(self, rank: int, event: Event, agent: bool) -> RankRecord:
         """Take in an event of a rank; ``agent``: an agent reaps it, so its events have to tell its end."""
@@ -234,7 +236,7 @@ class RankTable:
             path = self.logs / f"rank{record.rank}.error.json"
             if record.error is None and path.exists():
                 with contextlib.suppress(UserError):
-                    error = read_json(path)
+                    error = read_object(path, {"t": float, "type": str, "message": str, "traceback": str})
                     if record.pid in (None, error.get("pid")):  # not of an earlier attempt
                         record.error = error
         for rank, code, pid, root in agent.failures():

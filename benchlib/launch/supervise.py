@@ -17,6 +17,7 @@ when ranks here fail or hang without a cause of their own.
 import argparse
 import contextlib
 import dataclasses
+import json
 import os
 import select
 import signal
@@ -240,7 +241,7 @@ class Supervisor:
 
     def _reap(self) -> None:
         for pid, code in self.children.ended():
-            record = None if self.job.agent else next(record for record in self.ranks.all() if record.pid == pid)
+            record = self.ranks.processes.get(pid)
             if record:
                 record.returncode, record.ended_at = code, time.time()
             rank, name = record.rank if record else None, signal_name(-code) if code < 0 else None
@@ -251,8 +252,11 @@ class Supervisor:
     def _follow(self) -> None:
         for event in self.follower.poll():
             source = str(event["source"])
-            if source.startswith("rank") and source[4:].isdigit():
-                self._hear(int(source[4:]), event)
+            if source.startswith("rank") and source[4:].isdecimal():
+                try:
+                    self._hear(int(source[4:]), event)
+                except (KeyError, TypeError, ValueError):
+                    print(f"skipped a malformed event: {json.dumps(event)[:500]}", file=sys.stderr, flush=True)
 
     def _hear(self, rank: int, event: Event) -> None:
         if event["kind"] == "start" and self.job.agent and self.attempts.begins(event, self.ranks.records.get(rank)):
@@ -261,7 +265,7 @@ class Supervisor:
         self.heard_first = self.heard_first or record.heard_at
         if event["kind"] != "error" or not record.error:
             return
-        if diagnosis.is_echo(record.error):
+        if record.echoes:
             self.ranks.take_in_dead()
             self.neighbours.look()  # now: those who only echo the failure as well will soon be gone
         if self.job.restarts and diagnosis.no_restart_helps(record.error):
@@ -340,7 +344,7 @@ class Supervisor:
         if culprit.error and culprit.error.get("exit_code") == EXIT_SKIPPED:
             return Ending("skipped", str(culprit.error.get("message", "")), culprit.rank)
         ending = Ending("failed", diagnosis.failure_text(culprit, records), culprit.rank)
-        if not (culprit.error and diagnosis.is_echo(culprit.error)):
+        if not culprit.echoes:
             return ending
         if self.failed_code and (why := self.agent.reason()):
             ending.reason += f"; {why}"

@@ -207,10 +207,14 @@ def search(folder: Path, usable: Callable[[Checkpoint], bool] = lambda _: True) 
     return None, faults
 
 
-def newest(folder: Path) -> Checkpoint:
-    """Return the newest intact checkpoint below ``folder``; ``UserError`` where there is none."""
-    checkpoint, faults = search(folder)
+def newest(folder: Path, unfinished: Callable[[Checkpoint], bool] = lambda _: True) -> Checkpoint:
+    """Return the newest intact checkpoint below ``folder`` that is ``unfinished``; ``UserError`` where there is none."""
+    checkpoint, faults = search(folder, unfinished)
     if checkpoint is None:
+        if len(faults) < len(_folders(folder)):
+            raise UserError(
+                f"{folder}: the training is finished, nothing is left to resume; start a new run without --resume"
+            )
         reason = f" ({'; '.join(faults)})" if faults else ": the folder has none"
         raise UserError(f"{folder}: no intact checkpoint to resume from{reason}")
     return replace(checkpoint, passed_over=tuple(faults))

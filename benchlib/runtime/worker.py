@@ -154,20 +154,22 @@ def _report(error: BaseException, run_dir: Path, where: Place, events: EventWrit
         "type": type(error).__name__,
         "message": str(error),
         "traceback": text,
+        "echo": is_echo(error),
         "exit_code": exit_code,
     }
     with contextlib.suppress(OSError):  # on a full disk only the exit code remains
         write_json(run_dir / "logs" / f"rank{where.rank}.error.json", record)
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # torchrun takes the smallest whole second for the cause: an echo of another rank's failure is rounded up.
-        whole = math.ceil(record["t"]) if is_echo(record) else math.floor(record["t"])
+        whole = math.ceil(record["t"]) if record["echo"] else math.floor(record["t"])
         extra = {"py_callstack": text, "timestamp": str(whole)}
         with contextlib.suppress(OSError):
             write_json(path, {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}})
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):
-        events.emit("error", type=record["type"], message=record["message"], traceback=text, exit_code=exit_code)
+        names = ("type", "message", "traceback", "echo", "exit_code")
+        events.emit("error", **{name: record[name] for name in names})
 
 
 def _not_stored(error: OSError) -> bool:

@@ -102,8 +102,15 @@ class Kernel:
         return self._process is not None and is_stopped(self._process.pid)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, to a kernel that starts later as well."""
+        """Send a signal, to a kernel that starts later as well.
+
+        A fork server that was stopped (SIGSTOP) goes on: it alone can tell that the kernel ended, and it ends with this program.
+        """
         self._ending = True
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if is_stopped(child.pid):
+                    child.send_signal(signal.SIGCONT)
         if self._process is not None:
             with contextlib.suppress(psutil.Error):
                 self._process.send_signal(number)

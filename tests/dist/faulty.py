@@ -20,7 +20,7 @@ class Config(BaseConfig):
 
     fault: str = "nothing"
     who: int = 1
-    steps: int = 600
+    steps: int = 100_000
     step_s: float = 0.05
 
 
@@ -31,6 +31,11 @@ def nothing() -> None:
 def boom() -> None:
     """Raise."""
     raise ValueError("boom <script>")
+
+
+def no_file() -> None:
+    """Miss a file whose path reads like a library of collectives."""
+    Path("/mnt/nccl-data/socket/timeout.json").read_text()
 
 
 def no_space() -> None:
@@ -119,6 +124,25 @@ def collective(config: Config, run_dir: Path, events: EventWriter) -> None:
             dist.all_reduce(total)
             assert total.tolist() == [world.size] * 3
             time.sleep(config.step_s)
+
+
+def strange(config: Config, run_dir: Path, events: EventWriter) -> None:
+    """Events that benchlib does not know, without their keys or with values of other types, and a start of another process."""
+    for kind in ("start", "plan", "step", "progress", "news"):
+        events.emit(kind)
+        events.emit(kind, pid="7", planned_steps="all", step=[1], done=None, total={}, loss="low", member="a")
+    events.emit("start", pid=1, host="elsewhere")
+    steps(config, events)
+
+
+def watched(config: Config, run_dir: Path, events: EventWriter) -> None:
+    """As ``collective``, and a rank that loses its peer is aborted without a word, as NCCL's watchdog does."""
+    try:
+        collective(config, run_dir, events)
+    except RuntimeError:
+        while not (run_dir / "logs" / f"rank{config.who}.error.json").exists():
+            time.sleep(0.01)
+        os.abort()
 
 
 def long_work_of_one(config: Config, run_dir: Path, events: EventWriter) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from benchlib.core.files import write_json
 from benchlib.launch.processes import marked
 
 HERE = Path(__file__).parent
-END_S = 15.0
+END_S = 90.0  # for what comes within seconds on a machine that nobody else uses
 
 
 def prepare(run_dir: Path, **values: Any) -> Path:
@@ -34,7 +33,7 @@ def prepare(run_dir: Path, **values: Any) -> Path:
     return run_dir
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 40.0) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = END_S) -> Any:
     """Wait for a condition and return what it returned."""
     end = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -53,18 +52,17 @@ def pid_at_step(run_dir: Path, rank: int, step: int = 3) -> int:
     return next(e["pid"] for e in read_events(run_dir, {"start"}) if e["source"] == f"rank{rank}")
 
 
-def none_left(run_dir: Path, within_s: float = END_S) -> float:
-    """Assert that all processes of a run go away within ``within_s``; return the seconds it took."""
-    start = time.monotonic()
+def none_left(run_dir: Path) -> None:
+    """Assert that all processes of a run go away."""
+    end = time.monotonic() + END_S
     while left := marked(run_dir):
-        assert time.monotonic() - start < within_s, [process.cmdline() for process in left]
+        assert time.monotonic() < end, [process.cmdline() for process in left]
         time.sleep(0.05)
-    return time.monotonic() - start
 
 
 def status(run_dir: Path) -> dict[str, Any]:
     """Wait for the status of a run and return it."""
-    until((run_dir / "status.json").exists, END_S)
+    until((run_dir / "status.json").exists)
     return json.loads((run_dir / "status.json").read_text())
 
 
@@ -73,12 +71,6 @@ def foreground(run_dir: Path, function: str = "run") -> subprocess.Popen[str]:
     code = f"from benchlib.launch.launch import execute; execute({str(run_dir)!r}, benchmark='faulty:{function}')"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, env=env)
-
-
-def send(pid: int, number: signal.Signals) -> float:
-    """Send a signal and return the time."""
-    os.kill(pid, number)
-    return time.time()
 
 
 def in_this_process(run_dir: Path) -> None:

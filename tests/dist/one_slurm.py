@@ -98,7 +98,7 @@ def _idle(conf: Path) -> bool:
     return done.stdout.split() == ["2", "idle"]
 
 
-def _until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def _until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "SLURM's daemons did not come up"

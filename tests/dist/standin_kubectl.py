@@ -2,7 +2,7 @@
 
 It keeps its cluster in ``$STANDIN``: ``calls.jsonl``, the mounted config maps, and for each pod a folder with its
 volume, its output, and its exit code. ``$STANDIN_MODE``: ``image`` (pods wait for an image that is not there),
-``refused`` (create is forbidden), ``cut`` (the first connection to a log breaks after two seconds), ``lost`` (a pod is gone after two seconds). With ``$STANDIN_DIRECT`` a
+``refused`` (create is forbidden), ``cut`` (the first connection to a log breaks at its third line), ``lost`` (a pod is gone when it was shown once). With ``$STANDIN_DIRECT`` a
 pod's only rank is started without torchrun, whose start takes seconds.
 """
 
@@ -21,7 +21,6 @@ import yaml
 ROOT = Path(os.environ["STANDIN"])
 MODE = os.environ.get("STANDIN_MODE", "")
 DIRECT = "STANDIN_DIRECT" in os.environ
-LIMIT_S = 2.0  # of what breaks
 
 
 def templates(item: dict[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
@@ -114,17 +113,20 @@ def state(pod: Path) -> dict[str, Any]:
 
 def follow(pod: Path) -> None:
     """Print a pod's log until the pod ends."""
-    begun = time.monotonic()
+    lines = 0
     with (pod / "log").open() as log:
         while True:
             ended = (pod / "code").exists()
-            sys.stdout.write(log.read())
+            for line in log:
+                sys.stdout.write(line)
+                lines += 1
+                if MODE == "cut" and lines == 3 and not (pod / "was-cut").exists():
+                    (pod / "was-cut").touch()
+                    sys.stdout.flush()
+                    sys.exit("error: lost connection to pod")
             sys.stdout.flush()
             if ended:
                 return
-            if MODE == "cut" and time.monotonic() - begun > LIMIT_S and not (pod / "was-cut").exists():
-                (pod / "was-cut").touch()
-                sys.exit("error: lost connection to pod")
             time.sleep(0.05)
 
 
@@ -139,7 +141,9 @@ def main() -> None:
     if verb == "create":
         create(words[2])
     elif verb == "get":
-        there = [] if MODE == "lost" and time.time() - pods.stat().st_ctime > LIMIT_S else sorted(pods.glob("*"))
+        there = [] if MODE == "lost" and (ROOT / "shown").exists() else sorted(pods.glob("*"))
+        if there:
+            (ROOT / "shown").touch()
         print(json.dumps({"items": [state(pod) for pod in there]}))
     elif verb == "logs":
         follow(pods / words[2])

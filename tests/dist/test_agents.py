@@ -14,7 +14,7 @@ from typing import Any
 import one_slurm
 import psutil
 import pytest
-from harness import HERE, free_port, prepare, send, until
+from harness import HERE, free_port, prepare, until
 
 from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
@@ -110,13 +110,13 @@ def test_a_stopped_run_takes_its_job_back(direct: Path, tmp_path: Path, killed: 
         until(lambda: any(event.get("step", 0) >= 3 for event in read_events(run_dir, {"heartbeat"})))
         if killed:
             assert launch.pid
-            send(launch.pid, signal.SIGKILL)
+            os.kill(launch.pid, signal.SIGKILL)
             status = launch.wait()
         else:
             status = launch.stop()
     assert status and status["outcome"] == ("failed" if killed else "stopped")
-    until((direct / "deleted").exists, 15)
-    until(lambda: not pods_left(direct), 5)
+    until((direct / "deleted").exists)
+    until(lambda: not pods_left(direct))
 
 
 def test_a_connection_that_breaks_is_opened_again(

@@ -1,5 +1,6 @@
 """The exchange between groups of ranks: against sums in one place, against gloo alone, in DDP, and with a rank that is lost."""
 
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -7,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from harness import HERE, none_left, pid_at_step, prepare, send
+from harness import HERE, none_left, pid_at_step, prepare
 from torch.nn.parallel import DistributedDataParallel
 from worlds import in_world
 
@@ -165,7 +166,7 @@ def test_a_lost_rank_ends_all_groups(tmp_path, monkeypatch):
     values = {"nproc": 3, "collective": "hierarchical", "exchange_groups": "a,b,a", "fault": "nothing"}
     run_dir = prepare(tmp_path / "run", **values)
     with Launch(run_dir, "faulty:collective").start() as launch:
-        send(pid_at_step(run_dir, 2), signal.SIGKILL)
+        os.kill(pid_at_step(run_dir, 2), signal.SIGKILL)
         result = launch.wait()
     assert result["reason"].startswith("rank 2 was killed by SIGKILL during phase train, step ")
-    none_left(run_dir, 2)
+    none_left(run_dir)

@@ -1,5 +1,6 @@
 """The parity benchmark from weights to verdict, with the embedded model and a few members on the CPU."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -35,6 +36,7 @@ SMALL = {
     "repeats": 2,
     "attention_kernels": False,
     "threads": 1,
+    "member_timeout_s": 3600,
     "budget_s": 86400,  # the run counts from the start of its process, which is here that of all tests
 }
 SUFFIX = "_minisquad_tiny"
@@ -105,6 +107,8 @@ def test_every_number_of_a_run_follows_from_its_recordings(whole):
     assert result.facts["cases"] == len(json.loads((whole.path / "golden" / "golden.json").read_text())["cases"])
     assert [row["step"] for row in result.tables["curves"] if row["member"] == "bf16"] == [0, 1, 2]
     assert {row["member"] for row in result.tables["gradients"]} == {"sdpa_flash", "bf16"}
+    outputs = whole.path / "golden" / "reference" / "outputs.safetensors"
+    assert result.facts["reference"]["outputs_sha256"] == hashlib.sha256(outputs.read_bytes()).hexdigest()
     assert result.facts["scores"]["reference"].keys() >= {"f1", "exact_match"}
 
 

@@ -23,7 +23,7 @@ from benchlib.results.run import Run
 PROBE = {"backends": {"cpu": {"available": True, "count": 1, "names": ["cpu"], "reason": ""}}, "versions": {}}
 SMALL = (
     "lengths=8", "batch_sizes=1", "dev_questions=0", "train_steps=0", "latency_runs=0", "repeats=2", "attention_kernels=false",
-    "budget_s=86400",  # the run counts from the start of its process, which may be that of all tests
+    "member_timeout_s=3600", "budget_s=86400",  # the run counts from the start of its process, which may be that of all tests
 )  # fmt: skip
 
 

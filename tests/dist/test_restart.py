@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import HERE, none_left, prepare, status, until
+from harness import END_S, HERE, free_port, none_left, prepare, status, until
 
 from benchlib.config.schema import resolve, save_config
 from benchlib.core.errors import UserError
@@ -18,8 +18,6 @@ from benchlib.judge.verdict import judge
 from benchlib.launch.launch import Launch, RankFailed, execute
 from benchlib.launch.processes import kill_marked
 from benchlib.results.run import Run, load_result
-
-END_S = 90.0
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,9 +36,7 @@ def _squad(run_dir: Path, **values: Any) -> Path:
 
 
 def _nodes(**values: Any) -> dict[str, Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
     return {"launcher": "torchrun", "nproc": 1, "nnodes": 2, "rdzv_endpoint": endpoint, "max_restarts": 1, **values}
 
 
@@ -49,7 +45,7 @@ def _start(launches: list[Launch], endpoint: str) -> None:
     host, _, port = endpoint.partition(":")
     for launch in launches:
         launch.start()
-        until(lambda: _answers(host, int(port)), END_S)
+        until(lambda: _answers(host, int(port)))
 
 
 def _answers(host: str, port: int) -> bool:
@@ -57,29 +53,29 @@ def _answers(host: str, port: int) -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
-def _lose(launch: Launch) -> float:
-    """Kill every process of a node, the supervisor too; return the time."""
+def _lose(launch: Launch) -> None:
+    """Kill every process of a node, the supervisor too."""
     assert launch.pid is not None
     kill_marked(launch.run_dir)
     none_left(launch.run_dir)
     launch.wait()
-    return time.time()
 
 
 def _wait(launch: Launch) -> dict[str, Any]:
-    until(lambda: not launch.running, END_S)
+    until(lambda: not launch.running)
     return launch.wait()
 
 
 @pytest.fixture(scope="module")
-def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Launch, float]]:
+def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     """A node whose neighbour was lost, and nobody comes instead: it waits for the start-up limit while tests go on."""
     folder = tmp_path_factory.mktemp("alone")
     values = _nodes(steps=100_000, startup_timeout_s=30)
     nodes = [Launch(prepare(folder / name, **values), "faulty:collective") for name in "ab"]
     _start(nodes, values["rdzv_endpoint"])
-    until(lambda: any(event.get("step", 0) >= 3 for event in read_events(nodes[1].run_dir, {"heartbeat"})), END_S)
-    yield nodes[0], _lose(nodes[1])
+    until(lambda: any(event.get("step", 0) >= 3 for event in read_events(nodes[1].run_dir, {"heartbeat"})))
+    _lose(nodes[1])
+    yield nodes[0]
     nodes[0].stop()
 
 
@@ -102,12 +98,12 @@ def _same_training(run_dir: Path, undisturbed: Run) -> None:
 
 
 def test_another_node_takes_the_place_of_a_lost_one(
-    left_alone: tuple[Launch, float], request: pytest.FixtureRequest, tmp_path: Path
+    left_alone: Launch, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     values = _nodes()
     launches = [Launch(_squad(tmp_path / name, **values), "restarting:waits_for_its_end") for name in "ab"]
     _start(launches, values["rdzv_endpoint"])
-    until((tmp_path / "b/waits").exists, END_S)
+    until((tmp_path / "b/waits").exists)
     _lose(launches[1])
     instead = Launch(_squad(tmp_path / "c", **values), "restarting:waits_for_its_end").start()
     undisturbed = request.getfixturevalue("undisturbed")  # while the lost node's heartbeats run out
@@ -137,7 +133,7 @@ def test_an_undisturbed_run_passes_its_checks(undisturbed: Run) -> None:
 def test_from_the_checkpoint_before_the_damaged_one(undisturbed: Run, tmp_path: Path) -> None:
     run_dir = _squad(tmp_path / "run", launcher="torchrun", max_restarts=1)
     told = execute(run_dir, benchmark="restarting:flipped_and_killed")
-    none_left(run_dir, 0.5)
+    none_left(run_dir)
     assert (told["outcome"], told["restarts"]) == ("complete", 1)
     (earlier,) = told["earlier_attempts"]
     assert (earlier["attempt"], earlier["culprit"], earlier["ranks"][1]["signal"]) == (1, 1, "SIGKILL")
@@ -156,10 +152,10 @@ def test_from_the_checkpoint_before_the_damaged_one(undisturbed: Run, tmp_path: 
 
 
 def test_a_rank_that_hangs_is_killed_and_all_are_started_again(tmp_path: Path) -> None:
-    values = {"launcher": "torchrun", "max_restarts": 1, "fault": "spin_without_end", "stall_timeout_s": 1.5}
+    values = {"launcher": "torchrun", "max_restarts": 1, "fault": "spin_without_end", "stall_timeout_s": 4}
     with pytest.raises(RankFailed) as caught:
         execute(prepare(tmp_path / "run", **values), benchmark="faulty:run")
-    none_left(tmp_path / "run", 0.5)
+    none_left(tmp_path / "run")
     told = caught.value.status
     assert (told["outcome"], told["culprit"], told["restarts"]) == ("stalled", 1, 1), "it hangs every time"
     (earlier,) = told["earlier_attempts"]
@@ -174,14 +170,12 @@ def test_wrong_input_is_not_tried_again(tmp_path: Path) -> None:
     assert (told["outcome"], told["reason"], told["restarts"]) == ("skipped", "no such device here", 0)
 
 
-def test_nobody_takes_the_place(left_alone: tuple[Launch, float]) -> None:
-    launch, lost_at = left_alone
-    told = _wait(launch)
-    assert told["ended_at"] - lost_at < 30 + 20
+def test_nobody_takes_the_place(left_alone: Launch) -> None:
+    told = _wait(left_alone)
     assert (told["outcome"], told["restarts"]) == ("failed", 0)
     assert [row["how"] for row in told["lost"]] == ["gone"]
     assert told["reason"].startswith("node ")
     assert "the ranks could not be started again: the nodes did not all meet within 30 s" in told["reason"]
     assert "no node took the place of node" in told["reason"]
-    assert told == status(launch.run_dir)
-    assert json.loads((launch.run_dir / "peers.json").read_text())["nodes"]
+    assert told == status(left_alone.run_dir)
+    assert json.loads((left_alone.run_dir / "peers.json").read_text())["nodes"]

@@ -18,11 +18,11 @@ import pytest
 from benchlib.core.events import read_events
 from benchlib.launch.processes import marked
 
-END_S = 45.0  # a limit for hangs: a busy machine needs a while to end many processes
+END_S = 90.0  # a limit for hangs: a busy machine needs a while to end many processes
 LONG = ["numbers=300000", "rounds=1000000", "budget_s=900", "stall_timeout_s=30", "nproc=1"]
 
 
-def until(condition, within_s=60.0):
+def until(condition, within_s=END_S):
     end = time.monotonic() + within_s
     while not (found := condition()):
         assert time.monotonic() < end, "waited in vain"
@@ -100,7 +100,7 @@ def test_a_request_to_end_ends_the_run_in_order(adding):
     process, run_dir = adding
     family = _family(process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=END_S + 15)
+    process.communicate(timeout=END_S)
     assert process.returncode == 130
     assert_over(run_dir, family)
     assert "Stopped by the user" in report_of(run_dir)
@@ -119,7 +119,7 @@ def test_every_interrupt_is_130_and_a_run_that_began_has_status_and_report(begun
         else:
             time.sleep(delay)
         process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=3 * END_S + 15)
+    output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 130, output
     assert "Stopped by the user" in output
     for run_dir in tmp_path.glob("*/tally-*"):
@@ -134,7 +134,7 @@ def test_a_second_interrupt_while_the_ranks_are_ended_changes_nothing(adding):
     for _ in range(3):
         process.send_signal(signal.SIGINT)
         time.sleep(0.4)
-    process.communicate(timeout=END_S + 15)
+    process.communicate(timeout=END_S)
     assert process.returncode == 130
     assert_over(run_dir, family)
     assert json.loads((run_dir / "status.json").read_text())["outcome"] == "stopped"
@@ -147,24 +147,25 @@ def test_a_deaf_kernel_is_killed_at_the_limit_of_the_whole_run(tmp_path):
         "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
     )
     nbformat.write(nbformat.v4.new_notebook(cells=[deaf]), path)
-    words = "import pathlib, papermill, sys; from benchlib.show.headless import execute; execute(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), {}, 8.0)"
+    words = "import pathlib, papermill, sys; from benchlib.show.headless import execute; execute(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), {}, 15.0)"
     command = [sys.executable, "-c", words, str(path), str(tmp_path / "executed.ipynb")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     kernel = until(lambda: next(kernels(process), None))
-    _, errors = process.communicate(timeout=120)
-    assert "TimeoutError: no end within 8 s" in errors
+    _, errors = process.communicate(timeout=END_S)
+    assert "TimeoutError: no end within 15 s" in errors
     assert not kernel.is_running()
 
 
-def test_a_kernel_that_is_stopped_breaks_the_run_soon_after_its_limit(begun, tmp_path):
-    process = begun("wall_limit_s=12")
+def test_a_kernel_that_is_stopped_with_its_fork_server_breaks_the_run_soon_after_its_limit(begun, tmp_path):
+    process = begun("wall_limit_s=25")
     kernel = until(lambda: psutil.pid_exists(process.pid) and next(iter(kernels(process)), None))
     run_dir = run_dir_of(tmp_path)
     until(lambda: (run_dir / "events-supervisor.jsonl").exists())
-    kernel.send_signal(signal.SIGSTOP)
-    output, _ = process.communicate(timeout=120)
+    for one in (kernel, kernel.parent()):
+        one.send_signal(signal.SIGSTOP)
+    output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 2, output
-    assert "BROKEN  The run was ended after 12 s (wall limit)" in output, output
+    assert "BROKEN  The run was ended after 25 s (wall limit)" in output, output
     assert json.loads((run_dir / "status.json").read_text())["outcome"] == "timeout"
     assert_over(run_dir, [kernel])
 
@@ -190,7 +191,7 @@ def test_a_killed_kernel_ends_the_run_with_a_report(adding):
     process, run_dir = adding
     family = _family(process)
     kernel_of(process).kill()
-    process.communicate(timeout=END_S + 15)
+    process.communicate(timeout=END_S)
     assert process.returncode == 2
     assert_over(run_dir, family)
     assert "BROKEN" in report_of(run_dir) and "kernel died" in report_of(run_dir)
@@ -201,7 +202,7 @@ def test_a_killed_rank_is_named_in_terminal_and_report(adding):
     process, run_dir = adding
     victim = next(event["pid"] for event in read_events(run_dir, ["start"]) if event["source"] == "rank1")
     os.kill(victim, signal.SIGKILL)
-    output, _ = process.communicate(timeout=END_S + 15)
+    output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 2
     assert "rank 1 was killed by SIGKILL" in " ".join(output.split())
     assert "rank 1 was killed by SIGKILL" in report_of(run_dir)

@@ -7,24 +7,25 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.compiled.config import REFERENCE, CompiledConfig, members
 from benchlib.core.text import quantity
 from benchlib.judge.baselines import Comparison, regression_checks
-from benchlib.judge.checks import Check, agreement_check, budget_check, fact_check, finite_check
+from benchlib.judge.checks import Ask, Check, agreement_check, asks, budget_check, finite_check
 from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.judge.numbers import within
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Result, Run
 
-# Relative L2 norm over all gradients, of the requirement; eased as parity's limits are: by the reference's own error in fp32.
-GRADIENTS = 1e-6
-EASED, MOST = 3, 10
+GRADIENTS = 1e-6  # relative L2 norm over all gradients, of the requirement
 SHOWN = ("possible values",)
-# Where a null has its reason: the joint program is not exported alone.
-LACKS = {
-    "programs": ("export_s",),
-}
+Rows = Sequence[Mapping[str, Any]]
 
 
-def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
-    """Say whether a null has a reason."""
-    return column in LACKS.get(table, ())
+def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason, which its row states."""
+    if table == "programs":  # that of the replicas is the graph of the joint program
+        return column == "export_s" and row.get("program") == "replicas"
+    if table in ("runtimes", "targets"):
+        return row.get("status") in ("SKIPPED", "FAIL") and bool(row.get("reason"))
+    few = row.get("ci_low") is None and row.get("ci_high") is None  # rounds have no interval
+    return table == "executors" and column in ("ci_low", "ci_high") and few
 
 
 def limits(run: Run) -> list[RegressionLimit]:
@@ -42,14 +43,23 @@ def _result(run: Run) -> Result:
     return run.result
 
 
-def eased(limit: float, reference_error: float) -> float:
-    """Return a limit that is at least three times the reference's own distance to double precision, at most ten times the given one."""
-    return max(limit, min(EASED * reference_error, MOST * limit))
+def _parity(name: str) -> Any:
+    return BENCHMARKS["parity"].part("tolerances", name)
 
 
 def tolerance(quantity_name: str) -> float:
-    """Return parity's limit of an fp32 member on a CPU."""
-    return float(BENCHMARKS["parity"].part("tolerances", "limit")("cpu", "fp32", quantity_name).value)
+    """Return parity's limit of an fp32 member on a CPU; ``LOGITS``, ``COSINE`` or ``CURVE`` of its tolerances."""
+    return float(_parity("limit")("cpu", "fp32", _parity(quantity_name)).value)
+
+
+def eased(limit: float, reference_error: float) -> float:
+    """Return a limit that the reference's own distance to double precision eases, as far as parity's limits are."""
+    return float(max(limit, min(_parity("TRUTH_FACTOR") * reference_error, _parity("MOST_EASED") * limit)))
+
+
+def _holds(difference: float, limit: float, reference_error: float) -> bool:
+    """Whether a difference is within its eased limit; a reference that is itself farther off than any proves nothing."""
+    return within(reference_error, _parity("MOST_EASED") * limit) and within(difference, eased(limit, reference_error))
 
 
 def checks(run: Run, comparison: Comparison) -> list[Check]:
@@ -57,17 +67,14 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     result, config, stated = _result(run), run.config, OwnClaims(Numbers.of_run(run))
     assert isinstance(config, CompiledConfig)
     tables = result.tables
+    gradients = Ask("gradients", "Does the joint program give autograd's gradients?")
     return [
         _programs(tables.get("programs", []), config.models),
         _flops(tables.get("programs", [])),
-        _gradients(
-            "gradients",
-            "Does the joint program give autograd's gradients?",
-            [row for row in tables.get("gradients", []) if row["replicas"] == 1],
-        ),
+        gradients.by(_gradients, tables.get("gradients", []), 1),
         _replicas(tables.get("gradients", []), config.world_size),
         _curve(tables.get("curve", []), config.train_steps),
-        _runtimes(tables.get("runtimes", []), config.runtimes),
+        _runtimes(tables.get("runtimes", [])),
         _executors(tables.get("executors", []), config),
         finite_check(stated),
         agreement_check(stated, SHOWN),
@@ -76,104 +83,104 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     ]
 
 
-def _skipped(name: str, question: str, reason: str) -> Check:
-    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
-
-
-def _programs(rows: Sequence[Mapping[str, Any]], models: Sequence[str]) -> Check:
+@asks("programs", "Does XLA give torch's numbers from the text of every model?")
+def _programs(ask: Ask, rows: Rows, models: Sequence[str]) -> Check:
     """Compare each converted model in XLA with eager torch: largest difference and cosine."""
-    name, question = "programs", "Does XLA give torch's numbers from the text of every model?"
     by_name = {row["program"]: row for row in rows if "max_abs" in row}
     missing = [model for model in models if model not in by_name]
     if missing:
-        return fact_check(name, question, False, f"no result of {', '.join(missing)}")
-    logits, cosine = tolerance("logits max difference"), tolerance("logits cosine")
+        return ask.fact(False, f"no result of {', '.join(missing)}")
+    return _logits(ask, {model: by_name[model] for model in models})
+
+
+def _logits(ask: Ask, rows: Mapping[str, Mapping[str, Any]]) -> Check:
+    """Compare logits of several names with eager torch's, within parity's limits."""
+    logits, cosine = tolerance("LOGITS"), tolerance("COSINE")
+    errors = {name: row.get("reference_error", 0.0) for name, row in rows.items()}  # unknown: nothing is eased
     wrong = [
-        model for model in models
-        if not by_name[model]["max_abs"] <= eased(logits, by_name[model]["reference_error"]) or not by_name[model]["one_minus_cos"] <= cosine
-    ]  # fmt: skip
-    worst = max(models, key=lambda model: by_name[model]["max_abs"])
-    row = by_name[worst]
-    reason = (
-        f"at most {row['max_abs']:.1e} apart ({worst}; eager itself is {row['reference_error']:.1e} from double precision), "
-        f"1 - cosine at most {max(by_name[model]['one_minus_cos'] for model in models):.0e}"
-    )
+        name
+        for name, row in rows.items()
+        if not _holds(row["max_abs"], logits, errors[name]) or not within(row["one_minus_cos"], cosine)
+    ]
+    worst = max(rows, key=lambda name: rows[name]["max_abs"])
+    largest = rows[worst]["max_abs"]
+    own = f"; eager itself is {errors[worst]:.1e} from double precision" if errors[worst] else ""
+    cosines = max(row["one_minus_cos"] for row in rows.values())
+    reason = f"at most {largest:.1e} apart ({worst}{own}), 1 - cosine at most {cosines:.0e}"
     reason += f"; beyond: {', '.join(wrong)}" if wrong else ""
-    return fact_check(
-        name, question, not wrong, reason, limit=f"<= {logits:g} and {cosine:g}, eased", value=row["max_abs"]
-    )
+    return ask.fact(not wrong, reason, limit=f"<= {logits:g} and {cosine:g}, eased", value=largest)
 
 
-def _flops(rows: Sequence[Mapping[str, Any]]) -> Check:
-    name, question = "FLOPs", "Does the text have the FLOPs of dots that the formula gives?"
-    counted = next((row for row in rows if row.get("formula_flops")), None)
+@asks("FLOPs", "Does the text have the FLOPs of dots that the formula gives?")
+def _flops(ask: Ask, rows: Rows) -> Check:
+    counted = next((row for row in rows if "formula_flops" in row), None)
     if counted is None:
-        return _skipped(name, question, "BERT is not among the models")
-    joint = next((row["dot_flops"] for row in rows if row["program"] == "joint"), None)
-    same = counted["dot_flops"] == counted["formula_flops"] and joint == 3 * counted["dot_flops"]
-    reason = f"forward {counted['dot_flops']:,} (formula {counted['formula_flops']:,.0f}), forward and backward {joint or 0:,}: three times as many"
-    return fact_check(name, question, same, reason if same else reason.replace(": three times as many", ""))
+        return ask.skipped("BERT is not among the models")
+    forward, formula = counted["dot_flops"], counted["formula_flops"]
+    joint = {row["program"]: row["dot_flops"] for row in rows}["joint"]
+    reason = f"forward {forward:,} (formula {formula:,.0f}), forward and backward {joint:,}"
+    same = forward == formula and joint == 3 * forward
+    return ask.fact(same, reason + (": three times as many" if same else ""))
 
 
-def _gradients(name: str, question: str, rows: Sequence[Mapping[str, Any]]) -> Check:
-    if not rows:
-        return fact_check(name, question, False, "no gradients were computed")
-    row = rows[0]
-    limit = eased(GRADIENTS, row["reference_error"])
-    equal = row.get("replicas_equal", True)
-    reason = f"{row['relative']:.1e} apart over {row['parameters']} parameters (the reference itself {row['reference_error']:.1e} from double precision)"
+def _gradients(ask: Ask, rows: Rows, replicas: int) -> Check:
+    row = next((row for row in rows if row["replicas"] == replicas), None)
+    if row is None:
+        return ask.fact(False, "no gradients were computed")
+    relative, error, equal = row["relative"], row["reference_error"], row.get("replicas_equal", True)
+    reason = f"{relative:.1e} apart over {row['parameters']} parameters (the reference itself {error:.1e} from double precision)"
     reason += "" if equal else "; replicas differ from each other"
-    return fact_check(
-        name, question, row["relative"] <= limit and equal, reason, limit=f"<= {limit:.1e}", value=row["relative"]
+    return ask.fact(
+        _holds(relative, GRADIENTS, error) and equal, reason, limit=f"<= {eased(GRADIENTS, error):.1e}", value=relative
     )
 
 
-def _replicas(rows: Sequence[Mapping[str, Any]], ranks: int) -> Check:
-    name, question = "data parallel", "Do replicas with all_reduce in the program give DDP's gradients?"
+@asks("data parallel", "Do replicas with all_reduce in the program give DDP's gradients?")
+def _replicas(ask: Ask, rows: Rows, ranks: int) -> Check:
     if ranks == 1:
-        return _skipped(name, question, "one rank has nobody to exchange with")
-    return _gradients(name, question, [row for row in rows if row["replicas"] == ranks])
+        return ask.skipped("one rank has nobody to exchange with")
+    return _gradients(ask, rows, ranks)
 
 
-def _curve(rows: Sequence[Mapping[str, Any]], steps: int) -> Check:
-    name, question = "training", "Does training through the program follow the loss curve of eager torch?"
+@asks("training", "Does training through the program follow the loss curve of eager torch?")
+def _curve(ask: Ask, rows: Rows, steps: int) -> Check:
     if not steps:
-        return _skipped(name, question, "train_steps = 0")
-    limit = tolerance("loss curve")
+        return ask.skipped("train_steps = 0")
+    limit = tolerance("CURVE")
     if len(rows) != steps:
-        return fact_check(name, question, False, f"{len(rows)} losses for {steps} steps")
+        return ask.fact(False, f"{len(rows)} losses for {steps} steps")
     worst = max(rows, key=lambda row: abs(row["eager"] - row["xla"]))
     value = abs(worst["eager"] - worst["xla"])
     reason = f"at most {value:.1e} apart (step {worst['step']}), loss {rows[0]['xla']:.3f} to {rows[-1]['xla']:.3f}"
-    return fact_check(name, question, value <= limit, reason, limit=f"<= {limit:g}", value=value)
+    return ask.fact(within(value, limit), reason, limit=f"<= {limit:g}", value=value)
 
 
-def _runtimes(rows: Sequence[Mapping[str, Any]], asked: Sequence[str]) -> Check:
-    name, question = "runtimes", "Do XLA, IREE and the reference interpreter give the same numbers from one file?"
+@asks("runtimes", "Do XLA, IREE and the reference interpreter give the same numbers from one file?")
+def _runtimes(ask: Ask, rows: Rows) -> Check:
     computed = [row for row in rows if row["status"] == "computed"]
     if not computed:
-        reason = "; ".join(row["reason"] for row in rows) or "runtimes is empty"
-        return _skipped(name, question, reason)
-    limit, cosine = tolerance("logits max difference"), tolerance("logits cosine")
-    wrong = [row["runtime"] for row in computed if not row["max_abs"] <= limit or not row["one_minus_cos"] <= cosine]
+        return ask.skipped("; ".join(row["reason"] for row in rows) or "runtimes is empty")
+    limit, cosine = tolerance("LOGITS"), tolerance("COSINE")
+    same = all(within(row["max_abs"], limit) and within(row["one_minus_cos"], cosine) for row in computed)
     reason = ", ".join(f"{row['runtime']} {row['max_abs']:.1e}" for row in computed)
     absent = [row["runtime"] for row in rows if row["status"] != "computed"]
     reason += f"; SKIPPED: {', '.join(absent)}" if absent else ""
-    return fact_check(name, question, not wrong, reason, limit=f"<= {limit:g}")
+    return ask.fact(same, reason, limit=f"<= {limit:g}")
 
 
-def _executors(rows: Sequence[Mapping[str, Any]], config: CompiledConfig) -> Check:
+@asks("executors", "Do the timed executors compute the same, within parity's limits?")
+def _executors(ask: Ask, rows: Rows, config: CompiledConfig) -> Check:
     """Compare what the timed executors compute; one that does not gate in parity is shown there and not judged here."""
-    name, question = "executors", "Do the timed executors compute the same?"
-    timed = [row for row in rows if row["status"] == "timed" and members()[row["executor"]].gates]
-    if len({(row["executor"], row["batch"], row["length"]) for row in timed}) < len(config.shapes):
-        return fact_check(name, question, False, "an executor was not timed")
-    limit = MOST * tolerance("logits max difference")  # of logits that reach 10: parity judges each member closely
-    worst = max(timed, key=lambda row: row["max_abs"])
-    return fact_check(
-        name, question, worst["max_abs"] <= limit, f"at most {worst['max_abs']:.1e} from eager ({worst['executor']})", limit=f"<= {limit:g}",
-        value=worst["max_abs"],
-    )  # fmt: skip
+    absent = {row["executor"] for row in rows if row["status"] == "SKIPPED"}
+    names = [name for name in config.executors if members()[name].gates and name not in absent]
+    timed = {(row["executor"], row["batch"], row["length"]): row for row in rows if row["status"] == "timed"}
+    wanted = {
+        f"{name} at {batch} x {length}": (name, batch, length) for name in names for batch, length in config.shapes
+    }
+    missing = [label for label, key in wanted.items() if key not in timed]
+    if missing:
+        return ask.fact(False, f"not timed: {', '.join(missing)}")
+    return _logits(ask, {label: timed[key] for label, key in wanted.items()})
 
 
 def pays_after(row: Mapping[str, Any], base: Mapping[str, Any]) -> float | None:

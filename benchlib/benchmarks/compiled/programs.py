@@ -4,7 +4,7 @@ Letters: B rows, S tokens.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import transformers
 
 from benchlib.benchmarks.compiled.config import CompiledConfig
 from benchlib.config.schema import EMBEDDED_MODEL
-from benchlib.workloads import encdec, encoders
+from benchlib.workloads import distances, encdec, encoders
 from benchlib.workloads.llm import decoders
 from benchlib.workloads.stablehlo import export
 
@@ -107,22 +107,17 @@ def truth(module: torch.nn.Module, inputs: Inputs) -> list[np.ndarray]:
 
 def apart(made: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> tuple[float, float]:
     """Return the largest absolute difference, and 1 - cosine of all numbers together."""
-    a, b = (
-        np.concatenate([np.asarray(part, dtype=np.float64).reshape(-1) for part in side]) for side in (made, reference)
-    )
-    cosine = float(a @ b / np.sqrt((a @ a) * (b @ b)))
-    return float(np.abs(a - b).max()), max(0.0, 1 - cosine)
+    a, b = _flat(made), _flat(reference)
+    return distances.max_abs(a, b), distances.one_minus_cosine(a, b)
+
+
+def _flat(parts: Iterable[Any]) -> np.ndarray:
+    return np.concatenate([np.asarray(part, dtype=np.float64).reshape(-1) for part in parts])
 
 
 def relative(made: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
     """Return the relative L2 distance of gradients by name over all; raises ``KeyError`` where one is missing."""
-    off = sum(
-        float(((np.asarray(made[name], dtype=np.float64) - np.asarray(value, dtype=np.float64)) ** 2).sum())
-        for name, value in reference.items()
-    )
-    return float(
-        (off / sum(float((np.asarray(value, dtype=np.float64) ** 2).sum()) for value in reference.values())) ** 0.5
-    )
+    return distances.relative_l2(_flat(made[name] for name in reference), _flat(reference.values()))
 
 
 def gradients(loss: torch.nn.Module, inputs: Inputs) -> dict[str, np.ndarray]:

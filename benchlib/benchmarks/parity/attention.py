@@ -24,12 +24,13 @@ import torch
 from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchlib.benchmarks.parity import logits
 from benchlib.benchmarks.parity.switches import KERNELS
 from benchlib.runtime.timing import Clock
+from benchlib.workloads import distances
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 LACKING = "no kernel"
+NO_MATH = "no math kernel ran to compare with"
 ONLY_OF_CPU = "on a CPU torch has the kernels math and flash only"
 MASKED_ROWS = ("bool", "-inf", "finfo.min")
 B, H, D = 1, 12, 64
@@ -201,15 +202,17 @@ def _rows(
         except Exception as error:  # one kernel that breaks is a row, not the end of the others
             yield _row(kernel, case, where, "FAIL", f"{type(error).__name__}: {_plain(str(error))}")
             continue
+        if not all(np.isfinite(array).all() for array in (result.output, *(result.gradients or ()))):
+            yield _row(kernel, case, where, "FAIL", "numbers in the output or a gradient are NaN or infinite")
+            continue
         exact = exact or truth(case)
-        reference = result if kernel == "math" else reference
-        finite = np.isfinite(result.output).all()
-        reason = result.gradients_lack if finite else "numbers in the output are NaN or infinite"
+        reasons = [result.gradients_lack, "" if reference or kernel == "math" else NO_MATH]
         yield (
-            _row(kernel, case, where, "MEASURED" if finite else "FAIL", reason)
-            | _distances(result, exact, None if kernel == "math" else reference)
+            _row(kernel, case, where, "MEASURED", "; ".join(filter(None, reasons)))
+            | _distances(result, exact, reference)
             | {"masked_row": masked[kernel], "median_us": 1e6 * statistics.median(_times_s(kernel, case, where))}
         )
+        reference = result if kernel == "math" else reference
 
 
 def _row(kernel: str, case: Case, where: torch.device, status: str, reason: str) -> dict[str, Any]:
@@ -228,17 +231,17 @@ def _row(kernel: str, case: Case, where: torch.device, status: str, reason: str)
     }
 
 
-def _distances(result: Answer, exact: Answer, reference: Answer | None) -> dict[str, float | None]:
-    distances: dict[str, float | None] = {}
+def _distances(result: Answer, exact: Answer, reference: Answer | None) -> dict[str, float]:
+    apart: dict[str, float] = {}
     for name, other in (("truth", exact), ("math", reference)):
         if other is None:
             continue
-        distances[f"max_abs_{name}"] = _finite(logits.max_abs(result.output, other.output))
-        distances[f"one_minus_cosine_{name}"] = _finite(logits.one_minus_cosine(result.output, other.output))
+        apart[f"max_abs_{name}"] = distances.max_abs(result.output, other.output)
+        apart[f"one_minus_cosine_{name}"] = distances.one_minus_cosine(result.output, other.output)
         if result.gradients and other.gradients:
             pairs = zip(result.gradients, other.gradients, strict=True)
-            distances[f"gradient_max_abs_{name}"] = _finite(max(logits.max_abs(a, b) for a, b in pairs))
-    return distances
+            apart[f"gradient_max_abs_{name}"] = max(distances.max_abs(a, b) for a, b in pairs)
+    return apart
 
 
 def _times_s(kernel: str, case: Case, where: torch.device) -> list[float]:
@@ -291,7 +294,3 @@ def _plain(text: str) -> str:
 def _wide(tensor: torch.Tensor | None) -> np.ndarray:
     assert tensor is not None
     return np.asarray(tensor.detach().to("cpu").double().numpy())
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

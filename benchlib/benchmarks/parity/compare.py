@@ -17,6 +17,7 @@ from benchlib.benchmarks.parity.config import Member
 from benchlib.benchmarks.parity.logits import Case
 from benchlib.benchmarks.parity.recording import Recording, count_nonfinite
 from benchlib.benchmarks.parity.tolerances import FAIL, GRADIENT_FLOOR, NOT_COMPARED, PASS, Judge, Row, Tolerance
+from benchlib.workloads import distances
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -171,9 +172,10 @@ def _logits(sides: Sides) -> tuple[Row, ...]:
     faults = {name: fault for name in there if (fault := logits.fault(name, candidate, reference))}
     cases = [logits.case(name, candidate, reference, truth, inputs) for name in there if name not in faults]
     sides.cases = [case for case in cases if case.finite]
-    limits = {case.name: _limit(judge, case) for case in cases}
-    table = [case.row() | {"limit": limits[case.name].value} for case in cases]
-    nearness = logits.truth(cases)
+    limits = {case.name: _limit(judge, case) for case in sides.cases}
+    # A case with NaN or infinity has no row: the quantities fail by its name.
+    table = [case.row() | {"limit": limits[case.name].value} for case in sides.cases]
+    nearness = logits.truth(sides.cases) if len(sides.cases) == len(cases) else None
     sides.tables |= {
         "logits": table,
         "histogram": list(logits.histogram(cases)),
@@ -262,13 +264,10 @@ def _curve(sides: Sides) -> Row:
     if not own:
         return sides.lacking(tolerances.CURVE, "curve")
     sides.tables["curves"] = [
-        {
-            "step": step,
-            "loss": loss,
-            "reference_loss": reference,
-            "truth_loss": truth[step] if step < len(truth) else None,
-        }
+        {"step": step, "loss": loss, "reference_loss": reference}
+        | ({"truth_loss": truth[step]} if step < len(truth) and truth[step] is not None else {})
         for step, (loss, reference) in enumerate(zip(own, other, strict=False))
+        if None not in (loss, reference)  # not finite: the quantity fails by its step
     ]
     if len(own) != len(other):
         return sides.judge.fail(tolerances.CURVE, f"{len(own)} steps, the reference has {len(other)}")
@@ -396,7 +395,7 @@ def layers(
                 "layer": name,
                 "kind": kinds.get(name, ""),
                 "depth": place / max(1, len(keys) - 1),
-                **_measures(a, b, 0.0, limit),
+                **_apart(a, b, 0.0, limit),
             }
         )
     return rows
@@ -405,31 +404,17 @@ def layers(
 def gradients(candidate: Arrays, reference: Arrays, limit: float) -> list[dict[str, Any]]:
     """Return a row for each parameter of the reference; its difference counts relative to at least the floor.
 
-    The floor is GRADIENT_FLOOR of the norm of all gradients together. A gradient that is not larger than what it may differ
-    by is what rounding left of zero: its direction says nothing and is None.
+    The floor is GRADIENT_FLOOR of the norm of all gradients together.
     """
-    norms = {name: logits.norm(reference[name]) for name in reference}
-    total = logits.norm(np.array(list(norms.values())))
-    floor = GRADIENT_FLOOR * total
-    rows = []
-    for name in sorted(name for name in reference if name in candidate):
-        measures = _measures(candidate[name], reference[name], floor, limit)
-        if norms[name] <= limit * floor:
-            measures["one_minus_cosine"] = None
-        elements = int(reference[name].size)
-        norm = norms[name] if math.isfinite(norms[name]) else None
-        rows.append({"parameter": name, "elements": elements, "norm": norm, **measures})
-    return rows
+    floor = GRADIENT_FLOOR * distances.norm(np.array([distances.norm(array) for array in reference.values()]))
+    return [
+        {"parameter": name, **_apart(candidate[name], reference[name], floor, limit)}
+        for name in sorted(reference)
+        if name in candidate
+    ]
 
 
-def _measures(a: np.ndarray, b: np.ndarray, floor: float, limit: float) -> dict[str, Any]:
-    """Measure two tensors; another shape, and numbers that are not finite, are beyond every limit and None."""
-    same = a.shape == b.shape
-    measures = {
-        "max_abs": logits.max_abs(a, b) if same else math.nan,
-        "relative_l2": logits.relative_l2(a, b, floor) if same else math.nan,
-        "one_minus_cosine": logits.one_minus_cosine(a, b) if same else math.nan,
-    }
-    beyond = not measures["relative_l2"] <= limit
-    plain = {name: value if math.isfinite(value) else None for name, value in measures.items()}
-    return {**plain, "limit": limit, "beyond": beyond}
+def _apart(a: np.ndarray, b: np.ndarray, floor: float, limit: float) -> dict[str, Any]:
+    """Return how far two tensors are apart; None, and beyond every limit: another shape, or numbers that are not finite."""
+    value = distances.relative_l2(a, b, floor) if a.shape == b.shape else math.nan
+    return {"relative_l2": value if math.isfinite(value) else None, "limit": limit, "beyond": not value <= limit}

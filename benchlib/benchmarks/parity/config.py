@@ -15,6 +15,7 @@ from benchlib.core.errors import UserError, nearest
 # The fields that do not change what a member computes or how its time is taken.
 _NOT_WORK = ("record", "ease", "keep", "members", "slow", "member_timeout_s", "attention_kernels", "planted_layer")
 DEVICES = ("cuda", "rocm", "mps", "xpu", "tpu")
+ONE_TOKEN = "edge-one-token"  # the case with one position to compare: of a single number the cosine is but a sign
 EAGER = "benchlib.benchmarks.parity.executors:eager"
 
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from benchlib.benchmarks.parity import pictures, tables
+from benchlib.benchmarks.parity import pictures, tables, tolerances
 from benchlib.benchmarks.parity.matrix import SIGNS
 from benchlib.benchmarks.parity.matrix import word as word_of
 from benchlib.benchmarks.parity.pictures import (
@@ -52,7 +52,8 @@ def histograms(run: Records, theme: Theme = LIGHT) -> Picture:
     if not names:
         return leave_empty(figure, axes, theme, "No differences of logits were counted.")
     tall(figure, len(names), WIDE_ROW_IN)
-    judged = tables.table(run, "quantities").query("quantity == 'logits max difference'")
+    judged = tables.table(run, "quantities")
+    judged = judged[judged["quantity"] == tolerances.LOGITS]
     standings = {
         row["member"]: row for row in row_dicts(judged) if row["member"] in names and math.isfinite(row["limit"])
     }

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from benchlib.benchmarks.parity import layers, weights
-from benchlib.benchmarks.parity.config import ParityConfig
+from benchlib.benchmarks.parity.config import ONE_TOKEN, ParityConfig
 from benchlib.benchmarks.parity.golden import DEV, INPUTS
 from benchlib.benchmarks.parity.weights import sha256
 from benchlib.core.errors import UserError
@@ -288,7 +288,7 @@ def _edges(rows: Mapping[str, torch.Tensor], pad_id: int, longest: int) -> dict[
     full = {name: _repeated(tensor[0], rows["attention_mask"][0], longest) for name, tensor in rows.items()}
     two = {name: tensor[[0, -1]].clone() for name, tensor in rows.items()}
     two["attention_mask"][1] = 0
-    return {"edge-one-token": item, "edge-longest": full, "edge-masked-row": two}
+    return {ONE_TOKEN: item, "edge-longest": full, "edge-masked-row": two}
 
 
 def _repeated(row: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:

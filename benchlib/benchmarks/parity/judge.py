@@ -4,20 +4,20 @@ Each member is judged against the reference, the reference against double precis
 misses it. The reading says which members match, where results diverge, and whether it matters.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchlib.benchmarks.parity import tolerances
-from benchlib.benchmarks.parity.config import ParityConfig
+from benchlib.benchmarks.parity.config import ONE_TOKEN, ParityConfig
 from benchlib.benchmarks.parity.golden import refuse as refuse
 from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core.text import capitalized, counted, days, quantity
 from benchlib.judge.baselines import Comparison, regression_checks
-from benchlib.judge.checks import Check, Status, agreement_check, budget_check, fact_check, finite_check
+from benchlib.judge.checks import Ask, Check, Status, agreement_check, asks, budget_check, finite_check
 from benchlib.judge.impossible.claim import Claim, Latency
 from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.judge.numbers import within
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Result, Run
 
@@ -32,25 +32,27 @@ NAMED = 3  # of what failed in a member that are listed in full
 LONG = 12  # members that are listed by name
 
 Row = dict[str, Any]
-# Where a null has its reason: a vector of zeros has no angle, a skipped kernel no numbers.
-LACKS = {
-    "logits": ("one_minus_cosine",),
-    "gradients": ("one_minus_cosine",),
-    "attention": (
-        "max_abs_math",
-        "one_minus_cosine_math",
-        "gradient_max_abs_math",
-        "max_abs_truth",
-        "one_minus_cosine_truth",
-        "gradient_max_abs_truth",
-        "median_us",
-    ),
-}
+FP64 = ("truth_max_abs", "reference_truth_max_abs")  # of a case of logits
 
 
-def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
-    """Say whether a null has a reason."""
-    return column in LACKS.get(table, ())
+def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason, which its row states: what failed or was skipped has no number."""
+    status, reason = row.get("status"), str(row.get("reason") or "")
+    if table == "quantities":
+        return column == "value" and status != "PASS" and reason != ""
+    if table == "logits":  # without a recording in double precision both distances to it are missing
+        no_angle = column == "one_minus_cosine" and row.get("case") == ONE_TOKEN
+        return no_angle or (column in FP64 and all(row.get(name) is None for name in FP64))
+    if table in ("layers", "gradients"):  # a tensor with NaN or of another shape; runs of 0.2 stored a cosine as well
+        return (column == "relative_l2" and row.get("beyond") is True) or column == "one_minus_cosine"
+    if table == "attention" and status == "MEASURED":
+        of_math, gradient = column.endswith("_math"), column.startswith("gradient")
+        return (of_math and (row.get("kernel") == "math" or "no math" in reason)) or (
+            gradient and "no gradients" in reason
+        )
+    if table == "attention":
+        return column.endswith(("_truth", "_math", "_us")) and reason != ""
+    return table == "facts" and ".switches." in column  # torch may refuse to say
 
 
 def limits(run: Run) -> list[RegressionLimit]:
@@ -69,8 +71,8 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
     """Yield the percentiles of each member's latency, which have to be in order."""
     columns = {50.0: "p50_ms", 95.0: "p95_ms", 99.0: "p99_ms"}
     for row in numbers.rows("latency"):
-        times = {key: 1e-3 * row[name] for key, name in columns.items() if isinstance(row.get(name), (int, float))}
-        latency = Latency(name=f"inputs of {row.get('member')}", percentiles_s=times)
+        times = {key: 1e-3 * row[name] for key, name in columns.items()}
+        latency = Latency(name=f"inputs of {row['member']}", percentiles_s=times)
         yield Claim(subject="latency", latencies=[latency])
 
 
@@ -85,7 +87,12 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     stated = OwnClaims(Numbers.of_run(run))
     judged = [
         whole,
-        *(_parity(row, result) for row in members),
+        *(
+            Ask(f"parity {row['member']}", f"Does {row['member']} match the reference ({row['what']})?", "target").by(
+                _parity, row, result
+            )
+            for row in members
+        ),
         _same_work(result, members),
         _sensitivity(config, result, members),
         _reference_accuracy(config, result),
@@ -113,9 +120,9 @@ def _rows(result: Result, table: str, member: str) -> list[Row]:
     return [row for row in result.tables.get(table, []) if row["member"] == member]
 
 
-def _whole(result: Result, members: list[Row]) -> Check:
+@asks("parity", "Does this backend match the reference?", kind="target")
+def _whole(ask: Ask, result: Result, members: list[Row]) -> Check:
     """Sum the members up. Without any beside the reference this must never look like a pass."""
-    common: dict[str, Any] = {"name": "parity", "kind": "target", "question": "Does this backend match the reference?"}
     judged = {
         outcome: [row["member"] for row in members if row["gates"] and row["outcome"] == outcome]
         for outcome in OUTCOMES
@@ -123,24 +130,28 @@ def _whole(result: Result, members: list[Row]) -> Check:
     if judged["FAIL"] or judged["PASS"]:
         groups = [f"{', '.join(listed)}: {outcome}" for outcome, listed in judged.items() if listed]
         # Each member has a gating check of its own: this one repeats them.
-        return Check(**common, status="FAIL" if judged["FAIL"] else "PASS", reason="; ".join(groups), gates=False)
+        return _informs(ask, "FAIL" if judged["FAIL"] else "PASS", "; ".join(groups))
     reasons = list(dict.fromkeys(str(row["reason"]) for row in members if row["outcome"] not in COMPARED))
     informative = ", ".join(row["member"] for row in members if row["outcome"] in COMPARED)
     if informative and not reasons:
         reason = (
             f"no gating member was compared: {informative} is informative only; name a gating member, or none for all"
         )
-        return Check(**common, status="SKIPPED", reason=reason)
-    backend = result.facts.get("reference", {}).get("backend", "?")
+        return ask.skipped(reason, gates=True)
+    backend = result.facts["reference"]["backend"]
     more = f"; and {len(reasons) - NAMED} other reasons" if len(reasons) > NAMED else ""
     why = "; ".join(reasons[:NAMED]) or "no member was requested"
     reason = f"nothing to compare with the reference on {backend} ({why}{more})"
     if any("the budget of" in text for text in reasons):
         reason += "; raise budget_s, or name fewer members"
-    return Check(**common, status="SKIPPED", reason=reason)
+    return ask.skipped(reason, gates=True)
 
 
-def _parity(row: Row, result: Result) -> Check:
+def _informs(ask: Ask, status: Status, reason: str) -> Check:
+    return Check(**ask._asdict(), status=status, reason=reason, gates=False)
+
+
+def _parity(ask: Ask, row: Row, result: Result) -> Check:
     """Judge a member anew by its numbers and their limits: a word in a table proves nothing."""
     judged = [
         entry
@@ -152,9 +163,7 @@ def _parity(row: Row, result: Result) -> Check:
         reason += _first(result, row["member"])
     first = next((entry for entry in judged if entry["quantity"] == tolerances.LOGITS), None)
     return Check(
-        name=f"parity {row['member']}",
-        kind="target",
-        question=f"Does {row['member']} match the reference ({row['what']})?",
+        **ask._asdict(),
         status=status,
         reason=reason,
         value=first["value"] if first else None,
@@ -174,9 +183,7 @@ def _judged(row: Row, judged: list[Row], cases: list[Row]) -> tuple[Status, str]
     if row["outcome"] not in COMPARED:
         return "SKIPPED", row["reason"]
     failed = [entry for entry in judged if entry["status"] == "FAIL" or _beyond(entry)]
-    beyond = [
-        entry for entry in cases if entry.get("limit") is not None and not _within(entry["max_abs"], entry["limit"])
-    ]
+    beyond = [entry for entry in cases if not within(entry["max_abs"], entry["limit"])]
     if beyond and not failed:  # no row of quantities may hide one of its cases
         first = beyond[0]
         return "FAIL", f"logits of {first['case']} differ by {first['max_abs']}, beyond {first['limit']:g}"
@@ -197,15 +204,11 @@ def _some(parts: list[str]) -> str:
 
 def _beyond(row: Row) -> bool:
     """Tell whether a row is beyond the limit that it states itself; a value that is no number is beyond every limit."""
-    if row["status"] == "SKIPPED" or row["limit"] is None:
+    if row["status"] == "SKIPPED":
         return False
     if row["limit_text"].startswith(">"):
-        return row["value"] is None or not row["value"] >= row["limit"]
-    return not _within(row["value"], row["limit"])
-
-
-def _within(value: float | None, limit: float) -> bool:
-    return value is not None and math.isfinite(value) and value <= limit
+        return not within(row["value"], least=row["limit"])
+    return not within(row["value"], row["limit"])
 
 
 def _quantity(row: Row) -> str:
@@ -223,30 +226,25 @@ def _first(result: Result, member: str) -> str:
     if not beyond:
         return ""
     first = min(beyond, key=lambda row: row["index"])
-    size = f"{_size(first['relative_l2'])} relative" if first["relative_l2"] is not None else "not finite"
+    size = f"{first['relative_l2']:.2g} relative" if first["relative_l2"] is not None else "not finite"
     return f"; it first diverges in {first['layer']}, at {first['depth']:.0%} of the depth ({size})"
 
 
-def _size(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.2g}"
-
-
-def _same_work(result: Result, members: list[Row]) -> Check:
+@asks("same weights and inputs", "Did every member use the reference's weights and inputs?")
+def _same_work(ask: Ask, result: Result, members: list[Row]) -> Check:
     """Check by hash that every member had the reference's weights and inputs."""
-    name, question = "same weights and inputs", "Did every member use the reference's weights and inputs?"
     wanted = (result.facts["model_sha256"], result.facts["inputs_sha256"])
     recorded = [row for row in members if row.get("model_sha256") or row.get("inputs_sha256")]
     wrong = [row["member"] for row in recorded if (row.get("model_sha256"), row.get("inputs_sha256")) != wanted]
     if not recorded:
-        reason = "no member left a recording"
-        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+        return ask.skipped("no member left a recording")
     reason = f"{counted(len(recorded), 'recording')} with weights {wanted[0][:12]} and inputs {wanted[1][:12]}"
-    return fact_check(name, question, not wrong, reason + (f"; others: {', '.join(wrong)}" if wrong else ""))
+    return ask.fact(not wrong, reason + (f"; others: {', '.join(wrong)}" if wrong else ""))
 
 
-def _sensitivity(config: ParityConfig, result: Result, members: list[Row]) -> Check:
-    """Hold bf16 against the tolerance of fp32, which it must miss: one that cannot fail proves nothing."""
-    name, question = "tolerance sensitivity", "Does bf16 exceed the fp32 tolerance, as it must?"
+@asks("tolerance sensitivity", "Does bf16 exceed the fp32 tolerance, as it must?")
+def _sensitivity(ask: Ask, config: ParityConfig, result: Result, members: list[Row]) -> Check:
+    """Compare bf16 with the tolerance of fp32, which it must miss: one that cannot fail proves nothing."""
     rounded = [row["member"] for row in members if row["precision"] == "bf16" and row["mode"] == "exact"]
     difference, cosine = (_of_fp32(config, result, members, name) for name in (tolerances.LOGITS, tolerances.COSINE))
     seen = []
@@ -256,32 +254,30 @@ def _sensitivity(config: ParityConfig, result: Result, members: list[Row]) -> Ch
         if len(pair) == 2 and None not in pair:
             seen.append((member, pair[0], pair[1]))
     if not seen:
-        reason = "no bf16 member was compared, so it is unknown whether the tolerance detects an error"
-        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
-    blind = [member for member, first, second in seen if first <= difference and second <= cosine]
+        return ask.skipped("no bf16 member was compared, so it is unknown whether the tolerance detects an error")
+    blind = [member for member, first, second in seen if within(first, difference) and within(second, cosine)]
     distances = ", ".join(f"{member} is {first:.2g} off, 1 - cosine {second:.2g}" for member, first, second in seen)
     reason = f"{distances}; fp32 allows {difference:.3g} and {cosine:.3g}"
     if blind:
         reason += f": {', '.join(blind)} computed in full precision, or the comparison detects nothing"
-    return fact_check(name, question, not blind, reason)
+    return ask.fact(not blind, reason)
 
 
 def _of_fp32(config: ParityConfig, result: Result, members: list[Row], quantity: str) -> float:
     """Return the limit of fp32 that lets most through: the table's, or one that a member of this run was given."""
     precise = {row["member"] for row in members if row["precision"] == "fp32"}
     rows = (row for row in result.tables.get("quantities", []) if row["member"] in precise)
-    given = [row["limit"] for row in rows if row["quantity"] == quantity and row["limit"] is not None]
+    given = [row["limit"] for row in rows if row["quantity"] == quantity]
     reference = str(result.facts["reference"]["backend"])
     return max([tolerances.between(reference, config.backend, "fp32", quantity).value, *given])
 
 
-def _reference_accuracy(config: ParityConfig, result: Result) -> Check:
+@asks("reference accuracy", "Is the reference itself close enough to double precision?")
+def _reference_accuracy(ask: Ask, config: ParityConfig, result: Result) -> Check:
     """Compare the reference itself with double precision. One farther off than limits are ever eased fails the run."""
-    name, question = "reference accuracy", "Is the reference itself close enough to double precision?"
     compared = [row for row in result.tables.get("logits", []) if row["reference_truth_max_abs"] is not None]
     if not compared:
-        reason = _without_truth(result)
-        return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
+        return ask.skipped(_without_truth(result))
     backend = str(result.facts["reference"]["backend"])
     table = tolerances.between(backend, config.backend, "fp32", tolerances.LOGITS).value
     limit = tolerances.MOST_EASED * table
@@ -289,89 +285,73 @@ def _reference_accuracy(config: ParityConfig, result: Result) -> Check:
     distance = (
         f"its logits are within {worst['reference_truth_max_abs']:.2g} of double precision, worst at {worst['case']}"
     )
-    return fact_check(
-        name, question, _within(worst["reference_truth_max_abs"], limit), f"{distance}; allowed {limit:.2g}"
-    )
+    return ask.fact(within(worst["reference_truth_max_abs"], limit), f"{distance}; allowed {limit:.2g}")
 
 
 def _without_truth(result: Result) -> str:
     """Return why no distance to double precision is known."""
-    if not result.facts.get("truth"):
+    if not result.facts["truth"]:
         return "there is no recording in double precision"
-    if broken := result.facts.get("truth_nonfinite"):
+    if broken := result.facts["truth_nonfinite"]:
         return f"{broken} numbers of the recording in double precision are NaN or infinite"
     return "no compared member has a known distance to double precision"
 
 
-def _not_worse(result: Result) -> Check:
+@asks(
+    "accuracy against double precision",
+    "Is every member within twice the reference's distance to double precision?",
+    kind="target",
+)
+def _not_worse(ask: Ask, result: Result) -> Check:
     """Tell "different" and "worse" apart, by the distance of each member to double precision. Informative."""
-    common: dict[str, Any] = {
-        "name": "accuracy against double precision",
-        "kind": "target",
-        "question": "Is every member within twice the reference's distance to double precision?",
-        "gates": False,
-    }
     precise = {row["member"] for row in result.tables.get("members", []) if row["precision"] != "bf16"}
     rows = [row for row in result.tables.get("truth", []) if row["member"] in precise]
     if not rows:
-        return Check(**common, status="SKIPPED", reason=_without_truth(result))
-    own = _size(rows[0]["reference_max_abs"])
-    worse = [f"{row['member']} ({_size(row['max_abs'])})" for row in rows if row["verdict"] == "farther"]
+        return ask.skipped(_without_truth(result))
+    own = f"{rows[0]['reference_max_abs']:.2g}"
+    worse = [f"{row['member']} ({row['max_abs']:.2g})" for row in rows if row["verdict"] == "farther"]
     if worse:
         reason = f"worse than the reference ({own} from double precision), not only different: {', '.join(worse)}"
-        return Check(**common, status="FAIL", reason=reason)
+        return _informs(ask, "FAIL", reason)
     closer = [row for row in rows if row["verdict"] == "closer"]
     also = f"; {_names(closer)} even closer" if closer else ""
     reason = f"apart from bf16 no member is more than twice as far from double precision as the reference ({own}): different, not worse{also}"
-    return Check(**common, status="PASS", reason=reason)
+    return _informs(ask, "PASS", reason)
 
 
-def _kernels(result: Result) -> Check:
+@asks("attention kernels", "Does every attention kernel of the device return finite numbers?")
+def _kernels(ask: Ask, result: Result) -> Check:
     """Report attention kernels that fail or return NaN. Informative: a member that uses them is judged itself."""
     rows = result.tables.get("attention", [])
     broken = [row for row in rows if row["status"] == "FAIL"]
-    ran = [row for row in rows if row["max_abs_truth"] is not None]
-    status: Status = "FAIL" if broken else "PASS" if ran else "SKIPPED"
+    ran = [row for row in rows if row["status"] == "MEASURED"]
     failures = "; ".join(
         f"{row['kernel']} in {row['dtype']} at {row['length']}: {row['reason']}" for row in broken[:NAMED]
     )
     kernels = ", ".join(dict.fromkeys(row["kernel"] for row in ran))
-    return Check(
-        name="attention kernels",
-        kind="sanity",
-        question="Does every attention kernel of the device return finite numbers?",
-        status=status,
-        reason=failures or (f"{len(ran)} results of {kernels}" if ran else "no kernel was measured"),
-        gates=False,
-    )
+    if not broken and not ran:
+        return ask.skipped("no kernel was measured")
+    return _informs(ask, "FAIL" if broken else "PASS", failures or f"{len(ran)} results of {kernels}")
 
 
-def _same_numerics(result: Result, comparison: Comparison) -> Check:
+@asks("numerics unchanged", "Are all differences identical to those of the baseline?", kind="target")
+def _same_numerics(ask: Ask, result: Result, comparison: Comparison) -> Check:
     """Compare the distances with the accepted run digit by digit: a driver that computes otherwise changes them."""
-    common: dict[str, Any] = {
-        "name": "numerics unchanged",
-        "kind": "target",
-        "question": "Are all differences identical to those of the baseline?",
-        "gates": False,
-    }
     if comparison.baseline is None:
         status: Status = "NOT_COMPARABLE" if comparison.status == "NOT_COMPARABLE" else "NO_BASELINE"
-        return Check(**common, status=status, reason=comparison.reason)
+        return _informs(ask, status, comparison.reason)
     exact = [row["member"] for row in result.tables["members"] if row["mode"] == "exact"]
     begins = tuple(f"{member}{quantity}" for member in exact for quantity in (DIFFERENCE, COSINE))
     accepted = {metric.name: metric.value for metric in comparison.baseline.latest.metrics}
-    compared = [metric for metric in result.metrics if metric.name in accepted and metric.name.startswith(begins)]
-    changed = [
-        f"{metric.name} was {_digits(accepted[metric.name])}, is {_digits(metric.value)}"
-        for metric in compared
-        if metric.value != accepted[metric.name]
-    ]
+    names = [metric.name for metric in result.metrics if metric.name in accepted and metric.name.startswith(begins)]
+    compared = {name: (accepted[name], result.value(name)) for name in names}
+    changed = [f"{name} was {_digits(was)}, is {_digits(now)}" for name, (was, now) in compared.items() if was != now]
     if not compared:
-        return Check(**common, status="SKIPPED", reason="the baseline has no difference in common with this run")
+        return ask.skipped("the baseline has no difference in common with this run")
     more = f"; and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
     same = f"{len(compared)} differences equal those of {comparison.baseline.latest.run}"
     reason = "; ".join(changed[:NAMED]) + more if changed else same
-    return Check(**common, status="FAIL" if changed else "PASS", reason=reason)
+    return _informs(ask, "FAIL" if changed else "PASS", reason)
 
 
 def _digits(value: float | None) -> str:

@@ -1,8 +1,7 @@
-"""How far two arrays of numbers are apart, and start and end logits compared, case by case.
+"""Start and end logits compared, case by case.
 
-All arithmetic is in float64; arrays are of one shape. ``a`` is the candidate, ``b`` the reference. Measures of numbers that
-are not finite are NaN, and never a small number. Only positions that the input's attention mask counts as text are
-compared; what a model answers for padding does not matter as long as it is finite.
+Only positions that the input's attention mask counts as text are compared; what a model answers for padding does not matter
+as long as it is finite.
 
 Letters: B rows, S positions, T positions of the dev set in a line.
 """
@@ -15,93 +14,13 @@ from typing import Any
 import numpy as np
 
 from benchlib.core.errors import UserError
+from benchlib.workloads.distances import max_abs, max_relative, one_minus_cosine, ulp_distance
 
 HEADS = ("start", "end")
 KINDS = ("edge", "layer", "train", "dev")  # what a case's name begins with; the others are data
 BINS_PER_DECADE = 3
 
 Arrays = Mapping[str, np.ndarray]
-
-
-def max_abs(a: np.ndarray, b: np.ndarray) -> float:
-    """Return max |a - b|; 0 of nothing."""
-    return _largest(np.abs(_difference(a, b)))
-
-
-def max_relative(a: np.ndarray, b: np.ndarray) -> float:
-    """Return max |a - b| / max(|a|, |b|), element by element: from 0 to 2 (other signs), 0 where both are 0."""
-    scale = np.maximum(np.abs(_wide(a)), np.abs(_wide(b)))
-    with np.errstate(invalid="ignore"):
-        return _largest(np.abs(_difference(a, b)) / np.where(scale == 0, 1.0, scale))
-
-
-def relative_l2(a: np.ndarray, b: np.ndarray, floor: float = 0.0) -> float:
-    """Return ||a - b|| / max(||b||, floor); 0 where both are equal, infinity where only ``b`` and ``floor`` are 0."""
-    difference = norm(_difference(a, b))
-    scale = max(norm(b), floor)
-    if math.isnan(difference) or math.isnan(scale):
-        return math.nan
-    if difference == 0.0:
-        return 0.0
-    return difference / scale if scale else math.inf
-
-
-def norm(a: np.ndarray) -> float:
-    """Return the Euclidean norm over all elements, without overflow or underflow on the way."""
-    flat = np.abs(_wide(a)).ravel()
-    largest = _largest(flat)
-    if largest == 0.0 or not math.isfinite(largest):
-        return largest
-    return float(largest * math.sqrt(float(np.sum(np.square(flat / largest)))))
-
-
-def one_minus_cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """Return 1 - cos of the angle between ``a`` and ``b`` as vectors, from 0 to 2, accurate to its last digits near 0.
-
-    1 - dot / (|a| |b|) would have an error of 1e-16 beside results of 1e-14. With unit vectors u and v it is
-    ||u - v||^2 / 2, in which nothing cancels but the components, which are known to 1e-16 each: an angle of 1e-8 (1 - cos of
-    5e-17) is still distinguishable from 0. Two zero vectors agree (0); one of them alone has no direction (1).
-    """
-    length_a, length_b = norm(a), norm(b)
-    if not (math.isfinite(length_a) and math.isfinite(length_b)):
-        return math.nan
-    if length_a == 0.0 or length_b == 0.0:
-        return 0.0 if length_a == length_b else 1.0
-    u, v = _wide(a).ravel() / length_a, _wide(b).ravel() / length_b
-    return float(np.sum(np.square(u - v)) / 2)
-
-
-def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return for each element how many float32 numbers lie from ``a`` to ``b`` (int64): 0 equal, 1 neighbours.
-
-    The bits of a float32, read as sign and magnitude, count the representable numbers from zero in order, subnormals
-    included; +0 and -0 are one number. ``ValueError`` for numbers that are not finite and for other types.
-    """
-    places = []
-    for array in (a, b):
-        if array.dtype != np.float32:
-            raise ValueError(f"ULP distance is between float32, found {array.dtype}")
-        if not np.isfinite(array).all():
-            raise ValueError("ULP distance is between finite numbers")
-        bits = np.asarray(array, order="C").view(np.int32).astype(np.int64)
-        places.append(np.where(bits < 0, -(bits & 0x7FFFFFFF), bits))
-    return np.abs(places[0] - places[1])
-
-
-def _wide(a: np.ndarray) -> np.ndarray:
-    return np.asarray(a, dtype=np.float64)
-
-
-def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if np.shape(a) != np.shape(b):  # numpy would stretch one over the other
-        raise ValueError(f"shapes {np.shape(a)} and {np.shape(b)} are not the same")
-    with np.errstate(invalid="ignore"):  # infinity - infinity is NaN, and that is the answer
-        return _wide(a) - _wide(b)
-
-
-def _largest(a: np.ndarray) -> float:
-    value = float(np.max(a, initial=0.0))
-    return value if math.isfinite(value) else math.nan
 
 
 @dataclass(frozen=True)
@@ -145,19 +64,18 @@ class Case:
         return max(float(measure(self.candidate[head], self.reference[head])) for head in HEADS)
 
     def row(self) -> dict[str, Any]:
-        """Return the case as a row of the table; measures of numbers that are not finite are None."""
+        """Return the case, whose numbers are finite, as a row of the table; None: an angle of one position, no truth."""
         batch, length = self.shape if len(self.shape) == 2 else (1, self.shape[0])
-        finite = self.finite
         return {
             "case": self.name,
             "kind": self.kind,
             "batch": batch,
             "length": length,
-            "max_abs": self.worst(max_abs) if finite else None,
-            "max_relative": self.worst(max_relative) if finite else None,
-            "max_ulp": int(self.worst(_max_ulp)) if finite else None,
-            "one_minus_cosine": self.worst(one_minus_cosine) if finite and self.directed else None,
-            "truth_max_abs": _from_truth(self.candidate, self.truth) if finite else None,
+            "max_abs": self.worst(max_abs),
+            "max_relative": self.worst(max_relative),
+            "max_ulp": int(self.worst(_max_ulp)),
+            "one_minus_cosine": self.worst(one_minus_cosine) if self.directed else None,
+            "truth_max_abs": _from_truth(self.candidate, self.truth),
             "reference_truth_max_abs": self.reference_error,
         }
 
@@ -172,8 +90,7 @@ def _from_truth(side: dict[str, np.ndarray], truth: dict[str, np.ndarray] | None
     finite = {head: np.isfinite(truth[head]) for head in HEADS}
     if not any(where.any() for where in finite.values()):
         return None
-    distance = max(max_abs(side[head][finite[head]], truth[head][finite[head]]) for head in HEADS)
-    return distance if math.isfinite(distance) else None
+    return max(max_abs(side[head][finite[head]], truth[head][finite[head]]) for head in HEADS)
 
 
 def names(outputs: Arrays) -> list[str]:

@@ -7,7 +7,6 @@ member counts. What cannot be read is a sentence in ``left_out`` (of the frame: 
 
 import dataclasses
 import datetime
-import math
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +36,6 @@ SCHEMA = 1
 FILE = "test_results.json"
 SIDES = ("reference", "truth")  # what members are compared with, which are none themselves
 WHOLE = "all"  # stands for a member where a run as a whole has an outcome and no member has one
-DIFFERENCE = "logits max difference"  # the quantity whose value and limit the matrix shows
 MOST_TEXT = 2000
 SIGNS = {**MARKS, "NOT COMPARED": "○"}
 
@@ -112,7 +110,11 @@ class MemberResult(_Stored):
 
 
 class RunResult(_Stored):
-    """What one run says about the members of one backend on one machine. ``reference`` is what they were compared with."""
+    """What one run says about the members of one backend on one machine.
+
+    ``reference`` says in words what they were compared with, ``reference_sha256`` which recorded logits: two machines that
+    compute a reference of the same words may differ by rounding.
+    """
 
     machine: str = Field(min_length=1, max_length=200)
     backend: str
@@ -124,6 +126,7 @@ class RunResult(_Stored):
     model_sha256: str = Text
     inputs_sha256: str = Text
     reference: str = Text
+    reference_sha256: str = Text
     environment: dict[str, str] = Field(default_factory=dict, max_length=50)
     members: tuple[MemberResult, ...] = Field(min_length=1)
 
@@ -225,6 +228,7 @@ def read_run(run: Any, machine: str = "", planted: bool = False) -> RunResult:
             model_sha256=str(facts.get("model_sha256") or ""),
             inputs_sha256=str(facts.get("inputs_sha256") or ""),
             reference=_reference(facts.get("reference")),
+            reference_sha256=str((facts.get("reference") or {}).get("outputs_sha256") or ""),
             environment=_environment(machine_facts, work.backend),
             members=tuple(_members(result, status)),
         )
@@ -256,22 +260,24 @@ def _members(result: Result | None, status: Mapping[str, Any]) -> Iterable[Membe
 
 
 def _member(row: Mapping[str, Any], tables: Mapping[str, list[dict[str, Any]]]) -> MemberResult:
-    quantities, logits, truths = (
+    quantities, truths = (
         [entry for entry in tables.get(name, []) if entry["member"] == row["member"]]
-        for name in ("quantities", "logits", "truth")
+        for name in ("quantities", "truth")
     )
-    judged = next((entry for entry in quantities if entry["quantity"] == DIFFERENCE), {})
+    difference, cosine = (
+        next((entry for entry in quantities if entry["quantity"] == name), {})
+        for name in (tolerances.LOGITS, tolerances.COSINE)
+    )
     outcome, reason = row["outcome"], str(row.get("reason") or "")
     if outcome == "PASS" and not any(entry["status"] == "PASS" for entry in quantities):
         outcome, reason = "NOT COMPARED", "none of its quantities was compared"
-    value = judged.get("value")
     return MemberResult(
         **_stated(row, "member", "device", "precision", "mode", "gates"),
         outcome=outcome,
         reason=reason[:MOST_TEXT],
-        max_difference=_worst(logits, "max_abs") if value is None else value,
-        limit=judged.get("limit"),
-        one_minus_cosine=_worst(logits, "one_minus_cosine"),
+        max_difference=difference.get("value"),
+        limit=difference.get("limit"),
+        one_minus_cosine=cosine.get("value"),
         truth=next((str(entry["verdict"]) for entry in truths), ""),
         quantities=tuple(Quantity(**_stated(entry, *Quantity.model_fields)) for entry in quantities),
     )
@@ -280,11 +286,6 @@ def _member(row: Mapping[str, Any], tables: Mapping[str, list[dict[str, Any]]]) 
 def _stated(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """Return the fields that a row states, none of them null."""
     return {name: row[name] for name in names if row.get(name) is not None}
-
-
-def _worst(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
-    values = [float(row[column]) for row in rows if row.get(column) is not None]
-    return max((value for value in values if math.isfinite(value)), default=None)
 
 
 def _model(model: Mapping[str, Any]) -> str:

@@ -73,35 +73,24 @@ def _outcome(turn: Turn) -> tuple[str, str]:
 
 
 def quantity_rows(turn: Turn) -> list[Row]:
-    """Return the rows of a member for the table ``quantities``; numbers that are not finite are None."""
-    if turn.comparison is None:
-        return []
-    return [plain(asdict(row)) for row in turn.comparison.rows]
+    """Return the rows of a member for the table ``quantities``."""
+    return [asdict(row) for row in turn.comparison.rows] if turn.comparison else []
 
 
 def comparison_rows(turns: Sequence[Turn]) -> dict[str, list[Row]]:
     """Return the tables of all comparisons, each row under its member's name."""
     compared = [(turn.member.name, turn.comparison.tables) for turn in turns if turn.comparison is not None]
     return {
-        name: [plain({"member": member} | row) for member, tables in compared for row in tables.get(name, [])]
+        name: [{"member": member} | row for member, tables in compared for row in tables.get(name, [])]
         for name in TABLES
-    }
-
-
-def plain(row: Mapping[str, Any]) -> Row:
-    """Return a row as JSON takes it: without numbers that are not finite and without numpy's types."""
-    values = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
 
 
 def latency_row(name: str, latency: Mapping[str, Any] | None) -> Row | None:
     """Return the row of a recording's times for the table ``latency``; None where nothing was timed."""
-    samples = _samples(latency)
-    if latency is None or not samples:
+    if not latency:
         return None
-    stats = summary(samples)
+    stats = summary(latency["samples_ms"])
     return {
         "member": name,
         "batch": int(latency["batch"]),
@@ -113,11 +102,6 @@ def latency_row(name: str, latency: Mapping[str, Any] | None) -> Row | None:
         "p99_ms": stats.p99,
         "qps": int(latency["batch"]) * 1e3 / stats.mean,
     }
-
-
-def _samples(latency: Mapping[str, Any] | None) -> list[float]:
-    values = list(latency.get("samples_ms") or []) if latency else []
-    return [float(value) for value in values if value is not None and math.isfinite(value)]
 
 
 def metrics(turns: Sequence[Turn], suffix: str) -> list[Metric]:
@@ -149,11 +133,11 @@ def _distance(name: str, row: Row | None, turn: Turn) -> Metric:
 
 def latency_metrics(name: str, latency: Mapping[str, Any] | None, suffix: str) -> list[Metric]:
     """Return the time of one input with all samples, and how many of them fit a second; nothing where none was timed."""
-    row, samples = latency_row(name, latency), _samples(latency)
-    if row is None:
+    row = latency_row(name, latency)
+    if row is None or latency is None:
         return []
-    reason = f"one input of {row['length']} tokens, synchronised, after {(latency or {}).get('warmup', 0)} warm-ups"
+    reason = f"one input of {row['length']} tokens, synchronised, after {latency['warmup']} warm-ups"
     return [
-        measured(f"{name}_latency_ms{suffix}", samples, "ms", "lower", reason=reason),
+        measured(f"{name}_latency_ms{suffix}", latency["samples_ms"], "ms", "lower", reason=reason),
         derived(f"{name}_queries_per_s{suffix}", row["qps"], "queries/s", "higher", "1 / mean latency at batch 1"),
     ]

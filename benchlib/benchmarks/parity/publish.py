@@ -84,13 +84,14 @@ def cross_text(merged: Merged) -> str:
 def agreement(merged: Merged) -> list[dict[str, Any]]:
     """Return for each pair of backends how far their fp32 results can be apart at most.
 
-    Both were compared with a reference of the same weights and inputs; by the triangle inequality their distance is at
-    most the sum of both distances to it. Two references by different software are no common point: they are left out.
+    Both were compared with the same recorded logits; by the triangle inequality their distance is at most the sum of both
+    distances to them. Two references are no common point, not even by the same software: rounding differs by processor.
     """
-    worst: dict[tuple[str, str, str], dict[str, tuple[float, str]]] = {}
+    worst: dict[tuple[str, str, str, str], dict[str, tuple[float, str]]] = {}
     for run, row in merged.rows:
-        if row.gates and row.precision == "fp32" and row.max_difference is not None and run.model_sha256:
-            group = worst.setdefault((run.model_sha256, run.inputs_sha256, run.reference), {})
+        if row.gates and row.precision == "fp32" and row.max_difference is not None and run.reference_sha256:
+            key = run.model_sha256, run.inputs_sha256, run.reference, run.reference_sha256
+            group = worst.setdefault(key, {})
             group[run.backend] = max(group.get(run.backend, (0.0, "")), (row.max_difference, row.member))
     return [
         {
@@ -98,6 +99,7 @@ def agreement(merged: Merged) -> list[dict[str, Any]]:
             "model_sha256": key[0],
             "inputs_sha256": key[1],
             "reference": key[2],
+            "reference_sha256": key[3],
             "members": [group[a][1], group[b][1]],
             "at_most": group[a][0] + group[b][0],
         }
@@ -229,7 +231,7 @@ def _agreements(merged: Merged) -> list[str]:
     return [
         "## Between backends",
         "",
-        "Derived, not measured: two backends differ by at most the sum of their fp32 differences from the same reference.",
+        "Derived, not measured: two backends differ by at most the sum of their fp32 differences from the same recorded reference.",
         "",
         *table(("Backends", "Differ by at most", "Reference"), rows),
     ]

@@ -6,6 +6,7 @@ has the device to itself. A member that does not fit the rest of the time limit 
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import time
 from collections.abc import Mapping
@@ -92,6 +93,11 @@ class Bench:
     seconds: dict[str, float] = field(default_factory=dict)
     scores: dict[str, Mapping[str, float]] = field(default_factory=dict)
     cut: list[str] = field(default_factory=list)
+
+    @functools.cached_property
+    def reference_sha256(self) -> str:
+        """The SHA-256 of the recorded logits of the reference; '' where there are none."""
+        return sha256(self.reference.folder / recording.OUTPUTS) if self.reference else ""
 
     @property
     def folder(self) -> Path:
@@ -288,7 +294,7 @@ def _take_attention(bench: Bench) -> None:
     bench.seconds[ATTENTION] = ended.seconds
     if ended.status == "done":
         rows = read_object(bench.run_dir / f"{ATTENTION}.json", {"rows": list})["rows"]
-        bench.attention = [metrics.plain(row) for row in rows]
+        bench.attention = rows
     else:
         bench.cut.append(f"attention kernels ({ended.status}): {ended.reason}")
 
@@ -360,8 +366,11 @@ def facts(bench: Bench) -> dict[str, Any]:
         "model_sha256": model.get("sha256", ""),
         "inputs_sha256": bench.fields.get("inputs_sha256", ""),
         "reference": {
-            name: meta.get(name, "")
-            for name in ("member", "backend", "device", "precision", "created_at", "environment")
+            **{
+                name: meta.get(name, "")
+                for name in ("member", "backend", "device", "precision", "created_at", "environment")
+            },
+            "outputs_sha256": bench.reference_sha256,
         },
         "truth": bench.truth is not None,
         "truth_nonfinite": sum((bench.truth.meta.get("nonfinite") or {}).values()) if bench.truth else 0,
@@ -390,12 +399,7 @@ def _identity(bench: Bench) -> dict[str, Any]:
     if config.dev_file:
         identity["dev_file"] = bench.fields.get("inputs_sha256", "")
     if config.golden:  # its date of recording is not what it holds
-        outputs = bench.folder / golden.REFERENCE / recording.OUTPUTS
-        parts = (
-            model.get("sha256", ""),
-            bench.fields.get("inputs_sha256", ""),
-            sha256(outputs) if outputs.exists() else "",
-        )
+        parts = (model.get("sha256", ""), bench.fields.get("inputs_sha256", ""), bench.reference_sha256)
         identity["golden"] = hashlib.sha256(" ".join(parts).encode()).hexdigest()
     return identity
 

@@ -31,24 +31,24 @@ LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3, "fp16": 5e-3}
 # Nats: of the density 1 / (2 sqrt(x)) the logarithm has the standard deviation of ln u for a uniform u, which is 1.
 TOKEN_DEVIATION, DEVIATIONS = 1.0, 5.0
 NOTICED = 0.05  # share of a step spent waiting for data above which the device is said to be held back
-# Where a null has its reason: a CPU has no device memory, samples in memory no disk, a fixed batch no search, some systems
-# do not tell what is in the page cache.
-LACKS = {
-    "ranks": ("device_memory_gb",),
-    "facts": (
-        "page_cache",
-        "page_cache.cached_before_each_epoch",
-        "data_limit",
-        "memory_limit_gb",
-        "batch_below",
-        "batch_limited_by",
-    ),
-}
 
 
 def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
-    """Say whether a null has a reason; of few steps both percentiles are missing."""
-    return column in LACKS.get(table, ()) or (table == "ranks" and too_few_steps(row, column))
+    """Say whether a null has a reason: samples in memory, a fixed batch, a backend or sensor that tells nothing, few steps."""
+    if table == "ranks":
+        return column == "device_memory_gb" or too_few_steps(row, column)
+    if table == "batches":  # of a trial that did not end
+        return column in ("peak_gb", "samples_per_s") and bool(row.get("reason"))
+    if table == "facts":
+        identity = row.get("identity") or {}
+        return (
+            (column == "page_cache" and not identity.get("data_dir"))
+            or (column == "data_limit" and bool(row.get("data_limit_reason")))
+            or (column in ("memory_limit_gb", "batch_limited_by") and "batch_size" not in identity)
+            # A search that was complete has nothing below its batch; not every system tells what its page cache holds.
+            or column in ("batch_below", "page_cache.cached_before_each_epoch")
+        )
+    return table == "devices" and column != "device"
 
 
 def limits(run: Run) -> list[RegressionLimit]:
@@ -159,6 +159,8 @@ def _whole_set(ask: Ask, config: Seq2seqConfig, result: Result) -> Check:
     used = count(result.facts["samples_per_epoch"], "samples_per_epoch")
     if used == config.epoch_samples:
         return ask.fact(True, f"{used:,} samples an epoch, all of them")
+    if not 0 < used < config.epoch_samples:
+        return ask.fact(False, f"{used:,} samples an epoch of {config.epoch_samples:,} that were asked for")
     return ask.skipped(str(result.facts["plan_reason"]), gates=True)
 
 

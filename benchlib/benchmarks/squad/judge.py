@@ -13,7 +13,7 @@ from benchlib.config.schema import EMBEDDED_MODEL
 from benchlib.core import model_files, squad_score
 from benchlib.core.errors import UserError
 from benchlib.core.files import read_bytes, read_object
-from benchlib.core.stats import drift_text, smoothed, smoothing_window
+from benchlib.core.stats import LEAST_FOR_P95, drift_text, smoothed, smoothing_window
 from benchlib.core.text import quantity, seconds
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (
@@ -66,14 +66,20 @@ TARGETS = {  # the parameter of each target, by the name of its check
 }
 
 
+# Even steps before the training have numbers below zero; what is beyond a sum of parts may be, too.
+SIGNED = ("step", "idle_s", "seconds")
+
+
 def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
-    """Say whether a null has a reason: a backend that counts no memory, an engine without phases, few steps."""
-    return table == "ranks" and (column in ("device_memory_gb", "own_work_s_median") or too_few_steps(row, column))
+    """Say whether a null has a reason: a backend or sensor that tells nothing, an engine without phases, few steps."""
+    if table == "ranks":
+        return column in ("device_memory_gb", "own_work_s_median") or too_few_steps(row, column)
+    return (table == "devices" and column != "device") or judge_unlike.lacks(table, row, column)
 
 
 def refuse(config: SquadConfig) -> None:
-    """Raise ``UserError`` for a model folder that is not whole, a plan that cannot be read, a run to resume of another benchmark
-    or without checkpoints."""
+    """Raise ``UserError`` for a model folder that is not whole, a plan that cannot be read, a run to resume of another benchmark,
+    without checkpoints or finished."""
     model_files.check(config.model, weights=config.init != "random")
     if config.balance not in ("auto", "off"):
         shares.load(config.balance)  # check_whole compares it with the ranks, which are not known yet
@@ -88,6 +94,10 @@ def refuse(config: SquadConfig) -> None:
     if not (folder / "checkpoints").is_dir():
         raise UserError(
             f"resume = {folder}: this run left no checkpoint; start a new one (checkpoint_every=N stores some)"
+        )
+    if (status := folder / "status.json").exists() and read_object(status, {"outcome": str})["outcome"] == "complete":
+        raise UserError(
+            f"resume = {folder}: this run is finished, nothing is left to train; start a new run without --resume"
         )
 
 
@@ -176,7 +186,8 @@ def _sanity(run: Run) -> list[Check]:
 def _ranks_equal(ask: Ask, config: SquadConfig, facts: Mapping[str, Any]) -> Check:
     """Compare the recorded checksums again instead of trusting the recorded result of the comparison."""
     rows = facts["checksums"]
-    same = bool(facts["checksums_equal"]) and all(len(set(map(str, row))) == 1 for row in rows)
+    same = bool(facts["checksums_equal"] and rows)
+    same &= all(len(row) == config.world_size and len(set(map(str, row))) == 1 for row in rows)
     compared = f"{len(rows)} comparison{'s' * (len(rows) != 1)}"
     ranks = f"{config.world_size} rank{'s' * (config.world_size > 1)}"
     return ask.fact(same, f"{compared} of weight checksums over {ranks}" + ("" if same else ": they differ"))
@@ -212,7 +223,7 @@ def _whole_training(ask: Ask, config: SquadConfig, result: Result) -> Check:
     """Check that the planned training was not cut; a cut by the measured speed gates, one set by the user does not."""
     share = number(result.facts["epoch_share"], "epoch_share")
     if share >= 1:
-        return ask.fact(True, f"{result.facts['total_steps']:,} steps, all of them")
+        return ask.fact(within(share, most=1), f"{result.facts['total_steps']:,} steps, {share:.0%} of them")
     reason = f"{share:.0%} of the training: {result.facts['plan_reason']}"
     return ask.skipped(reason, gates=not config.max_steps, value=share)
 
@@ -424,13 +435,16 @@ def _steady_steps(numbers: Numbers, rate: float) -> Speed:
 
 
 def _rank_steps(numbers: Numbers) -> list[Latency]:
+    median = numbers.metric("step_s")
+    few = median is None or median.n < LEAST_FOR_P95
     percentiles = {5.0: "step_s_p05", 50.0: "step_s_median", 95.0: "step_s_p95"}
     return [
         Latency(
-            name=f"steps of rank {row.get('rank')}", percentiles_s={key: row[name] for key, name in percentiles.items()}
+            name=f"steps of rank {row.get('rank')}",
+            percentiles_s={key: row.get(name) for key, name in percentiles.items()},
         )
         for row in numbers.rows("ranks")
-        if all(isinstance(row.get(name), (int, float)) for name in percentiles.values())
+        if "step_s_p05" in row and not (few and too_few_steps(row, "step_s_p05"))
     ]
 
 

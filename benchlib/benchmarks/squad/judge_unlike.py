@@ -1,17 +1,26 @@
 """What a training on unlike ranks means: its checks and its reading. Nothing of it appears where the ranks share evenly."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.benchmarks.squad.config import SquadConfig
 from benchlib.core.text import listing, seconds
 from benchlib.judge.checks import Ask, Check, asks, limit_check
-from benchlib.judge.numbers import within
+from benchlib.judge.numbers import count, within
 from benchlib.results.run import Result
 
 DISTANCE = 1.1  # times the best split; measured over many splits the two nearest to the best are within it
 PREDICTED = 0.25  # of a rank's own work; beyond it the training plans again
+
+
+def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason: a step before the plan, no whole step under the last one, no limit of memory."""
+    if table == "unlike_steps":
+        return column in ("expected_s", "samples") and within(row.get("step"), most=-1)
+    taken = ("expected_s", "own_s", "idle_s")
+    none = column in taken and all(row.get(name) is None for name in taken)
+    return table == "unlike_ranks" and (none or column == "limit_gb")
 
 
 def checks(config: SquadConfig, result: Result) -> list[Check]:
@@ -22,31 +31,25 @@ def checks(config: SquadConfig, result: Result) -> list[Check]:
 def _split(config: SquadConfig, result: Result) -> list[Check]:
     if config.balance == "off":
         return []
-    facts, rows = result.facts.get("balance") or {}, result.tables.get("unlike_ranks", [])
     question = "Is the own work of the slowest rank near that of the best split at the speeds measured?"
     # A plan of a file is what the user wants to see, and other splits are what it may be for.
     auto = config.balance == "auto"
     source = "set: what integers, drift and calibration may cost together"
-    distance = limit_check("distance to the best split", question, result.metric("balance_distance"), DISTANCE, source=source, kind="sanity", gates=auto)  # fmt: skip
+    metric = result.metric("balance_distance")
     # Few steps under the last plan are no failure of what was asked for.
-    return [
-        distance.model_copy(update={"gates": auto and distance.status != "SKIPPED"}),
-        _samples(facts, result),
-        _times(rows),
-    ]
+    gates = auto and not (metric and metric.provenance == "not_available")
+    distance = limit_check("distance to the best split", question, metric, DISTANCE, source=source, kind="sanity", gates=gates)  # fmt: skip
+    return [distance, _samples(result), _times(result)]
 
 
 @asks("split as planned", "Did each rank train on the samples that its plan gives it?")
-def _samples(ask: Ask, facts: Mapping[str, Any], result: Result) -> Check:
+def _samples(ask: Ask, result: Result) -> Check:
     """Compare the last whole steps that the table has with the last plan: what was planned is what was done."""
-    rows = result.tables.get("unlike_steps", [])
-    plans = result.tables.get("unlike_plans", [])
-    start = plans[-1]["from_step"] if plans else 0
+    start, shares = result.tables["unlike_plans"][-1]["from_step"], list(result.facts["balance"]["shares"])
     by_step: dict[int, list[int]] = {}
-    for row in rows:
-        if row["step"] >= start and row["samples"] is not None:
-            by_step.setdefault(row["step"], []).append(row["samples"])
-    shares = list(facts["shares"])
+    for row in result.tables["unlike_steps"]:
+        if row["step"] >= start:
+            by_step.setdefault(row["step"], []).append(count(row["samples"], "samples"))
     whole = {step: counts for step, counts in by_step.items() if sum(counts) == sum(shares)}
     wrong = [f"step {step}: {'+'.join(map(str, counts))}" for step, counts in whole.items() if counts != shares]
     if not whole:
@@ -57,11 +60,11 @@ def _samples(ask: Ask, facts: Mapping[str, Any], result: Result) -> Check:
 
 
 @asks("predicted times", "Does each rank take the time that its speed predicts?", kind="reference")
-def _times(ask: Ask, rows: Sequence[Mapping[str, Any]]) -> Check:
+def _times(ask: Ask, result: Result) -> Check:
     """Compare predicted and measured own work of each rank; informative, since a neighbour moves it and the plan follows."""
-    ratios = {row["rank"]: row["own_s"] / row["expected_s"] for row in rows if row["own_s"] and row["expected_s"]}
-    if not ratios:
+    if not result.facts["balance"]["steps_of_last_plan"]:
         return ask.skipped("no whole step under the last plan")
+    ratios = {row["rank"]: row["own_s"] / row["expected_s"] for row in result.tables["unlike_ranks"]}
     worst = max(ratios, key=lambda rank: abs(ratios[rank] - 1))
     check = ask.fact(
         within(ratios[worst], 1 + PREDICTED, 1 - PREDICTED),
@@ -74,9 +77,9 @@ def _times(ask: Ask, rows: Sequence[Mapping[str, Any]]) -> Check:
 
 @asks("mixed precision", "Do ranks of bf16 beside ranks of fp32 follow the loss curve of fp32 alone?")
 def _curve(ask: Ask, result: Result) -> Check:
-    rows = result.tables.get("mixed_precision", [])
-    if not rows:
+    if result.facts["resumed_step"]:
         return ask.skipped("a continued training does not repeat the comparison")
+    rows = result.tables["mixed_precision"]
     worst, limit = max(abs(row["mixed"] - row["fp32"]) for row in rows), curve_limit()
     text = f"losses of {len(rows)} steps from the same weights differ by at most {worst:.2g}"
     return ask.fact(within(worst, limit), text, limit=f"<= {limit:g}", value=worst)

@@ -175,7 +175,7 @@ def _run(config: SquadConfig, run_dir: Path, events: EventWriter, here: World) -
     throughput = result.metric(f"train_samples_per_s{scope}")
     result.facts = _facts(config, trained, loaded, split, train_features, eval_features) | {
         "restarts": restarted,
-        "allreduce_wrong_elements": exchange.wrong if exchange else None,
+        **({"allreduce_wrong_elements": exchange.wrong} if exchange else {}),
         "answers_sha256": _gold_answers(run_dir, split),
         "throughput_drift": drift_text(throughput.samples if throughput else []),
         **trained.more.facts,

@@ -426,18 +426,21 @@ def to_continue(task: Task) -> tuple[Checkpoint | None, list[str]]:
     """
     config, world, start = task.config, task.world, None
     faults: list[str] = []
+
+    def unfinished(candidate: Checkpoint) -> bool:
+        """Whether there is anything left to train, and so to measure."""
+        return bool(candidate.step < candidate.state["plan"]["planned_steps"])
+
     if config.max_restarts:
         start, faults = checkpoint.newest_shared(
-            task.run_dir / "checkpoints", world.local_rank == 0, comm_device(world),
-            # One at the end has nothing left to train, and so nothing to measure.
-            lambda candidate: candidate.step < candidate.state["plan"]["planned_steps"],
+            task.run_dir / "checkpoints", world.local_rank == 0, comm_device(world), unfinished,
             lambda: task.events.emit("heartbeat"),
         )  # fmt: skip
     if start is None and config.resume:
         folder = Path(config.resume)
         if not folder.is_dir():
             raise UserError(f"resume = {folder}: no such run folder; give the folder of the interrupted run")
-        start = checkpoint.newest(folder / "checkpoints")
+        start = checkpoint.newest(folder / "checkpoints", unfinished)
         faults += start.passed_over
     return start, faults
 

@@ -189,7 +189,7 @@ STEP_PARTS = ("time_data_s", "time_forward_s", "time_backward_s", "exchange_expo
 def too_few_steps(row: Mapping[str, Any], column: str) -> bool:
     """Say whether a row of the table of ranks lacks a percentile because its steps are too few: then it lacks both."""
     ends = ("step_s_p05", "step_s_p95")
-    return column in ends and all(row[name] is None for name in ends)
+    return column in ends and all(row.get(name) is None for name in ends)
 
 
 def steps_claim(numbers: Numbers) -> Claim:

@@ -10,6 +10,7 @@ code: 0 when all pods ended well, else that of the first failing pod.
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchlib.launch.agents.pod import LINE
+from benchlib.launch.agents.pod import LARGEST_BYTES, LINE
 from benchlib.launch.kubernetes import MANIFEST, RUN_LABEL
 from benchlib.launch.processes import leave_with_parent
 
@@ -27,6 +28,8 @@ GONE_S = 10.0  # that a pod may be missing in the cluster's answers
 QUERY_S = 30.0  # for one answer of the cluster
 QUERIES = 5  # that may fail in a row
 LOG_CHARACTERS = 8000  # of a failed pod
+# Of what one pod hands over; a file of events may be as large as all of it, another one as large as a pod packs it.
+MOST_FILES, MOST_BYTES = 10_000, 2**32
 # A container that waits for one of these does not start by itself.
 HOPELESS = (
     "InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff", "CreateContainerConfigError", "CreateContainerError",
@@ -60,13 +63,22 @@ class RunFolder:
                 file.write(data[size - offset :])
 
     def unpack(self, archive: Path) -> list[str]:
-        """Take the files of an archive, see ``pod.pack``; return the names of those that were refused."""
-        refused = []
+        """Take the files of an archive, see ``pod.pack``; return the names of those that were refused.
+
+        Raises ``Failed`` at more than ``MOST_FILES`` or ``MOST_BYTES``: a pod must not fill this machine's disk.
+        """
+        refused, files, size = [], 0, 0
         with tarfile.open(archive) as tar:
             for member in tar:
+                files, size = files + 1, size + member.size
+                if files > MOST_FILES or size > MOST_BYTES:
+                    limits = f"{MOST_FILES:,} files or {MOST_BYTES / 2**30:g} GiB"
+                    raise Failed(f"{archive.name.strip('.')} holds more than {limits}: the rest was not taken")
                 target = self.path / member.name
                 if EVENTS.fullmatch(member.name) and (file := tar.extractfile(member)):
-                    self.add_events(member.name, 0, file.read())
+                    with file, target.open("ab") as events:
+                        file.seek(events.tell())
+                        shutil.copyfileobj(file, events)
                 elif not self._allowed(member, target):
                     refused.append(member.name)
                 # Pods that share a volume all pack the same files, each at its own end: the newest counts.
@@ -80,7 +92,8 @@ class RunFolder:
         inside = self.path in target.resolve().parents and ".." not in names
         hidden = any(name.startswith(".") or not name.isprintable() for name in names)
         here = member.name in RESERVED or target in self._ours
-        return member.isfile() and inside and not hidden and not here and target.suffix in DATA
+        data = target.suffix in DATA and member.size <= LARGEST_BYTES
+        return member.isfile() and inside and not hidden and not here and data
 
 
 class Pod:
@@ -141,7 +154,7 @@ class Pod:
         try:
             if self._cp.returncode == 0:
                 for name in self.folder.unpack(archive):
-                    report(f"pod {self.name}: {name!r} was not taken: it is written here, or is not data")
+                    report(f"pod {self.name}: {name!r} was not taken: it is written here, is no data or too large")
                 self.code, self._results = self._results["returncode"], {}
         except (OSError, EOFError, tarfile.TarError) as error:
             report(f"pod {self.name}: the archive of its results is damaged: {error}")

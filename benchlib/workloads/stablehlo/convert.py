@@ -8,7 +8,7 @@ import operator
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from benchlib.core.errors import UserError
 from benchlib.workloads.stablehlo.emit import Value, Writer, element_of
 from benchlib.workloads.stablehlo.export import Filled
-from benchlib.workloads.stablehlo.lowerings import LOWERINGS, Lowering, gelu_call
+from benchlib.workloads.stablehlo.lowerings import LOWERINGS
 from benchlib.workloads.stablehlo.manifest import Item, Manifest
 
 _ROLES = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.USER_INPUT: "input"}
@@ -48,23 +48,14 @@ class Unsupported(UserError):
         )
 
 
-def convert(
-    program: ExportedProgram | Filled,
-    name: str = "main",
-    *,
-    gelu: Literal["erf", "custom_call"] = "erf",
-    weights: Literal["arguments", "constants"] = "arguments",
-    replicas: int = 1,
-) -> Converted:
-    """Return the StableHLO module of a graph.
+def convert(program: ExportedProgram | Filled, name: str = "main", *, replicas: int = 1) -> Converted:
+    """Return the StableHLO module of a graph; its weights are arguments.
 
-    With ``gelu = custom_call`` GELU is a call that the hardware's compiler knows. With ``weights = constants`` they stand in the text. With
-    ``replicas`` above 1 loss and gradients are averaged over them by ``all_reduce``: each replica computes its own inputs.
+    With ``replicas`` above 1 loss and gradients are averaged over them by ``all_reduce``: each replica computes its own inputs.
     Raises ``Unsupported`` for operations that the table does not have, ``UserError`` for a graph with outputs of another kind.
     """
     graph, signature = program.graph_module.graph, program.graph_signature
-    table = {**LOWERINGS, "aten.gelu.default": gelu_call} if gelu == "custom_call" else LOWERINGS
-    _require_known(graph, table)
+    _require_known(graph)
     w = Writer()
     values: dict[torch.fx.Node, Any] = {}
     state = {**program.state_dict, **program.constants}
@@ -76,7 +67,7 @@ def convert(
             continue
         spec = inputs[node.name]
         target = spec.target or node.name
-        if spec.kind not in _ROLES or (weights == "constants" and spec.target in state):
+        if spec.kind not in _ROLES:
             w.begin(node.name)
             values[node] = w.end(w.dense(state[target]))
             continue
@@ -90,7 +81,7 @@ def convert(
     results: list[tuple[Item, Value]] = []
     for node in graph.nodes:
         if node.op == "call_function":
-            values[node] = _lower(w, node, values, table)
+            values[node] = _lower(w, node, values)
         elif node.op == "output":
             results = _results(w, node, values, signature.output_specs, replicas)
     manifest = Manifest(name, replicas, tuple(item for item, _ in arguments), tuple(item for item, _ in results))
@@ -102,23 +93,23 @@ def operations(program: ExportedProgram | Filled) -> Counter[str]:
     return Counter(str(node.target) for node in program.graph_module.graph.nodes if node.op == "call_function")
 
 
-def _require_known(graph: torch.fx.Graph, table: Mapping[str, Lowering]) -> None:
+def _require_known(graph: torch.fx.Graph) -> None:
     unknown: dict[str, str] = {}
     for node in graph.nodes:
-        if node.op == "call_function" and node.target is not operator.getitem and str(node.target) not in table:
+        if node.op == "call_function" and node.target is not operator.getitem and str(node.target) not in LOWERINGS:
             unknown.setdefault(str(node.target), node.name)
     if unknown:
         raise Unsupported(sorted(unknown.items()))
 
 
-def _lower(w: Writer, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any], table: Mapping[str, Lowering]) -> Any:
+def _lower(w: Writer, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
     def given(argument: Any) -> Any:
         return torch.fx.node.map_arg(argument, lambda other: values[other])
 
     if node.target is operator.getitem:
         return given(node.args[0])[node.args[1]]
     w.begin(node.name)
-    made = table[str(node.target)](w, node, *given(node.args), **given(node.kwargs))
+    made = LOWERINGS[str(node.target)](w, node, *given(node.args), **given(node.kwargs))
     if isinstance(made, Value):
         made = w.end(made)
     for value, meta in zip(_listed(made), _listed(node.meta.get("val")), strict=True):

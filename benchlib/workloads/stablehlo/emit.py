@@ -302,10 +302,6 @@ class Writer:
         combine = f"%sum = stablehlo.{kind} %old, %new : {scalar} " if kind else ""
         return f"({{ ^bb0(%old: {scalar}, %new: {scalar}): {combine}stablehlo.return {'%sum' if kind else '%new'} : {scalar} }})"
 
-    def custom_call(self, target: str, x: Value) -> Value:
-        """Call what the hardware's own compiler knows by name."""
-        return self.line(f"stablehlo.custom_call @{target}({x.name}) : ({x.type}) -> {x.type}", x.shape, x.element)
-
     # What lowerings need all the time
 
     def fit(self, x: Any, shape: Sequence[int], element: str) -> Value:

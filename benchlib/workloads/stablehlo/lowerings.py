@@ -214,11 +214,6 @@ def _gelu(w: Writer, node: Any, x: Value, approximate: str = "none") -> Value:
     return w.convert(w.binary("multiply", half, w.binary("add", bent, w.splat(1.0, shape, element))), x.element)
 
 
-def gelu_call(w: Writer, node: Any, x: Value, approximate: str = "none") -> Value:
-    """Leave GELU to the hardware's compiler: ``custom_call @gelu``; the option of ``convert``, in the place of the composition."""
-    return w.custom_call("gelu" if approximate == "none" else "gelu_tanh", x)
-
-
 # Making tensors
 
 

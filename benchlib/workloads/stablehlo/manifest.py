@@ -20,16 +20,6 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import read_object, write_json, write_text
 from benchlib.workloads.stablehlo.emit import element_of, type_of
 
-NUMPY = {
-    "f64": "float64",
-    "f32": "float32",
-    "f16": "float16",
-    "i32": "int32",
-    "i16": "int16",
-    "i8": "int8",
-    "ui8": "uint8",
-    "i1": "bool",
-}
 _FIELDS = {"name": str, "text": str, "replicas": int, "arguments": list, "results": list, "torch": str}
 
 

@@ -2,13 +2,15 @@
 
 import copy
 
+import numpy as np
 import pytest
 
-from benchlib.benchmarks.compiled import figures, judge
+from benchlib.benchmarks.compiled import figures, judge, programs
 from benchlib.benchmarks.compiled.config import CompiledConfig
 from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
 from benchlib.judge.baselines import Comparison
+from benchlib.judge.numbers import fault_of, judged_view, within
 from benchlib.results.metrics import measured
 from benchlib.results.run import Result, Run, save_result
 
@@ -41,12 +43,23 @@ def tables():
         "max_abs": 2e-6,
         "one_minus_cos": 1e-13,
         "reference_error": 1e-6,
+        "export_s": 1.0,
         "dot_flops": 100,
         "formula_flops": 100.0,
     }
-    timed = {"batch": 1, "length": 32, "status": "timed", "one_minus_cos": 0.0, "peak_share": 0.3, "reason": ""}
+    timed = {
+        "batch": 1,
+        "length": 32,
+        "status": "timed",
+        "one_minus_cos": 0.0,
+        "reference_error": 3e-6,
+        "peak_share": 0.3,
+        "ci_low": None,
+        "ci_high": None,
+        "reason": "",
+    }
     return {
-        "programs": [program, {"program": "joint", "dot_flops": 300}],
+        "programs": [program, {"program": "joint", "dot_flops": 300}, {"program": "replicas", "dot_flops": 300, "export_s": None}],
         "gradients": [
             {"gradients": "a", "replicas": 1, "relative": 5e-7, "reference_error": 1e-7, "parameters": 71},
             {"gradients": "b", "replicas": 2, "relative": 5e-7, "reference_error": 1e-7, "parameters": 71, "replicas_equal": True},
@@ -76,11 +89,14 @@ def judged(folder, stored, **fields):
         ),
     )
     run = Run(folder)
-    return {check.name: check.status for check in judge.checks(run, NONE)}, run
+    view, faults = judged_view(run, judge.lacks, ())
+    statuses = {check.name: check for check in judge.checks(view, NONE)}
+    return {name: check.status for name, check in statuses.items()}, run, statuses, faults
 
 
 def test_a_right_run_passes_and_is_read(tmp_path):
-    statuses, run = judged(tmp_path / "run", tables())
+    statuses, run, _, faults = judged(tmp_path / "run", tables())
+    assert faults == []
     assert {name for name, status in statuses.items() if status != "PASS"} <= {
         "numbers agree",
         "latency_ms_xla_b1_s32_tiny vs baseline",
@@ -97,25 +113,44 @@ def test_a_right_run_passes_and_is_read(tmp_path):
         ("programs", "programs", 0, {"max_abs": 2e-5}),
         ("programs", "programs", 0, {"one_minus_cos": 1e-9}),
         ("programs", "programs", 0, {"program": "other"}),
+        ("programs", "programs", 0, {"max_abs": 1e300}),
         ("programs", "programs", 0, {"max_abs": float("inf")}),
+        ("programs", "programs", 0, {"max_abs": None}),
+        ("programs", "programs", 0, {"max_abs": -1e-6}),
+        ("programs", "programs", 0, {"one_minus_cos": float("nan")}),
+        ("programs", "programs", 0, {"reference_error": 1e300}),
+        ("programs", "programs", 0, {"reference_error": None}),
+        ("FLOPs", "programs", 0, {"formula_flops": None}),
+        ("FLOPs", "programs", 1, {"dot_flops": None}),
+        ("FLOPs", "programs", 1, {"program": "other"}),
         ("FLOPs", "programs", 0, {"dot_flops": 101}),
         ("FLOPs", "programs", 1, {"dot_flops": 299}),
         ("gradients", "gradients", 0, {"relative": 2e-6}),
+        ("gradients", "gradients", 0, {"relative": None}),
+        ("gradients", "gradients", 0, {"reference_error": 1e300}),
         ("data parallel", "gradients", 1, {"relative": 2e-6}),
         ("data parallel", "gradients", 1, {"replicas_equal": False}),
         ("data parallel", "gradients", 1, {"replicas": 3}),
         ("training", "curve", 3, {"xla": 3.001}),
+        ("training", "curve", 3, {"xla": None}),
         ("runtimes", "runtimes", 0, {"max_abs": 1e-4}),
+        ("runtimes", "runtimes", 0, {"max_abs": None}),
         ("executors", "executors", 1, {"max_abs": 1e-3}),
+        ("executors", "executors", 1, {"max_abs": 1.1e-5}),  # parity's limit, and not ten times as much
+        ("executors", "executors", 1, {"max_abs": None}),
+        ("executors", "executors", 1, {"max_abs": -1e-6}),
+        ("executors", "executors", 1, {"one_minus_cos": 1e-9}),
+        ("executors", "executors", 1, {"reference_error": 1e-3}),
+        ("executors", "executors", 1, {"length": 64}),
     ],
 )
 def test_a_wrong_number_fails_its_check_alone(tmp_path, check, table, row, change):
     stored = copy.deepcopy(tables())
     stored[table][row].update(change)
-    if float("inf") in change.values():
-        stored[table][row]["max_abs"] = 1e300  # JSON has no infinity
-    statuses, _ = judged(tmp_path / "run", stored)
-    assert statuses[check] == "FAIL"
+    statuses, _, found, faults = judged(tmp_path / "run", stored)
+    ((name, value),) = change.items()
+    if not within(value, least=0.0) and not isinstance(value, (str, bool)):
+        assert f"{name} is {fault_of(value)} in row {row + 1} of {table}" in found[check].reason and faults
     assert [name for name, status in statuses.items() if status == "FAIL"] == [check]
 
 
@@ -124,6 +159,18 @@ def test_the_picture_of_losses_says_how_far_they_are_apart(tmp_path, apart, word
     stored = tables()
     stored["curve"] = [{"step": step + 1, "eager": 3.0, "xla": 3.0 + apart} for step in range(5)]
     assert words in figures.curve(judged(tmp_path / "run", stored)[1]).alt
+
+
+def test_a_limit_of_the_executors_grows_with_the_references_own_error(tmp_path):
+    for error, status in ((1e-5, "PASS"), (8e-6, "FAIL")):
+        stored = tables()
+        stored["executors"][1] |= {"max_abs": 2.9e-5, "reference_error": error}
+        assert judged(tmp_path / f"run{error}", stored)[0]["executors"] == status
+
+
+def test_one_minus_cosine_is_exact_where_the_formula_has_no_digit_left():
+    a, b = np.array([1.0, 0.0], np.float64), np.array([1.0, 1e-9])
+    assert programs.apart([a], [b]) == (1e-9, pytest.approx(5e-19, rel=1e-6, abs=0))
 
 
 def test_limits_grow_with_the_references_own_error_and_not_for_ever():

@@ -8,6 +8,7 @@ import torch
 
 from benchlib.benchmarks.parity import attention
 from benchlib.benchmarks.parity.attention import Case, kernels
+from benchlib.benchmarks.parity.judge import lacks
 
 CPU = torch.device("cpu")
 LIMITS = {"fp32": 3e-6, "bf16": 3e-2, "fp16": 4e-3, "fp64": 1e-14}
@@ -74,13 +75,13 @@ def test_rows_hold_what_each_kernel_is_apart_and_why_others_are_not_there():
     assert all(row["median_us"] > 0 for row in rows[:2])
 
 
-def planted(monkeypatch, fault):
-    """Let the flash kernel answer what ``fault`` makes of its output."""
+def planted(monkeypatch, fault, of="flash"):
+    """Let a kernel answer what ``fault`` makes of its output."""
     attend = attention._attend
     monkeypatch.setattr(
         attention,
         "_attend",
-        lambda kernel, *rest, **named: (fault if kernel == "flash" else lambda output: output)(
+        lambda kernel, *rest, **named: (fault if kernel == of else lambda output: output)(
             attend(kernel, *rest, **named)
         ),
     )
@@ -99,10 +100,27 @@ def test_a_kernel_that_is_off_by_a_factor_shows_it_in_every_distance_but_the_cos
             assert row["max_abs_truth"] == pytest.approx(0.01 * np.abs(output).max(), rel=1e-3)
 
 
+def test_without_the_math_kernel_there_is_no_distance_to_it_and_the_row_says_so(monkeypatch):
+    rows = [row for row in planted(monkeypatch, lambda output: output / 0, of="math") if row["kernel"] == "flash"]
+    assert {(row["status"], row["reason"], row["max_abs_math"]) for row in rows} == {
+        ("MEASURED", attention.NO_MATH, None)
+    }
+    assert all(lacks("attention", row, name) for row in rows for name, value in row.items() if value is None)
+
+
 def test_a_kernel_that_answers_nan_or_breaks_fails_alone(monkeypatch):
     rows = planted(monkeypatch, lambda output: output / 0)
     assert {(row["kernel"], row["status"]) for row in rows} == {("math", "MEASURED"), ("flash", "FAIL")}
     assert all(row["max_abs_truth"] is None for row in rows if row["kernel"] == "flash")
+
+    def backward_of_nan(output):
+        output.register_hook(lambda gradient: gradient / 0)
+        return output
+
+    rows = planted(monkeypatch, backward_of_nan)
+    assert {row["status"] for row in rows if row["kernel"] == "flash"} == {"FAIL"}
+    assert all("a gradient" in row["reason"] for row in rows if row["kernel"] == "flash")
+    assert all(lacks("attention", row, name) for row in rows for name, value in row.items() if value is None)
 
     def broken(output):
         raise RuntimeError("an illegal address was encountered")

@@ -1,17 +1,20 @@
 """What the checks and sentences of a parity run say of members that differ, crash, are missing or computed other work."""
 
 import copy
+import math
 from pathlib import Path
 
 import pytest
 from make_parity import LARGEST, facts, tables
 
 from benchlib.benchmarks.parity import tolerances
-from benchlib.benchmarks.parity.judge import checks, limits, reading
+from benchlib.benchmarks.parity.judge import checks, lacks, limits, reading
 from benchlib.config.schema import build, save_config
 from benchlib.core.files import write_json
 from benchlib.judge.baselines import accept, find
 from benchlib.judge.checks import save_verdict, verdict_of
+from benchlib.judge.numbers import judged_view
+from benchlib.judge.verdict import judged as verdict_on
 from benchlib.results.metrics import derived, measured
 from benchlib.results.run import Result, Run, save_result
 
@@ -57,7 +60,7 @@ def run_of(folder: Path, change=lambda found, about: None, then=lambda found, re
 
 
 def judged(run, root):
-    return {check.name: check for check in checks(run, find(run, root))}
+    return {check.name: check for check in checks(judged_view(run, lacks, ())[0], find(run, root))}
 
 
 def quantity(found, member, name):
@@ -104,6 +107,18 @@ def crashed(found, about):
         found[name] = [row for row in found[name] if row["member"] != "sdpa_flash"]
 
 
+def no_limit(found, about):
+    quantity(found, "sdpa_flash", tolerances.LOGITS)["limit"] = None
+
+
+def not_finite(found, about, member="sdpa_flash"):
+    """As a member leaves it that gave NaN: its rows say so, and have no number."""
+    quantity(found, member, tolerances.GRADIENTS).update(value=None, status="FAIL", reason="not finite")
+    for row in found["gradients"]:
+        if row["member"] == member:
+            row.update(relative_l2=None, beyond=True)
+
+
 def other_weights(found, about):
     found["members"][1]["model_sha256"] = "ef" * 32
 
@@ -120,7 +135,10 @@ def exact_bf16(found, about):
         (value(tolerances.LOGITS, 2e-5), "parity sdpa_flash", "logits max difference 2e-05 (<= 1e-05) at len128-batch8"),
         (value(tolerances.COSINE, 1e-9), "parity sdpa_flash", "1 - cosine of the logits 1e-09 (<= 1e-10)"),
         (value(tolerances.SPANS, 0.99), "parity sdpa_flash", "span agreement 0.99 (>= 1)"),
-        (value(tolerances.GRADIENTS, None), "parity sdpa_flash", "gradients: not finite at bert.encoder.layer.0.attention.self.key.bias"),
+        (value(tolerances.GRADIENTS, None), "parity sdpa_flash", "value is missing in row 22 of quantities (sdpa_flash, gradients, <= 0.0001)"),
+        (value(tolerances.GRADIENTS, math.nan), "parity sdpa_flash", "value is nan in row 22 of quantities"),
+        (no_limit, "parity sdpa_flash", "limit is missing in row 16 of quantities"),
+        (not_finite, "parity sdpa_flash", "gradients: not finite at bert.encoder.layer.0.attention.self.key.bias"),
         (crashed, "parity sdpa_flash", "ended by SIGSEGV"),
         (other_weights, "same weights and inputs", "others: sdpa_flash"),
         (exact_bf16, "tolerance sensitivity", "bf16 computed in full precision, or the comparison detects nothing"),
@@ -130,6 +148,50 @@ def test_what_is_wrong_fails_with_its_reason(change, name, words, tmp_path):
     check = judged(run_of(tmp_path / "run", change), tmp_path)[name]
     assert (check.status, check.gates) == ("FAIL", True)
     assert words in check.reason
+
+
+@pytest.mark.parametrize(("member", "verdict"), [("sdpa_flash", "FAIL"), ("native", "PASS")])
+def test_a_nan_fails_the_run_only_of_a_member_that_gates(tmp_path, member, verdict):
+    run = run_of(tmp_path / "run", lambda found, about: not_finite(found, about, member))
+    (tmp_path / "run" / "status.json").write_text('{"outcome": "complete", "reason": "", "ranks": []}')
+    word = verdict_on(run, tmp_path)
+    assert word.verdict == verdict, word.sentence
+    check = next(check for check in word.checks if check.name == f"parity {member}")
+    assert (check.status, check.gates) == ("FAIL", verdict == "FAIL")
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "columns"),
+    [
+        ("quantities", {"status": "SKIPPED", "reason": "no dev set"}, {"value"}),
+        ("quantities", {"status": "SKIPPED", "reason": ""}, set()),
+        ("quantities", {"status": "PASS", "reason": "5 runs of one input"}, set()),
+        ("logits", {"case": "edge-one-token", "truth_max_abs": 1e-6}, {"one_minus_cosine"}),
+        ("logits", {"case": "dev", "truth_max_abs": None, "reference_truth_max_abs": None}, {"truth_max_abs"}),
+        ("logits", {"case": "dev", "truth_max_abs": None, "reference_truth_max_abs": 1e-6}, set()),
+        ("layers", {"beyond": True}, {"relative_l2"}),
+        ("layers", {"beyond": False}, set()),
+        ("attention", {"status": "SKIPPED", "reason": "no such kernel"}, {"max_abs_math", "gradient_max_abs_truth", "median_us"}),
+        ("attention", {"status": "MEASURED", "reason": "", "kernel": "math"}, {"max_abs_math"}),
+        ("attention", {"status": "MEASURED", "reason": "", "kernel": "flash"}, set()),
+        ("attention", {"status": "MEASURED", "reason": "no gradients: no", "kernel": "flash"}, {"gradient_max_abs_truth"}),
+        ("curves", {"step": 0}, set()),
+        ("latency", {"member": "eager"}, set()),
+    ],
+)  # fmt: skip
+def test_a_null_needs_a_reason_of_its_row(table, row, columns):
+    names = (
+        "value",
+        "limit",
+        "max_abs",
+        "truth_max_abs",
+        "relative_l2",
+        "max_abs_math",
+        "gradient_max_abs_truth",
+        "median_us",
+    )
+    names += ("one_minus_cosine",) * (table == "logits")
+    assert {name for name in names if lacks(table, row, name)} == columns
 
 
 def test_a_planted_layer_is_named(tmp_path):

@@ -228,11 +228,15 @@ def test_the_distance_between_backends_is_the_sum_of_both_to_one_reference(tmp_p
     make(tmp_path, "000002-b", backend="cuda", tables=make_parity.tables(["one_thread", "native"]))
     (pair,) = export.agreement(matrix.collect([tmp_path]))
     assert pair["at_most"] == pytest.approx(1.2e-7 + 2.4e-7) and pair["members"] == ["sdpa_math", "one_thread"]
-    other = make_parity.facts() | {"inputs_sha256": "00" * 32}
-    make(
-        tmp_path, "000003-c", backend="cuda", tables=make_parity.tables(["one_thread"]), facts=other, ended=START + DAY
-    )
-    assert export.agreement(matrix.collect([tmp_path])) == []
+    inputs = {"inputs_sha256": "00" * 32}
+    # Of the same words, recorded by another processor, or by a version that did not record which logits they were.
+    recorded = [
+        {"reference": make_parity.facts()["reference"] | {"outputs_sha256": digest}} for digest in ("01" * 32, "")
+    ]
+    for day, other in enumerate([inputs, *recorded], start=1):
+        facts, tables = make_parity.facts() | other, make_parity.tables(["one_thread"])
+        make(tmp_path, f"00001{day}-c", backend="cuda", tables=tables, facts=facts, ended=START + day * DAY)
+        assert export.agreement(matrix.collect([tmp_path])) == [], other
 
 
 @pytest.mark.parametrize(

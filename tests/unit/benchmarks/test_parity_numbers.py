@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from benchlib.benchmarks.parity.logits import max_abs, max_relative, norm, one_minus_cosine, relative_l2, ulp_distance
+from benchlib.workloads.distances import max_abs, max_relative, norm, one_minus_cosine, relative_l2, ulp_distance
 
 f32 = np.float32
 TINIEST = f32(2.0**-149)  # the smallest subnormal

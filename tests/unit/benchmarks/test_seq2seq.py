@@ -17,8 +17,8 @@ from benchlib.core.errors import UserError
 from benchlib.core.events import Moment
 from benchlib.judge.baselines import Comparison
 from benchlib.judge.checks import verdict_of
-from benchlib.judge.numbers import judged_view
 from benchlib.judge.impossible.training import rate_from_steps
+from benchlib.judge.numbers import judged_view
 from benchlib.results.metrics import derived, measured
 from benchlib.results.run import Result, Run, save_result
 from benchlib.runtime import largest
@@ -108,6 +108,7 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
 
 def test_a_set_that_does_not_fit_the_budget_is_cut(monkeypatch):
     monkeypatch.setattr(train, "agree", lambda value, world: value)
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     config = Seq2seqConfig(samples=10_000, batch_size=10, epochs=3, budget_s=100)
     task = train.Task(config, type("One", (), {"size": 1})(), None, "fp32", 10)
     assert train.fitting(task, 0.001, time.monotonic() + 100) == (10_000, "all samples fit the budget")
@@ -195,6 +196,7 @@ def test_a_ratio_that_scatters_about_one_decides_nothing():
         ("engines agree", {"tuned": (9.2, math.nan, 9.0)}),
         ("engines agree", {"tuned": ()}),
         ("ranks equal", {"facts": {"checksums": [["a"], ["a"]]}}),
+        ("whole set", {"facts": {"samples_per_epoch": 128}}),
         ("sample count", {"facts": {"samples_seen": [190]}}),
         ("sample count", {"facts": {"samples_seen": [192.0]}}),
         ("sample count", {"facts": {"samples_seen": None}}),
@@ -209,6 +211,26 @@ def test_a_ratio_that_scatters_about_one_decides_nothing():
 )
 def test_each_check_can_fail(judged, name, changes):
     assert judged(**changes)[name].status == "FAIL"
+
+
+IN_MEMORY = {"identity": {"data_dir": ""}, "data_limit_reason": "samples are generated in memory"}
+ON_DISK = {"identity": {"data_dir": "a disk", "batch_size": 8}, "data_limit_reason": ""}
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "columns", "legitimate"),
+    [
+        ("facts", IN_MEMORY, ("page_cache", "data_limit", "memory_limit_gb", "batch_limited_by"), True),
+        ("facts", ON_DISK, ("page_cache", "data_limit", "memory_limit_gb", "batch_limited_by"), False),
+        ("facts", IN_MEMORY, ("engine_losses", "learning_rates.min", "samples_seen"), False),
+        ("batches", {"batch": 8, "fits": False, "reason": "out of memory"}, ("peak_gb", "samples_per_s"), True),
+        ("batches", {"batch": 8, "fits": True, "reason": ""}, ("peak_gb", "samples_per_s"), False),
+        ("devices", {"device": 0}, ("power_w", "temperature_c"), True),
+        ("ranks", {"rank": 0, "step_s_p05": 0.1}, ("step_s_p95", "own_work_s_median"), False),
+    ],
+)
+def test_a_null_has_its_reason_in_its_row(table, row, columns, legitimate):
+    assert {judge.lacks(table, row, column) for column in columns} == {legitimate}
 
 
 def test_a_set_that_was_cut_is_no_pass(judged):
@@ -246,7 +268,8 @@ def test_a_page_cache_that_is_not_as_asked_for_fails(tmp_path, page_cache, share
     assert judge._page_cache(config, result).status == status
 
 
-def test_a_trial_that_runs_out_of_memory_ends_alone(tmp_path):
+def test_a_trial_that_runs_out_of_memory_ends_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(largest, "TRIAL_S", 3600.0)  # a busy machine takes long to import torch
     save_config(Seq2seqConfig(sequence=32), tmp_path)
     row = auto._in_a_process(tmp_path, 4096, 1_500_000_000, 1, math.inf)
     assert row and (row["batch"], row["fits"]) == (4096, False) and "memory" in row["reason"]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchlib.benchmarks.squad import run
-from benchlib.benchmarks.squad.judge import checks, missed, published, reading, refuse
+from benchlib.benchmarks.squad.judge import checks, lacks, missed, published, reading, refuse
 from benchlib.benchmarks.squad.view import VIEW
 from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
@@ -23,7 +23,7 @@ NONE = Comparison(status="NO_BASELINE")
 def judged(tmp_path):
     """Judge a made-up quick run after ``changes``: config, facts and metric values by name."""
 
-    def judge(config=None, facts=None, losses=(2.0, 1.0, 0.5, 0.2), **values):
+    def judge(config=None, facts=None, losses=(2.0, 1.0, 0.5, 0.2), step_s=(), tables=None, **values):
         settings = {"benchmark": "squad", "target_f1_embedded": 88.0, "nproc": 2, **(config or {})}
         resolved = build("squad", settings)
         known = {
@@ -52,9 +52,10 @@ def judged(tmp_path):
             measured("allreduce_gbps", 7.0, "Gbps", "higher"),
             not_available("device_memory_gb", "GB", "lower", "a CPU"),
             measured("total_s", found["total"], "s", "lower"),
+            *([measured(f"step_s{scope}", step_s, "s", "lower")] if step_s else []),
         ]
         save_config(resolved, tmp_path)
-        save_result(tmp_path, Result.of(resolved, status="complete", metrics=metrics, facts=known))
+        save_result(tmp_path, Result.of(resolved, status="complete", metrics=metrics, facts=known, tables=tables or {}))
         return {check.name: check for check in checks(Run(tmp_path), NONE)}
 
     return judge
@@ -80,6 +81,9 @@ def test_a_good_run_passes(judged):
         ("loss decreases", {"losses": (1.0, 1.0, 1.0, 1.0)}),
         ("loss decreases", {"losses": (1.0,)}),
         ("ranks equal", {"facts": {"checksums_equal": False}}),
+        ("ranks equal", {"facts": {"checksums": []}}),
+        ("ranks equal", {"facts": {"checksums": [["a"]]}}),
+        ("whole training", {"facts": {"epoch_share": 5.0}}),
         ("sample count", {"facts": {"samples_seen": [80, 79]}}),
         ("learning rate", {"facts": {"learning_rates": {"min": 0.0, "max": 1e-3, "last": 0.0}}}),
         *(("all-reduce right", {"facts": {"allreduce_wrong_elements": wrong}}) for wrong in (3, -3, 5.0, "5", None)),
@@ -96,6 +100,32 @@ def test_each_check_can_fail(judged, name, changes):
     found = judged(**changes)
     assert found[name].status == "FAIL"
     assert verdict_of(list(found.values())).verdict == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "column", "legitimate"),
+    [
+        ("devices", {"device": 0, "power_w": 70.0, "temperature_c": None}, "temperature_c", True),
+        ("devices", {"device": None, "power_w": 70.0}, "device", False),
+        ("ranks", {"rank": 0, "step_s_p05": None, "step_s_p95": None}, "step_s_p05", True),
+        ("ranks", {"rank": 0, "step_s_p05": None, "step_s_p95": 0.2}, "step_s_p05", False),
+        ("ranks", {"rank": 0, "step_s_p05": None}, "step_s_median", False),
+        ("unlike_steps", {"step": -1, "expected_s": None}, "expected_s", True),
+        ("unlike_steps", {"step": None, "expected_s": None}, "expected_s", False),
+        ("unlike_ranks", {"expected_s": None, "own_s": None, "idle_s": None}, "own_s", True),
+        ("unlike_ranks", {"expected_s": 0.1, "own_s": None, "idle_s": None}, "own_s", False),
+        ("facts", {"allreduce_wrong_elements": None, "samples_seen": [1, 2]}, "allreduce_wrong_elements", False),
+    ],
+)
+def test_a_null_has_its_reason_in_its_row(table, row, column, legitimate):
+    assert lacks(table, row, column) == legitimate
+
+
+def test_percentiles_of_many_steps_do_not_go_missing(judged):
+    rows = [{"rank": 0, "step_s_median": 0.2, "step_s_p05": None, "step_s_p95": None}]
+    few, many = (judged(step_s=[0.2] * steps, tables={"ranks": rows})["finite"] for steps in (19, 20))
+    assert (few.status, many.status) == ("PASS", "FAIL")
+    assert "percentiles_s" in many.reason
 
 
 def test_a_training_that_the_speed_cut_does_not_pass_its_target_unseen(judged):
@@ -122,7 +152,7 @@ def test_targets_that_were_set_and_not_judged_are_named(judged, tmp_path):
     }  # a stand-in on a CPU
 
 
-def test_a_run_of_another_benchmark_and_one_without_checkpoint_are_not_resumed(tmp_path):
+def test_a_run_of_another_benchmark_one_without_checkpoint_and_a_finished_one_are_not_resumed(tmp_path):
     config = build("squad", {"benchmark": "squad", "resume": str(tmp_path)})
     save_config(build("machine", {"benchmark": "machine"}), tmp_path)
     with pytest.raises(UserError, match="a run of machine"):
@@ -132,6 +162,11 @@ def test_a_run_of_another_benchmark_and_one_without_checkpoint_are_not_resumed(t
         refuse(config)
     (tmp_path / "checkpoints").mkdir()
     refuse(config)
+    write_json(tmp_path / "status.json", {"outcome": "stopped"})
+    refuse(config)
+    write_json(tmp_path / "status.json", {"outcome": "complete"})
+    with pytest.raises(UserError, match="this run is finished, nothing is left to train; start a new run"):
+        refuse(config)
 
 
 def test_the_targets_hold_for_a_whole_training_on_squad(judged):

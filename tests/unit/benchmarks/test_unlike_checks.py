@@ -1,17 +1,21 @@
 """What is said of a training on unlike ranks: each check can fail, and the pictures show what was recorded."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchlib.benchmarks.parity import tolerances
-from benchlib.benchmarks.squad import judge_unlike
+from benchlib.benchmarks.squad import judge, judge_unlike
 from benchlib.benchmarks.squad.figures_unlike import FIGURES
 from benchlib.benchmarks.squad.view import VIEW
 from benchlib.config.schema import build, save_config
 from benchlib.core.errors import UserError
 from benchlib.judge.baselines import planted, require_acceptable
+from benchlib.judge.checks import Check
+from benchlib.judge.numbers import judged_view
 from benchlib.results.metrics import derived, not_available
 from benchlib.results.run import Result, Run, save_result
 from benchlib.show.figures import png
@@ -19,7 +23,7 @@ from benchlib.show.figures import png
 
 def _result(config: Any, distance: float | None = 1.02, last: tuple[int, int] = (12, 4), own_s: float = 0.31, curve: float = 0.01) -> Result:  # fmt: skip
     metric = derived("balance_distance", distance, "ratio", "lower") if distance else not_available("balance_distance", "ratio", "lower", "3 whole steps")  # fmt: skip
-    common = {"device": "cpu", "precision": "fp32", "work": 1, "step_s": 0.01, "batch_s": 0.02, "token_s": 1e-4, "micro_batch": 8, "most": 16, "tokens": 100.0, "idle_s": 0.02}  # fmt: skip
+    common = {"device": "cpu", "precision": "fp32", "work": 1, "step_s": 0.01, "batch_s": 0.02, "token_s": 1e-4, "micro_batch": 8, "most": 16, "tokens": 100.0, "idle_s": 0.02, "limit_gb": None}  # fmt: skip
     ranks = [
         {**common, "rank": 0, "sample_s": 0.01, "samples": 12, "accumulation": 1, "expected_s": 0.3, "own_s": own_s},
         {**common, "rank": 1, "sample_s": 0.05, "samples": 4, "accumulation": 1, "expected_s": 0.3, "own_s": 0.3},
@@ -34,7 +38,13 @@ def _result(config: Any, distance: float | None = 1.02, last: tuple[int, int] = 
         "unlike_wait": [{"part": "the perfect split", "seconds": 0.29}, {"part": "whole samples", "seconds": 0.01}, {"part": "exchange and the rest", "seconds": 0.02}],
         "mixed_precision": [{"step": step, "mixed": 1.0, "fp32": 1.0 + curve} for step in range(5)],
     }  # fmt: skip
-    return Result.of(config, status="complete", metrics=[metric], facts={"balance": {"shares": [12, 4]}}, tables=tables)
+    return Result.of(
+        config,
+        status="complete",
+        metrics=[metric],
+        facts={"balance": {"shares": [12, 4], "steps_of_last_plan": 15}, "resumed_step": 0},
+        tables=tables,
+    )
 
 
 def _config(**values: Any) -> Any:
@@ -64,6 +74,35 @@ def test_a_good_split_passes_and_an_even_one_has_no_checks() -> None:
 def test_each_check_can_fail(name: str, changes: dict[str, Any], gates: bool) -> None:
     check = _checks(**changes)[name]
     assert (check.status, check.gates) == ("FAIL", gates)
+
+
+def test_what_no_step_has_is_no_fault_and_what_one_has_is(tmp_path: Path) -> None:
+    """Even steps count below zero and have no plan; parts of the wait may be below zero; no limit of memory is known."""
+    config = _config()
+    save_config(config, tmp_path)
+
+    def faults(change: Callable[[dict[str, Any]], None]) -> tuple[list[str], dict[str, Check]]:
+        result = _result(config)
+        change(result.tables)
+        save_result(tmp_path, result)
+        run, wrong = judged_view(Run(tmp_path), judge.lacks, judge.SIGNED)
+        assert run.result is not None
+        return wrong, {check.name: check for check in judge_unlike.checks(config, run.result)}
+
+    wrong, found = faults(lambda tables: tables["unlike_wait"][1].update(seconds=-1e-5))
+    assert not wrong and {check.status for check in found.values()} == {"PASS"}
+    for table, row, column, name in (
+        ("unlike_steps", 40, "samples", "split as planned"),
+        ("unlike_steps", 40, "expected_s", ""),
+        ("unlike_ranks", 1, "own_s", "predicted times"),
+        ("mixed_precision", 2, "mixed", "mixed precision"),
+    ):
+        for value in (None, math.nan, math.inf):
+            wrong, found = faults(lambda tables: tables[table][row].update({column: value}))  # noqa: B023
+            assert wrong and column in wrong[0]
+            assert not name or (found[name].status == "FAIL" and column in found[name].reason)
+    _, found = faults(lambda tables: tables.pop("mixed_precision"))
+    assert found["mixed precision"].status == "FAIL"
 
 
 def test_too_few_steps_skip_the_distance_and_gate_nothing() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchlib.core import files
+from benchlib.core import files, run_folder
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.events import EventFollower, EventWriter, read_events
 from benchlib.core.files import atomic_path, read_json, write_json
@@ -155,3 +155,39 @@ def test_a_device_a_pipe_and_a_huge_file_are_never_read(tmp_path):
         for read in (files.read_yaml, read_json):
             with pytest.raises(UserError, match=reason):
                 read(path)
+
+
+def test_new_files_have_the_permissions_that_the_umask_leaves_and_nobody_changes_it(tmp_path, monkeypatch):
+    """For a moment without umask other threads would make files that everybody may write."""
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", lambda mask: pytest.fail(f"the umask was set to {mask:o}"))
+            write_json(tmp_path / "a.json", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o640
+
+
+def test_two_who_judge_a_run_at_once_leave_the_checksum_of_the_last_verdict(tmp_path, monkeypatch):
+    """The first one has read the list and the verdict when the second one writes both anew."""
+    path, entry, others = tmp_path / "verdict.json", run_folder._entry, []
+    write_json(path, {"verdict": "PASS"})
+    run_folder.record_files(tmp_path)
+
+    def judge_again():
+        write_json(path, {"verdict": "FAIL", "sentence": "judged by other rules"})
+        run_folder.record_verdict(tmp_path)
+
+    def entry_that_takes_long(file):
+        found = entry(file)
+        if not others:
+            others.append(threading.Thread(target=judge_again))
+            others[0].start()
+            others[0].join(0.3)  # with a lock the other one waits
+        return found
+
+    monkeypatch.setattr(run_folder, "_entry", entry_that_takes_long)
+    run_folder.record_verdict(tmp_path)
+    others[0].join()
+    assert run_folder.file_faults(tmp_path) == []

@@ -1,6 +1,6 @@
 """What an onlooker is told, against cases that were worked out by hand."""
 
-import time
+import pytest
 
 from benchlib.core.events import Progress
 from benchlib.launch import launch
@@ -51,11 +51,37 @@ def test_a_long_phase_says_how_long_it_has_taken():
     assert progress.line() == "training"
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"kind": "plan"},
+        {"kind": "plan", "planned_steps": "all"},
+        {"kind": "step", "samples": 3},
+        {"kind": "step", "step": 4, "loss": "low"},
+        {"kind": "step", "step": 4, "samples": "many"},
+        {"kind": "progress", "done": 9},
+        {"kind": "progress", "done": 9, "total": None},
+        {"kind": "progress", "done": 9, "total": 10, "member": "bf16"},
+    ],
+    ids=str,
+)
+def test_a_malformed_event_is_skipped_and_counted(event):
+    before = [{"kind": "phase", "name": "measure", "t": 0}, {"kind": "progress", "t": 1.0, "done": 2, "total": 8}]
+    progress = told(*before, {"t": 2.0, **event})
+    assert (progress.done, progress.total, progress.loss, progress.part) == (2, 8, None, "")
+    assert progress.line() == "measuring  2/8  1 malformed event skipped"
+    assert not progress.update({"t": 3.0, "source": "rank0", "kind": "news"}), "an unknown kind changes nothing"
+
+
 def test_a_launch_that_is_silent_ticks(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch, "TICK_S", 0.05)
-    end = time.monotonic() + 0.5
-    monkeypatch.setattr(launch.Launch, "running", property(lambda _: time.monotonic() < end))
-    ticks = list(launch.Launch(tmp_path).events())
-    assert 3 <= len(ticks) <= 5
+    def ticks_every(seconds):
+        looks = iter([True, True, True, False])
+        monkeypatch.setattr(launch, "TICK_S", seconds)
+        monkeypatch.setattr(launch.Launch, "running", property(lambda _: next(looks)))
+        return list(launch.Launch(tmp_path).events())
+
+    assert ticks_every(1000.0) == []
+    ticks = ticks_every(0.0)
+    assert len(ticks) == 3
     assert {event["kind"] for event in ticks} == {"tick"}
     assert not Progress().update(ticks[0])

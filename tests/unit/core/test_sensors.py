@@ -1,12 +1,15 @@
 """Sensors against libraries and counters made for the test: units, sums, wraps, and reasons for what is absent."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from benchlib.core import sensors
@@ -55,7 +58,7 @@ class FakeNvml:
 
 @pytest.fixture(autouse=True)
 def _all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -86,6 +89,35 @@ def test_nvml_reads_only_the_devices_of_the_run(monkeypatch: pytest.MonkeyPatch)
     assert Sensors([], "cuda", 1, FakeNvml()).read()["power_w"] == 50.5
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
     assert Sensors([], "cuda", 2, FakeNvml()).read()["power_w"] == 50.5
+
+
+@pytest.mark.parametrize("value", ["", "-1", " "])
+def test_a_variable_that_hides_all_devices_leaves_none_to_read(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    reader = Sensors([], "cuda", 2, FakeNvml())
+    values = reader.read()
+    assert values["devices"] == [] and all(values[name] is None for name in DEVICE_NAMES)
+    assert {reader.availability()[name] for name in DEVICE_NAMES} == {"no device is visible"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "visible"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "3,-1,1"}, ["3"]),
+        ({"HIP_VISIBLE_DEVICES": "2, 3"}, ["2", "3"]),
+        ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}, ["1"]),
+        ({"ROCR_VISIBLE_DEVICES": "4,5,6"}, ["4", "5", "6"]),
+        ({"ROCR_VISIBLE_DEVICES": "4,5,6", "HIP_VISIBLE_DEVICES": "2,0"}, ["6", "4"]),  # counted among those of ROCr
+        ({"ROCR_VISIBLE_DEVICES": ""}, []),
+        ({}, ["0", "1", "2", "3"]),
+    ],
+)
+def test_the_devices_that_rocm_shows(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], visible: list[str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert sensors._visible("rocm", 4) == visible
 
 
 def test_integrated_energy_is_power_times_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,3 +225,28 @@ def test_what_a_rank_used_before_it_was_seen_is_no_part_of_a_reading() -> None:
     _busy(0.2)
     expected = 100 * (time.process_time() - used) / (time.monotonic() - began)
     assert reader.read()["cpu_percent"] == pytest.approx(expected, rel=0.2, abs=10)
+
+
+def test_all_ranks_are_read_by_one_scan_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The children of a rank count with it, those of others do not, and the number of ranks costs no further scan."""
+    scans, scan = [], psutil.Process.children
+    words = [sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"]
+    processes = [subprocess.Popen(words, stdin=subprocess.PIPE) for _ in range(3)]
+    try:
+        children = [until(psutil.Process(process.pid).children) for process in processes]
+        reader = Sensors([process.pid for process in processes[:2]])
+        monkeypatch.setattr(psutil.Process, "children", lambda *args, **words: scans.append(1) or scan(*args, **words))
+        reader.read()
+        assert len(scans) == 1
+        assert reader._cpu_s.keys() == {one.pid for one in processes[:2]} | {one[0].pid for one in children[:2]}
+    finally:
+        for process in processes:
+            process.communicate(b"\n")
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 60
+    while not (value := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return value

@@ -16,7 +16,7 @@ from benchlib.benchmarks import NAMES
 from benchlib.judge import checks, numbers
 from benchlib.judge.verdict import judged
 from benchlib.results.metrics import measured
-from benchlib.results.run import Result, Run, save_result
+from benchlib.results.run import Run, save_result
 from tests.fixtures.make_smoke import SMOKE, unpack
 
 PLANTED = (math.nan, math.inf, -math.inf, None)
@@ -55,10 +55,11 @@ def facts(values, path):
 
 def replaced(result, path, key, value):
     """Return a result with one number replaced; of a list its first item is."""
-    changed = result.model_copy(deep=True)
-    holder = changed
-    for part in path:
-        holder = getattr(holder, part) if isinstance(holder, Result) else holder[part]
+    holder = copy.copy(getattr(result, path[0]))
+    changed = result.model_copy(update={path[0]: holder})
+    for part in path[1:]:
+        holder[part] = copy.copy(holder[part])
+        holder = holder[part]
     holder[key] = [value, *holder[key][1:]] if isinstance(holder[key], list) else value
     return changed
 
@@ -142,8 +143,9 @@ def test_a_missing_metric_fails(smoke, tmp_path, name):
     run, wrong = smoke(name), []
     for index, metric in enumerate(run.result.metrics):
         for value in PLANTED if metric.provenance != "not_available" else ():
-            changed = run.result.model_copy(deep=True)
-            changed.metrics[index] = metric.model_copy(update={"stored": value})
+            metrics = [*run.result.metrics]
+            metrics[index] = metric.model_copy(update={"stored": value})
+            changed = run.result.model_copy(update={"metrics": metrics})
             verdict = judge_with(run, changed, tmp_path)
             named = any(metric.name in check.reason for check in verdict.checks if check.status == "FAIL")
             if verdict.verdict != "FAIL" or not named:
@@ -158,10 +160,8 @@ def test_a_column_that_is_gone_does_not_pass(smoke, tmp_path, name):
     for (table, column), label in columns.items():
         if label in INFORMS.get(name, ()):
             continue
-        changed = run.result.model_copy(deep=True)
-        for row in changed.tables[table]:
-            if is_number(row.get(column)):
-                row[column] = None
+        gone = [row | {column: None} if is_number(row.get(column)) else row for row in run.result.tables[table]]
+        changed = run.result.model_copy(update={"tables": run.result.tables | {table: gone}})
         verdict = judge_with(run, changed, tmp_path)
         if verdict.verdict != "FAIL":
             wrong.append(f"{label}: {verdict.verdict}, {verdict.sentence}")

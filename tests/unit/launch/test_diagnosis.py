@@ -1,35 +1,85 @@
 """The cause of a broken run is the first failure that is no echo; a hang is the rank that does not wait."""
 
 import pytest
+from torch import OutOfMemoryError
+from torch.distributed import DistBackendError, DistNetworkError
 
+from benchlib.core.errors import UserError
 from benchlib.launch import diagnosis
 from benchlib.launch.diagnosis import RankRecord
 
-CLOSED = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"
+CLOSED = "[/b/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"
 
 
-def _failed(rank: int, t: float, kind: str, message: str, code: int = 1) -> RankRecord:
-    error = {"t": t, "type": kind, "message": message, "traceback": ""}
+def _failed(rank: int, t: float, kind: str, message: str, code: int = 1, echo: bool = False) -> RankRecord:
+    error = {"t": t, "type": kind, "message": message, "traceback": "", "echo": echo}
     return RankRecord(rank, returncode=code, ended_at=t + 0.5, phase="train", step=7, error=error)
 
 
+def _raised(error: BaseException, file: str) -> BaseException:
+    """Return an error that was raised in a file of this name, below a frame of this one."""
+    with pytest.raises(type(error)) as caught:
+        exec(compile("raise error", file, "exec"), {"error": error})
+    return caught.value
+
+
+C10D = "/v/site-packages/torch/distributed/distributed_c10d.py"
+LOADER = "/v/site-packages/torch/utils/data/dataloader.py"
+OWN = "/p/train.py"
+CALLBACK = "Got the following error when running the callback: "
+TIMED_OUT = "[/b/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 15000ms for recv operation"
+
+
 @pytest.mark.parametrize(
-    ("kind", "message", "echo"),
+    ("error", "file", "echo"),
     [
-        ("RuntimeError", CLOSED, True),
-        ("DistBackendError", "NCCL error: unhandled system error", True),
-        ("RuntimeError", "Timed out waiting 15000ms for recv operation", True),
-        ("RuntimeError", "mat1 and mat2 shapes cannot be multiplied", False),
-        ("OutOfMemoryError", "CUDA out of memory while NCCL allocated", False),
-        ("UserError", "stall timeout = 0: expected a number > 0", False),
+        (RuntimeError(CLOSED), C10D, True),
+        (RuntimeError(TIMED_OUT), OWN, True),  # raised where the rank waits for its request
+        (RuntimeError(TIMED_OUT), "/v/site-packages/torch/autograd/graph.py", True),
+        (RuntimeError(f"{CALLBACK}RuntimeError: {CLOSED}"), "/v/site-packages/torch/autograd/graph.py", True),
+        (RuntimeError(f"{CALLBACK}DistBackendError: NCCL error: remote process exited"), OWN, True),
+        (RuntimeError(f"{CALLBACK}ValueError: NCCL has no such socket"), OWN, False),
+        (DistBackendError("NCCL error: unhandled system error"), OWN, True),
+        (DistNetworkError("The client socket has failed to connect"), C10D, True),
+        (RuntimeError("mpi send timed out after 9 s"), "/p/benchlib/runtime/mpi.py", True),
+        (ConnectionResetError(104, "Connection reset by peer"), "/v/torch/distributed/rendezvous.py", True),
+        (ConnectionResetError(104, "Connection reset by peer"), "/usr/lib/python3.11/ssl.py", False),
+        (TimeoutError("timed out"), "/usr/lib/python3.11/socket.py", False),
+        (FileNotFoundError(2, "No such file", "/mnt/nccl-data/train.json"), OWN, False),
+        (FileNotFoundError(2, "No such file", "/mnt/nccl-data/train.json"), C10D, False),
+        (PermissionError(13, "Permission denied", "/run/socket"), OWN, False),
+        (RuntimeError("DataLoader timed out after 5 seconds"), LOADER, False),
+        (RuntimeError("DataLoader worker (pid 7) exited unexpectedly: connection reset by peer"), LOADER, False),
+        (ValueError("stall_timeout_s must be positive"), OWN, False),
+        (ValueError("ProcessGroup: Default process group has not been initialized"), C10D, False),
+        (RuntimeError("Sharding propagation failed"), "/v/torch/distributed/tensor/_dispatch.py", False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), OWN, False),
+        (RuntimeError("Trying to backward through the graph a second time"), "/v/torch/autograd/graph.py", False),
+        (OutOfMemoryError("CUDA out of memory while NCCL allocated"), C10D, False),
+        (UserError("stall timeout = 0: expected a number > 0"), OWN, False),
     ],
 )
-def test_echo(kind: str, message: str, echo: bool) -> None:
-    assert diagnosis.is_echo({"type": kind, "message": message}) is echo
+def test_type_and_origin_tell_an_echo(error: BaseException, file: str, echo: bool) -> None:
+    assert diagnosis.is_echo(_raised(error, file)) is echo
+
+
+@pytest.mark.parametrize(
+    ("cause", "echo"), [(RuntimeError(CLOSED), True), (OutOfMemoryError("CUDA out of memory"), False)]
+)
+def test_an_error_that_is_raised_again_is_what_its_cause_is(cause: Exception, echo: bool) -> None:
+    error = RuntimeError("all_reduce between the groups: it failed")
+    error.__cause__ = _raised(cause, C10D)
+    assert diagnosis.is_echo(_raised(error, "/p/benchlib/runtime/hierarchy.py")) is echo
+
+
+def test_a_path_with_nccl_in_it_is_the_cause_and_not_the_peer_that_it_aborts() -> None:
+    own = _failed(0, 10.0, "FileNotFoundError", "No such file: '/mnt/nccl-data/train.json'")
+    aborted = RankRecord(1, returncode=-6, ended_at=10.1, phase="train")
+    assert diagnosis.first_failure([own, aborted]) is own
 
 
 def test_an_echo_that_came_first_is_not_the_cause() -> None:
-    ranks = [_failed(0, 10.0, "RuntimeError", CLOSED), _failed(1, 10.4, "ValueError", "boom\nsecond line")]
+    ranks = [_failed(0, 10.0, "RuntimeError", CLOSED, echo=True), _failed(1, 10.4, "ValueError", "boom\nsecond line")]
     cause = diagnosis.first_failure(ranks)
     assert cause is ranks[1]
     assert diagnosis.failure_text(cause, ranks) == "rank 1 raised ValueError during phase train, step 7: boom"
@@ -37,7 +87,11 @@ def test_an_echo_that_came_first_is_not_the_cause() -> None:
 
 def test_a_death_goes_before_what_peers_say_right_after_it() -> None:
     dead = RankRecord(2, returncode=-9, ended_at=10.1, phase="evaluate")
-    ranks = [_failed(0, 10.05, "RuntimeError", "an unheard-of text"), _failed(1, 10.2, "RuntimeError", CLOSED), dead]
+    ranks = [
+        _failed(0, 10.05, "RuntimeError", "an unheard-of text"),
+        _failed(1, 10.2, "RuntimeError", CLOSED, echo=True),
+        dead,
+    ]
     assert diagnosis.first_failure(ranks) is dead
     assert diagnosis.failure_text(dead, ranks) == "rank 2 was killed by SIGKILL during phase evaluate"
 
@@ -50,7 +104,7 @@ def test_who_was_ended_by_the_supervisor_is_no_cause() -> None:
 
 
 def test_only_echoes_name_who_left_before() -> None:
-    ranks = [RankRecord(0, returncode=0, ended_at=1.0), _failed(1, 2.0, "RuntimeError", CLOSED)]
+    ranks = [RankRecord(0, returncode=0, ended_at=1.0), _failed(1, 2.0, "RuntimeError", CLOSED, echo=True)]
     cause = diagnosis.first_failure(ranks)
     assert cause is ranks[1]
     assert "rank 0 had already ended (exit code 0)" in diagnosis.failure_text(cause, ranks)

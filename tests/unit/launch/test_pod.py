@@ -12,7 +12,7 @@ import pytest
 
 from benchlib.config import cluster
 from benchlib.core.files import home
-from benchlib.launch.agents import pod
+from benchlib.launch.agents import kubernetes, pod
 from benchlib.launch.agents.kubernetes import RunFolder
 
 
@@ -90,13 +90,14 @@ def test_a_pod_ends_on_sigterm(tmp_path, options, command, code):
     config = tmp_path / "node.json"
     config.write_text("{}")
     head = [sys.executable, "-m", "benchlib.launch.agents.pod", str(tmp_path / "run"), "--config", str(config)]
-    with subprocess.Popen([*head, *options, "--", *command]) as process:
-        end = time.monotonic() + 20
-        while not (tmp_path / "run" / "config-node.json").exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        time.sleep(0.5)
+    with subprocess.Popen([*head, *options, "--", *command], stdout=subprocess.PIPE) as process:
+        if "--hold" in options:
+            assert b'"returncode": 3' in process.stdout.readline()
+        else:
+            while not (tmp_path / "run" / "config-node.json").exists():
+                time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == code
+        assert process.wait(90) == code
 
 
 def test_a_pod_hands_over_what_was_measured_and_logged(tmp_path, monkeypatch):
@@ -139,6 +140,25 @@ def test_a_pod_writes_nothing_that_is_written_here(tmp_path, name):
     before = {path: path.is_file() and path.read_bytes() for path in sorted(tmp_path.rglob("*"))}
     assert RunFolder(run_dir).unpack(archive) == [name]
     assert {path: path.is_file() and path.read_bytes() for path in sorted(tmp_path.rglob("*"))} == before
+
+
+@pytest.mark.parametrize(("limit", "most"), [("MOST_FILES", 2), ("MOST_BYTES", 11)])
+def test_a_pod_fills_no_disk(tmp_path, monkeypatch, limit, most):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    archive = archive_of(tmp_path, *((name, b"12345") for name in ("events-rank0.jsonl", "result.json", "logs/a.err")))
+    monkeypatch.setattr(kubernetes, limit, most)
+    with pytest.raises(kubernetes.Failed, match=r"theirs\.tar\.gz holds more than"):
+        RunFolder(run_dir).unpack(archive)
+    assert sorted(path.name for path in run_dir.rglob("*")) == ["events-rank0.jsonl", "result.json"]
+
+
+def test_a_file_that_no_pod_packs_is_not_taken(tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    monkeypatch.setattr(kubernetes, "LARGEST_BYTES", 4)
+    archive = archive_of(tmp_path, ("result.json", b"12345"), ("logs/a.err", b"1234"), ("events-rank0.jsonl", b"12345"))
+    assert RunFolder(run_dir).unpack(archive) == ["result.json"]
 
 
 def test_links_are_not_taken(tmp_path):

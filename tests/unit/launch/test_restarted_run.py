@@ -3,6 +3,7 @@
 import json
 import platform
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from benchlib.core.events import EventWriter
 from benchlib.judge import baselines
 from benchlib.judge.checks import Check, Verdict
 from benchlib.judge.verdict import judged
-from benchlib.launch.launch import continue_supervisor, write_lost
+from benchlib.launch.launch import SUPERVISOR, continue_supervisor, write_lost
 from benchlib.results.run import Run
 
 FACTS = {"checksums": [["aa", "aa"]], "checksums_equal": True}
@@ -104,7 +105,9 @@ def test_what_a_lost_run_tells_is_of_its_last_attempt(tmp_path: Path) -> None:
 
 def test_a_stopped_supervisor_goes_on(tmp_path: Path) -> None:
     """After SIGSTOP it neither watches nor ends: it would outlive its run for ever."""
-    process = psutil.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    code = "import time; print(flush=True); time.sleep(600)"
+    process = psutil.Popen([sys.executable, "-c", code, SUPERVISOR, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout.readline(), "it has its command line now"
     launched = {"t": time.time(), "source": "supervisor", "kind": "launched", "supervisor": process.pid}
     (tmp_path / "events-supervisor.jsonl").write_text(json.dumps({**launched, "host": platform.node()}) + "\n")
     try:
@@ -113,10 +116,10 @@ def test_a_stopped_supervisor_goes_on(tmp_path: Path) -> None:
             (lambda: continue_supervisor(tmp_path), False),
         ):
             act()
-            end = time.monotonic() + 5
+            end = time.monotonic() + 60
             while (process.status() == psutil.STATUS_STOPPED) != stopped:
                 assert time.monotonic() < end
                 time.sleep(0.01)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()

@@ -114,6 +114,12 @@ def test_none_is_an_error_that_names_each_fault(folder: Path) -> None:
         checkpoint.newest(folder)
 
 
+def test_a_finished_training_is_not_resumed(folder: Path) -> None:
+    assert checkpoint.newest(folder, lambda found: found.step < 12).step == 8
+    with pytest.raises(UserError, match="the training is finished, nothing is left to resume; start a new run"):
+        checkpoint.newest(folder, lambda found: found.step < 8)
+
+
 def test_a_save_that_fails_leaves_the_others(folder: Path) -> None:
     with pytest.raises(TypeError):
         checkpoint.save(folder, 16, {"model": {"weight": torch.zeros(3)}}, {"step": object()})

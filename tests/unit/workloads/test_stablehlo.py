@@ -201,16 +201,6 @@ def test_names_follow_nodes_and_parameters(answers):
     assert 'constant dense<"0x' not in converted.text  # weights are arguments
 
 
-def test_gelu_can_be_left_to_the_hardware_and_weights_can_stand_in_the_text():
-    layer = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GELU()).eval()
-    x = {"input": torch.ones(1, 3)}
-    program = export.forward(layer, x)
-    assert "stablehlo.custom_call @gelu" in convert(program, gelu="custom_call").text
-    whole = convert(program, weights="constants")
-    assert [item.role for item in whole.manifest.arguments] == ["input"]
-    np.testing.assert_allclose(computed(whole, x)[0], layer(**x).detach().numpy(), atol=1e-6)
-
-
 def test_dropout_that_drops_is_refused():
     with pytest.raises(ValueError, match="call eval"):
         export.forward(torch.nn.Sequential(torch.nn.Dropout(0.1)), {"input": torch.ones(2)})
