@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 import worlds
+from torch.distributed.tensor import DTensor
 
-from benchlib.benchmarks.parallel import bottleneck, measure, proofs, strategies
+from benchlib.benchmarks.parallel import measure, proofs, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.shapes import STRATEGIES
 from benchlib.benchmarks.parallel.judge import FP32, LOSS_FP64, RECOMPUTED, WEIGHT_FP64
-from benchlib.benchmarks.parallel.shapes import Layout
+from benchlib.benchmarks.parallel.shapes import STRATEGIES, Layout
 from benchlib.core.errors import BackendUnavailable
 from benchlib.core.events import EventWriter
-from benchlib.runtime.group import World
+from benchlib.runtime import timing
+from benchlib.runtime.group import World, all_gather_objects
 from benchlib.workloads import transformer_stack
 
 NARROW = {"hidden": 32, "layers": 8, "heads": 8, "ffn": 64, "vocabulary": 64, "positions": 32, "micro_batches": 4}
@@ -108,24 +109,55 @@ def faults(config: ParallelConfig, here: World, folder: Path) -> dict[str, Any]:
     planted("averaged twice", "data", "", proofs, "prepare", averaged_twice)
     planted("stage order", "pipeline", "interleaved", strategies, "_cut", swapped)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategies.Job, "of", functools.partial(strategies.Job.of, repeats=1))  # the proof's DDP takes a hook
+        patch.setattr(
+            strategies.Job, "of", functools.partial(strategies.Job.of, repeats=1)
+        )  # the proof's DDP takes a hook
         planted("bucket", "data", "", strategies, "_repeated", dropped)
         planted("no fault", "data", "", strategies, "_repeated", strategies._repeated)
     return found
 
 
-def slow(config: ParallelConfig, here: World, folder: Path) -> dict[str, str]:
-    """Return what the waterfall names where something was slowed on purpose."""
-    found = {}
-    for planted in ("data", "rank", "communication"):
-        wide = ParallelConfig(
-            **NARROW | {"hidden": 64, "layers": 2, "ffn": 256}, nproc=2, planted=planted, planted_slowdown=10, strategies=["data"], seq_len=32, warmup=2, steps=3
-        )  # fmt: skip
+def slow(config: ParallelConfig, here: World, folder: Path) -> dict[str, Any]:
+    """Return by fault that was injected: the steps in which each rank held its data, and its step; all-reduces of a step."""
+    found: dict[str, Any] = {}
+    for planted in ("", "data", "rank", "communication"):
+        slowed = {"planted": planted, "planted_slowdown": 1} if planted else {}
+        wide = ParallelConfig(**NARROW, **slowed, nproc=2, strategies=["data"], warmup=2, steps=3)
         plan = measure.Plan(wide.shapes[0], "data", "", Layout(data=2), 8)
-        tables = measure.measure(wide, plan, here, EventWriter(folder, f"rank{here.rank}"))
-        parts = bottleneck.waterfall(tables["strategies"][0], tables["kernels"])
-        found[planted] = bottleneck.bottleneck(parts).part
+        held = {"data": 0, "step": 0}
+
+        def hold(place: str, seconds: float, held: dict[str, int] = held) -> None:
+            held[place] += seconds != 0
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(measure, "hold", functools.partial(hold, "data"))
+            patch.setattr(timing, "hold", functools.partial(hold, "step"))
+            tables = measure.measure(wide, plan, here, EventWriter(folder, f"rank{here.rank}"))
+        calls = sum(row["calls"] for row in tables["communication"])
+        found[planted] = {"held": all_gather_objects((held["data"], held["step"])), "calls": calls}
     return found
+
+
+def counts(config: ParallelConfig, here: World, folder: Path) -> dict[str, Any]:
+    """Return what all ranks hold by strategy: as it is, and where the last rank's shards are empty; and what the shape has."""
+    found: dict[str, Any] = {}
+    to_local, shape = DTensor.to_local, config.shapes[0]
+    for name, strategy in STRATEGIES.items():
+        schedule = "1f1b" if "pipeline" in strategy.axes else ""
+        if name == "context" or config.obstacle(name, schedule, shape, here.size):
+            continue
+        layout = config.layout(name, here.size)
+        way = strategies.prepare(name, layout, schedule, strategies.Job.of(config, shape, 8, here.device))
+        held = {} if way is None else measure.held(way)
+        with pytest.MonkeyPatch.context() as patch:
+            if here.rank == here.size - 1:
+                patch.setattr(DTensor, "to_local", lambda self: to_local(self)[:0])
+            empty = {} if way is None else measure.held(way)
+        cut = held != empty
+        found[name] = [measure.counted(all_gather_objects(sizes)) for sizes in (held, empty)] + [
+            any(all_gather_objects(cut))
+        ]
+    return found | {"shape": shape.parameters}
 
 
 class Ranks:
@@ -164,10 +196,29 @@ def test_two_ranks_compute_what_one_does_and_faults_are_found(tmp_path: Path) ->
         assert isinstance(seen, str) or max(seen[2], seen[3]) > 100 * FP32, name
 
 
-@pytest.mark.alone  # by its share of a step
-def test_what_was_slowed_is_named(tmp_path: Path) -> None:
+def test_an_injected_slow_down_lands_in_its_part_of_the_step(tmp_path: Path) -> None:
     (found,) = outcome(2, tmp_path, slow)
-    assert found == {"data": "data", "rank": "waiting", "communication": "communication"}
+    plain = found[""]
+    # Of 2 + 3 steps and a traced one the first has no step before it, whose time the data could be held for.
+    assert {name: seen["held"] for name, seen in found.items()} == {
+        "": [[0, 0], [0, 0]], "data": [[5, 0], [5, 0]], "rank": [[0, 0], [0, 6]], "communication": [[0, 0], [0, 0]],
+    }  # fmt: skip
+    assert plain["calls"] > 0 and found["communication"]["calls"] == (1 + measure.REPEATS) * plain["calls"]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_hold_the_shape_once_and_an_empty_shard_is_missed(tmp_path: Path, size: int) -> None:
+    (found,) = outcome(size, tmp_path, counts)
+    whole = found.pop("shape")
+    assert set(found) == (FIT_TWO - {"context"} if size == 2 else set(STRATEGIES) - {"context"})
+    for name, (held, empty, injected) in found.items():
+        assert held == whole, name
+        assert (empty < whole) == injected, name
+    assert {name for name, (*_, injected) in found.items() if not injected} == {
+        "single",
+        "data",
+        "pipeline",
+    }  # plain tensors
 
 
 def test_four_ranks_compute_what_one_does(tmp_path: Path) -> None:

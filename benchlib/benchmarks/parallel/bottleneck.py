@@ -11,7 +11,8 @@ from typing import Any
 
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Layout
 from benchlib.core.text import quantity, seconds
-from benchlib.judge.checks import Check, fact_check
+from benchlib.judge.checks import Ask, Check, asks
+from benchlib.judge.numbers import within
 from benchlib.results.run import Run
 
 Row = Mapping[str, Any]
@@ -44,10 +45,8 @@ def waterfall(row: Row, kernels: Sequence[Row]) -> dict[str, float]:
     ``kernels`` are the rows of the same key: their shares divide the forward and backward pass. What they leave of it is
     ``launch``; where the profiler stretched them beyond it, they are scaled down to it.
     """
-    step = float(row["step_s"])
-    own = [float(value) for value in row.get("rank_own_s") or []]
-    data, optimizer = float(row.get("data_s") or 0.0), float(row.get("optimizer_s") or 0.0)
-    exposed = float(row.get("comm_s") or 0.0) * (1 - float(row.get("comm_hidden_share") or 0.0))
+    step, own, data, optimizer = row["step_s"], row["rank_own_s"], row["data_s"], row["optimizer_s"]
+    exposed = row["comm_s"] * (1 - row["comm_hidden_share"]) if row["comm_s"] else 0.0
     waiting = waited = 0.0
     if len(own) > 1:
         # A typical rank waits for the slowest one by the difference of their work; ranks together wait less on average. Both and
@@ -55,14 +54,14 @@ def waterfall(row: Row, kernels: Sequence[Row]) -> dict[str, float]:
         scale = min(1.0, step / max(statistics.fmean(own) + exposed, 1e-12))
         exposed, waited = scale * exposed, scale * (max(own) - statistics.fmean(own))
         waiting = scale * (max(own) - statistics.median_low(own))
-    bubble = max(0.0, float(row.get("bubble_share") or 0.0) * step - waited) if row.get("schedule") else 0.0
+    bubble = max(0.0, row["bubble_share"] * step - waited) if row["schedule"] and row["pipeline"] > 1 else 0.0
     communication = max(0.0, exposed - waited - bubble)
     waste = {"data": data, "optimizer": optimizer, "communication": communication, "waiting": waiting, "bubble": bubble}
     total = sum(waste.values())
     if total > step:  # parts were measured in other steps than the whole
         waste = {name: value * step / total for name, value in waste.items()}
     passes = max(0.0, step - sum(waste.values()))
-    times = {item["class"]: float(item["time_s"]) for item in kernels}
+    times = {item["class"]: item["time_s"] for item in kernels}
     compute, elementwise = (sum(times.get(name, 0.0) for name in group) for group in (COMPUTE, MEMORY_BOUND))
     scale = min(1.0, passes / (compute + elementwise)) if compute + elementwise else 0.0
     parts = waste | {"compute": compute * scale, "elementwise": elementwise * scale}
@@ -125,7 +124,7 @@ def name(row: Row) -> str:
 def main_rows(run: Run) -> list[dict[str, Any]]:
     """Return the rows of ``strategies`` that ran, without the points of scaling."""
     rows = run.result.tables.get("strategies", []) if run.result else []
-    return [row for row in rows if row.get("status") == "ok" and not row.get("scaling") and row.get("step_s")]
+    return [row for row in rows if row["status"] == "ok" and not row["scaling"]]
 
 
 def kernels_of(run: Run, key: str) -> list[dict[str, Any]]:
@@ -147,7 +146,7 @@ def advice(rows: Sequence[Row], lacking: Sequence[Row] = (), memory_bytes: float
     """Say which of the measured strategies of one model to take, and why. ``lacking`` are rows that did not run.
 
     The fastest one; of those that the intervals do not tell from it, the one that needs least memory. ``memory_bytes`` is
-    what a device has: strategies above it do not count, and the first that fits is named where a single device's does not.
+    what a device has: strategies above it do not count.
     """
     fits = [row for row in rows if not memory_bytes or _peak(row) <= memory_bytes]
     if not fits:
@@ -168,7 +167,7 @@ def advice(rows: Sequence[Row], lacking: Sequence[Row] = (), memory_bytes: float
             words += f", {ratio:.2f} × the next one ({_full_name(second)}){clear}"
     alone = next((row for row in [*lacking, *rows] if row["strategy"] == "single"), None)
     if alone is not None and (alone in lacking or (memory_bytes is not None and _peak(alone) > memory_bytes)):
-        words += f"; the model does not fit one device, the first that does is {_full_name(fits[0])}"
+        words += "; the model does not fit one device"
     return words + "."
 
 
@@ -205,22 +204,32 @@ def sentences(run: Run) -> list[str]:
     return lines
 
 
-def checks(run: Run) -> list[Check]:
-    """Check that the parts of every step add up, and that what was planted is found."""
+def checks(run: Any) -> list[Check]:
+    """Check that the parts of every step add up, and that an injected slow-down is named as the bottleneck."""
+    return [_explained(run)] + ([_injected(run)] if run.config.planted else [])
+
+
+@asks("parts of a step", "Do data, forward, backward and optimizer explain every step of every rank?")
+def _explained(ask: Ask, run: Any) -> Check:
     rows = main_rows(run)
-    least = 0.9 / (1 + run.config.planted_slowdown)  # what is planted in a rank is none of the parts
-    shares = {row["key"]: row.get("explained_shares") or [1.0, 1.0] for row in rows}  # older runs did not state them
-    wrong = [f"{key}: {low:.0%} to {high:.0%}" for key, (low, high) in shares.items() if low < least or high > 1.01]
-    question = "Do data, forward, backward and optimizer explain every step of every rank?"
+    least, most = 0.9 / (1 + run.config.planted_slowdown), 1.01  # the slow-down of a rank is in none of the parts
+    shares = {row["key"]: row["explained_shares"] for row in rows}
+    wrong = [
+        f"{key}: {low:.0%} to {high:.0%}"
+        for key, (low, high) in shares.items()
+        if not (within(low, least=least) and within(high, most))
+    ]
     reason = "; ".join(wrong) or f"{len(rows)} strategies"
-    limit = f"{100 * least:.0f}% to 101%"
-    results = [fact_check("parts of a step", question, bool(rows) and not wrong, reason, limit=limit)]
-    planted = getattr(run.config, "planted", "")
-    if planted in PLANTED:
-        question = "Is the fault that was planted the bottleneck that the waterfall names?"
-        hit = [row for row in rows if row["world"] > 1 and (planted != "communication" or row["strategy"] == "data")]
-        seen = {row["key"]: bottleneck(waterfall(row, kernels_of(run, row["key"]))).part for row in hit}
-        missed = [f"{key}: {PARTS[part]}" for key, part in seen.items() if part != PLANTED[planted]]
-        text = "; ".join(missed) or f"{PARTS[PLANTED[planted]]} in {len(seen)} strategies"
-        results.append(fact_check("planted bottleneck", question, bool(seen) and not missed, text))
-    return results
+    return ask.fact(bool(rows) and not wrong, reason, limit=f"{100 * least:.0f}% to {100 * most:.0f}%")
+
+
+@asks("planted bottleneck", "Is the fault that was planted the bottleneck that the waterfall names?")
+def _injected(ask: Ask, run: Any) -> Check:
+    planted = run.config.planted
+    hit = [
+        row for row in main_rows(run) if row["world"] > 1 and (planted != "communication" or row["strategy"] == "data")
+    ]
+    seen = {row["key"]: bottleneck(waterfall(row, kernels_of(run, row["key"]))).part for row in hit}
+    missed = [f"{key}: {PARTS[part]}" for key, part in seen.items() if part != PLANTED[planted]]
+    reason = "; ".join(missed) or f"{PARTS[PLANTED[planted]]} in {len(seen)} strategies"
+    return ask.fact(bool(seen) and not missed, reason)

@@ -22,6 +22,7 @@ Model = Literal[
 ]  # fmt: skip
 FEW = ("single", "data", "sharded_direct", "tensor", "pipeline")
 COVERAGE: dict[str, tuple[str, ...]] = {"few": FEW, "most": (*FEW, "sharded", "sequence"), "all": tuple(STRATEGIES)}
+PROOF_STEPS = 6  # of AdamW in fp64, after which losses and weights are compared with one device
 WIDTHS = ("hidden", "layers", "heads", "kv_heads", "ffn", "positions", "vocabulary")
 
 

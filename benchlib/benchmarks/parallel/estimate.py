@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchlib.benchmarks.parallel.shapes import MODELS, STAGES_PER_RANK, STRATEGIES, Layout, Shape
+from benchlib.benchmarks.parallel.shapes import STAGES_PER_RANK, STRATEGIES, Layout, Shape
 from benchlib.core.definitions import BUS_FACTORS
 from benchlib.judge.presets import Preset
 
@@ -300,20 +300,20 @@ class Rates:
     def of_run(
         cls, peaks: Mapping[str, Any], alpha_beta: Sequence[Mapping[str, Any]], precision: str
     ) -> "Rates | None":
-        """Take what a run measured; None where it measured no peak. An operation without a row is taken for an all-reduce."""
+        """Take what a run measured; None where it measured no peak or no link. An operation without a line is taken for another one."""
         flops, copy = (peaks.get("matmul_flops") or {}).get(precision), peaks.get("copy_bytes_per_s")
-        if not flops or not copy:
-            return None
         hops: dict[str, tuple[float, float]] = {}
         for row in alpha_beta:
             ranks = int(row["world"])
-            if ranks > 1 and row["op"] in HOPS:
+            if row["alpha_s"] is not None:
                 bus = BUS_FACTORS[row["op"]](ranks)
                 hops[row["op"]] = (row["alpha_s"] / HOPS[row["op"]](ranks), row["beta_s_per_byte"] / bus)
 
         def line(op: str, ranks: int, stride: int) -> tuple[float, float]:
-            return hops.get(op) or hops.get("all_reduce") or (0.0, 0.0)
+            return hops.get(op) or next(iter(hops.values()))
 
+        if not flops or not copy or not hops:
+            return None
         return cls(float(flops), float(copy), line)
 
 
@@ -386,31 +386,23 @@ def of_row(row: Mapping[str, Any], shape: Shape, shard: int = 2) -> Work:
 
 
 def calibrated(
-    peaks: Mapping[str, Any], alpha_beta: Sequence[Mapping[str, Any]], single: Mapping[str, Any] | None, shape: Shape
+    row: Mapping[str, Any], peaks: Mapping[str, Any], alpha_beta: Sequence[Mapping[str, Any]], shape: Shape
 ) -> tuple[Rates, float] | None:
-    """Return what a run measured of its machine, and how many times slower than at its peaks a device computes.
+    """Return what a run measured of its machine, and how many times slower than at its peaks the ranks of a row compute.
 
-    That is taken from ``single``, the measured row of one device: its step over the estimate for it. None where a part lacks.
+    That is its ``compute_s`` over the estimate of it. None where a part lacks.
     """
-    if not single or not single.get("step_s"):
+    rates = Rates.of_run(peaks, alpha_beta, row["precision"])
+    if rates is None or row.get("compute_s") is None:
         return None
-    rates = Rates.of_run(peaks, alpha_beta, single["precision"])
-    if rates is None:
-        return None
-    alone = replace(rates, flops=float(peaks.get("matmul_flops_alone") or rates.flops))
-    return rates, float(single["step_s"]) / step_time(of_row(single, shape), alone).step_s
+    return rates, row["compute_s"] / sum(busy(of_row(row, shape), rates))
 
 
 def predict(
-    row: Mapping[str, Any],
-    peaks: Mapping[str, Any],
-    alpha_beta: Sequence[Mapping[str, Any]],
-    single: Mapping[str, Any] | None,
-    shape: Shape | None = None,
+    row: Mapping[str, Any], peaks: Mapping[str, Any], alpha_beta: Sequence[Mapping[str, Any]], shape: Shape
 ) -> float | None:
     """Return the step in seconds that the model expects of a row of ``strategies`` that was not measured yet; None as ``calibrated``."""
-    shape = shape or MODELS[row["model"]]
-    here = calibrated(peaks, alpha_beta, single, shape)
+    here = calibrated(row, peaks, alpha_beta, shape)
     return step_time(of_row(row, shape), *here).step_s if here else None
 
 

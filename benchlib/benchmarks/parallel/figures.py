@@ -206,7 +206,7 @@ def memory(run: Any, theme: Theme = LIGHT) -> Picture:
 def curves(run: Any, theme: Theme = LIGHT) -> Picture:
     """Efficiency by the number of devices: measured with bands, the model's prediction, and its extrapolation."""
     result = frames.readable(run, "result")
-    points = scaling.points(result.tables.get("scaling", [])) if result else []
+    points = scaling.points(result.tables) if result else []
     kinds = [kind for kind in ("strong", "weak") if any(point.kind == kind and point.world > 1 for point in points)]
     if not kinds:
         figure, axes = blank("scaling", theme)
@@ -230,18 +230,19 @@ def curves(run: Any, theme: Theme = LIGHT) -> Picture:
         axes.minorticks_off()
         axes.set_ylim(0, top)
         axes.set_xlabel(f"devices, {kind} scaling")
-    looks: Any = {"xycoords": "axes fraction", "fontsize": 7.5, "color": theme.muted}
-    note(drawn[-1], "dashed: model\ndotted: model alone", (1, 1), (-2, -3), **looks)
+    if shown := scaling.predicts(result.tables):
+        looks: Any = {"xycoords": "axes fraction", "fontsize": 7.5, "color": theme.muted}
+        note(drawn[-1], "dashed: model\ndotted: model alone", (1, 1), (-2, -3), **looks)
     drawn[0].set_ylabel("efficiency")
     several = len({point.model for point in points}) > 1
     words = [name if several else name.split(" ", 1)[-1].replace("_", " ") for name in names]
     _legend(figure, theme, dict(zip(words, theme.series, strict=False)))
     best = max(last, key=lambda point: point.efficiency)
-    errors = [abs(point.error) for point in points if point.error is not None]
     title = f"{best.efficiency:.0%} efficiency on {largest} devices at best"
-    if errors:
-        title += f"; the model's step is off by {sorted(errors)[len(errors) // 2]:.0%} (median)"
-    alt = "Lines with bands: measured efficiency; dashed: the model's prediction before the run; dotted: its extrapolation, not measured."
+    if here := scaling.off(result.tables):
+        title += f"; {'' if shown else 'no prediction, '}the model's step is off by {here[0]:.0%} (median)"
+    alt = "Lines with bands: measured efficiency"
+    alt += "; dashed: the model's prediction before the run; dotted: its extrapolation, not measured." if shown else "."
     return head(figure, theme, title, alt)
 
 

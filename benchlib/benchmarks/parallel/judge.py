@@ -1,24 +1,26 @@
 """What a run means: strategies against one device, their losses beside each other, numbers against the possible, the reading."""
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchlib.benchmarks.parallel import bottleneck
-from benchlib.benchmarks.parallel.config import ParallelConfig
+from benchlib.benchmarks.parallel import bottleneck, scaling
+from benchlib.benchmarks.parallel.config import PROOF_STEPS, ParallelConfig
+from benchlib.core.stats import LEAST_FOR_INTERVAL
 from benchlib.core.text import counted, quantity
 from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import (
+    Ask,
     Check,
     agreement_check,
+    asks,
     budget_check,
-    fact_check,
     finite_check,
     right_results_check,
     rule_check,
 )
 from benchlib.judge.impossible.claim import Claim, Collective, Compute, Learning, Speed
 from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.judge.numbers import within
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Run
 
@@ -28,25 +30,26 @@ RECOMPUTED = 1e-12
 # Losses of the measured model, as a share: sums in another order over some steps. Measured: below 1e-6, in bf16 2e-3.
 LOSSES = {"fp32": 1e-4, "bf16": 2e-2}
 Row = dict[str, Any]
-# Where a null has its reason: few steps have no interval, and not every strategy has each part.
-LACKS = {
-    "strategies": (
-        "step_ci_low",
-        "step_ci_high",
-        "comm_hidden_share",
-        "bubble_s",
-        "bubble_share",
-        "predicted_step_s",
-        "forward_s",
-    ),
-    "scaling": ("samples_per_s_low", "samples_per_s_high"),
-    "facts": ("checkpointing_error", "largest_batch"),
-}
 
 
-def lacks(table: str, _row: Mapping[str, Any], column: str) -> bool:
-    """Say whether a null has a reason."""
-    return column in LACKS.get(table, ())
+def lacks(table: str, row: Mapping[str, Any], column: str) -> bool:
+    """Say whether a null has a reason, row by row as ``measure``, ``proofs``, ``run`` and ``scaling`` write them."""
+    match column:
+        case "step_ci_low" | "step_ci_high" | "samples_per_s_low" | "samples_per_s_high":
+            return within(row.get("n"), LEAST_FOR_INTERVAL - 1)
+        case "loss_error" | "weight_error":
+            return row.get("fp64") is False
+        case "comm_hidden_share":
+            return row.get("comm_s") == 0
+        case "forward_s":
+            return bool(row.get("schedule"))
+        case "bubble_s" | "bubble_share":
+            return not row.get("schedule") or row.get("pipeline") == 1
+        case "predicted_step_s" | "compute_s":
+            return bool(row.get("unpredicted"))
+        case "alpha_s" | "beta_s_per_byte":
+            return bool(row.get("reason"))
+    return table == "batches" and column in ("peak_gb", "samples_per_s") and bool(row.get("reason"))
 
 
 def rows_of(run: Run, ran: bool = True) -> list[Row]:
@@ -71,20 +74,13 @@ def limits(run: Run) -> list[RegressionLimit]:
 def checks(run: Run, comparison: Comparison) -> list[Check]:
     """Judge a run that has a result."""
     assert isinstance(run.config, ParallelConfig) and run.result is not None
-    config, result, stated = run.config, run.result, OwnClaims(Numbers.of_run(run))
+    config, stated = run.config, OwnClaims(Numbers.of_run(run))
     return [
         _ran(run),
-        _proved(
-            config, rows_of(run), "equal to one device in fp64", {"loss_error": LOSS_FP64, "weight_error": WEIGHT_FP64},
-            "Are losses and weights those of a single device after 6 steps, up to the rounding of fp64?",
-        ),
-        _proved(
-            config, rows_of(run), "equal to one device in fp32", {"loss_error_fp32": FP32, "gradient_error": FP32},
-            "Are losses and gradients those of a single device, up to the rounding of fp32?",
-        ),
+        *_proofs(config, rows_of(run)),
         _losses(config, rows_of(run)),
         _counted(rows_of(run)),
-        _recomputed(config, result.facts.get("checkpointing_error")),
+        _recomputed(run),
         right_results_check(stated, config.world_size, "collectives right"),
         rule_check("learning rate", "Was the learning rate above zero in every step?", "learning rate", stated),
         finite_check(stated),
@@ -96,101 +92,107 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
     ]  # fmt: skip
 
 
-def _skipped(name: str, question: str, reason: str) -> Check:
-    return Check(name=name, kind="sanity", question=question, status="SKIPPED", reason=reason, gates=False)
-
-
-def _ran(run: Run) -> Check:
+@asks("strategies ran", "Did the strategies run that fit this machine?")
+def _ran(ask: Ask, run: Run) -> Check:
     rows = rows_of(run, ran=False)
     done = [row["key"] for row in rows if row["status"] == "ok"]
     left = [f"{row['strategy']}: {row['reason']}" for row in rows if row["status"] != "ok"]
     reason = f"{len(done)} ran" + (f"; not these: {'; '.join(left)}" if left else "")
-    wrong = not done or any(row["status"] == "failed" for row in rows)
-    return fact_check("strategies ran", "Did the strategies run that fit this machine?", not wrong, reason)
+    return ask.fact(bool(done) and all(row["status"] in ("ok", "skipped") for row in rows), reason)
 
 
-def _proved(config: ParallelConfig, rows: list[Row], name: str, limits: dict[str, float], question: str) -> Check:
+def _proofs(config: ParallelConfig, rows: list[Row]) -> list[Check]:
+    weights = f"Are losses and weights those of a single device after {PROOF_STEPS} steps, up to the rounding of fp64?"
+    gradients = "Are losses and gradients those of a single device, up to the rounding of fp32?"
+    return [
+        Ask("equal to one device in fp64", weights).by(_proved, config, rows, {"loss_error": LOSS_FP64, "weight_error": WEIGHT_FP64}),
+        Ask("equal to one device in fp32", gradients).by(_proved, config, rows, {"loss_error_fp32": FP32, "gradient_error": FP32}),
+    ]  # fmt: skip
+
+
+def _proved(ask: Ask, config: ParallelConfig, rows: list[Row], limits: dict[str, float]) -> Check:
     """Check the differences of every strategy; one that ran without a proof fails, unless proofs were switched off."""
     if not config.prove:
-        return _skipped(name, question, "prove = false")
-    worst, where, wrong = 0.0, "", []
-    for row in rows:
-        values = {column: row.get(column) for column in limits}
-        if column := next((column for column, value in values.items() if value is None), ""):
-            if row.get("gradient_error") is None:
-                wrong.append(f"{row['key']}: no {column}")
-            continue  # a device without fp64
-        for column, limit in limits.items():
-            value, what = float(values[column] or 0.0), column.replace("_", " ")
-            share = value / limit if math.isfinite(value) else math.inf
-            if share > 1:
-                wrong.append(f"{row['key']}: {what} {value:.2g}, at most {limit:g}")
-            if share >= worst:
-                worst, where = share, f"{row['key']} ({what} {value:.2g})"
+        return ask.skipped("prove = false")
+    if "weight_error" in limits:
+        rows = [row for row in rows if row["fp64"] is not False]
+    if not rows:
+        return ask.skipped("no strategy ran in this precision")
+    errors = [
+        (row[column], limit, f"{row['key']}: {column.replace('_', ' ')}")
+        for row in rows
+        for column, limit in limits.items()
+    ]
+    wrong = [f"{what} {value:.2g}, at most {limit:g}" for value, limit, what in errors if not within(value, limit)]
+    worst, _, where = max(errors, key=lambda error: error[0] / error[1])
     limit_text = ", ".join(f"{column.replace('_', ' ')} <= {limit:g}" for column, limit in limits.items())
-    reason = "; ".join(wrong) or f"{len(rows)} strategies, the farthest {where}"
-    return fact_check(name, question, bool(rows) and not wrong, reason, limit=limit_text)
+    return ask.fact(
+        not wrong, "; ".join(wrong) or f"{len(rows)} strategies, the farthest {where} {worst:.2g}", limit=limit_text
+    )
 
 
-def _losses(config: ParallelConfig, rows: list[Row]) -> Check:
+@asks("same losses", "Do all strategies of a model compute the same losses in the measured steps?")
+def _losses(ask: Ask, config: ParallelConfig, rows: list[Row]) -> Check:
     """Compare the losses of the measured steps: the same model on the same batches, spread in different ways."""
-    name, question = "same losses", "Do all strategies of a model compute the same losses in the measured steps?"
-    limit, worst, wrong, compared = LOSSES[config.precision], 0.0, [], 0
     if config.dropout:
-        return _skipped(name, question, "dropout draws other random numbers in each strategy")
-    first: dict[str, Row] = {}
+        return ask.skipped("dropout draws other random numbers in each strategy")
+    limit, first, apart = LOSSES[config.precision], dict[str, Row](), dict[str, float]()
     for row in rows:
         reference = first.setdefault(row["model"], row)
-        for value, expected in zip(row["losses"], reference["losses"], strict=True):
-            apart = abs(value / expected - 1) if value is not None and math.isfinite(value) else math.inf
-            worst, compared = max(worst, apart), compared + (row is not reference)
-            if apart > limit and row["key"] not in wrong:
-                wrong.append(row["key"])
-    reason = f"apart by at most {worst:.1e} in {compared} comparisons" + (f": {', '.join(wrong)}" if wrong else "")
-    if not compared and not wrong:
-        return _skipped(name, question, "one strategy ran")
-    return fact_check(name, question, not wrong, reason, limit=f"<= {limit:g}", value=min(worst, 1e9))
+        pairs = list(zip(row["losses"], reference["losses"], strict=True))
+        if row is not reference:
+            apart[row["key"]] = max(abs(value / expected - 1) for value, expected in pairs)
+    if not apart:
+        return ask.skipped("one strategy ran")
+    wrong = [key for key, share in apart.items() if not within(share, limit)]
+    worst = max(apart.values())
+    reason = f"apart by at most {worst:.1e} in {len(apart)} strategies" + (f": {', '.join(wrong)}" if wrong else "")
+    return ask.fact(not wrong, reason, limit=f"<= {limit:g}", value=worst)
 
 
-def _counted(rows: list[Row]) -> Check:
-    wrong = [row["key"] for row in rows if row["counted_parameters"] != row["parameters"]]
+@asks("parameter count", "Do the ranks together hold as many parameters as the shape has?")
+def _counted(ask: Ask, rows: list[Row]) -> Check:
+    wrong = [
+        f"{row['key']} holds {row['counted_parameters']:,} of {row['parameters']:,}"
+        for row in rows
+        if row["counted_parameters"] != row["parameters"]
+    ]
     counts = {f"{row['model']}: {row['parameters']:,}" for row in rows}
-    reason = f"not those of the shape: {', '.join(wrong)}" if wrong else "; ".join(sorted(counts))
-    question = "Do the ranks together hold as many parameters as the shape has?"
-    return fact_check("parameter count", question, bool(rows) and not wrong, reason)
+    return ask.fact(bool(rows) and not wrong, "; ".join(wrong or sorted(counts)))
 
 
-def _recomputed(config: ParallelConfig, error: Any) -> Check:
-    name = "recomputed activations"
-    question = "Are activations that are computed again the same ones, dropout included?"
-    if not config.checkpointing:
-        return _skipped(name, question, "checkpointing = false")
-    good = isinstance(error, int | float) and error <= RECOMPUTED
-    return fact_check(name, question, good, f"gradients apart by {error}", limit=f"<= {RECOMPUTED:g}")
+@asks("recomputed activations", "Are activations that are computed again the same ones, dropout included?")
+def _recomputed(ask: Ask, run: Run) -> Check:
+    assert isinstance(run.config, ParallelConfig) and run.result is not None
+    if not run.config.checkpointing:
+        return ask.skipped("checkpointing = false")
+    error = run.result.facts["checkpointing_error"]
+    return ask.fact(
+        within(error, RECOMPUTED), f"gradients apart by {error:.2g}", limit=f"<= {RECOMPUTED:g}", value=error
+    )
 
 
 def claims(numbers: Numbers) -> Iterator[Claim]:
     """Yield what each strategy states: its rate, its FLOPs."""
-    peaks = numbers.facts.get("machine_peaks") or {}
-    for row in numbers.tables.get("strategies", []):
-        if row.get("status") != "ok":
+    for row in numbers.rows("strategies"):
+        if row["status"] != "ok":
             continue
-        rate = (peaks.get("matmul_flops") or {}).get(row["precision"])
-        if row["world"] == 1 and rate:
-            rate = max(rate, peaks.get("matmul_flops_alone") or 0.0)
+        peaks = numbers.facts["machine_peaks"]
+        rate = peaks["matmul_flops"][row["precision"]]
+        if row["world"] == 1:
+            rate = max(rate, peaks["matmul_flops_alone"])
         compute = Compute(
-            flops_per_s=row["flops"] / row["step_s"], mfu=row.get("mfu"), ranks=row["world"], precision=row["precision"],
-            peak_precision=row["precision"], peak_flops=rate * row["world"] if rate else None, peak_kind="measured",
+            flops_per_s=row["flops"] / row["step_s"], mfu=row["mfu"], ranks=row["world"], precision=row["precision"],
+            peak_precision=row["precision"], peak_flops=rate * row["world"], peak_kind="measured",
         )  # fmt: skip
         # A batch is stated for all ranks together: in tensor and pipeline parallelism no rank has a share of its own.
         speed = Speed(
-            samples_per_s=row["samples_per_s"], tokens_per_s=row.get("tokens_per_s"), ranks=1, batch_per_rank=row["batch_size"],
+            samples_per_s=row["samples_per_s"], tokens_per_s=row["tokens_per_s"], ranks=1, batch_per_rank=row["batch_size"],
             step_s=row["steps_s"], batches_full=True, sequence_length=row["seq_len"],
         )  # fmt: skip
         yield Claim(subject=row["key"], compute=compute, speed=speed)
-    rates = numbers.facts.get("learning_rates")
-    lowest = rates.get("min") if isinstance(rates, dict) else None
-    yield Claim(subject="training", learning=Learning(learning_rate_min=lowest))
+    if numbers.facts:  # accepted runs keep none
+        yield Claim(subject="training", learning=Learning(learning_rate_min=numbers.facts["learning_rates"]["min"]))
     yield Claim(subject="links", collective=Collective(wrong_elements=numbers.count("exchange_wrong_elements")))
 
 
@@ -218,7 +220,13 @@ def reading(run: Run) -> list[str]:
         if len(own) > 1:
             text += f"; the slowest is {bottleneck.name(own[-1])} with {quantity(own[-1]['samples_per_s'])} samples/s"
         sentences.append(text + ".")
-    return [*sentences, *_largest(run), *bottleneck.sentences(run)]
+    assert run.result is not None
+    return [
+        *sentences,
+        *_largest(run),
+        *bottleneck.sentences(run),
+        *filter(None, [scaling.forecast(run.result.tables)]),
+    ]
 
 
 def _largest(run: Run) -> list[str]:

@@ -1,7 +1,7 @@
 """One strategy at work: its steps are timed, some are traced, and of a pipeline's one the schedule is recorded.
 
-A step is: take a batch, forward, backward, update. Steps of all strategies go through ``_steps``; whoever has no part of a smaller
-mesh waits.
+A step is: take a batch, forward, backward, update. Steps of all strategies go through ``Runner.steps``; ranks outside a smaller
+mesh wait.
 """
 
 import ctypes
@@ -12,7 +12,8 @@ import re
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,13 @@ from torch.distributed.tensor import DTensor
 
 from benchlib.benchmarks.parallel import traces
 from benchlib.benchmarks.parallel.config import ParallelConfig
+from benchlib.benchmarks.parallel.estimate import Rates, Work, busy, held_share, of_row, rank_parameters, step_time
 from benchlib.benchmarks.parallel.proofs import tokens
 from benchlib.benchmarks.parallel.shapes import Layout, Shape
 from benchlib.benchmarks.parallel.strategies import Job, Way, prepare, timeline
+from benchlib.benchmarks.parallel.strategies import alone as whole
 from benchlib.core.events import EventWriter, keep_alive
-from benchlib.core.stats import summary
+from benchlib.core.stats import fit_alpha_beta, summary
 from benchlib.runtime import devices
 from benchlib.runtime.group import World, all_gather_objects
 from benchlib.runtime.steps import comm_device
@@ -41,9 +44,14 @@ from benchlib.workloads.llm import mininews
 RECORDED = 3  # steps of a pipeline, of which the shortest is shown: neighbours only lengthen one
 PARTS = ("data", "forward", "backward", "exchange_exposed", "optimizer")  # of a step, by the timer
 TRACED, FEW = 2, 5  # steps under the profiler; one where fewer than this are counted
+ALONE = 3  # steps of the compute of a rank
 REPEATS = 10  # exchanges that planted_slowdown=1 adds to DDP's
 SPOKEN_S = 0.5  # between signs of life
 Row = dict[str, Any]
+Alone = dict[tuple[Shape, int, int], dict[str, float]]  # by model, ranks that compute at once, and samples of each
+Part = tuple[
+    str, tuple[tuple[str, int], ...]
+]  # the name of a parameter, and which shard of it by dimension of the mesh
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,63 @@ def describe(config: ParallelConfig, plan: Plan) -> Row:
     }  # fmt: skip
 
 
+def compute_s(
+    config: ParallelConfig, plan: Plan, rates: Rates, here: World, events: EventWriter, alone: Alone
+) -> float:
+    """Return the seconds that a rank of the plan computes in a step while all its ranks compute. All ranks call it.
+
+    That is its share of the model (``_share_s``), and for each layer what the strategy adds (hooks, dispatch of cut tensors):
+    the step of a narrow model, which has hardly any products, over what the model of time says of it.
+    """
+    work = of_row(describe(config, plan), plan.shape, config.shard or 2)
+    narrow = config.proof_shape(plan.shape, plan.layout)
+    small = replace(work, shape=narrow, batch=plan.layout.data * config.micro_batches, seq=narrow.positions)
+    scale = _share_s(config, small, here, events, alone) / sum(busy(small, rates))
+    job = replace(Job.of(config, narrow, small.batch, here.device), length=narrow.positions)
+    spread = _phases(config, job, prepare(plan.strategy, plan.layout, plan.schedule, job), here, events)["step_s"]
+    added = max(0.0, spread - step_time(small, rates, scale).step_s)
+    return _share_s(config, work, here, events, alone) + added * work.layers / small.layers
+
+
+def _share_s(config: ParallelConfig, work: Work, here: World, events: EventWriter, alone: Alone) -> float:
+    """Return the seconds in which each rank computes its share of a step at the same time.
+
+    Each trains the whole model by itself on as many samples as have its share of the FLOPs; a pipeline's rank has its share of
+    the layers, and each its share of the optimizer. ``alone`` keeps what was measured.
+    """
+    layout, micro = work.layout, work.micro_batches if work.layout.pipeline > 1 else 1
+    share = work.rank_batch / micro / layout.tensor / layout.context
+    samples = max(1, round(share))
+    if (key := (work.shape, layout.world, samples)) not in alone:
+        job = replace(Job.of(config, work.shape, samples, here.device), length=work.seq)
+        way = whole(job) if here.rank < layout.world else None
+        alone[key] = _phases(config, job, way, here, events)
+    times = alone[key]
+    passes = (times["data_s"] + times["forward_s"] + times["backward_s"]) * share / samples
+    updated = rank_parameters(work) * held_share(work) / work.shape.parameters
+    return passes * micro * work.layers / work.shape.layers + times["optimizer_s"] * updated
+
+
+def _phases(config: ParallelConfig, job: Job, way: Way | None, here: World, events: EventWriter) -> dict[str, float]:
+    """Return the median seconds of a step and of its phases on the slowest rank, of those that have a ``way``."""
+    patient = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.budget_s))
+    times: list[dict[str, float]] = []
+    with keep_alive(events, config.budget_s):
+        if way is not None:
+            run = Runner(config, Plan(job.form, "single", "", way.layout, job.batch), job, way, here, events)
+            run.steps(1)
+            run.timer.take()
+        dist.barrier(patient)  # all of them begin together
+        if way is not None:
+            run.steps(ALONE)
+            times = run.timer.take()
+        dist.barrier(patient)
+    dist.destroy_process_group(patient)
+    ranks = [rank for rank in all_gather_objects(times) if rank]
+    phases = ("step_s", "data_s", "forward_s", "backward_s", "optimizer_s")
+    return {name: max(statistics.median(row[name] for row in rank) for rank in ranks) for name in phases}
+
+
 @dataclass
 class Found:
     """What one rank saw; times in seconds."""
@@ -89,9 +154,9 @@ class Found:
     losses: list[float | None]
     trace: traces.Trace
     stages: list[list[Row]]
-    peak_bytes: float
+    peak_bytes: float | None
     traced_s: float
-    held: dict[str, int]
+    held: dict[Part, int]
 
 
 def measure(config: ParallelConfig, plan: Plan, here: World, events: EventWriter) -> dict[str, list[Row]]:
@@ -142,6 +207,7 @@ def _span(rows: list[Row]) -> float:
 
 def _settled(device: torch.device) -> float:
     """Give back what earlier strategies freed and return the bytes that this process holds by now."""
+    gc.collect()
     if device.type == "cpu":
         if sys.platform.startswith("linux"):
             ctypes.CDLL(None).malloc_trim(0)
@@ -166,7 +232,7 @@ def _peak(device: torch.device, before: float) -> float | None:
     if device.type != "cpu":
         return devices.peak_memory_bytes(device)[0]
     most = _bytes("VmHWM")
-    return most and max(0.0, most - (_bytes("RssFile") or 0.0) - before)
+    return None if most is None else max(0.0, most - (_bytes("RssFile") or 0.0) - before)
 
 
 def _forget_peak(device: torch.device) -> None:
@@ -193,22 +259,37 @@ def _rank(
         run.steps(run.few)
         devices.synchronize(here.device)
     traced_s = statistics.fmean(row["step_s"] for row in run.timer.take())
-    trace = traces.read(profiler, here.device, run.few, config.precision, _updated(way))
+    trace = traces.read(profiler, here.device, run.few, config.precision, sum(held(way).values()))
     del profiler
     stages: list[list[Row]] = []
     for _ in range(RECORDED if way.stages else 0):
         stages.append([])
         with timeline(way, stages[-1]):
             run.steps(1)
-    # numel is of the whole
-    held = {name: each.numel() for part in way.parts for name, each in part.named_parameters()}
-    return Found(times, losses, trace, stages, peak or 0.0, traced_s, held)
+    return Found(times, losses, trace, stages, peak, traced_s, held(way))
 
 
-def _updated(way: Way) -> int:
-    """Return how many parameters this rank updates: its shards of them."""
-    tensors = [parameter for part in way.parts for parameter in part.parameters()]
-    return sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in tensors)
+def held(way: Way) -> dict[Part, int]:
+    """Return how many values of each parameter this rank holds, by its name and the shard of it."""
+    sizes: dict[Part, int] = {}
+    for part in way.parts:
+        for name, each in part.named_parameters():
+            shard: tuple[tuple[str, int], ...] = ()
+            if isinstance(each, DTensor):
+                mesh = each.device_mesh
+                place = zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), each.placements, strict=True)
+                shard = tuple((axis, index) for axis, index, how in place if not how.is_replicate())
+            sizes[name, shard] = (each.to_local() if isinstance(each, DTensor) else each).numel()
+    return sizes
+
+
+def counted(ranks: Iterable[dict[Part, int]]) -> int:
+    """Return how many parameters ranks hold together, each shard once: of its replicas the smallest counts."""
+    sizes: dict[Part, int] = {}
+    for rank in ranks:
+        for part, size in rank.items():
+            sizes[part] = min(size, sizes.get(part, size))
+    return sum(sizes.values())
 
 
 class Runner:
@@ -308,9 +389,9 @@ def _row(plan: Plan, ranks: list[Found], stages: list[list[Row]]) -> Row:
         "bubble_s": bubble[0], "bubble_share": bubble[1], "samples_per_s": plan.batch / stats.median,
         "explained_shares": [min(explained), max(explained)],
         "rank_own_s": [max(0.0, rank.traced_s - rank.trace.exposed_s) for rank in ranks],
-        "peak_bytes": [rank.peak_bytes for rank in ranks],
+        "peak_bytes": [rank.peak_bytes for rank in ranks if rank.peak_bytes is not None],
         "losses": [statistics.fmean(values) if values else math.nan for values in losses],
-        "counted_parameters": sum({name: size for rank in ranks for name, size in rank.held.items()}.values()),
+        "counted_parameters": counted(rank.held for rank in ranks),
     }  # fmt: skip
 
 
@@ -337,27 +418,18 @@ LINK_PACE = Pace(0, least=5, most=5, warmup=1)
 
 
 def links(here: World) -> list[Row]:
-    """Return rows of op, alpha_s, beta_s_per_byte, r2, world: ``t = alpha + beta bytes`` fitted to collectives of all ranks,
-    and wrong_elements of their results.
+    """Return rows of op, world, wrong_elements of the results, and ``t = alpha + beta bytes`` fitted to collectives of all ranks:
+    alpha_s, beta_s_per_byte, both None with a ``reason`` where the times fit no line.
 
-    Bytes are those of the larger side. The fit weighs relative errors, since times differ by orders of magnitude.
+    Bytes are those of the larger side.
     """
     rows, at = [], Place(here.rank, here.size, comm_device(here))
     for op in LINK_OPS if here.size > 1 else ():
         reduction = "sum" if OPS[op].reduces else ""
         cases = [Exercise(Case(op, "library", "fp32", reduction, False, size), at) for size in LINK_BYTES]
         messages = take_in_turns(cases, at.device, LINK_PACE)
-        line = fitted(LINK_BYTES, [float(np.median(series.seconds)) for series in messages])
+        line = fit_alpha_beta(LINK_BYTES, [float(np.median(series.seconds)) for series in messages])
+        fitted = {name: None if line.reason else getattr(line, name) for name in ("alpha_s", "beta_s_per_byte")}
         wrong = sum(series.wrong for series in messages)
-        rows.append({"op": op, "world": here.size, "wrong_elements": wrong} | line)
+        rows.append({"op": op, "world": here.size, "wrong_elements": wrong, "reason": line.reason} | fitted)
     return rows
-
-
-def fitted(sizes: tuple[int, ...], seconds: list[float]) -> Row:
-    """Return alpha_s, beta_s_per_byte (neither below 0) and r2 of the logarithms."""
-    x, y = np.array(sizes, dtype=float), np.array(seconds)
-    alpha, beta = (max(float(value), 0.0) for value in np.polyfit(x, y, 1, w=1 / y)[::-1])
-    model = np.maximum(alpha + beta * x, 1e-12)
-    spread = float(((np.log(y) - np.log(y).mean()) ** 2).sum())
-    r2 = 1 - float(((np.log(y) - np.log(model)) ** 2).sum()) / spread if spread else 0.0
-    return {"alpha_s": alpha, "beta_s_per_byte": beta, "r2": r2}

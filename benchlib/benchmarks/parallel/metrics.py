@@ -1,12 +1,11 @@
 """Metrics of a run, from its rows: rates, parts of a step, errors. A step's time is the slowest rank's."""
 
-import math
 from typing import Any
 
 from benchlib.benchmarks.parallel import scaling
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.core.text import counted
-from benchlib.results.metrics import Metric, derived, measured, not_available
+from benchlib.results.metrics import Metric, derived, measured
 
 Row = dict[str, Any]
 
@@ -24,7 +23,7 @@ def complete(row: Row, top: dict[str, Any]) -> None:
     rate = top["matmul_flops"][row["precision"]]
     if row["world"] == 1:
         rate = max(rate, top["matmul_flops_alone"])  # a rank alone has caches and turbo to itself
-    row["mfu"] = row["flops"] / row["step_s"] / (row["world"] * rate) if rate and math.isfinite(rate) else None
+    row["mfu"] = row["flops"] / row["step_s"] / (row["world"] * rate)
 
 
 def of(
@@ -38,17 +37,17 @@ def of(
         metrics += [
             measured(f"step_s_{name}", row["steps_s"], "s", "lower", reason=what),
             derived(f"samples_per_s_{name}", _rates(row), "samples/s", "higher", what),
-            derived(f"mfu_{name}", row["mfu"], "ratio", "higher", "FLOP/s over the measured peak of as many ranks")
-            if row["mfu"] is not None
-            else not_available(f"mfu_{name}", "ratio", "higher", f"no peak in {row['precision']} was measured"),
+            derived(f"mfu_{name}", row["mfu"], "ratio", "higher", "FLOP/s over the measured peak of as many ranks"),
         ]
-        if peak := max(row["peak_bytes"]):
-            reason = "the rank that holds most"
-            metrics.append(measured(f"peak_memory_gb_{name}", peak / 1e9, "GB", "lower", reason=reason))
+        if row["peak_bytes"]:  # none where nobody counts them
+            peak_gb = max(row["peak_bytes"]) / 1e9
+            metrics.append(
+                measured(f"peak_memory_gb_{name}", peak_gb, "GB", "lower", reason="the rank that holds most")
+            )
     reason = "rate over n times the rate of one rank"
     metrics += [
         derived(f"{point.kind}_scaling_{slug(point.key)}", point.efficiency, "ratio", "higher", reason)
-        for point in scaling.points(tables["scaling"])
+        for point in scaling.points(tables)
         if point.world == config.world_size
     ]
     if best := max(main, key=lambda row: float(row["samples_per_s"]), default=None):
@@ -57,9 +56,7 @@ def of(
     peak_of = f"{config.precision} products, all {config.world_size} ranks at once, the best of this run"
     return [
         *metrics,
-        measured("matmul_peak_flops", rate * config.world_size, "FLOP/s", "higher", reason=peak_of)
-        if math.isfinite(rate) and rate
-        else not_available("matmul_peak_flops", "FLOP/s", "higher", "the device has no such products"),
+        measured("matmul_peak_flops", rate * config.world_size, "FLOP/s", "higher", reason=peak_of),
         measured("startup_s", startup_s, "s", "lower", reason="until the first strategy"),
         measured("total_s", total_s, "s", "lower", reason="from the launch to the result"),
     ]

@@ -81,7 +81,7 @@ def estimates(config: Any, shape: Shape, rates: Rates, world: int) -> tuple[list
 
 
 def choice(possible: list[Estimate]) -> str:
-    """Say which strategy the estimates prefer: the fastest that fits, and the first that fits where one device does not."""
+    """Say which strategy the estimates prefer: the fastest that fits, and whether one device does not."""
     fitting = [item for item in possible if item.fits]
     if not fitting:
         least = min(possible, key=lambda item: item.memory.total, default=None)
@@ -95,7 +95,7 @@ def choice(possible: list[Estimate]) -> str:
     words = f"estimate: {best.work.strategy} ({best.work.layout}) is the fastest that fits"
     alone = next((item for item in possible if item.work.strategy == "single"), None)
     if alone and not alone.fits:
-        words += f"; one device needs {quantity(alone.memory.total / GB, 'GB')} and does not, the first that does is {fitting[0].work.strategy}"
+        words += f"; one device needs {quantity(alone.memory.total / GB, 'GB')} and does not fit"
     return words
 
 

@@ -12,19 +12,18 @@ from dataclasses import dataclass
 
 import torch
 
-from benchlib.benchmarks.parallel.config import ParallelConfig
+from benchlib.benchmarks.parallel.config import PROOF_STEPS, ParallelConfig
 from benchlib.benchmarks.parallel.shapes import Layout, Shape
 from benchlib.benchmarks.parallel.strategies import Job, alone, prepare
 from benchlib.runtime.group import World, all_gather_objects
 
-STEPS = 6
-
 
 @dataclass(frozen=True)
 class Proof:
-    """Largest differences over ranks: losses relative (fp64, fp32), weights after 6 steps of AdamW (fp64, absolute), gradients of the first
-    step over the largest one (fp32)."""
+    """Largest differences over ranks: losses relative (fp64, fp32), weights after ``PROOF_STEPS`` of AdamW (fp64, absolute), gradients of
+    the first step over the largest one (fp32). A device without fp64 (``fp64`` is False) has no ``loss_error`` and no ``weight_error``."""
 
+    fp64: bool
     loss_error: float | None
     weight_error: float | None
     gradient_error: float
@@ -55,10 +54,11 @@ def prove(config: ParallelConfig, shape: Shape, name: str, layout: Layout, sched
         dropout=0.0,
     )
     loss_error = weight_error = None
-    if here.device.type != "mps":
-        loss_error, weight_error, _ = _differences(job, name, layout, schedule, STEPS)
+    fp64 = here.device.type != "mps"
+    if fp64:
+        loss_error, weight_error, _ = _differences(job, name, layout, schedule, PROOF_STEPS)
     loss_fp32, _, gradients = _differences(dataclasses.replace(job, dtype=torch.float32), name, layout, schedule, 2)
-    return Proof(loss_error, weight_error, gradients, loss_fp32)
+    return Proof(fp64, loss_error, weight_error, gradients, loss_fp32)
 
 
 def checkpointing_error(config: ParallelConfig, shape: Shape, device: torch.device) -> float:
@@ -76,7 +76,7 @@ def checkpointing_error(config: ParallelConfig, shape: Shape, device: torch.devi
         way.step(*_batch(job, 0), lambda phase: None)
         gradients_of.append(dict(way.named(gradients=True)))
     kept, computed = gradients_of
-    return max(float((computed[name] - kept[name]).abs().max()) for name in kept)
+    return _apart(computed.items(), kept)
 
 
 def _batch(job: Job, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,8 +86,9 @@ def _batch(job: Job, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _apart(found: Iterable[tuple[str, torch.Tensor]], expected: dict[str, torch.Tensor]) -> float:
     """Return the largest difference, infinite where it is not a number."""
-    worst = max((float((value - expected[name]).abs().max()) for name, value in found), default=0.0)
-    return worst if math.isfinite(worst) else math.inf
+    differences = [float((value - expected[name]).abs().max()) for name, value in found]
+    # Of several values max() does not see a NaN that comes after the first.
+    return max(differences, default=0.0) if all(map(math.isfinite, differences)) else math.inf
 
 
 def _differences(job: Job, name: str, layout: Layout, schedule: str, steps: int) -> tuple[float, float, float]:

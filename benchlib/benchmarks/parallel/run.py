@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from benchlib.benchmarks.parallel import bottleneck, estimate, largest_batch, metrics, scaling
-from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.measure import Plan, Row, describe, links, measure
+from benchlib.benchmarks.parallel.config import PROOF_STEPS, ParallelConfig
+from benchlib.benchmarks.parallel.measure import Alone, Plan, Row, compute_s, describe, links, measure
 from benchlib.benchmarks.parallel.proofs import checkpointing_error, prove
 from benchlib.benchmarks.parallel.shapes import STRATEGIES, Layout, Shape
 from benchlib.core.errors import BackendUnavailable
@@ -55,8 +55,9 @@ def _run(config: ParallelConfig, run_dir: Path, events: EventWriter, here: World
         with keep_alive(events, config.budget_s):
             proofs = _proofs(config, shape, here) if config.prove else {}
         events.emit("phase", name="measure")
+        alone: Alone = {}
         for plan, obstacle in _plans(config, shape, here.size):
-            row = _one(config, plan, obstacle or _too_large(config, plan, limit), here, events, tables, tops[0])
+            row = _one(config, plan, obstacle or _too_large(config, plan, limit), here, events, tables, tops[0], alone)
             row |= proofs.get((plan.strategy, plan.schedule), {}) if not plan.scaling else {}
     events.emit("phase", name="peak")
     tops.append(_peaks(config, here))
@@ -81,14 +82,16 @@ def _run(config: ParallelConfig, run_dir: Path, events: EventWriter, here: World
         "machine_peaks": top,
         "memory_bytes": limit,
         "parameters": {shape.name: shape.parameters for shape in config.shapes},
-        "proof_steps": 6,
+        "proof_steps": PROOF_STEPS,
         "exchange_wrong_elements": [row["wrong_elements"] for row in tables["alpha_beta"]],
-        "checkpointing_error": remade,
-        "largest_batch": largest and {name: getattr(largest, name) for name in ("batch", "below", "complete")},
         "learning_rates": dict.fromkeys(("min", "max", "last"), config.learning_rate),
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__},
     }
+    if remade is not None:
+        result.facts["checkpointing_error"] = remade
+    if largest:
+        result.facts["largest_batch"] = {name: getattr(largest, name) for name in ("batch", "below", "complete")}
     skipped = [f"{row['key']}: {row['reason']}" for row in tables["strategies"] if row["status"] == "skipped"]
     result.notes = [*dict.fromkeys(skipped), bottleneck.SCORES]
     result.status, result.ended_at = "complete", launched.wall + total_s
@@ -164,24 +167,41 @@ def _too_large(config: ParallelConfig, plan: Plan, limit: float) -> str:
 
 
 def _one(
-    config: ParallelConfig, plan: Plan, obstacle: str, here: World, events: EventWriter, tables: dict[str, list[Row]], top: dict[str, Any],
+    config: ParallelConfig, plan: Plan, obstacle: str, here: World, events: EventWriter, tables: dict[str, list[Row]], top: dict[str, Any], alone: Alone,
 ) -> Row:  # fmt: skip
     """Measure one plan into the tables and return its row."""
     done = tables["strategies"]
     if same := next((row for row in done if row["key"] == plan.key), None):  # the single device of several strategies
         return same
-    singles = (
-        row for row in done if (row["strategy"], row["model"]) == ("single", plan.shape.name) and "step_s" in row
-    )
     try:
         if obstacle:
             raise BackendUnavailable(obstacle)
-        predicted = estimate.predict(describe(config, plan), top, tables["alpha_beta"], next(singles, None), plan.shape)
+        forecast = _forecast(config, plan, here, events, tables, top, alone)
         measured = measure(config, plan, here, events)
     except BackendUnavailable as error:
         done.append(describe(config, plan) | {"status": "skipped", "reason": str(error)})
         return done[-1]
     for name, rows in measured.items():
         tables[name] += rows
-    measured["strategies"][0]["predicted_step_s"] = predicted
+    measured["strategies"][0] |= forecast
     return measured["strategies"][0]
+
+
+def _forecast(
+    config: ParallelConfig, plan: Plan, here: World, events: EventWriter, tables: dict[str, list[Row]], top: dict[str, Any], alone: Alone,
+) -> Row:  # fmt: skip
+    """Return the columns compute_s, predicted_step_s and unpredicted: why there is no prediction, else ''."""
+    nothing = {"compute_s": None, "predicted_step_s": None}
+    if plan.layout.world == 1:
+        return nothing | {"unpredicted": "one device"}
+    if not any(
+        row["strategy"] == "single" and row["model"] == plan.shape.name and row["status"] == "ok"
+        for row in tables["strategies"]
+    ):
+        return nothing | {"unpredicted": "the model was not measured on one device"}
+    rates = estimate.Rates.of_run(top, tables["alpha_beta"], config.precision)
+    if rates is None:
+        return nothing | {"unpredicted": "the times of the links fit no line"}
+    row = describe(config, plan) | {"compute_s": compute_s(config, plan, rates, here, events, alone)}
+    predicted = estimate.predict(row, top, tables["alpha_beta"], plan.shape)
+    return {"compute_s": row["compute_s"], "predicted_step_s": predicted, "unpredicted": ""}

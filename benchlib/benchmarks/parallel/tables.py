@@ -76,10 +76,10 @@ def steps(run: Any) -> list[Row]:
 
     ``faster without`` is how many times faster a step would be at most without the bottleneck.
     """
-    rows = []
+    rows, shown = [], bool(run.result) and scaling.predicts(run.result.tables)
     for row in bottleneck.main_rows(run):
         parts = bottleneck.waterfall(row, bottleneck.kernels_of(run, row["key"]))
-        worst, predicted = bottleneck.bottleneck(parts), row.get("predicted_step_s")
+        worst, predicted = bottleneck.bottleneck(parts), row.get("predicted_step_s") if shown else None
         rows.append(
             {"strategy": row["key"], "step (ms)": 1e3 * row["step_s"], "predicted": predicted and 1e3 * predicted}
             | {name: 1e3 * value for name, value in parts.items()}
@@ -114,7 +114,7 @@ def curves(run: Any) -> list[Row]:
             "samples/s": point.samples_per_s, "efficiency": point.efficiency, "low": point.low, "high": point.high,
             "model": point.predicted, "measured over model": None if point.error is None else 1 + point.error,
         }
-        for point in scaling.points(run.result.tables.get("scaling", []))
+        for point in scaling.points(run.result.tables)
     ]  # fmt: skip
     for (key, kind), line in lines(run).items():
         rows += [
@@ -126,9 +126,11 @@ def curves(run: Any) -> list[Row]:
 
 
 def lines(run: Any) -> dict[tuple[str, str], list[tuple[int, float]]]:
-    """Return the extrapolations by (key, kind of scaling)."""
+    """Return the extrapolations by (key, kind of scaling); none where the model ``predicts`` nothing."""
     facts, tables, sizes = run.result.facts, run.result.tables, shapes(run)
-    result = {}
+    result: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    if not scaling.predicts(tables):
+        return result
     every = [row for row in tables.get("strategies", []) if row.get("status") == "ok" and row.get("step_s")]
     for key, kind in dict.fromkeys((row["key"], row["kind"]) for row in tables.get("scaling", [])):
         row = next((row for row in every if row["key"] == key), None)

@@ -117,7 +117,7 @@ def own_claims(numbers: Numbers) -> list[Claim]:
     try:
         stated = own.claims(numbers) if (own := of_run(numbers.benchmark)) else []
         return [*stated, Claim(quantities=quantities(numbers), wholes=_whole_run(numbers))]
-    except (ValidationError, TypeError) as error:
+    except (ValidationError, TypeError, KeyError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": ("a table",), "msg": str(error)}
         where = ".".join(map(str, first["loc"]))
         raise Missing(f"the result of {numbers.benchmark} states an invalid {where}: {first['msg']}") from None

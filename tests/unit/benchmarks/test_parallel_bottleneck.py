@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchlib.benchmarks.parallel import bottleneck, figures, scaling, tables
+from benchlib.benchmarks.parallel import bottleneck, figures, judge, scaling, tables
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.estimate import predict
 from benchlib.benchmarks.parallel.shapes import MODELS
@@ -41,6 +41,8 @@ PLANTED = {
     "waiting": {"step_s": 0.2, "comm_s": 0.06, "comm_hidden_share": 0.0, "rank_own_s": [0.09, 0.19]},
     "bubble": {
         "step_s": 0.2,
+        "data": 1,
+        "pipeline": 2,
         "schedule": "1f1b",
         "forward_s": None,
         "bubble_share": 0.5,
@@ -103,13 +105,16 @@ def test_advice_takes_the_fastest_that_fits():
         rows
     )
     tight = bottleneck.advice(rows, memory_bytes=5e9)
-    assert "take sharded" in tight and "does not fit one device, the first that does is sharded" in tight
+    assert "take sharded" in tight and "the model does not fit one device." in tight
+    slow_first = [fast("sharded", 0.15, 4e9), fast("data", 0.10, 4.5e9), fast("single", 0.2, 9e9, world=1)]
+    words = bottleneck.advice(slow_first, memory_bytes=5e9)
+    assert "take data, the fastest" in words and "does not fit one device" in words and "first" not in words
     assert "the only one that ran and fits" in bottleneck.advice(rows[1:2])
     assert "no strategy fits" in bottleneck.advice(rows, memory_bytes=1e9)
     lacking = [{"strategy": "single", "model": "tiny", "status": "failed", "reason": "out of memory"}]
     assert "does not fit one device" in bottleneck.advice(rows[1:], lacking)
     skipped = row("single", world=1, status="skipped", reason="a rank would need about 9 GB of memory")
-    assert "the first that does is data" in bottleneck.sentences(run_of([skipped, *rows[1:]]))[1]
+    assert "the model does not fit one device" in bottleneck.sentences(run_of([skipped, *rows[1:]]))[1]
 
 
 def test_advice_takes_less_memory_where_noise_tells_no_difference():
@@ -120,7 +125,7 @@ def test_advice_takes_less_memory_where_noise_tells_no_difference():
 def run_of(rows, planted="", **more):
     config = ParallelConfig(nproc=2, planted=planted, planted_slowdown=1.0 if planted else 0.0)
     kernels = [item | {"key": one["key"]} for one in rows for item in KERNELS]
-    links = [{"op": "all_reduce", "alpha_s": 1e-4, "beta_s_per_byte": 1e-9, "r2": 1.0, "world": 2}]
+    links = [{"op": "all_reduce", "alpha_s": 1e-4, "beta_s_per_byte": 1e-9, "reason": "", "world": 2}]
     content = {"strategies": rows, "kernels": kernels, "alpha_beta": links, "communication": []} | more
     result = Result(
         benchmark="parallel",
@@ -183,10 +188,9 @@ def data_parameters():
 
 def points():
     single = row("single", world=1, data=1, step_s=0.2, comm_s=0.0, rank_own_s=[0.2])
-    last = row("data", step_s=0.125)
-    predicted = predict(
-        last, PEAKS, [{"op": "all_reduce", "alpha_s": 1e-4, "beta_s_per_byte": 1e-9, "world": 2}], single
-    )
+    last = row("data", step_s=0.125, compute_s=0.1)
+    links = [{"op": "all_reduce", "alpha_s": 1e-4, "beta_s_per_byte": 1e-9, "world": 2}]
+    last["predicted_step_s"] = predicted = predict(last, PEAKS, links, MODELS["tiny"])
     base = {"key": "tiny data", "model": "tiny", "strategy": "data", "schedule": "", "kind": "strong", "batch_size": 8}
     scale = [
         base | {"world": 1, "step_s": 0.2, "samples_per_s": 40.0, "samples_per_s_low": 39.0, "samples_per_s_high": 41.0, "predicted_step_s": None},
@@ -196,19 +200,40 @@ def points():
 
 
 def test_efficiency_with_its_interval_and_the_model_beside_it():
-    _, rows = points()
-    first, last = scaling.points(rows)
+    strategies, rows = points()
+    first, last = scaling.points({"strategies": strategies, "scaling": rows})
     assert (first.efficiency, first.predicted) == (1, None)
     assert last.efficiency == pytest.approx(0.8)
     assert (last.low, last.high) == (pytest.approx(62 / 82), pytest.approx(66 / 78))
     assert last.predicted == pytest.approx(8 / last.predicted_step_s / 80) and 0.8 < last.predicted < 1
     assert last.error == pytest.approx(0.125 / last.predicted_step_s - 1)
-    assert scaling.points(rows[1:]) == []
+    assert scaling.points({"scaling": rows[1:]}) == []
+
+
+@pytest.mark.parametrize(
+    ("share", "words"), [(0.5, "predicted the steps to 50% (median of 1 strategy)"), (0.6, "No prediction: ")]
+)
+def test_a_model_that_is_far_off_predicts_nothing(share, words):
+    rows, scale = points()
+    for one in (rows[1], scale[1]):
+        one["predicted_step_s"] = one["step_s"] / (1 + share)
+    run = run_of(rows, scaling=scale)
+    shown = share <= scaling.MOST_OFF
+    assert words in scaling.forecast(run.result.tables) and words in " ".join(judge.reading(run))
+    steps, curve = tables.steps(run), tables.curves(run)
+    assert [(row["predicted"] is not None) for row in steps] == [False, shown]
+    assert (curve[1]["model"] is not None) == (curve[1]["measured over model"] is not None) == shown
+    picture = figures.curves(run)
+    assert ("dashed" in picture.alt) == shown and (
+        "no prediction, the model's step is off by 60%" in picture.alt
+    ) != shown
+    ends = [line for axes in picture.axes for line in axes.lines if line.get_linestyle() == "--"]
+    assert bool(ends) == shown
 
 
 def test_pictures_and_tables_of_planted_rows():
     rows, scale = points()
-    pipe = row("pipeline", key="tiny pipeline 1f1b", data=1, pipeline=2, micro_batches=4, **PLANTED["bubble"])
+    pipe = row("pipeline", key="tiny pipeline 1f1b", micro_batches=4, **PLANTED["bubble"])
     stages = [
         {"key": pipe["key"], "rank": rank, "micro_batch": 0, "stage": rank, "phase": phase, "start_s": start, "end_s": start + 0.05}
         for rank, phase, start in ((0, "forward", 0), (1, "forward", 0.05), (1, "backward", 0.1), (0, "backward", 0.15))

@@ -1,24 +1,30 @@
 """Shapes against counted parameters, and what is refused before anything starts, with the nearest that fits."""
 
+import math
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
-from benchlib.benchmarks.parallel import largest_batch, measure, run, scaling
+from benchlib.benchmarks.parallel import estimate, largest_batch, measure, proofs, run, scaling, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.judge import _losses, _proved, claims
-from benchlib.benchmarks.parallel.measure import fitted
+from benchlib.benchmarks.parallel.judge import _counted, _losses, _proofs, claims, lacks
 from benchlib.benchmarks.parallel.metrics import complete
 from benchlib.benchmarks.parallel.shapes import MODELS, Layout
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
 from benchlib.judge.checks import right_results_check
-from benchlib.judge.impossible.own import Numbers
+from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.judge.verdict import judged
+from benchlib.results.run import Run, save_result
 from benchlib.runtime import largest
+from benchlib.runtime.group import World
 from benchlib.workloads.transformer_stack import Stack, loss
+from tests.fixtures.make_smoke import unpack
 
 LLAMA = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 48, "positions": 16, "vocabulary": 40}
 
@@ -113,19 +119,96 @@ def test_a_trial_takes_steps_and_says_what_they_held(monkeypatch: pytest.MonkeyP
     assert [one["batch"] for one in found.tried if one["fits"]][-1] == found.batch == 11
 
 
-def test_links_are_fitted_to_a_line() -> None:
-    sizes = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
-    row = fitted(sizes, [2e-4 + 1e-9 * size for size in sizes])
-    assert row["alpha_s"] == pytest.approx(2e-4) and row["beta_s_per_byte"] == pytest.approx(1e-9)
-    assert row["r2"] == pytest.approx(1)
+@pytest.mark.parametrize(
+    ("seconds", "alpha_s", "beta_s_per_byte"),
+    [
+        (lambda size: 2e-4 + 1e-9 * size, 2e-4, 1e-9),
+        (lambda size: 1e-9 * size - 3e-7, 0.0, 1e-9),  # a free line starts below zero
+        (lambda size: 1e-3 if size in (1 << 10, 1 << 20) else 1.0, None, None),
+    ],
+)
+def test_links_are_fitted_within_bounds(
+    monkeypatch: pytest.MonkeyPatch, seconds: Any, alpha_s: Any, beta_s_per_byte: Any
+) -> None:
+    taken = [SimpleNamespace(seconds=[seconds(size)], wrong=0) for size in measure.LINK_BYTES]
+    monkeypatch.setattr(measure, "Exercise", lambda case, place: case)
+    monkeypatch.setattr(measure, "take_in_turns", lambda cases, device, pace: taken)
+    here = World(0, 2, 0, 2, torch.device("cpu"), "gloo")
+    row = measure.links(here)[0]
+    fit = row["alpha_s"], row["beta_s_per_byte"]
+    assert fit == (
+        (None, None) if alpha_s is None else (pytest.approx(alpha_s, abs=1e-7), pytest.approx(beta_s_per_byte, rel=0.2))
+    )
+    assert ("do not fit a line" in row["reason"]) == (alpha_s is None)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "schedule", "batches", "expected"),
+    [
+        # Half of the samples: 4 x 10 ms, the optimizer's 2 ms, and 4 ms for 2 narrow layers, of which there are 4.
+        ("data", "", {4}, 0.040 + 0.002 + 0.008),
+        # Four micro-batches of 2 samples, half of the layers and about half of the optimizer; a narrow rank has 2 layers of 4.
+        ("pipeline", "1f1b", {2}, 4 * 0.020 / 2 + 0.001 + 0.004),
+    ],
+)
+def test_compute_of_a_rank_is_its_share_and_what_the_strategy_adds(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, schedule: str, batches: set[int], expected: float
+) -> None:
+    config, layout = ParallelConfig(nproc=2), Layout(**{strategy: 2})
+    seen = set()
+
+    def phases(_: Any, job: strategies.Job, way: str, *rest: Any) -> dict[str, float]:
+        if way == "spread":
+            return {"step_s": 0.005 if strategy == "data" else 0.004 + narrow_s[-1] / (1 - 1 / 5)}
+        if job.form != MODELS["tiny"]:
+            times = {"data_s": 0.0, "forward_s": 0.0004, "backward_s": 0.0006, "optimizer_s": 0.0}
+            narrow_s.append(0.001 if strategy == "data" else 4 * 0.001 / 2)
+            return times
+        seen.add(job.batch)
+        return {
+            "data_s": 0.001 * job.batch,
+            "forward_s": 0.003 * job.batch,
+            "backward_s": 0.006 * job.batch,
+            "optimizer_s": 0.002,
+        }
+
+    narrow_s: list[float] = []
+    monkeypatch.setattr(measure, "_phases", phases)
+    monkeypatch.setattr(measure, "prepare", lambda *_: "spread")
+    monkeypatch.setattr(measure, "whole", lambda _: "alone")
+    free = estimate.Rates(1e11, 1e10, lambda op, ranks, stride: (0.0, 0.0))
+    here = World(0, 2, 0, 2, torch.device("cpu"), "gloo")
+    plan, alone = measure.Plan(config.shapes[0], strategy, schedule, layout, 8), measure.Alone()
+    first = measure.compute_s(config, plan, free, here, None, alone)  # type: ignore[arg-type]
+    assert first == pytest.approx(expected, rel=0.02) and seen == batches
+    seen.clear()
+    assert measure.compute_s(config, plan, free, here, None, alone) == pytest.approx(first)  # type: ignore[arg-type]
+    assert not seen  # what was measured once is kept
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "column", "reason"),
+    [
+        ("strategies", {"fp64": False}, "loss_error", True), ("strategies", {"fp64": True}, "loss_error", False),
+        ("strategies", {}, "weight_error", False), ("strategies", {"fp64": False}, "loss_error_fp32", False),
+        ("strategies", {"n": 4}, "step_ci_low", True), ("scaling", {"n": 5}, "samples_per_s_low", False),
+        ("strategies", {"comm_s": 0.0}, "comm_hidden_share", True), ("strategies", {"comm_s": None}, "comm_hidden_share", False),
+        ("strategies", {"schedule": "1f1b", "pipeline": 2}, "bubble_s", False), ("strategies", {"schedule": ""}, "bubble_s", True),
+        ("alpha_beta", {"reason": "no line"}, "alpha_s", True), ("alpha_beta", {"reason": ""}, "alpha_s", False),
+        ("batches", {"reason": "out of memory"}, "peak_gb", True), ("batches", {"reason": ""}, "peak_gb", False),
+        ("strategies", {"unpredicted": ""}, "predicted_step_s", False), ("facts", {}, "checkpointing_error", False),
+    ],
+)  # fmt: skip
+def test_a_null_needs_its_own_reason(table: str, row: dict[str, Any], column: str, reason: bool) -> None:
+    assert lacks(table, row, column) is reason
 
 
 def _row(strategy: str, world: int, step_s: float, kind: str = "", batch: int = 8) -> dict[str, Any]:
     return {
         "key": f"tiny {strategy} {kind}{world}", "model": "tiny", "strategy": strategy, "schedule": "", "scaling": kind, "world": world,
         "batch_size": batch, "seq_len": 10, "precision": "fp32", "flops": 6e9, "step_s": step_s, "step_ci_low": step_s, "step_ci_high": step_s,
-        "samples_per_s": batch / step_s, "losses": [2.0, 1.5], "status": "ok", "loss_error": 1e-15, "weight_error": 1e-11,
-        "gradient_error": 1e-7, "loss_error_fp32": 1e-7,
+        "samples_per_s": batch / step_s, "losses": [2.0, 1.5], "status": "ok", "fp64": True, "loss_error": 1e-15, "weight_error": 1e-11,
+        "gradient_error": 1e-7, "loss_error_fp32": 1e-7, "n": 5, "predicted_step_s": None, "unpredicted": "one device",
     }  # fmt: skip
 
 
@@ -143,21 +226,66 @@ def test_rows_are_completed_and_scaled() -> None:
 
 def test_a_strategy_without_proof_or_with_other_losses_fails() -> None:
     config = ParallelConfig()
+
+    def statuses(rows: list[dict[str, Any]]) -> list[str]:
+        return [check.status for check in (*_proofs(config, rows), _losses(config, rows))]
+
     rows = [_row("single", 1, 0.2), _row("data", 2, 0.1)]
-    limits = {"loss_error": 1e-12}
-    assert _proved(config, rows, "x", limits, "?").status == "PASS" == _losses(config, rows).status
-    rows[1] |= {"losses": [2.0, 1.51], "loss_error": 1.1e-12}
-    assert _proved(config, rows, "x", limits, "?").status == "FAIL" == _losses(config, rows).status
-    for name in ("loss_error", "gradient_error"):
-        del rows[1][name]
-    assert _proved(config, rows, "x", limits, "?").status == "FAIL"
+    assert statuses(rows) == ["PASS", "PASS", "PASS"]
+    wrong = {"losses": [2.0, 1.51], "loss_error": 1.1e-12, "gradient_error": 2e-5}
+    assert statuses([rows[0], rows[1] | wrong]) == ["FAIL", "FAIL", "FAIL"]
+    # Only the flag says that a device has no fp64: a column that is gone, or infinite, is a failure.
+    without = [
+        {name: value for name, value in row.items() if name not in ("loss_error", "weight_error")} for row in rows
+    ]
+    assert statuses(without) == ["FAIL", "PASS", "PASS"]
+    assert statuses([row | {"fp64": False} for row in without]) == ["SKIPPED", "PASS", "PASS"]
+    del without[0]["fp64"]
+    assert statuses(without) == ["FAIL", "PASS", "PASS"]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, None])
+def test_errors_that_are_no_numbers_fail_after_they_were_stored(tmp_path: Path, value: float | None) -> None:
+    one = unpack("parallel", tmp_path / "run")
+    assert one.result is not None
+    for row in one.result.tables["strategies"]:
+        row |= dict.fromkeys(("loss_error", "weight_error", "loss_error_fp32"), value)
+    save_result(one.path, one.result)
+    checks = {check.name: check for check in judged(Run(one.path), tmp_path).checks}
+    for name in ("equal to one device in fp64", "equal to one device in fp32"):
+        assert checks[name].status == "FAIL" and "loss_error" in checks[name].reason
+    assert checks["finite"].status == "FAIL"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_nan_is_infinitely_far_wherever_it_is(place: int) -> None:
+    values = [("a", torch.ones(2)), ("b", torch.ones(2))]
+    values[place][1][1] = math.nan
+    assert proofs._apart(values, {"a": torch.zeros(2), "b": torch.zeros(2)}) == math.inf
+
+
+def test_shards_are_counted_once_and_an_empty_one_fails() -> None:
+    def status(*ranks: dict[Any, int]) -> str:
+        row = {"key": "x", "model": "tiny", "parameters": 100, "counted_parameters": measure.counted(ranks)}
+        return _counted([row]).status
+
+    copies = [
+        {("norm", ()): 10, ("weight", (("data", rank % 2),)): 45} for rank in range(4)
+    ]  # two copies of two shards
+    assert status(*copies) == "PASS"
+    for rank in range(4):  # an empty one fails, also where another copy is whole
+        assert (
+            status(*(dict.fromkeys(held, 0) if place == rank else held for place, held in enumerate(copies))) == "FAIL"
+        )
+    assert status(copies[0]) == "FAIL"
 
 
 @pytest.mark.parametrize(
     ("wrong", "status"), [([0, 0], "PASS"), ([0, 3], "FAIL"), ([0, None], "FAIL"), ([], "FAIL"), (0.0, "FAIL")]
 )
 def test_wrong_results_of_the_timed_exchanges_fail(wrong: Any, status: str) -> None:
-    stated = list(claims(Numbers("parallel", [], 2, facts={"exchange_wrong_elements": wrong})))
+    facts = {"exchange_wrong_elements": wrong, "learning_rates": {"min": 1e-3}}
+    stated = OwnClaims(Numbers("parallel", [], 2, facts=facts, tables={"x": []}))
     assert right_results_check(stated, 2).status == status
     assert right_results_check(list(claims(Numbers("parallel", [], 1))), 1).status == "SKIPPED"
 
@@ -167,6 +295,6 @@ def test_what_a_rank_cannot_hold_is_not_run_and_says_so() -> None:
     plan = measure.Plan(config.shapes[0], "single", "", Layout(), 8)
     assert run._too_large(config, plan, 1e12) == ""
     tables: dict[str, Any] = {"strategies": []}
-    row = run._one(config, plan, run._too_large(config, plan, 1e6), None, None, tables, {})  # type: ignore[arg-type]
+    row = run._one(config, plan, run._too_large(config, plan, 1e6), None, None, tables, {}, {})  # type: ignore[arg-type]
     assert row["status"] == "skipped" and "GB of memory and may use 0.001 GB" in row["reason"]
     assert tables == {"strategies": [row]}

@@ -110,11 +110,12 @@ def test_a_prediction_divides_the_work_and_adds_the_exchange():
 
     free = [{"op": "all_reduce", "alpha_s": 0.0, "beta_s_per_byte": 0.0, "world": 2}]
     slow = [{"op": "all_reduce", "alpha_s": 0.5, "beta_s_per_byte": 0.0, "world": 2}]
-    single, halves = row("single", step_s=2.0), row("data", data=2)
-    # Only the optimizer is not divided: a ten-thousandth here.
-    assert estimate.predict(halves, PEAKS, free, single, SMALL) == pytest.approx(1.0, rel=1e-2)
-    assert estimate.predict(halves, PEAKS, slow, single, SMALL) == pytest.approx(1.5, rel=1e-2)
-    assert estimate.predict(halves, PEAKS, free, None, SMALL) is None
+    single, halves = row("single", step_s=2.0), row("data", data=2, compute_s=1.2)
+    assert estimate.predict(halves, PEAKS, free, SMALL) == pytest.approx(1.2)
+    assert estimate.predict(halves, PEAKS, slow, SMALL) == pytest.approx(1.7)
+    assert estimate.predict(row("data", data=2), PEAKS, free, SMALL) is None
+    unfitted = [{"op": "all_reduce", "alpha_s": None, "beta_s_per_byte": None, "world": 2}]
+    assert estimate.predict(halves, PEAKS, unfitted, SMALL) is None  # no exchange is free
     line = scaling.extrapolated(halves, single, SMALL, PEAKS, slow, "strong")
     assert [n for n, _ in line] == [8] and 0 < line[0][
         1
@@ -168,7 +169,7 @@ def test_a_dry_run_says_what_fits_and_marks_every_figure():
     config = ParallelConfig(model="llama-8b", machine="h100", batch_size=8, precision="bf16", seq_len=512, untie=True)
     text = planning.expected(config)
     assert "estimates for h100" in text and "nothing was measured" in text and "lower bounds" in text
-    assert "one device needs" in text and "the first that does is sharded" in text
+    assert "is the fastest that fits; one device needs" in text and "first" not in text
     assert "pytorch/torchtitan" in text and "assumed" in text
     rates = Rates.of_preset(presets.preset("h100"), "bf16")
     possible, _ = planning.estimates(config, config.shapes[0], rates, 8)
