@@ -21,7 +21,8 @@ import yaml
 ROOT = Path(os.environ["STANDIN"])
 MODE = os.environ.get("STANDIN_MODE", "")
 DIRECT = "STANDIN_DIRECT" in os.environ
-LIMIT_S = 2.0  # of what breaks
+LIMIT_S = 2.0  # after which the pods of "lost" are gone
+CUT_AT = 5  # events of steps
 
 
 def templates(item: dict[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
@@ -114,15 +115,17 @@ def state(pod: Path) -> dict[str, Any]:
 
 def follow(pod: Path) -> None:
     """Print a pod's log until the pod ends."""
-    begun = time.monotonic()
+    steps = 0
     with (pod / "log").open() as log:
         while True:
             ended = (pod / "code").exists()
-            sys.stdout.write(log.read())
+            text = log.read()
+            steps += text.count('"step"')
+            sys.stdout.write(text)
             sys.stdout.flush()
             if ended:
                 return
-            if MODE == "cut" and time.monotonic() - begun > LIMIT_S and not (pod / "was-cut").exists():
+            if MODE == "cut" and steps > CUT_AT and not (pod / "was-cut").exists():
                 (pod / "was-cut").touch()
                 sys.exit("error: lost connection to pod")
             time.sleep(0.05)

@@ -115,8 +115,8 @@ def test_a_stopped_run_takes_its_job_back(direct: Path, tmp_path: Path, killed: 
         else:
             status = launch.stop()
     assert status and status["outcome"] == ("failed" if killed else "stopped")
-    until((direct / "deleted").exists, 15)
-    until(lambda: not pods_left(direct), 5)
+    until((direct / "deleted").exists)
+    until(lambda: not pods_left(direct))
 
 
 def test_a_connection_that_breaks_is_opened_again(

@@ -49,7 +49,6 @@ def on_small_disk(disk: Path, size: str, code: str) -> str:
         ["unshare", "--mount", *user, sys.executable, "-c", textwrap.dedent(program) + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=150,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
     )
     if "NO MOUNT" in done.stdout or "unshare failed" in done.stderr:
@@ -70,7 +69,7 @@ def test_ranks_whose_disk_fills_up_are_ended_and_say_so(tmp_path: Path) -> None:
             execute(run_dir, benchmark="faulty:run")
         except RankFailed as error:
             print("REASON", error.status["reason"])
-        none_left(run_dir, 0.5)
+        none_left(run_dir)
         lines = [path.read_bytes().split(b"\\n")[-1] for path in run_dir.glob("events-*.jsonl")]
         print("ENDS", lines, [path.name for path in run_dir.rglob("*.tmp")])
         """,
@@ -157,7 +156,7 @@ def test_the_command_line_on_a_disk_that_is_too_small(tmp_path: Path) -> None:
         print(done.stdout, done.stderr)
         print("CODE", done.returncode)
         run_dir = next(out.glob("smoke-*/squad-*"))
-        none_left(run_dir, 0.5)
+        none_left(run_dir)
         print("SAME", before == {path: path.read_bytes() for path in old.rglob("*") if path.is_file()})
         print("TMP", [path.name for path in out.rglob("*.tmp")])
         print("INDEX", "aaaaaa" in (out / "index.html").read_text())
@@ -185,7 +184,7 @@ def test_a_folder_is_for_one_launch_at_a_time(tmp_path: Path) -> None:
         assert settle(run_dir) is None
         assert before <= {process.pid for process in marked(run_dir)}  # the first one's ranks live on
         assert launch.stop()
-    none_left(run_dir, 0.5)
+    none_left(run_dir)
     assert run_folder.claimed(run_dir) is False
     with pytest.raises(UserError, match="already executed"):
         Launch(run_dir, "faulty:run").start()
@@ -205,7 +204,7 @@ def test_launches_that_race_for_a_folder(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     assert sorted(outcomes) == ["complete", "in use", "in use", "in use"]
     assert run_folder.file_faults(run_dir) == []
     assert len(read_events(run_dir, {"launched"})) == 1
@@ -217,8 +216,9 @@ def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path, jump_s: i
     run_dir = prepare(tmp_path / "run", steps=30, step_s=0.05, wall_limit_s=600, stall_timeout_s=600)
     code = f"""
         import sys, time
-        real, began = time.time, time.monotonic()
-        time.time = lambda: real() + ({jump_s} if time.monotonic() - began > 1.0 else 0)
+        from pathlib import Path
+        real, began = time.time, Path({str(run_dir / "events-rank0.jsonl")!r})
+        time.time = lambda: real() + ({jump_s} if began.exists() else 0)
         from benchlib.launch.launchers import local_ranks
         from benchlib.launch import supervise
         from benchlib.core.files import write_json
@@ -232,7 +232,7 @@ def test_a_clock_that_is_set_during_a_run_ends_nothing(tmp_path: Path, jump_s: i
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
     ) as supervisor:
-        assert supervisor.wait(60) == 0
+        assert supervisor.wait() == 0
         took = time.monotonic() - began
     found = status(run_dir)
     assert found["outcome"] == "complete"

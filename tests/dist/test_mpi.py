@@ -28,7 +28,7 @@ def test_every_operation(tmp_path: Path, ranks: int) -> None:
     """All of it twice: on 4 ranks once more in two groups, on 2 ranks once more with buffers too long for one count."""
     run_dir = prepare(tmp_path / "run", collective="mpi", launcher="mpirun", nproc=ranks, names="gloo,mpi")
     assert execute(run_dir, benchmark="library_cases:run")["outcome"] == "complete"
-    none_left(run_dir, 0.5)
+    none_left(run_dir)
     for rank, found in enumerate(seen(run_dir, ranks)):
         assert found["place"] == [rank, ranks, "mpi"]
         assert found["checked"] == 2 * PER_GROUP
@@ -53,7 +53,7 @@ def test_a_killed_rank_is_named_and_nothing_stays(tmp_path: Path) -> None:
         send(pid_at_step(run_dir, 1), signal.SIGKILL)
         result = launch.wait()
     assert result["reason"].startswith("rank 1 was killed by SIGKILL during phase train, step ")
-    none_left(run_dir, 0.5)
+    none_left(run_dir)
 
 
 def test_supervisor_killed(tmp_path: Path) -> None:

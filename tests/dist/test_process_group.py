@@ -27,7 +27,7 @@ def test_two_ranks_and_their_checksums(tmp_path: Path, monkeypatch: pytest.Monke
         assert seen["same"][1] is True
         assert seen["other"][1] is False
         assert seen["other"][0][0] == seen["same"][0][0] != seen["other"][0][1]
-    none_left(run_dir, 0.5)
+    none_left(run_dir)
 
 
 def test_a_rank_without_any_launcher(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_rank_without_any_launcher(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name not in names}
     env["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), str(HERE)])
     command = [sys.executable, "-m", "benchlib.runtime.worker", str(run_dir), "--benchmark", "faulty:collective"]
-    subprocess.run(command, env=env, check=True, timeout=60)
+    subprocess.run(command, env=env, check=True)
     assert json.loads((run_dir / "store.json").read_text())["port"] > 0
 
 

@@ -13,7 +13,7 @@ def test_two_nodes_and_their_checkpoints(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     run_dir = prepare(tmp_path / "run", threads=1)
     assert execute(run_dir, benchmark="checkpoint_cases:run")["outcome"] == "complete"
-    none_left(run_dir, 0.5)
+    none_left(run_dir)
     seen = [json.loads((run_dir / f"seen{rank}.json").read_text()) for rank in range(2)]
     for rank, told in enumerate(seen):
         assert told["nothing"] is None

@@ -18,11 +18,11 @@ import pytest
 from benchlib.core.events import read_events
 from benchlib.launch.processes import marked
 
-END_S = 45.0  # a limit for hangs: a busy machine needs a while to end many processes
-LONG = ["numbers=300000", "rounds=1000000", "budget_s=900", "stall_timeout_s=30", "nproc=1"]
+END_S = 120.0  # a limit for hangs: a busy machine needs a while to end many processes
+LONG = ["numbers=300000", "rounds=1000000", "budget_s=900", "stall_timeout_s=300", "nproc=1"]
 
 
-def until(condition, within_s=60.0):
+def until(condition, within_s=120.0):
     end = time.monotonic() + within_s
     while not (found := condition()):
         assert time.monotonic() < end, "waited in vain"
@@ -147,12 +147,12 @@ def test_a_deaf_kernel_is_killed_at_the_limit_of_the_whole_run(tmp_path):
         "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
     )
     nbformat.write(nbformat.v4.new_notebook(cells=[deaf]), path)
-    words = "import pathlib, papermill, sys; from benchlib.show.headless import execute; execute(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), {}, 8.0)"
+    words = "import pathlib, papermill, sys; from benchlib.show.headless import execute; execute(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), {}, 20.0)"
     command = [sys.executable, "-c", words, str(path), str(tmp_path / "executed.ipynb")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     kernel = until(lambda: next(kernels(process), None))
     _, errors = process.communicate(timeout=120)
-    assert "TimeoutError: no end within 8 s" in errors
+    assert "TimeoutError: no end within 20 s" in errors
     assert not kernel.is_running()
 
 
