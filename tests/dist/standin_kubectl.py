@@ -120,7 +120,7 @@ def follow(pod: Path) -> None:
         while True:
             ended = (pod / "code").exists()
             text = log.read()
-            steps += text.count('"step"')
+            steps += text.count(r'\"step\"')  # within a line of JSON
             sys.stdout.write(text)
             sys.stdout.flush()
             if ended:

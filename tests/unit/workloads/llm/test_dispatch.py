@@ -329,7 +329,7 @@ def test_a_worker_that_is_killed_and_comes_back_on_its_port(place):
     tables = []
     thread = threading.Thread(target=lambda: tables.append(client.at_once(40)))
     thread.start()
-    until(lambda: client.engine.workers[0].open)
+    until(lambda: dying.asked > 1)  # beside its greeting
     dying.hosted.cut()
     thread.join()
     assert whole(client, tables[0])
