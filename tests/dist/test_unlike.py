@@ -120,7 +120,7 @@ def test_two_unlike_hosts_train_to_the_f1_of_one(tmp_path: Path) -> None:
             save_config(resolve("squad", overrides=unlike).config, folders[name])
         places = zip(hosts, ("first", "second"), strict=True)
         for process in [host.execute(folders[name], "training_cases:whole") for host, name in places]:
-            process.communicate(timeout=240)
+            process.communicate()
         for name in ("first", "second"):
             none_left(folders[name])
             assert status(folders[name])["outcome"] == "complete", status(folders[name])["reason"]

@@ -19,7 +19,7 @@ from benchlib.core.events import read_events
 from benchlib.launch.processes import marked
 
 END_S = 90.0  # a limit for hangs: a busy machine needs a while to end many processes
-LONG = ["numbers=300000", "rounds=1000000", "budget_s=900", "stall_timeout_s=30", "nproc=1"]
+LONG = ["numbers=300000", "rounds=1000000", "budget_s=900", "stall_timeout_s=300", "nproc=1"]
 
 
 def until(condition, within_s=END_S):

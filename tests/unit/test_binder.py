@@ -81,7 +81,7 @@ def test_repo2docker_accepts_the_folder(tmp_path):
     shutil.copytree(BINDER, tmp_path / "repo" / "binder")
     shutil.copy(home() / "pyproject.toml", tmp_path / "repo")
     command = [found, "--no-build", "--debug", str(tmp_path / "repo")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[-2000:]
     assert 'pip install --no-cache-dir -r "binder/requirements.txt"' in said
@@ -187,5 +187,5 @@ def test_shared_memory_is_counted_once_and_children_are_counted():
         assert set(memory.by_kind) == {"others"}
     finally:
         process.stdin.close()  # the end of its input ends both
-        process.wait(10)
+        process.wait(120)
         process.stdout.close()

@@ -113,7 +113,7 @@ def in_process(test):
     return loadgen._perform(test, sent)
 
 
-def child(engine, folder, limit_s="20", deadline_s="5", *urls):
+def child(engine, folder, limit_s="120", deadline_s="120", *urls):
     """Start this file as a program that runs one test and prints what it makes of it."""
     command = [sys.executable, __file__, engine, str(folder), limit_s, deadline_s, *urls]
     return subprocess.Popen(
@@ -134,26 +134,26 @@ def child(engine, folder, limit_s="20", deadline_s="5", *urls):
     ],
 )
 def test_engines_that_misbehave_are_invalid_though_loadgen_says_valid(engine, reasons, tmp_path):
-    out, err = child(engine, tmp_path).communicate(timeout=60)
+    out, err = child(engine, tmp_path).communicate(timeout=300)
     assert out.startswith("VALID;"), err
     for reason in reasons:
         assert reason in out
 
 
 def test_a_query_without_end_fails_at_its_deadline_and_the_test_ends(tmp_path):
-    out, err = child("Silent", tmp_path, deadline_s="0.3").communicate(timeout=60)
+    out, err = child("Silent", tmp_path, deadline_s="0.3").communicate(timeout=300)
     assert "64 of 64 queries failed (the first: no answer within 0.3 s)" in out, err
 
 
 def test_an_interrupt_ends_a_hung_test_at_once(tmp_path):
     process = child("Silent", tmp_path, "100", "100")
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not (tmp_path / "Server" / "mlperf_log_detail.txt").exists():  # LoadGen began
         assert time.monotonic() < end and process.poll() is None
         time.sleep(0.05)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=5)
+    process.communicate(timeout=60)  # its queries have 100 s
     assert process.returncode == 130
 
 
@@ -276,7 +276,7 @@ def test_answers_of_offline_are_reported_together_and_each_once(tmp_path):
 
     for part in range(2):
         threading.Thread(target=answer, args=(part,)).start()
-    assert all(event.wait(30) for event in done)
+    assert all(event.wait(120) for event in done)
     expected = {rid: [rid] * (1 + rid % 7) for rid in range(1, count + 1)} | {500: list(loadgen.FILLER)}
     assert sorted(lg.answers) == sorted(expected.items()), "the last one sends what was kept back"
     assert len(lg.calls) <= count / loadgen.TOGETHER * 2 + 2
@@ -293,7 +293,7 @@ def test_probes_of_the_search_for_the_peak_may_use_ids_again(tmp_path):
     sut = loadgen.Sut(lg, planned(tmp_path, mode="FindPeakPerformance"), engine)
     for probe in range(2):
         sut.issue([11, 12], [0, 1])
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while sut.log.unended and time.monotonic() < end:
             time.sleep(0.001)
         assert sorted(lg.answers[2 * probe :]) == [(11, [7, 8 + 2 * probe]), (12, [7, 9 + 2 * probe])]
@@ -444,7 +444,7 @@ def test_loadgen_over_servers_that_are_all_killed_ends_and_counts(tmp_path):
         time.sleep(0.001)
     for server in servers:
         server.cut()
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=300)
     assert re.search(r"[1-9]\d* of 64 queries failed \(the first: no worker was left for 0.3 s", out), err
     assert "twice" not in out
 

@@ -111,15 +111,15 @@ def test_a_set_that_does_not_fit_the_budget_is_cut(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     config = Seq2seqConfig(samples=10_000, batch_size=10, epochs=3, budget_s=100)
     task = train.Task(config, type("One", (), {"size": 1})(), None, "fp32", 10)
-    assert train.fitting(task, 0.001, time.monotonic() + 100) == (10_000, "all samples fit the budget")
-    samples, reason = train.fitting(task, 0.1, time.monotonic() + 105.2)
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert train.fitting(task, 0.001, now + 100) == (10_000, "all samples fit the budget")
+    samples, reason = train.fitting(task, 0.1, now + 105)
     assert (
         10 * int(0.9 * 100 / 0.1 / 4) == 2_250
     )  # 225 steps fit; a power of two stays the same at a somewhat other speed
-    assert (
-        samples == 1_280 == train.fitting(task, 0.12, time.monotonic() + 105.2)[0] and "cut to 1,280 samples" in reason
-    )
-    assert train.fitting(task, 1e9, time.monotonic())[0] == 10
+    assert samples == 1_280 == train.fitting(task, 0.12, now + 105)[0] and "cut to 1,280 samples" in reason
+    assert train.fitting(task, 1e9, now)[0] == 10
 
 
 @pytest.fixture

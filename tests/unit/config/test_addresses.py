@@ -93,7 +93,7 @@ def test_a_server_that_trickles_does_not_hold_up_the_start(monkeypatch):
         thread.start()
         asking = threading.Thread(target=check_token, args=([f"http://127.0.0.1:{server.getsockname()[1]}"],))
         asking.start()
-        asking.join(30)
+        asking.join(120)
         ended = not asking.is_alive()
         over.set()
         thread.join()

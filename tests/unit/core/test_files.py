@@ -79,7 +79,7 @@ def test_output_goes_into_what_is_no_regular_file_and_never_replaces_it(tmp_path
     with files.output_path(path) as temporary:
         temporary.write_text("rows")
     if kind == "fifo":
-        reader.join(10)
+        reader.join()
         assert received == ["rows"]
     elif kind != "device":
         assert other.read_text() == "rows"

@@ -351,7 +351,7 @@ def test_mlflow_refuses_a_place_that_cannot_be_written_at_once(tmp_path, runs, o
         f'mount -t tmpfs -o {options} t "$1" || exit 99; exec "$0" -m benchlib.cli export "$2" --to mlflow -o "$1/x.db"'
     )
     user = [] if os.geteuid() == 0 else ["--map-root-user"]
-    done = subprocess.run(["unshare", "--mount", *user, "sh", "-c", command, sys.executable, disk, run], capture_output=True, text=True, check=False, timeout=120)  # fmt: skip
+    done = subprocess.run(["unshare", "--mount", *user, "sh", "-c", command, sys.executable, disk, run], capture_output=True, text=True, check=False)  # fmt: skip
     if done.returncode == 99 or "unshare failed" in done.stderr:
         pytest.skip(f"nothing can be mounted here: {done.stderr}")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -1,6 +1,5 @@
 """How long a notebook gets at its limit: one that computes some more, one that hangs none."""
 
-import threading
 import time
 
 import pytest
@@ -21,8 +20,12 @@ class Kernel:
         return False
 
 
-@pytest.mark.parametrize(("share", "waits"), [(0.0, 1), (0.9, 4)], ids=["hangs", "computes"])
-def test_only_a_kernel_that_computes_gets_more_time(monkeypatch, share, waits):
+@pytest.mark.parametrize(
+    ("share", "ends_at", "waits"),
+    [(0.0, 99, 1), (0.9, 99, 4), (0.9, 3, 3)],
+    ids=["hangs", "computes", "computes and ends"],
+)
+def test_only_a_kernel_that_computes_gets_more_time(monkeypatch, share, ends_at, waits):
     now, waited = [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
@@ -30,15 +33,8 @@ def test_only_a_kernel_that_computes_gets_more_time(monkeypatch, share, waits):
         def wait(self, seconds):
             waited.append(seconds)
             now[0] += seconds
-            return False
+            return len(waited) == ends_at
 
     monkeypatch.setattr(headless, "WATCH_S", 0.25)
-    assert not headless._ended_at_work(Kernel(share), Ended(), 1.0)
+    assert headless._ended_at_work(Kernel(share), Ended(), 1.0) == (ends_at == waits)
     assert waited == waits * [0.25]
-
-
-def test_a_kernel_that_ends_meanwhile_is_not_killed(monkeypatch):
-    monkeypatch.setattr(headless, "WATCH_S", 0.02)
-    ended = threading.Event()
-    threading.Timer(0.1, ended.set).start()
-    assert headless._ended_at_work(Kernel(0.9), ended, 5.0)

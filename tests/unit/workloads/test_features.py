@@ -193,9 +193,9 @@ def test_of_three_processes_at_once_one_builds(tmp_path):
     for process in processes:
         process.start()
     gate.set()
-    results = [queue.get(timeout=60) for _ in processes]
+    results = [queue.get(timeout=300) for _ in processes]
     for process in processes:
-        process.join(timeout=60)
+        process.join(timeout=300)
     assert sorted(from_cache for from_cache, _ in results) == [False, True, True]
     assert len({total for _, total in results}) == 1
     assert not list(tmp_path.glob("*.tmp"))

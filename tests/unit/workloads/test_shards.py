@@ -325,7 +325,7 @@ def test_processes_share_a_planted_disk(data):
 
 def test_ranks_measure_a_disk_together(data):
     """One reads raw while the other waits, both load at once, and every pass begins and ends at a barrier."""
-    meeting, rates = threading.Barrier(2, timeout=20), {}
+    meeting, rates = threading.Barrier(2, timeout=120), {}
 
     def rank(number):
         source = open_source(PAIRS, data, 4, read="direct")

@@ -7,6 +7,7 @@ import math
 import queue
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -27,8 +28,19 @@ from benchlib.workloads.llm.engines import CANCELLED, Settings, sim_answer
 from benchlib.workloads.llm.load import Client
 
 PROMPTS = [[3 + (7 * row + place) % 400 for place in range(5 + row % 4)] for row in range(40)]
-# Limits that a test does not run into are long: on a busy machine an answer may take a second.
-QUICK = Policy(cap=4, deadline_s=30, stall_s=10, gone_s=0.3, probe_s=0.05, probe_limit_s=1, start_s=10)
+# Limits that a test does not run into are long: no test depends on how busy the machine is.
+LONG_S = 120
+PATIENT = Policy(
+    cap=4, deadline_s=LONG_S, stall_s=LONG_S, gone_s=LONG_S, probe_s=0.05, probe_limit_s=LONG_S, start_s=LONG_S
+)
+
+
+def until(condition):
+    """Wait for a condition."""
+    end = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -46,10 +58,10 @@ def place():
             hosted.append(server.hosted)
             return server
 
-        def client(self, *servers, policy=QUICK, token=TOKEN):
+        def client(self, *servers, policy=PATIENT, token=TOKEN):
             made.append(Dispatcher(Settings(urls=tuple(server.url for server in servers), token=token), policy))
             made[-1].start()
-            return Client(made[-1], PROMPTS, 16, 10)
+            return Client(made[-1], PROMPTS, 16, LONG_S)
 
     yield Place()
     for dispatcher in made:
@@ -72,15 +84,20 @@ def whole(client, table, failed=0):
     return True
 
 
-def test_unlike_workers_get_work_by_their_speed_or_as_many_queries(place):
-    slow, quick = place.own(step_s=0.02), place.own(step_s=0.004)
-    patient = {**vars(QUICK), "stall_s": 10}
-    client = place.client(slow, quick, policy=Policy(**patient))
+def test_a_worker_takes_over_what_a_slow_one_has_no_room_for_or_each_gets_as_many(place):
+    quick, answered_first = place.faulty(), 0
+
+    async def held(request):  # until the other worker has answered so many
+        while request.path == "/v1/completions" and quick.asked < answered_first:
+            await asyncio.sleep(0.001)
+
+    slow = place.faulty(other=held)
+    client = place.client(slow, quick)
+    answered_first = quick.asked + 40 - PATIENT.cap
     table = client.at_once(40)
-    assert whole(client, table)
-    shares = [int((table["worker"] == index).sum()) for index in range(2)]
-    assert shares[1] > 2 * shares[0], "five times as fast, but for the first queries and the last"
-    equal = place.client(slow, quick, policy=Policy(**patient | {"weighted": False}))
+    assert whole(client, table) and (table["worker"] == 0).sum() <= PATIENT.cap
+    answered_first = 0
+    equal = place.client(slow, quick, policy=replace(PATIENT, weighted=False))
     table = equal.at_once(40)
     assert whole(equal, table) and [int((table["worker"] == index).sum()) for index in range(2)] == [20, 20]
 
@@ -88,7 +105,7 @@ def test_unlike_workers_get_work_by_their_speed_or_as_many_queries(place):
 @pytest.mark.parametrize(("waiting", "slow_has", "to"), [(4, 3, None), (5, 3, "slow"), (1, 0, "slow"), (1, 1, None)])
 def test_the_last_queries_wait_for_a_full_worker_that_ends_them_sooner(waiting, slow_has, to):
     """Full, 4 queries: 5 x 10 tokens at 1000 tokens/s end after 50 ms; with room at 10 tokens/s one alone takes 1 s."""
-    dispatcher = Dispatcher(Settings(urls=("http://a",)), QUICK)
+    dispatcher = Dispatcher(Settings(urls=("http://a",)), PATIENT)
     query = Query(0, b"", 10, lambda *_: None, lambda *_: None)
     for index, (has, speed) in enumerate(((4, 1000), (slow_has, 10))):
         worker = Worker(
@@ -107,7 +124,7 @@ def test_a_worker_never_has_more_than_its_cap(place):
     assert whole(client, client.at_once(40))
     attempts = client.engine.attempts
     open_at = [sum(row["sent_s"] <= one["sent_s"] < row["ended_s"] for row in attempts) for one in attempts]
-    assert max(open_at) == QUICK.cap
+    assert max(open_at) == PATIENT.cap
 
 
 @pytest.mark.parametrize(
@@ -157,7 +174,7 @@ def test_a_worker_that_shows_the_token_does_not_bring_it_into_the_record(place):
 
 @pytest.mark.parametrize("order", ["before its request is sent", "while it waits", "while it is answered"])
 def test_a_query_that_is_cancelled_ends(place, order):
-    client = place.client(place.faulty(lambda number: "hang"), policy=Policy(**{**vars(QUICK), "cap": 1}))
+    client = place.client(place.faulty(lambda number: "hang"), policy=replace(PATIENT, cap=1))
     dispatcher, ended = client.engine, queue.Queue()
 
     def submit(rid):
@@ -169,11 +186,11 @@ def test_a_query_that_is_cancelled_ends(place, order):
     if order == "while it waits":
         submit(0)
     submit(1)
-    while order == "while it is answered" and not dispatcher.workers[0].open:
-        time.sleep(0.01)
+    if order == "while it is answered":
+        until(lambda: dispatcher.workers[0].open)
     dispatcher.cancel(1)
     go_on.set()
-    assert ended.get(timeout=10) == (1, [], CANCELLED)
+    assert ended.get(timeout=LONG_S) == (1, [], CANCELLED)
 
 
 def test_what_is_open_and_what_is_queued_ends_with_the_dispatcher(place):
@@ -181,8 +198,7 @@ def test_what_is_open_and_what_is_queued_ends_with_the_dispatcher(place):
     ended = []
     for rid in range(20):
         client.engine.submit(rid, [5, 6], 4, lambda *_: None, lambda rid, ids, error: ended.append((rid, error)))
-    while len(client.engine.workers[0].open) < QUICK.cap:
-        time.sleep(0.01)
+    until(lambda: len(client.engine.workers[0].open) == PATIENT.cap)
     client.engine.stop()
     assert sorted(rid for rid, _ in ended) == [*range(20)] and all("stopped" in error for _, error in ended)
 
@@ -211,7 +227,7 @@ def test_a_text_far_too_long_is_not_counted(place):
     words = json.dumps("word " * 2**18)
     answer = b"data: %b\n\ndata: [DONE]\n\n" % event(f'{{"text": {words}}}')
     hostile = place.faulty(other=greeting("/v1/completions", answer))
-    dispatcher = Dispatcher(Settings(urls=(hostile.url,), token=TOKEN, text="tiny"), QUICK)
+    dispatcher = Dispatcher(Settings(urls=(hostile.url,), token=TOKEN, text="tiny"), PATIENT)
     dispatcher._codec = type("Codec", (), {"decode": lambda self, ids: "News: "})()  # that cannot count
     try:
         with pytest.raises(UserError, match="a text of 1310720 characters, 2 tokens were asked for"):
@@ -233,8 +249,9 @@ GREETINGS = {
 
 
 @pytest.mark.parametrize(("other", "words"), GREETINGS.values(), ids=GREETINGS)
-def test_a_hostile_greeting_ends_in_time_and_costs_nothing_but_that_worker(place, other, words):
-    strict, partial = (Policy(**{**vars(QUICK), "stall_s": 3, "partial": partial}) for partial in (False, True))
+def test_a_hostile_greeting_ends_and_costs_nothing_but_that_worker(place, other, words):
+    limit_s = 3 if "3 s" in words else LONG_S
+    strict, partial = (replace(PATIENT, stall_s=limit_s, partial=partial) for partial in (False, True))
     hostile, own = place.faulty(other=other), place.own()
     with pytest.raises(UserError, match=words):
         place.client(hostile, own, policy=strict)
@@ -285,14 +302,14 @@ def test_a_worker_that_only_talks_nonsense_is_trusted_no_more(place):
     client = place.client(faulty, place.own())
     assert whole(client, client.at_once(40))
     worker = client.engine.workers[0]
-    assert "an event that is none" in worker.refused and NONSENSE <= worker.lost <= NONSENSE + QUICK.cap
+    assert "an event that is none" in worker.refused and NONSENSE <= worker.lost <= NONSENSE + PATIENT.cap
     asked = faulty.asked
     client.at_once(40)
     assert faulty.asked == asked
 
 
 def test_a_stream_that_stands_still_goes_to_another_worker(place):
-    policy = Policy(**{**vars(QUICK), "stall_s": 1})
+    policy = replace(PATIENT, stall_s=1)
     client = place.client(place.faulty(lambda number: "hang" if number == 3 else ""), place.own(), policy=policy)
     table = client.at_once(40)
     assert whole(client, table) and "stalled" in [row["outcome"] for row in client.engine.attempts]
@@ -300,29 +317,25 @@ def test_a_stream_that_stands_still_goes_to_another_worker(place):
 
 def test_a_worker_that_hangs_with_its_health_loses_all_its_queries_to_others(place):
     faulty = place.faulty(lambda number: "hang" if number > 4 else "")
-    client = place.client(faulty, place.own())
+    client = place.client(faulty, place.own(), policy=replace(PATIENT, probe_limit_s=1))
     threading.Timer(0.05, lambda: setattr(faulty, "healthy", False)).start()
     assert whole(client, client.at_once(40))
-    assert [event["event"] for event in client.engine.events] == ["down"]
+    assert [event["event"] for event in client.engine.events if event["worker"] == 0] == ["down"]
 
 
 def test_a_worker_that_is_killed_and_comes_back_on_its_port(place):
-    dying = place.own(step_s=0.02)
-    client = place.client(dying, place.own(step_s=0.02))
-    table, done = [], threading.Event()
-
-    def run():
-        table.append(client.at_once(40))
-        done.set()
-
-    thread = threading.Thread(target=run)
+    dying = place.faulty(lambda number: "hang")
+    client = place.client(dying, place.own())
+    tables = []
+    thread = threading.Thread(target=lambda: tables.append(client.at_once(40)))
     thread.start()
-    time.sleep(0.1)
-    dying.cut()
-    time.sleep(0.15)
-    place.own(port=dying.port, step_s=0.02)
+    until(lambda: dying.asked > 1)  # beside its greeting
+    dying.hosted.cut()
     thread.join()
-    assert whole(client, table[0])
+    assert whole(client, tables[0])
+    place.own(port=dying.hosted.port)
+    until(lambda: client.engine.workers[0].ready)
+    assert whole(client, client.at_once(40))
     assert [event["event"] for event in client.engine.events] == ["down", "up"]
     assert client.engine.workers[0].lost > 0
     assert "its /health answers" in client.engine.events[1]["reason"], "why it came back, and not why it went"
@@ -330,14 +343,18 @@ def test_a_worker_that_is_killed_and_comes_back_on_its_port(place):
     assert last > client.engine.events[1]["t_s"], "it was given work again"
 
 
-def test_when_all_are_gone_the_rest_fails_in_time_and_is_counted(place):
-    servers = [place.own(step_s=0.02), place.own(step_s=0.02)]
-    client = place.client(*servers)
+def test_when_all_are_gone_the_rest_fails_and_is_counted(place):
+    """Soon, without waiting for any answer: all other limits are beyond the client's own."""
+    servers = [place.faulty(lambda number: "hang" if number > 4 else "") for _ in range(2)]
+    client = place.client(*servers, policy=replace(PATIENT, gone_s=0.3, deadline_s=2 * LONG_S, stall_s=2 * LONG_S))
+    tables = []
+    thread = threading.Thread(target=lambda: tables.append(client.at_once(40)))
+    thread.start()
+    until(lambda: all(worker.open for worker in client.engine.workers))
     for server in servers:
-        threading.Timer(0.15, server.cut).start()
-    began = time.monotonic()
-    table = client.at_once(40)
-    assert time.monotonic() - began < QUICK.stall_s, "it waits for no answer"
+        server.hosted.cut()
+    thread.join()
+    (table,) = tables
     failed = int(table["failed"].sum())
     assert failed > 0 and whole(client, table, failed)
     assert all("no worker was left for 0.3 s" in why for why in client.log.errors.values())
@@ -345,10 +362,13 @@ def test_when_all_are_gone_the_rest_fails_in_time_and_is_counted(place):
 
 
 def test_a_query_without_end_fails_at_its_deadline(place):
-    policy = Policy(**{**vars(QUICK), "deadline_s": 2})
-    client = place.client(place.faulty(lambda number: "hang" if number == 2 else ""), policy=policy)
+    client = place.client(
+        place.faulty(lambda number: "hang" if number == 2 else ""), policy=replace(PATIENT, deadline_s=2)
+    )
     table = client.at_once(10)
-    assert whole(client, table, 1) and "not answered within 2 s" in next(iter(client.log.errors.values()))
+    failed = int(table["failed"].sum())  # one; on a busy machine others may come late as well
+    assert failed > 0 and whole(client, table, failed)
+    assert all("not answered within 2 s" in why for why in client.log.errors.values())
 
 
 def test_a_query_that_no_worker_can_answer_ends(place):
@@ -398,7 +418,7 @@ def test_open_loop_times_start_at_the_schedule_and_the_first_token_counts_once(p
 def test_a_run_goes_on_with_the_workers_that_are_there_and_says_what_was_lost(place):
     dead = place.own()
     dead.cut()
-    policy = Policy(**{**vars(QUICK), "partial": True, "late_s": 0.1})
+    policy = replace(PATIENT, partial=True, late_s=0.1)
     client = place.client(place.own(step_s=0.005), dead, policy=policy)
     assert whole(client, client.at_once(20))
     record = client.engine.record()
@@ -406,9 +426,7 @@ def test_a_run_goes_on_with_the_workers_that_are_there_and_says_what_was_lost(pl
     assert (record["losses"][0]["event"], client.engine.record(time.monotonic())["losses"][0]["t_s"]) == ("down", 0)
     assert "was not ready within" in record["losses"][0]["reason"]
     place.own(port=dead.port, step_s=0.005)
-    end = time.monotonic() + 5
-    while not client.engine.workers[1].ready and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: client.engine.workers[1].ready)
     table = client.at_once(40)
     assert whole(client, table) and set(table["worker"]) == {0, 1}
     gone = place.own()
@@ -423,12 +441,9 @@ def test_workers_of_two_models_are_refused_and_so_is_one_that_comes_back_with_an
     changing = place.own()
     client = place.client(changing, place.own())
     changing.cut()
-    end = time.monotonic() + 5
-    while client.engine.workers[0].ready and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: not client.engine.workers[0].ready)
     place.own(port=changing.port, name="llama")
-    while not client.engine.workers[0].refused and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: client.engine.workers[0].refused)
     assert "came back as another: models sim and llama" in client.engine.workers[0].refused
     table = client.at_once(20)
     assert whole(client, table) and set(table["worker"]) == {1}

@@ -23,6 +23,15 @@ from benchlib.workloads.llm.pool import Pool
 from benchlib.workloads.llm.server import Limits, check_place, main
 
 IDS = [5, 6, 7]
+LONG_S = 120  # for what hangs: no test depends on how busy the machine is
+
+
+def until(condition):
+    """Wait for a condition."""
+    end = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +47,7 @@ def ask(worker, path="/v1/completions", data=None, token=TOKEN, **values):
     body = data if data is not None else json.dumps(values).encode() if values else None
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with urllib.request.urlopen(urllib.request.Request(worker.url + path, body, headers), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(worker.url + path, body, headers), timeout=LONG_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -124,7 +133,7 @@ def test_a_body_of_100_mb_is_refused_before_it_is_read(worker):
     """Announced in the header, or streamed without saying how much: the worker cuts a client off that goes on sending."""
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
     for more in ("Content-Length: 100000000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n"):
-        with socket.create_connection(("127.0.0.1", worker.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", worker.port), timeout=LONG_S) as connection:
             connection.sendall((head + more).encode())
             sent, block = 0, b"10000\r\n" + b"x" * 65536 + b"\r\n"
             try:
@@ -140,7 +149,7 @@ def test_a_body_of_100_mb_is_refused_before_it_is_read(worker):
 def test_the_token_is_asked_for_before_the_body_is_read(worker):
     """A body that never comes, or comes slowly, holds nobody up who has no token; nor does one of /health."""
     for path, status in (("/v1/completions", b"401"), ("/nowhere", b"401"), ("/health", b"200")):
-        with socket.create_connection(("127.0.0.1", worker.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", worker.port), timeout=LONG_S) as connection:
             connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode())
             assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
 
@@ -153,7 +162,7 @@ class Cutter:
 
     def encode(self, text):
         self.began.set()
-        assert self.go_on.wait(10), "nothing else was answered meanwhile"
+        assert self.go_on.wait(LONG_S), "nothing else was answered meanwhile"
         return [5] * len(text)
 
     def decode(self, ids):
@@ -169,7 +178,7 @@ def test_others_are_answered_while_a_long_text_is_cut(path):
     thread = threading.Thread(target=lambda: answers.append(ask(hosted, path, prompt=text, max_tokens=2)))
     thread.start()
     try:
-        assert cutter.began.wait(10)
+        assert cutter.began.wait(LONG_S)
         status, body = ask(hosted, "/health")
         assert status == 200 and json.loads(body)["open"] == (path == "/v1/completions")
         cutter.go_on.set()
@@ -186,7 +195,15 @@ def test_others_are_answered_while_a_long_text_is_cut(path):
         hosted.cut()
 
 
-def test_beyond_its_queue_it_asks_to_wait(worker):
+def test_beyond_its_queue_it_asks_to_wait(worker, monkeypatch):
+    """The three that it takes are answered when the others were refused."""
+    submit, refused, others_refused = worker.engine.submit, [], threading.Event()
+
+    def held(*arguments):
+        threading.Thread(target=lambda: others_refused.wait(LONG_S) and submit(*arguments)).start()
+
+    monkeypatch.setattr(worker.engine, "submit", held)
+
     async def many():
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
 
@@ -194,6 +211,10 @@ def test_beyond_its_queue_it_asks_to_wait(worker):
                 async with session.post(
                     worker.url + "/v1/completions", json={"prompt": IDS, "max_tokens": 60}
                 ) as answer:
+                    if answer.status == 429:
+                        refused.append(answer)
+                    if len(refused) == 5:
+                        others_refused.set()
                     return answer.status, answer.headers.get("Retry-After")
 
             return await asyncio.gather(*(once() for _ in range(8)))
@@ -207,13 +228,13 @@ def test_the_machine_is_measured_once_at_a_time_and_while_nothing_is_asked(worke
 
     def peaks():
         began.set()
-        go_on.wait(10)
+        go_on.wait(LONG_S)
         return 2e9, 3e9
 
     monkeypatch.setattr(worker.server, "peaks", peaks)
     thread = threading.Thread(target=lambda: answers.append(ask(worker, "/peaks")))
     thread.start()
-    assert began.wait(10) and ask(worker, "/peaks")[0] == 409
+    assert began.wait(LONG_S) and ask(worker, "/peaks")[0] == 409
     go_on.set()
     thread.join()
     assert answers[0][0] == 200 and json.loads(answers[0][1]) == {"bytes_per_s": 2e9, "flop_per_s": 3e9}
@@ -285,18 +306,18 @@ def test_a_worker_process_holds_1000_connections_and_drains(tmp_path):
         port = int(pool.urls[0].rpartition(":")[2])
         held = [socket.create_connection(("127.0.0.1", port)) for _ in range(1000)]
         prompts = [[3 + row, 4, 5] for row in range(60)]
-        policy = Policy(cap=16, probe_s=0.05, gone_s=5)
+        policy = Policy(cap=16, probe_s=0.05, probe_limit_s=LONG_S, deadline_s=LONG_S, stall_s=LONG_S, gone_s=LONG_S)
         dispatcher = Dispatcher(Settings(urls=tuple(pool.urls), token=pool.token), policy)
         dispatcher.start()
-        client, loop = Client(dispatcher, prompts, 16, 20), asyncio.new_event_loop()
+        client, loop = Client(dispatcher, prompts, 16, LONG_S), asyncio.new_event_loop()
         try:
             assert not client.at_once(60)["failed"].any()
             running = loop.run_in_executor(None, client.at_once, 60)
-            time.sleep(0.08)
+            until(lambda: dispatcher.workers[0].open)
             pool.signal(0, signal.SIGTERM)  # with queries under way: it answers them and ends
             table = loop.run_until_complete(running)
             assert not table["failed"].any() and client.log.repeated == 0
-            assert pool.processes[0].wait(10) == 0
+            assert pool.processes[0].wait(LONG_S) == 0
             assert "every request answered" in (tmp_path / "worker-0.log").read_text()
             # It refuses what comes late, or has closed the idle connection on which that comes.
             late = ("503", "Server disconnected", "refused", "reset")
@@ -320,14 +341,11 @@ def test_a_client_that_goes_away_frees_its_slot(worker):
     before = worker.server.counts["cancelled"]
     body = json.dumps({"prompt": IDS, "max_tokens": 8000, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", worker.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", worker.port), timeout=LONG_S) as connection:
         connection.sendall(head.encode() + body)
         assert b"200 OK" in connection.recv(1000)
         assert worker.server.open == 1 and worker.engine._busy == 1
-    end = time.monotonic() + 5
-    while worker.server.open and time.monotonic() < end:
-        time.sleep(0.01)
-    assert (worker.server.open, worker.engine._busy) == (0, 0)
+    until(lambda: (worker.server.open, worker.engine._busy) == (0, 0))
     assert worker.server.counts["cancelled"] == before + 1
 
 
@@ -342,10 +360,8 @@ def test_static_batches_that_fail_one_after_the_other_are_a_failure():
         for number in range(FAILURES):
             assert engine.failure == ""
             engine.submit(number, IDS, 2, lambda *_: None, lambda *answer: ended.append(answer))
-            end = time.monotonic() + 5
-            while len(ended) <= number and time.monotonic() < end:
-                time.sleep(0.005)
-            time.sleep(0.05)
+            until(lambda: len(ended) == number + 1)  # noqa: B023
+        until(lambda: engine.failure)
         assert f"{FAILURES} batches in a row failed, the last with ZeroDivisionError" in engine.failure
         assert all("ZeroDivisionError" in error for _, _, error in ended)
     finally:
@@ -367,9 +383,11 @@ def test_text_mode_counts_the_tokens_that_the_engine_made_and_tokens_come_one_by
     answers = {}
     try:
         for text in ("", "tiny"):
-            dispatcher = Dispatcher(Settings(urls=(hosted.url,), token=TOKEN, text=text), Policy(cap=4))
+            dispatcher = Dispatcher(
+                Settings(urls=(hosted.url,), token=TOKEN, text=text), Policy(cap=4, stall_s=LONG_S, deadline_s=LONG_S)
+            )
             dispatcher.start()
-            client = Client(dispatcher, prompts, 40, 20)
+            client = Client(dispatcher, prompts, 40, LONG_S)
             table = client.at_once(4)
             answers[text] = client.answers
             assert not table["failed"].any() and (table["last_s"] > table["first_s"]).all()
