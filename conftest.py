@@ -2,12 +2,10 @@
 
 ``make test`` runs two tests at a time (``-n 2``). A file stays on one worker. The first worker takes the files of
 tests/dist, which start several processes each and wait for them most of the time, the other one the rest, long files first;
-whoever is done helps the other. A test that compares times is marked ``alone``: nothing else of the suite runs while it does.
+whoever is done helps the other.
 """
 
 import atexit
-import contextlib
-import fcntl
 import functools
 import gc
 import os
@@ -15,8 +13,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,18 +40,6 @@ gc.disable()  # until all modules are imported, see pytest_runtestloop
 _outputs = tempfile.mkdtemp(prefix="benchlib-test-outputs-")
 atexit.register(shutil.rmtree, _outputs, ignore_errors=True)
 os.environ["BENCHLIB_OUTPUTS"] = _outputs
-# Of the process that was started first; its workers inherit the name.
-_turns = Path(os.environ.setdefault("BENCHLIB_TEST_TURNS", _outputs))
-
-
-@contextlib.contextmanager
-def _locked(name: str, how: int) -> Iterator[None]:
-    with (_turns / name).open("w") as file:
-        fcntl.flock(file, how)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a child that was forked may have the file open
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -65,16 +49,6 @@ def pytest_runtestloop() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let tests that are marked ``alone`` run alone. Waiting is not part of the test's time limit."""
-    alone = item.get_closest_marker("alone") is not None
-    with contextlib.ExitStack() as stack:
-        with _locked("door", fcntl.LOCK_EX):  # who waits to be alone holds the door: nobody goes in meanwhile
-            stack.enter_context(_locked("room", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
-        return (yield)
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Say which file a worker takes next. (``--dist loadgroup`` loses its groups under pytest 9.2.)"""
@@ -82,9 +56,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     @functools.cache
     def kind(name: str) -> str:
-        path = config.rootpath / name
-        if path.suffix == ".py" and "pytest.mark.alone" in path.read_text(encoding="utf-8"):
-            return "alone"
         return next(
             (folder for folder in ("tests/dist", "tests/notebooks", "tests/unit") if name.startswith(folder)),
             "notebooks",
@@ -92,11 +63,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Streams(LoadFileScheduling):
         def _assign_work_unit(self, node: Any) -> None:
-            # Notebooks take a minute each, files of tests/unit seconds: these come last and even out the end, and where a test
-            # waits to be alone, it waits for one of them.
-            kinds = ["tests/dist", "notebooks", "tests/notebooks", "alone", "tests/unit"]
+            # Notebooks take a minute each, files of tests/unit seconds: these come last and even out the end.
+            kinds = ["tests/dist", "notebooks", "tests/notebooks", "tests/unit"]
             if node is not next(iter(self.assigned_work)):
-                kinds = ["notebooks", "tests/notebooks", "tests/unit", "tests/dist", "alone"]
+                kinds = ["notebooks", "tests/notebooks", "tests/unit", "tests/dist"]
             self.workqueue.move_to_end(min(self.workqueue, key=lambda name: kinds.index(kind(name))), last=False)
             super()._assign_work_unit(node)
 
