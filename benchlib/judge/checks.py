@@ -15,7 +15,7 @@ from benchlib.core.text import capitalized, check_word, quantity
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.findings import Finding
 from benchlib.judge.impossible.rules import ask, judge_claims
-from benchlib.judge.numbers import Missing, within
+from benchlib.judge.numbers import InvalidNumber, within
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Run, one_word
 from benchlib.results.store import summarize
@@ -112,7 +112,7 @@ class Ask(NamedTuple):
         """Let a function answer; a number that it reads and that is missing or not finite is a FAIL that names it."""
         try:
             return answer(self, *args, **options)
-        except Missing as error:
+        except InvalidNumber as error:
             return self.fact(False, f"cannot be evaluated: {error}")
         except _UNREADABLE as error:
             if isinstance(error, UserError):

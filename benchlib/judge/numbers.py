@@ -1,6 +1,6 @@
 """The numbers of a run as its judges read them: one that is missing or not finite fails every check that reads it.
 
-A judge gets a run whose rows, facts and samples raise :class:`Missing` where it reads a number that is null, NaN, infinite or
+A judge gets a run whose rows, facts and samples raise :class:`InvalidNumber` where it reads a number that is null, NaN, infinite or
 negative, or that is not there. ``checks.asks`` turns that into the FAIL of the check that asked, with the number's name and
 value as the reason, and "finite" lists all faults of the run. So the code of a check computes with numbers and never asks
 whether they are there.
@@ -24,7 +24,7 @@ SHOWN_FAULTS = 3
 NAMING = 3  # texts at the beginning of a row that tell which one it is
 
 
-class Missing(UserError):
+class InvalidNumber(UserError):
     """A check read a number that is missing, not finite or below zero; the text names it and its value."""
 
 
@@ -49,32 +49,32 @@ def fault_of(value: Any, signed: bool = False) -> str:
 
 
 def number(value: Any, name: str) -> float:
-    """Return a value that is a finite number; ``Missing`` for anything else ("5", true, NaN)."""
+    """Return a value that is a finite number; ``InvalidNumber`` for anything else ("5", true, NaN)."""
     if not within(value):
-        raise Missing(f"{name} is {value!r}, which is no number")
+        raise InvalidNumber(f"{name} is {value!r}, which is no number")
     return float(value)
 
 
 def count(value: Any, name: str) -> int:
-    """Return a value that is a count; ``Missing`` for anything else (5.0, "5", true, -3)."""
+    """Return a value that is a count; ``InvalidNumber`` for anything else (5.0, "5", true, -3)."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise Missing(f"{name} is {value!r}, which is no count")
+        raise InvalidNumber(f"{name} is {value!r}, which is no count")
     return value
 
 
 class Cells(dict[str, Any]):
-    """A row, the facts or the samples of a run; reading what is at fault, or by ``[]`` what is not there, raises ``Missing``."""
+    """A row, the facts or the samples of a run; reading what is at fault, or by ``[]`` what is not there, raises ``InvalidNumber``."""
 
     def __init__(self, values: Mapping[str, Any], place: str, faults: Mapping[str, str], prefix: str = "") -> None:
         super().__init__(values)
         self.place, self.faults, self.prefix = place, faults, prefix
 
     def __missing__(self, name: str) -> Any:
-        raise Missing(f"{self.prefix}{name} is missing in {self.place}")
+        raise InvalidNumber(f"{self.prefix}{name} is missing in {self.place}")
 
     def __getitem__(self, name: str) -> Any:
         if name in self.faults:
-            raise Missing(f"{self.prefix}{name} is {self.faults[name]} in {self.place}")
+            raise InvalidNumber(f"{self.prefix}{name} is {self.faults[name]} in {self.place}")
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -91,7 +91,7 @@ class Cells(dict[str, Any]):
 
 
 class JudgedResult(Result):
-    """A result whose metrics raise ``Missing`` where they have no finite value although they should."""
+    """A result whose metrics raise ``InvalidNumber`` where they have no finite value although they should."""
 
     def value(self, name: str) -> float | None:
         """Return the value of a metric, None where it is not available."""
@@ -99,9 +99,9 @@ class JudgedResult(Result):
 
 
 def known(metric: Metric | None) -> float | None:
-    """Return the value of a metric, None where it is not available; ``Missing`` where it is missing or not finite."""
+    """Return the value of a metric, None where it is not available; ``InvalidNumber`` where it is missing or not finite."""
     if metric is not None and metric.fault:
-        raise Missing(f"{metric.name} is {metric.fault} in the metrics")
+        raise InvalidNumber(f"{metric.name} is {metric.fault} in the metrics")
     return metric.value if metric else None
 
 

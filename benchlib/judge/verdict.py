@@ -11,7 +11,7 @@ from benchlib.core.files import read_object, write_json
 from benchlib.core.text import moment
 from benchlib.judge import baselines
 from benchlib.judge.checks import FINITE, Check, Verdict, fact_check, save_verdict, verdict_of
-from benchlib.judge.numbers import Missing, faults_text, judged_view
+from benchlib.judge.numbers import InvalidNumber, faults_text, judged_view
 from benchlib.judge.regression import repeats
 from benchlib.launch import nodes
 from benchlib.results.run import Result, Run, save_result, tolerant
@@ -92,7 +92,7 @@ def _own_checks(benchmark: Benchmark, run: Run, comparison: baselines.Comparison
     judged, faults = judged_view(run, benchmark.lacks, benchmark.signed)
     try:
         checks = benchmark.checks(judged, comparison)
-    except Missing as error:  # outside of any check: what to compare could not be told
+    except InvalidNumber as error:  # outside of any check: what to compare could not be told
         checks, faults = [], faults or [str(error)]
     except UserError:
         raise

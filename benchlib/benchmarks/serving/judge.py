@@ -13,7 +13,7 @@ from benchlib.judge.baselines import Comparison, regression_checks
 from benchlib.judge.checks import Ask, Check, agreement_check, asks, budget_check, finite_check, limit_check
 from benchlib.judge.impossible.claim import Claim, Latency, Requests, Speed
 from benchlib.judge.impossible.own import Numbers, OwnClaims
-from benchlib.judge.numbers import Missing, count, known
+from benchlib.judge.numbers import InvalidNumber, count, known
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Result, Run
 from benchlib.workloads.llm.engines import MEMORY
@@ -130,7 +130,7 @@ def _efficiency(ask: Ask, run: Run, result: Result, name: str) -> Check:
     """Fail where every round scales better than the sum of its workers: then alone and together were not the same work."""
     metric = result.metric(name)
     if metric is None:
-        raise Missing(f"{name} is missing in the metrics")
+        raise InvalidNumber(f"{name} is missing in the metrics")
     value = known(metric)
     if value is None:
         return ask.skipped(metric.reason)

@@ -14,7 +14,7 @@ from benchlib.benchmarks import of_run
 from benchlib.config.schema import BaseConfig
 from benchlib.core.events import read_events
 from benchlib.judge.impossible.claim import Claim, Quantity, Whole
-from benchlib.judge.numbers import Missing, count, known
+from benchlib.judge.numbers import InvalidNumber, count, known
 from benchlib.results.metrics import Metric
 from benchlib.results.run import Result, Run
 
@@ -64,7 +64,7 @@ class Numbers:
         return exact or next((metric for metric in self.metrics if metric.name.startswith(f"{start}_")), None)
 
     def value(self, start: str) -> float | None:
-        """Return the value of ``metric(start)``; ``Missing`` where it should have one and has not."""
+        """Return the value of ``metric(start)``; ``InvalidNumber`` where it should have one and has not."""
         return known(self.metric(start))
 
     def positive(self, start: str) -> float | None:
@@ -79,7 +79,7 @@ class Numbers:
         return samples if metric and len(samples) == metric.n else []
 
     def count(self, name: str) -> int | None:
-        """Return a fact that is a count, None where the run does not state it; a list is summed. ``Missing`` for no count."""
+        """Return a fact that is a count, None where the run does not state it; a list is summed. ``InvalidNumber`` for no count."""
         value = self.facts.get(name)
         parts = value if isinstance(value, list) else [value]
         return None if value is None or not parts else sum(count(part, name) for part in parts)
@@ -108,7 +108,7 @@ class OwnClaims(Sequence[Claim]):
 
 
 def own_claims(numbers: Numbers) -> list[Claim]:
-    """Return what a result states, nothing for a skipped run; ``Missing`` where a value is outside its field's range.
+    """Return what a result states, nothing for a skipped run; ``InvalidNumber`` where a value is outside its field's range.
 
     Of a benchmark that this version does not know only the values themselves can be judged.
     """
@@ -120,7 +120,7 @@ def own_claims(numbers: Numbers) -> list[Claim]:
     except (ValidationError, TypeError, KeyError) as error:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": ("a table",), "msg": str(error)}
         where = ".".join(map(str, first["loc"]))
-        raise Missing(f"the result of {numbers.benchmark} states an invalid {where}: {first['msg']}") from None
+        raise InvalidNumber(f"the result of {numbers.benchmark} states an invalid {where}: {first['msg']}") from None
 
 
 def quantities(numbers: Numbers) -> list[Quantity]:
