@@ -10,6 +10,7 @@ bits per second.
 Sizes, as a user writes them: ``1KiB:256MiB``, ``1KiB:256MiB:8``, ``1KiB,1MiB``, ``100``.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 
@@ -175,7 +176,7 @@ def share_text(share: float) -> str:
 def size_text(size_bytes: float) -> str:
     """Write a size for a reader, rounded: ``1 KiB``, ``1.5 KiB``, ``16 MiB``, ``100 B``."""
     for unit in ("tib", "gib", "mib", "kib"):
-        if size_bytes >= UNITS[unit]:
+        if UNITS[unit] <= size_bytes < math.inf:
             amount = size_bytes / UNITS[unit]
             return f"{round(amount, 1 if amount < 10 else None):g} {unit[0].upper()}iB"
     return f"{size_bytes:.4g} B"

@@ -105,10 +105,12 @@ def atomic_path(path: Path | str) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         # With the permissions of any new file: those of mkstemp are private, and results are meant to be shared.
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        mode = stat.S_IMODE(temporary.stat().st_mode)
     except OSError as error:
         raise not_written(target, error) from error
     try:
         yield temporary
+        temporary.chmod(mode)  # a writer may have put a private file in its place
         _finish(temporary, target)
     except BaseException as error:
         with contextlib.suppress(OSError):

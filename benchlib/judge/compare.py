@@ -382,7 +382,11 @@ def _row(
         return None  # neither side could measure it
     headline = limit is not None or _is_headline(name)
     if old is None or new is None or not old.runs or not new.runs:
-        return _one_sided(measured[0].metric, old, new, headline)
+        row = _one_sided(measured[0].metric, old, new, headline)
+        if limit is not None and comparable and new is not None and new.metric.fault:
+            why = f"{name} is {new.metric.fault}, which is no number to compare"
+            row = row.model_copy(update={"word": "regression", "reason": why})
+        return row
     result = difference(limit, new, old, known, chance)
     kind, check = result.kind, check_of(limit, new, old, result) if limit and comparable else None
     return Row(

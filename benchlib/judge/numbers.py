@@ -38,6 +38,9 @@ def fault_of(value: Any, signed: bool = False) -> str:
     """Return what is wrong with a stored value, or with the first wrong item of a list; '' for texts and flags."""
     if value is None:
         return "missing"
+    if isinstance(value, Mapping):
+        faults = ((name, fault_of(item, signed)) for name, item in value.items() if item is not None)
+        return next((f"{fault} at {name}" for name, fault in faults if fault), "")
     if isinstance(value, (list, tuple)):
         faults = ((index, fault_of(item, signed)) for index, item in enumerate(value))
         return next((f"{fault} at {index}" for index, fault in faults if fault), "")
@@ -60,6 +63,13 @@ def count(value: Any, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InvalidNumber(f"{name} is {value!r}, which is no count")
     return value
+
+
+def _reads_as_number(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(float(value) or True)
+    except ValueError:
+        return False
 
 
 class Cells(dict[str, Any]):
@@ -111,14 +121,35 @@ class _View:
     def __init__(self, lacks: Lacks, signed: Collection[str]) -> None:
         self.lacks, self.signed, self.faults = lacks, signed, list[str]()
 
-    def cells(self, table: str, row: Mapping[str, Any], place: str, inner: Any = None, prefix: str = "") -> Cells:
-        """Return a row whose faulty numbers raise; ``inner`` is a part of it, under the dotted name ``prefix``."""
+    def _may_lack(self, table: str, row: Mapping[str, Any], column: str) -> bool:
+        try:
+            return self.lacks(table, row, column)
+        except (KeyError, TypeError, AttributeError):  # the row is not even what says why
+            return False
+
+    def cells(
+        self,
+        table: str,
+        row: Mapping[str, Any],
+        place: str,
+        inner: Any = None,
+        prefix: str = "",
+        numeric: Collection[str] = (),
+    ) -> Cells:
+        """Return a row whose faulty numbers raise; ``inner`` is a part of it, under the dotted name ``prefix``.
+
+        ``numeric`` are columns that hold numbers in other rows.
+        """
         values, wrong = dict(row if inner is None else inner), dict[str, str]()
         for name, value in values.items():
             full = f"{prefix}{name}"
+            if full in numeric and (isinstance(value, bool) or _reads_as_number(value)):
+                wrong[name] = f"{value!r}, which is no number,"
+                self.faults.append(f"{full} is {wrong[name]} in {place}")
+                continue
             if isinstance(value, Mapping):
                 values[name] = self.cells(table, row, place, value, f"{full}.")
-            elif not (value is None and self.lacks(table, row, full)) and (
+            elif not (value is None and self._may_lack(table, row, full)) and (
                 fault := fault_of(value, signed=full in self.signed)
             ):
                 wrong[name] = fault
@@ -132,8 +163,9 @@ def judged_view(run: Run, lacks: Lacks, signed: Collection[str]) -> tuple[Run, l
     result, view = run.result, _View(lacks, signed)
     view.faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in result.metrics if metric.fault]
     tables = {
-        table: [view.cells(table, row, _place(table, index, row)) for index, row in enumerate(rows)]
+        table: [view.cells(table, row, _place(table, index, row), numeric=numeric) for index, row in enumerate(rows)]
         for table, rows in result.tables.items()
+        for numeric in [{name for row in rows for name, value in row.items() if type(value) in (int, float)}]
     }
     facts = view.cells("facts", result.facts, "the facts")
     wrong = {name: fault for name, values in run.samples.items() if (fault := fault_of(values, signed=True))}

@@ -92,7 +92,7 @@ class Side:
     @classmethod
     def of(cls, metric: Metric, samples: Iterable[float] = ()) -> "Side":
         """Make the side of one run; a run without stored samples counts with its value."""
-        values = tuple(samples) or ((metric.value,) if metric.value is not None else ())
+        values = () if metric.fault else tuple(samples) or ((metric.value,) if metric.value is not None else ())
         return cls(metric, (values,) if values else ())
 
     def readings(self, kind: Kind) -> list[Reading]:
@@ -398,7 +398,7 @@ def _no_value(new: Side, old: Side) -> Check | None:
     if new.runs and old.runs and new.metric.value is not None and old.metric.value is not None:
         return None
     if new.metric.value is None and new.metric.provenance != "not_available":
-        return baseline_check(new.metric, status="FAIL", reason=f"not a number: {new.metric.reason}")
+        return baseline_check(new.metric, status="FAIL", reason=f"{new.metric.name} is {new.metric.fault}")
     which, side = ("this run", new) if new.metric.value is None or not new.runs else ("the baseline", old)
     reason = f"{which} has no value: {side.metric.reason}"
     return baseline_check(new.metric, status="NOT_COMPARABLE", reason=reason, value=new.metric.value)

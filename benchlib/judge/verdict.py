@@ -93,7 +93,7 @@ def _own_checks(benchmark: Benchmark, run: Run, comparison: baselines.Comparison
     try:
         checks = benchmark.checks(judged, comparison)
     except InvalidNumber as error:  # outside of any check: what to compare could not be told
-        checks, faults = [], faults or [str(error)]
+        checks, faults = [], [*(faults or [str(error)]), "no other check could be evaluated"]
     except UserError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:

@@ -347,7 +347,7 @@ def fingerprint(config: BaseConfig, machine: dict[str, Any], facts: dict[str, An
         "torch": ".".join(versions.get("torch", "?").split(".")[:2]),
         "transformers": versions.get("transformers", "?").split(".")[0],
     }
-    identity = facts.get("identity") or {}
+    identity = facts["identity"] if isinstance(facts.get("identity"), dict) else {}
     work = {name: identity.get(name, value) for name, value in config.work().items()}
     return factors | {f"config.{name}": json.dumps(value, sort_keys=True) for name, value in sorted(work.items())}
 

@@ -169,7 +169,7 @@ def checks(run: Run, comparison: Comparison) -> list[Check]:
         _possible(stated, numbers.world_size),
         finite_check(stated),
         agreement_check(stated, SHOWN),
-        _same_gradients(result),
+        _same_gradients(config, result),
         _whole_plan(result),
         *_targets(config, result),
         budget_check(run),
@@ -187,7 +187,7 @@ def _right(ask: Ask, result: Result) -> Check:
     details = "; ".join(f"{row['case']}: {row['wrong_elements']:,} wrong, {row['first']}" for row in rows[:NAMED])
     more = f"; and {len(rows) - NAMED} more cases" if len(rows) > NAMED else ""
     reason = f"{wrong:,} wrong elements of {checked:,} compared" + (f": {details}{more}" if details else "")
-    return ask.fact(wrong == 0, reason, limit="= 0", value=float(wrong), unit="elements")
+    return ask.fact(wrong == 0 < checked, reason, limit="= 0", value=float(wrong), unit="elements")
 
 
 @asks("all verified", "Was every timed result also compared?")
@@ -216,11 +216,14 @@ def _possible(ask: Ask, stated: Sequence[Claim], ranks: int) -> Check:
 
 
 @asks("same gradients", "Does training over each library give the gradients of a single process?")
-def _same_gradients(ask: Ask, result: Result) -> Check:
+def _same_gradients(ask: Ask, config: CollectivesConfig, result: Result) -> Check:
     """Check the vendor-neutral claim on the libraries that are here; those that are not are named."""
     rows = _rows(result, "gradients")
     compared = [row for row in rows if row["status"] == "compared"]
     skipped = "; ".join(f"{row['collective']} skipped: {row['reason']}" for row in rows if row["status"] != "compared")
+    named = {row["collective"] for row in rows}
+    if missing := [name for name in config.compare_gradients if name not in named]:
+        return ask.fact(False, f"no result of {', '.join(missing)}, which compare_gradients names")
     if not compared:
         return ask.skipped(skipped or "no library was named (compare_gradients)")
     names, worst = ["max_difference"], []

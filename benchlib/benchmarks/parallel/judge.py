@@ -20,7 +20,7 @@ from benchlib.judge.checks import (
 )
 from benchlib.judge.impossible.claim import Claim, Collective, Compute, Learning, Speed
 from benchlib.judge.impossible.own import Numbers, OwnClaims
-from benchlib.judge.numbers import within
+from benchlib.judge.numbers import count, number, within
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.run import Run
 
@@ -192,8 +192,15 @@ def claims(numbers: Numbers) -> Iterator[Claim]:
         )  # fmt: skip
         yield Claim(subject=row["key"], compute=compute, speed=speed)
     if numbers.facts:  # accepted runs keep none
-        yield Claim(subject="training", learning=Learning(learning_rate_min=numbers.facts["learning_rates"]["min"]))
-    yield Claim(subject="links", collective=Collective(wrong_elements=numbers.count("exchange_wrong_elements")))
+        yield Claim(
+            subject="training",
+            learning=Learning(learning_rate_min=number(numbers.facts["learning_rates"]["min"], "learning_rates.min")),
+        )
+    # The rows are counted anew: the total must not be able to hide them.
+    rows = [count(row["wrong_elements"], "wrong_elements") for row in numbers.rows("alpha_beta")]
+    total = numbers.count("exchange_wrong_elements")
+    wrong = None if total is None else max(sum(rows), total)
+    yield Claim(subject="links", collective=Collective(wrong_elements=wrong))
 
 
 def missed(run: Run) -> dict[str, list[str]]:

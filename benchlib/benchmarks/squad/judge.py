@@ -29,7 +29,7 @@ from benchlib.judge.checks import (
 )
 from benchlib.judge.impossible.claim import Claim, Collective, Compute, Latency, Learning, Speed, Whole
 from benchlib.judge.impossible.own import Numbers, OwnClaims, steps_claim, too_few_steps
-from benchlib.judge.numbers import number, within
+from benchlib.judge.numbers import count, number, within
 from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.references import registry
 from benchlib.judge.regression import RegressionLimit
@@ -223,7 +223,9 @@ def _whole_training(ask: Ask, config: SquadConfig, result: Result) -> Check:
     """Check that the planned training was not cut; a cut by the measured speed gates, one set by the user does not."""
     share = number(result.facts["epoch_share"], "epoch_share")
     if share >= 1:
-        return ask.fact(within(share, most=1), f"{result.facts['total_steps']:,} steps, {share:.0%} of them")
+        return ask.fact(
+            within(share, most=1), f"{count(result.facts['total_steps'], 'total_steps'):,} steps, {share:.0%} of them"
+        )
     reason = f"{share:.0%} of the training: {result.facts['plan_reason']}"
     return ask.skipped(reason, gates=not config.max_steps, value=share)
 

@@ -814,7 +814,7 @@ def _read(events: Sequence[bytes], text: bool) -> _Read:
                 raise _Nonsense(str(values["error"])[:300])
             if usage := values.get("usage"):
                 stated = usage["completion_tokens"]
-                if type(stated) is not int:
+                if type(stated) is not int or not 0 <= stated < MOST_ID:
                     raise TypeError
             for choice in values["choices"]:
                 new, piece = choice.get("token_ids"), choice.get("text") or ""

@@ -375,6 +375,14 @@ def test_benchmarks_are_compared_each_with_its_own(make, tmp_path):
     assert "power_w" not in [r.metric for r in contrasts[0].rows], "what no side could measure is no row"
 
 
+def test_a_metric_that_is_no_number_is_a_regression(tmp_path):
+    for name, rate in (("good", 20.0), ("bad", float("nan"))):
+        save_machine_run(tmp_path / name / "machine-cpu-090000-aaa", rate)
+    [contrast], _ = compare([str(tmp_path / "good"), str(tmp_path / "bad")])
+    [row] = contrast.regressions
+    assert (row.metric, row.other) == ("copy_host_gbytes_per_s", "nan") and "is nan" in row.reason
+
+
 def test_exit_codes_and_output(make, tmp_path):
     old, new, same = make("20261120", 100, 101, 99), make("20261121", 70, 71, 69), make("20261122", 100, 99, 101)
     done = run(old, same, new)

@@ -12,9 +12,10 @@ from functools import cache
 
 import pytest
 
-from benchlib.benchmarks import NAMES
+from benchlib.benchmarks import BENCHMARKS, NAMES
 from benchlib.judge import checks, numbers
-from benchlib.judge.verdict import judged
+from benchlib.judge.baselines import accept, find
+from benchlib.judge.verdict import judge, judged
 from benchlib.results.metrics import measured
 from benchlib.results.run import Run, save_result
 from tests.fixtures.make_smoke import SMOKE, unpack
@@ -166,6 +167,27 @@ def test_a_column_that_is_gone_does_not_pass(smoke, tmp_path, name):
         if verdict.verdict != "FAIL":
             wrong.append(f"{label}: {verdict.verdict}, {verdict.sentence}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", PORTED)
+def test_a_text_or_flag_among_numbers_fails(smoke, tmp_path, name):
+    run, wrong = smoke(name), []
+    for table, rows in run.result.tables.items():
+        columns = [key for key in (rows[0] if rows else {}) if all(is_number(row.get(key)) for row in rows[:2])]
+        for key in columns if len(rows) > 1 else ():
+            for value in ("5", "1e300", True):
+                verdict = judge_with(run, replaced(run.result, ("tables", table, 0), key, value), tmp_path)
+                if verdict.verdict != "FAIL":
+                    wrong.append(f"{table}.{key} = {value!r}: {verdict.verdict}, {verdict.sentence}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", PORTED)
+def test_a_smoke_run_can_be_accepted(smoke, tmp_path, name):
+    run = smoke(name)
+    judge(run.path, tmp_path)
+    accept(run.refresh(), "first", BENCHMARKS[name].limits(run), root=tmp_path, force=True)
+    assert find(run, tmp_path).status == "found" and not find(run, tmp_path).refused
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
