@@ -10,6 +10,7 @@ reason (a barrier has no bandwidth, a member was skipped). Facts are one row of 
 a dotted name (``accuracy.failed``). ``SIGNED`` of ``judge.py`` names the columns that may be below zero.
 """
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -65,11 +66,13 @@ def count(value: Any, name: str) -> int:
     return value
 
 
-def _reads_as_number(value: Any) -> bool:
-    try:
-        return isinstance(value, str) and bool(float(value) or True)
-    except ValueError:
-        return False
+def _poses_as_number(value: Any) -> bool:
+    """Whether a flag, or a text that reads as a number, stands where a number belongs: true, "5", "nan"."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            float(value)
+            return True
+    return isinstance(value, bool)
 
 
 class Cells(dict[str, Any]):
@@ -143,7 +146,7 @@ class _View:
         values, wrong = dict(row if inner is None else inner), dict[str, str]()
         for name, value in values.items():
             full = f"{prefix}{name}"
-            if full in numeric and (isinstance(value, bool) or _reads_as_number(value)):
+            if full in numeric and _poses_as_number(value):
                 wrong[name] = f"{value!r}, which is no number,"
                 self.faults.append(f"{full} is {wrong[name]} in {place}")
                 continue
