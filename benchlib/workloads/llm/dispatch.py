@@ -591,7 +591,9 @@ class Dispatcher:
         """Raise what a status other than 200 means."""
         if response.status in REDIRECTS:
             raise _Nonsense(f"{response.status}: {REDIRECTED}")
-        words = self._plain(f"{response.status} {(await response.content.read(300)).decode(errors='replace').strip()}")
+        words = self._plain(
+            f"{response.status} {(await response.content.read(9_000)).decode(errors='replace').strip()}"
+        )
         if response.status == 429:  # it is there, and full
             worker.pause_until = time.monotonic() + 0.1
             self._loop.call_at(worker.pause_until + 0.001, self._pump)
@@ -811,7 +813,7 @@ def _read(events: Sequence[bytes], text: bool) -> _Read:
     try:
         for values in json.loads(data):
             if "error" in values:
-                raise _Nonsense(str(values["error"])[:300])
+                raise _Nonsense(str(values["error"])[:9_000])  # cut to 300 once the token is out of it
             if usage := values.get("usage"):
                 stated = usage["completion_tokens"]
                 if type(stated) is not int or not 0 <= stated < MOST_ID:
