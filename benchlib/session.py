@@ -1,10 +1,12 @@
-"""What a notebook calls: open a run, execute it, judge it, show it. No torch: the device work is done by other processes."""
+"""What a notebook calls: open a run, execute it, judge it, show it; or the past of a store, or machines compared by price.
 
-import functools
+No torch: the device work is done by other processes.
+"""
+
 import html
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +16,15 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import command
 from benchlib.core.errors import BackendUnavailable, RunBroken, Stopped, UserError, VerdictFailed, nearest
 from benchlib.core.files import outputs, read_bytes
+from benchlib.core.text import UNJUDGED, badness
 from benchlib.judge import verdict as judging
-from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.checks import Verdict
-from benchlib.judge.cost import Worth, judge_worth
-from benchlib.judge.trends import History, judge_history
+from benchlib.judge.cost import Offers, judge_worth, read_offers
+from benchlib.judge.trends import History, choose_store, judge_history, read_history
 from benchlib.launch.plan import plan, prepare, prepare_again
-from benchlib.results.run import Run, find_runs, tolerant
-from benchlib.results.store import GATE, state
+from benchlib.results.record import load
+from benchlib.results.run import Run, find_runs
+from benchlib.results.verdict import GATE
 from benchlib.show import notebook
 from benchlib.show.notebook import whole
 
@@ -36,8 +39,7 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
 
     Of ``named`` parameters, '' and 0 leave the choice to the tier.
     """
-    notebook.refuse_unknown_parameters(benchmark)
-    notebook.format_tables()
+    _begin(benchmark)
     if not isinstance(overrides, Mapping):
         raise UserError(f"overrides = {overrides!r}: expected a dict of fields, as in {{'epochs': 2}}")
     if run_dir:
@@ -47,6 +49,46 @@ def open_run(benchmark: str, run_dir: str, tier: str, backend: str, overrides: M
         return run
     chosen = {name: value for name, value in named.items() if value not in ("", 0)}
     return Run(prepare(plan(benchmark, tier, backend, {**chosen, **overrides}), outputs()))
+
+
+def open_history(store: str, **asked: str) -> History:
+    """Read a store, '' for the usual one, as far as it is asked for. Raises ``UserError`` for a wrong filter."""
+    _begin()
+    return read_history(*choose_store(store, **asked))
+
+
+def open_offers(runs: str, prices: str, deadline: str) -> Offers:
+    """Compare runs by price; lists are separated by commas. Raises ``UserError`` for a wrong parameter."""
+    _begin()
+    return read_offers(runs, prices, deadline)
+
+
+def _markdown(*lines: str) -> Any:
+    from IPython.display import Markdown
+
+    return Markdown("\n".join(lines))
+
+
+def _begin(benchmark: str = "") -> None:
+    notebook.refuse_unknown_parameters(benchmark)
+    notebook.format_tables()
+
+
+def _about(subject: History | Offers) -> Any:
+    """Return the module that says what a notebook shows of it."""
+    from benchlib.show import cost, history  # with matplotlib: only who shows it pays
+
+    return history if isinstance(subject, History) else cost
+
+
+def _frame(rows: Iterable[Mapping[str, Any]]) -> "pandas.DataFrame":
+    """Return records as a table that is shown in full, by their first column; "none" where there are none."""
+    import pandas as pd
+
+    records = list(rows) or [{"": "none"}]
+    pd.set_option("display.max_colwidth", None)
+    first = next(iter(records[0]))
+    return pd.DataFrame(records).set_index(first).rename_axis(first or None)
 
 
 def execute(run: Run) -> Run:
@@ -81,13 +123,13 @@ def execute(run: Run) -> Run:
     raise RunBroken(status["reason"])
 
 
-def judge(run: Run | History | Sequence[Worth]) -> Verdict:
+def judge(run: Run | History | Offers) -> Verdict:
     """Check a run and write its verdict; by hand also the report and the list of runs, unless they show this verdict already.
 
     A history and a comparison by price are judged and nothing is written.
     """
-    if not isinstance(run, Run):
-        return judge_history(run) if isinstance(run, History) else judge_worth(run)
+    if isinstance(run, History | Offers):
+        return judge_history(run) if isinstance(run, History) else judge_worth(run.items)
     from benchlib.show.widgets import headless
 
     stored, page = run.path / "verdict.json", run.path / "report.html"
@@ -124,40 +166,43 @@ def _listed(run: Run) -> bool:
 
 def _places(run: Run, verdict: Verdict) -> Any:
     """Return where the report and the list of runs are and the command that compares, as Markdown."""
-    from IPython.display import Markdown
 
     def link(path: Path) -> str:  # relative to the notebook: JupyterLab opens it in a tab
         return f"[{path.name}]({quote(os.path.relpath(path.resolve()))})"
 
-    store, (word, *_) = _store(run), state(run, verdict.model_dump())
-    lines = [f"report ({word}): {link(run.path / 'report.html')}", f"run folder: `{run.path.resolve()}`"]
+    lines = [f"- report ({_word(run, verdict)}): {link(run.path / 'report.html')}"]
     if _listed(run):
-        lines.insert(1, f"all runs: {link(store / 'index.html')}")
-    if run.result is None:  # nothing to compare: stopped or broken
-        return Markdown("\n".join(f"- {line}" for line in lines))
-    other = _comparable(run)
-    lines.append(
-        f"compare: `benchlib compare {shlex.quote(str(other)) if other else 'OTHER_RUN'} {shlex.quote(str(run.path.resolve()))}`"
-    )
-    return Markdown("\n".join(f"- {line}" for line in lines))
+        lines.append(f"- all runs: {link(_store(run) / 'index.html')}")
+    lines.append(f"- run folder: `{run.path.resolve()}`")
+    if run.result is not None:  # else nothing to compare: stopped or broken
+        other = _comparable(run)
+        sides = (shlex.quote(str(other)) if other else "OTHER_RUN", shlex.quote(str(run.path.resolve())))
+        lines.append(f"- compare: `benchlib compare {' '.join(sides)}`")
+    return _markdown(*lines)
+
+
+def _word(run: Run, verdict: Verdict) -> str:
+    return load(run.path, whole=False).model_copy(update={"verdict": verdict}).word
 
 
 def _comparable(run: Run) -> Path | None:
     """Return the newest run of the same fingerprint beside this one, among the ``SEARCHED`` newest of its benchmark and tier."""
-    begin, here = f"{run.config.benchmark}-{run.config.backend}-", run_fingerprint(run)
+    begin, here = f"{run.config.benchmark}-{run.config.backend}-", run.fingerprint
     others = (path for path in find_runs(_store(run)) if path.resolve() != run.path.resolve())
     alike = (path for path in others if path.name.startswith(begin) and path.parent.name.startswith(run.config.tier))
     for path in islice((path for path in alike if (path / "result.json").exists()), SEARCHED):
-        other = Run(path)
-        if tolerant(other, [])(functools.partial(run_fingerprint, other)) == here:
+        if load(path, whole=False).fingerprint == here:
             return path
     return None
 
 
-def config_table(run: Run) -> "pandas.DataFrame":
-    """Return the config with origin and meaning of each field, those first that differ from the defaults."""
-    import pandas as pd
+def config_table(run: Run | History | Offers) -> "pandas.DataFrame":
+    """Return the config with origin and meaning of each field, those first that differ from the defaults.
 
+    Of a history and of offers, what was asked for.
+    """
+    if isinstance(run, History | Offers):
+        return _frame({"": name, "asked for": value} for name, value in _about(run).asked(run).items())
     config = run.config
     rows = []
     for name, field in type(config).model_fields.items():
@@ -173,41 +218,32 @@ def config_table(run: Run) -> "pandas.DataFrame":
                 "meaning": field.description or "",
             }
         )
-    frame = pd.DataFrame(rows)
-    changed = frame["default"] != ""
-    return whole(pd.concat([frame[changed], frame[~changed]]).set_index("parameter"))
+    return _frame(sorted(rows, key=lambda row: row["default"] == ""))
 
 
 def checked(verdict: Verdict) -> Any:
     """Return what was checked beside the comparison with accepted runs, as Markdown to display."""
-    from IPython.display import Markdown
-
     names = [check.name for check in verdict.checks if not check.name.endswith(GATE)]
-    return Markdown(f"Checked: {html.escape('; '.join(names) or 'nothing')}.")
+    return _markdown(f"Checked: {html.escape('; '.join(names) or 'nothing')}.")
 
 
 def checks_table(verdict: Verdict) -> "pandas.DataFrame":
     """Return the checks with status, reason and limit: failed and undecided ones first, those that passed counted in one row."""
-    import pandas as pd
-
-    order = ["FAIL", "AMBIGUOUS", "INCOMPLETE", "DIFFERS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE", "PASS"]
     rows = [
         {"check": check.name, "status": check.word, "reason": check.reason, "limit": check.limit}
-        for check in sorted(verdict.checks, key=lambda check: order.index(check.word))
+        for check in sorted(verdict.checks, key=lambda check: badness(check.word))
         if check.status != "PASS"
     ]
     passed = len(verdict.checks) - len(rows)
     if passed:
         name = f"{passed} check{'s' * (passed != 1)}"
-        unsure = sum(check.word in order[:4] for check in verdict.checks)
+        unsure = sum(check.word not in ("PASS", *UNJUDGED) for check in verdict.checks)
         rows.insert(unsure, {"check": name, "status": "PASS", "reason": "", "limit": ""})
-    return whole(pd.DataFrame(rows, columns=["check", "status", "reason", "limit"]).set_index("check"))
+    return _frame(rows)
 
 
 def expectation(run: Run) -> "pandas.DataFrame":
     """Return the bounds for the run before it starts: the targets of its tier, and what was accepted for its fingerprint."""
-    import pandas as pd
-
     from benchlib.judge import baselines
 
     config = run.config
@@ -228,18 +264,22 @@ def expectation(run: Run) -> "pandas.DataFrame":
             for metric in accepted.latest.metrics
             if metric.name in accepted.latest.samples
         ]
-    return whole(pd.DataFrame(rows).set_index("bound"))
+    return _frame(rows)
 
 
-def figure(run: Run, name: str, always: bool = True) -> None:
+def figure(run: Run | History | Offers, name: str, always: bool = True) -> None:
     """Display a picture of the run's benchmark by its name; not ``always``: only where the run recorded something to draw.
 
-    Raises ``UserError`` for one that the benchmark does not have.
+    Raises ``UserError`` for one that the benchmark does not have. Of a history and of offers a name may be several.
     """
     from benchlib.show.figures import show
 
+    if isinstance(run, History | Offers):
+        for picture in _named(_about(run).figures(run), name)():
+            show(picture)
+        return
     benchmark = BENCHMARKS[run.config.benchmark]
-    figures = {**benchmark.figures, **benchmark.more_figures}
+    figures = benchmark.spec.figures()
     if name not in figures:
         raise UserError(f"{benchmark.name} has no picture {name!r}: {nearest(name, figures)}")
     picture = figures[name](run)
@@ -247,41 +287,45 @@ def figure(run: Run, name: str, always: bool = True) -> None:
         show(picture)
 
 
-def table(run: Run, name: str) -> "pandas.DataFrame":
+def _named(there: Mapping[str, Any], name: str) -> Any:
+    if name not in there:
+        raise UserError(f"nothing is named {name!r} here: {nearest(name, there)}")
+    return there[name]
+
+
+def table(run: Run | History | Offers, name: str) -> "pandas.DataFrame":
     """Return a table of the run's benchmark by its heading. Raises ``UserError`` for one that it does not have."""
+
     import pandas as pd
 
-    benchmark = BENCHMARKS[run.config.benchmark]
-    tables, report = benchmark.tables, benchmark.view.tables
-    if not tables and report:  # one whose tables are rows has them in its view alone
-        if not run.result:
-            return pd.DataFrame()
-        tables = {heading: lambda _, rows=rows: pd.DataFrame(rows) for heading, rows in report(run).items()}
+    if isinstance(run, History | Offers):
+        return _frame(_named(_about(run).tables(run), name))
+    if run.result is None:
+        return pd.DataFrame()
+    tables = BENCHMARKS[run.config.benchmark].spec.frames(run)
     if name not in tables:
-        raise UserError(f"{benchmark.name} has no table {name!r}: {nearest(name, tables)}")
-    return whole(tables[name](run))
+        raise UserError(f"{run.config.benchmark} has no table {name!r}: {nearest(name, tables)}")
+    return whole(tables[name]())
 
 
-def reading(run: Run) -> Any:
+def reading(run: Run | History | Offers) -> Any:
     """Return the interpretation of the results, as Markdown to display."""
-    from IPython.display import Markdown
-
-    sentences = BENCHMARKS[run.config.benchmark].reading(run)
-    return Markdown("\n".join(f"- {sentence}" for sentence in sentences))
+    if isinstance(run, History | Offers):
+        sentences = [html.escape(sentence, quote=False) for sentence in _about(run).reading(run)]
+    else:
+        sentences = BENCHMARKS[run.config.benchmark].spec.reading(run)
+    return _markdown(*(f"- {sentence}" for sentence in sentences))
 
 
 def verdict_text(verdict: Verdict, run: Run | None = None) -> Any:
     """Return the verdict of a run, or of a history, as Markdown to display."""
-    from IPython.display import Markdown
-
-    word = state(run, verdict.model_dump())[0] if run else verdict.verdict
-    return Markdown(f"**{word}**: {html.escape(verdict.sentence)}")
+    return _markdown(f"**{_word(run, verdict) if run else verdict.verdict}**: {html.escape(verdict.sentence)}")
 
 
-def provenance(run: Run) -> "pandas.DataFrame":
-    """Return machine and versions of the run, and the command that repeats it."""
-    import pandas as pd
-
+def provenance(run: Run | History | Offers) -> "pandas.DataFrame":
+    """Return machine and versions of the run, and the command that repeats it; of others what they were made from."""
+    if isinstance(run, History | Offers):
+        return _frame(_about(run).provenance(run))
     machine = run.machine
     facts = {
         "run": run.path.name,
@@ -292,13 +336,11 @@ def provenance(run: Run) -> "pandas.DataFrame":
         "load at the start": ", ".join(f"{value:.2f}" for value in machine["load_average"] or []),
         **{f"version of {name}": version for name, version in machine["versions"].items()},
     }
-    return whole(pd.DataFrame({"value": facts}))
+    return _frame({"": name, "value": value} for name, value in facts.items())
 
 
 def metrics_table(run: Run) -> "pandas.DataFrame":
     """Return the metrics with their interval, count and provenance, one row each."""
-    import pandas as pd
-
     from benchlib.show.digest import interval
 
     if run.result is None:
@@ -314,4 +356,4 @@ def metrics_table(run: Run) -> "pandas.DataFrame":
         }
         for metric in run.result.metrics
     ]
-    return whole(pd.DataFrame(rows).set_index("metric"))
+    return _frame(rows)

@@ -33,7 +33,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from benchlib.benchmarks.collectives.limits import ALL_RANKS, Sockets, sockets
+from benchlib.benchmarks.collectives.sockets import ALL_RANKS, Wires, sockets
 from benchlib.core.machine import cpu_model, usable_cores
 from benchlib.core.stats import median_interval
 from benchlib.runtime import exchange as direct
@@ -73,7 +73,7 @@ def _time(case: Case, repeats: int) -> float:
     return float(taken)
 
 
-def exchange(size: int, seconds: float, wires: Sockets, groups: dict[str, dist.ProcessGroup]) -> None:
+def exchange(size: int, seconds: float, wires: Wires, groups: dict[str, dist.ProcessGroup]) -> None:
     """Compare the collectives on a larger tensor of ``size`` bytes, and print it."""
     rank, part = dist.get_rank(), size // 4 // RANKS
     generator = torch.Generator().manual_seed(rank)
@@ -83,7 +83,7 @@ def exchange(size: int, seconds: float, wires: Sockets, groups: dict[str, dist.P
     mine = in_place[rank * part : (rank + 1) * part]
     mine.copy_(own)
     cases: dict[str, Case] = {
-        "socket": wires.wire(ALL_RANKS, 4 * part).run,
+        "socket": wires(ALL_RANKS, 4 * part).run,
         "gloo all-gather": lambda: dist.all_gather_into_tensor(gathered, own),
         "gloo reduce-scatter": lambda: dist.reduce_scatter_tensor(reduced, given),
     }
@@ -234,7 +234,9 @@ def work(rank: int, store: Path, options: argparse.Namespace) -> None:
         )
     with sockets(Place(rank, RANKS, torch.device("cpu"))) as wires:
         groups = {"": _group("lo"), ", two lines": _group("lo,lo")}
+        assert callable(wires), wires  # a reason where no socket can be opened
         for size in options.sizes:
+            assert not isinstance(wires, str), wires
             exchange(size, options.seconds, wires, groups)
     if options.fsdp:
         fsdp(2 * options.seconds)

@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,14 +25,15 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.measure import Plan, Runner
+from benchlib.benchmarks.parallel.measure import Runner
 from benchlib.benchmarks.parallel.proofs import tokens
-from benchlib.benchmarks.parallel.shapes import Layout
-from benchlib.benchmarks.parallel.strategies import Job, Way, prepare
-from benchlib.core.events import EventWriter
+from benchlib.benchmarks.parallel.shapes import MODELS, Job, Layout
+from benchlib.benchmarks.parallel.strategies import Way, alone, prepare
+from benchlib.core.events import EventWriter, Moment
 from benchlib.core.stats import median_interval
 from benchlib.runtime import devices
 from benchlib.runtime.group import World
+from benchlib.runtime.measurement import Rank
 from benchlib.runtime.steps import agree
 from benchlib.workloads.transformer_stack import loss
 
@@ -65,30 +67,30 @@ def show(what: str, ratios: list[float]) -> None:
 
 def frame(strategy: str, size: int, here: World, options: Options) -> None:
     """Compare a strategy's step with a bare loop of the same model on the same batches; ranks beyond ``size`` wait."""
-    config = ParallelConfig(
-        model=options.model, layers=options.layers, nproc=here.size, seq_len=options.seq_len, batch_size=8
-    )
-    shape, layout = config.shapes[0], Layout(data=size)
-    job = Job(shape, options.seq_len, 8, 1, here.device)
-    way = prepare(strategy, layout, "", job)
+    shape = replace(MODELS[options.model], layers=options.layers)
+    job = Job(shape, strategy, Layout(data=size), seq=options.seq_len)
+    way = prepare(job, here.device)
     bare = kit = _nothing
     if way is not None:
-        plan = Plan(shape, strategy, "", layout, 8)
-        runner = Runner(config, plan, job, way, here, EventWriter(Path(tempfile.mkdtemp()), "rank"))
-        model = job.model()
+        folder = Path(tempfile.mkdtemp())
+        rank = Rank(ParallelConfig(nproc=here.size), folder, here, EventWriter(folder, "rank"), Moment.at(0.0))
+        runner = Runner(job, way, rank)
+        (model,) = alone(job.alone(), here.device).parts
         module = DistributedDataParallel(model, gradient_as_bucket_view=True) if size > 1 else model
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         numbers = itertools.count()
 
         def bare() -> None:
             for _ in range(options.steps):
-                inputs, targets = tokens(shape, options.seq_len, 8, 0, next(numbers))
+                inputs, targets = tokens(job, next(numbers))
                 mean = loss(module(inputs.chunk(size)[here.rank]), targets.chunk(size)[here.rank])
                 mean.backward()
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
 
-        kit = functools.partial(runner.steps, options.steps)
+        def kit() -> None:
+            runner.timed(options.steps)
+
     walls, cpus = in_turns(bare, kit, options.rounds, here)
     if here.main:
         show(f"step of {strategy} over a bare loop, wall", walls)
@@ -106,12 +108,11 @@ def _passes(way: Way, inputs: torch.Tensor, targets: torch.Tensor) -> None:
 
 def exchanges(here: World, options: Options) -> None:
     """Compare forward and backward pass of FSDP2 by gloo's collectives and by the kit's."""
-    config = ParallelConfig(model=options.model, layers=options.layers, nproc=here.size, seq_len=16)
-    shape = config.shapes[0]
-    inputs, targets = tokens(shape, 16, 2, 0, 0)
-    sides = []
+    shape, sides = replace(MODELS[options.model], layers=options.layers), []
     for strategy in ("sharded_direct", "sharded"):
-        way = prepare(strategy, Layout(data=here.size), "", Job(shape, 16, 2, 1, here.device))
+        job = Job(shape, strategy, Layout(data=here.size), batch=2, seq=16)
+        inputs, targets = tokens(job, 0)
+        way = prepare(job, here.device)
         assert way is not None
         sides.append(functools.partial(_passes, way, way.share(inputs), way.share(targets)))
     walls, cpus = in_turns(sides[0], sides[1], max(options.rounds, 5), here)

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchlib.core.run_folder import record_files
 from benchlib.core.text import counted
 from benchlib.judge.trends import demo_store, demo_worth
-from benchlib.results import store as history
+from benchlib.results.record import load_all
 from benchlib.results.run import Run
 
 SAMPLES = 50
@@ -63,16 +63,12 @@ def main() -> None:
     for day in kept.glob("*-*"):
         if day.is_dir():
             shutil.rmtree(day)
-    for run in history.read(store):
+    for run in load_all(store):
         if run.word == "PASS" and arguments.worth:
-            ranks = json.loads((store / run.path / "result.json").read_text())["world_size"]
-            keep(
-                store / run.path,
-                kept / counted(ranks, "rank").replace(" ", "-") / Path(run.path).name,
-                "train_samples_per_s",
-            )
+            place = kept / counted(run.ranks, "rank").replace(" ", "-") / run.run
+            keep(Path(run.folder), place, "train_samples_per_s")
         elif run.word == "PASS":
-            keep(store / run.path, kept / run.path)
+            keep(Path(run.folder), kept / run.path)
     files = [path for path in kept.rglob("*") if path.is_file()]
     print(f"{len(list(kept.rglob('result.json')))} runs, {sum(path.stat().st_size for path in files):,} bytes")
 

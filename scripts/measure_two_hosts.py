@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "dist")]
 from hosts import ALL_REDUCE, Host, iperf3_gbps, two_hosts, why_not  # noqa: E402
 
 from benchlib.config.schema import resolve, save_config  # noqa: E402
+from benchlib.core.definitions import busbw_gbps  # noqa: E402
 from benchlib.core.files import read_json, write_json  # noqa: E402
 from benchlib.results.run import Result, load_result  # noqa: E402
 
@@ -61,7 +62,9 @@ def network(hosts: tuple[Host, Host], folder: Path, sizes: str, rounds: int) -> 
             if row["wrong_elements"]:
                 raise SystemExit(f"{row['wrong_elements']} elements were wrong")
             if row["operation"] == "all_reduce" and row["bytes"] >= SMALLEST:
-                reached.setdefault(row["bytes"], []).append(row["busbw_gbps"])
+                reached.setdefault(row["bytes"], []).append(
+                    busbw_gbps("all_reduce", row["bytes"], 1e-6 * row["times_us"], 2)
+                )
         carried.append(iperf3_gbps(*hosts))
     return {"iperf3": carried, "all_reduce": reached}
 

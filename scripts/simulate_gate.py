@@ -2,7 +2,7 @@
 
 Question: of one new run against 1 to 10 accepted ones, how often does an unchanged one FAIL or stay AMBIGUOUS, and how often is
 a loss found?
-Method: made-up runs of 200 samples (``benchlib.judge.noise``: steady, autocorrelated, heavy-tailed, drifting, with a
+Method: made-up runs of 200 samples (``noise.py``: steady, autocorrelated, heavy-tailed, drifting, with a
 neighbour), whose levels differ by 3 or 4%; a limit of 20%. Comparisons draw their runs from a pool of ``--pool`` runs. The
 rule now is the gate's own code (``compared`` and ``status_of``). The rule before was: threshold is the limit or the A/A band,
 whichever is wider; FAIL where the whole 98% interval lies beyond it, PASS where it lies within; the interval is the wider of
@@ -27,24 +27,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from noise import KINDS, runs_of
 from scipy.stats import t
 
-from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.change import CHANCE, Kind, Reading, Spread, compared, moderated, own_spread, reading
-from benchlib.judge.noise import KINDS, runs_of
 from benchlib.judge.regression import (
     FALSE_ALARMS,
     RegressionLimit,
-    RunRecord,
     chance_of_each,
     default_spread,
     kind_of,
-    limits_of,
     regression_check,
     side_of,
     status_of,
 )
 from benchlib.results.metrics import Direction, measured
+from benchlib.results.record import limits_of, load
 from benchlib.results.run import Run, find_runs
 
 LIMIT = RegressionLimit(metric="rate", share=0.2)
@@ -157,7 +155,7 @@ def stored_nights(store: Path, tier: str) -> dict[str, list[Run]]:
         run = Run(path)
         if run.config.tier == tier and run.result is not None and run.result.status == "complete":
             members = runs.setdefault(run.config.benchmark, [])
-            if not members or run_fingerprint(members[0]) == run_fingerprint(run):
+            if not members or members[0].fingerprint == run.fingerprint:
                 members.append(run)
     return {name: members[::-1] for name, members in runs.items()}
 
@@ -165,7 +163,7 @@ def stored_nights(store: Path, tier: str) -> dict[str, list[Run]]:
 def gated(runs: Sequence[Run], spread: float | None) -> list[Gated]:
     """Return the gated metrics of a benchmark. What few runs tell of their spread is filled up with the default, as in the gate."""
     limits = limits_of(runs[-1])
-    records, found = [RunRecord.of(run, limits) for run in runs], list[Gated]()
+    records, found = [load(run.path) for run in runs], list[Gated]()
     for limit in limits:
         side = side_of(records, limit.metric)
         if side is None or not side.runs:
@@ -236,7 +234,7 @@ def _failed(runs: dict[str, list[Run]], night: int, each: bool) -> list[str]:
     failed = []
     for members in runs.values():
         limits = limits_of(members[night])
-        records = [RunRecord.of(run, limits) for run in members]
+        records = [load(run.path) for run in members]
         latest, others = records[night], records[:night] + records[night + 1 :]
         chance = CHANCE if each else chance_of_each(limits, latest.metrics)
         for limit in limits:

@@ -4,27 +4,23 @@ The folder holds, by convention:
 
     __init__.py   the question, as its docstring
     config.py     <Name>Config: the parameters, a subclass of BaseConfig
-    run.py        run(config, run_dir, events): what every rank executes
-    judge.py      checks(run, comparison), limits(run), reading(run); where it has them published(run), claims(numbers), refuse(config),
-                  missed(run), lacks(table, row, column) (where a null has its reason, see benchlib.judge.numbers), SIGNED
-    view.py       VIEW: its key numbers and the words for what it shows (optional)
-    figures.py    FIGURES: its pictures by name, in the order of the report (optional)
-    tables.py     TABLES: its tables by heading, MORE: of its notebook alone (optional; else the notebook has those of VIEW)
-    export.py     read(content, name): a run from a file that an export of its own wrote (optional)
+    spec.py       SPEC: what it states, each thing once, see benchlib.spec.spec.Spec
+    run.py        measure(rank): what every rank executes; rows by table
     command.py    command: a verb of its own for the command line (optional)
 
-and whatever else it needs. The name stands in ``NAMES``; a benchmark outside this package joins by an entry point of the
+and what measures. A benchmark without a ``spec.py`` has ``run(config, run_dir, events)`` and the files that
+``benchlib.spec.unported`` reads. The name stands in ``NAMES``; a benchmark outside this package joins by an entry point of the
 group ``benchlib.benchmarks`` whose name is its own and whose value is its package. The tiers are ``params/tiers/*.yaml``, the
-notebook is ``notebooks/NN_<name>.ipynb`` (of one from outside: in its own folder). Parts are imported when they are used: the front never loads torch.
-One from outside that cannot be imported costs only the commands that need it.
+notebook is ``notebooks/NN_<name>.ipynb`` (of one from outside: in its own folder). Parts are imported when they are used: the
+front never loads torch. One from outside that cannot be imported costs only the commands that need it.
 """
 
 import contextlib
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -34,55 +30,6 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import home
 
 NAMES = ("machine", "squad", "collectives", "parity", "inference", "serving", "seq2seq", "compiled", "parallel")
-LABELS = {"total_s": "Whole run"}  # of metrics that every benchmark has
-
-
-def _nothing(*_: Any) -> list[Any]:
-    return []
-
-
-def _lacks_nothing(*_: Any) -> bool:
-    return False
-
-
-@dataclass(frozen=True)
-class View:
-    """What a benchmark shows first, and its words. All of it may be left out.
-
-    ``headlines`` are the key numbers, by the beginnings of metrics' names (none: the first six metrics), ``labels`` the
-    words for them, ``headings`` those for the result's tables. ``tables(run)`` gives the report other tables than the raw
-    ones, as rows by heading. ``warnings(config, result)`` says what limits the meaning of a result; ``result`` is None
-    where the run left none. ``listing()`` gives tables of what it can run, as rows of texts by heading, for `benchlib list`. ``exports`` are formats of the benchmark alone: name, what it is, ``module:function``; see
-    ``benchlib.show.exports.Export``.
-
-    ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of the name of the metric that counts
-    items per second over all devices, its unit ``samples/s``, ``tokens/s`` ... Beside it the metrics ``flops_per_s`` and
-    ``power_w`` are read, and two facts: ``epoch_items``, how many items an epoch of the whole work has, and ``paid_devices``,
-    how many are paid for where that is not one for each rank (or node of a CPU backend). ``batch`` are the fields of its config
-    whose product with the ranks is the effective batch, ``ways`` those that change how the work is done and not
-    what is done.
-    """
-
-    headlines: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    headings: Mapping[str, str] = field(default_factory=dict)
-    tables: Callable[[Any], dict[str, list[dict[str, Any]]]] | None = None
-    warnings: Callable[[Any, Any], list[str]] = _nothing
-    listing: Callable[[], dict[str, list[dict[str, str]]]] | None = None
-    exports: tuple[tuple[str, str, str], ...] = ()
-    rate: str = ""
-    batch: tuple[str, ...] = ()
-    ways: tuple[str, ...] = ()
-
-    def label(self, metric: str) -> str:
-        """Return the words for a metric: those of the longest beginning of its name that has some."""
-        words = {**LABELS, **self.labels}
-        prefix = max((name for name in words if metric == name or metric.startswith(name + "_")), key=len, default=None)
-        return words[prefix] if prefix else metric.replace("_", " ")
-
-    def heading(self, table: str) -> str:
-        """Return the heading of a table."""
-        return self.headings.get(table, table.replace("_", " ").capitalize())
 
 
 @dataclass(frozen=True)
@@ -98,14 +45,10 @@ class Benchmark:
         """Why a benchmark from outside cannot be loaded, '' where it can: one sentence. Imports what the front needs of it."""
         try:
             if self.joined:
-                _ = self.config, self.checks, self.view, self.command
+                _ = self.config, self.spec, self.command
         except UserError as error:
             return str(error)
         return ""
-
-    def _import(self, file: str = "") -> ModuleType:
-        with self._guarded(file):
-            return importlib.import_module(f"{self.package}.{file}" if file else self.package)
 
     @contextlib.contextmanager
     def _guarded(self, file: str) -> Iterator[None]:
@@ -120,28 +63,24 @@ class Benchmark:
                 f"benchmark {self.name} cannot be loaded, {where}: {type(error).__name__}: {error}; mend or uninstall its package"
             ) from error
 
-    def has(self, file: str) -> bool:
-        """Whether the benchmark has such a file. Imports its package only."""
+    def part(self, file: str, name: str = "", default: Any = None) -> Any:
+        """Return ``name`` of the benchmark's ``file``, or its module; ``default``, where one is given, where it has none."""
         with self._guarded(file):
-            return importlib.util.find_spec(f"{self.package}.{file}") is not None
-
-    def part(self, file: str, name: str, default: Any = None) -> Any:
-        """Return ``name`` of the benchmark's ``file``; ``default``, where one is given, where it has none."""
-        if default is not None and not self.has(file):
-            return default
-        module = self._import(file)
-        with self._guarded(file):
-            return getattr(module, name) if default is None else getattr(module, name, default)
+            module = f"{self.package}.{file}" if file else self.package
+            if default is not None and importlib.util.find_spec(module) is None:
+                return default
+            found: ModuleType = importlib.import_module(module)
+            return (getattr(found, name) if default is None else getattr(found, name, default)) if name else found
 
     @property
     def question(self) -> str:
         """The question that the benchmark answers."""
-        return (self._import().__doc__ or self.name).strip().splitlines()[0]
+        return (self.part("").__doc__ or self.name).strip().splitlines()[0]  # type: ignore[no-any-return]
 
     @property
     def notebook(self) -> Path:
         """Its notebook: among those of the checkout, else in its own folder. Raises ``UserError`` where it has none."""
-        folders = (home() / "notebooks", *map(Path, self._import().__path__))
+        folders = (home() / "notebooks", *map(Path, self.part("").__path__))
         for folder in folders:
             for path in sorted(folder.glob(f"[0-9]*_{self.name}.ipynb")):
                 return path
@@ -152,80 +91,26 @@ class Benchmark:
         """The pydantic model of its parameters."""
         return self.part("config", f"{self.name.capitalize()}Config")
 
+    @functools.cached_property
+    def spec(self) -> Any:
+        """What it states: a ``benchlib.spec.spec.Spec``, or what stands for one."""
+        own = self.part("spec", "SPEC", False)
+        return own or importlib.import_module("benchlib.spec.unported").Unported(self.part)
+
+    @property
+    def measure(self) -> Callable[..., Any]:
+        """``measure(rank)``, what every rank executes: see ``benchlib.runtime.measurement``. Imports torch: for workers only."""
+        return self.part("run", "measure")  # type: ignore[no-any-return]
+
     @property
     def run(self) -> Callable[..., None]:
-        """What every rank executes: ``run(config, run_dir, events)``. Imports torch: for workers only."""
+        """``run(config, run_dir, events)``: the same of one without a spec, which opens the process group and saves by itself."""
         return self.part("run", "run")  # type: ignore[no-any-return]
 
     @property
     def ahead(self) -> Callable[[Any], Any]:
         """``begin(config)``: starts what may load its libraries while a rank imports ``run``."""
-        return self.part("ahead", "begin", _nothing)  # type: ignore[no-any-return]
-
-    @property
-    def checks(self) -> Callable[..., list[Any]]:
-        """``checks(run, comparison)``: its own checks."""
-        return self.part("judge", "checks")  # type: ignore[no-any-return]
-
-    @property
-    def limits(self) -> Callable[..., list[Any]]:
-        """``limits(run)``: how much worse than the baseline its metrics may get."""
-        return self.part("judge", "limits")  # type: ignore[no-any-return]
-
-    @property
-    def reading(self) -> Callable[..., list[str]]:
-        """``reading(run)``: what its numbers say, in sentences."""
-        return self.part("judge", "reading")  # type: ignore[no-any-return]
-
-    @property
-    def published(self) -> Callable[..., list[Any]]:
-        """``published(run)``: which of its values can be placed beside published figures."""
-        return self.part("judge", "published", _nothing)  # type: ignore[no-any-return]
-
-    @property
-    def claims(self) -> Callable[..., Iterable[Any]]:
-        """``claims(numbers)``: its numbers as claims, which the rules of impossible numbers are asked about."""
-        return self.part("judge", "claims", _nothing)  # type: ignore[no-any-return]
-
-    @property
-    def lacks(self) -> Callable[[str, Mapping[str, Any], str], bool]:
-        """``lacks(table, row, column)``: whether a null there has a reason."""
-        return self.part("judge", "lacks", _lacks_nothing)  # type: ignore[no-any-return]
-
-    @property
-    def signed(self) -> Collection[str]:
-        """The columns that may be below zero."""
-        return self.part("judge", "SIGNED", ())  # type: ignore[no-any-return]
-
-    @property
-    def refuse(self) -> Callable[[Any], Any]:
-        """``refuse(config)``: raises ``UserError`` for files that a valid config names and that cannot be used."""
-        return self.part("judge", "refuse", _nothing)  # type: ignore[no-any-return]
-
-    @property
-    def missed(self) -> Callable[[Any], Mapping[str, list[str]] | list[Any]]:
-        """``missed(run)``: by parameter, the values that a run did not do; where the user named them, the exit code says so."""
-        return self.part("judge", "missed", _nothing)  # type: ignore[no-any-return]
-
-    @property
-    def view(self) -> View:
-        """What it shows first, and its words."""
-        return self.part("view", "VIEW", View())  # type: ignore[no-any-return]
-
-    @property
-    def figures(self) -> Mapping[str, Callable[..., Any]]:
-        """The pictures of its report by name: ``draw(run, theme) -> Picture``."""
-        return self.part("figures", "FIGURES", {})  # type: ignore[no-any-return]
-
-    @property
-    def more_figures(self) -> Mapping[str, Callable[..., Any]]:
-        """Those of its notebook alone."""
-        return self.part("figures", "MORE", {})  # type: ignore[no-any-return]
-
-    @property
-    def tables(self) -> Mapping[str, Callable[..., Any]]:
-        """The tables of its report and its notebook, by heading: ``make(run) -> pandas.DataFrame``."""
-        return {**self.part("tables", "TABLES", {}), **self.part("tables", "MORE", {})}
+        return self.part("ahead", "begin", lambda config: None)  # type: ignore[no-any-return]
 
     @property
     def command(self) -> Any:
@@ -253,7 +138,7 @@ def of_run(name: str) -> Benchmark | None:
     return benchmark if benchmark and not benchmark.fault else None
 
 
-def view(benchmark: str) -> View:
-    """Return the view of a benchmark by name; of one that this kit does not have an empty one."""
-    own = of_run(benchmark)
-    return own.view if own else View()
+def spec_of(name: str) -> Any:
+    """Return the spec of a benchmark by name; of one that this kit does not have an empty one."""
+    own = of_run(name)
+    return own.spec if own else importlib.import_module("benchlib.spec.unported").NONE

@@ -4,26 +4,29 @@ The runs take turns, so that a drift of the machine affects all kinds alike. The
 is the worker's. They stay in ``<out>/calibrations/<benchmark>-<tier>-<time>/`` and an interrupted calibration resumes there.
 """
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 from pydantic import BaseModel, ConfigDict
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column, Table
 
 from benchlib.benchmarks import BENCHMARKS
+from benchlib.commands import EXIT_INTERRUPTED, OUT, SET, user_errors
+from benchlib.config.schema import parse_overrides
 from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.core.files import outputs, read_model, write_json
 from benchlib.judge import baselines
 from benchlib.judge import verdict as judging
 from benchlib.judge.calibration import Calibration, calibrate_metric, save_calibration
-from benchlib.judge.regression import RunRecord, limits_of
 from benchlib.launch.launch import execute
 from benchlib.launch.plan import Plan, plan, prepare
+from benchlib.results.record import limits_of, load
 from benchlib.results.run import Run, fingerprint_key
 
 console = terminal.console(least_width=140)
@@ -174,10 +177,10 @@ def _run_all(store: Path, base: Plan, slowed: dict[float, Plan], schedule: list[
 def _judge(base: Plan, runs: Runs) -> Calibration:
     first = runs[0.0][0]
     limits = limits_of(first)
-    records = {share: [RunRecord.of(run, limits) for run in members] for share, members in runs.items()}
-    factors = baselines.run_fingerprint(first)
+    records = {share: [load(run.path) for run in members] for share, members in runs.items()}
+    factors = first.fingerprint
     for run in runs[0.0][1:]:
-        other = baselines.differences(baselines.run_fingerprint(run), factors)
+        other = baselines.differences(run.fingerprint, factors)
         if other:
             raise UserError(
                 f"{run.path}: {other[0][0]} changed from {other[0][2]} to {other[0][1]} during the calibration"
@@ -197,12 +200,35 @@ def _judge(base: Plan, runs: Runs) -> Calibration:
 
 def show(calibration: Calibration) -> None:
     """Print what the gate can tell."""
-    for rows in filter(None, (calibration.rows(), calibration.power_rows())):
-        columns = [Column(name, overflow="fold", no_wrap=name != "planted") for name in rows[0]]
-        table = Table(*columns, box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for row in rows:
-            table.add_row(*(escape(value) for value in row.values()))
-        console.print(table)
+    if rows := calibration.rows():
+        console.print(terminal.table(rows, whole=[name for name in rows[0] if name != "planted"]))
         console.print()
     console.print(escape(calibration.method()), style="dim", soft_wrap=True)
     console.print(escape(calibration.sentence()), soft_wrap=True)
+
+
+@click.command()
+@click.argument("target", required=False)
+@click.option("--tier", "-t", help="How much work each run is. [default: quick]")
+@click.option("--backend", "-b", help="Where, as for `benchlib run`. [default: auto]")
+@SET
+@click.option("--runs", type=click.IntRange(3, 100), help="Unchanged runs. [default: 8]")
+@click.option("--planted", help="Planted slow-downs, as shares; '' for none. [default: 0.15,0.35,0.8]")
+@click.option("--planted-runs", type=click.IntRange(1, 100), help="Runs of each planted slow-down. [default: 2]")
+@OUT
+@click.option(
+    "--resume", type=click.Path(path_type=Path), metavar="FOLDER", help="Continue an interrupted calibration."
+)
+@user_errors
+def verb(pairs: tuple[str, ...], planted: str | None, out: Path | None, resume: Path | None, **asked: Any) -> None:
+    """Measure what the gate of benchmark TARGET can detect on this machine.
+
+    Repeats the benchmark unchanged (A/A) and with planted slow-downs, in turns. Stores the false-alarm rate of the gate and the
+    smallest loss that it detects with 99% power, for reports and later gates. --resume takes all else from the first call.
+    """
+    asked |= {"overrides": parse_overrides(pairs), "planted": None if planted is None else shares(planted)}
+    try:
+        calibrate(request(asked, resume), out, resume and resume.resolve())
+    except Interrupted as error:
+        click.echo(str(error), err=True)
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,6 +1,7 @@
 """``benchlib compare``: read the sides, compare each with the first or all by price, show it in the terminal, as JSON or as a page."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,20 @@ from typing import Any
 import click
 from pydantic import BaseModel
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
+from rich.text import Text
 
+from benchlib.commands import user_errors
 from benchlib.core import text
 from benchlib.core.errors import UserError
 from benchlib.core.files import output_path
 from benchlib.core.terminal import console as terminal_console
-from benchlib.core.terminal import harmless
+from benchlib.core.terminal import harmless, stacked, table
 from benchlib.core.text import quantity
-from benchlib.judge.checks import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
-from benchlib.judge.compare import Argument, Contrast, Factor, Row, contrast, read_argument
+from benchlib.judge.compare import Argument, Contrast, Row, contrast, read_argument
 from benchlib.judge.cost import Worth, parse_deadline, worths
 from benchlib.judge.prices import parse
+from benchlib.results.verdict import EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.show import cost, markup
 
 COLOURS = {"regression": "bold red", "worse": "red", "better": "green", "undecided": "yellow", "differs": "yellow"}
@@ -80,12 +83,8 @@ def exit_code(contrasts: Sequence[Contrast], strict: bool) -> int:
     return EXIT_NOTHING_TO_COMPARE if strict and not all(item.comparable for item in contrasts) else EXIT_PASS
 
 
-def to_json(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
+def to_json(name: str, items: Sequence[BaseModel], notes: Sequence[str]) -> str:
     """Return the whole comparison as JSON."""
-    return _json("contrasts", contrasts, notes)
-
-
-def _json(name: str, items: Sequence[BaseModel], notes: Sequence[str]) -> str:
     rows = [item.model_dump(mode="json") for item in items]
     content = {"schema_version": 1, name: rows, "notes": list(notes)}
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
@@ -173,7 +172,9 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
             factors = [factor for factor in item.factors if factor.decides == decides]
             if factors:
                 console.print(f"\n[bold]{title}[/]")
-                console.print(_factor_table(factors))
+                console.print(
+                    table({"factor": one.name, "reference": one.reference, "compared": one.other} for one in factors)
+                )
         console.print(f"\n[{_TERMINAL[item.tone]}]{escape(item.sentence)}[/]", soft_wrap=True)
         for note in filter(None, (*item.notes, star_note(shown(item, all_metrics)))):
             console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
@@ -184,40 +185,30 @@ def show(contrasts: Sequence[Contrast], notes: Sequence[str], all_metrics: bool)
 
 def _metric_table(item: Contrast, all_metrics: bool, width: int) -> Table:
     """Return the table of metrics; a narrow terminal gets the same numbers on two lines a row."""
-    look: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0), "header_style": "dim"}
-    name, result = Column("metric", overflow="fold"), Column("result", no_wrap=True)
-    rows = [(row, f"[{COLOURS.get(row.word, 'dim')}]{escape(word_text(row))}[/]") for row in shown(item, all_metrics)]
-    if width < _WIDE:
-        narrow = Column("ratio", justify="right", no_wrap=True)
-        table = Table(name, narrow, Column("limit", no_wrap=True), result, **look)
-        for row, word in rows:
-            values = f"{escape(row.metric)}\n[dim]{escape(row.reference)} → {escape(row.other)}[/]"
-            change = f"{escape(change_text(row))}\n[dim]{escape(interval_text(row))}[/]"
-            table.add_row(values, change, f"{escape(row.limit)}\n[dim]{escape(band_text(row))}[/]", word)
-        return table
-    numbers = [
-        Column(head, justify="right", no_wrap=True) for head in ("reference", "compared", "ratio", "98% interval")
-    ]
-    table = Table(name, *numbers, Column("A/A band", no_wrap=True), Column("limit", no_wrap=True), result, **look)
-    for row, word in rows:
-        cells = (row.metric, row.reference, row.other, change_text(row), interval_text(row), band_text(row), row.limit)
-        table.add_row(*(escape(cell) for cell in cells), word)
-    return table
-
-
-def _factor_table(factors: Sequence[Factor]) -> Table:
-    table = Table("factor", "reference", "compared", box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for factor in factors:
-        table.add_row(escape(factor.name), escape(factor.reference), escape(factor.other))
-    return table
+    rows = []
+    for row in shown(item, all_metrics):
+        change, interval, band = change_text(row), interval_text(row), band_text(row)
+        cells: dict[str, str | Text]
+        if width < _WIDE:
+            cells = {
+                "metric": stacked(row.metric, f"{row.reference} → {row.other}"),
+                "ratio": stacked(change, interval),
+                "limit": stacked(row.limit, band),
+            }
+        else:
+            cells = {"metric": row.metric, "reference": row.reference, "compared": row.other, "ratio": change}
+            cells |= {"98% interval": interval, "A/A band": band, "limit": row.limit}
+        rows.append(cells | {"result": Text(word_text(row), COLOURS.get(row.word, "dim"))})
+    numbers = ("reference", "compared", "ratio", "98% interval")
+    return table(rows, right=numbers, whole=(*numbers, "A/A band", "limit", "result"))
 
 
 def html(contrasts: Sequence[Contrast], notes: Sequence[str]) -> str:
     """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
-    filters = {"change": change_text, "interval": interval_text, "band": band_text, "word": word_text}
+    words = {"change": change_text, "interval": interval_text, "band": band_text, "word": word_text}
     sides = [(item, *side_text(item)) for item in contrasts]
     looks = {"star_note": star_note, "tones": TONES, "marks": MARKS}
-    return markup.page("compare.html.j2", filters, contrasts=sides, notes=notes, **looks)
+    return markup.page("compare.html.j2", contrasts=sides, notes=notes, **looks, **words)
 
 
 def write_html(page: str, path: Path) -> None:
@@ -229,22 +220,6 @@ def write_html(page: str, path: Path) -> None:
             temporary.write_text(harmless(page), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def compare_worth(sides: Sequence[str], prices: Sequence[str], deadline: str, as_json: bool, html: Path | None) -> None:
-    """Compare by price and show it, as the command line asks for it.
-
-    Raises ``UserError`` for prices or a deadline that cannot be, before any run is read, and for runs without a rate.
-    """
-    items, notes = worths(sides, parse(prices), parse_deadline(deadline) if deadline else None)
-    if html:
-        write_html(cost.page(items, notes), html)
-    if as_json:
-        click.echo(_json("worth", items, notes))
-    else:
-        show_worth(items, notes)
-    if html:
-        click.echo(f"page: {html}", err=as_json)
 
 
 def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
@@ -272,13 +247,65 @@ def show_worth(items: Sequence[Worth], notes: Sequence[str]) -> None:
 
 
 def _worth_table(item: Worth, shown: range) -> Table:
-    heads = [Column(escape(item.machines[index].label), justify="right", overflow="fold") for index in shown]
-    table = Table(Column("", overflow="fold"), *heads, box=None, padding=(0, 2, 0, 0), header_style="bold")
+    rows = []
     for name, cells in cost.rows(item):
-        words = [
-            f"[{LOOKS[cells[index].mark]}]{escape(' '.join(filter(None, cells[index][:2])))}[/]\n"
-            f"[dim]{escape(cells[index].below)}[/]"
-            for index in shown
-        ]
-        table.add_row(escape(name), *words)
-    return table
+        row: dict[str, str | Text] = {"": name}
+        for index in shown:
+            cell = cells[index]
+            value = Text(" ".join(filter(None, cell[:2])), LOOKS[cell.mark])
+            row[item.machines[index].label] = stacked(value, cell.below)
+        rows.append(row)
+    return table(rows, right=[item.machines[index].label for index in shown])
+
+
+@click.command()
+@click.argument("sides", nargs=-1, metavar="REFERENCE OTHER...")
+@click.option("--all-metrics", is_flag=True, help="Show all metrics, not only key numbers and those with a limit.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole comparison as JSON.")
+@click.option(
+    "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write a page that can be shared."
+)
+@click.option("--strict", is_flag=True, help="Exit with 3 if sides are not comparable.")
+@click.option(
+    "--cost",
+    "prices",
+    multiple=True,
+    metavar="NAME=3.00",
+    help="Compare by price: USD per device hour by run, host or machine, or without names in the order of the sides; "
+    "on-demand or spot takes params/prices.yaml. May be repeated.",
+)
+@click.option(
+    "--deadline", default="", metavar="8h", help="With --cost: which machine is the cheapest within this time?"
+)
+@user_errors
+def verb(
+    sides: tuple[str, ...],
+    all_metrics: bool,
+    as_json: bool,
+    page: Path | None,
+    strict: bool,
+    prices: tuple[str, ...],
+    deadline: str,
+) -> None:
+    """Compare runs with the first one. Each side is a run folder, a folder of runs, a report.html or a baseline.
+
+    All complete runs of a folder are one side. Exit code 1: a metric got worse than its benchmark allows. With --cost or
+    --deadline machines are compared by time, price and energy instead.
+    """
+    items: Any  # of one kind or the other, as are the functions that take them
+    by_price = bool(prices or deadline)
+    if by_price:
+        items, notes = worths(sides, parse(prices), parse_deadline(deadline) if deadline else None)
+    else:
+        items, notes = compare(sides)
+    if page:
+        write_html((cost.page if by_price else html)(items, notes), page)
+    if as_json:
+        click.echo(to_json("worth" if by_price else "contrasts", items, notes))
+    elif by_price:
+        show_worth(items, notes)
+    else:
+        show(items, notes, all_metrics)
+    if page:
+        click.echo(f"page: {page}", err=as_json)
+    sys.exit(EXIT_PASS if by_price else exit_code(items, strict))

@@ -1,11 +1,14 @@
 """``benchlib history``: execute the history notebook headless and render it as ``history.html`` beside the list of runs."""
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.markup import escape
 
+from benchlib.commands import user_errors
 from benchlib.commands.run import shown
 from benchlib.config.schema import nearest, parse_overrides
 from benchlib.core.errors import UserError
@@ -13,13 +16,13 @@ from benchlib.core.files import home, outputs, write_text
 from benchlib.core.imports import importing_jupyter
 from benchlib.core.interrupts import Interrupts
 from benchlib.core.terminal import console as terminal_console
-from benchlib.core.terminal import harmless
-from benchlib.core.text import MARKS
+from benchlib.core.text import look
 from benchlib.judge import trends
 from benchlib.judge.checks import Verdict
 from benchlib.judge.trends import History
 from benchlib.show.headless import execute, parameters_of
-from benchlib.show.report import Exporter, style
+from benchlib.show.report import Outputs
+from benchlib.show.report import page as page_of
 
 with importing_jupyter():
     import nbformat
@@ -27,14 +30,8 @@ with importing_jupyter():
 NAME = "history.html"
 NOTEBOOK = "90_history.ipynb"
 TIMEOUT_S = 600.0
+PICTURES_LIMIT = 900_000  # base64 characters: they are what the page is there for
 console = terminal_console()
-
-
-class _Exporter(Exporter):
-    """The report's exporter with the page of the history, whose pictures are what it is there for."""
-
-    template_file = "history.html.j2"
-    pictures_limit = 900_000
 
 
 def parameters(store: Path | None, pairs: Iterable[str]) -> dict[str, str]:
@@ -63,7 +60,7 @@ def make(store: Path | None, pairs: Iterable[str]) -> int:
     executed = folder / ".history" / "notebook.ipynb"
     _execute(executed, values)
     page = folder / NAME
-    write_text(page, harmless(html(nbformat.read(executed, as_version=4), history, verdict)))
+    write_text(page, html(nbformat.read(executed, as_version=4), history, verdict))
     _print(history, verdict, page)
     return verdict.exit_code()
 
@@ -84,9 +81,7 @@ def _execute(executed: Path, values: dict[str, str]) -> None:
 
 def html(notebook: nbformat.NotebookNode, history: History, verdict: Verdict) -> str:
     """Return the executed notebook under the verdict of a history, as one HTML document that needs nothing else."""
-    resources = {"heading": heading(history, verdict), "seen": {}, "style": style()}
-    body, _ = _Exporter().from_notebook_node(notebook, resources)
-    return body
+    return page_of("history.html.j2", notebook, Outputs(PICTURES_LIMIT, {}), run=heading(history, verdict))
 
 
 def heading(history: History, verdict: Verdict) -> dict[str, Any]:
@@ -94,7 +89,6 @@ def heading(history: History, verdict: Verdict) -> dict[str, Any]:
     days = [f"{run.moment:%Y-%m-%d}" for run in (history.runs[0], history.runs[-1])] if history.runs else []
     return {
         "word": verdict.verdict,
-        "mark": MARKS.get(verdict.verdict, "?"),
         "sentence": verdict.sentence,
         "store": "the demo runs of the kit" if history.demo else history.store.name,
         "runs": f"{len(history.runs):,} run{'s' * (len(history.runs) != 1)}",
@@ -109,6 +103,26 @@ def _print(history: History, verdict: Verdict, page: Path) -> None:
     for check in verdict.checks:
         if check.status in ("FAIL", "AMBIGUOUS"):
             console.print(f"  {check.status}  {escape(check.name)}: {escape(check.reason)}", soft_wrap=True)
-    colour = {"PASS": "green", "FAIL": "red"}.get(verdict.verdict, "yellow")
+    colour = look(verdict.verdict).colour
     console.print(f"[bold {colour}]{verdict.verdict}[/]  {escape(verdict.sentence)}", soft_wrap=True)
     console.print(f"history: {shown(page)}", soft_wrap=True)
+
+
+@click.command()
+@click.option(
+    "--store",
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    help="Folder of runs. [default: outputs]",
+)
+@click.option(
+    "--set",
+    "-s",
+    "pairs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="benchmark, tier, machine, metric, first_day or last_day; may be repeated.",
+)
+@user_errors
+def verb(store: Path | None, pairs: tuple[str, ...]) -> None:
+    """Judge and draw the stored runs: trends, changes of level, machines. Writes history.html."""
+    sys.exit(make(store, pairs))

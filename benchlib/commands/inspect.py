@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from benchlib.commands import user_errors
 from benchlib.core import mlir
 from benchlib.core.definitions import size_text
 from benchlib.core.errors import UserError
 from benchlib.core.files import atomic_path, read_object
+from benchlib.core.terminal import table
 
 
 def inspect(path: Path, picture: Path | None = None) -> None:
@@ -27,13 +28,20 @@ def inspect(path: Path, picture: Path | None = None) -> None:
     names, roles = _arguments(path)
     inspection = mlir.inspect(text, names, roles, str(path))
     console = Console(highlight=False)
-    console.print(_table("operation", [(kind, count) for kind, count in _sorted(inspection.operations)], ("count",)))
+    counts = sorted(inspection.operations.items(), key=lambda item: (-item[1], item[0]))
+    numbers = ("count", "operations", "dots", "weights")
+    console.print(table(({"operation": kind, "count": f"{count:,}"} for kind, count in counts), right=numbers))
     if names:
         rows = [
-            (layer, item.operations, f"{item.dot_flops / 1e9:.3g} GFLOP", size_text(item.weight_bytes))
+            {
+                "layer": layer,
+                "operations": f"{item.operations:,}",
+                "dots": f"{item.dot_flops / 1e9:.3g} GFLOP",
+                "weights": size_text(item.weight_bytes),
+            }
             for layer, item in inspection.layers.items()
         ]
-        console.print(_table("layer", rows, ("operations", "dots", "weights")))
+        console.print(table(rows, right=numbers))
     console.print(f"dots         {inspection.dot_flops:,} FLOPs")
     for name, size in (
         ("arguments", inspection.argument_bytes),
@@ -57,20 +65,6 @@ def _arguments(path: Path) -> tuple[list[str], list[str]]:
     return [name for name, _ in texts], [role for _, role in texts]
 
 
-def _sorted(counts: Any) -> list[tuple[str, int]]:
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _table(first: str, rows: list[Any], columns: tuple[str, ...]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, overflow="fold")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(*(f"{value:,}" if isinstance(value, int) else escape(value) for value in row))
-    return table
-
-
 def _draw(found: mlir.Inspection, picture: Path) -> None:
     from benchlib.show.figures import png
     from benchlib.show.programs import layers
@@ -78,3 +72,15 @@ def _draw(found: mlir.Inspection, picture: Path) -> None:
     rows = [{"layer": name, **vars(item)} for name, item in found.layers.items()]
     with atomic_path(picture) as temporary:
         temporary.write_bytes(png(layers(rows, [(*edge, count) for edge, count in found.edges.items()])))
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="PNG file for the graph by layer.")
+@user_errors
+def verb(file: Path, picture: Path | None) -> None:
+    """Read a StableHLO program (FILE.mlir): check its types, count operations, FLOPs and bytes.
+
+    A manifest beside it, FILE.mlir.json, tells which layer is which.
+    """
+    inspect(file, picture)

@@ -1,12 +1,15 @@
 """``benchlib judge``: apply the rules of impossible numbers to files of any origin, and show the findings."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.text import Text
 
+from benchlib.commands import user_errors
 from benchlib.core import terminal
 from benchlib.core.errors import UserError
 from benchlib.judge.foreign.readers import UnknownFormat, expected, not_read, read_claims
@@ -80,15 +83,12 @@ def _conclusion(judgements: list[Judgement], statements: int) -> tuple[int, str]
 
 def _show(path: Path, name: str, judgements: list[Judgement], sentence: str, code: int) -> None:
     console.print(f"[bold]{escape(str(path))}[/]  {escape(name)}", soft_wrap=True)
-    table = Table(
-        Column("rule", no_wrap=True), Column("status", no_wrap=True), "finding",
-        box=None, padding=(0, 2), header_style="bold",
-    )  # fmt: skip
-    for judgement in sorted(judgements, key=lambda judgement: judgement.status):
-        status = f"[{COLOURS[judgement.status]}]{judgement.status}[/]"
-        table.add_row(escape(judgement.rule.name), status, escape(_reason(judgement)))
-    if judgements:
-        console.print(table)
+    rows = [
+        {"rule": item.rule.name, "status": Text(item.status, COLOURS[item.status]), "finding": _reason(item)}
+        for item in sorted(judgements, key=lambda item: item.status)
+    ]
+    if rows:
+        console.print(terminal.table(rows, whole=("rule", "status")))
     colour = {EXIT_POSSIBLE: "green", EXIT_IMPOSSIBLE: "red"}.get(code, "yellow")
     console.print(f"[{colour}]{escape(sentence)}[/]\n", soft_wrap=True)
 
@@ -104,3 +104,19 @@ def _reason(judgement: Judgement) -> str:
         return "\n".join(lines)
     first, count = (judgement.example, passed) if passed else (judgement.skipped[0], len(judgement.skipped))
     return first + (f" (and {count - 1:,} more)" if count > 1 else "")
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@user_errors
+def verb(files: tuple[Path, ...], as_json: bool) -> None:
+    """Look for impossible numbers in results of any origin.
+
+    FILE is output of nccl-tests (text or JSON), an MLPerf LoadGen summary, a throughput table (CSV, TSV, Markdown),
+    a run folder, report or JSON of the kit, or a claim in neutral JSON.
+
+    \b
+    Exit codes: 0 nothing impossible, 1 something is, 2 a file cannot be read, 3 it reports too little to be judged.
+    """
+    sys.exit(judge_files(files, as_json))

@@ -3,16 +3,19 @@
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.text import Text
 
 from benchlib.benchmarks import BENCHMARKS, Benchmark
+from benchlib.commands import OUT, user_errors
 from benchlib.config import cluster
 from benchlib.config.schema import nearest, read_params, tier_names
 from benchlib.core import terminal
@@ -28,22 +31,16 @@ from benchlib.judge.checks import save_verdict
 from benchlib.judge.disturbed import disturbances
 from benchlib.judge.published import listed
 from benchlib.judge.references import registry
-from benchlib.judge.regression import limits_of
 from benchlib.launch.kubernetes import KUBECTL
 from benchlib.launch.launchers import SLURM, TORCHX
-from benchlib.results import store
 from benchlib.results.metrics import Metric
+from benchlib.results.record import Record, limits_of, load, load_all
 from benchlib.results.run import Run
-from benchlib.results.store import StoredRun
 from benchlib.show import index
 
 console = terminal.console(least_width=120)
 LONGEST_NAME = 46  # of a run in a list: leaves room for verdict, time and number in 80 columns
 ENOUGH_RUNS = 3  # from which on the spread between the accepted runs widens the gate's interval
-
-
-def _table(*columns: str | Column) -> Table:
-    return Table(*columns, box=None, padding=(0, 2), header_style="bold")
 
 
 def _notebook(benchmark: Benchmark) -> str:
@@ -62,44 +59,46 @@ def budget_s(tier: dict[str, Any]) -> float:
 
 def show_kit() -> None:
     """Print benchmarks, tiers, backends and clusters."""
-    table = _table("benchmark", "question", "tiers", "notebook")
     tiers = {name: read_params("tiers", name) for name in tier_names()}
+    rows = []
     for benchmark in BENCHMARKS.values():
+        row: dict[str, Any] = {"benchmark": benchmark.name, "question": "", "tiers": "", "notebook": ""}
         if benchmark.fault:
-            table.add_row(benchmark.name, f"[red]not loadable[/]: {escape(benchmark.fault)}", "", "")
-            continue
-        has = ", ".join(name for name, content in tiers.items() if benchmark.name in content)
-        table.add_row(benchmark.name, benchmark.question, has, _notebook(benchmark))
-    console.print(table)
-    table = _table("tier", "what it is", "time budget of all its benchmarks")
-    for name, content in tiers.items():
-        table.add_row(name, content.get("description", ""), f"at most {duration(budget_s(content))}")
-    console.print(table)
-    table = _table("backend", "what it is", "needs")
-    for backend in BACKENDS.values():
-        table.add_row(
-            backend.name, read_params("backends", backend.name).get("description", ""), escape(backend.install)
+            row["question"] = Text.assemble(("not loadable", "red"), f": {benchmark.fault}")
+        else:
+            has = ", ".join(name for name in tiers if benchmark.name in tiers[name])
+            row |= {"question": benchmark.question, "tiers": has, "notebook": _notebook(benchmark)}
+        rows.append(row)
+    console.print(terminal.table(rows))
+    about = {name: content.get("description", "") for name, content in tiers.items()}
+    budgets = {name: f"at most {duration(budget_s(content))}" for name, content in tiers.items()}
+    console.print(
+        terminal.table(
+            {"tier": name, "what it is": about[name], "time budget of all its benchmarks": budgets[name]}
+            for name in tiers
         )
-    console.print(table)
-    table = _table("cluster", "what it is")
-    for name in cluster.names():
-        table.add_row(name, escape(cluster.load(name).description))
-    console.print(table)
+    )
+    described = {name: read_params("backends", name).get("description", "") for name in BACKENDS}
+    console.print(
+        terminal.table(
+            {"backend": name, "what it is": described[name], "needs": BACKENDS[name].install} for name in BACKENDS
+        )
+    )
+    console.print(
+        terminal.table({"cluster": name, "what it is": cluster.load(name).description} for name in cluster.names())
+    )
     for benchmark in BENCHMARKS.values():
-        if not benchmark.fault and benchmark.view.listing:
-            for title, rows in benchmark.view.listing().items():
+        if not benchmark.fault and benchmark.spec.listing:
+            for title, listed_rows in benchmark.spec.listing().items():
                 console.print(f"\n[bold]{escape(title)}[/]")
-                table = _table(*rows[0])
-                for row in rows:
-                    table.add_row(*map(escape, row.values()))
-                console.print(table)
+                console.print(terminal.table(listed_rows))
     console.print("\n`benchlib doctor` tells which of them this machine has.")
 
 
 def show_runs(out: Path | None) -> None:
     """Print the stored runs, the newest first: name, verdict, time and key number; below it why a run did not pass."""
     folder = out or outputs()
-    runs = store.read(folder)
+    runs = load_all(folder)
     if not runs:
         raise UserError(f"{folder} holds no runs yet: `benchlib run quick` makes the first")
     names = {run.path: terminal.one_line(run.path) for run in runs}
@@ -113,18 +112,17 @@ def show_runs(out: Path | None) -> None:
             console.print(Padding(f"[dim]{escape(terminal.one_line(_sentence(run)))}[/]", (0, 0, 0, 4), expand=False))
 
 
-def _key_number(run: StoredRun, room: int) -> str:
+def _key_number(run: Record, room: int) -> str:
     """Return the first key number that fits; a value without a unit has its label."""
     texts = (value if " " in value else f"{label} {value}" for label, value in index.row(run, None).numbers)
     return next((text for text in map(terminal.one_line, texts) if len(text) <= room), "")
 
 
-def _sentence(run: StoredRun) -> str:
+def _sentence(run: Record) -> str:
     """Return what a run's line says after its verdict."""
-    if run.damaged:
-        remedy = "; `benchlib report` judges it again" if run.damaged.startswith("verdict.json") else ""
-        return f"{run.damaged}{remedy}"
-    return (f"copy of {run.copy_of}: " if run.copy_of else "") + run.sentence
+    judged = any(problem.startswith("verdict.json") for problem in run.problems)
+    remedy = " `benchlib report` judges it again." if judged else ""
+    return (f"copy of {run.copy_of}: " if run.copy_of else "") + run.sentence + remedy
 
 
 def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improved: bool, force: bool = False) -> None:
@@ -136,12 +134,12 @@ def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improve
     for run in runs:
         # The stored verdict may be older than what lies in the folder, or than the baselines.
         verdict = judging.judged(run)
-        baselines.require_acceptable(run, verdict.model_dump())
+        baselines.require_acceptable(run, verdict)
         save_verdict(run.path, verdict)
     runs = [run.refresh() for run in runs]
     limits = limits_of(runs[0])
     for run in runs:
-        for sentence in disturbances(run):
+        for sentence in disturbances(load(run.path)):
             console.print(
                 f"[yellow]disturbed[/]  {escape(terminal.one_line(run.path.name))}: {escape(sentence)}", soft_wrap=True
             )
@@ -149,13 +147,10 @@ def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improve
     accepted = baselines.load_baseline(path)
     count = len(accepted.runs)
     calibration = load_calibration(baselines.folder(), accepted.benchmark, accepted.tier, accepted.key)
-    spreads = baselines.known_spreads(runs[0], limits, calibration, accepted.runs)
+    spreads = baselines.known_spreads(load(runs[0].path), limits, calibration, accepted.runs)
     rows = [row.cells() for row in baselines.widths(accepted, limits, spreads)]
     if rows:
-        table = Table(*rows[0], box=None, padding=(0, 2, 0, 0), header_style="dim")
-        for row in rows:
-            table.add_row(*map(escape, row.values()))
-        console.print(table)
+        console.print(terminal.table(rows))
     console.print(f"accepted: {escape(str(path))}\ncommit this file to share it.", soft_wrap=True)
     if count < ENOUGH_RUNS:
         console.print(
@@ -167,33 +162,23 @@ def accept_baseline(run_dirs: Sequence[Path], reason: str, add: bool, if_improve
 
 def show_baselines() -> None:
     """Print the committed baselines."""
-    table = _table(
-        Column("key", no_wrap=True),
-        "benchmark",
-        "tier",
-        "machine",
-        "ranks",
-        "runs",
-        Column("accepted", no_wrap=True),
-        "reason",
-    )
     refused: dict[Path, str] = {}
     stored = [item for _, item in baselines.stored(refused=refused)]
-    for item in stored:
-        factors = item.fingerprint
-        machine = factors.get("devices") or factors.get("cpu", "")
-        table.add_row(
-            item.key,
-            item.benchmark,
-            item.tier,
-            escape(machine),
-            factors.get("world_size", ""),
-            str(len(item.runs)),
-            day(item.latest.recorded_at),
-            escape(item.latest.reason),
-        )
+    rows = [
+        {
+            "key": item.key,
+            "benchmark": item.benchmark,
+            "tier": item.tier,
+            "machine": item.fingerprint.get("devices") or item.fingerprint.get("cpu", ""),
+            "ranks": item.fingerprint.get("world_size", ""),
+            "runs": len(item.runs),
+            "accepted": day(item.latest.accepted_at or 0),
+            "reason": item.latest.reason,
+        }
+        for item in stored
+    ]
     if stored:
-        console.print(table)
+        console.print(terminal.table(rows, whole=("key", "accepted")))
     if refused:
         raise UserError("\n".join(refused.values()))
     if not stored:
@@ -208,7 +193,7 @@ def show_baseline(key: str) -> None:
         console.print(f"from {escape(record.run)}: {escape(record.reason)}")
     measured = load_calibration(baselines.folder(), item.benchmark, item.tier, item.key)
     limits = {limit.metric: limit for limit in item.limits}
-    table = _table("metric", "value", "limit", "A/A band", "n", "95% interval of the latest run")
+    rows = []
     for metric in item.latest.metrics:
         interval = (
             ""
@@ -218,12 +203,10 @@ def show_baseline(key: str) -> None:
         spread = measured.spread(metric.name) if measured else None
         value, band = _of_all_runs(item, metric, spread)
         limit = limits[metric.name].text(metric.direction) if metric.name in limits else ""
-        table.add_row(metric.name, value, limit, band, str(metric.n), interval)
-    console.print(table)
-    table = _table("factor", "value")
-    for name, value in item.fingerprint.items():
-        table.add_row(name, escape(value))
-    console.print(table)
+        cells = {"metric": metric.name, "value": value, "limit": limit, "A/A band": band, "n": metric.n}
+        rows.append(cells | {"95% interval of the latest run": interval})
+    console.print(terminal.table(rows))
+    console.print(terminal.table({"factor": name, "value": value} for name, value in item.fingerprint.items()))
 
 
 def _of_all_runs(baseline: baselines.Baseline, metric: Metric, calibrated: Spread | None) -> tuple[str, str]:
@@ -237,24 +220,20 @@ def _of_all_runs(baseline: baselines.Baseline, metric: Metric, calibrated: Sprea
 
 def show_doctor() -> int:
     """Print what the machine has and lacks; return 2 where a needed part is missing."""
-
-    table = Table(box=None, padding=(0, 2), show_header=False)
     findings = examine()
+    rows = []
     for item in findings:
-        mark = "[green]yes[/]" if item.ok else "[red]no[/]" if item.needed else "[yellow]no[/]"
-        table.add_row(
-            mark,
-            item.part,
-            escape(item.seen) + (f"\n[dim]{escape(item.remedy)}[/]" if item.remedy and not item.ok else ""),
-        )
-    console.print(table)
+        mark = Text("yes", "green") if item.ok else Text("no", "red" if item.needed else "yellow")
+        seen = terminal.stacked(item.seen, "" if item.ok else item.remedy)
+        rows.append({"ready": mark, "part": item.part, "what was seen": seen})
+    console.print(terminal.table(rows))
     return 2 if any(item.needed and not item.ok for item in findings) else 0
 
 
 # `benchlib references`: the registry of published figures as a table.
 
 
-MARKS = {"trusted": "trusted", "unconfirmed": "[yellow]unconfirmed[/]", "invalid": "[red]invalid[/]"}
+MARKS = {"trusted": "", "unconfirmed": "yellow", "invalid": "red"}
 
 
 def show(metric: str = "", device: str = "") -> None:
@@ -267,25 +246,21 @@ def show(metric: str = "", device: str = "") -> None:
         names = sorted({item.name for item in figures.devices.values() if not device or item.torch})
         where = f" of {metric}" if metric else ""
         raise UserError(f"no published figure{where} for a device like {device!r}: known are {'; '.join(names)}")
-    console = terminal.console(least_width=120)
-    table = Table(
-        Column("published", justify="right", min_width=12),
-        Column("holds for", ratio=3),
-        Column("source", ratio=2, overflow="fold"),
-        Column("validity", no_wrap=True),
-        box=None,
-        padding=(0, 2),
-        header_style="bold",
-    )
-    last = ""
+    shown, last = list[dict[str, str | Text]](), ""
     for item, cells in rows:
         if item.metric != last:
-            table.add_row("", f"[bold]{item.metric.replace('_', ' ')}[/]", "", "")
             last = item.metric
-        notes = f"\n[dim]{escape(cells['notes'])}[/]" if cells["notes"] else ""
-        source = f"{escape(cells['source'])}\n[dim]{escape(cells['date'])}[/]"
-        table.add_row(escape(cells["published"]), escape(cells["conditions"]) + notes, source, MARKS[item.validity])
-    console.print(table)
+            heading = Text(last.replace("_", " "), "bold")
+            shown.append({"published": "", "holds for": heading, "source": "", "validity": ""})
+        shown.append(
+            {
+                "published": cells["published"],
+                "holds for": terminal.stacked(cells["conditions"], cells["notes"]),
+                "source": terminal.stacked(cells["source"], cells["date"]),
+                "validity": Text(item.validity, MARKS[item.validity]),
+            }
+        )
+    console.print(terminal.table(shown, right=("published",), whole=("validity",)))
     count = f"{len(rows)} figure{'s' * (len(rows) != 1)}"
     console.print(f"\n{count}, claimed by their sources; none was measured here. Invalid ones are never compared with.")
 
@@ -296,7 +271,6 @@ def show(metric: str = "", device: str = "") -> None:
 OPTIONAL = (
     ("jupyterlab", "notebooks by hand", "pip install -e '.[notebooks]'"),
     ("papermill", "headless runs and reports", "pip install -e '.[notebooks]'"),
-    ("nbconvert", "HTML reports", "pip install -e '.[notebooks]'"),
     ("ipywidgets", "live progress in JupyterLab", "pip install -e '.[notebooks]'"),
     ("pynvml", "power, temperature and energy of NVIDIA GPUs", "pip install -e '.[nvidia]'"),
     ("amdsmi", "power, temperature and energy of AMD GPUs", "install amd-smi-lib of ROCm and its Python package"),
@@ -419,3 +393,68 @@ def _space() -> Finding:
         "choose another folder with --out DIR",
         needed=True,
     )
+
+
+@click.command()
+@click.option("--runs", is_flag=True, help="List the stored runs instead.")
+@OUT
+@user_errors
+def verb(runs: bool, out: Path | None) -> None:
+    """List benchmarks, tiers, backends and clusters, or the stored runs."""
+    if runs:
+        show_runs(out)
+    else:
+        show_kit()
+
+
+@click.group()
+def baseline() -> None:
+    """Accept, list and show baselines: the runs that later ones are compared with."""
+
+
+@baseline.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option("--reason", required=True, help="Why this run is the new normal; stored in the file.")
+@click.option(
+    "--add", is_flag=True, help="Keep the runs of the baseline as well: several show how much unchanged runs differ."
+)
+@click.option("--if-improved", is_flag=True, help="Accept only where no gated metric gets worse.")
+@click.option("--force", is_flag=True, help="Accept runs whose spread makes a limit more than twice as wide.")
+@user_errors
+def accept(runs: tuple[Path, ...], reason: str, add: bool, if_improved: bool, force: bool) -> None:
+    """Make RUN the baseline of its benchmark, tier and fingerprint. Several runs of one kind are accepted together.
+
+    Of several runs it shows how much they differ and the smallest loss that the gate will find.
+    """
+    accept_baseline(runs, reason, add, if_improved, force)
+
+
+@baseline.command("list")
+@user_errors
+def list_baselines() -> None:
+    """List the committed baselines."""
+    show_baselines()
+
+
+@baseline.command("show")
+@click.argument("key")
+@user_errors
+def one_baseline(key: str) -> None:
+    """Show a baseline's metrics and fingerprint. KEY is a file or the first digits of its name."""
+    show_baseline(key)
+
+
+@click.command()
+@click.option("--metric", "-m", default="", help="Only figures of this metric, such as f1 or matmul_flops.")
+@click.option("--device", "-d", default="", help="Only figures of devices with this in their name, such as h100.")
+@user_errors
+def references(metric: str, device: str) -> None:
+    """List the published figures that runs are placed beside, with conditions, source and validity."""
+    show(metric, device)
+
+
+@click.command()
+@user_errors
+def doctor() -> None:
+    """Show what this machine can run, what is missing and how to install it."""
+    sys.exit(show_doctor())

@@ -1,13 +1,11 @@
 """`benchlib run --dry-run` and `--manifest`: what would run. A tier is a table, a benchmark is shown in full. Starts nothing."""
 
 import shlex
-import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.text import Text
 
 from benchlib.core import terminal
 from benchlib.core.errors import UserError
@@ -15,12 +13,11 @@ from benchlib.core.files import outputs
 from benchlib.core.text import duration
 from benchlib.launch.launchers import LAUNCHERS
 from benchlib.launch.plan import Plan
-from benchlib.results import store
 from benchlib.results.run import run_path
 from benchlib.show.headless import NOTEBOOK_S
 
 console = terminal.console(least_width=120)
-LATEST = 5  # runs of a benchmark whose median time is shown
+NUMBERS = ("budget", "ended after")
 
 
 def submission(planned: Plan, out: Path | None) -> str:
@@ -50,52 +47,27 @@ def show(planned: Sequence[Plan], out: Path | None, everything: bool = False) ->
     """Print a table of several plans; a single one, or with ``everything`` all of them, in full."""
     folder = out or outputs()
     if len(planned) > 1 and not everything:
-        _overview(planned, folder)
+        _overview(planned)
         return
     for plan in planned:
         _in_full(plan, folder, everything)
 
 
-def _overview(planned: Sequence[Plan], out: Path) -> None:
-    """Print a row per benchmark: its work, how long its ranks worked in the latest runs of ``out``, and its limits."""
-    took = _took(out)
-    table = Table(
-        "benchmark",
-        "work",
-        *(Column(name, justify="right", no_wrap=True) for name in ("took", "budget", "ended after")),
-        box=None,
-        padding=(0, 2, 0, 0),
-        header_style="dim",
-    )
-    worked_s, budgets_s = [], 0.0
-    for plan in planned:
-        config = plan.config
-        if plan.unavailable:
-            table.add_row(config.benchmark, f"[yellow]SKIPPED[/]: {escape(plan.unavailable)}", "", "", "")
-            continue
-        earlier = took[config.benchmark, config.tier, config.backend][-LATEST:]
-        time = f"{statistics.median(earlier):.0f} s" if earlier else "-"
-        worked_s += [statistics.median(earlier)] if earlier else []
-        budgets_s += config.budget_s
-        limits = (f"{config.budget_s:.0f} s", f"{config.hard_limit_s:.0f} s")
-        table.add_row(config.benchmark, escape(config.expected_work()), time, *limits)
+def _overview(planned: Sequence[Plan]) -> None:
+    """Print a row per benchmark: its work and its limits."""
+    rows = list[dict[str, str | Text]]()
+    for config, unavailable in ((plan.config, plan.unavailable) for plan in planned):
+        work = Text.assemble(("SKIPPED", "yellow"), f": {unavailable}") if unavailable else config.expected_work()
+        limits = ("", "") if unavailable else (f"{config.budget_s:.0f} s", f"{config.hard_limit_s:.0f} s")
+        rows.append({"benchmark": config.benchmark, "work": work, "budget": limits[0], "ended after": limits[1]})
     config = planned[0].config
-    console.print(f"[bold]tier {config.tier}[/], backend {config.backend}: {table.row_count} benchmarks")
-    console.print(table)
-    latest = f"; the ranks of the latest runs here took {duration(sum(worked_s))} in all" if worked_s else ""
-    console.print(f"at most {duration(budgets_s)} by the budgets{latest}")
+    console.print(f"[bold]tier {config.tier}[/], backend {config.backend}: {len(rows)} benchmarks")
+    console.print(terminal.table(rows, right=NUMBERS, whole=NUMBERS))
+    budgets_s = sum(plan.config.budget_s for plan in planned if not plan.unavailable)
+    console.print(f"at most {duration(budgets_s)} by the budgets")
     console.print(
         f"[dim]in full, with command lines: benchlib run {config.benchmark} --tier {config.tier} --dry-run; all of them: --dry-run --all[/]"
     )
-
-
-def _took(out: Path) -> dict[tuple[str, str, str], list[float]]:
-    """Return how long the ranks of stored runs worked, in seconds, by benchmark, tier and backend; the latest last."""
-    times = defaultdict(list)
-    for run in store.read(out):
-        if run.ended and run.word in ("PASS", "FAIL", "AMBIGUOUS") and not run.copy_of:
-            times[run.benchmark, run.tier, run.backend].append(run.ended - run.started)
-    return times
 
 
 def _in_full(planned: Plan, out: Path, everything: bool) -> None:
@@ -106,24 +78,18 @@ def _in_full(planned: Plan, out: Path, everything: bool) -> None:
         f"[bold]{config.benchmark}[/], tier {config.tier}, backend {config.backend}"
         + (f" [yellow](not available: {escape(planned.unavailable)})[/]" if planned.unavailable else "")
     )
-    table = Table(
-        Column("parameter", no_wrap=True),
-        "value",
-        Column("from", no_wrap=True),
-        "meaning",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
+    rows = []
     for name, field in type(config).model_fields.items():
         asked = "" if name in ("benchmark", "tier", "backend") else "default"
         origin = planned.resolved.origins.get(name, asked)
         if origin in ("", "default") and not everything:
             continue
-        style = "dim" if origin == "default" else None
-        table.add_row(name, escape(str(getattr(config, name))), origin, escape(field.description or ""), style=style)
-    console.print(table)
+        cells = {"parameter": name, "value": getattr(config, name), "from": origin, "meaning": field.description or ""}
+        style = "dim" if origin == "default" else ""
+        rows.append({head: Text(str(cell), style) for head, cell in cells.items()})
+    console.print(terminal.table(rows, whole=("parameter", "from")))
     if not everything:
-        left = len(type(config).model_fields) - table.row_count - 3
+        left = len(type(config).model_fields) - len(rows) - 3
         console.print(
             f"[dim]{left} more parameters have their defaults: --dry-run --all shows them with their meaning[/]"
         )

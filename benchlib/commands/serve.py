@@ -3,11 +3,30 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
+import click
 
-def serve(options: Mapping[str, Any]) -> None:
-    """Replace this process by a server with those options that were given; signals and the exit code are then its own."""
+
+@click.command()
+@click.option("--engine", required=True, help="What answers: sim, static, continuous.")
+@click.option("--model", help="Hub name, folder, tiny, or llama3-8b-random. [default: tiny, the kit's own]")
+@click.option("--device", help="Where: cpu, cuda, xpu, mps. [default: cpu]")
+@click.option("--precision", help="fp32, bf16 or fp16. [default: fp32]")
+@click.option("--slots", type=click.IntRange(1), help="Queries that are worked on at once. [default: 8]")
+@click.option("--threads", type=click.IntRange(0), help="CPU threads of torch; 0: its own default. [default: 0]")
+@click.option("--fixed-length", is_flag=True, default=None, help="Ignore the end of a text: max_tokens each time.")
+@click.option("--step-ms", type=click.FloatRange(0), help="sim: time of one token. [default: 10]")
+@click.option("--host", help="Address to listen on; any but this machine's own needs a token. [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="0: any free one. [default: 8000]")
+@click.option("--token-file", help="File with the bearer token. [default: the variable BENCHLIB_TOKEN]")
+@click.option("--max-queue", type=click.IntRange(1), help="Open requests; beyond them 429. [default: 4096]")
+@click.option("--max-body", type=click.IntRange(1), help="Bytes of a request; beyond them 413. [default: 4 MiB]")
+@click.option("--drain-s", type=click.FloatRange(0), help="Seconds to finish what it has after SIGTERM. [default: 60]")
+def verb(**options: Any) -> None:
+    """Serve a language model over HTTP, until SIGTERM: a worker for `benchlib run serving --set workers=http://HOST:PORT`.
+
+    It speaks OpenAI's completions with token ids, /health and /metrics.
+    """
     given = {name: value for name, value in options.items() if value is not None}
     os.execv(sys.executable, [sys.executable, "-m", "benchlib.workloads.llm.server", json.dumps(given)])

@@ -7,13 +7,12 @@
 Bandwidths are Gbit/s of one direction, as a data sheet states them. They are claims: each needs its source.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from benchlib.core.errors import UserError, nearest
+from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_yaml
 
 ELSEWHERE = ("slurm", "kubernetes", "torchx")  # launchers whose ranks are not on this machine
@@ -107,21 +106,12 @@ class Node(_Written):
     env: Env = Field({}, description="environment of the ranks, as in NCCL_SOCKET_IFNAME: eth0")
 
 
-class Group(_Written):
+class Group(Node):
     """Some of the nodes, of another vendor say; what is left out is as in the section around it."""
 
     name: str = Field(pattern=LABEL, max_length=15)
     nodes: int = Field(ge=1, le=4096)
     backend: Literal["", "cpu", "cuda", "rocm", "xpu", "tpu"] = Field("", description="of its ranks; '': the run's own")
-    image: str | None = Field(None, pattern=IMAGE)
-    resource: str | None = Field(None, pattern=RESOURCE)
-    devices: int | None = Field(None, ge=0, le=1024)
-    cpu: str | None = Field(None, pattern=QUANTITY)
-    memory: str | None = Field(None, pattern=QUANTITY)
-    shm: str | None = Field(None, pattern=QUANTITY)
-    node_selector: dict[str, str] | None = None
-    tolerations: tuple[Toleration, ...] | None = None
-    env: Env | None = None
 
 
 class Kubernetes(Node):
@@ -158,7 +148,7 @@ class Kubernetes(Node):
     def _a_folder_of_its_own(cls, path: str) -> str:
         parts = path.split("/")
         if {".", ".."} & set(parts) or f"/{parts[1]}" in TAKEN:
-            raise ValueError(f"has to be an absolute path without . and .., and outside {', '.join(TAKEN)}")
+            raise ValueError(f"{path!r} has to be an absolute path without . and .., and outside {', '.join(TAKEN)}")
         return path
 
     @model_validator(mode="after")
@@ -177,8 +167,9 @@ class Kubernetes(Node):
 
     def node(self, group: Group) -> Node:
         """Return what a pod of a group asks for."""
-        own = {name: value for name in Node.model_fields if (value := getattr(group, name)) is not None}
-        return Node(**{name: getattr(self, name) for name in Node.model_fields} | own)
+        return Node(
+            **{name: getattr(group if name in group.model_fields_set else self, name) for name in Node.model_fields}
+        )
 
 
 class Slurm(_Written):
@@ -270,31 +261,4 @@ def load(name: str) -> Cluster:
     try:
         return Cluster.model_validate(values)
     except ValidationError as error:
-        raise UserError("\n".join(f"{path}: {_explain(item)}" for item in error.errors())) from None
-
-
-def _explain(item: Mapping[str, Any]) -> str:
-    where = ".".join(map(str, item["loc"]))
-    if item["type"] == "extra_forbidden":
-        return f"{where}: no such field: {nearest(str(item['loc'][-1]), _fields(item['loc'][:-1]))}"
-    message = str(item["msg"]).removeprefix("Value error, ")
-    given = "" if isinstance(item["input"], dict | BaseModel) else f" = {item['input']!r}"
-    return f"{where}{given}: {message}"
-
-
-def _fields(place: tuple[int | str, ...]) -> list[str]:
-    """Return the names that a section of a profile knows; ``place`` leads to it from the top."""
-    section: type[BaseModel] = Cluster
-    for step in place:
-        section = _SECTIONS.get(step, section)  # an index of a list stays in its section
-    return list(section.model_fields)
-
-
-_SECTIONS: dict[int | str, type[BaseModel]] = {
-    "links": Links,
-    "kubernetes": Kubernetes,
-    "slurm": Slurm,
-    "torchx": Torchx,
-    "groups": Group,
-    "tolerations": Toleration,
-}
+        raise UserError(f"{path}: {explained(error, Cluster)}") from None

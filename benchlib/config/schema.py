@@ -9,17 +9,16 @@ import math
 import shlex
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from benchlib.benchmarks import BENCHMARKS, loadable
 from benchlib.config import cluster
-from benchlib.core.errors import UserError, nearest
+from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_json, read_yaml, write_json
 from benchlib.core.machine import BACKENDS, MOVES
 
@@ -90,34 +89,25 @@ class BaseConfig(BaseModel):
     EXCLUSIVE: ClassVar[dict[str, str]] = {}
     # Metrics whose limit is an amount in their unit, as points of F1; that of all others is a share of the baseline.
     AMOUNTS: ClassVar[tuple[str, ...]] = ()
+    # Fields that there were, with what to use instead.
+    GONE: ClassVar[dict[str, str]] = {}
     # Fields that a validator sets, by the field that decides: the origin of such a value names it.
     FOLLOWS: ClassVar[dict[str, str]] = {"launcher": "collective"}
 
-    @model_validator(mode="before")
+    @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_values_as_numbers(cls, values: Any) -> Any:
-        # pydantic reads True as the number 1; a user who wrote steps=true meant something else.
-        if isinstance(values, dict):
-            for name, value in values.items():
-                field = cls.model_fields.get(name)
-                if isinstance(value, bool) and field and bool not in _members(field.annotation):
-                    raise ValueError(f"{name} = {value!r}: expected {expectation(field)}")
-        return values
-
-    @model_validator(mode="before")
-    @classmethod
-    def _choices_of_numbers_from_text(cls, values: Any) -> Any:
-        # Of the command line come texts; pydantic reads them as numbers, but not in a Literal.
-        if isinstance(values, dict):
-            for name, value in values.items():
-                field = cls.model_fields.get(name)
-                choices = (
-                    typing.get_args(field.annotation)
-                    if field and typing.get_origin(field.annotation) is Literal
-                    else ()
-                )
-                values = {**values, name: next((choice for choice in choices if str(choice) == value), value)}
-        return values
+    def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
+        """Read what pydantic does not, or reads otherwise: "fp32,bf16", "null", a choice of numbers; True is no number."""
+        members = _members(cls.model_fields[info.field_name or ""].annotation)
+        kind = typing.get_origin(members[0])
+        if isinstance(value, bool) and bool not in members:
+            raise ValueError(f"got {value}, and only switches are true or false")
+        if isinstance(value, str) and kind is list:
+            inner = value.removeprefix("[").removesuffix("]")
+            return [part.strip() for part in inner.split(",") if part.strip()]
+        if kind is Literal:
+            return next((choice for choice in typing.get_args(members[0]) if str(choice) == value), value)
+        return None if value == "null" and type(None) in members else value
 
     @model_validator(mode="before")
     @classmethod
@@ -146,49 +136,46 @@ class BaseConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _mpi_needs_its_launcher(self) -> "BaseConfig":
-        if self.collective == "mpi" and self.launcher not in ("mpirun", "slurm"):
-            raise ValueError(
-                f"collective = mpi with launcher = {self.launcher}: MPI starts its ranks itself: leave launcher out (mpirun) or set launcher=slurm"
-            )
+    def _ranks_can_start(self) -> "BaseConfig":
+        for fault in self._start_faults():
+            raise ValueError(fault)
         return self
 
-    @model_validator(mode="after")
-    def _each_rank_has_a_group(self) -> "BaseConfig":
-        names = [name.strip() for name in self.exchange_groups.split(",")] if self.exchange_groups else []
+    def _start_faults(self) -> Iterator[str]:
+        """Yield why the ranks cannot be started as the fields together ask for."""
+        launcher, names = self.launcher, [name.strip() for name in self.exchange_groups.split(",")]
         given = f"exchange_groups = {self.exchange_groups!r}"
-        if names and self.collective != "hierarchical":
-            raise ValueError(f"{given} are groups of collective=hierarchical: set it, or leave them out")
-        if names and len(names) != self.world_size:
-            raise ValueError(
+        if self.collective == "mpi" and launcher not in ("mpirun", "slurm"):
+            yield (
+                f"collective = mpi with launcher = {launcher}: MPI starts its ranks itself: leave launcher out (mpirun) "
+                "or set launcher=slurm"
+            )
+        if self.exchange_groups and self.collective != "hierarchical":
+            yield f"{given} are groups of collective=hierarchical: set it, or leave them out"
+        if self.exchange_groups and len(names) != self.world_size:
+            yield (
                 f"{given} names the groups of {len(names)} ranks, and nproc({self.nproc}) × nnodes({self.nnodes}) are "
                 f"{self.world_size}: give a name for each"
             )
-        if "" in names:
-            raise ValueError(f"{given}: rank {names.index('')} has no group: give a name for each rank, as in a,a,b")
-        return self
-
-    @model_validator(mode="after")
-    def _nodes_need_torchrun(self) -> "BaseConfig":
-        if self.launcher == "local" and (self.nnodes > 1 or self.rdzv_endpoint):
-            raise ValueError(
-                f"nnodes = {self.nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need launcher=torchrun (or, for nnodes alone, kubernetes, slurm, torchx)"
+        if self.exchange_groups and "" in names:
+            yield f"{given}: rank {names.index('')} has no group: give a name for each rank, as in a,a,b"
+        if launcher == "local" and (self.nnodes > 1 or self.rdzv_endpoint):
+            yield (
+                f"nnodes = {self.nnodes} and rdzv_endpoint = {self.rdzv_endpoint!r} need launcher=torchrun (or, for nnodes "
+                "alone, kubernetes, slurm, torchx)"
             )
-        if self.launcher == "torchrun" and self.nnodes > 1 and not self.rdzv_endpoint:
-            raise ValueError(f"nnodes = {self.nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet")
-        if self.max_restarts and self.launcher in ("local", "mpirun"):
-            raise ValueError(
-                f"max_restarts = {self.max_restarts} with launcher={self.launcher}: torchrun restarts ranks, set launcher=torchrun"
+        if launcher == "torchrun" and self.nnodes > 1 and not self.rdzv_endpoint:
+            yield f"nnodes = {self.nnodes} needs rdzv_endpoint=HOST:PORT, the address where the nodes meet"
+        if self.max_restarts and launcher in ("local", "mpirun"):
+            yield (
+                f"max_restarts = {self.max_restarts} with launcher={launcher}: torchrun restarts ranks, set "
+                "launcher=torchrun"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_process_stays_one(self) -> "BaseConfig":
         if self.ONE_PROCESS and self.world_size > 1:
-            raise ValueError(
-                f"nproc = {self.nproc} and nnodes = {self.nnodes}: {self.benchmark} is the work of one process on one device, leave both at 1"
+            yield (
+                f"nproc = {self.nproc} and nnodes = {self.nnodes}: {self.benchmark} is the work of one process on one "
+                "device, leave both at 1"
             )
-        return self
 
     @field_validator("rdzv_endpoint")
     @classmethod
@@ -278,43 +265,6 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def _bounds(item: Any) -> str:
-    """Return the limits of a list's numbers in words: those given with ``Annotated``, else that of ``PositiveInt``."""
-    limits = [limit for about in getattr(item, "__metadata__", ()) for limit in getattr(about, "metadata", ())]
-    least = next((limit.ge for limit in limits if hasattr(limit, "ge")), None)
-    most = next((limit.le for limit in limits if hasattr(limit, "le")), None)
-    return "above 0" if least is None or most is None else f"from {least} to {most}"
-
-
-def expectation(field: FieldInfo) -> str:
-    """Describe the values that a field takes: ``a whole number >= 1``, ``one of fp32, bf16, fp16``."""
-    words = []
-    for member in _members(field.annotation):
-        if typing.get_origin(member) is list:
-            (inner,) = typing.get_args(member)
-            options = typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
-            kind = "of " + ", ".join(map(str, options)) if options else f"of numbers {_bounds(inner)}"
-            words.append(f"a list {kind}, separated by commas")
-        elif typing.get_origin(member) is dict:
-            words.append("a table METRIC: NUMBER >= 0, or --set limits.METRIC=NUMBER")
-        elif typing.get_origin(member) is Literal:
-            words.append("one of " + ", ".join(str(value) or "''" for value in typing.get_args(member)))
-        elif member is type(None):
-            words.append("null")
-        else:
-            names = {
-                dict[str, float]: "a table of numbers >= 0",
-                int: "a whole number",
-                float: "a number",
-                bool: "true or false",
-                str: "text",
-            }
-            words.append(names.get(member, str(member)))
-    signs = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-    limits = [f"{sign} {getattr(item, key)}" for item in field.metadata for key, sign in signs if hasattr(item, key)]
-    return " or ".join(words) + (" " + " and ".join(limits) if limits else "")
-
-
 def config_class(benchmark: str) -> type[BaseConfig]:
     """Return the config class of a benchmark; an unknown name is a ``UserError`` with the nearest one."""
     if benchmark not in BENCHMARKS:
@@ -324,8 +274,11 @@ def config_class(benchmark: str) -> type[BaseConfig]:
 
 def check_names(benchmark: str, names: Iterable[str], where: str = "") -> None:
     """Raise ``UserError`` for the first name that the benchmark's config does not have; a file is named as ``where``."""
-    fields = config_class(benchmark).model_fields
+    cls = config_class(benchmark)
+    fields = cls.model_fields
     for name in names:
+        if name in cls.GONE:
+            raise UserError(f"{where}{benchmark} has no {name} any more: {cls.GONE[name]}")
         if name not in fields and not str(name).startswith("limits."):  # one metric's limit
             raise UserError(f"{where}unknown parameter {name!r} for {benchmark}: {nearest(str(name), fields)}")
 
@@ -438,34 +391,10 @@ def build(benchmark: str, values: Mapping[str, Any]) -> BaseConfig:
     """Validate ``values`` into the benchmark's config; every wrong value is named in one ``UserError``."""
     cls = config_class(benchmark)
     check_names(benchmark, values)
-    plain = {name: _plain(cls.model_fields[name].annotation, value) for name, value in values.items()}
     try:
-        return cls.model_validate(plain)
+        return cls.model_validate(values)
     except ValidationError as error:
-        raise UserError("\n".join(_explain(cls, item) for item in error.errors())) from None
-
-
-def _plain(annotation: Any, value: Any) -> Any:
-    """Read a text of a command line: "null" is the empty value and "fp32,bf16" a list; pydantic reads numbers itself."""
-    if not isinstance(value, str):
-        return value
-    if value == "null" and type(None) in _members(annotation):
-        return None
-    if typing.get_origin(annotation) is list:
-        inner = value.removeprefix("[").removesuffix("]")
-        return [part.strip() for part in inner.split(",") if part.strip()]
-    return value
-
-
-def _explain(cls: type[BaseConfig], item: Mapping[str, Any]) -> str:
-    name = str(item["loc"][0]) if item["loc"] else ""
-    if name in cls.model_fields and item["type"] == "value_error":  # a validator's own words say more than the type
-        return f"{name}: {str(item['msg']).removeprefix('Value error, ')}"
-    if name in cls.model_fields:
-        given = repr(item["input"])
-        given = given if len(given) <= 200 else f"{given[:200]}..."
-        return f"{name} = {given}: expected {expectation(cls.model_fields[name])}"
-    return str(item["msg"]).removeprefix("Value error, ")
+        raise UserError(explained(error, cls)) from None
 
 
 def resolve(
@@ -528,7 +457,7 @@ def load_config(run_dir: Path | str, file: Path | str = "config.json") -> BaseCo
     try:
         return build(str(values["benchmark"]), values)
     except UserError as error:
-        raise UserError(f"{path}: not a config of this version: {'; '.join(str(error).splitlines())}") from None
+        raise UserError(f"{path}: not a config of this version: {error}") from None
 
 
 def changes(config: BaseConfig, origins: Mapping[str, str]) -> list[tuple[str, str, str, str]]:

@@ -4,7 +4,14 @@ import difflib
 import os
 import tempfile
 import traceback
+import typing
 from collections.abc import Iterable
+from typing import Any
+
+if typing.TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+MOST_FAULTS = 4  # of a file or of a command line that are named at once
 
 
 class OneLine:
@@ -71,3 +78,41 @@ def nearest(name: str, names: Iterable[str]) -> str:
     close = [item for item in available if "_" in item and "".join(word[:1] for word in item.split("_")) == name]
     close = close or difflib.get_close_matches(name, available, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else "known: " + ", ".join(available)
+
+
+def explained(error: "ValidationError", model: "type[BaseModel] | None" = None) -> str:
+    """Return what pydantic found wrong: each field with the value given and the constraint.
+
+    For a name that is not known, the nearest one of its section in ``model``.
+    """
+    faults = error.errors(include_url=False)
+    told = [_fault(dict(item), model) for item in faults[:MOST_FAULTS]]
+    return "; ".join([*told, *([f"and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else [])])
+
+
+def _fault(item: dict[str, Any], model: "type[BaseModel] | None") -> str:
+    where = ".".join(map(str, item["loc"]))
+    if item["type"] == "extra_forbidden":
+        near = f": {nearest(str(item['loc'][-1]), _fields(model, item['loc'][:-1]))}" if model else ""
+        return f"{where}: no such field{near}"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    # A validator names the value itself, or leaves it out because it is a secret.
+    plain = item["type"] != "value_error" and isinstance(item["input"], (str, int, float, type(None)))
+    given = repr(item["input"]) if plain else ""
+    given = f" = {given if len(given) <= 200 else f'{given[:200]}...'}" if given else ""
+    return f"{where}{given}: {message}" if where else message
+
+
+def _fields(model: "type[BaseModel]", place: tuple[int | str, ...]) -> Iterable[str]:
+    """Return the names that a section of a model knows; ``place`` leads to it from the top."""
+    for step in place:  # an index of a list stays in its section
+        field = model.model_fields.get(str(step))
+        model = (_section(field.annotation) if field else None) or model
+    return model.model_fields
+
+
+def _section(annotation: Any) -> "type[BaseModel] | None":
+    """Return the model that a field holds, alone or in a list or union."""
+    if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
+        return annotation
+    return next(filter(None, map(_section, typing.get_args(annotation))), None)

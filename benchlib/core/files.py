@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from benchlib.core.errors import StorageError, UserError
+from benchlib.core.errors import StorageError, UserError, explained
 
 PACKAGE = Path(__file__).resolve().parents[1]
 Model = TypeVar("Model", bound=BaseModel)
@@ -310,9 +310,7 @@ def read_model(path: Path | str, model: type[Model], what: str, known_schema: in
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: not {what} ({where + ': ' if where else ''}{first['msg']})") from None
+        raise UserError(f"{path}: not {what} ({explained(error)})") from None
 
 
 def check_schema(path: Path | str, value: Any, newest: int) -> None:

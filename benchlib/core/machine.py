@@ -72,7 +72,6 @@ PACKAGES = (
     "pyarrow",
     "jupyterlab",
     "papermill",
-    "nbconvert",
     "ipywidgets",
 )
 PROBE_TIMEOUT_S = 300

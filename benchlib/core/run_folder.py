@@ -13,7 +13,6 @@ import contextlib
 import fnmatch
 import hashlib
 import os
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,7 +165,7 @@ def file_faults(run_dir: Path, verdict: bool = True) -> list[str] | None:
     Raises ``UserError`` where ``files.json`` itself is damaged.
     """
     path = run_dir / FILES
-    if not path.exists():
+    if not os.path.lexists(path):
         return [f"{FILES} is missing"] if _was_listed(run_dir) else None
     listed = read_object(path, {"files": dict}, SCHEMA)
     files = listed["files"]
@@ -219,7 +218,7 @@ def _fault(run_dir: Path, name: str, wanted: Any, manifest: Path) -> str:
 
 def samples_fault(path: str) -> str:
     """Return what is wrong with a Parquet file as far as its two ends tell; '' where both are as they should be."""
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait
+    if not os.path.isfile(path):  # opening a pipe would wait
         return "expected a file"
     with open(path, "rb") as handle:
         begin = handle.read(len(_MAGIC))

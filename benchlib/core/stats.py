@@ -256,3 +256,20 @@ def fit_alpha_beta(sizes: Sequence[float], seconds: Sequence[float]) -> AlphaBet
         reason = f"the times of {len(x)} sizes do not fit a line: the best one misses them by {residual:.0%}, more than {MOST_RESIDUAL:.0%}"
         return AlphaBeta(residual=residual, points=len(x), reason=reason)
     return AlphaBeta(float(alpha), float(beta), residual, len(x))
+
+
+def thinned(samples: Sequence[float], kept: int) -> list[float]:
+    """Return the samples as they are, or of more than ``kept`` those with the ranks (i + 1/2) / kept, in their order.
+
+    The ranks keep the median and the spread (every second sample of a series that alternates would not), the order keeps
+    where a level shifted.
+    """
+    return [float(samples[place]) for place in kept_places(samples, kept)]
+
+
+def kept_places(samples: Sequence[float] | np.ndarray, kept: int) -> Sequence[int]:
+    """Return where the samples stand that ``thinned`` keeps."""
+    if len(samples) <= kept:
+        return range(len(samples))
+    places = np.argsort(np.asarray(samples, dtype=float), kind="stable")
+    return np.sort(places[((np.arange(kept) + 0.5) * len(samples) / kept).astype(int)]).tolist()  # type: ignore[no-any-return]

@@ -5,13 +5,16 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.control import Control
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 # Escape sequences as a whole, then what is left of control characters (C0 but tab and line feed, C1), and the marks that
 # turn the direction of writing or break lines: they make a line read as something else.
@@ -84,3 +87,23 @@ def console(*, stderr: bool = False, least_width: int = 0) -> Console:
         made.width = made.width if "COLUMNS" in os.environ else max(made.width, least_width)
     made.push_render_hook(_Harmless())
     return made
+
+
+def table(rows: Iterable[Mapping[str, object]], right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
+    """Return records as a table, a column for each name in the first: ``right`` ones aligned so, ``whole`` ones never wrapped.
+
+    A cell is shown as its text, without markup; a ``Text`` has styles of its own.
+    """
+    records = list(rows)
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in records[0] if records else ():
+        look = {"no_wrap": True} if name in whole else {"overflow": "fold"}
+        made.add_column(escape(name), justify="right" if name in right else "left", **look)  # type: ignore[arg-type]
+    for record in records:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in record.values()))
+    return made
+
+
+def stacked(first: str | Text, second: str) -> Text:
+    """Return a cell of two lines, the second one dim; without it a cell of one."""
+    return Text.assemble(first, (f"\n{second}" if second else "", "dim"))

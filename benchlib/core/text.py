@@ -4,7 +4,7 @@ import datetime
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 GROUPS = (
     ("measured", "Measured", "taken on this machine, in this run unless the note names another"),
@@ -12,23 +12,64 @@ GROUPS = (
     ("claimed", "Claimed", "stated by a document or a vendor, not checked here"),
     ("not_available", "Not available", "this machine or this run cannot give it"),
 )
-MARKS = {
-    "PASS": "✓",
-    "FAIL": "✗",
-    "BROKEN": "✗",
-    "AMBIGUOUS": "≈",
-    "SKIPPED": "–",
-    "NO_BASELINE": "○",
-    "NOT_COMPARABLE": "≠",
-    "RUNNING": "▸",
-    "UNFINISHED": "…",
-    "STOPPED": "■",
-    "DAMAGED": "!",
-    "DIFFERS": "≈",
-    "INCOMPLETE": "–",
+
+
+class Look(NamedTuple):
+    """How a status word is shown: a sign for readers who see no colour, the tone of pages, the colour of terminals, its meaning."""
+
+    mark: str
+    tone: str
+    colour: str
+    meaning: str
+
+
+# The words for runs and checks, the worst first: what is listed first, and what stands for several. As docs/verdicts.md has them.
+WORDS = {
+    "DAMAGED": Look("!", "bad", "red", "a file of the run cannot be read, or was cut or altered after it ended"),
+    "BROKEN": Look("✗", "bad", "red", "a rank or the notebook died, hung or raised an error (exit code 2)"),
+    "FAIL": Look("✗", "bad", "red", "a gate failed (exit code 1)"),
+    "UNFINISHED": Look(
+        "…",
+        "warn",
+        "white",
+        "nothing says how the run ended: it was killed together with its supervisor, or never started",
+    ),
+    "STOPPED": Look(
+        "■",
+        "warn",
+        "yellow",
+        "interrupted (Ctrl+C, SIGTERM): the ranks are ended, status and report are written (exit code 130)",
+    ),
+    "RUNNING": Look("▸", "calm", "white", "the run is still going on"),
+    "AMBIGUOUS": Look("≈", "warn", "yellow", "noise leaves the question open"),
+    "INCOMPLETE": Look("–", "warn", "yellow", "a gate lacks what it needs"),
+    "DIFFERS": Look("≈", "warn", "yellow", "a value differs from its reference; the check informs and gates nothing"),
+    "NOT_COMPARABLE": Look(
+        "≠",
+        "warn",
+        "blue",
+        "the baseline is of another machine, world size, config or version; the factors are listed",
+    ),
+    "NO_BASELINE": Look("○", "calm", "blue", "no run of this benchmark and tier has been accepted yet"),
+    "SKIPPED": Look("–", "calm", "yellow", "nothing ran, or nothing could be evaluated; the reason is given"),
+    "PASS": Look("✓", "good", "green", "no gate failed, and at least one check passed (exit code 0)"),
 }
+OF_RUNS = ("PASS", "FAIL", "BROKEN", "STOPPED", "AMBIGUOUS", "SKIPPED", "RUNNING", "UNFINISHED", "DAMAGED")
+MARKS = {word: look.mark for word, look in WORDS.items()}
 UNJUDGED = ("NOT_COMPARABLE", "NO_BASELINE", "SKIPPED")
 NOT_EVALUATED = "not evaluated (no target or baseline)"
+
+
+def look(word: str) -> Look:
+    """Return how a word is shown, also one that is none of ours."""
+    return WORDS.get(word, Look("?", "calm", "white", ""))
+
+
+def badness(word: str) -> int:
+    """Return the place of a word among all, the worst at 0; an unknown one is as bad as any."""
+    return list(WORDS).index(word) if word in WORDS else 0
+
+
 KINDS = {
     "outcome": "Outcome",
     "sanity": "Sanity",

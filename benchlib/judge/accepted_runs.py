@@ -9,17 +9,19 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from benchlib.config.schema import BaseConfig, build
 from benchlib.core.errors import UserError
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import judge_claims
-from benchlib.judge.regression import KEPT_SAMPLES, RegressionLimit, RunRecord, Side, is_timed, side_of
+from benchlib.judge.regression import Side, is_timed, side_of
+from benchlib.results.metrics import RegressionLimit
+from benchlib.results.record import KEPT_SAMPLES, Record
 from benchlib.results.run import fingerprint_key
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 MOST_RUNS = 20
 LEAST_SERIES = 5  # samples that no second run repeats to the last digit
 
@@ -27,17 +29,36 @@ LEAST_SERIES = 5  # samples that no second run repeats to the last digit
 class Baseline(BaseModel):
     """The accepted runs of one fingerprint, the oldest first; several tell the spread between unchanged runs.
 
-    ``limits`` are those that the runs were accepted with; none in a file of an older version.
+    ``limits`` are those that the runs were accepted with.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
-    schema_version: Literal[2] = SCHEMA
-    benchmark: str
-    tier: str
-    fingerprint: dict[str, str]
-    runs: list[RunRecord] = Field(min_length=1, max_length=MOST_RUNS)
+    schema_version: Literal[3] = SCHEMA
+    runs: list[Record] = Field(min_length=1, max_length=MOST_RUNS)
     limits: list[RegressionLimit] = []
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> "Baseline":
+        kinds = {(run.benchmark, run.tier, fingerprint_key(run.fingerprint), bool(run.result)) for run in self.runs}
+        if len(kinds) > 1 or not self.runs[0].fingerprint or not self.runs[0].result:
+            raise ValueError("its runs are of several kinds, or hold no result")
+        return self
+
+    @property
+    def benchmark(self) -> str:
+        """The benchmark of its runs."""
+        return self.latest.benchmark
+
+    @property
+    def tier(self) -> str:
+        """The tier of its runs."""
+        return self.latest.tier
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What has to be equal for a run to be compared with it."""
+        return self.latest.fingerprint
 
     @property
     def key(self) -> str:
@@ -45,7 +66,7 @@ class Baseline(BaseModel):
         return fingerprint_key(self.fingerprint)
 
     @property
-    def latest(self) -> RunRecord:
+    def latest(self) -> Record:
         """The run that was accepted last."""
         return self.runs[-1]
 
@@ -76,17 +97,15 @@ def _of_records(baseline: Baseline) -> Iterator[str]:
                 yield f"{record.run}: samples of {name}, which it did not measure"
             elif len(values) != min(metrics[name].n, KEPT_SAMPLES):
                 yield f"{record.run}: {len(values)} samples of {name}, whose value is of {metrics[name].n}"
-        for metric in record.metrics:
-            # Files of older versions name no limits: they keep samples of what has one.
-            compared = metric.name in shares or (not baseline.limits and metric.name in record.samples)
-            if compared and is_timed(metric.unit) and metric.value == 0:
+        for metric in metrics.values():
+            if metric.name in shares and is_timed(metric.unit) and metric.value == 0:
                 yield f"{record.run}: {metric.name} is {metric.text}, and nothing can be compared with that"
     for first, second in itertools.combinations(baseline.runs, 2):
         if first.is_copy_of(second) or _same_series(first, second):
             yield f"{second.run} is {first.run} once more: a run counts once"
 
 
-def _same_series(first: RunRecord, second: RunRecord) -> bool:
+def _same_series(first: Record, second: Record) -> bool:
     return any(
         len(values) >= LEAST_SERIES and len(set(values)) > 1 and values == second.samples.get(name)
         for name, values in first.samples.items()

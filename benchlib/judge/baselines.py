@@ -3,8 +3,8 @@
 The key stands for the fingerprint: what has to be equal for two runs to be comparable.
 """
 
-import contextlib
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,22 +25,21 @@ from benchlib.judge.checks import Check
 from benchlib.judge.power import Setup, effect_text, simulate
 from benchlib.judge.regression import (
     RegressionLimit,
-    RunRecord,
     Side,
-    adjusted,
     baseline_check,
     chance_of_each,
     default_spread,
     kind_of,
-    named,
     open_checks,
     regression_check,
     repeats,
     side_of,
     spread_text,
 )
-from benchlib.results.metrics import Metric
-from benchlib.results.run import Run, fingerprint, fingerprint_key
+from benchlib.results.metrics import Metric, adjusted, named
+from benchlib.results.record import Record, load
+from benchlib.results.run import Run, fingerprint_key
+from benchlib.results.verdict import Verdict
 
 WIDEST = 2.0  # times the limit that the smallest loss found may be: 40% for a limit of 20%
 STORED = 12  # runs beside a run that tell their spread, the newest
@@ -121,14 +120,9 @@ def by_key(key: str) -> Baseline:
     return matches[0]
 
 
-def run_fingerprint(run: Run) -> dict[str, str]:
-    """Return the factors of a run that make it comparable."""
-    return fingerprint(run.config, run.machine, run.result.facts if run.result else {})
-
-
 def find(run: Run, root: Path | None = None) -> Comparison:
     """Find the baseline of a run, or the nearest one and the factors in which it differs."""
-    here = run_fingerprint(run)
+    here = run.fingerprint
     measured, damaged = None, ""
     try:
         measured = load_calibration(root or folder(), run.config.benchmark, run.config.tier, fingerprint_key(here))
@@ -171,14 +165,14 @@ def regression_checks(run: Run, limits: Sequence[RegressionLimit], comparison: C
     if comparison.baseline is None:
         assert comparison.status != "found"
         return [*checks, *open_checks(limits, result, comparison.status, comparison.reason)]
-    latest, earlier = RunRecord.of(run, limits), repeats(run)
+    latest, earlier = load(run.path), repeats(run)
     others = [record for record in comparison.baseline.runs if not record.is_copy_of(latest)]
     if not others:
         return [*checks, *open_checks(limits, result, "NO_BASELINE", "this run is the baseline itself")]
     limits, edited = _as_accepted(limits, comparison.baseline.limits, others)
     checks += edited
-    spreads = known_spreads(run, limits, comparison.calibration, [*comparison.baseline.runs, *earlier, latest])
-    chance = chance_of_each(limits, latest.metrics)
+    spreads = known_spreads(latest, limits, comparison.calibration, [*comparison.baseline.runs, *earlier, latest])
+    chance = chance_of_each(limits, result.metrics)
     for limit in limits:
         # A value that is no number must not hide behind those of earlier repetitions.
         metric = latest.metric(limit.metric)
@@ -210,7 +204,7 @@ def _unused_check(names: Sequence[str], metrics: Sequence[str]) -> Check:
 
 
 def _as_accepted(
-    limits: Sequence[RegressionLimit], accepted: Sequence[RegressionLimit], runs: Sequence[RunRecord]
+    limits: Sequence[RegressionLimit], accepted: Sequence[RegressionLimit], runs: Sequence[Record]
 ) -> tuple[list[RegressionLimit], list[Check]]:
     """Return the limits to judge by, and a check that lists those that are not as the baseline was accepted with.
 
@@ -244,15 +238,14 @@ def _size(limit: RegressionLimit) -> str:
 
 
 def known_spreads(
-    run: Run | None, limits: Iterable[RegressionLimit], calibration: Calibration | None, counted: Sequence[RunRecord]
+    run: Record, limits: Iterable[RegressionLimit], calibration: Calibration | None, counted: Sequence[Record]
 ) -> dict[str, Spread]:
     """Return by metric the spread between unchanged runs that a calibration and the stored runs of this fingerprint tell.
 
     ``counted`` are the runs that are compared: their own spread is pooled with this one and must not count twice. Where the folder
-    of the ``run`` is not at hand (None) there are no stored ones.
+    of the ``run`` is not at hand there are no stored ones.
     """
-    stored_records = stored_runs(run, limits) if run else []
-    earlier = [record for record in stored_records if not any(map(record.is_copy_of, counted))]
+    earlier = [record for record in stored_runs(run) if not any(map(record.is_copy_of, counted))]
     spreads = {}
     for limit in limits:
         side = side_of(earlier, limit.metric)
@@ -275,24 +268,20 @@ def _stored_spread(side: Side, kind: Kind) -> Spread | None:
     return Spread(s, split.free, f"{len(values)} stored runs") if split.free else None
 
 
-def stored_runs(run: Run, limits: Iterable[RegressionLimit]) -> list[RunRecord]:
+def stored_runs(run: Record) -> list[Record]:
     """Return the newest complete runs of the same fingerprint that lie beside a run and began before it, the oldest first.
 
-    Accepted or not, passed or not; one that cannot be read is no witness.
+    Accepted or not, passed or not; one that is damaged is no witness.
     """
-    here, config, records = run_fingerprint(run), run.config, list[RunRecord]()
-    began, limits = run.result.started_at if run.result else math.inf, list(limits)
-    folders = run.path.absolute().parent.parent.glob(f"{config.tier}-*/{config.benchmark}-{config.backend}-*")
-    newest = sorted(folders, key=lambda path: (path.parent.name, path.name), reverse=True)
-    for folder in newest[:SEARCHED]:
-        if folder == run.path.absolute() or len(records) == STORED:
+    records, own = list[Record](), Path(run.folder).absolute()
+    folders = own.parent.parent.glob(f"{run.tier}-*/{run.benchmark}-{run.backend}-*") if run.folder else ()
+    for folder in sorted(folders, key=lambda path: (path.parent.name, path.name), reverse=True)[:SEARCHED]:
+        if folder == own or len(records) == STORED:
             continue
-        with contextlib.suppress(UserError, OSError, ValueError):
-            other = Run(folder)
-            result = other.result
-            whole = result is not None and result.status == "complete" and result.started_at < began
-            if whole and not planted(other) and not continued(other) and run_fingerprint(other) == here:
-                records.append(RunRecord.of(other, limits))
+        other = load(folder, whole=False)
+        alike = other.complete and not other.problems and other.fingerprint == run.fingerprint
+        if alike and other.started_at < run.started_at and not planted(Run(folder)) and not continued(other):
+            records.append(load(folder))
     return records[::-1]
 
 
@@ -396,7 +385,7 @@ def accept(
     first, limits = chosen[0], list(limits)
     for run in chosen:
         require_acceptable(run)
-        other = differences(run_fingerprint(run), run_fingerprint(first))
+        other = differences(run.fingerprint, first.fingerprint)
         if other:
             name, here, there = other[0]
             raise UserError(
@@ -407,7 +396,7 @@ def accept(
         raise UserError(f"not accepted (--if-improved): it is undecided whether it is better, {comparison.reason}")
     kept = _kept(comparison, first) if add else []
     for run in chosen:
-        record = RunRecord.of(run, limits, reason.strip())
+        record = load(run.path).kept(limits, reason.strip(), time.time())
         if if_improved and comparison.baseline is not None:
             _require_no_loss(record, comparison.baseline, limits)
         kept = [*kept, _new(record, kept)]
@@ -415,46 +404,41 @@ def accept(
         raise UserError(
             f"a baseline holds {MOST_RUNS} runs at most, these would be {len(kept)}: accept fewer, or leave out --add"
         )
-    baseline = Baseline(
-        benchmark=first.config.benchmark,
-        tier=first.config.tier,
-        fingerprint=run_fingerprint(first),
-        runs=kept,
-        limits=limits,
-    )
+    baseline = Baseline(runs=kept, limits=limits)
     if faults := accepted_runs.faults(baseline):
         raise UserError(f"not accepted: {_impossible(faults)}")
     if not force:
-        spreads = known_spreads(first, limits, comparison.calibration, kept)
+        spreads = known_spreads(load(first.path), limits, comparison.calibration, kept)
         _require_narrow(widths(baseline, limits, spreads))
     path = (root or folder()) / baseline.benchmark / baseline.tier / f"{baseline.key}.json"
-    write_json(path, baseline.model_dump(mode="json"))
+    write_json(path, {"schema_version": SCHEMA, "limits": []} | baseline.model_dump(mode="json", exclude_defaults=True))
     return path
 
 
-def _require_no_loss(record: RunRecord, current: Baseline, limits: Iterable[RegressionLimit]) -> None:
+def _require_no_loss(record: Record, current: Baseline, limits: Iterable[RegressionLimit]) -> None:
     worse = [limit.metric for limit in limits if _worse(record.metric(limit.metric), current.side(limit.metric))]
     if worse:
         raise UserError(f"not accepted (--if-improved): worse than the baseline in {', '.join(worse)}")
 
 
-def require_acceptable(run: Run, verdict: dict[str, Any] | None = None) -> None:
+def require_acceptable(run: Run, verdict: Verdict | None = None) -> None:
     """Raise ``UserError`` for a run that is incomplete, failed or was slowed down on purpose.
 
     ``verdict`` counts instead of the stored one, which may be older than what is in the folder.
     """
     result, verdict = run.result, verdict or run.verdict
-    if result is None or result.status != "complete" or verdict is None or verdict["verdict"] in ("BROKEN", "STOPPED"):
-        why = verdict["sentence"] if verdict else "it was never judged"
+    if result is None or result.status != "complete" or verdict is None or verdict.broken:
+        why = verdict.sentence if verdict else "it was never judged"
         raise UserError(f"{run.path} is not a complete run and cannot be accepted: {why}")
     if why := continued(run):
         raise UserError(f"{run.path} was {why}: its times hold only a part of the run; run it again")
     if names := planted(run):
         raise UserError(f"{run.path} was slowed down or changed on purpose ({', '.join(names)}) and cannot be accepted")
-    if verdict["verdict"] in ("FAIL", "SKIPPED"):
-        others = [check["name"] for check in verdict["checks"] if check["gates"] and check["status"] == "FAIL"]
+    if verdict.verdict in ("FAIL", "SKIPPED"):
+        others = [check.name for check in verdict.checks if check.gates and check.status == "FAIL"]
         raise UserError(
-            f"{run.path} did not pass ({verdict['verdict']}: {', '.join(others) or verdict['sentence']}): fix it, or delete the outdated baseline and run again"
+            f"{run.path} did not pass ({verdict.verdict}: {', '.join(others) or verdict.sentence}): "
+            "fix it, or delete the outdated baseline and run again"
         )
 
 
@@ -466,13 +450,13 @@ def planted(run: Run) -> list[str]:
     ]
 
 
-def restarts(run: Run) -> int:
+def restarts(run: Run | Record) -> int:
     """Return how often the ranks of a run were started again after a failure, on whichever node."""
     counts = (run.status or {}).get("restarts"), run.result.facts.get("restarts") if run.result else None
     return max((count for count in counts if isinstance(count, int)), default=0)
 
 
-def continued(run: Run) -> str:
+def continued(run: Run | Record) -> str:
     """Return how a run went on from a checkpoint, of its own or of another run; '' for one that is of a piece."""
     if count := restarts(run):
         return f"started again {count} time{'s' * (count != 1)} after failures"
@@ -480,7 +464,7 @@ def continued(run: Run) -> str:
     return f"resumed at step {step:,} of another run" if isinstance(step, int) and step > 0 else ""
 
 
-def _kept(comparison: Comparison, run: Run) -> list[RunRecord]:
+def _kept(comparison: Comparison, run: Run) -> list[Record]:
     if comparison.baseline is None:
         raise UserError(
             f"--add: there is no baseline to add {run.path.name} to, {comparison.reason}; accept it without --add"
@@ -488,7 +472,7 @@ def _kept(comparison: Comparison, run: Run) -> list[RunRecord]:
     return comparison.baseline.runs
 
 
-def _new(record: RunRecord, kept: Sequence[RunRecord]) -> RunRecord:
+def _new(record: Record, kept: Sequence[Record]) -> Record:
     """Return the record; a run that counts twice would make the spread between runs look smaller than it is."""
     for accepted in kept:
         if accepted.is_copy_of(record):

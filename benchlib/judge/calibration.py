@@ -14,12 +14,10 @@ from pydantic import BaseModel, ConfigDict
 
 from benchlib.core.files import read_model, write_json
 from benchlib.core.text import band_text, day, quantity
-from benchlib.judge import noise as made_up
 from benchlib.judge.change import Kind, Spread, change, own_spread, reading
-from benchlib.judge.power import Setup, Simulated, by_accepted, pools_of, simulate, worst
+from benchlib.judge.power import Setup, simulate
 from benchlib.judge.regression import (
     RegressionLimit,
-    RunRecord,
     Side,
     faster,
     is_timed,
@@ -28,8 +26,9 @@ from benchlib.judge.regression import (
     side_of,
 )
 from benchlib.results.metrics import Direction, measured
+from benchlib.results.record import Record
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 LEAST_RUNS = 3  # unchanged runs that a spread can be estimated from
 
 
@@ -93,7 +92,6 @@ class MetricCalibration(BaseModel):
     false_alarms: float
     comparisons: int
     effect: float
-    simulated: list[Simulated] = []
 
     @property
     def band(self) -> float:
@@ -110,7 +108,7 @@ class Calibration(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_version: Literal[2] = SCHEMA
+    schema_version: Literal[3] = SCHEMA
     benchmark: str
     tier: str
     fingerprint: dict[str, str]
@@ -175,24 +173,9 @@ class Calibration(BaseModel):
             for item in self.metrics
         ]
 
-    def power_rows(self) -> list[dict[str, str]]:
-        """Return one row per kind of noise: by accepted runs the shares that fail and stay undecided, and the losses found.
-
-        Of all metrics of speed the worst.
-        """
-        timed = [item for item in self.metrics if item.kind == "ratio" and is_timed(item.unit)]
-        groups: dict[str, dict[int, list[Simulated]]] = {}
-        for item in timed:
-            for row in item.simulated:
-                groups.setdefault(row.noise, {}).setdefault(row.accepted, []).append(row)
-        return [
-            {"noise": noise} | {f"{count} accepted": worst(rows).text() for count, rows in by_count.items()}
-            for noise, by_count in groups.items()
-        ]
-
 
 def calibrate_metric(
-    limit: RegressionLimit, unchanged: Sequence[RunRecord], planted: Mapping[float, Sequence[RunRecord]]
+    limit: RegressionLimit, unchanged: Sequence[Record], planted: Mapping[float, Sequence[Record]]
 ) -> MetricCalibration | None:
     """Judge the runs against each other by the gate itself; None where the unchanged runs lack the metric.
 
@@ -210,7 +193,6 @@ def calibrate_metric(
     spread = own_spread([readings])
     assert spread is not None
     setup = Setup.of(limit, _together(sides), known_dof=spread.dof)
-    kinds = made_up.KINDS if faster(metric) and kind == "ratio" else ()
     # A metric whose runs are all equal has nothing to simulate: the gate fails from its own limit on.
     power = simulate(setup, spread.s)
     return MetricCalibration(
@@ -229,7 +211,6 @@ def calibrate_metric(
         false_alarms=power.false_alarms,
         comparisons=power.comparisons,
         effect=power.effect,
-        simulated=by_accepted(setup, spread.s, pools_of(spread.s, readings, kinds)),
     )
 
 
@@ -244,7 +225,7 @@ def _count(limit: RegressionLimit, pairs: Sequence[tuple[Side, Sequence[Side]]])
 
 
 def _planted(
-    limit: RegressionLimit, share: float, records: Sequence[RunRecord], unchanged: Sequence[Side], kind: Kind
+    limit: RegressionLimit, share: float, records: Sequence[Record], unchanged: Sequence[Side], kind: Kind
 ) -> Planted | None:
     sides = [side for record in records if (side := side_of([record], limit.metric)) is not None and side.runs]
     metric = unchanged[0].metric

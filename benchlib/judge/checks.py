@@ -3,90 +3,24 @@
 import functools
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec
-
-from pydantic import BaseModel, ConfigDict, model_validator
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
-from benchlib.core.interrupts import EXIT_INTERRUPTED
-from benchlib.core.text import capitalized, check_word, quantity
+from benchlib.core.text import capitalized, quantity
 from benchlib.judge.impossible.claim import Claim
 from benchlib.judge.impossible.findings import Finding
 from benchlib.judge.impossible.rules import ask, judge_claims
 from benchlib.judge.numbers import InvalidNumber, within
 from benchlib.results.metrics import Metric
-from benchlib.results.run import Run, one_word
-from benchlib.results.store import summarize
-
-Status = Literal["PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE"]
-Kind = Literal["outcome", "sanity", "target", "reference", "budget", "regression"]
+from benchlib.results.run import Run
+from benchlib.results.verdict import Check as Check
+from benchlib.results.verdict import Kind as Kind
+from benchlib.results.verdict import Status as Status
+from benchlib.results.verdict import Verdict as Verdict
 
 FINITE = "finite"  # the name of the check that lists every missing and impossible value
-EXIT_PASS, EXIT_FAIL, EXIT_BROKEN, EXIT_NOTHING_TO_COMPARE = 0, 1, 2, 3
-
-
-class Check(BaseModel):
-    """One question. ``gates`` says whether its FAIL fails the run; ``source`` says where the limit comes from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    name: str
-    kind: Kind
-    question: str
-    status: Status
-    reason: str
-    value: float | None = None
-    unit: str = ""
-    limit: str = ""
-    source: str = ""
-    gates: bool = True
-
-    @property
-    def word(self) -> str:
-        """What readers see: the status, DIFFERS where a failure gates nothing, INCOMPLETE for a gate without its numbers."""
-        return check_word(self.status, self.gates)
-
-
-class Verdict(BaseModel):
-    """What all checks of a run say together.
-
-    ``gate`` states how far the regression gate can be trusted: ``sentence``, ``method`` and ``rows`` of the calibration, or None.
-    ``elsewhere`` names the node that holds the result of a run of several nodes; '' where the result is here.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    schema_version: int = 1
-    verdict: Literal["PASS", "FAIL", "BROKEN", "STOPPED", "AMBIGUOUS", "SKIPPED"]
-    sentence: str
-    checks: list[Check]
-    gate: dict[str, Any] | None = None
-    elsewhere: str = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_older_versions(cls, values: Any) -> Any:
-        return one_word(values) if isinstance(values, dict) else values
-
-    @property
-    def broken(self) -> bool:
-        """Whether the run did not get to its end: it broke or was stopped."""
-        return self.verdict in ("BROKEN", "STOPPED")
-
-    def exit_code(self, strict: bool = False) -> int:
-        """Return 0 pass, 1 a check failed, 2 the run broke, 130 stopped; with ``strict`` 3 where a gate had nothing to compare with."""
-        if code := {"FAIL": EXIT_FAIL, "BROKEN": EXIT_BROKEN, "STOPPED": EXIT_INTERRUPTED}.get(self.verdict):
-            return code
-        if self.elsewhere:  # the verdict is on that node
-            return EXIT_PASS
-        undecided = self.verdict == "SKIPPED" or any(
-            check.gates and check.status in ("AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE")
-            for check in self.checks
-        )
-        return EXIT_NOTHING_TO_COMPARE if strict and undecided else EXIT_PASS
-
 
 P = ParamSpec("P")
 # What a result lacks or holds in another form: it was cut by hand, is foreign, or of another version.
@@ -185,10 +119,9 @@ def _count(checks: list[Check]) -> str:
 
 
 def save_verdict(run_dir: Path | str, verdict: Verdict) -> None:
-    """Write ``verdict.json`` and the summary that lists of runs read."""
+    """Write ``verdict.json``, and its checksum to the list of the run's files."""
     write_json(Path(run_dir) / "verdict.json", verdict.model_dump(mode="json"))
     run_folder.record_verdict(Path(run_dir))
-    summarize(run_dir)
 
 
 def limit_check(

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,14 +21,15 @@ from benchlib.core.files import read_json
 from benchlib.core.machine import hardware
 from benchlib.core.text import moment, quantity
 from benchlib.judge import baselines
-from benchlib.judge.baselines import Baseline, differences
+from benchlib.judge.baselines import differences
 from benchlib.judge.calibration import load_calibration
 from benchlib.judge.change import Change, Kind, Spread
 from benchlib.judge.checks import Check, Status
-from benchlib.judge.regression import RegressionLimit, RunRecord, Side, chance_of_each, check_of, difference, side_of
-from benchlib.judge.snapshot import Snapshot, load
+from benchlib.judge.regression import RegressionLimit, Side, chance_of_each, check_of, difference, side_of
 from benchlib.results.metrics import Direction, Metric
-from benchlib.results.run import PARTS, Result, Run, fingerprint_key, is_run
+from benchlib.results.record import Record
+from benchlib.results.run import PARTS, fingerprint_key, is_run
+from benchlib.results.shared import load_runs
 
 _KEY = re.compile(r"[0-9a-f]{4,12}\Z")
 # Factors of the fingerprint that leave the work the same.
@@ -45,27 +46,12 @@ class RunSet:
     """Runs of one benchmark, tier and fingerprint. ``label`` is the argument that named them."""
 
     label: str
-    runs: tuple[Snapshot, ...]
+    runs: tuple[Record, ...]
 
     @property
-    def first(self) -> Snapshot:
+    def first(self) -> Record:
         """The first run, which has benchmark, tier and fingerprint of all."""
         return self.runs[0]
-
-    def records(self) -> list[RunRecord]:
-        """Return its runs as the regression gate reads them: from folder, report or baseline with the same samples."""
-        return [
-            RunRecord(
-                run=run.run,
-                started_at=run.result.started_at,
-                recorded_at=run.result.started_at,
-                metrics=run.result.metrics,
-                samples=run.thinned().samples,
-                others=run.others,
-            )
-            for run in self.runs
-            if run.result is not None
-        ]
 
 
 @dataclass
@@ -94,17 +80,17 @@ def read_kinds(text: str) -> tuple[list[RunSet], list[str]]:
     Raises ``UserError`` where it names nothing or is damaged.
     """
     kept, excluded = _complete(text)
-    groups: dict[tuple[str, ...], list[Snapshot]] = {}
+    groups: dict[tuple[str, ...], list[Record]] = {}
     for run in kept:
         groups.setdefault((run.benchmark, run.tier, fingerprint_key(run.fingerprint)), []).append(run)
     return [RunSet(text, tuple(members)) for members in groups.values()], excluded
 
 
-def _complete(text: str) -> tuple[list[Snapshot], list[str]]:
+def _complete(text: str) -> tuple[list[Record], list[str]]:
     """Return the complete runs that ``text`` names, each once, and the reasons why others are excluded."""
-    runs, kept, excluded = _runs(text), list[Snapshot](), list[str]()
+    runs, kept, excluded = _runs(text), list[Record](), list[str]()
     for run in runs:
-        original = next((other.run for other in kept if other.config == run.config and other.result == run.result), "")
+        original = next((other.run for other in kept if run.is_copy_of(other)), "")
         if not run.complete or run.word == "DAMAGED":
             excluded.append(f"{run.run}: {_why(run)}")
         elif original:  # counted as a second run it would make the spread between runs look smaller than it is
@@ -120,58 +106,29 @@ def _complete(text: str) -> tuple[list[Snapshot], list[str]]:
     return kept, excluded
 
 
-def _runs(text: str) -> list[Snapshot]:
+def _runs(text: str) -> list[Record]:
     path = Path(text)
     if path.is_file() and path.suffix == ".json":
         # A file of a run folder stands for its run; any other JSON has to be a baseline.
         if path.name in PARTS and is_run(path.parent):
-            return load(path.parent)
+            return load_runs(path.parent)
         content = read_json(path)
         about = content.get("metadata") if isinstance(content, dict) and "format" in content else None
         benchmark = of_run(str(about.get("benchmark"))) if isinstance(about, dict) else None
         if benchmark and (read := benchmark.part("export", "read", False)):
             return [read(content, str(path))]  # a file that the benchmark's own export wrote
-        return _accepted(baselines.load_baseline(path))
+        return baselines.load_baseline(path).runs
     if not path.exists() and _KEY.match(text):
-        return _accepted(baselines.by_key(text))
-    return load(path)
+        return baselines.by_key(text).runs
+    return load_runs(path)
 
 
-def _accepted(baseline: Baseline) -> list[Snapshot]:
-    """Return the runs of a baseline. It keeps no machine and no config, but what of them decides."""
-    factors = baseline.fingerprint
-    world = factors.get("world_size", "")
-    common = {"benchmark": baseline.benchmark, "tier": baseline.tier, "backend": factors.get("backend", "?")}
-    return [
-        Snapshot(
-            **common,
-            run=record.run,
-            word="PASS",
-            sentence=f"accepted: {record.reason}",
-            started_at=record.started_at,
-            result=Result(
-                **common,
-                status="complete",
-                world_size=int(world) if world.isdigit() else 0,
-                started_at=record.started_at,
-                metrics=record.metrics,
-            ),
-            fingerprint=factors,
-            samples=record.samples,
-            others=record.others,
-        )
-        for record in baseline.runs
-    ]
-
-
-def _why(run: Snapshot) -> str:
-    if run.problems:
-        return f"{run.word}: {'; '.join(run.problems)}"
+def _why(run: Record) -> str:
     return f"{run.word}: {run.sentence}" if run.word != "PASS" else "its result is not complete"
 
 
-def _require_one_fingerprint(text: str, benchmark: str, runs: Sequence[Snapshot]) -> None:
-    groups: dict[tuple[str, str], list[Snapshot]] = {}
+def _require_one_fingerprint(text: str, benchmark: str, runs: Sequence[Record]) -> None:
+    groups: dict[tuple[str, str], list[Record]] = {}
     for run in runs:
         groups.setdefault((run.tier, fingerprint_key(run.fingerprint)), []).append(run)
     if len(groups) == 1:
@@ -253,7 +210,7 @@ class Named(BaseModel):
         )
 
 
-def _machine(run: Snapshot) -> str:
+def _machine(run: Record) -> str:
     """Return host and hardware of a run; a baseline keeps the hardware only."""
     parts = hardware(run.machine, run.backend)
     return parts or "; ".join(filter(None, (run.fingerprint.get("cpu"), run.fingerprint.get("devices"))))
@@ -351,7 +308,7 @@ def _sentence(rows: Sequence[Row], decisive: Sequence[str], same_work: bool) -> 
 
 def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -> Iterator[Row]:
     limits = {limit.metric: limit for side in (reference, other) for limit in side.runs[-1].limits}
-    old, new = reference.records(), other.records()
+    old, new = reference.runs, other.runs
     spreads = _known_spreads(other.runs[-1], limits.values(), [*old, *new]) if comparable else {}
     chance = chance_of_each(limits.values(), new[-1].metrics)
     for name in dict.fromkeys(metric.name for record in (*old, *new) for metric in record.metrics):
@@ -361,10 +318,10 @@ def _rows(reference: RunSet, other: RunSet, comparable: bool, same_work: bool) -
             yield row
 
 
-def _known_spreads(run: Snapshot, limits: Iterable[RegressionLimit], counted: Sequence[RunRecord]) -> dict[str, Spread]:
-    """Return what a calibration tells of a run and, where its folder is at hand, the runs beside it, as its own verdict does."""
+def _known_spreads(run: Record, limits: Iterable[RegressionLimit], counted: Sequence[Record]) -> dict[str, Spread]:
+    """Return what a calibration tells of a run, and the runs beside it, as its own verdict does."""
     calibration = load_calibration(baselines.folder(), run.benchmark, run.tier, fingerprint_key(run.fingerprint))
-    return baselines.known_spreads(Run(Path(run.folder)) if run.folder else None, limits, calibration, counted)
+    return baselines.known_spreads(run, limits, calibration, counted)
 
 
 def _row(
@@ -415,8 +372,7 @@ def _value(side: Side, kind: Kind) -> str:
 
 
 def _is_headline(name: str) -> bool:
-    prefixes = {prefix for benchmark in loadable() for prefix in benchmark.view.headlines}
-    return any(name == prefix or name.startswith(prefix + "_") for prefix in prefixes)
+    return any(name in benchmark.spec.first([name]) for benchmark in loadable())
 
 
 def _one_sided(metric: Metric, old: Side | None, new: Side | None, headline: bool) -> Row:
@@ -474,7 +430,7 @@ def _worth_knowing(reference: RunSet, other: RunSet) -> list[Factor]:
     ]
 
 
-def environment(runs: Sequence[Snapshot]) -> dict[str, str]:
+def environment(runs: Sequence[Record]) -> dict[str, str]:
     """Return the environment of runs by name: recorded, not part of the fingerprint. Several values are listed."""
     values: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -483,22 +439,17 @@ def environment(runs: Sequence[Snapshot]) -> dict[str, str]:
     return {name: _listed(list(several)) for name, several in values.items()}
 
 
-def _environment(run: Snapshot) -> dict[str, str]:
+def _environment(run: Record) -> dict[str, str]:
     machine = run.machine
     facts = {"started": moment(run.started_at) if run.started_at else "unknown"}
     if machine:
         facts |= {name: str(machine.get(name) or "unknown") for name in ("host", "system")}
         loads = machine.get("load_average")
-        facts["load average of 1 min"] = quantity(float(loads[0])) if isinstance(loads, list) and loads else "unknown"
-        facts |= {f"driver {name}": str(value) for name, value in _dict(machine.get("drivers")).items()}
-        versions = _dict(machine.get("versions")) | _dict(_dict(machine.get("devices")).get("versions"))
-        facts |= {f"version of {name}": str(value) for name, value in versions.items()}
+        facts["load average of 1 min"] = quantity(loads[0]) if loads else "unknown"
+        known = {name: value for name, value in run.setup.items() if name not in ("host", "system")}
+        facts |= {name if name.startswith("driver ") else f"version of {name}": value for name, value in known.items()}
     return facts | {
         f"config.{name}": str(value)
         for name, value in run.config.items()
         if f"config.{name}" not in run.fingerprint and name not in ("benchmark", "tier", "backend")
     }
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -18,6 +18,7 @@ A device is what is paid for: of accelerators one for each rank, of a CPU backen
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -27,9 +28,12 @@ from benchlib.core.errors import UserError
 from benchlib.judge.change import GATE_CONFIDENCE, Estimate, Runs, change, estimate
 from benchlib.judge.checks import Check, Verdict, verdict_of
 from benchlib.judge.machines import HOUR_S, Machine, priced, read_machines
-from benchlib.judge.prices import Asked
+from benchlib.judge.prices import Asked, parse
 from benchlib.judge.regression import Side
+from benchlib.judge.trends import demo_worth
 from benchlib.results.metrics import Direction
+
+DEMO_USD = {"1-rank": 0.06, "2-ranks": 0.10}  # assumed, by folder: half of a machine, and all of it
 
 
 class _Model(BaseModel):
@@ -395,6 +399,31 @@ def parse_deadline(words: str) -> float:
     if not match or not float(match[1]):
         raise UserError(f"--deadline {words}: write a number above zero with its unit, as in 8h, 90min, 2d or 30s")
     return float(match[1]) * units[match[2]]
+
+
+@dataclass(frozen=True)
+class Offers:
+    """Machines compared by price, a comparison for each benchmark that has a rate, and what was asked for."""
+
+    items: list[Worth]
+    runs: tuple[str, ...]
+    asked: Asked
+    deadline_s: float | None
+    demo: bool
+
+
+def read_offers(runs: str, prices: str, deadline: str) -> Offers:
+    """Compare the runs that are named, lists separated by commas; '' takes the demo runs of the kit, at assumed prices.
+
+    Raises ``UserError`` for prices or a deadline that cannot be, before any run is read.
+    """
+    named = tuple(part.strip() for part in runs.split(",") if part.strip())
+    if prices and not named:
+        raise UserError(f"prices = {prices!r} without runs: name the runs that they are for")
+    asked = parse([prices] if prices else []) if named else Asked(plain=list(DEMO_USD.values()))
+    chosen = named or tuple(str(demo_worth() / name) for name in DEMO_USD)
+    deadline_s = parse_deadline(deadline) if deadline else None
+    return Offers(worths(chosen, asked, deadline_s)[0], chosen, asked, deadline_s, demo=not named)
 
 
 def judge_worth(items: Sequence[Worth]) -> Verdict:

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from benchlib.benchmarks import view
+from benchlib.benchmarks import spec_of
+from benchlib.core.events import read_events
+from benchlib.core.stats import kept_places
 from benchlib.core.text import listing, with_unit
 from benchlib.judge.changepoints import Disturbance, disturbance
-from benchlib.judge.regression import faster, kept_places, limits_of, others_share, shift_text
-from benchlib.results.run import Run
+from benchlib.judge.regression import faster, shift_text
+from benchlib.results.record import KEPT_SAMPLES, Record
 
 # What may explain a shift: (name of a reading, words, unit, change that counts as a share of the undisturbed part).
 SEEN = (
@@ -31,36 +33,37 @@ NOTICED = 0.15  # share of the processors that others took, from which the assum
 MOST = 3  # sentences: many metrics of one run shift together
 
 
-def disturbances(run: Run) -> list[str]:
+def disturbances(run: Record) -> list[str]:
     """Return a sentence on others that took the processors all the time, and for each gated speed whose level shifted."""
     sentences, seen = list[str](), set[tuple[Any, ...]]()
-    if (others := others_share(run)) >= NOTICED:
+    events = read_events(run.folder)
+    if run.others >= NOTICED:
         sentences.append(
-            f"Others took {others:.0%} of the processors while this ran: its speeds are those of the rest."
+            f"Others took {run.others:.0%} of the processors while this ran: its speeds are those of the rest."
         )
-    for limit in limits_of(run):
-        metric = run.result.metric(limit.metric) if run.result else None
+    for limit in run.limits:
+        metric = run.metric(limit.metric)
         samples = np.asarray(run.samples.get(limit.metric, []), dtype=float)
-        if run.result is None or metric is None or not faster(metric) or not np.isfinite(samples).all():
+        if metric is None or not faster(metric) or not np.isfinite(samples).all():
             continue
-        places = kept_places(samples)  # as the gate looks at them
+        places = kept_places(samples, KEPT_SAMPLES)  # as the gate looks at them
         shift = disturbance(samples[places], faster(metric))
         if shift is None or shift.parts in seen:
             continue
         seen.add(shift.parts)
-        every = _times(run, len(samples))
+        every = _times(events, len(samples))
         times = [every[place] for place in places] if every else []
         span = f" ({listing(_clock(times, shift))})" if times else ""
         sentences.append(
-            f"{view(run.result.benchmark).label(metric.name)}: {shift_text(shift)}{span}. The gate takes the undisturbed part and asks the whole run too."
-            + (f" Meanwhile {seen_text}." if times and (seen_text := _seen(run.events, times, shift)) else "")
+            f"{spec_of(run.benchmark).label(metric.name)}: {shift_text(shift)}{span}. The gate takes the undisturbed part and asks the whole run too."
+            + (f" Meanwhile {seen_text}." if times and (seen_text := _seen(events, times, shift)) else "")
         )
     return sentences[:MOST]
 
 
-def _times(run: Run, samples: int) -> list[float]:
+def _times(events: Sequence[Any], samples: int) -> list[float]:
     """Return the unix time of each sample, where the samples are those of the last training steps; else none."""
-    times = {event["step"]: float(event["t"]) for event in run.events if event["kind"] == "step" and "step" in event}
+    times = {event["step"]: float(event["t"]) for event in events if event["kind"] == "step" and "step" in event}
     return [times[step] for step in sorted(times)][-samples:] if len(times) >= samples else []
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchlib.benchmarks import view
+from benchlib.benchmarks import spec_of
 from benchlib.core.errors import UserError
 from benchlib.core.machine import hardware
 from benchlib.judge.compare import RunSet, read_kinds
@@ -59,11 +59,10 @@ class Machine:
         """The names by which a price may mean it."""
         run = self.runs.first
         if run.backend == "cpu":
-            devices = [(run.machine.get("cpu") or {}).get("model") or run.fingerprint.get("cpu", "")]
+            devices = [run.machine.get("cpu", {}).get("model") or run.fingerprint.get("cpu", "")]
         else:
-            backends = (run.machine.get("devices") or {}).get("backends") or {}
-            devices = backends.get(run.backend, {}).get("names") or [run.fingerprint.get("devices", "")]
-        hosts = {str(run.machine.get("host") or "") for run in self.runs.runs}
+            devices = run.device_names or [run.fingerprint.get("devices", "")]
+        hosts = {run.host for run in self.runs.runs}
         own = {self.label, self.runs.label, Path(self.runs.label).name, *(run.run for run in self.runs.runs)}
         return Names(self.label, frozenset(own - {""}), frozenset(hosts - {""}), frozenset({*devices} - {""}))
 
@@ -91,7 +90,7 @@ class Machine:
         """Return the metric whose name begins so, over its runs, or the reason why there are no values of it above zero."""
         listed = [metric.name for run in self.runs.runs if run.result for metric in run.result.metrics]
         name = next((name for name in listed if name == prefix or name.startswith(prefix + "_")), None)
-        side = side_of(self.runs.records(), name) if name else None
+        side = side_of(self.runs.runs, name) if name else None
         if side and side.runs and min(map(min, side.runs)) > 0:
             return side
         return (side.metric.reason if side and not side.runs else "") or f"the run has no usable {prefix}"
@@ -100,7 +99,7 @@ class Machine:
     def rate(self) -> Side | str:
         """The items per second, or why it has none."""
         benchmark = self.runs.first.benchmark
-        prefix = view(benchmark).rate
+        prefix = spec_of(benchmark).rate
         return self.usable(prefix) if prefix else f"{benchmark} has no rate to compare by price"
 
     def fact(self, name: str) -> float | None:
@@ -117,7 +116,7 @@ class Machine:
 
     def work(self) -> dict[str, Any]:
         """Return what its work is, by name: the config without the ways to do it, effective batch, items and scope."""
-        own, run = view(self.runs.first.benchmark), self.runs.first
+        own, run = spec_of(self.runs.first.benchmark), self.runs.first
         work: dict[str, Any] = {"items of an epoch": self.fact("epoch_items")}
         used = self.fact("samples_per_epoch")
         if used and work["items of an epoch"] and used < work["items of an epoch"]:

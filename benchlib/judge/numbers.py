@@ -66,7 +66,7 @@ def count(value: Any, name: str) -> int:
     return value
 
 
-def _poses_as_number(value: Any) -> bool:
+def poses_as_number(value: Any) -> bool:
     """Whether a flag, or a text that reads as a number, stands where a number belongs: true, "5", "nan"."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
@@ -146,7 +146,7 @@ class _View:
         values, wrong = dict(row if inner is None else inner), dict[str, str]()
         for name, value in values.items():
             full = f"{prefix}{name}"
-            if full in numeric and _poses_as_number(value):
+            if full in numeric and poses_as_number(value):
                 wrong[name] = f"{value!r}, which is no number,"
                 self.faults.append(f"{full} is {wrong[name]} in {place}")
                 continue
@@ -166,7 +166,7 @@ def judged_view(run: Run, lacks: Lacks, signed: Collection[str]) -> tuple[Run, l
     result, view = run.result, _View(lacks, signed)
     view.faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in result.metrics if metric.fault]
     tables = {
-        table: [view.cells(table, row, _place(table, index, row), numeric=numeric) for index, row in enumerate(rows)]
+        table: [view.cells(table, row, place_of(table, index, row), numeric=numeric) for index, row in enumerate(rows)]
         for table, rows in result.tables.items()
         for numeric in [{name for row in rows for name, value in row.items() if type(value) in (int, float)}]
     }
@@ -179,7 +179,8 @@ def judged_view(run: Run, lacks: Lacks, signed: Collection[str]) -> tuple[Run, l
     return judged, view.faults
 
 
-def _place(table: str, index: int, row: Mapping[str, Any]) -> str:
+def place_of(table: str, index: int, row: Mapping[str, Any]) -> str:
+    """Say which row it is, by the first texts in it."""
     texts = [value for value in row.values() if isinstance(value, str) and value][:NAMING]
     return f"row {index + 1} of {table}" + (f" ({', '.join(texts)[:60]})" if texts else "")
 

@@ -1,23 +1,17 @@
-"""What the gate makes of noise, simulated: false alarms, undecided comparisons and the smallest loss found, by accepted runs.
+"""What the gate makes of noise, simulated: false alarms, undecided comparisons and the smallest loss found.
 
-The comparisons are judged by the rule of the gate itself (``benchlib.judge.regression``) on recorded runs, drawn at random, and
-on made-up ones (``benchlib.judge.noise``). They scatter around the true value with the standard deviation s between unchanged
+The comparisons are judged by the rule of the gate itself (``benchlib.judge.regression``), on runs drawn at random. They scatter around the true value with the standard deviation s between unchanged
 runs, on the scale of the gate: the logarithm for limits that are shares, the metric's unit for limits that are amounts.
 """
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Final
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from benchlib.core.text import quantity
-from benchlib.judge import noise as made_up
-from benchlib.judge.change import DEFAULT_DOF, LEAST_DOF, Kind, Reading, Spread, reading, student
+from benchlib.judge.change import DEFAULT_DOF, LEAST_DOF, Kind, Reading, student
 from benchlib.judge.regression import (
     TWICE,
     RegressionLimit,
@@ -27,46 +21,16 @@ from benchlib.judge.regression import (
     kind_of,
     ruling,
 )
-from benchlib.results.metrics import Direction, Metric
+from benchlib.results.metrics import Direction
 
 POWER = 0.99
 COMPARISONS = 10_000
-TABLED = 1000  # comparisons of each noise and number of accepted runs
-MADE_UP = 200  # runs of each noise
-ACCEPTED: Final = (1, 2, 3, 5, 10)
 Noise = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-
-
-class Simulated(BaseModel):
-    """What the gate makes of runs with one kind of noise and this number of accepted runs.
-
-    ``noise`` is recorded (the unchanged runs themselves), normal (one number a run) or a kind of ``benchlib.judge.noise``.
-    ``effect`` is the smallest loss that is found in 99% of the comparisons.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    noise: str
-    accepted: int
-    false_alarms: float
-    undecided: float
-    effect: float
-
-    def text(self, kind: Kind = "ratio", unit: str = "") -> str:
-        """Write the shares that fail and that stay undecided, and the loss found."""
-        return f"{self.false_alarms:.1%}, {self.undecided:.1%}, {effect_text(self.effect, kind, unit)}"
 
 
 def effect_text(amount: float, kind: Kind, unit: str) -> str:
     """Write a loss for a reader: a share, or an amount in the metric's unit."""
     return f"{amount:.0%}" if kind == "ratio" else quantity(amount, unit)
-
-
-def worst(rows: Iterable[Simulated]) -> Simulated:
-    """Return the worst of several noises or metrics with as many accepted runs, in each respect."""
-    rows = list(rows)
-    names = ("false_alarms", "undecided", "effect")
-    return rows[0].model_copy(update={name: max(getattr(row, name) for row in rows) for name in names})
 
 
 @dataclass(frozen=True)
@@ -210,51 +174,3 @@ def _halves(setup: Setup, s: float, values: Sequence[np.ndarray], generator: np.
     if dof < LEAST_DOF:
         return np.zeros(count)
     return student(dof) * np.sqrt(squares / dof * sum(1 / side.shape[1] for side in values))  # type: ignore[no-any-return]
-
-
-def pools_of(s: float, readings: Sequence[Reading], kinds: Iterable[str] = ()) -> dict[str, Pool]:
-    """Return the noises to look at: recorded runs, a normal one and made-up ``kinds``, with s between the made-up runs."""
-    pools = {"recorded": Pool.of(readings)} if readings else {}
-    pools["normal"] = Pool.scattered(s, gaussian, TABLED * (1 + ACCEPTED[-1]))
-    return pools | {kind: _made_up(kind).moved(s) for kind in kinds}
-
-
-@lru_cache(maxsize=8)
-def _made_up(kind: str) -> Pool:
-    """Return runs of one level with this noise."""
-    return Pool.of([reading(tuple(run), "ratio", "higher") for run in made_up.runs_of(kind, 0.0, MADE_UP)])
-
-
-def by_accepted(
-    setup: Setup, s: float, pools: Mapping[str, Pool], accepted: Iterable[int] = ACCEPTED
-) -> list[Simulated]:
-    """Simulate the gate with each noise and number of accepted runs; a pool of no more runs than these tells nothing."""
-    rows = []
-    for count in accepted:
-        for name, pool in pools.items():
-            if len(pool.value) > count:
-                power = simulate_runs(replace(setup, old_runs=count), s, pool, TABLED)
-                shares = {"false_alarms": power.false_alarms, "undecided": power.ambiguous, "effect": power.effect}
-                rows.append(Simulated(noise=name, accepted=count, **shares))
-    return rows
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """What the gate of one metric makes of its noise. ``spread`` is that between unchanged runs, with its source."""
-
-    metric: Metric
-    limit: RegressionLimit
-    setup: Setup
-    spread: Spread
-    pools: Mapping[str, Pool]
-
-    def at(self, accepted: int) -> Simulated:
-        """Return the worst of the noises with as many accepted runs."""
-        return worst(by_accepted(self.setup, self.spread.s, self.pools, [accepted]))
-
-    def enough(self, loss: float, most: int) -> int | None:
-        """Return how many accepted runs it takes to find a loss in 99% of comparisons; None where ``most`` do not do."""
-        if self.at(most).effect > loss:
-            return None
-        return bisect_left(range(1, most), True, key=lambda count: self.at(count).effect <= loss) + 1

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from benchlib.core.errors import UserError, nearest
+from benchlib.core.errors import UserError, explained, nearest
 from benchlib.core.files import home, read_yaml
 from benchlib.judge.references import registry
 
@@ -184,6 +184,4 @@ def parse(content: Any) -> Preset:
     try:
         return Preset.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": ")) from None
+        raise ValueError(explained(error, Preset)) from None

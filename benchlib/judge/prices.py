@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from benchlib.core.errors import UserError
+from benchlib.core.errors import UserError, explained
 from benchlib.core.files import home, read_yaml
 from benchlib.judge.references import registry
 
@@ -74,9 +74,7 @@ def read_sheet() -> Sheet:
     try:
         return Sheet.model_validate(read_yaml(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise UserError(f"{path}: {explained(error, Sheet)}") from None
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def placements(run: Run) -> list[Placement]:
     benchmark = BENCHMARKS[run.config.benchmark]
     if run.result is None or run.result.status != "complete":
         return []
-    return [comparable(item) for item in benchmark.published(run)]
+    return [comparable(item) for item in benchmark.spec.placed(run)]
 
 
 def summary(run: Run) -> str:

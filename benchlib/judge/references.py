@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from benchlib.core.errors import UserError
+from benchlib.core.errors import UserError, explained
 from benchlib.core.files import PACKAGE
 
 PATH = PACKAGE / "assets" / "references.yaml"
@@ -206,7 +206,8 @@ class Registry(_Strict):
 
 def parse(content: Any) -> Registry:
     """Check the content of a registry file; ``UserError`` names the first thing that is wrong."""
-    figures: list[dict[str, Any]] = []
+    figures: list[Figure] = []
+    place = ""
     try:
         rest = {name: value for name, value in content.items() if name != "groups"}
         quantities = content["quantities"]
@@ -218,18 +219,15 @@ def parse(content: Any) -> Registry:
                 if figure["metric"] not in quantities:
                     available = ", ".join(quantities)
                     raise UserError(f"{PATH.name}: {item['id']}: metric {figure['metric']!r} is not one of {available}")
-                figures.append(figure | {"quantity": quantities[figure["metric"]]})
+                place = f"{item['id']}: "
+                figures.append(Figure.model_validate(figure | {"quantity": quantities[figure["metric"]]}))
+                place = ""
         return Registry.model_validate(rest | {"figures": figures})
     except (KeyError, TypeError, AttributeError) as error:
         sections = "collected, sources, devices, quantities and groups of figures"
         raise UserError(f"{PATH.name}: expected {sections} ({error!r})") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        parts, place = first["loc"], ""
-        if parts[:1] == ("figures",) and len(parts) > 1:
-            place, parts = f"{figures[int(parts[1])].get('id', '?')}: ", parts[2:]
-        where = place + ".".join(map(str, parts))
-        raise UserError(f"{PATH.name}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise UserError(f"{PATH.name}: {place}{explained(error, Figure if place else Registry)}") from None
 
 
 @functools.cache

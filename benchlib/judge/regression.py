@@ -1,27 +1,25 @@
 """The regression gate: how much worse than the accepted runs a metric may get, judged by a ratio and its interval."""
 
 import math
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
+from pydantic import RootModel
 
-from benchlib.benchmarks import BENCHMARKS
-from benchlib.core.errors import UserError
-from benchlib.core.events import read_events
 from benchlib.core.files import read_model, write_json
+from benchlib.core.stats import thinned
 from benchlib.core.text import quantity
 from benchlib.judge.change import CHANCE, Change, Faster, Kind, Reading, Spread, change, reading
 from benchlib.judge.changepoints import Disturbance
-from benchlib.judge.checks import Check, Status
 from benchlib.results.metrics import Direction, Metric
+from benchlib.results.metrics import RegressionLimit as RegressionLimit
+from benchlib.results.record import KEPT_SAMPLES, Record
 from benchlib.results.run import Result, Run
+from benchlib.results.verdict import GATE, Check, Status
 
-KEPT_SAMPLES = 200
 TIMED = ("s", "ms", "us", "Gbps")  # units that a slow-down changes, beside all rates
 SIZES = ("B", "MB", "GB", "GiB", "bytes")
 TWICE = 2.0  # times the limit: a loss of which has to be excluded for a PASS
@@ -29,55 +27,6 @@ REPEATS = "repeats.json"
 FALSE_ALARMS = 0.0015  # of the unchanged runs of a benchmark, whichever metric it is: 1 in 80 nights of eight of them
 OTHERS = 3.0  # what others can explain of a slow-down is this many standard deviations between runs
 _EDGE = 1e-9  # of what is compared: 0.9 - 0.8 misses 0.1 by rounding, and a boundary value passes
-
-
-class RegressionLimit(BaseModel):
-    """How much worse a metric may get. Either a share of the baseline or an absolute amount in the metric's unit.
-
-    A share of 1 lets a time double; of a rate it allows anything.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    metric: str
-    share: float | None = Field(None, ge=0, le=1)
-    amount: float | None = Field(None, ge=0)
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> "RegressionLimit":
-        if (self.share is None) == (self.amount is None):
-            raise ValueError(f"limit of {self.metric}: give a share of the baseline or an amount, one of both")
-        return self
-
-    def text(self, direction: str) -> str:
-        """The limit for a reader, as in ``-20%`` or ``-1 point``."""
-        sign = "-" if direction == "higher" else "+"
-        return f"{sign}{self.share:.0%}" if self.share is not None else f"{sign}{self.amount:g}"
-
-
-def limits_of(run: Run) -> list[RegressionLimit]:
-    """Return the limits of a run: those of its benchmark, in place of which the user may have set others."""
-    return adjusted(BENCHMARKS[run.config.benchmark].limits(run), run.config.limits)
-
-
-def adjusted(limits: Sequence[RegressionLimit], wanted: Mapping[str, float]) -> list[RegressionLimit]:
-    """Return limits with the values that a user ``wanted``, by metric or by the beginning of its name.
-
-    A number replaces a share by a share and an amount by an amount. Raises ``UserError`` for a share above 1.
-    """
-    changed = []
-    for limit in limits:
-        name = max((name for name in wanted if named(name, limit.metric)), key=len, default=None)
-        if name is not None and limit.share is not None and wanted[name] > 1:
-            raise UserError(f"limits.{name} = {wanted[name]:g}: a share of the baseline from 0 to 1, as in 0.2 for 20%")
-        part = "share" if limit.share is not None else "amount"
-        changed.append(limit if name is None else limit.model_copy(update={part: wanted[name]}))
-    return changed
-
-
-def named(name: str, metric: str) -> bool:
-    """Tell whether a name stands for a metric: it is its own, or that without its scope."""
-    return metric == name or metric.startswith(f"{name}_")
 
 
 @dataclass(frozen=True)
@@ -117,92 +66,17 @@ class Side:
         return f"{quantity(self.value(kind), self.metric.unit)}{runs}"
 
 
-class RunRecord(BaseModel):
-    """A run as a baseline or a repetition keeps it. ``samples`` holds each metric's, or 200 quantiles of them."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    run: str
-    reason: str = ""
-    started_at: float
-    recorded_at: float
-    metrics: list[Metric]
-    samples: dict[str, list[float]]
-    others: float = Field(0.0, ge=0, lt=1)
-
-    @classmethod
-    def of(cls, run: Run, limits: Iterable[RegressionLimit], reason: str = "") -> "RunRecord":
-        """Record a run that has a result, with the samples of the metrics that have a limit."""
-        assert run.result is not None
-        samples = {limit.metric: thinned(run.samples.get(limit.metric, [])) for limit in limits}
-        return cls(
-            run=run.path.name,
-            reason=reason,
-            started_at=run.result.started_at,
-            recorded_at=time.time(),
-            metrics=run.result.metrics,
-            # A series that is not finite fails its own run, and nothing can be compared with it.
-            samples={name: values for name, values in samples.items() if values and all(map(math.isfinite, values))},
-            others=others_share(run),
-        )
-
-    def is_copy_of(self, other: "RunRecord") -> bool:
-        """Tell whether both are the same run, under whatever name: begun at the same microsecond with the same numbers."""
-        return self.started_at == other.started_at and self.metrics == other.metrics
-
-    def metric(self, name: str) -> Metric | None:
-        """Return the metric of this name, or None."""
-        return next((metric for metric in self.metrics if metric.name == name), None)
-
-
-def side_of(records: Sequence[RunRecord], name: str) -> Side | None:
+def side_of(records: Sequence[Record], name: str) -> Side | None:
     """Return one side of a comparison from several runs; None where none of them has the metric.
 
-    Runs in which the metric has no value do not count, unless none has one.
+    Runs in which the metric has no value do not count, unless none has one. A series that is not finite counts with its value.
     """
     having = [(record, metric) for record in records if (metric := record.metric(name)) is not None]
     having = [pair for pair in having if pair[1].value is not None] or having[-1:]
-    sides = [Side.of(metric, record.samples.get(name, [])) for record, metric in having]
+    kept = [(metric, thinned(record.samples.get(name, []), KEPT_SAMPLES)) for record, metric in having]
+    sides = [Side.of(metric, values if all(map(math.isfinite, values)) else ()) for metric, values in kept]
     others = float(np.median([record.others for record, _ in having])) if having else 0.0
     return Side(having[-1][1], tuple(run for side in sides for run in side.runs), others) if having else None
-
-
-def others_share(run: Run) -> float:
-    """Return the share of the machine's processors that others took while a run on them was measured, beyond what was idle.
-
-    0 for an accelerator, several nodes and ``workers`` of others, whose processors are not what is measured or not seen or whose
-    processes are not known, and without readings.
-    """
-    cores, elsewhere = (run.machine.get("cpu") or {}).get("logical_cores"), getattr(run.config, "workers", None)
-    if run.config.backend != "cpu" or run.config.nnodes > 1 or elsewhere or not isinstance(cores, int) or cores < 1:
-        return 0.0
-    pairs = [
-        (event.get("cpu_percent"), event.get("others_percent"))
-        for event in read_events(run.path, {"sensor"}, "supervisor")
-    ]
-    readings = [pair for pair in pairs if all(isinstance(value, int | float) for value in pair)]
-    if not readings:
-        return 0.0
-    own, others = np.mean(np.array(readings, dtype=float), axis=0) / (100 * cores)
-    used = own + others  # more than all by the clocks' errors on a machine that is full
-    return float(np.clip(others / used if used > 1 else 2 * others + own - 1, 0.0, 0.99)) if used else 0.0
-
-
-def thinned(samples: Sequence[float], kept: int = KEPT_SAMPLES) -> list[float]:
-    """Return the samples as they are, or of more than ``kept`` those with the ranks (i + 1/2) / kept, in their order.
-
-    The ranks keep the median and the spread (every second sample of a series that alternates would not), the order keeps
-    where a level shifted.
-    """
-    return [float(samples[place]) for place in kept_places(samples, kept)]
-
-
-def kept_places(samples: Sequence[float] | np.ndarray, kept: int = KEPT_SAMPLES) -> Sequence[int]:
-    """Return where the samples stand that ``thinned`` keeps."""
-    if len(samples) <= kept:
-        return range(len(samples))
-    places = np.argsort(np.asarray(samples, dtype=float), kind="stable")
-    return np.sort(places[((np.arange(kept) + 0.5) * len(samples) / kept).astype(int)]).tolist()  # type: ignore[no-any-return]
 
 
 def kind_of(limit: RegressionLimit, *values: float) -> Kind:
@@ -435,7 +309,7 @@ def _signed(amount: float, unit: str) -> str:
 def baseline_check(metric: Metric, **fields: Any) -> Check:
     """Return a regression check of a metric; ``fields`` are those of ``Check`` beside name, kind, question and unit."""
     question = f"Is {metric.name} at least as good as the baseline?"
-    common = {"name": f"{metric.name} vs baseline", "kind": "regression", "unit": metric.unit, "source": "baseline"}
+    common = {"name": f"{metric.name}{GATE}", "kind": "regression", "unit": metric.unit, "source": "baseline"}
     return Check(**{**common, "question": question, **fields})
 
 
@@ -457,19 +331,19 @@ def open_checks(
     ]
 
 
-class Repeats(RootModel[list[RunRecord]]):
+class Repeats(RootModel[list[Record]]):
     """``repeats.json``: the earlier repetitions that a run of ``--repeat N`` is judged together with.
 
     The records are copied, not linked: a run stays judged as it was when the folders of the others are gone.
     """
 
 
-def repeats(run: Run) -> list[RunRecord]:
+def repeats(run: Run) -> list[Record]:
     """Return the earlier repetitions of a run, the oldest first; none where it was not repeated."""
     path = run.path / REPEATS
     return read_model(path, Repeats, "the records of repetitions").root if path.exists() else []
 
 
-def save_repeats(run_dir: Path | str, records: Sequence[RunRecord]) -> None:
+def save_repeats(run_dir: Path | str, records: Sequence[Record]) -> None:
     """Write the earlier repetitions into the folder of the latest one."""
     write_json(Path(run_dir) / REPEATS, Repeats(list(records)).model_dump(mode="json"))

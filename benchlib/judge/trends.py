@@ -8,7 +8,6 @@ A history gets a verdict of its own, from checks that look at whole series inste
 newest run lie within its band, and did a level get worse while nothing that is recorded changed?
 """
 
-import contextlib
 import datetime
 import itertools
 import math
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from benchlib.benchmarks import BENCHMARKS, loadable, view
+from benchlib.benchmarks import BENCHMARKS, loadable, spec_of
 from benchlib.config.schema import nearest
 from benchlib.core.errors import UserError
 from benchlib.core.files import home, outputs
@@ -25,11 +24,9 @@ from benchlib.core.text import quantity
 from benchlib.judge.change import CHANCE, Reading, Spread, compared
 from benchlib.judge.changepoints import COVERAGE, SHORTEST, Level, Levels, levels
 from benchlib.judge.checks import Check, Status, Verdict, verdict_of
-from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, kind_of, limits_of, status_of
+from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, kind_of, status_of
 from benchlib.results.metrics import Direction
-from benchlib.results.run import Run
-from benchlib.results.store import StoredRun, run_folders
-from benchlib.results.store import read as read_runs
+from benchlib.results.record import Record, load, load_all, store_folders
 
 SERIES = 12  # examined, those with the newest runs
 LONGEST = 1000  # runs of a series that are examined, the newest: the search takes time with the square of their number
@@ -47,7 +44,7 @@ class Change:
     else changed between the runs at that place: versions, driver, system, host.
     """
 
-    run: StoredRun
+    run: Record
     index: int
     before: float
     after: float
@@ -64,14 +61,14 @@ class Trend:
     label: str
     unit: str
     direction: str
-    runs: list[StoredRun]
+    runs: list[Record]
     values: list[float]
     levels: Levels
     changes: list[Change]
     outside: list[int]
 
     @property
-    def last(self) -> StoredRun:
+    def last(self) -> Record:
         """The newest run."""
         return self.runs[-1]
 
@@ -82,19 +79,19 @@ class Trend:
         return _word(self.values[index], self.levels.at(index).median, self.direction)
 
 
-def series(runs: Iterable[StoredRun]) -> dict[str, list[StoredRun]]:
+def series(runs: Iterable[Record]) -> dict[str, list[Record]]:
     """Return the runs by series, in their order; excluded ones are left out."""
-    groups: dict[str, list[StoredRun]] = {}
+    groups: dict[str, list[Record]] = {}
     for run in runs:
         if not exclusion(run):
             groups.setdefault(run.series, []).append(run)
     return groups
 
 
-def exclusion(run: StoredRun) -> str:
+def exclusion(run: Record) -> str:
     """Return why a run is excluded from trends; '' where it is not."""
-    if run.damaged:
-        return run.damaged
+    if run.problems:
+        return "; ".join(run.problems)
     if run.copy_of:
         return f"copy of {run.copy_of}"
     if run.planted:
@@ -104,16 +101,15 @@ def exclusion(run: StoredRun) -> str:
     return "" if run.series else "this version cannot read its config or its machine"
 
 
-def key_metrics(runs: Sequence[StoredRun]) -> list[str]:
+def key_metrics(runs: Sequence[Record]) -> list[str]:
     """Return the names of the key numbers of a series' newest run, in the order of the report."""
     newest = runs[-1]
-    prefixes = view(newest.benchmark).headlines or [metric.name for metric in newest.metrics[:SHOWN]]
-    return list(dict.fromkeys(metric.name for metric in map(newest.metric, prefixes) if metric))
+    return list(spec_of(newest.benchmark).first(metric.name for metric in newest.measured))
 
 
 def label(metric: str, benchmark: str = "") -> str:
     """Return a metric's name for a reader, without its scope; without a benchmark in the words of the first that has any."""
-    views = [view(benchmark)] if benchmark else [item.view for item in loadable()]
+    views = [spec_of(benchmark)] if benchmark else [item.spec for item in loadable()]
     words = [own.label(metric) for own in views]
     return next((word for word in words if word != metric.replace("_", " ")), words[0])
 
@@ -124,12 +120,14 @@ def spanned(low: float, high: float, unit: str, between: str = " to ") -> str:
     return f"{quantity(low, first)}{between}{quantity(high, unit)}"
 
 
-def trend(metric: str, runs: Sequence[StoredRun]) -> Trend | None:
+def trend(metric: str, runs: Sequence[Record]) -> Trend | None:
     """Return the trend of a metric over the runs of one series; None where no run has it."""
-    pairs = [(run, item) for run in runs for item in run.metrics if item.name == metric][-LONGEST:]
+    pairs = [(run, item) for run in runs for item in run.measured if item.name == metric and item.value is not None][
+        -LONGEST:
+    ]
     if not pairs:
         return None
-    members, values = [run for run, _ in pairs], [item.value for _, item in pairs]
+    members, values = [run for run, _ in pairs], [float(item.value or 0) for _, item in pairs]
     newest, split = pairs[-1][1], levels(values)
     outside = [
         index
@@ -150,7 +148,7 @@ def trend(metric: str, runs: Sequence[StoredRun]) -> Trend | None:
     )
 
 
-def _changes(runs: list[StoredRun], split: Levels, direction: str) -> list[Change]:
+def _changes(runs: list[Record], split: Levels, direction: str) -> list[Change]:
     changes = []
     for old, new in zip(split.levels, split.levels[1:], strict=False):
         ratio = new.median / old.median if old.median else None
@@ -165,7 +163,7 @@ def _word(new: float, old: float, direction: str) -> str:
     return "better" if (new > old) == (direction == "higher") else "worse"
 
 
-def _factors(runs: list[StoredRun], index: int) -> list[tuple[str, str, str]]:
+def _factors(runs: list[Record], index: int) -> list[tuple[str, str, str]]:
     """Return what is new at a change: facts with a value that the runs before it did not have.
 
     So hosts that take turns are no factor. Noise may move the place of a change, so the ``BLUR`` runs on its two sides
@@ -173,9 +171,9 @@ def _factors(runs: list[StoredRun], index: int) -> list[tuple[str, str, str]]:
     """
     before = runs[max(0, index - BLUR - SEEN) : max(1, index - BLUR)]
     for after in runs[index : index + BLUR]:
-        names = [name for name, value in after.facts.items() if all(run.facts.get(name) != value for run in before)]
+        names = [name for name, value in after.setup.items() if all(run.setup.get(name) != value for run in before)]
         if names:
-            return [(name, before[-1].facts.get(name, "absent"), after.facts[name]) for name in names]
+            return [(name, before[-1].setup.get(name, "absent"), after.setup[name]) for name in names]
     return []
 
 
@@ -213,7 +211,7 @@ class Filter:
         if self.benchmark and self.benchmark not in BENCHMARKS:
             raise UserError(f"unknown benchmark {self.benchmark!r}: {nearest(self.benchmark, BENCHMARKS)}")
 
-    def takes(self, run: StoredRun) -> bool:
+    def takes(self, run: Record) -> bool:
         """Tell whether a run is asked for."""
         day = run.moment.strftime("%Y-%m-%d")
         return (
@@ -232,12 +230,12 @@ class History:
     demo: bool
     asked: Filter
     stored: int
-    runs: list[StoredRun] = field(repr=False)
+    runs: list[Record] = field(repr=False)
 
     @cached_property
-    def series(self) -> list[list[StoredRun]]:
+    def series(self) -> list[list[Record]]:
         """The runs of each series, the series with the newest run first; at most ``SERIES``."""
-        return sorted(series(self.runs).values(), key=lambda members: members[-1].started, reverse=True)[:SERIES]
+        return sorted(series(self.runs).values(), key=lambda members: members[-1].started_at, reverse=True)[:SERIES]
 
     @cached_property
     def trends(self) -> list[Trend]:
@@ -245,14 +243,14 @@ class History:
         all_trends = (trend(name, members) for members in self.series for name in self._metrics(members))
         return [item for item in all_trends if item]
 
-    def _metrics(self, members: list[StoredRun]) -> list[str]:
+    def _metrics(self, members: list[Record]) -> list[str]:
         if not self.asked.metric:
             return key_metrics(members)
-        names = dict.fromkeys(metric.name for run in members for metric in run.metrics)
+        names = dict.fromkeys(metric.name for run in members for metric in run.measured)
         return [name for name in names if name.startswith(self.asked.metric)]
 
     @property
-    def excluded(self) -> list[tuple[StoredRun, str]]:
+    def excluded(self) -> list[tuple[Record, str]]:
         """The runs that are excluded from trends, with the reason."""
         return [(run, why) for run in self.runs if (why := exclusion(run))]
 
@@ -267,13 +265,13 @@ def choose_store(store: str, **asked: str) -> tuple[Path, bool, Filter]:
         if not folder.is_dir():
             raise UserError(f"store = {store!r}: no such folder (looked in {Path.cwd()})")
         return folder, False, Filter(**asked)
-    empty = next(iter(run_folders(outputs())), None) is None
+    empty = next(store_folders(outputs()), None) is None
     return (demo_store() if empty else outputs()), empty, Filter(**asked)
 
 
 def read_history(store: Path, demo: bool, asked: Filter) -> History:
     """Read a store. A filter that no run passes is a ``UserError`` that says what there is."""
-    stored = read_runs(store)
+    stored = load_all(store)
     runs = [run for run in stored if asked.takes(run)]
     if stored and not runs:
         words = (sorted({run.benchmark for run in stored}), sorted({run.tier for run in stored}))
@@ -285,7 +283,7 @@ def read_history(store: Path, demo: bool, asked: Filter) -> History:
         )
     history = History(store, demo, asked, len(stored), runs)
     if runs and asked.metric and not history.trends:
-        names = sorted({metric.name for run in runs for metric in run.metrics})
+        names = sorted({metric.name for run in runs for metric in run.measured})
         raise UserError(f"no run has a metric that begins with {asked.metric!r}: {nearest(asked.metric, names)}")
     return history
 
@@ -299,12 +297,7 @@ def judge_history(history: History) -> Verdict:
         newest = members[-1]
         own = [item for item in history.trends if item.last.series == newest.series]
         where = f"{newest.benchmark} {newest.tier}, {newest.hardware}, {newest.ranks} rank{'s' * (newest.ranks != 1)}"
-        limits = _limits(history.store, newest)
-        if limits is None:
-            question = "Are the limits of the newest run known?"
-            reason = f"limits unknown: {newest.name} cannot be read whole; restore or delete it"
-            checks.append(_check(f"limits of {where}", question)("AMBIGUOUS", reason))
-            continue
+        limits = {limit.metric: limit for limit in load(newest.folder).limits}
         checks += [_level_check(where, own, len(members), limits), _newest_check(where, own, newest, limits)]
     verdict = verdict_of(checks)
     if verdict.verdict == "PASS" and all(check.status == "SKIPPED" for check in checks[1:]):
@@ -319,17 +312,9 @@ def judge_history(history: History) -> Verdict:
     return verdict
 
 
-def _limits(store: Path, newest: StoredRun) -> dict[str, RegressionLimit] | None:
-    """Return by metric the limits that the gate has for a run; None where it cannot be read whole."""
-    with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        run = Run(store / newest.path)
-        return {limit.metric: limit for limit in limits_of(run)}
-    return None
-
-
-def _readable_check(runs: list[StoredRun]) -> Check:
+def _readable_check(runs: list[Record]) -> Check:
     """Say which runs are damaged: what they would have shown stays open, but nothing got worse."""
-    damaged = [run.name for run in runs if run.damaged]
+    damaged = [run.run for run in runs if run.problems]
     named = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
     are = "is" if len(damaged) == 1 else "are"
     return Check(
@@ -370,10 +355,10 @@ def _level_check(where: str, trends: Iterable[Trend], runs: int, limits: Mapping
     return make("PASS", f"no level got worse {'than its limit ' if within else ''}in {runs} runs{worse}")
 
 
-def _newest_check(where: str, trends: list[Trend], newest: StoredRun, limits: Mapping[str, RegressionLimit]) -> Check:
+def _newest_check(where: str, trends: list[Trend], newest: Record, limits: Mapping[str, RegressionLimit]) -> Check:
     """Judge the newest run against the others of its level by the gate's rule, a metric without a limit by its band."""
     make = _check(f"newest run of {where}", "Is the newest run as good as the others of its level?")
-    shown = [t for t in trends if t.last.path == newest.path and t.levels.levels[-1].low < t.levels.levels[-1].high]
+    shown = [t for t in trends if t.last is newest and t.levels.levels[-1].low < t.levels.levels[-1].high]
     if not shown:
         return make("SKIPPED", "too few runs to estimate their spread")
     # Of twenty metrics one lies outside its band of 95% by chance: together they are to keep that share.

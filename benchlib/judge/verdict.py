@@ -10,11 +10,11 @@ from benchlib.core.errors import UserError
 from benchlib.core.files import read_object, write_json
 from benchlib.core.text import moment
 from benchlib.judge import baselines
-from benchlib.judge.checks import FINITE, Check, Verdict, fact_check, save_verdict, verdict_of
-from benchlib.judge.numbers import InvalidNumber, faults_text, judged_view
+from benchlib.judge.checks import Check, Verdict, fact_check, save_verdict, verdict_of
 from benchlib.judge.regression import repeats
 from benchlib.launch import nodes
-from benchlib.results.run import Result, Run, save_result, tolerant
+from benchlib.results.record import READABLE, load
+from benchlib.results.run import Result, Run, save_result
 
 NOTEBOOK_ERROR = "logs/notebook.error.json"
 PLAIN = {
@@ -36,7 +36,7 @@ def judged(run: Run, baselines_root: Path | None = None) -> Verdict:
     try:
         return _judge(run, baselines_root)
     except UserError as error:
-        status = tolerant(run, [])(lambda: run.status)
+        status = load(run.path, whole=False).status
         how = f"{status['reason']}; " if status and status["outcome"] not in ("complete", "stopped") else ""
         return _broken([], f"{how}{error}")
 
@@ -49,7 +49,7 @@ def final(run: Run) -> Verdict:
         return judged(run)
     if stored is None or stopped is not None:
         return judged(run)
-    return Verdict.model_validate(stored)
+    return stored
 
 
 def _judge(run: Run, baselines_root: Path | None) -> Verdict:
@@ -88,12 +88,8 @@ def _judge(run: Run, baselines_root: Path | None) -> Verdict:
 
 
 def _own_checks(benchmark: Benchmark, run: Run, comparison: baselines.Comparison) -> list[Check]:
-    """Return the checks of a benchmark; "finite" lists every number that is missing or impossible, whoever reads it."""
-    judged, faults = judged_view(run, benchmark.lacks, benchmark.signed)
     try:
-        checks = benchmark.checks(judged, comparison)
-    except InvalidNumber as error:  # outside of any check: what to compare could not be told
-        checks, faults = [], [*(faults or [str(error)]), "no other check could be evaluated"]
+        return benchmark.spec.judge(run, comparison)  # type: ignore[no-any-return]
     except UserError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
@@ -102,12 +98,6 @@ def _own_checks(benchmark: Benchmark, run: Run, comparison: baselines.Comparison
             f"{run.path / 'result.json'} does not hold what the checks of {benchmark.name} need "
             f"({type(error).__name__}: {error}): it is foreign, altered or of another version"
         ) from error
-    if not faults:
-        return checks
-    finite = next((check for check in checks if check.name == FINITE), None)
-    question = finite.question if finite else "Are all values finite and non-negative?"
-    failed = fact_check(FINITE, question, False, faults_text(faults))
-    return [failed if check is finite else check for check in checks] + ([] if finite else [failed])
 
 
 def _elsewhere(run: Run) -> Verdict:
@@ -154,7 +144,7 @@ def _comparison(run: Run, root: Path | None) -> tuple[baselines.Comparison, list
     """Return what to compare with. A damaged file of the gate fails the run and leaves its other checks."""
     comparison = baselines.find(run, root)
     parts = (
-        ("baseline readable", "Can the accepted runs be used?", comparison.refused),
+        (READABLE, "Can the accepted runs be used?", comparison.refused),
         ("calibration readable", "Can the gate's calibration be read?", comparison.damaged),
     )
     return comparison, [_unreadable(*part) for part in parts if part[-1]]

@@ -244,7 +244,7 @@ def _config_map(run: Submission) -> dict[str, Any]:
         for pods in run.pods
     }
     if config.cluster:
-        profile = run.profile.model_dump(mode="json", exclude_defaults=True)
+        profile = run.profile.model_dump(mode="json", exclude_unset=True)
         data["cluster.yaml"] = yaml.safe_dump(profile, sort_keys=False, allow_unicode=True, width=4096)
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _meta(run), "data": data}
 

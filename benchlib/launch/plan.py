@@ -102,7 +102,7 @@ def draft(benchmark: str, tier: str, backend: str, overrides: Mapping[str, Any])
     auto = backend == "auto"
     resolved = resolve(benchmark, tier, "cpu" if auto else backend, overrides)
     config = resolved.config
-    BENCHMARKS[benchmark].refuse(config)
+    BENCHMARKS[benchmark].spec.refuse(config)
     _ = BENCHMARKS[benchmark].notebook  # one without it is refused before a folder is made
     clusters.load(config.cluster)
     if config.launcher in clusters.ELSEWHERE:

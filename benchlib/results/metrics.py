@@ -1,16 +1,29 @@
-"""Metrics: named values that say where they come from."""
+"""Metrics: named values that say where they come from, and how much worse than accepted ones they may get."""
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from benchlib.core.errors import UserError
 from benchlib.core.stats import summary
 from benchlib.core.text import quantity
 
 Direction = Literal["higher", "lower", "none"]
 Provenance = Literal["measured", "derived", "claimed", "not_available"]
+
+
+LARGEST = 1e100  # no unit comes near it, and its square is still a float
+
+
+def _possible(value: float) -> float:
+    if math.isfinite(value) and abs(value) > LARGEST:
+        raise ValueError(f"{value:g} is too large")
+    return value
+
+
+Number = Annotated[float, AfterValidator(_possible)]
 
 
 class Metric(BaseModel):
@@ -24,13 +37,13 @@ class Metric(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", serialize_by_alias=True)
 
     name: str
-    stored: float | None = Field(alias="value")
+    stored: Number | None = Field(alias="value")
     unit: str
     direction: Direction
     provenance: Provenance
     n: int = 1
-    ci_low: float | None = None
-    ci_high: float | None = None
+    ci_low: Number | None = None
+    ci_high: Number | None = None
     reason: str = ""
     samples: list[float] = Field(default_factory=list, exclude=True, repr=False)
 
@@ -125,3 +138,47 @@ def most_memory(name: str, held_bytes: Sequence[float | None], of: str, missing:
 def claimed(name: str, value: float, unit: str, direction: Direction, source: str) -> Metric:
     """Make a metric that a document or a vendor states; ``source`` names it."""
     return Metric(name=name, value=value, unit=unit, direction=direction, provenance="claimed", reason=source)
+
+
+class RegressionLimit(BaseModel):
+    """How much worse a metric may get. Either a share of the baseline or an absolute amount in the metric's unit.
+
+    A share of 1 lets a time double; of a rate it allows anything.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    share: float | None = Field(None, ge=0, le=1)
+    amount: float | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "RegressionLimit":
+        if (self.share is None) == (self.amount is None):
+            raise ValueError(f"limit of {self.metric}: give a share of the baseline or an amount, one of both")
+        return self
+
+    def text(self, direction: str) -> str:
+        """The limit for a reader, as in ``-20%`` or ``-1 point``."""
+        sign = "-" if direction == "higher" else "+"
+        return f"{sign}{self.share:.0%}" if self.share is not None else f"{sign}{self.amount:g}"
+
+
+def adjusted(limits: Sequence[RegressionLimit], wanted: Mapping[str, float]) -> list[RegressionLimit]:
+    """Return limits with the values that a user ``wanted``, by metric or by the beginning of its name.
+
+    A number replaces a share by a share and an amount by an amount. Raises ``UserError`` for a share above 1.
+    """
+    changed = []
+    for limit in limits:
+        name = max((name for name in wanted if named(name, limit.metric)), key=len, default=None)
+        if name is not None and limit.share is not None and wanted[name] > 1:
+            raise UserError(f"limits.{name} = {wanted[name]:g}: a share of the baseline from 0 to 1, as in 0.2 for 20%")
+        part = "share" if limit.share is not None else "amount"
+        changed.append(limit if name is None else limit.model_copy(update={part: wanted[name]}))
+    return changed
+
+
+def named(name: str, metric: str) -> bool:
+    """Tell whether a name stands for a metric: it is its own, or that without its scope."""
+    return metric == name or metric.startswith(f"{name}_")

@@ -7,48 +7,39 @@ import hashlib
 import json
 import math
 import os
+import re
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic_core import from_json
+from typing_extensions import TypedDict
 
 from benchlib.config.schema import BaseConfig, load_config
 from benchlib.core import run_folder
-from benchlib.core.errors import UserError
+from benchlib.core.errors import UserError, explained
 from benchlib.core.events import Event, read_events
-from benchlib.core.files import atomic_path, not_written, read_bytes, read_model, read_object, write_text
+from benchlib.core.files import atomic_path, check_schema, not_written, read_bytes, write_text
+from benchlib.core.terminal import harmless
 from benchlib.results.metrics import Metric
+from benchlib.results.verdict import Verdict
 
 SCHEMA = 1
-VERDICTS = ("PASS", "FAIL", "BROKEN", "STOPPED", "AMBIGUOUS", "SKIPPED")
+LATEST = 32_503_680_000.0  # the year 3000: a later clock is wrong
+# What may be, or stand for, a control character: see ``benchlib.core.terminal.harmless``.
+_UNPRINTABLE = re.compile(
+    rb"\\u(?:00[0189]|007[fF]|20[26])|\x7f|\xc2[\x80-\x9f]|\xe2\x80[\xa8-\xae]|\xe2\x81[\xa6-\xa9]"
+)
 # A folder that holds two of these is a run's, whatever is damaged in it; one that does not is left alone.
 _OWN_FILES = ("config.json", "machine.json", "job.json", "status.json", "result.json", "verdict.json", "logs")
 
 # Any of them makes a folder a run: a damaged run may have lost the others.
 PARTS = ("config.json", "result.json", "verdict.json", "status.json", "machine.json", "report.html", "notebook.ipynb")
 
-# Checks as stored runs of benchlib 0.1 name them, and what they are called now. A renamed check gets a row here.
-RENAMED = {
-    "files whole": "files intact",
-    "the reference is one": "reference accuracy",
-    "the tolerance can fail": "tolerance sensitivity",
-    "no worse than the reference": "accuracy against double precision",
-    "same numerics as accepted": "numerics unchanged",
-}
-
-T = TypeVar("T")
-
-
-def one_word(verdict: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored verdict with its state in one word: older versions wrote FAIL and a flag ``broken``."""
-    if verdict.get("broken") and verdict.get("verdict") == "FAIL":
-        verdict = verdict | {"verdict": "BROKEN"}
-    return {name: value for name, value in verdict.items() if name != "broken"}
-
-
+Moment = Annotated[float, Field(ge=0, le=LATEST)]  # unix seconds
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # as pydantic writes them
 
 
@@ -78,8 +69,8 @@ class Result(BaseModel):
     tier: str
     backend: str
     world_size: int
-    started_at: float = Field(default_factory=time.time)
-    ended_at: float | None = None
+    started_at: Moment = Field(default_factory=time.time)
+    ended_at: Moment | None = None
     metrics: list[Metric] = Field(default_factory=list)
     facts: dict[str, Any] = Field(default_factory=dict)
     tables: dict[str, list[dict[str, Any]]] = Field(default_factory=dict)
@@ -107,13 +98,112 @@ class Result(BaseModel):
         return metric.value if metric else None
 
 
-def save_result(run_dir: Path | str, result: Result) -> None:
-    """Write ``result.json``, and ``samples.parquet`` where metrics carry samples (columns metric, index, value)."""
-    if any(metric.samples for metric in result.metrics):
+class _Part(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+
+class _Backend(_Part, total=False):
+    names: list[str]
+
+
+class _Devices(_Part, total=False):
+    backends: dict[str, _Backend]
+    versions: dict[str, str]
+
+
+class _Machine(_Part, total=False):
+    host: str
+    system: str
+    cpu: dict[str, Any]
+    memory_bytes: int | float
+    load_average: list[float] | None
+    versions: dict[str, str]
+    drivers: dict[str, str]
+    devices: _Devices
+
+
+class _Status(_Part):
+    outcome: str
+    reason: str
+    ranks: NotRequired[list[dict[str, Any]]]
+    earlier_attempts: NotRequired[list[dict[str, Any]]]
+    restarts: NotRequired[int]
+    started_at: NotRequired[Moment | None]
+    ended_at: NotRequired[Moment | None]
+
+
+class _Config(_Part, total=False):
+    benchmark: str
+    tier: str
+    backend: str
+    planted_slowdown: float
+
+
+if TYPE_CHECKING:
+    Machine: TypeAlias = dict[str, Any]
+    Status: TypeAlias = dict[str, Any]
+    Config: TypeAlias = dict[str, Any]
+else:  # dicts whose parts that are read by name were checked
+    Machine, Status, Config = _Machine, _Status, _Config
+
+READ = {
+    name: TypeAdapter[Any](kind)
+    for name, kind in (
+        ("config.json", _Config),
+        ("machine.json", _Machine),
+        ("status.json", _Status),
+        ("result.json", Result),
+        ("verdict.json", Verdict),
+        ("origins.json", dict[str, str]),
+    )
+}
+
+
+def read_part(path: Path, tables: bool = True) -> Any:
+    """Read a file of a run folder by its name, None where it is absent; a result without its ``tables`` is read sooner.
+
+    ``UserError`` where it is cut, foreign or of another version. No control character is left in what it returns.
+    """
+    if not os.path.lexists(path):
+        return None
+    try:
+        content = read_bytes(path)
+        value = from_json(content, allow_inf_nan=False)
+        if path.name == "result.json" and not tables and isinstance(value, dict):
+            value["tables"] = {}
+        if _UNPRINTABLE.search(content):
+            value = printable(value)
+        check_schema(path, value, SCHEMA)
+        part = READ[path.name].validate_python(value, strict=path.name not in ("result.json", "verdict.json"))
+        return value if isinstance(part, dict) else part  # in the order in which it was written
+    except ValidationError as error:
+        raise UserError(f"{path}: not of this version ({explained(error)})") from None
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON ({error}); the file may be cut") from None
+
+
+def printable(value: Any) -> Any:
+    """Return JSON values whose texts hold no control characters: pages, tables and other tools show them."""
+    if isinstance(value, str):
+        return harmless(value)
+    if isinstance(value, dict):
+        return {harmless(name): printable(item) for name, item in value.items()}
+    return [printable(item) for item in value] if isinstance(value, list) else value
+
+
+def save_result(run_dir: Path | str, result: Result, of_rows: Mapping[str, Sequence[float]] | None = None) -> None:
+    """Write ``result.json``, and ``samples.parquet`` where there are samples (columns metric, index, value).
+
+    ``of_rows`` are the samples of rows, by ``table[row].column``.
+    """
+    samples = {metric.name: metric.samples for metric in result.metrics if metric.samples} | dict(of_rows or {})
+    if samples:
         import pyarrow
         import pyarrow.parquet as parquet
 
-        rows = [(metric.name, index, value) for metric in result.metrics for index, value in enumerate(metric.samples)]
+        rows = [(name, index, value) for name, values in samples.items() for index, value in enumerate(values)]
         columns = zip(("metric", "index", "value"), zip(*rows, strict=True), strict=True)
         table = pyarrow.table({name: list(column) for name, column in columns})  # pandas would write NaN as null
         with atomic_path(Path(run_dir) / "samples.parquet") as temporary:
@@ -122,14 +212,17 @@ def save_result(run_dir: Path | str, result: Result) -> None:
 
 
 def load_result(run_dir: Path | str) -> Result:
-    """Read ``result.json``; ``UserError`` where it is missing, cut or of another schema."""
-    return read_model(Path(run_dir) / "result.json", Result, "a result of this version", SCHEMA)
+    """Read ``result.json``; ``UserError`` where it is missing, cut or of another version."""
+    result: Result | None = read_part(Path(run_dir) / "result.json")
+    if result is None:
+        raise UserError(f"{Path(run_dir) / 'result.json'}: no such file")
+    return result
 
 
 def load_samples(run_dir: Path | str) -> dict[str, list[float]]:
-    """Read ``samples.parquet`` into lists by metric, in the order they were taken; empty where there is none."""
+    """Read ``samples.parquet`` into lists in the order they were taken, by metric or ``table[row].column``; empty without one."""
     path = Path(run_dir) / "samples.parquet"
-    if not path.exists():
+    if not os.path.lexists(path):
         return {}
     import pyarrow
     import pyarrow.parquet as parquet
@@ -167,20 +260,10 @@ class Run:
         """Whether ranks were started in the folder."""
         return (self.path / "status.json").exists() or any(self.path.glob("events-*.jsonl"))
 
-    def __repr__(self) -> str:
-        read = tolerant(self, [])
-        config, verdict = read(lambda: self.config), read(lambda: self.verdict)
-        about = [config.benchmark, f"{config.tier} tier", config.backend] if config else ["damaged config"]
-        word = str((verdict or {}).get("verdict", "not judged yet"))
-        return f"{', '.join(about)}: {word}, in {self.path}"
-
     @property
     def recognised(self) -> bool:
         """Whether the folder is a run's at all, whole or damaged: nothing may be written into another one."""
         return sum((self.path / name).exists() for name in _OWN_FILES) > 1
-
-    def _object(self, name: str, **required: type) -> dict[str, Any] | None:
-        return read_object(self.path / name, required) if (self.path / name).exists() else None
 
     @functools.cached_property
     def config(self) -> BaseConfig:
@@ -190,51 +273,46 @@ class Run:
     @functools.cached_property
     def origins(self) -> dict[str, str]:
         """Where the values of the config came from, by field: a file of params, by hand, a validator; none is the default."""
-        return {name: str(origin) for name, origin in (self._object("origins.json") or {}).items()}
+        return read_part(self.path / "origins.json") or {}
 
     @functools.cached_property
-    def machine(self) -> dict[str, Any]:
+    def machine(self) -> Machine:
         """The machine of the run, see ``benchlib.core.machine.describe``."""
-        machine = self._object("machine.json") or {}
-        kinds = {"cpu": dict, "versions": dict, "devices": dict, "memory_bytes": (int, float)}
-        wrong = [name for name, kind in kinds.items() if name in machine and not isinstance(machine[name], kind)]  # type: ignore[arg-type]
-        if wrong or not all(isinstance(version, str) for version in machine.get("versions", {}).values()):
-            raise UserError(
-                f"{self.path / 'machine.json'}: not a machine of benchlib ({', '.join(wrong) or 'versions'})"
-            )
-        return machine
+        return read_part(self.path / "machine.json") or {}
 
     @functools.cached_property
     def result(self) -> Result | None:
         """What was measured."""
-        return load_result(self.path) if (self.path / "result.json").exists() else None
+        return read_part(self.path / "result.json")  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """The factors that make it comparable."""
+        return fingerprint(self.config, self.machine, self.result.facts if self.result else {})
+
+    @functools.cached_property
+    def _all_samples(self) -> dict[str, list[float]]:
+        return load_samples(self.path)
 
     @functools.cached_property
     def samples(self) -> dict[str, list[float]]:
         """Raw samples by metric."""
-        return load_samples(self.path)
+        return {name: values for name, values in self._all_samples.items() if "[" not in name}
 
     @functools.cached_property
-    def status(self) -> dict[str, Any] | None:
+    def row_samples(self) -> dict[str, list[float]]:
+        """Raw samples of the rows of tables, by ``table[row].column``."""
+        return {name: values for name, values in self._all_samples.items() if "[" in name}
+
+    @functools.cached_property
+    def status(self) -> Status | None:
         """How the ranks ended, written by the supervisor."""
-        return self._object("status.json", outcome=str, reason=str, ranks=list)
+        return read_part(self.path / "status.json")  # type: ignore[no-any-return]
 
     @functools.cached_property
-    def verdict(self) -> dict[str, Any] | None:
-        """What the checks said: the fields of ``benchlib.judge.checks.Verdict``."""
-        path = self.path / "verdict.json"
-        verdict = self._object(path.name, verdict=str, sentence=str, checks=list)
-        if verdict is None:
-            return None
-        verdict = one_word(verdict)
-        if verdict["verdict"] not in VERDICTS:
-            raise UserError(f"{path}: not a verdict of benchlib: {verdict['verdict'][:40]!r}")
-        for row in verdict["checks"]:
-            kinds = {"name": str, "status": str, "reason": str, "kind": str, "gates": bool}
-            if not isinstance(row, dict) or any(not isinstance(row.get(name), kind) for name, kind in kinds.items()):
-                raise UserError(f"{path}: not a verdict of benchlib: {str(row)[:80]} is no check")
-            row["name"] = RENAMED.get(row["name"], row["name"])
-        return verdict
+    def verdict(self) -> Verdict | None:
+        """What the checks said."""
+        return read_part(self.path / "verdict.json")  # type: ignore[no-any-return]
 
     @functools.cached_property
     def events(self) -> list[Event]:
@@ -244,43 +322,6 @@ class Run:
     def refresh(self) -> "Run":
         """Return the same run with nothing read yet."""
         return Run(self.path)
-
-
-class Reader(Protocol):
-    """Reads a part of a run, None where it is damaged."""
-
-    def __call__(self, part: Callable[[], T]) -> T | None:
-        """Return ``part()`` or None."""
-
-
-def tolerant(run: Run, problems: list[str]) -> Reader:
-    """Return a reader of a run's parts that notes what is damaged in ``problems``, without the folder's path."""
-
-    def read(part: Callable[[], T]) -> T | None:
-        try:
-            return part()
-        except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.append(str(error).strip().replace(f"{run.path}/", "") or type(error).__name__)
-            return None
-
-    return read
-
-
-def damage(run: Run) -> list[str]:
-    """Return what of a run's files cannot be read or was cut or altered after the run, one sentence each.
-
-    A config of another version, or of a benchmark that is not there, is no damage.
-    """
-    problems: list[str] = []
-    read = tolerant(run, problems)
-    config = run.path / "config.json"
-    read(lambda: read_object(config, {"benchmark": str, "tier": str, "backend": str}))
-    for part in (lambda: run.machine, lambda: run.result, lambda: run.verdict, lambda: run.status, lambda: run.samples):
-        read(part)
-    faults = read(lambda: run_folder.file_faults(run.path)) or []
-    named = tuple(fault.partition(" ")[0] for fault in faults)  # one sentence a file: how it changed says more
-    problems = [problem for problem in problems if not (named and problem.startswith(named))]
-    return list(dict.fromkeys([*problems, *faults]))
 
 
 def is_run(folder: Path) -> bool:

@@ -117,7 +117,9 @@ def _registered() -> Callable[[Any], Callable[..., None]]:
 
     def run(config: Any) -> Callable[..., None]:
         BENCHMARKS[config.benchmark].ahead(config)
-        return BENCHMARKS[config.benchmark].run
+        from benchlib.runtime.measurement import executed
+
+        return executed(BENCHMARKS[config.benchmark])
 
     return run
 

@@ -1,21 +1,14 @@
 """What people see of a comparison by price: the words of its table, its pictures, its page, and what its notebook shows."""
 
-import base64
-import html
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import pandas as pd
 from matplotlib.axes import Axes
 
 import benchlib
-from benchlib.core.errors import UserError
 from benchlib.core.text import quantity
-from benchlib.judge.cost import Row, Value, Worth, amount_text, parse_deadline, worths
-from benchlib.judge.prices import Asked, parse
-from benchlib.judge.trends import demo_worth
-from benchlib.show import markup, notebook
+from benchlib.judge.cost import Offers, Row, Value, Worth, amount_text
+from benchlib.show import markup
 from benchlib.show.figures import (
     DARK,
     DASHED,
@@ -25,23 +18,20 @@ from benchlib.show.figures import (
     Picture,
     Theme,
     blank,
+    data_url,
     finish,
     head,
     label_rows,
     name_ends,
     note,
     plain_numbers,
-    png,
-    show,
     styled,
 )
-from benchlib.show.notebook import whole
 
 LETTERS = 26  # of a machine's label in a picture
 WIDE = 20.0  # ratio of the largest to the smallest value from which an axis is logarithmic
 REACH = 3.0  # times the longest bar that intervals are drawn to, then an arrow: a longer one would leave nothing of the bars
 TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
-DEMO_USD = {"1-rank": 0.06, "2-ranks": 0.10}  # assumed, by folder: half of a machine, and all of it
 
 
 class Cell(NamedTuple):
@@ -180,7 +170,7 @@ def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
     """Return the comparison as one page that needs nothing else, with the policy and the style of the reports."""
     drawn = [
         [
-            {"alt": light.alt, "light": _data(light), "dark": _data(dark)}
+            {"alt": light.alt, "light": data_url(light), "dark": data_url(dark)}
             for light, dark in zip(pictures(item, LIGHT), pictures(item, DARK), strict=True)
         ]
         for item in items
@@ -189,82 +179,57 @@ def page(items: Sequence[Worth], notes: Sequence[str]) -> str:
     return markup.page("cost.html.j2", items=pairs, notes=notes, rows=rows)
 
 
-def _data(picture: Picture) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png(picture)).decode()}"
+# What the notebook shows, by `session`.
 
 
-# What the notebook shows.
+def asked(offers: Offers) -> dict[str, str]:
+    """Return the parameters as they were understood."""
+    given = [f"{usd:g}" for usd in offers.asked.plain] + [f"{name} {usd:g}" for name, usd in offers.asked.named.items()]
+    runs, prices = ", ".join(offers.runs), ", ".join(given) or f"price sheet, {offers.asked.kind}"
+    if offers.demo:
+        runs, prices = "the demo runs of the kit", f"{prices}: assumed for the demo runs, no offer"
+    deadline = "none" if offers.deadline_s is None else amount_text(offers.deadline_s, "s")
+    return {"runs": runs, "USD per device hour": prices, "deadline": deadline}
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What a notebook's parameters ask for, checked; nothing is read yet."""
-
-    runs: tuple[str, ...]
-    asked: Asked
-    deadline_s: float | None
-    demo: bool
-
-    def table(self) -> pd.DataFrame:
-        """Return the parameters as they were understood, one row each."""
-        given = [f"{usd:g}" for usd in self.asked.plain] + [f"{name} {usd:g}" for name, usd in self.asked.named.items()]
-        runs, prices = ", ".join(self.runs), ", ".join(given) or f"price sheet, {self.asked.kind}"
-        if self.demo:
-            runs, prices = "the demo runs of the kit", f"{prices}: assumed for the demo runs, no offer"
-        deadline = "none" if self.deadline_s is None else amount_text(self.deadline_s, "s")
-        rows = {"runs": runs, "USD per device hour": prices, "deadline": deadline}
-        return whole(pd.DataFrame({"asked for": rows}))
+def tables(offers: Offers) -> dict[str, list[dict[str, Any]]]:
+    """Return the comparison of the first benchmark, and those of the others: machines in columns, the best marked."""
+    others = [{"benchmark": item.benchmark} | row for item in offers.items[1:] for row in _table(item)]
+    return {"comparison": _table(offers.items[0]), "other benchmarks": others}
 
 
-def open_runs(runs: str, prices: str, deadline: str) -> Choice:
-    """Return the choice that a notebook's parameters make; lists are separated by commas. Raises ``UserError`` for a wrong one."""
-    notebook.refuse_unknown_parameters()
-    notebook.format_tables()
-    named = tuple(part.strip() for part in runs.split(",") if part.strip())
-    if prices and not named:
-        raise UserError(f"prices = {prices!r} without runs: name the runs that they are for")
-    asked = parse([prices] if prices else []) if named else Asked(plain=list(DEMO_USD.values()))
-    demo = tuple(str(demo_worth() / name) for name in DEMO_USD)
-    return Choice(named or demo, asked, parse_deadline(deadline) if deadline else None, not named)
-
-
-def compare(choice: Choice) -> list[Worth]:
-    """Read the runs and compare them, one comparison for each benchmark that has a rate."""
-    return worths(choice.runs, choice.asked, choice.deadline_s)[0]
-
-
-def table(item: Worth) -> pd.DataFrame:
-    """Return the comparison as a table: a row for each quantity, a column for each machine, the best marked."""
-    written = {
-        name: [
+def _table(item: Worth) -> list[dict[str, str]]:
+    labels, written = [machine.label for machine in item.machines], dict[str, Sequence[str]]()
+    for name, cells in rows(item):
+        written[name] = [
             " ".join(filter(None, (words.value, f"({words.below})" * bool(words.below), words.mark))) for words in cells
         ]
-        for name, cells in rows(item)
-    } | {f"Differs: {difference.name}": difference.values for difference in item.differences}
-    labels = [machine.label for machine in item.machines]
-    return whole(pd.DataFrame.from_dict(written, orient="index", columns=labels))
+    written |= {f"Differs: {difference.name}": difference.values for difference in item.differences}
+    return [{"": name} | dict(zip(labels, cells, strict=True)) for name, cells in written.items()]
 
 
-def show_pictures(item: Worth) -> None:
-    """Display all pictures of a comparison."""
-    for picture in pictures(item):
-        show(picture)
+def figures(offers: Offers) -> dict[str, Callable[[], list[Picture]]]:
+    """Return the pictures of the first benchmark."""
+    return {"comparison": lambda: pictures(offers.items[0])}
 
 
-def reading(items: Sequence[Worth]) -> Any:
-    """Return the answers to a buyer's questions and what limits them, as Markdown to display."""
-    from IPython.display import Markdown
-
-    answers = [f"**{answer.question}** {answer.sentence}" for item in items for answer in item.answers]
-    sentences = [*answers, *dict.fromkeys(words for item in items for words in item.notes)]
-    return Markdown("\n".join(f"- {html.escape(sentence, quote=False)}" for sentence in sentences))
+def reading(offers: Offers) -> list[str]:
+    """Return the answers to a buyer's questions and what limits them."""
+    answers = [f"**{answer.question}** {answer.sentence}" for item in offers.items for answer in item.answers]
+    return [*answers, *dict.fromkeys(words for item in offers.items for words in item.notes)]
 
 
-def provenance(items: Sequence[Worth]) -> pd.DataFrame:
+def provenance(offers: Offers) -> list[dict[str, str]]:
     """Return the runs, machines and prices that the comparison rests on."""
-    rows = [
-        {"benchmark": item.benchmark, "machine": machine.label, "runs": ", ".join(machine.runs), "hardware": machine.hardware,
-         "price from": machine.price_from, "read by": f"benchlib {benchlib.__version__}"}
-        for item in items for machine in item.machines
-    ]  # fmt: skip
-    return whole(pd.DataFrame(rows).set_index("machine"))
+    return [
+        {
+            "machine": machine.label,
+            "benchmark": item.benchmark,
+            "runs": ", ".join(machine.runs),
+            "hardware": machine.hardware,
+            "price from": machine.price_from,
+            "read by": f"benchlib {benchlib.__version__}",
+        }
+        for item in offers.items
+        for machine in item.machines
+    ]

@@ -1,27 +1,20 @@
-"""What a report says of a run, as plain values: the judgement, the key numbers, who did what, how to run it again.
+"""What a report says of a run, as plain values: the judgement, the key numbers, who did what, how to run it again. No HTML here."""
 
-No HTML here and no reading twice: every part of the run folder may be absent or damaged, and what is damaged is named in
-``problems`` instead of costing the rest of the report.
-"""
-
-import contextlib
-from collections.abc import Collection
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection
 from typing import Any
 
-from benchlib.benchmarks import BENCHMARKS, of_run, view
+from benchlib.benchmarks import BENCHMARKS, of_run, spec_of
 from benchlib.config.schema import BaseConfig, changes, command
-from benchlib.core.errors import UserError
 from benchlib.core.events import read_events
 from benchlib.core.machine import hardware
 from benchlib.core.text import (
     GROUPS,
     KINDS,
-    MARKS,
     NOT_EVALUATED,
     UNJUDGED,
-    check_word,
+    badness,
     duration,
+    look,
     moment,
     quantity,
     text,
@@ -30,8 +23,9 @@ from benchlib.judge.disturbed import disturbances
 from benchlib.judge.published import section
 from benchlib.launch.diagnosis import rank_endings, stack_groups
 from benchlib.results.metrics import Metric
-from benchlib.results.run import Result, Run, tolerant
-from benchlib.results.store import GATE, identity, skip_reason, span, state
+from benchlib.results.record import Record
+from benchlib.results.run import Result, Run
+from benchlib.results.verdict import GATE, Check, Verdict
 
 LEAST_FIELDS = 20  # of a row that is cut: a check has as many
 READ_FIRST = 3  # sentences of the reading beside the key numbers
@@ -39,102 +33,78 @@ READ_FIRST = 3  # sentences of the reading beside the key numbers
 Groups = list[tuple[str, list[dict[str, Any]]]]  # checks by kind
 
 
-@dataclass
-class Digest:
-    """The parts of a report; see the functions of the same names."""
+def digest(record: Record, run: Run) -> dict[str, Any]:
+    """Return what the report of a run says, by the names that its template uses.
 
-    name: str
-    benchmark: str
-    tier: str
-    backend: str
-    word: str
-    sentence: str
-    world_size: int | None = None
-    started: str = ""
-    duration: str = ""
-    question: str = ""
-    hardware: str = ""
-    reading: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    gate: dict[str, Any] = field(default_factory=dict)
-    cards: list[dict[str, str]] = field(default_factory=list)
-    checks: Groups = field(default_factory=list)
-    passed: Groups = field(default_factory=list)
-    unjudged: Groups = field(default_factory=list)
-    ranks: list[dict[str, Any]] = field(default_factory=list)
-    stacks: list[tuple[str, str]] = field(default_factory=list)
-    metrics: list[tuple[str, str, list[dict[str, str]]]] = field(default_factory=list)
-    published: dict[str, Any] | None = None
-    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    facts: list[tuple[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    machine: list[tuple[str, str]] = field(default_factory=list)
-    config: list[tuple[str, str, str, str]] = field(default_factory=list)
-    command: str = ""
-    skipped: bool = False
-
-    not_evaluated = NOT_EVALUATED
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether a gate lacks the numbers that it needs."""
-        return any(row["word"] == "INCOMPLETE" for _, rows in self.checks for row in rows)
-
-    @property
-    def mark(self) -> str:
-        """A sign beside the word, for readers who do not see the colour."""
-        return MARKS.get(self.word, "?")
-
-
-def digest(run: Run) -> Digest:
-    """Read a run folder, whole or damaged, into what a report says."""
+    What the result of a foreign or partial run cannot show is named in ``problems`` and costs nothing else.
+    """
     problems: list[str] = []
 
-    read = tolerant(run, problems)
-    config, result = read(lambda: run.config), read(lambda: run.result)
-    verdict, status = read(lambda: run.verdict), read(lambda: run.status)
-    verdict, status = (part if isinstance(part, dict) else None for part in (verdict, status))
-    word, sentence, damage = state(run)
-    out = Digest(run.path.name, *identity(run, config, result), word, sentence, problems=problems)
-    out.world_size = config.world_size if config else (result.world_size if result else None)
-    started, ended = span(result, status)
-    out.started = moment(started) if started else ""
-    out.duration = duration(ended - started) if started and ended else ""
-    if result:
-        out.cards, out.metrics = cards(result), metrics(result)
-        out.tables, out.facts = (
-            read(lambda: _tables(run, result)) or {},
-            [(name.replace("_", " "), shown) for name, value in result.facts.items() if (shown := text(value))],
-        )
-        out.published = read(lambda: section(run)) if config else None
-    out.notes = list(dict.fromkeys([*(result.notes if result else []), *messages(run)]))
-    everything = read(lambda: checks(verdict or {})) or []
-    out.passed, out.unjudged = _with(everything, ("PASS",)), _with(everything, UNJUDGED)
-    others = {str(row["word"]) for _, rows in everything for row in rows} - {"PASS", *UNJUDGED}
-    out.checks = _with(everything, others)  # what needs a reader: failed, undecided, incomplete, damaged
-    _add_limits(out.cards, [row for _, rows in everything for row in rows])
-    out.ranks, out.stacks = read(lambda: (rank_endings(status), stack_groups(status))) or ([], [])
-    out.gate = gate if isinstance(gate := (verdict or {}).get("gate"), dict) else {}
-    out.machine = read(lambda: machine_rows(run.machine)) or []
-    out.hardware = read(lambda: hardware(run.machine, out.backend)) or ""
-    out.question = own.question if (own := of_run(out.benchmark)) else ""
-    if config and result and result.status == "complete":
-        out.reading = _reading(run)
-    if config:
-        # Of a run that was skipped there are no results whose meaning is limited, and no ranks to repeat.
-        ran = skip_reason(result) is None
-        out.warnings = read(lambda: warnings(config, result)) or [] if ran else []
-        out.warnings += _disturbances(run) if result and result.status == "complete" else []
-        out.skipped = not ran
-        out.config, out.command = changes(config, read(lambda: run.origins) or {}), command(config, ranks=ran)
-    if damage:  # the sentence beside the word names these; of files that only pictures use, too
-        files = tuple(problem.partition(" ")[0].rstrip(":") for problem in damage)
-        problems[:] = [problem for problem in problems if not problem.startswith(files)]
-    return out
+    def read(part: Callable[[], Any], otherwise: Any, silent: bool = False) -> Any:
+        try:
+            return part()
+        except Exception as error:  # foreign numbers break what a benchmark says of them in many ways
+            if not silent:
+                problems.append(str(error).strip().replace(f"{run.path}/", "") or type(error).__name__)
+            return otherwise
+
+    result, own = record.result, of_run(record.benchmark)
+    config: BaseConfig | None = read(lambda: run.config, None)
+    everything, complete = checks(record.verdict), config is not None and record.complete
+    ran = not (
+        result and result.status == "skipped"
+    )  # of a skipped run there are no results whose meaning is limited, and no ranks to repeat
+    key_numbers = cards(result) if result else []
+    _add_limits(key_numbers, [row for _, rows in everything for row in rows])
+    content = {
+        "name": record.run,
+        "benchmark": record.benchmark,
+        "tier": record.tier,
+        "backend": record.backend,
+        "word": record.word,
+        "sentence": record.sentence,
+        "world_size": config.world_size if config else record.ranks,
+        "started": moment(record.started_at),
+        "duration": duration(record.ended_at - record.started_at) if record.ended_at else "",
+        "question": own.question if own else "",
+        "hardware": hardware(record.machine, record.backend),
+        "reading": [],
+        "warnings": [],
+        "gate": (record.verdict.gate if record.verdict else None) or {},
+        "cards": key_numbers,
+        # What needs a reader: failed, undecided, incomplete.
+        "checks": _with(everything, {row["word"] for _, rows in everything for row in rows} - {"PASS", *UNJUDGED}),
+        "passed": _with(everything, ("PASS",)),
+        "unjudged": _with(everything, UNJUDGED),
+        "not_evaluated": NOT_EVALUATED,
+        "incomplete": any(row["word"] == "INCOMPLETE" for _, rows in everything for row in rows),
+        "ranks": read(lambda: rank_endings(record.status), []),
+        "stacks": read(lambda: stack_groups(record.status), []),
+        "metrics": metrics(result) if result else [],
+        "published": read(lambda: section(run), None) if config and result else None,
+        "tables": read(lambda: spec_of(result.benchmark).report(run), {}) if result else {},
+        "facts": [
+            (name.replace("_", " "), shown)
+            for name, value in (result.facts if result else {}).items()
+            if (shown := text(value))
+        ],
+        "notes": list(dict.fromkeys([*(result.notes if result else []), *messages(run)])),
+        "machine": machine_rows(record.machine),
+        "config": changes(config, read(lambda: run.origins, {})) if config else [],
+        "command": command(config, ranks=ran) if config else "",
+        "skipped": not ran,
+    }
+    if complete and config:
+        content["reading"] = read(lambda: BENCHMARKS[record.benchmark].spec.reading(run)[:READ_FIRST], [], silent=True)
+    if config and ran:
+        content["warnings"] = read(lambda: warnings(config, result), [])
+        content["warnings"] += read(lambda: disturbances(record), [], silent=True) if complete else []
+    damaged = tuple(problem.partition(" ")[0].rstrip(":") for problem in record.problems)  # the sentence names these
+    content["problems"] = [problem for problem in problems if not (damaged and problem.startswith(damaged))]
+    return content
 
 
-def shortened(content: Digest, characters: int, entries: int) -> Digest:
+def shortened(content: dict[str, Any], characters: int, entries: int) -> dict[str, Any]:
     """Return a digest of a run that says too much for a page: long texts, lists and tables are cut, and a problem says so."""
 
     def short(value: Any) -> Any:
@@ -146,29 +116,13 @@ def shortened(content: Digest, characters: int, entries: int) -> Digest:
             return {short(name): short(item) for name, item in list(value.items())[: max(entries, LEAST_FIELDS)]}
         return value
 
-    cut = replace(content, **{item.name: short(getattr(content, item.name)) for item in fields(content)})
+    cut = {name: short(value) for name, value in content.items()}
     problem = "Long texts and tables are cut to keep this report small, and the notebook may be left out: they are in the run folder"
-    cut.problems = [*cut.problems, problem]
-    return cut
+    return cut | {"problems": [*cut["problems"], problem]}
 
 
 def _with(groups: Groups, words: Collection[str]) -> Groups:
     return [(kind, kept) for kind, rows in groups if (kept := [row for row in rows if row["word"] in words])]
-
-
-def _reading(run: Run) -> list[str]:
-    """Return the first sentences of the reading; a result without the parts that it speaks of has none."""
-    try:
-        return BENCHMARKS[run.config.benchmark].reading(run)[:READ_FIRST]
-    except Exception:  # the numbers of a foreign or partial run; the notebook shows what is wrong with them
-        return []
-
-
-def _disturbances(run: Run) -> list[str]:
-    """Return where speeds shifted; what of the run is damaged or foreign is named elsewhere."""
-    with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        return disturbances(run)
-    return []
 
 
 def _add_limits(cards: list[dict[str, str]], rows: list[dict[str, Any]]) -> None:
@@ -180,7 +134,9 @@ def _add_limits(cards: list[dict[str, str]], rows: list[dict[str, Any]]) -> None
             # A target that could not be judged, as of a training that was cut, is still what the value aims at.
             if row.get("limit") and (own or (judged and row["name"] == card["name"] + GATE)):
                 word = {"regression": "baseline", "reference": "published"}.get(row["kind"], row["kind"])
-                card["limit"] = f"{row['mark']} {word} {row['limit']}" + ("" if judged else ", not evaluated")
+                card["limit"] = f"{look(row['word']).mark} {word} {row['limit']}" + (
+                    "" if judged else ", not evaluated"
+                )
                 break
 
 
@@ -197,30 +153,12 @@ def interval(metric: Metric) -> str:
     return f"{low[0]} to {high[0]}" if low[2] == high[2] == value[2] else f"{''.join(low)} to {''.join(high)}"
 
 
-def _tables(run: Run, result: Result) -> dict[str, list[dict[str, Any]]]:
-    own = view(result.benchmark)
-    if own.tables:
-        return own.tables(run)
-    # The template lays these two out by itself, wherever a benchmark has them.
-    kept = ("misses", "ranks")
-    return {name if name in kept else own.heading(name): rows for name, rows in result.tables.items()}
-
-
 def cards(result: Result) -> list[dict[str, str]]:
     """Return the key numbers: label, value, unit, note."""
-    present = [metric for metric in result.metrics if metric.value is not None]
-    own = view(result.benchmark)
-    wanted = own.headlines
-    chosen = [
-        (prefix, metric)
-        for prefix in wanted
-        for metric in present
-        if metric.name == prefix or metric.name.startswith(prefix + "_")
-    ]
-    if not wanted:
-        chosen = [(metric.name, metric) for metric in present[:6]]
+    present = {metric.name: metric for metric in result.metrics if metric.value is not None}
     rows = []
-    for prefix, metric in dict(chosen).items():
+    for name, label in spec_of(result.benchmark).first(present).items():
+        metric = present[name]
         value, _, unit = metric.text.partition(" ")
         note = (
             f"95%: {interval(metric)}, n = {metric.n}"
@@ -235,7 +173,7 @@ def cards(result: Result) -> list[dict[str, str]]:
         )
         rows.append(
             {
-                "label": own.label(prefix),
+                "label": label,
                 "value": value,
                 "unit": unit,
                 "note": note,
@@ -271,31 +209,28 @@ def metrics(result: Result) -> list[tuple[str, str, list[dict[str, str]]]]:
     return out
 
 
-def checks(verdict: dict[str, Any]) -> Groups:
+def checks(verdict: Verdict | None) -> Groups:
     """Return the checks by kind, what failed first within each."""
-    order = ["FAIL", "AMBIGUOUS", "INCOMPLETE", "DIFFERS", "PASS", "NOT_COMPARABLE", "NO_BASELINE", "SKIPPED"]
-    rows = [row for row in verdict.get("checks") or [] if isinstance(row, dict)]
     groups = []
-    for kind in dict.fromkeys([*KINDS, *(str(row.get("kind", "")) for row in rows)]):
-        members = [_check_row(row) for row in rows if str(row.get("kind", "")) == kind]
-        members.sort(key=lambda row: order.index(row["word"]) if row["word"] in order else 0)
+    for kind, title in KINDS.items():
+        members = [check for check in (verdict.checks if verdict else []) if check.kind == kind]
         if members:
-            groups.append((KINDS.get(kind, kind), members))
+            groups.append(
+                (title, [_check_row(check) for check in sorted(members, key=lambda check: badness(check.word))])
+            )
     return groups
 
 
-def _check_row(row: dict[str, Any]) -> dict[str, Any]:
-    value, status = row.get("value"), str(row.get("status", ""))
-    word = check_word(status, row.get("gates") is not False)
-    shown = quantity(float(value), str(row.get("unit") or "")) if isinstance(value, (int, float)) else ""
-    if isinstance(value, (int, float)) and float(value).is_integer() and abs(value) < 1e7:
-        shown = f"{value:,.0f} {row.get('unit') or ''}".strip()  # counts have no decimals
-    return row | {"word": word, "mark": MARKS.get(word, "?"), "value": shown, "metric_value": str(value)}
+def _check_row(check: Check) -> dict[str, Any]:
+    shown = quantity(check.value, check.unit) if check.value is not None else ""
+    if check.value is not None and check.value.is_integer() and abs(check.value) < 1e7:
+        shown = f"{check.value:,.0f} {check.unit}".strip()  # counts have no decimals
+    return check.model_dump() | {"word": check.word, "value": shown, "metric_value": str(check.value)}
 
 
 def warnings(config: BaseConfig, result: Result | None) -> list[str]:
     """Return what limits the meaning of the result: what the benchmark says of it, and a planted slow-down."""
-    sentences = view(config.benchmark).warnings(config, result)
+    sentences = list(spec_of(config.benchmark).warned(config, result))
     if config.planted_slowdown:
         sentences.append(
             f"Timed work was made {config.planted_slowdown:.0%} longer on purpose (planted_slowdown), to see whether the gate finds it."

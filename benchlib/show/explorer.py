@@ -14,11 +14,10 @@ from typing import Any
 import pandas as pd
 
 from benchlib.core.errors import UserError
-from benchlib.core.text import quantity
 from benchlib.judge import trends
 from benchlib.judge.trends import History
+from benchlib.results.record import Record
 from benchlib.results.run import Run
-from benchlib.results.store import StoredRun
 from benchlib.show import history
 from benchlib.show.figures import LIGHT, Picture, blank, leave_empty, png, show
 from benchlib.show.widgets import interactive
@@ -39,7 +38,7 @@ class View:
         self.tier, self.machine, self.curve = ALL, ALL, next(iter(history.CURVES))
         counted = [run for run in past.runs if not trends.exclusion(run)]
         # A benchmark that records steps has curves to show; among those the one with the most runs.
-        names = [run.benchmark for run in counted if run.metric("step_s")] or [run.benchmark for run in past.runs]
+        names = [run.benchmark for run in counted if run.headline("step_s")] or [run.benchmark for run in past.runs]
         self.benchmark = max(sorted(set(names)), key=names.count) if names else ALL
         self.metrics: tuple[str, ...] = ()
         self.picked: tuple[str, ...] = ()
@@ -51,7 +50,7 @@ class View:
         values = {run.hardware if name == "machine" else getattr(run, name) for run in self.past.runs}
         return [ALL, *sorted(value for value in values if value)]
 
-    def runs(self) -> list[StoredRun]:
+    def runs(self) -> list[Record]:
         """Return the runs that pass the filters, the newest first."""
         asked = {"benchmark": self.benchmark, "tier": self.tier, "hardware": self.machine}
         passed = [
@@ -63,10 +62,10 @@ class View:
 
     def known_metrics(self) -> list[str]:
         """Return the metrics of the runs that pass the filters, key numbers first."""
-        members = [run for run in self.runs()[::-1] if run.metrics]
+        members = [run for run in self.runs()[::-1] if run.measured]
         if not members:
             return []
-        names = dict.fromkeys(metric.name for run in members for metric in run.metrics)
+        names = dict.fromkeys(metric.name for run in members for metric in run.measured)
         return list(dict.fromkeys([*trends.key_metrics(members), *names]))
 
     def settle(self) -> None:
@@ -87,7 +86,7 @@ class View:
                 (next((name for name in available if name.startswith(wanted)), available[0]),) if available else ()
             )
 
-    def chosen(self) -> list[StoredRun]:
+    def chosen(self) -> list[Record]:
         """Return the picked runs, the newest first."""
         return [run for run in self.runs() if run.path in self.picked]
 
@@ -100,29 +99,29 @@ class View:
         drawn = [history.trend(trend, runs=chosen) for trend in shown if trend]
         return [*drawn, self._overlay(chosen)]
 
-    def _overlay(self, chosen: list[StoredRun]) -> Picture:
+    def _overlay(self, chosen: list[Record]) -> Picture:
         try:
             return history.overlay(self.curve, [(_label(run), self._open(run)) for run in chosen])
         except (UserError, OSError) as error:  # a run was removed or damaged since the store was read
             figure, axes = blank("overlay", LIGHT)
             return leave_empty(figure, axes, LIGHT, textwrap.fill(str(error), 56))
 
-    def _open(self, run: StoredRun) -> Run:
+    def _open(self, run: Record) -> Run:
         if run.path not in self._runs:
-            self._runs[run.path] = Run(self.past.store / run.path)
+            self._runs[run.path] = Run(run.folder)
         return self._runs[run.path]
 
     def table(self) -> pd.DataFrame:
         """Return the picked runs with their verdict and the chosen metrics."""
         rows = []
         for run in self.chosen():
-            metrics = {name: run.metric(name) for name in self.metrics}
-            values = {trends.label(name): quantity(m.value, m.unit) if m else "" for name, m in metrics.items()}
+            metrics = {name: run.headline(name) for name in self.metrics}
+            values = {trends.label(name): m.text if m else "" for name, m in metrics.items()}
             where = {
                 "verdict": run.word,
                 "machine": run.hardware,
                 "ranks": run.ranks,
-                "torch": run.facts.get("torch", ""),
+                "torch": run.setup.get("torch", ""),
             }
             rows.append({"run": _label(run), **where, **values})
         return pd.DataFrame(rows) if rows else pd.DataFrame({"no run is picked": []})
@@ -134,8 +133,8 @@ class View:
         return f"<div>{shown}</div>{table.replace('<table', SPACED, 1)}"
 
 
-def _label(run: StoredRun) -> str:
-    return f"{run.moment:%m-%d %H:%M} {run.name.rsplit('-', 1)[-1][:12]}"
+def _label(run: Record) -> str:
+    return f"{run.moment:%m-%d %H:%M} {run.run.rsplit('-', 1)[-1][:12]}"
 
 
 def _image(picture: Picture) -> str:

@@ -25,7 +25,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullLocator
 from PIL import Image
 
 from benchlib.core.definitions import size_text
@@ -226,6 +226,11 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
+def data_url(picture: Picture) -> str:
+    """Return a picture as the address of an image in a page."""
+    return f"data:image/png;base64,{base64.b64encode(png(picture)).decode()}"
+
+
 def show(figure: Figure, alt: str = "") -> None:
     """Display a figure in a notebook as PNG with its alt text, which is also the text/plain form of the output."""
     from IPython.display import display
@@ -288,6 +293,12 @@ def plain_numbers(axis: Axis) -> None:
     axis.set_major_locator(_Ticks(10, numticks=8))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"))
     axis.set_minor_locator(NullLocator())
+
+
+def short_numbers(axis: Axis) -> None:
+    """Write large numbers along an axis with a prefix: 200 G in place of 2, with 1e11 at the end of the axis."""
+    if max(map(abs, axis.get_view_interval())) >= 1e5:
+        axis.set_major_formatter(EngFormatter())
 
 
 def log_values(axes: Axes, room: float = 0.06) -> None:

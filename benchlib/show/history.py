@@ -1,6 +1,5 @@
 """What people see of a history: pictures of trends, machines and curves, then what its notebook shows of a store."""
 
-import html
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 import benchlib
-from benchlib.core.text import MARKS, UNITS, quantity, seconds
-from benchlib.judge.trends import Filter, History, Trend, choose_store, exclusion, label, read_history, spanned
-from benchlib.results import frames, store
+from benchlib.core.text import UNITS, look, quantity, seconds
+from benchlib.judge.trends import History, Trend, exclusion, label, spanned
+from benchlib.results import frames
+from benchlib.results.record import Record, load_all, named_by, store_folders
 from benchlib.results.run import Run
-from benchlib.results.store import StoredRun
-from benchlib.show import lines, notebook
+from benchlib.show import lines
 from benchlib.show.figures import (
     LIGHT,
     WIDTH_IN,
@@ -27,11 +26,9 @@ from benchlib.show.figures import (
     head,
     leave_empty,
     panels,
-    show,
     styled,
 )
 from benchlib.show.lines import describe_change
-from benchlib.show.notebook import whole
 
 MOST_DAYS = 6  # days written along the axis of a trend
 OVERLAID = 6  # runs with a colour of their own
@@ -41,7 +38,7 @@ ROWS = 200  # of a table
 MARKERS = {"worse": "v", "better": "^", "other": "D"}
 
 
-def trend(shown: Trend, theme: Theme = LIGHT, runs: Sequence[StoredRun] = ()) -> Picture:
+def trend(shown: Trend, theme: Theme = LIGHT, runs: Sequence[Record] = ()) -> Picture:
     """A metric over the runs of its series: band, level, changes and the runs outside. ``runs`` get a ring."""
     figure, axes = blank("trend", theme)
     places = range(len(shown.values))
@@ -100,7 +97,7 @@ def _mark_changes(axes: Axes, shown: Trend, theme: Theme) -> None:
         )  # fmt: skip
 
 
-def _days_below(axes: Axes, runs: Sequence[StoredRun]) -> None:
+def _days_below(axes: Axes, runs: Sequence[Record]) -> None:
     """Write the day at the first run of a day, as many as fit; runs of one day get their time."""
     moments = [run.moment for run in runs]
     pattern = "%Y-%m-%d" if len({moment.date() for moment in moments}) > 1 else "%H:%M"
@@ -138,14 +135,17 @@ def over_runs(*metrics: str) -> Callable[..., Picture]:
     def draw(run: Any, theme: Theme = LIGHT) -> Picture:
         figure, drawn = panels("over-runs", theme, 1, len(metrics))
         runs = _beside(Path(run.path)) if hasattr(run, "path") else []
-        series = {name: [(own, item) for own in runs if (item := own.metric(name))] for name in metrics}
+        series = {name: [(own, item) for own in runs if (item := own.headline(name))] for name in metrics}
         if min(map(len, series.values())) < 2:
             for axes in drawn[1:]:
                 axes.set_axis_off()
             return leave_empty(figure, drawn[0], theme, "No earlier run of this work lies beside this one.")
         words = []
         for axes, (name, pairs) in zip(drawn, series.items(), strict=True):
-            values, unit = [item.value for _, item in pairs], UNITS.get(pairs[-1][1].unit, pairs[-1][1].unit)
+            values, unit = (
+                [float(item.value or 0) for _, item in pairs],
+                UNITS.get(pairs[-1][1].unit, pairs[-1][1].unit),
+            )
             axes.plot(values, ".-", color=theme.series[0], markersize=6)
             mine = [place for place, (own, _) in enumerate(pairs) if own.path.endswith(str(Path(run.path).name))]
             axes.plot(mine, [values[place] for place in mine], "o", mfc="none", mec=theme.text, markersize=10)
@@ -162,17 +162,18 @@ def over_runs(*metrics: str) -> Callable[..., Picture]:
     return draw
 
 
-def _beside(folder: Path) -> list[StoredRun]:
+def _beside(folder: Path) -> list[Record]:
     """Return the runs of the same series in the store of a run, with it, the oldest first."""
-    reader, kind = store.Reader(), store.named(folder)
-    own = reader.read(str(folder))
-    others = [path for path in store.run_folders(folder.parent.parent) if store.named(path) == kind]
-    runs = [own, *(reader.read(path) for path in others if Path(path).name != folder.name)]
-    alike = [run for run in runs if run.series == own.series and not exclusion(run)]
-    return sorted(alike, key=lambda run: (run.started, run.path))
+    kind = named_by(folder)
+    others = [
+        path for path in store_folders(folder.parent.parent) if named_by(path) == kind and path.name != folder.name
+    ]
+    runs = load_all(folder.parent.parent, [folder, *others])
+    own = next(run.series for run in runs if run.folder == str(folder))
+    return [run for run in runs if run.series == own and not exclusion(run)]
 
 
-def machines(runs: Sequence[StoredRun], theme: Theme = LIGHT) -> Picture:
+def machines(runs: Sequence[Record], theme: Theme = LIGHT) -> Picture:
     """Machines as lanes: stretches of equal versions as bars, the verdict of each run as its sign."""
     figure, axes = blank("machines", theme)
     shown, others = lines.lanes(runs)
@@ -182,7 +183,7 @@ def machines(runs: Sequence[StoredRun], theme: Theme = LIGHT) -> Picture:
     start, end = (float(date2num(run.moment.replace(tzinfo=None))) for run in (runs[0], runs[-1]))  # type: ignore[no-untyped-call]
     span = max(end - start, 1 / 1440)
     figure.set_size_inches(WIDTH_IN, 0.9 + 0.6 * len(shown))
-    colours = {"PASS": theme.series[2], "FAIL": theme.series[1], "BROKEN": theme.series[1], "DAMAGED": theme.series[1]}
+    colours = {"good": theme.series[2], "bad": theme.series[1]}
     for row, lane in enumerate(shown):
         for number, item in enumerate(lane.stretches):
             left, width = start + item.left * span, max(item.width, 0.006) * span
@@ -197,8 +198,8 @@ def machines(runs: Sequence[StoredRun], theme: Theme = LIGHT) -> Picture:
                     color=theme.text,
                 )
         for place, word, _ in lane.marks:
-            axes.text(start + place * span, row - 0.2, MARKS.get(word, "?"), ha="center", va="center", fontsize=9,
-                      color=colours.get(word, theme.series[4]), family="DejaVu Sans")  # fmt: skip
+            axes.text(start + place * span, row - 0.2, look(word).mark, ha="center", va="center", fontsize=9,
+                      color=colours.get(look(word).tone, theme.series[4]), family="DejaVu Sans")  # fmt: skip
         axes.text(
             start,
             row + 0.36,
@@ -286,33 +287,39 @@ def overlay(curve: str, runs: Sequence[tuple[str, Run]], theme: Theme = LIGHT) -
     )
 
 
-class Choice:
-    """A store and a filter that were checked; nothing is read yet."""
-
-    def __init__(self, store: str, **asked: str) -> None:
-        self.store, self.demo, self.asked = choose_store(store, **asked)
-
-    def table(self) -> pd.DataFrame:
-        """Return the filters, one row each."""
-        rows = {name: getattr(self.asked, name) or "all" for name in Filter.__dataclass_fields__}
-        rows["metric"] = self.asked.metric or "key numbers"
-        rows["store"] = "the demo runs of the kit, since no run is stored yet" if self.demo else self.store.name
-        return pd.DataFrame({"asked for": rows})
+# What the notebook shows, by `session`.
 
 
-def open_store(store: str, **asked: str) -> Choice:
-    """Return the choice that a notebook's parameters make. Raises ``UserError`` for a wrong one."""
-    notebook.refuse_unknown_parameters()
-    notebook.format_tables()
-    return Choice(store, **asked)
+def asked(past: History) -> dict[str, str]:
+    """Return the filters, and the store."""
+    filters = {name: value or "all" for name, value in vars(past.asked).items()}
+    store = "the demo runs of the kit, since no run is stored yet" if past.demo else past.store.name
+    return filters | {"metric": past.asked.metric or "key numbers", "store": store}
 
 
-def run(choice: Choice) -> History:
-    """Read the store, once."""
-    return read_history(choice.store, choice.demo, choice.asked)
+def tables(past: History) -> dict[str, list[dict[str, Any]]]:
+    """Return the series, and what happened in them, the newest first."""
+    return {
+        "series": summary(past),
+        "changes of level": _newest(changes(past)),
+        "regressions": _newest(regressions(past)),
+        "excluded runs": _newest(excluded(past)),
+    }
 
 
-def summary(past: History) -> pd.DataFrame:
+def _newest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: row["when"], reverse=True)[:ROWS]
+
+
+def figures(past: History) -> dict[str, Callable[[], list[Picture]]]:
+    """Return the trends, those with changes first, then one of each series in turn; and the machines as lanes."""
+    return {
+        "trends": lambda: [trend(item) for item in _informative(past)[:PICTURES]],
+        "machines": lambda: [machines(past.runs)],
+    }
+
+
+def summary(past: History) -> list[dict[str, Any]]:
     """Return the series: how many runs, from when to when, and how their runs ended."""
     rows = [
         {
@@ -323,13 +330,7 @@ def summary(past: History) -> pd.DataFrame:
         }
         for members in past.series
     ]  # fmt: skip
-    return whole(pd.DataFrame(rows).set_index("series") if rows else pd.DataFrame({"series": []}))
-
-
-def show_trends(past: History, most: int = PICTURES) -> None:
-    """Display the trends: those with changes first, then one of each series in turn."""
-    for item in _informative(past)[:most]:
-        show(trend(item))
+    return rows
 
 
 def _informative(past: History) -> list[Trend]:
@@ -342,16 +343,11 @@ def _informative(past: History) -> list[Trend]:
     return [item[-1] for item in sorted(ranked, key=lambda item: item[:-1])]
 
 
-def show_machines(past: History) -> None:
-    """Display the machines as lanes."""
-    show(machines(past.runs))
-
-
-def changes(past: History) -> pd.DataFrame:
-    """Return the changes of level, the newest first."""
+def changes(past: History) -> list[dict[str, Any]]:
+    """Return the changes of level."""
     rows = [
         {
-            "since": change.run.moment.strftime("%Y-%m-%d %H:%M"), "run": change.run.name, "metric": trend.label,
+            "when": change.run.moment.strftime("%Y-%m-%d %H:%M"), "run": change.run.run, "metric": trend.label,
             "before": quantity(change.before, trend.unit), "after": quantity(change.after, trend.unit),
             "ratio": "" if change.ratio is None else f"{change.ratio:.3g}", "is": change.word,
             "what changed with it": "; ".join(f"{name}: {old} → {new}" for name, old, new in change.factors) or "nothing recorded",
@@ -359,40 +355,31 @@ def changes(past: History) -> pd.DataFrame:
         for trend in past.trends
         for change in trend.changes
     ]  # fmt: skip
-    return _newest(pd.DataFrame(rows), "since", "no level changed")
+    return rows
 
 
-def regressions(past: History) -> pd.DataFrame:
-    """Return the regressions against an accepted run that the runs themselves found, the newest first."""
+def regressions(past: History) -> list[dict[str, Any]]:
+    """Return the regressions against an accepted run that the runs themselves found."""
     rows = [
-        {"when": run.moment.strftime("%Y-%m-%d %H:%M"), "run": run.name, "metric": label(metric), "reason": reason}
+        {"when": run.moment.strftime("%Y-%m-%d %H:%M"), "run": run.run, "metric": label(metric), "reason": reason}
         for run in past.runs
         if not run.planted
-        for metric, reason in run.regressions
+        for metric, reason in run.failed()
     ]
-    return _newest(pd.DataFrame(rows), "when", "no run failed a regression check")
+    return rows
 
 
-def excluded(past: History) -> pd.DataFrame:
-    """Return the runs that are excluded from the trends, the newest first, with the reason."""
+def excluded(past: History) -> list[dict[str, Any]]:
+    """Return the runs that are excluded from the trends, with the reason."""
     rows = [
-        {"when": run.moment.strftime("%Y-%m-%d %H:%M"), "run": run.name, "verdict": run.word, "reason": why}
+        {"when": run.moment.strftime("%Y-%m-%d %H:%M"), "run": run.run, "verdict": run.word, "reason": why}
         for run, why in past.excluded
     ]
-    return _newest(pd.DataFrame(rows), "when", "no runs excluded")
+    return rows
 
 
-def _newest(frame: pd.DataFrame, column: str, otherwise: str) -> pd.DataFrame:
-    if frame.empty:
-        return pd.DataFrame({"": [otherwise]}).set_index("")
-    ordered = frame.sort_values(column, ascending=False, kind="stable").head(ROWS)
-    return whole(ordered.set_index(column))
-
-
-def reading(past: History) -> Any:
-    """Return what the past says, as Markdown to display."""
-    from IPython.display import Markdown
-
+def reading(past: History) -> list[str]:
+    """Return what the past says."""
     moved = [(trend, change) for trend in past.trends for change in trend.changes]
     words = [f"{len(past.runs):,} of {past.stored:,} stored runs in {len(past.series)} series."]
     if past.demo:
@@ -406,15 +393,15 @@ def reading(past: History) -> Any:
                          f"scatters by {spread} about its level ({len(trend.values)} runs).")  # fmt: skip
     count = {word: sum(change.word == word for _, change in moved) for word in ("worse", "better", "other")}
     words.append(f"Changes of level: {count['worse']} worse, {count['better']} better, {count['other']} neutral.")
-    newest = sorted(moved, key=lambda pair: pair[1].run.started, reverse=True)[:DESCRIBED]
+    newest = sorted(moved, key=lambda pair: pair[1].run.started_at, reverse=True)[:DESCRIBED]
     words += [
         f"{trend.label} of {trend.last.benchmark}, {trend.last.tier}: {describe_change(change, trend.unit)}."
         for trend, change in newest
     ]
-    return Markdown("\n".join(f"- {html.escape(sentence, quote=False)}" for sentence in words))
+    return words
 
 
-def provenance(past: History) -> pd.DataFrame:
+def provenance(past: History) -> list[dict[str, str]]:
     """Return from what the history was made."""
     ends = [run.moment.strftime("%Y-%m-%d %H:%M") for run in (past.runs[0], past.runs[-1])] if past.runs else ["", ""]
     facts = {
@@ -425,4 +412,4 @@ def provenance(past: History) -> pd.DataFrame:
         "read by": f"benchlib {benchlib.__version__}",
         "again": "benchlib history" + "".join(f" --set {k}={v}" for k, v in vars(past.asked).items() if v),
     }
-    return whole(pd.DataFrame({"value": facts}))
+    return [{"": name, "value": value} for name, value in facts.items()]

@@ -1,7 +1,7 @@
 """``outputs/index.html``: how the key numbers went, what changed, on which machines, and the runs by day.
 
-Runs are read by ``benchlib.results.store``; a folder that cannot be read is listed as what it is. The page stays small however
-many runs there are: it lists the newest ones and says how to see the others.
+A folder that cannot be read is listed as what it is. The page stays small however many runs there are: it lists the newest
+ones and says how to see the others.
 """
 
 import os
@@ -9,17 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from benchlib.benchmarks import view
-from benchlib.core.errors import UserError
+from benchlib.benchmarks import spec_of
 from benchlib.core.files import write_text
-from benchlib.core.terminal import harmless
-from benchlib.core.text import MARKS, duration, quantity
+from benchlib.core.text import duration, quantity
 from benchlib.judge import trends
-from benchlib.judge.baselines import run_fingerprint
 from benchlib.judge.trends import Trend
-from benchlib.results import store
-from benchlib.results.run import Run
-from benchlib.results.store import StoredRun
+from benchlib.results.record import READABLE, VERSIONS, Record, load_all
 from benchlib.show import lines, markup
 
 NAME = "index.html"
@@ -29,21 +24,15 @@ FACTORS = 4  # named of a series that looks like another one
 EVENTS = 12  # changes and regressions on the page
 LISTED = 250  # runs on the page; damaged ones among the others are listed as well
 DAMAGED = 50
-TONES = {"PASS": "good", "FAIL": "bad", "BROKEN": "bad", "DAMAGED": "bad", "AMBIGUOUS": "warn", "UNFINISHED": "warn"}
 
 
 @dataclass
 class Row:
     """One run as the page lists it. ``numbers`` are (label, text)."""
 
-    run: StoredRun
+    run: Record
     link: str
     numbers: list[tuple[str, str]] = field(default_factory=list)
-
-    @property
-    def mark(self) -> str:
-        """The sign of the verdict."""
-        return MARKS.get(self.run.word, "?")
 
     @property
     def title(self) -> str:
@@ -54,17 +43,17 @@ class Row:
     def sentence(self) -> str:
         """What the verdict says, or why the run cannot be read."""
         copied = f"Copy of {self.run.copy_of}: excluded. " if self.run.copy_of else ""
-        return _short(self.run.damaged or copied + self.run.sentence, 400)
+        return _short(copied + self.run.sentence, 400)
 
     @property
     def took(self) -> str:
         """How long the run took."""
-        return duration(self.run.ended - self.run.started) if self.run.ended else ""
+        return duration(self.run.ended_at - self.run.started_at) if self.run.ended_at else ""
 
     @property
     def id(self) -> str:
         """The end of the folder's name."""
-        return _short(self.run.name.rsplit("-", 1)[-1], 40)
+        return _short(self.run.run.rsplit("-", 1)[-1], 40)
 
 
 @dataclass(frozen=True)
@@ -84,13 +73,12 @@ def _short(words: str, most: int = 60) -> str:
     return words if len(words) <= most else words[: most - 1] + "…"
 
 
-def row(run: StoredRun, shown: int | None = SHOWN) -> Row:
+def row(run: Record, shown: int | None = SHOWN) -> Row:
     """Return a run as the page lists it, with at most ``shown`` key numbers (None: all)."""
-    link = quote(os.fsencode(f"{run.path}/report.html")) if run.report else ""
-    own = view(run.benchmark)
-    prefixes = own.headlines or [metric.name for metric in run.metrics[:SHOWN]]
-    metrics = [(own.label(prefix), run.metric(prefix)) for prefix in prefixes]
-    numbers = [(label, quantity(metric.value, metric.unit)) for label, metric in metrics if metric][:shown]
+    link = quote(os.fsencode(f"{'/'.join(Path(run.folder).parts[-2:])}/report.html")) if run.report else ""
+    own = spec_of(run.benchmark)
+    first = own.first(metric.name for metric in run.measured)
+    numbers = [(label, metric.text) for name, label in first.items() if (metric := run.metric(name))][:shown]
     return Row(run, link, numbers)
 
 
@@ -110,12 +98,12 @@ class Group:
         return run.benchmark, run.tier, run.backend, str(run.ranks), run.hardware
 
 
-def groups(runs: list[StoredRun]) -> list[Group]:
+def groups(runs: list[Record]) -> list[Group]:
     """Return the series of runs (the oldest first) with the trends of their key numbers, sorted by name.
 
     Only the ``SERIES`` with the newest runs are looked at.
     """
-    newest = sorted(trends.series(runs).values(), key=lambda members: -members[-1].started)[:SERIES]
+    newest = sorted(trends.series(runs).values(), key=lambda members: -members[-1].started_at)[:SERIES]
     out = []
     for members in newest:
         names = trends.key_metrics(members)[:SHOWN]
@@ -124,14 +112,14 @@ def groups(runs: list[StoredRun]) -> list[Group]:
     return sorted(out, key=lambda g: (g.last.run.benchmark, g.last.run.tier, g.last.run.backend, g.last.run.hardware))
 
 
-def told_apart(shown: list[Group], outputs: Path) -> list[Group]:
+def told_apart(shown: list[Group]) -> list[Group]:
     """Return the groups; those of equal names with the factors in which their newest runs differ."""
     alike: dict[tuple[str, ...], list[Group]] = {}
     for group in shown:
         alike.setdefault(group.name, []).append(group)
     words = {}
     for same in alike.values():
-        factors = [_factors(outputs / group.last.run.path) for group in same if len(same) > 1]
+        factors = [_factors(group.last.run) for group in same if len(same) > 1]
         names = sorted(
             name
             for name in {name for each in factors for name in each}
@@ -143,44 +131,42 @@ def told_apart(shown: list[Group], outputs: Path) -> list[Group]:
     return [replace(group, apart=words.get(group.last.run.path, "")) for group in shown]
 
 
-def _factors(folder: Path) -> dict[str, str]:
-    try:
-        return {
-            name: value.strip('"') for name, value in run_fingerprint(Run(folder)).items() if name not in store.VERSIONS
-        }
-    except (UserError, OSError):
-        return {}
+def _factors(run: Record) -> dict[str, str]:
+    return {name: value.strip('"') for name, value in run.fingerprint.items() if name not in VERSIONS}
 
 
-def events(shown: list[Group], runs: list[StoredRun]) -> list[Event]:
+def events(shown: list[Group], runs: list[Record]) -> list[Event]:
     """Return the changes of level, the regressions and the baselines that could not be read, the newest first."""
     changes = [
-        Event(change.run.started, row(change.run), trend.label, change.word, lines.describe_change(change, trend.unit))
+        Event(
+            change.run.started_at, row(change.run), trend.label, change.word, lines.describe_change(change, trend.unit)
+        )
         for group in shown
         for trend in group.trends
         for change in trend.changes
     ]
     failed = [
-        Event(run.started, row(run), trends.label(metric), "regression", f"✗ regression: {_short(reason, 300)}")
+        Event(run.started_at, row(run), trends.label(metric), "regression", f"✗ regression: {_short(reason, 300)}")
         for run in runs
-        if not (run.planted or run.damaged or run.copy_of)
-        for metric, reason in run.regressions
+        if not (run.planted or run.problems or run.copy_of)
+        for metric, reason in run.failed()
     ]
     unreadable = [
         Event(
-            run.started,
+            run.started_at,
             row(run),
             "baseline",
             "other",
-            f"! not readable, nothing compared: {_short(run.unreadable, 300)}",
+            f"! not readable, nothing compared: {_short(reason, 300)}",
         )
         for run in runs
-        if run.unreadable and not (run.damaged or run.copy_of)
+        if not (run.problems or run.copy_of)
+        for _, reason in run.failed(READABLE)
     ]
     return sorted(changes + failed + unreadable, key=lambda event: -event.when)
 
 
-def days(runs: list[StoredRun]) -> dict[str, list[Row]]:
+def days(runs: list[Record]) -> dict[str, list[Row]]:
     """Return the newest ``LISTED`` runs by day, the newest first."""
     by_day: dict[str, list[Row]] = {}
     for run in runs[: -LISTED - 1 : -1]:
@@ -191,8 +177,8 @@ def days(runs: list[StoredRun]) -> dict[str, list[Row]]:
 def render(outputs: Path | str) -> Path:
     """Write ``index.html`` into a folder of runs and return its path. An empty folder gives a page that says so."""
     outputs = Path(outputs)
-    runs = store.read(outputs)
-    series = told_apart(groups(runs), outputs)
+    runs = load_all(outputs)
+    series = told_apart(groups(runs))
     happened = events(series, runs)
     shown, others = lines.lanes(runs)
     older = runs[:-LISTED]
@@ -204,17 +190,17 @@ def render(outputs: Path | str) -> Path:
         series_left=len(trends.series(runs)) - len(series),
         events=happened[:EVENTS],
         events_left=max(0, len(happened) - EVENTS),
-        lanes=[(lane, lines.picture(lane, TONES)) for lane in shown],
+        lanes=[(lane, lines.picture(lane)) for lane in shown],
         lanes_left=others,
         span=(runs[0].moment, runs[-1].moment) if runs else None,
         days=days(runs),
         older=len(older),
-        damaged=[row(run) for run in older if run.damaged][: -DAMAGED - 1 : -1],
+        damaged=[row(run) for run in older if run.problems][: -DAMAGED - 1 : -1],
         sparkline=lines.sparkline,
         describe_change=lines.describe_change,
         spanned=trends.spanned,
         quantity=quantity,
     )
     path = outputs / NAME
-    write_text(path, harmless(page))
+    write_text(path, page)
     return path

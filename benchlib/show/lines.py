@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from benchlib.core.text import MARKS, quantity
+from benchlib.core.text import badness, look, quantity
 from benchlib.judge.trends import Change, Trend, spanned
-from benchlib.results.store import StoredRun
+from benchlib.results.record import Record
 
 TREND = 40  # runs in a sparkline, the newest
 _HIGH, _WIDE = 24.0, 100.0
@@ -20,8 +20,6 @@ SIGNS = {"worse": "▼", "better": "▲", "other": "◆"}
 LANES = 8  # more machines are taken together by hardware, and then the busiest are shown
 PLACES = 30  # marks on a lane: what falls together shows its worst verdict
 NAMED = ("torch", "cuda", "rocm", "benchlib")
-# The worst first: what a mark shows that stands for several runs.
-ORDER = ("DAMAGED", "BROKEN", "FAIL", "UNFINISHED", "RUNNING", "AMBIGUOUS", "SKIPPED", "PASS")
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Stretch:
     """Consecutive runs of a machine with the same versions; ``left`` and ``width`` are shares of the whole time."""
 
     versions: str
-    first: StoredRun
+    first: Record
     runs: int
     left: float
     width: float
@@ -40,7 +38,7 @@ class Lane:
     """A machine: its label, its runs, its stretches of equal versions, and (place, word, count) of its marks."""
 
     label: str
-    runs: list[StoredRun]
+    runs: list[Record]
     stretches: list[Stretch]
     marks: list[tuple[float, str, int]]
 
@@ -53,39 +51,39 @@ class Lane:
         return f"{self.label}: {len(self.runs)} runs, {ends}; {versions}"
 
 
-def versions(run: StoredRun) -> str:
+def versions(run: Record) -> str:
     """Return the versions that a lane shows."""
-    names = [*NAMED, *(name for name in run.facts if name.startswith("driver "))]
-    return ", ".join(f"{name} {run.facts[name]}" for name in names if name in run.facts) or "versions not recorded"
+    names = [*NAMED, *(name for name in run.setup if name.startswith("driver "))]
+    return ", ".join(f"{name} {run.setup[name]}" for name in names if name in run.setup) or "versions not recorded"
 
 
-def lanes(runs: Sequence[StoredRun]) -> tuple[list[Lane], int]:
+def lanes(runs: Sequence[Record]) -> tuple[list[Lane], int]:
     """Return the lanes of runs (the oldest first), the busiest machines first, and how many machines are left out.
 
     A machine is a host with its hardware. Where there are more than ``LANES``, hosts of equal hardware share a lane.
     """
     placed = [run for run in runs if run.hardware]
-    groups: dict[tuple[str, str], list[StoredRun]] = {}
+    groups: dict[tuple[str, str], list[Record]] = {}
     for run in placed:
         groups.setdefault((run.hardware, run.host), []).append(run)
     if len(groups) > LANES:
-        hardware: dict[str, list[StoredRun]] = {}
+        hardware: dict[str, list[Record]] = {}
         for run in placed:
             hardware.setdefault(run.hardware, []).append(run)
         groups = {(name, f"{len({run.host for run in members})} hosts"): members for name, members in hardware.items()}
     ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
-    start, end = (placed[0].started, placed[-1].started) if placed else (0.0, 0.0)
+    start, end = (placed[0].started_at, placed[-1].started_at) if placed else (0.0, 0.0)
     shown = [
         _lane(f"{name}, {host}" if host else name, members, start, end) for (name, host), members in ranked[:LANES]
     ]
     return shown, len(ranked) - len(shown)
 
 
-def _lane(label: str, runs: list[StoredRun], start: float, end: float) -> Lane:
+def _lane(label: str, runs: list[Record], start: float, end: float) -> Lane:
     span = end - start
 
-    def place(run: StoredRun) -> float:
-        return (run.started - start) / span if span > 0 else 0.5
+    def place(run: Record) -> float:
+        return (run.started_at - start) / span if span > 0 else 0.5
 
     stretches: list[Stretch] = []
     begin = 0
@@ -99,14 +97,11 @@ def _lane(label: str, runs: list[StoredRun], start: float, end: float) -> Lane:
     bins: dict[int, list[str]] = {}
     for run in runs:
         bins.setdefault(min(PLACES - 1, int(place(run) * PLACES)), []).append(run.word)
-    marks = [
-        ((number + 0.5) / PLACES, min(words, key=lambda word: ORDER.index(word) if word in ORDER else 3), len(words))
-        for number, words in sorted(bins.items())
-    ]
+    marks = [((number + 0.5) / PLACES, min(words, key=badness), len(words)) for number, words in sorted(bins.items())]
     return Lane(label[:120], runs, stretches[-40:], marks)
 
 
-def picture(lane: Lane, tones: dict[str, str]) -> Markup:
+def picture(lane: Lane) -> Markup:
     """Return a lane as SVG that takes the width it gets: stretches as boxes with their versions, marks below them."""
     parts = [Markup('<svg class="lane" width="100%" height="46" role="img" aria-label="{}">').format(lane.description)]
     for number, item in enumerate(lane.stretches):
@@ -120,7 +115,7 @@ def picture(lane: Lane, tones: dict[str, str]) -> Markup:
     for left, word, count in lane.marks:
         parts.append(
             Markup('<text class="{}" x="{:.2f}%" y="41" text-anchor="middle">{}<title>{}</title></text>').format(
-                tones.get(word, "calm"), 100 * left, MARKS.get(word, "?"), f"{word}, {count} run{'s' * (count > 1)}"
+                look(word).tone, 100 * left, look(word).mark, f"{word}, {count} run{'s' * (count > 1)}"
             )
         )
     return Markup("").join(parts) + Markup("</svg>")

@@ -4,9 +4,9 @@ nh3 keeps an allowlist of tags and attributes and escapes the rest, so text from
 neither run nor load anything; the report's content security policy stands behind that.
 """
 
+import functools
 import html
 import re
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,13 @@ from mistune.plugins.math import math
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from benchlib.core.text import cell, column, look
+
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+MARKDOWN_CHARACTERS = 400
+# What Markdown would take for itself; underscores inside a word and punctuation inside a line it leaves alone.
+_SPECIAL = re.compile(r"([\\`*\[\]#|~$@]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.|^[-+])")
+_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 _TEXT = "a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 h3 h4 h5 h6 hr i img kbd li meter"
 _MORE = "ol p pre progress s samp small span strong sub summary sup table tbody td tfoot th thead tr u ul"
 _MATH = "math mfrac mi mn mo mover mpadded mrow mspace msqrt mroot mstyle msub msubsup msup mtable mtd mtext mtr munder munderover"
@@ -109,41 +115,36 @@ def signs(words: str) -> Markup:
     return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escaped))
 
 
+def escaped(words: object) -> str:
+    """Return text that Markdown shows as it is, on one line, at most 400 characters of it."""
+    line = " ".join(str(words).split())
+    line = line if len(line) <= MARKDOWN_CHARACTERS else line[: MARKDOWN_CHARACTERS - 1] + "…"
+    return _NUMBERED.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", html.escape(line, quote=False)))
+
+
 def plain(text: str) -> str:
     """Return terminal text without colours and control characters; of overwritten lines only the last state."""
     lines = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in ANSI.sub("", text.replace("\r\n", "\n")).split("\n"))
     return "\n".join(lines)
 
 
-class Compiled(jinja2.BytecodeCache):
-    """Templates as Python code, for the environments of many pages that are set up alike."""
-
-    def __init__(self) -> None:
-        self._code: dict[str, bytes] = {}
-
-    def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-        """Fill the bucket of a template that was compiled before."""
-        if code := self._code.get(bucket.key + bucket.checksum):
-            bucket.bytecode_from_string(code)
-
-    def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-        """Keep what was compiled."""
-        self._code[bucket.key + bucket.checksum] = bucket.bytecode_to_string()
-
-
-_COMPILED = Compiled()
-
-
-def page(template: str, filters: Mapping[str, Callable[..., Any]] | None = None, /, **values: Any) -> str:
-    """Return a page of a template: with the style of the reports as ``style`` and the filter ``signs``; blank lines go."""
-    environment = jinja2.Environment(
+@functools.cache
+def environment() -> jinja2.Environment:
+    """Return the environment of all pages: everything is escaped that is not marked as safe."""
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader([TEMPLATES, TEMPLATES / "report"]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        bytecode_cache=_COMPILED,
     )
-    environment.filters |= {"signs": signs, **(filters or {})}
+    made.globals["look"] = look
+    made.filters |= {"safe_html": clean, "markdown": markdown, "code": code, "signs": signs}
+    made.filters |= {"terminal": plain, "cell": cell, "column": column}
     # The only text besides the templates that goes in unescaped: a file of this package.
-    environment.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
-    return re.sub(r"\n{2,}", "\n", environment.get_template(template).render(values))
+    made.globals["style"] = Markup((TEMPLATES / "style.css").read_text(encoding="utf-8"))
+    return made
+
+
+def page(template: str, /, **values: Any) -> str:
+    """Return a page of a template without blank lines."""
+    return re.sub(r"\n{2,}", "\n", environment().get_template(template).render(values))

@@ -7,7 +7,7 @@ work never fall onto their like. Two results are compared bit by bit.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,9 @@ import torch
 import torch.distributed as dist
 
 from benchlib.runtime import exchange
+from benchlib.workloads.operations import OPS, TYPES
 
-DTYPES = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, kind) for name, kind in TYPES.items()}
 # The largest whole number up to which all are exact in the type; kept small where the type would allow much more.
 EXACT = {"fp32": 2**24, "fp16": 2**11, "bf16": 2**8, "int32": 2**24, "int64": 2**24, "uint8": 2**8 - 1}
 PERIOD = 65537
@@ -33,8 +27,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MULTIPLIERS = {1: 37, 2: 40503, 4: 2654435761, 8: -7046029254386353131}  # odd: the golden ratio's, by width
 _STRIDE = 37
 
-Combine = Callable[[torch.Tensor], torch.Tensor]
-COMBINE: dict[str, Combine] = {
+COMBINE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda parts: parts.sum(0),
     "avg": lambda parts: parts.sum(0) // len(parts),
     "min": lambda parts: parts.amin(0),
@@ -57,29 +50,20 @@ def wrong_places(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 def moved(dtype: str, elements: int, source: int, target: int, ranks: int, device: torch.device) -> torch.Tensor:
     """Return the (E,) bit pattern that rank ``source`` sends to rank ``target`` (0 where all get the same)."""
-    width = torch.empty(0, dtype=DTYPES[dtype]).element_size()
+    width = DTYPES[dtype].itemsize
     period = BYTE_PERIOD if width == 1 else PERIOD
     first = _STRIDE * (source + ranks * target)
     places = (torch.arange(min(elements, period), dtype=torch.int64) + first) % period
     # The product wraps around in 64 bits; its lowest bits are the pattern. Up to two bytes a prime modulus spreads them.
     numbers = (places + 1) * _MULTIPLIERS[width]
     numbers = numbers % period if width <= 2 else numbers
-    return _repeated(_lowest_bits(numbers, width).view(DTYPES[dtype]), elements).to(device)
-
-
-def _lowest_bits(numbers: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the lowest ``width`` bytes of 64-bit numbers as whole numbers of that width."""
-    if width == 8:
-        return numbers
-    return numbers.view(_BITS[width])[:: 8 // width].contiguous()  # the machine is little-endian, as torch asks for
+    lowest = numbers.view(_BITS[width])[:: 8 // width].contiguous()  # the machine is little-endian, as torch asks for
+    return _repeated(lowest.view(DTYPES[dtype]), elements).to(device)
 
 
 def _repeated(block: torch.Tensor, elements: int) -> torch.Tensor:
     """Repeat a block of one period up to (E,)."""
-    if elements <= len(block):
-        return block[:elements].clone()
-    times = -(-elements // len(block))
-    return block.repeat(times)[:elements].contiguous()
+    return block.repeat(-(-elements // len(block)))[:elements].contiguous()
 
 
 def numbers(reduction: str, dtype: str, rank: int, ranks: int, places: torch.Tensor) -> torch.Tensor:
@@ -87,8 +71,7 @@ def numbers(reduction: str, dtype: str, rank: int, ranks: int, places: torch.Ten
 
     Sum, average, minimum, maximum: 1 + p(i) + step * ((rank + i) mod q), with p different at neighbouring positions and
     q ranks told apart. Product: a factor from 2 up at some ranks (at most ``FACTORS``) that move with the position, 1 at the others.
-    No partial result exceeds ``EXACT``: with very many ranks a type of few digits has only some of them contribute at
-    each position.
+    No partial result exceeds ``EXACT``: with very many ranks only some contribute at each position of a small type.
     """
     if reduction == "product":
         return _factors(dtype, rank, ranks, places)
@@ -126,12 +109,10 @@ def _root(dtype: str, degree: int) -> int:
     return math.floor(EXACT[dtype] ** (1 / degree) + 1e-9)
 
 
-def contribution(
-    reduction: str, dtype: str, elements: int, rank: int, ranks: int, device: torch.device
-) -> torch.Tensor:
+def contribution(how: str, dtype: str, elements: int, rank: int, ranks: int, device: torch.device) -> torch.Tensor:
     """Return the (E,) data of one rank for a reduction, exact in the type."""
     places = torch.arange(min(elements, PERIOD), dtype=torch.int64)
-    return _repeated(numbers(reduction, dtype, rank, ranks, places).to(DTYPES[dtype]), elements).to(device)
+    return _repeated(numbers(how, dtype, rank, ranks, places).to(DTYPES[dtype]), elements).to(device)
 
 
 def reduced(reduction: str, dtype: str, elements: int, ranks: int, device: torch.device) -> torch.Tensor:
@@ -141,35 +122,25 @@ def reduced(reduction: str, dtype: str, elements: int, ranks: int, device: torch
     return _repeated(COMBINE[reduction](parts).to(DTYPES[dtype]), elements).to(device)
 
 
-def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors one after the other."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+# What each rank gives and has to get in an operation of n ranks and E elements on the larger side (c = E / n in a part). Out
+# of place torch's all-reduce, broadcast and reduce are a copy and the operation, and the copy is timed.
 
-
-# The collective operations as a table: what each rank gives, what it has to get, and how the library is asked.
-#
-# n ranks, E elements on the larger side (S bytes), c = E / n elements of a part. torch's all-reduce, broadcast and reduce
-# work in place: out of place they are a copy and the operation, and the copy is timed. The others work in place on a part
-# of the larger side. Rooted operations have rank 0 for root; send/recv goes from rank 0 to rank 1 only.
-
-
-REDUCTIONS = {name: operation for operation, name, _ in exchange.REDUCTIONS}
+REDUCE = {name: operation for operation, name, _ in exchange.REDUCTIONS}
 ROOT = 0
 # torch 2.13 renamed both and warns of the old names.
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-Group = dist.ProcessGroup | None
-
 
 @dataclass(frozen=True)
 class Place:
-    """Where an operation runs: this rank of n, on a device, in a group (None: all ranks)."""
+    """Where an operation runs: this rank of n, on a device, in a group (None: all ranks); a message goes between two ``ends``."""
 
     rank: int
     ranks: int
     device: torch.device
-    group: Group = None
+    group: dist.ProcessGroup | None = None
+    ends: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -180,167 +151,80 @@ class Data:
     get: torch.Tensor | None
 
 
-@dataclass(frozen=True)
-class Op:
-    """One operation. ``data`` and ``call`` are (dtype, reduction, elements, place) and (give, get, reduction, place, async)."""
+def data(operation: str, dtype: str, reduction: str, elements: int, at: Place) -> Data:
+    """Return the tensors of this rank: (E,) on the larger side, else (c,)."""
+    op, rank, ranks, is_root = OPS[operation], at.rank, at.ranks, at.rank == ROOT
+    part = elements // ranks
 
-    name: str
-    data: Callable[[str, str, int, Place], Data]
-    call: Callable[..., Any]
-    parts_given: bool = False  # the input is the larger side, with a part for each rank
-    parts_got: bool = False  # the output is the larger side, with a part of each rank
-    reduces: bool = False
-    placements: tuple[bool, ...] = (False, True)  # in place or not; the first is the one that headline figures are of
-    least_ranks: int = 1
+    def pattern(source: int, target: int = 0, length: int = part) -> torch.Tensor:
+        return moved(dtype, length, source, target, ranks, at.device)
 
-    def elements(self, size_bytes: int, dtype: str, ranks: int) -> int:
-        """Return the elements of the larger side nearest below a size, at least one for each part."""
-        parts = ranks if self.parts_given or self.parts_got else 1
-        width = DTYPES[dtype].itemsize
-        return parts * max(1, size_bytes // width // parts)
+    if op.reduces:
+        whole = reduced(reduction, dtype, elements, ranks, at.device)
+        mine = whole.chunk(ranks)[rank].clone() if op.parts_given else whole
+        give = contribution(reduction, dtype, elements, rank, ranks, at.device)
+        return Data(give, mine if op.ends == "all" or is_root else None)
+    if operation == "broadcast":
+        whole = pattern(ROOT, length=elements)
+        return Data(whole if is_root else None, whole)
+    if operation == "send_recv":
+        whole = pattern(*at.ends, elements)
+        return Data(*(whole if rank == end else None for end in at.ends))
+    if operation == "scatter":
+        each = [pattern(ROOT, target) for target in range(ranks)]
+        return Data(torch.cat(each) if is_root else None, each[rank])
+    if operation == "all_to_all":
+        out, into = zip(*((pattern(rank, other), pattern(other, rank)) for other in range(ranks)), strict=True)
+        return Data(torch.cat(out), torch.cat(into))
+    if operation == "barrier":
+        return Data(None, None)
+    each = [pattern(source) for source in range(ranks)]  # all_gather, gather
+    return Data(each[rank], torch.cat(each) if op.ends == "all" or is_root else None)
 
-    def start(self, give: torch.Tensor, get: torch.Tensor, reduction: str, place: Place, asynchronous: bool) -> Any:
-        """Ask the library for the operation; returns what to wait for where it is asynchronous.
 
-        Raises ``ValueError`` for a tensor that is not contiguous: gloo silently corrupts such tensors.
-        """
-        require_contiguous(give, get)
-        return self.call(give, get, reduction, place, asynchronous)
+def start(operation: str, give: torch.Tensor, get: torch.Tensor, reduction: str, at: Place, asynchronous: bool) -> Any:
+    """Ask the library for an operation; returns what to wait for where it is asynchronous.
+
+    Raises ``ValueError`` for a tensor that is not contiguous: gloo silently corrupts such tensors.
+    """
+    require_contiguous(give, get)
+    return CALLS[operation](give, get, reduction, at, {"group": at.group, "async_op": asynchronous})
 
 
 def require_contiguous(give: torch.Tensor, get: torch.Tensor) -> None:
-    """Raise ``ValueError`` for a tensor whose elements do not lie one after the other."""
     exchange.flat(give, "input")
     exchange.flat(get, "output")
 
 
-def _all_reduce_data(dtype: str, reduction: str, elements: int, at: Place) -> Data:
-    return Data(
-        contribution(reduction, dtype, elements, at.rank, at.ranks, at.device),
-        reduced(reduction, dtype, elements, at.ranks, at.device),
-    )
+def copied(give: torch.Tensor, get: torch.Tensor) -> torch.Tensor:
+    """Return the output of an operation that works in place, with the input copied into it where it is another."""
+    return get if give.data_ptr() == get.data_ptr() else get.copy_(give)
 
 
-def _reduce_data(dtype: str, reduction: str, elements: int, at: Place) -> Data:
-    both = _all_reduce_data(dtype, reduction, elements, at)
-    return both if at.rank == ROOT else Data(both.give, None)
+def _parts(whole: torch.Tensor, at: Place) -> list[torch.Tensor] | None:
+    return list(whole.chunk(at.ranks)) if at.rank == ROOT else None
 
 
-def _reduce_scatter_data(dtype: str, reduction: str, elements: int, at: Place) -> Data:
-    both = _all_reduce_data(dtype, reduction, elements, at)
-    assert both.get is not None
-    return Data(both.give, both.get.chunk(at.ranks)[at.rank].clone())
+def _message(give: torch.Tensor, get: torch.Tensor, how: str, at: Place, more: dict[str, Any]) -> dist.Work:
+    source, target = at.ends
+    into = [(get, source)] if at.rank == target else []
+    out = [(give, target)] if at.rank == source else []
+    works = exchange.peers(at.group).start(into, out)
+    pending = exchange.Pending(lambda: exchange.wait_all(works))
+    if not more["async_op"]:
+        pending.wait()
+    return pending
 
 
-def _pattern(dtype: str, elements: int, source: int, target: int, at: Place) -> torch.Tensor:
-    return moved(dtype, elements, source, target, at.ranks, at.device)
-
-
-def _broadcast_data(dtype: str, reduction: str, elements: int, at: Place) -> Data:
-    pattern = _pattern(dtype, elements, ROOT, 0, at)
-    return Data(pattern if at.rank == ROOT else None, pattern)
-
-
-def _all_gather_data(dtype: str, reduction: str, elements: int, at: Place) -> Data:
-    each = [_pattern(dtype, elements // at.ranks, source, 0, at) for source in range(at.ranks)]
-    return Data(each[at.rank], joined(each))
-
-
-def _gather_data(dtype: str, reduction: str, elements: int, at: Place) -> Data:
-    both = _all_gather_data(dtype, reduction, elements, at)
-    return both if at.rank == ROOT else Data(both.give, None)
-
-
-def _scatter_data(dtype: str, reduction: str, elements: int, at: Place) -> Data:
-    each = [_pattern(dtype, elements // at.ranks, ROOT, target, at) for target in range(at.ranks)]
-    return Data(joined(each) if at.rank == ROOT else None, each[at.rank])
-
-
-def _all_to_all_data(dtype: str, reduction: str, elements: int, at: Place) -> Data:
-    part = elements // at.ranks
-    return Data(
-        joined([_pattern(dtype, part, at.rank, target, at) for target in range(at.ranks)]),
-        joined([_pattern(dtype, part, source, at.rank, at) for source in range(at.ranks)]),
-    )
-
-
-def _no_data(dtype: str, reduction: str, elements: int, at: Place) -> Data:
-    return Data(None, None)
-
-
-def _in_place(
-    operate: Callable[[torch.Tensor, str, Place, bool], Any],
-) -> Callable[[torch.Tensor, torch.Tensor, str, Place, bool], Any]:
-    """Make the call of an operation that torch has in place only: given another output, the input is copied first."""
-
-    def call(give: torch.Tensor, get: torch.Tensor, reduction: str, at: Place, asynchronous: bool) -> Any:
-        if give.data_ptr() != get.data_ptr():
-            get.copy_(give)
-        return operate(get, reduction, at, asynchronous)
-
-    return call
-
-
-def _gather(give: torch.Tensor, get: torch.Tensor, reduction: str, at: Place, asynchronous: bool) -> Any:
-    parts = list(get.chunk(at.ranks)) if at.rank == ROOT else None
-    return dist.gather(give, parts, dst=ROOT, group=at.group, async_op=asynchronous)
-
-
-def _scatter(give: torch.Tensor, get: torch.Tensor, reduction: str, at: Place, asynchronous: bool) -> Any:
-    parts = list(give.chunk(at.ranks)) if at.rank == ROOT else None
-    return dist.scatter(get, parts, src=ROOT, group=at.group, async_op=asynchronous)
-
-
-class Several:
-    """What to wait for where an operation is several messages."""
-
-    def __init__(self, works: list[Any]) -> None:
-        self.works = works
-
-    def wait(self) -> None:
-        """Wait for all of them."""
-        for work in self.works:
-            work.wait()
-
-
-def message(source: int, target: int) -> Op:
-    """Return the operation of a message from one rank to another; the other ranks give and get nothing."""
-
-    def data(dtype: str, reduction: str, elements: int, at: Place) -> Data:
-        pattern = _pattern(dtype, elements, source, target, at)
-        return Data(pattern if at.rank == source else None, pattern if at.rank == target else None)
-
-    def call(give: torch.Tensor, get: torch.Tensor, reduction: str, at: Place, asynchronous: bool) -> Several | None:
-        into = [(get, source)] if at.rank == target else []
-        out = [(give, target)] if at.rank == source else []
-        several = Several(exchange.peers(at.group).start(into, out))
-        if asynchronous:
-            return several
-        several.wait()
-        return None
-
-    return Op("send_recv", data, call, placements=(False,), least_ranks=2)
-
-
-OPS = {
-    op.name: op
-    for op in (
-        Op("all_reduce", _all_reduce_data, _in_place(lambda tensor, reduction, at, later: dist.all_reduce(
-            tensor, REDUCTIONS[reduction], group=at.group, async_op=later)), reduces=True, placements=(True, False)),
-        Op("all_gather", _all_gather_data, lambda give, get, reduction, at, later: ALL_GATHER(
-            get, give, group=at.group, async_op=later), parts_got=True),
-        Op("reduce_scatter", _reduce_scatter_data, lambda give, get, reduction, at, later: REDUCE_SCATTER(
-            get, give, REDUCTIONS[reduction], group=at.group, async_op=later), parts_given=True, reduces=True),
-        Op("broadcast", _broadcast_data, _in_place(lambda tensor, reduction, at, later: dist.broadcast(
-            tensor, ROOT, group=at.group, async_op=later)), placements=(True, False)),
-        Op("reduce", _reduce_data, _in_place(lambda tensor, reduction, at, later: dist.reduce(
-            tensor, ROOT, REDUCTIONS[reduction], group=at.group, async_op=later)), reduces=True, placements=(True, False)),
-        Op("gather", _gather_data, _gather, parts_got=True),
-        Op("scatter", _scatter_data, _scatter, parts_given=True),
-        Op("all_to_all", _all_to_all_data, lambda give, get, reduction, at, later: dist.all_to_all_single(
-            get, give, group=at.group, async_op=later), parts_given=True, parts_got=True, placements=(False,)),
-        message(0, 1),
-        Op("barrier", _no_data, lambda give, get, reduction, at, later: dist.barrier(
-            group=at.group, async_op=later), placements=(False,)),
-    )
-}  # fmt: skip
+CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor, str, Place, dict[str, Any]], Any]] = {
+    "all_reduce": lambda give, get, how, at, more: dist.all_reduce(copied(give, get), REDUCE[how], **more),
+    "all_gather": lambda give, get, how, at, more: ALL_GATHER(get, give, **more),
+    "reduce_scatter": lambda give, get, how, at, more: REDUCE_SCATTER(get, give, REDUCE[how], **more),
+    "broadcast": lambda give, get, how, at, more: dist.broadcast(copied(give, get), ROOT, **more),
+    "reduce": lambda give, get, how, at, more: dist.reduce(copied(give, get), ROOT, REDUCE[how], **more),
+    "gather": lambda give, get, how, at, more: dist.gather(give, _parts(get, at), dst=ROOT, **more),
+    "scatter": lambda give, get, how, at, more: dist.scatter(get, _parts(give, at), src=ROOT, **more),
+    "all_to_all": lambda give, get, how, at, more: dist.all_to_all_single(get, give, **more),
+    "send_recv": _message,
+    "barrier": lambda give, get, how, at, more: dist.barrier(**more),
+}

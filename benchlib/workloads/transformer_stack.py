@@ -52,9 +52,8 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor | None = None) -> torch.Tensor:
         """Return (B, S, h); ``turns`` are the angles (S, d / 2) of rotary places."""
-        q, k, v = (
-            layer(x).unflatten(2, (-1, self.width)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
+        layers = (self.query, self.key, self.value)
+        q, k, v = (layer(x).unflatten(2, (-1, self.width)).transpose(1, 2) for layer in layers)
         if turns is not None:
             q, k = _turned(q, turns), _turned(k, turns)
         if k.shape[1] != q.shape[1]:
@@ -64,7 +63,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two products around a GELU, or three around a gated SiLU."""
+    """Two products around a GELU, or three around a gated SiLU: (B, S, h) to the same."""
 
     def __init__(self, form: Any) -> None:
         super().__init__()
@@ -73,14 +72,13 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(form.ffn, form.hidden, form.biases)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (B, S, h)."""
         up = self.up(x)
         inner = functional.gelu(up) if self.gate is None else functional.silu(self.gate(x)) * up
         return self.down(inner)  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
-    """A layer: norms before the parts in a decoder, after the sums in the encoder, as the models were published."""
+    """A layer, (B, S, h) to the same: norms before the parts in a decoder, after the sums in the encoder, as published."""
 
     def __init__(self, form: Any, dropout: float) -> None:
         super().__init__()
@@ -90,7 +88,6 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor | None = None) -> torch.Tensor:
-        """Return (B, S, h)."""
         if self.first:
             x = x + self.dropout(self.attention(self.norm1(x), turns))
             return x + self.dropout(self.ffn(self.norm2(x)))  # type: ignore[no-any-return]

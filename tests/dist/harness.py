@@ -76,10 +76,11 @@ def foreground(run_dir: Path, function: str = "run") -> subprocess.Popen[str]:
 def in_this_process(run_dir: Path) -> None:
     """Run the benchmark of a prepared folder here, as its one rank: what supervisor and ranks do has tests of its own."""
     from benchlib.benchmarks import BENCHMARKS
+    from benchlib.runtime.measurement import executed
     from benchlib.config.schema import load_config
 
     config = load_config(run_dir)
-    BENCHMARKS[config.benchmark].run(config, run_dir, EventWriter(run_dir, "rank0"))
+    executed(BENCHMARKS[config.benchmark])(config, run_dir, EventWriter(run_dir, "rank0"))
     write_json(run_dir / "status.json", {"outcome": "complete", "reason": "", "ranks": [], "ended_at": time.time()})
 
 

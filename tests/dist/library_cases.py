@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchlib.benchmarks.collectives import extras
+from benchlib.benchmarks.collectives import gradients
 from benchlib.config.schema import BaseConfig
 from benchlib.core import files
 from benchlib.core.events import EventWriter
@@ -239,7 +239,7 @@ def run(config: Config, run_dir: Path, events: EventWriter) -> None:
         messages(rank, size)
         objects(rank, size)
         seen: dict[str, Any] = {"refused": refusals(size), "place": [rank, size, world.collective]}
-        seen["rows"] = extras.compare(world, config.names.split(","))
+        seen["rows"] = gradients.compare(world, config.names.split(","))
         if size == 4:
             # Two groups at work at the same time.
             halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]

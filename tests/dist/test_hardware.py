@@ -3,12 +3,12 @@ import torch
 import torch.distributed as dist
 from worlds import in_ranks
 
-from benchlib.benchmarks.machine.judge import limits, reading
-from benchlib.benchmarks.machine.run import run
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.runtime.measurement import executed
 from benchlib.config.schema import build, save_config
 from benchlib.core.events import read_events
 from benchlib.results.run import Run
-from benchlib.workloads.collective_timing import LEAST_ROUNDS, WARMUP, AllReduce, Pace, time_all_reduce
+from benchlib.workloads.collective_timing import LEAST_ROUNDS, WARMUP, Pace, time_all_reduce
 
 SMALL = {
     "precisions": ["fp32", "tf32"],
@@ -19,9 +19,13 @@ SMALL = {
 }
 
 
+def _measure(config, run_dir, events):
+    executed(BENCHMARKS["machine"])(config, run_dir, events)
+
+
 def _run(folder, **values):
     save_config(build("machine", SMALL | values), folder)
-    in_ranks(values["nproc"], folder, run)
+    in_ranks(values["nproc"], folder, _measure)
     return Run(folder)
 
 
@@ -30,13 +34,13 @@ def test_two_ranks_measure_a_machine(tmp_path):
     result = machine.result
     assert result.status == "complete"
     assert result.world_size == 2
-    assert result.facts["allreduce_wrong_elements"] == 0
+    assert [row["wrong_elements"] for row in result.tables["allreduce"]] == [0, 0]
     values = {metric.name: metric.value for metric in result.metrics}
     # Both ranks at once do not exceed twice the best single one: it would count something twice.
     assert values["matmul_fp32_flops"] <= 2 * values["matmul_fp32_best_flops"]
     assert values["matmul_fp32_flops"] <= values["matmul_fp32_peak_flops"] <= 2 * values["matmul_fp32_best_flops"]
-    said = " ".join(reading(machine))
-    assert f"fp32 peak at {result.metric('matmul_fp32_peak_flops').text} in this run (n = " in said and "honestly" not in said
+    said = " ".join(BENCHMARKS["machine"].spec.reading(machine))
+    assert f"fp32 peak at {result.metric('matmul_fp32_peak_flops').text} in this run (n = " in said
     assert values["matmul_fp32_alone_flops"] <= values["matmul_fp32_best_flops"]
     assert values["allreduce_gbps"] == pytest.approx(values["allreduce_algbw_gbps"])  # 2 (n - 1) / n = 1 for two ranks
     assert values["copy_host_gbytes_per_s"] > 0
@@ -55,7 +59,7 @@ def test_two_ranks_measure_a_machine(tmp_path):
     progress = [event for event in read_events(tmp_path, {"progress"}) if event["source"] == "rank0"]
     assert [event["done"] for event in progress] == list(range(1, progress[-1]["total"] + 1))
     assert not (tmp_path / "disk.tmp").exists()
-    assert {limit.metric for limit in limits(machine)} >= {"matmul_fp32_flops", "copy_host_gbytes_per_s", "allreduce_gbps"}
+    assert {limit.metric for limit in BENCHMARKS["machine"].spec.limits(machine)} >= {"matmul_fp32_flops", "copy_host_gbytes_per_s", "allreduce_gbps"}
 
 
 def test_one_rank_has_no_exchange_to_measure(tmp_path):
@@ -63,7 +67,7 @@ def test_one_rank_has_no_exchange_to_measure(tmp_path):
     metric = result.metric("allreduce_gbps")
     assert metric.provenance == "not_available"
     assert "one rank" in metric.reason
-    assert result.facts["allreduce_wrong_elements"] == 0
+    assert [row["wrong_elements"] for row in result.tables["allreduce"]] == [0, 0]
 
 
 @pytest.mark.usefixtures("group")
@@ -83,9 +87,3 @@ def test_wrong_sums_are_counted(monkeypatch):
 
     monkeypatch.setattr(dist, "all_reduce", swaps_two_elements)
     assert time_all_reduce(sizes, device, brief).wrong == 2 * (WARMUP + LEAST_ROUNDS)
-
-
-def test_bandwidths_of_a_timing_by_hand():
-    timing = AllReduce(sizes=(4 * 10**8, 6 * 10**8), ranks=4, seconds=(0.5, 1.0), wrong=0, checked=0)
-    assert timing.algbw_gbps == pytest.approx([16, 8])
-    assert timing.busbw_gbps == pytest.approx([24, 12])

@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,55 +14,55 @@ from torch.distributed.tensor import DTensor
 
 from benchlib.benchmarks.parallel import measure, proofs, strategies
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.judge import FP32, LOSS_FP64, RECOMPUTED, WEIGHT_FP64
-from benchlib.benchmarks.parallel.shapes import STRATEGIES, Layout
+from benchlib.benchmarks.parallel.shapes import MODELS, STRATEGIES, Job, Shape
+from benchlib.benchmarks.parallel.spec import FP32, LOSS_FP64, RECOMPUTED, WEIGHT_FP64
 from benchlib.core.errors import BackendUnavailable
-from benchlib.core.events import EventWriter
+from benchlib.core.events import EventWriter, Moment
 from benchlib.runtime import timing
 from benchlib.runtime.group import World, all_gather_objects
+from benchlib.runtime.measurement import Rank
 from benchlib.workloads import transformer_stack
 
-NARROW = {"hidden": 32, "layers": 8, "heads": 8, "ffn": 64, "vocabulary": 64, "positions": 32, "micro_batches": 4}
+NARROW = Shape("narrow", "decoder", 32, 8, 8, 8, 64, 32, 64)
+CPU = torch.device("cpu")
 Work = Callable[[ParallelConfig, World, Path], dict[str, Any]]
 FIT_TWO = {"single", "data", "sharded", "sharded_direct", "tensor", "sequence", "context", "pipeline"}
 
 
 def world(rank: int, size: int) -> World:
-    return World(rank, size, rank, size, torch.device("cpu"), "gloo")
+    return World(rank, size, rank, size, CPU, "gloo")
 
 
-def proved(config: ParallelConfig, name: str, schedule: str, here: World) -> list[float]:
+def proved(job: Job, size: int) -> list[float]:
     """Return the errors of loss, weights, gradient and, in fp32, loss. On four ranks fp64 alone: half the time."""
-    shape, layout = config.shapes[0], config.layout(name, here.size)
     with pytest.MonkeyPatch.context() as patch:
-        if here.size > 2:
+        if size > 2:
             differences = proofs._differences
             patch.setattr(
                 proofs,
                 "_differences",
-                lambda job, *rest: differences(job, *rest) if job.dtype is torch.float64 else (0.0, 0.0, 0.0),
+                lambda job, *rest: differences(job, *rest) if job.weights == "fp64" else (0.0, 0.0, 0.0),
             )
-        proof = proofs.prove(config, shape, name, layout, schedule, here)
-    return [proof.loss_error or 0.0, proof.weight_error or 0.0, proof.gradient_error, proof.loss_error_fp32]
+        proof = proofs.prove(job, CPU)
+    return [proof[name] for name in ("loss_error", "weight_error", "gradient_error", "loss_error_fp32")]
 
 
 def all_proofs(config: ParallelConfig, here: World, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in STRATEGIES:
-        for schedule in config.schedules_of(name):
-            if config.obstacle(name, schedule, config.shapes[0], here.size):
-                continue
-            try:
-                found[f"{name} {schedule}".strip()] = proved(config, name, schedule, here)
-            except BackendUnavailable as error:
-                found[name] = str(error)
+    for name, schedule in config.ways(STRATEGIES):
+        if config.obstacle(name, schedule, here.size):
+            continue
+        try:
+            found[f"{name} {schedule}".strip()] = proved(config.job(name, schedule, here.size), here.size)
+        except BackendUnavailable as error:
+            found[name] = str(error)
     return found
 
 
 def one_row_taken_for_a_column(part: Any, sequence: bool) -> Any:
     plan = TENSOR_PLAN(part, sequence)
     name = "blocks.0.attention.output"
-    return plan | {name: strategies.ColwiseParallel(input_layouts=strategies.Shard(-1), use_local_output=True)}
+    return plan | {name: strategies.tp.ColwiseParallel(input_layouts=strategies.Shard(-1), use_local_output=True)}
 
 
 def dropped(_: Any, bucket: Any) -> Any:
@@ -98,22 +99,19 @@ def faults(config: ParallelConfig, here: World, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def planted(label: str, name: str, schedule: str, where: Any, attribute: str, fault: Any) -> None:
+        job = replace(config.job(name, schedule, here.size), repeats=int(attribute == "_repeated"))  # DDP takes a hook
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(where, attribute, fault)
             try:
-                found[label] = proved(config, name, schedule, here)
+                found[label] = proved(job, here.size)
             except (RuntimeError, ValueError, AssertionError) as error:
                 found[label] = type(error).__name__
 
     planted("plan", "tensor", "", strategies, "tensor_plan", one_row_taken_for_a_column)
     planted("averaged twice", "data", "", proofs, "prepare", averaged_twice)
     planted("stage order", "pipeline", "interleaved", strategies, "_cut", swapped)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            strategies.Job, "of", functools.partial(strategies.Job.of, repeats=1)
-        )  # the proof's DDP takes a hook
-        planted("bucket", "data", "", strategies, "_repeated", dropped)
-        planted("no fault", "data", "", strategies, "_repeated", strategies._repeated)
+    planted("bucket", "data", "", strategies, "_repeated", dropped)
+    planted("no fault", "data", "", strategies, "_repeated", strategies._repeated)
     return found
 
 
@@ -122,8 +120,7 @@ def slow(config: ParallelConfig, here: World, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for planted in ("", "data", "rank", "communication"):
         slowed = {"planted": planted, "planted_slowdown": 1} if planted else {}
-        wide = ParallelConfig(**NARROW, **slowed, nproc=2, strategies=["data"], warmup=2, steps=3)
-        plan = measure.Plan(wide.shapes[0], "data", "", Layout(data=2), 8)
+        own = config.model_copy(update={**slowed, "warmup": 2, "steps": 3})
         held = {"data": 0, "step": 0}
 
         def hold(place: str, seconds: float, held: dict[str, int] = held) -> None:
@@ -132,7 +129,8 @@ def slow(config: ParallelConfig, here: World, folder: Path) -> dict[str, Any]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(measure, "hold", functools.partial(hold, "data"))
             patch.setattr(timing, "hold", functools.partial(hold, "step"))
-            tables = measure.measure(wide, plan, here, EventWriter(folder, f"rank{here.rank}"))
+            rank = Rank(own, folder, here, EventWriter(folder, f"rank{here.rank}"), Moment.at(0.0))
+            tables = measure.measure(own.job("data", "", 2), rank)
         calls = sum(row["calls"] for row in tables["communication"])
         found[planted] = {"held": all_gather_objects((held["data"], held["step"])), "calls": calls}
     return found
@@ -141,13 +139,12 @@ def slow(config: ParallelConfig, here: World, folder: Path) -> dict[str, Any]:
 def counts(config: ParallelConfig, here: World, folder: Path) -> dict[str, Any]:
     """Return what all ranks hold by strategy: as it is, and where the last rank's shards are empty; and what the shape has."""
     found: dict[str, Any] = {}
-    to_local, shape = DTensor.to_local, config.shapes[0]
+    to_local = DTensor.to_local
     for name, strategy in STRATEGIES.items():
         schedule = "1f1b" if "pipeline" in strategy.axes else ""
-        if name == "context" or config.obstacle(name, schedule, shape, here.size):
+        if name == "context" or config.obstacle(name, schedule, here.size):
             continue
-        layout = config.layout(name, here.size)
-        way = strategies.prepare(name, layout, schedule, strategies.Job.of(config, shape, 8, here.device))
+        way = strategies.prepare(config.job(name, schedule, here.size), here.device)
         held = {} if way is None else measure.held(way)
         with pytest.MonkeyPatch.context() as patch:
             if here.rank == here.size - 1:
@@ -157,7 +154,7 @@ def counts(config: ParallelConfig, here: World, folder: Path) -> dict[str, Any]:
         found[name] = [measure.counted(all_gather_objects(sizes)) for sizes in (held, empty)] + [
             any(all_gather_objects(cut))
         ]
-    return found | {"shape": shape.parameters}
+    return found | {"shape": config.shape.parameters}
 
 
 class Ranks:
@@ -168,7 +165,8 @@ class Ranks:
 
     def __call__(self, rank: int, size: int) -> None:
         schedules = ["1f1b", "gpipe", "interleaved", "zero_bubble"][: 4 if size == 2 else 1]
-        config = ParallelConfig(**NARROW, nproc=size, schedules=schedules)
+        MODELS["narrow"] = NARROW
+        config = ParallelConfig(model="narrow", nproc=size, schedules=schedules)
         found = [work(config, world(rank, size), self.folder) for work in self.works]
         if rank == 0:
             (self.folder / "found.json").write_text(json.dumps(found))
@@ -199,9 +197,9 @@ def test_two_ranks_compute_what_one_does_and_faults_are_found(tmp_path: Path) ->
 def test_an_injected_slow_down_lands_in_its_part_of_the_step(tmp_path: Path) -> None:
     (found,) = outcome(2, tmp_path, slow)
     plain = found[""]
-    # Of 2 + 3 steps and a traced one the first has no step before it, whose time the data could be held for.
+    # Of 2 + 3 steps, a traced and a counted one the first has no step before it, whose time the data could be held for.
     assert {name: seen["held"] for name, seen in found.items()} == {
-        "": [[0, 0], [0, 0]], "data": [[5, 0], [5, 0]], "rank": [[0, 0], [0, 6]], "communication": [[0, 0], [0, 0]],
+        "": [[0, 0], [0, 0]], "data": [[6, 0], [6, 0]], "rank": [[0, 0], [0, 6]], "communication": [[0, 0], [0, 0]],
     }  # fmt: skip
     assert plain["calls"] > 0 and found["communication"]["calls"] == (1 + measure.REPEATS) * plain["calls"]
 
@@ -228,8 +226,7 @@ def test_four_ranks_compute_what_one_does(tmp_path: Path) -> None:
 
 
 def test_recomputed_activations_that_drop_others_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ParallelConfig(**NARROW, checkpointing=True)
-    error = functools.partial(proofs.checkpointing_error, config, config.shapes[0], torch.device("cpu"))
+    error = functools.partial(proofs.checkpointing_error, Job(NARROW), CPU)
     assert error() <= RECOMPUTED
     monkeypatch.setattr(
         transformer_stack, "checkpoint", functools.partial(transformer_stack.checkpoint, preserve_rng_state=False)

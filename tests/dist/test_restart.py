@@ -17,6 +17,7 @@ from benchlib.judge import baselines
 from benchlib.judge.verdict import judge
 from benchlib.launch.launch import Launch, RankFailed, execute
 from benchlib.launch.processes import kill_marked
+from benchlib.results.verdict import Verdict
 from benchlib.results.run import Run, load_result
 
 
@@ -146,7 +147,7 @@ def test_from_the_checkpoint_before_the_damaged_one(undisturbed: Run, tmp_path: 
     assert (result.facts["resumed_step"], result.facts["restarts"]) == (4, 1), "step 8 is there and has a wrong bit"
     assert any("step-00000008: model.safetensors was altered" in note for note in result.notes)
     _same_training(run_dir, undisturbed)
-    passed = {"verdict": "PASS", "sentence": "", "checks": []}
+    passed = Verdict(verdict="PASS", sentence="", checks=[])
     with pytest.raises(UserError, match="was started again 1 time after failures"):
         baselines.require_acceptable(Run(run_dir), passed)
 

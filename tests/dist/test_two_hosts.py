@@ -11,6 +11,7 @@ from harness import END_S, none_left, prepare, status, until
 from hosts import ALL_REDUCE, Host, two_hosts, why_not
 
 from benchlib.config.schema import resolve, save_config
+from benchlib.core.definitions import busbw_gbps
 from benchlib.core.events import read_events
 from benchlib.launch import nodes
 from benchlib.launch.processes import kill_marked
@@ -65,7 +66,7 @@ def _all_reduce_gbps(hosts: tuple[Host, Host], folder: Path) -> float:
     series = _result(run_dirs).tables["series"]
     (row,) = [row for row in series if row["operation"] == "all_reduce" and row["bytes"] == SIZE]
     assert (row["wrong_elements"], row["checked_elements"] > 0) == (0, True)
-    return float(row["busbw_gbps"])
+    return busbw_gbps("all_reduce", SIZE, 1e-6 * row["times_us"], 2)
 
 
 def test_all_reduce_is_right_and_not_above_what_the_cable_carries(shaped: tuple[Host, Host], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from benchlib.benchmarks.collectives.judge import checks
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import build, save_config
 from benchlib.judge.baselines import find
 from benchlib.launch.launch import execute
@@ -33,7 +33,7 @@ def test_every_operation_is_right_on_the_gpus_of_this_machine(tmp_path: Path) ->
     assert run.result.facts["wrong_elements"] == 0
     measured = {(row["operation"], row["dtype"]) for row in run.result.tables["series"]}
     assert {("all_reduce", "bf16"), ("all_gather", "uint8"), ("barrier", "")} <= measured
-    failed = [check.name for check in checks(run, find(run)) if check.status == "FAIL"]
+    failed = [check.name for check in BENCHMARKS["collectives"].spec.judge(run, find(run)) if check.status == "FAIL"]
     assert failed == []
 
 

@@ -48,7 +48,7 @@ def runs(joined):
 
 def test_a_run_leaves_everything(joined, runs):
     run = runs[0]
-    for name in ("origins.json", "machine.json", "samples.parquet", "result.json", "summary.json", "status.json"):
+    for name in ("origins.json", "machine.json", "samples.parquet", "result.json", "status.json"):
         assert (run / name).exists(), name
     assert json.loads((run / "config.json").read_text())["numbers"] == 500
     verdict = json.loads((run / "verdict.json").read_text())

@@ -2,12 +2,12 @@
 
 import ast
 import copy
-import inspect
 import re
 import sys
 
 import nbformat
 import pytest
+from make_smoke import unpack
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import config_class
@@ -141,19 +141,16 @@ def test_committed_notebooks_are_normalised(path, notebook):
 
 @pytest.mark.parametrize("name", OF_BENCHMARKS)
 def test_every_metric_that_is_compared_has_words(name):
-    view, source = OF_BENCHMARKS[name].view, (home() / "notebooks" / name).read_text(encoding="utf-8")
+    spec, source = OF_BENCHMARKS[name].spec, (home() / "notebooks" / name).read_text(encoding="utf-8")
     metrics = set(re.findall(r"<th>(\w+) vs baseline", source))
     assert metrics
-    assert [metric for metric in metrics if view.label(metric) == metric.replace("_", " ")] == []
+    assert [metric for metric in metrics if spec.label(metric) == metric.replace("_", " ")] == []
 
 
 @pytest.mark.parametrize("name", OF_BENCHMARKS)
-def test_pictures_and_tables_of_a_notebook_are_there(name):
+def test_pictures_and_tables_of_a_notebook_are_there(name, tmp_path):
     benchmark, source = OF_BENCHMARKS[name], (home() / "notebooks" / name).read_text(encoding="utf-8")
     figures, tables = (set(re.findall(rf'session\.{kind}\(run, \\"([^"\\]+)', source)) for kind in ("figure", "table"))
     assert figures
-    assert figures <= {*benchmark.figures, *benchmark.more_figures}
-    # Tables that are rows of the report have their headings in the code of the view.
-    rows = None if benchmark.tables else benchmark.view.tables
-    code = inspect.getsource(sys.modules[rows.__module__]) if rows else ""
-    assert {table for table in tables if f'"{table}"' not in code} <= set(benchmark.tables)
+    assert figures <= set(benchmark.spec.figures())
+    assert tables <= set(benchmark.spec.frames(unpack(benchmark.name, tmp_path / "run")))

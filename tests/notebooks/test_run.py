@@ -227,7 +227,7 @@ def test_papermill_by_hand_refuses_an_unknown_parameter_before_any_rank(tmp_path
         ({"tire": "quick"}, "did you mean tier"),
         ({"epochs": 2}, r'-y "\{overrides: \{epochs: 2\}\}"'),
         ({"tier": "quik"}, "did you mean quick"),
-        ({"seed": "x"}, "expected a whole number"),
+        ({"seed": "x"}, "should be a valid integer"),
     ):
         with pytest.raises(PapermillExecutionError, match=words):
             papermill.execute_notebook(

@@ -22,15 +22,16 @@ ROOMS = {
     "workloads": "core config results launch runtime",
     "judge": "core config results launch",
     "show": "core config results launch judge",
+    "spec": "core config results launch judge show",
     "commands": "core config results launch judge show session",
-    "benchmarks": "core config results launch runtime workloads judge show",
+    "benchmarks": "core config results launch runtime workloads judge show spec",
 }
 # Of a benchmark's files these are read where no torch is: by the front, before a run and after it.
-FRONT = {"__init__", "config", "judge", "view", "tables", "figures", "command"}
+FRONT = {"__init__", "config", "judge", "view", "tables", "figures", "command", "spec"}
 WITH_TORCH = {"runtime", "workloads"}
 DOORS = {"__main__", "cli", "session"}
 HEAVY = {"torch", "transformers", "datasets", "evaluate", "tokenizers", "accelerate", "safetensors"}
-JUPYTER = {"IPython", "ipywidgets", "ipykernel", "jupyter_client", "nbclient", "nbconvert", "nbformat", "papermill"}
+JUPYTER = {"IPython", "ipywidgets", "ipykernel", "jupyter_client", "nbclient", "nbformat", "papermill"}
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import statistics
 from types import SimpleNamespace
 
@@ -10,10 +9,11 @@ import pandas as pd
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from make_run import _metric, make_run
+from make_smoke import unpack
+from stores import without_pictures
 
 from benchlib import session
 from benchlib.core.errors import BackendUnavailable, Stopped, UserError, VerdictFailed, nearest
-from benchlib.core.files import home
 from benchlib.judge.baselines import accept
 from benchlib.judge.checks import Check, Verdict
 from benchlib.judge.regression import RegressionLimit
@@ -29,7 +29,7 @@ def shown(monkeypatch, tmp_path):
     """By hand, in a store of its own: what is displayed, as Markdown."""
     monkeypatch.delenv("BENCHLIB_HEADLESS", raising=False)
     monkeypatch.setenv("BENCHLIB_OUTPUTS", str(tmp_path / "outputs"))
-    monkeypatch.setattr("benchlib.benchmarks.Benchmark.figures", {})
+    without_pictures(monkeypatch)
     said = []
     monkeypatch.setattr("IPython.display.display", lambda item: said.append(item.data))
     return said
@@ -41,8 +41,7 @@ def stored(tmp_path, number):
 
 def demo(folder):
     """A copy of a recorded run, complete and not judged yet."""
-    recorded = next((home() / "notebooks" / "demo-runs").glob("*/machine-*"))
-    shutil.copytree(recorded, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("verdict.json"))
+    unpack("machine", folder)
     (folder / "status.json").write_text(STATUS)
     return Run(folder)
 
@@ -221,13 +220,6 @@ def test_checks_that_need_a_reader_come_first_and_the_passed_ones_share_a_row():
     assert list(table.index) == ["e", "c", "b", "2 checks", "f"]
     assert table.loc["2 checks", "status"] == "PASS"
     assert table.loc["b", "status"] == "INCOMPLETE"
-
-
-def test_a_run_is_readable(tmp_path):
-    run = stored(tmp_path, 1)
-    assert repr(run) == f"squad, quick tier, cpu: PASS, in {run.path}"
-    (run.path / "config.json").write_text("{")
-    assert repr(Run(run.path)).startswith("damaged config: ")
 
 
 def test_initials_name_a_parameter():

@@ -1,45 +1,40 @@
 """Parameters of the collectives benchmark. The defaults are those of the smoke tier."""
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from benchlib.config.schema import BaseConfig
-from benchlib.core.definitions import parse_size, parse_sizes, size_text
+from benchlib.core.definitions import parse_sizes, size_text
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
+from benchlib.workloads.operations import OPS, REDUCTIONS, TYPES, VARIANTS
 
-Operation = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
-    "gather", "scatter", "all_to_all", "send_recv", "barrier",
-]  # fmt: skip
-Reduction = Literal["sum", "avg", "min", "max", "product"]
-DataType = Literal["fp32", "fp16", "bf16", "int32", "int64", "uint8"]
+if TYPE_CHECKING:
+    Operation = str
+    Reduction = str
+    DataType = str
+    Variant = str
+else:
+    Operation, Reduction, DataType, Variant = (Literal[tuple(names)] for names in (OPS, REDUCTIONS, TYPES, VARIANTS))
 Library = Literal["gloo", "nccl", "xccl", "mpi", "ucc"]
-Variant = Literal["library", "async", "overlap", "direct", "ring", "tree", "rs_ag", "flat"]
-USUAL: list[Variant] = [name for name in get_args(Variant) if name != "flat"]  # which only a hierarchy has beside it
-FASTER_FROM, FASTER_UP_TO = "faster from there on", "faster up to there"  # reasons of a crossover that has a size
+Share = Annotated[float | None, Field(gt=0, le=2)]
+NO_BUS = "one rank has no bus to send on; set nproc to 2 or more"
+USUAL = [name for name in VARIANTS if name != "flat"]  # which only a hierarchy has beside it
 
 
 class CollectivesConfig(BaseConfig):
-    """Every collective operation by size, verified and timed, beside what the machine's memory and network reach.
-
-    The first of ``dtypes`` and ``reductions`` is measured at all ``sizes``, the others at ``type_sizes``.
-    """
+    """Every collective operation by size, verified and timed, beside what the machine's network reaches."""
 
     PATHS: ClassVar[dict[str, bool]] = {"nccl_tests": True}
     FOLLOWS: ClassVar[dict[str, str]] = {**BaseConfig.FOLLOWS, "variants": "collective"}
 
     benchmark: Literal["collectives"] = "collectives"
 
-    operations: list[Operation] = Field(
-        list(get_args(Operation)), min_length=1, description="the operations of the collective library"
-    )
-    dtypes: list[DataType] = Field(
-        list(get_args(DataType)), min_length=1, description="of the elements; the first at all sizes"
-    )
+    operations: list[Operation] = Field(list(OPS), min_length=1, description="the operations of the collective library")
+    dtypes: list[DataType] = Field(list(TYPES), min_length=1, description="of the elements; the first at all sizes")
     reductions: list[Reduction] = Field(
-        list(get_args(Reduction)), min_length=1, description="of the operations that reduce; the first at all sizes"
+        list(REDUCTIONS), min_length=1, description="of the operations that reduce; the first at all sizes"
     )
     sizes: str = Field(
         "1KiB:1MiB:32",
@@ -55,37 +50,27 @@ class CollectivesConfig(BaseConfig):
         "ring, tree, rs_ag, flat (gloo without groups)",
     )
     seconds: float = Field(0.02, gt=0, le=600, description="time of the operations of each series, in seconds")
-    share_sizes: str = Field(
-        "16MiB,64MiB", description="sizes at which the limits are measured in turns, besides the largest"
-    )
+    share_sizes: str = Field("16MiB,64MiB", description="sizes measured in turns with the sockets, besides the largest")
     pairs: bool = Field(True, description="measure each pair of ranks by itself")
     pair_size: str = Field("1MiB", description="bytes that a rank sends to another one, for the matrix of pairs")
-    bucket_bytes: list[PositiveInt] = Field(
-        [4096, 262144], description="sizes of gradient buckets whose all-reduce is timed one after the other"
-    )
+    bucket_bytes: list[PositiveInt] = Field([4096, 262144], description="sizes of gradient buckets, timed one by one")
     compare_gradients: list[Library] = Field(
-        ["gloo"], description="collective libraries over which the same gradients are compared"
+        ["gloo"], description="libraries over which the same gradients are compared"
     )
     nccl_tests: str = Field("", description="file of nccl-tests results (text or JSON) to show beside")
 
     planted_fault_rank: int = Field(
-        -1, ge=-1, le=2**20, description="rank that alters one element of each result on purpose; -1: none"
+        -1, ge=-1, le=2**20, description="rank that alters an element of each result; -1: none"
     )
 
     target_allreduce_gbps: float | None = Field(
-        None, gt=0, description="bus bandwidth to exceed over the gradient buckets, in Gbps"
+        None, gt=0, description="bus bandwidth of the buckets to exceed, in Gbps"
     )
-    target_share_all_reduce: float | None = Field(
-        None, gt=0, le=2, description="of the raw sockets of all ranks, at 16 MiB and more"
-    )
-    target_share_broadcast: float | None = Field(None, gt=0, le=2, description="of one raw socket, at 64 MiB")
-    target_share_send_recv: float | None = Field(None, gt=0, le=2, description="of one raw socket, at 64 MiB")
-    target_share_all_gather: float | None = Field(
-        None, gt=0, le=2, description="of the raw sockets of all ranks, at 64 MiB, variant direct"
-    )
-    target_share_reduce_scatter: float | None = Field(
-        None, gt=0, le=2, description="of the raw sockets of all ranks, at 64 MiB, variant direct"
-    )
+    target_share_all_reduce: Share = Field(None, description="of the raw sockets of all ranks, at 16 MiB and more")
+    target_share_broadcast: Share = Field(None, description="of one raw socket, at 64 MiB")
+    target_share_send_recv: Share = Field(None, description="of one raw socket, at 64 MiB")
+    target_share_all_gather: Share = Field(None, description="of all raw sockets, at 64 MiB, variant direct")
+    target_share_reduce_scatter: Share = Field(None, description="of all raw sockets, at 64 MiB, variant direct")
 
     @model_validator(mode="before")
     @classmethod
@@ -108,20 +93,15 @@ class CollectivesConfig(BaseConfig):
         """Raise ``UserError`` also for a planted fault on a rank that is not there: nothing would be planted."""
         super().check_whole()
         if self.planted_fault_rank >= self.world_size:
+            known = f"there are {self.world_size} ranks, numbered from 0"
             raise UserError(
-                f"planted_fault_rank = {self.planted_fault_rank}: there are {self.world_size} ranks, numbered from 0, and "
-                "no fault would be planted; name one of them, or -1 for none"
+                f"planted_fault_rank = {self.planted_fault_rank}: {known}; name one of them, or -1 for none"
             )
 
     @property
     def size_list(self) -> tuple[int, ...]:
         """Bytes at which the operations are measured, rising."""
         return parse_sizes(self.sizes)
-
-    @property
-    def pair_bytes(self) -> int:
-        """Bytes of a message of the matrix of pairs."""
-        return parse_size(self.pair_size)
 
     def expected_work(self) -> str:
         """Say what will be measured."""

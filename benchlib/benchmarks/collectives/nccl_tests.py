@@ -1,12 +1,7 @@
 """Results of nccl-tests: read to stand beside those of a run, and written as nccl-tests prints them.
 
-Rows that are read are ``claimed``: operation, placement ("out of place", "in place"), bytes (S: the larger side), ranks (None
-where the file does not state them), time_us, algbw_gbps, busbw_gbps, wrong_elements (None where not checked), provenance,
-source (the file's name).
-
 Format: NVIDIA/nccl-tests, src/util.cu. Times are us, bandwidths GB/s (1e9), written with more digits than nccl-tests prints:
-a slow fabric would show as 0.00. One test is written for each operation, type and reduction of the collective library's
-own operations; barriers and the kit's own algorithms have no program of nccl-tests and are left out.
+a slow fabric would show as 0.00. Barriers and the kit's own algorithms have no program of nccl-tests and are left out.
 """
 
 from collections.abc import Sequence
@@ -14,29 +9,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchlib.core.definitions import algbw_gbps, busbw_gbps
 from benchlib.core.errors import UserError
 from benchlib.core.text import counted
 from benchlib.judge.foreign.nccl import PROGRAMS
 from benchlib.judge.foreign.readers import READERS, UnknownFormat, read_claims
-from benchlib.judge.impossible.claim import Collective
 from benchlib.judge.published import device_name
-from benchlib.judge.snapshot import Snapshot
+from benchlib.results.record import Record
 from benchlib.show.exports import put
+from benchlib.workloads.operations import OPS, WIDTHS
 
 PROGRAM_OF = {operation: program for program, operation in PROGRAMS.items()}
-# Name in nccl-tests, bytes.
-TYPES = {
-    "fp32": ("float", 4),
-    "fp16": ("half", 2),
-    "bf16": ("bfloat16", 2),
-    "int32": ("int32", 4),
-    "int64": ("int64", 8),
-    "uint8": ("uint8", 1),
-}
-REDUCTIONS = {"": "none", "product": "prod"}
-# nccl-tests counts the elements of one rank's part where S is the sum of all parts.
-PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
+NAMES = {"fp32": "float", "fp16": "half", "bf16": "bfloat16", "": "none", "product": "prod"}  # others are the same
 HEADER = (
     f"#{'':60}{'out-of-place':^48}{'in-place':^48}\n"
     f"#{'size':>12}{'count':>14}{'type':>10}{'redop':>8}{'root':>8}" + f"{'time':>12}{'algbw':>12}{'busbw':>12}{'#wrong':>12}" * 2 + "\n"
@@ -67,29 +51,18 @@ def read(path: Path) -> list[dict[str, Any]]:
                 f"nccl_tests = {path}: the file does not name its program (all_reduce_perf or the like): keep the lines "
                 "before the table, or the command that made it"
             )
-        rows.append(_claimed(item, claim.subject.rpartition(", ")[2], path.name))
+        numbers = {"ranks": (1, item.ranks), "wrong_elements": (1, item.wrong_elements), "time_us": (1e6, item.seconds)}
+        numbers |= {"algbw_gbps": (BITS, item.algbw_gbytes_per_s), "busbw_gbps": (BITS, item.busbw_gbytes_per_s)}
+        known = {name: by * value for name, (by, value) in numbers.items() if value is not None}
+        why = dict.fromkeys(numbers.keys() - known.keys(), "the file does not state it")
+        place = {"operation": item.operation, "placement": claim.subject.rpartition(", ")[2], "bytes": item.size_bytes}
+        rows.append(place | known | {"source": path.name, "why": why})
     if not rows:
         raise UserError(f"nccl_tests = {path}: no row with a bandwidth; the test failed or the file is cut")
     return rows
 
 
-def _claimed(item: Collective, placement: str, source: str) -> dict[str, Any]:
-    algbw, busbw = item.algbw_gbytes_per_s, item.busbw_gbytes_per_s
-    return {
-        "operation": item.operation,
-        "placement": placement,
-        "bytes": item.size_bytes,
-        "ranks": item.ranks,
-        "time_us": 1e6 * item.seconds if item.seconds is not None else None,
-        "algbw_gbps": BITS * algbw if algbw is not None else None,
-        "busbw_gbps": BITS * busbw if busbw is not None else None,
-        "wrong_elements": item.wrong_elements,
-        "provenance": "claimed",
-        "source": source,
-    }
-
-
-def write(runs: Sequence[Snapshot], output: str) -> str:
+def write(runs: Sequence[Record], output: str) -> str:
     """Write the series of each run as tests of nccl-tests; runs of other benchmarks are left out, none is a ``UserError``."""
     readable = [(run, groups) for run in runs if (groups := _groups(run))]
     if not readable:
@@ -98,62 +71,55 @@ def write(runs: Sequence[Snapshot], output: str) -> str:
     return put("\n".join(texts), output, f"{counted(len(texts), 'test')} of {counted(len(readable), 'run')}")
 
 
-def _groups(run: Snapshot) -> list[list[dict[str, Any]]]:
-    rows = run.result.tables.get("series", []) if run.result else []
-    rows = [
-        row
-        for row in rows
-        if row.get("variant") == "library" and row.get("operation") in PROGRAM_OF and row.get("dtype") in TYPES
-        and isinstance(row.get("busbw_gbps"), (int, float))
-    ]  # fmt: skip
+def _groups(run: Record) -> list[list[dict[str, Any]]]:
+    rows = run.result.tables.get("series", []) if run.result and run.result.world_size > 1 else []
     order = list(PROGRAM_OF)
 
     def kind(row: dict[str, Any]) -> tuple[int, str, str]:
-        return order.index(row["operation"]), str(row["dtype"]), str(row.get("reduction") or "")
+        return order.index(row["operation"]), row["dtype"], row["reduction"]
 
+    rows = [row for row in rows if row.get("variant") == "library" and row.get("operation") in order]
     return [list(group) for _, group in groupby(sorted(rows, key=kind), kind)]
 
 
-def _test(run: Snapshot, rows: list[dict[str, Any]]) -> str:
+def _test(run: Record, rows: list[dict[str, Any]]) -> str:
     assert run.result is not None
     ranks, host = run.result.world_size, str(run.machine.get("host") or "host").replace(" ", "_")
-    first = rows[0]
-    device = device_name(run.machine, run.backend, ranks) or run.backend
-    kind, width = TYPES[first["dtype"]]
-    reduction = str(first.get("reduction") or "")
+    device, op = device_name(run.machine, run.backend, ranks) or run.backend, OPS[rows[0]["operation"]]
+    dtype, reduction = (NAMES.get(rows[0][name], rows[0][name]) for name in ("dtype", "reduction"))
     lines = [
-        f"# Collective test starting: {PROGRAM_OF[first['operation']]}_perf",
+        f"# Collective test starting: {PROGRAM_OF[op.name]}_perf",
         f"# written by benchlib from {run.run}",
         "# Using devices",
         *(f"#  Rank {rank:3d} Group  0 Pid      0 on {host} device {rank:3d} [0x00] {device}" for rank in range(ranks)),
         "#",
         HEADER,
     ]
-    count = ranks * width if first["operation"] in PARTS else width
-    root = 0 if first["operation"] in ROOTED else -1
+    # nccl-tests counts the elements of one rank's part where S is the sum of all parts.
+    count = WIDTHS[rows[0]["dtype"]] * (ranks if op.parts_given or op.parts_got else 1)
+    root = 0 if op.ends == "root" else -1
     for size in sorted({row["bytes"] for row in rows}):
-        placements = {bool(row.get("in_place")): row for row in rows if row["bytes"] == size}
-        cells = "".join(_cells(placements.get(in_place)) for in_place in (False, True))
-        head = f"{size:>13}{size // count:>14}{kind:>10}{REDUCTIONS.get(reduction, reduction):>8}{root:>8}"
-        lines.append(head + cells)
-    wrong = sum(int(row.get("wrong_elements") or 0) for row in rows)
-    mean = sum(row["busbw_gbps"] for row in rows) / len(rows) / BITS
+        placements = {row["in_place"]: row for row in rows if row["bytes"] == size}
+        cells = "".join(_cells(placements.get(in_place), ranks) for in_place in (False, True))
+        lines.append(f"{size:>13}{size // count:>14}{dtype:>10}{reduction:>8}{root:>8}" + cells)
+    wrong = sum(row["wrong_elements"] for row in rows)
+    mean = sum(_busbw(row, ranks) for row in rows) / len(rows)
     lines += [
         f"# Out of bounds values : {wrong} {'OK' if wrong == 0 else 'FAILED'}",
         f"# Avg bus bandwidth    : {mean:.6g}",
-        f"# Collective test concluded: {PROGRAM_OF[first['operation']]}_perf",
+        f"# Collective test concluded: {PROGRAM_OF[op.name]}_perf",
         "",
     ]
     return "\n".join(lines)
 
 
-def _cells(row: dict[str, Any] | None) -> str:
+def _busbw(row: dict[str, Any], ranks: int) -> float:
+    return busbw_gbps(row["operation"], row["bytes"], 1e-6 * row["times_us"], ranks) / BITS
+
+
+def _cells(row: dict[str, Any] | None, ranks: int) -> str:
     # Five digits of a slow fabric take ten places (0.00093431): columns are wider, so that numbers stay apart.
     if row is None:
-        return f"{'N/A':>12}{'N/A':>12}{'N/A':>12}{'N/A':>12}"
-    rates = (row["algbw_gbps"] / BITS, row["busbw_gbps"] / BITS)
-    return (
-        f"{row['median_us']:>12.6g}"
-        + "".join(f"{rate:>12.5g}" for rate in rates)
-        + f"{int(row.get('wrong_elements') or 0):>12}"
-    )
+        return f"{'N/A':>12}" * 4
+    algbw = algbw_gbps(row["bytes"], 1e-6 * row["times_us"]) / BITS
+    return f"{row['times_us']:>12.6g}{algbw:>12.5g}{_busbw(row, ranks):>12.5g}{row['wrong_elements']:>12}"

@@ -1,83 +1,63 @@
 """What a run measures, as a list in the order of its worth, and how it is fitted into the time that there is."""
 
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import NamedTuple
 
 from benchlib.benchmarks.collectives.config import CollectivesConfig
 from benchlib.core.definitions import parse_sizes
-from benchlib.workloads.collective_ops import OPS
-from benchlib.workloads.collective_timing import VARIANTS, Case, Kind
+from benchlib.workloads.collective_timing import Case, Kind
+from benchlib.workloads.operations import OPS, TOGETHER, VARIANTS
 
 TYPE_SHARE = 0.2  # of the time of a series that one of the other types gets
 STARTUP_BYTES = 1 << 16  # up to here the start of an operation takes most of its time
+OVERLAP_BYTES = 16 << 20
+
+
+def headline(config: CollectivesConfig, operation: str, variant: str, size: int) -> Case:
+    """Return the case of an operation in the type, reduction and placement of which headline figures are."""
+    op = OPS[operation]
+    reduction = config.reductions[0] if op.reduces else ""
+    return Case(operation, variant, config.dtypes[0], reduction, op.placements[0], size if op.ends != "none" else 0)
 
 
 def plan(config: CollectivesConfig) -> list[Case]:
-    """Return every case of a run, the most important first: curves, other ways of the same, then the other types.
-
-    What comes to the same elements is measured once, as what it is first: two series of one case would be told apart
-    by nothing, in the ledger, the tables and the pictures.
-    """
+    """Return every case of a run, the most important first; what comes to the same elements is measured once."""
     unique: dict[tuple[Kind, int], Case] = {}
-    for case in (*_curves(config), *_variants(config), *_types(config)):
-        barrier = case.operation == "barrier"
-        elements = 0 if barrier else OPS[case.operation].elements(case.bytes, case.dtype, config.world_size)
+    for case in (*_curves(config), *_types(config)):
+        elements = OPS[case.operation].elements(case.bytes, case.dtype, config.world_size)
         unique.setdefault((case.kind, elements), case)
     return list(unique.values())
 
 
-def _reductions(config: CollectivesConfig, operation: str) -> list[str]:
-    return list(config.reductions) if OPS[operation].reduces else [""]
-
-
 def _curves(config: CollectivesConfig) -> Iterator[Case]:
-    """Yield the first type and reduction at all sizes; the other placement at the smallest and the largest."""
-    dtype = config.dtypes[0]
-    for place in (0, 1) if config.in_place else (0,):
-        sizes = config.size_list if place == 0 else sorted({config.size_list[0], config.size_list[-1]})
-        for size in sizes:
-            for operation in config.operations:
-                if operation == "barrier":
-                    if size == config.size_list[0] and place == 0:
-                        yield Case("barrier", "library", dtype, "", False, 0)
-                elif place < len(OPS[operation].placements) and "library" in config.variants:
-                    where = OPS[operation].placements[place]
-                    yield Case(operation, "library", dtype, _reductions(config, operation)[0], where, size)
-
-
-def _variants(config: CollectivesConfig) -> Iterator[Case]:
-    """Yield the other ways of the same operation at all sizes; started and waited for at the ends of the range only."""
-    ends = sorted({config.size_list[0], config.size_list[-1]})
-    for variant, operations in VARIANTS.items():
-        if variant == "library" or variant not in config.variants:
-            continue
-        for size in ends if variant == "async" else config.size_list:
-            for operation in config.operations:
-                if operation in operations and operation != "barrier":
-                    where = OPS[operation].placements[0]
-                    yield Case(operation, variant, config.dtypes[0], _reductions(config, operation)[0], where, size)
+    """Yield the first type and reduction at all sizes; the other placement, and ``async``, at both ends of the range."""
+    sizes = config.size_list
+    ends = sorted({sizes[0], sizes[-1]})
+    ways = [("library", 0, sizes), *[("library", 1, ends)] * config.in_place]
+    ways += [(way, 0, ends if way == "async" else sizes) for way in VARIANTS if way not in ("library", "overlap")]
+    for variant, place, at in ways:
+        for size, operation in itertools.product(at, config.operations):
+            placements, case = OPS[operation].placements, headline(config, operation, variant, size)
+            if operation == "barrier":
+                if (variant, place, size) == ("library", 0, sizes[0]):
+                    yield case
+            elif variant in config.variants and operation in VARIANTS[variant].operations and place < len(placements):
+                yield replace(case, in_place=placements[place])
 
 
 def _types(config: CollectivesConfig) -> Iterator[Case]:
-    """Yield all types with all reductions at a few sizes, in place and out of place; other ways with one of both.
-
-    Of a size every type comes first, then every reduction, then the other placement, then the other ways: what the time
-    does not hold is at the end.
-    """
+    """Yield of a few sizes every type, then every reduction, then the other placement, then the other ways with one of both."""
+    of_data = [(name, dtype) for name in config.operations if name != "barrier" for dtype in config.dtypes]
     for size in parse_sizes(config.type_sizes):
-        sized = [
-            (worth, Case(*kind, size, TYPE_SHARE))
-            for operation in config.operations
-            if operation != "barrier"
-            for dtype in config.dtypes
-            for worth, kind in _kinds(config, operation, dtype)
-        ]
-        yield from (case for _, case in sorted(sized, key=lambda pair: pair[0]))
+        kinds = [pair for name, dtype in of_data for pair in _kinds(config, name, dtype)]
+        yield from (Case(*kind, size, TYPE_SHARE) for _, kind in sorted(kinds, key=lambda pair: pair[0]))
 
 
 def _kinds(config: CollectivesConfig, operation: str, dtype: str) -> Iterator[tuple[int, Kind]]:
     """Yield what is measured of an operation in a type, each with its place in the order."""
-    reductions = _reductions(config, operation)
+    reductions = config.reductions if OPS[operation].reduces else [""]
     for reduction in reductions:
         first, *others = OPS[operation].placements
         other_reduction = reduction != reductions[0]
@@ -86,46 +66,68 @@ def _kinds(config: CollectivesConfig, operation: str, dtype: str) -> Iterator[tu
             for where in others if config.in_place else ():
                 yield 2, (operation, "library", dtype, reduction, where)
         for variant in config.variants:
-            own = variant not in ("library", "async") and operation in VARIANTS.get(variant, ())
+            own = VARIANTS[variant].own and operation in VARIANTS[variant].operations
             if own and (dtype == config.dtypes[0] or not other_reduction):
                 yield 3, (operation, variant, dtype, reduction, first)
 
 
-@dataclass
-class Schedule:
-    """Fits cases into the time that is left, by what the runs so far took. ``left_s`` is rank 0's, so all agree.
+def share_cases(config: CollectivesConfig) -> list[Case]:
+    """Return the cases whose share of the sockets is measured: at the largest size and at ``share_sizes`` in the range."""
+    last = config.size_list[-1]
+    return [
+        headline(config, operation, variant, size)
+        for size in sorted({last, *(size for size in parse_sizes(config.share_sizes) if size <= last)})
+        for operation in config.operations
+        for variant in ("library", "direct")
+        if variant in config.variants and operation in VARIANTS[variant].operations and operation != "barrier"
+    ]
 
-    ``runs`` is how many runs of a case there are at least (warm-up and timed), ``wall`` how many times its timed seconds
-    a case takes in all.
+
+def overlap_cases(config: CollectivesConfig) -> list[Case]:
+    """Return the operations that run beside a computation: those between all ranks."""
+    size = min(config.size_list[-1], OVERLAP_BYTES)
+    chosen = [name for name in config.operations if name in TOGETHER and "overlap" in config.variants]
+    return [headline(config, name, "async", size) for name in chosen]
+
+
+class Weight(NamedTuple):
+    """What a measurement takes: so many series of some bytes, and the share of the time of a series that they get."""
+
+    bytes: int
+    share: float = 1.0
+    series: int = 1
+
+
+class Schedule:
+    """Fits measurements into the time that is left, by what the runs so far took: at least ``runs`` of a series.
+
+    A series takes ``wall`` times its timed seconds in all. ``left_s`` is rank 0's, so all ranks agree.
     """
 
-    seconds: float
-    runs: int
-    wall: float
-    per_run_s: dict[int, float] = field(default_factory=dict)
+    def __init__(self, seconds: float, runs: int, wall: float) -> None:
+        self.seconds, self.runs, self.wall = seconds, runs, wall
+        self.per_run_s: dict[int, float] = {}
 
     def learn(self, size_bytes: int, per_run_s: float) -> None:
         """Note what a run of this size took, preparation and comparison included; the longest counts."""
         self.per_run_s[size_bytes] = max(per_run_s, self.per_run_s.get(size_bytes, 0.0))
 
-    def least_s(self, size_bytes: int) -> float:
-        """Return what a series of this size takes with as few runs as there may be."""
-        measured = [size for size in self.per_run_s if size <= size_bytes]
-        if not measured:
+    def least_s(self, weight: Weight) -> float:
+        """Return what a measurement takes with as few runs as there may be."""
+        nearest = max((size for size in self.per_run_s if size <= weight.bytes), default=None)
+        if nearest is None:
             return 0.0
-        nearest = max(measured)
-        grows = size_bytes / nearest if nearest > STARTUP_BYTES else 1.0
-        return self.runs * self.per_run_s[nearest] * max(1.0, grows)
+        grows = weight.bytes / nearest if nearest > STARTUP_BYTES else 1.0
+        return weight.series * self.runs * self.per_run_s[nearest] * max(1.0, grows)
 
-    def pace(self, rest: Sequence[Case], left_s: float) -> float | None:
-        """Return the seconds for the first case of the rest, None where even its least does not fit.
+    def pace(self, rest: Sequence[Weight], left_s: float) -> float | None:
+        """Return the seconds for a series of the first of the rest, None where even its least does not fit.
 
         Where not all fit with their full time, each gets an equal share of what is left beside the least of all.
         """
-        case = rest[0]
-        if self.least_s(case.bytes) > left_s:
+        if self.least_s(rest[0]) > left_s:
             return None
-        least = sum(self.least_s(each.bytes) for each in rest)
-        wanted = sum(self.wall * self.seconds * each.share for each in rest)
+        least = sum(self.least_s(each) for each in rest)
+        wanted = sum(self.wall * self.seconds * each.share * each.series for each in rest)
         share = min(1.0, max(0.0, left_s - least) / wanted) if wanted else 1.0
-        return self.seconds * case.share * share
+        return self.seconds * rest[0].share * share

@@ -2,10 +2,10 @@
 
 from typing import Any, get_args
 
-from benchlib.benchmarks import View
 from benchlib.benchmarks.inference.config import InferenceConfig, Scenario
 from benchlib.benchmarks.inference.workers import sentences
 from benchlib.results.run import Result
+from benchlib.spec.unported import View
 
 
 def warnings(config: InferenceConfig, result: Result | None) -> list[str]:

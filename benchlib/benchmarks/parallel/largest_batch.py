@@ -5,52 +5,58 @@ python -m benchlib.benchmarks.parallel.largest_batch RUN_DIR BATCH BYTES THREADS
 
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchlib.benchmarks.parallel.config import ParallelConfig
 from benchlib.benchmarks.parallel.proofs import tokens
-from benchlib.benchmarks.parallel.strategies import Job, alone
-from benchlib.core.events import EventWriter
+from benchlib.benchmarks.parallel.strategies import alone
 from benchlib.runtime import devices
-from benchlib.runtime.group import World, all_gather_objects
-from benchlib.runtime.largest import Found, OutOfTime, Trial, free_bytes, in_a_process, run_trial, search, tried
+from benchlib.runtime.group import all_gather_objects
+from benchlib.runtime.largest import OutOfTime, Trial, in_a_process, run_trial, search, tried
+from benchlib.runtime.measurement import Rank
 
 MOST = 65536
 SEARCH_SHARE = 0.4  # of the budget, at most
 
 
-def largest_batch(config: ParallelConfig, here: World, run_dir: Path, events: EventWriter) -> Found:
-    """Search the largest batch of the first model on one device. All ranks call it; rank 0 tries and tells the others."""
-    limit = int(all_gather_objects(1e9 * config.memory_gb or free_bytes(here))[0])
-    end = time.monotonic() + SEARCH_SHARE * config.budget_s
+def largest_batch(rank: Rank, limit_bytes: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Search the largest batch on one device. All ranks call it; rank 0 tries and tells the others.
+
+    Return the trials as rows, and what was found for the row of the run.
+    """
+    end, main = time.monotonic() + SEARCH_SHARE * rank.config.budget_s, rank.world.main
 
     def trial(batch: int) -> Trial:
-        events.emit(
-            "progress" if here.main else "heartbeat", phase="batch", done=batch, total=0, unit="samples", step=batch
-        )
-        row = in_a_process(__name__, run_dir, batch, limit, torch.get_num_threads(), end) if here.main else None
+        kind = "progress" if main else "heartbeat"
+        rank.events.emit(kind, phase="batch", done=batch, total=0, unit="samples", step=batch)
+        threads, limit = torch.get_num_threads(), int(limit_bytes)
+        row = in_a_process(__name__, rank.run_dir, batch, limit, threads, end) if main else None
         if (row := all_gather_objects(row)[0]) is None:
             raise OutOfTime
         return row
 
-    return search(trial, MOST)
+    found = search(trial, MOST)
+    rows = []
+    for row in found.tried:
+        reason = row.pop("reason", "")
+        rows.append(row | {"why": dict.fromkeys(("peak_gb", "samples_per_s"), reason) if reason else {}})
+    names = {"largest_batch": found.batch, "too_large_batch": found.below, "search_complete": found.complete}
+    return rows, names
 
 
 def one_trial(config: ParallelConfig, batch: int, limit_bytes: int) -> Trial:
-    """Train some steps of the first model on ``batch`` samples within ``limit_bytes``."""
-    device, shape = devices.device(config.backend), config.shapes[0]
-    length = config.length(shape)
+    """Train some steps on ``batch`` samples within ``limit_bytes``."""
+    device, job = devices.device(config.backend), config.job(batch=batch)
 
     def prepare() -> Callable[[], None]:
-        way = alone(Job.of(config, shape, batch, device))
-        inputs, targets = (each.to(device) for each in tokens(shape, length, batch, config.seed, 0))
+        way = alone(job, device)
+        inputs, targets = (each.to(device) for each in tokens(job, 0))
 
         def step() -> None:
             way.step(inputs, targets, lambda phase: None)
-            way.optimizer.step()
-            way.optimizer.zero_grad(set_to_none=True)
+            way.update()
 
         return step
 

@@ -4,84 +4,62 @@ Every rank trains the model alone, too, and compares what it holds of the spread
 or not at all, and stages in another order are differences of a percent and more; rounding in fp64 is below 1e-12.
 """
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from benchlib.benchmarks.parallel.config import PROOF_STEPS, ParallelConfig
-from benchlib.benchmarks.parallel.shapes import Layout, Shape
-from benchlib.benchmarks.parallel.strategies import Job, alone, prepare
-from benchlib.runtime.group import World, all_gather_objects
+from benchlib.benchmarks.parallel.shapes import Job
+from benchlib.benchmarks.parallel.strategies import alone, prepare
+from benchlib.runtime.group import all_gather_objects
+
+PROOF_STEPS = 6  # of AdamW in fp64, after which losses and weights are compared with one device
 
 
-@dataclass(frozen=True)
-class Proof:
-    """Largest differences over ranks: losses relative (fp64, fp32), weights after ``PROOF_STEPS`` of AdamW (fp64, absolute), gradients of
-    the first step over the largest one (fp32). A device without fp64 (``fp64`` is False) has no ``loss_error`` and no ``weight_error``."""
-
-    fp64: bool
-    loss_error: float | None
-    weight_error: float | None
-    gradient_error: float
-    loss_error_fp32: float
-
-
-def tokens(form: Shape, length: int, batch: int, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def tokens(job: Job, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the random tokens of a step and what follows them, int64 (B, S) each; of an encoder places (B, 2) to find."""
-    drawn = torch.Generator().manual_seed(seed * 1_000_003 + step)
-    text = torch.randint(form.vocabulary, (batch, length + 1), generator=drawn)
-    if form.kind == "encoder":
-        return text[:, :-1], torch.randint(length, (batch, 2), generator=drawn)
+    drawn = torch.Generator().manual_seed(job.seed * 1_000_003 + step)
+    text = torch.randint(job.shape.vocabulary, (job.batch, job.seq + 1), generator=drawn)
+    if job.shape.kind == "encoder":
+        return text[:, :-1], torch.randint(job.seq, (job.batch, 2), generator=drawn)
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
-def prove(config: ParallelConfig, shape: Shape, name: str, layout: Layout, schedule: str, here: World) -> Proof:
-    """Compare a strategy with one device in fp64 and fp32. All ranks call it and get the same.
+def prove(job: Job, device: torch.device) -> dict[str, Any]:
+    """Compare a strategy with one device in fp64 and fp32. All ranks call it and get the same columns of its row.
 
-    Raises ``BackendUnavailable`` as ``strategies.prepare`` does. A device without fp64 is compared in fp32 alone.
+    They are the largest differences over ranks: ``loss_error`` and ``weight_error`` in fp64 after ``PROOF_STEPS`` of AdamW
+    (the losses relative, the weights absolute), ``loss_error_fp32`` and ``gradient_error`` in fp32, of the gradients of the first
+    step over the largest one. Raises ``BackendUnavailable`` as ``strategies.prepare`` does.
     """
-    form = config.proof_shape(shape, layout)
-    batch = layout.data * config.micro_batches
-    job = dataclasses.replace(
-        Job.of(config, form, batch, here.device),
-        length=form.positions,
-        dtype=torch.float64,
-        precision="fp32",
-        dropout=0.0,
-    )
-    loss_error = weight_error = None
-    fp64 = here.device.type != "mps"
-    if fp64:
-        loss_error, weight_error, _ = _differences(job, name, layout, schedule, PROOF_STEPS)
-    loss_fp32, _, gradients = _differences(dataclasses.replace(job, dtype=torch.float32), name, layout, schedule, 2)
-    return Proof(fp64, loss_error, weight_error, gradients, loss_fp32)
+    job = replace(job.narrow(), precision="fp32", dropout=0.0)
+    if device.type == "mps":
+        found: dict[str, Any] = {"why": dict.fromkeys(("loss_error", "weight_error"), "the device has no fp64")}
+    else:
+        loss, weight, _ = _differences(replace(job, weights="fp64"), device, PROOF_STEPS)
+        found = {"loss_error": loss, "weight_error": weight}
+    loss, _, gradient = _differences(job, device, 2)
+    return found | {"loss_error_fp32": loss, "gradient_error": gradient}
 
 
-def checkpointing_error(config: ParallelConfig, shape: Shape, device: torch.device) -> float:
+def checkpointing_error(job: Job, device: torch.device) -> float:
     """Return the largest difference of a gradient between a model that keeps its activations and one that computes them again.
 
     Both drop a tenth of the activations: who computes again with other random numbers gets other gradients.
     """
-    form = config.proof_shape(shape, Layout())
-    kind = torch.float32 if device.type == "mps" else torch.float64
-    job = Job(form, form.positions, 4, 1, device, config.seed, kind, dropout=0.1)
-    gradients_of = []
+    weights = "fp32" if device.type == "mps" else "fp64"
+    job = job.alone(precision="fp32", compile=False, dropout=0.1, weights=weights).narrow()
+    gradients = []
     for again in (False, True):
-        way = alone(dataclasses.replace(job, checkpointing=again))
-        torch.manual_seed(config.seed + 1)
-        way.step(*_batch(job, 0), lambda phase: None)
-        gradients_of.append(dict(way.named(gradients=True)))
-    kept, computed = gradients_of
-    return _apart(computed.items(), kept)
-
-
-def _batch(job: Job, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs, targets = tokens(job.form, job.length, job.batch, job.seed, step)
-    return inputs.to(job.device), targets.to(job.device)
+        way = alone(replace(job, checkpointing=again), device)
+        torch.manual_seed(job.seed + 1)
+        inputs, targets = (each.to(device) for each in tokens(job, 0))
+        way.step(inputs, targets, lambda phase: None)
+        gradients.append(dict(way.named(gradients=True)))
+    return _apart(gradients[1].items(), gradients[0])
 
 
 def _apart(found: Iterable[tuple[str, torch.Tensor]], expected: dict[str, torch.Tensor]) -> float:
@@ -91,26 +69,22 @@ def _apart(found: Iterable[tuple[str, torch.Tensor]], expected: dict[str, torch.
     return max(differences, default=0.0) if all(map(math.isfinite, differences)) else math.inf
 
 
-def _differences(job: Job, name: str, layout: Layout, schedule: str, steps: int) -> tuple[float, float, float]:
+def _differences(job: Job, device: torch.device, steps: int) -> tuple[float, float, float]:
     """Return the largest differences of losses (relative), weights and gradients of the first step (over the largest)."""
-    way = prepare(name, layout, schedule, job)
-    single = alone(dataclasses.replace(job, compile=False))
+    way, single = prepare(job, device), alone(job.alone(compile=False), device)
     expected, losses, gradients, weights = [], [], 0.0, 0.0
     for step in range(steps):
-        inputs, targets = _batch(job, step)
+        inputs, targets = (each.to(device) for each in tokens(job, step))
         expected.append(float(single.step(inputs, targets, lambda phase: None)))
         if way is not None:
             mine = way.step(way.share(inputs).clone(), way.share(targets).clone(), lambda phase: None)
             losses.append(float(mine) if way.has_loss else None)
             if step == 0:
                 first = dict(single.named(gradients=True))
-                gradients = _apart(way.named(gradients=True), first) / max(
-                    float(value.abs().max()) for value in first.values()
-                )
-            way.optimizer.step()
-            way.optimizer.zero_grad(set_to_none=True)
-        single.optimizer.step()
-        single.optimizer.zero_grad(set_to_none=True)
+                largest = max(float(value.abs().max()) for value in first.values())
+                gradients = _apart(way.named(gradients=True), first) / largest
+            way.update()
+        single.update()
     names: set[str] = set()
     if way is not None:
         held = dict(way.named())

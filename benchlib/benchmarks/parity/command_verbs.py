@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from benchlib.benchmarks.parity import golden, matrix, publish
 from benchlib.benchmarks.parity.config import MEMBERS
@@ -24,10 +23,11 @@ from benchlib.config.schema import parse_overrides
 from benchlib.core.errors import UserError
 from benchlib.core.files import not_written, outputs
 from benchlib.core.machine import BACKENDS, describe
+from benchlib.core.terminal import table
 from benchlib.core.text import counted
-from benchlib.judge.checks import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 from benchlib.launch.plan import plan
 from benchlib.results.run import Run, check_place
+from benchlib.results.verdict import EXIT_BROKEN, EXIT_FAIL, EXIT_NOTHING_TO_COMPARE, EXIT_PASS
 
 BENCHMARK = "parity"
 OWN = ("record", "keep", "golden", "reference")  # what the commands themselves set
@@ -198,10 +198,7 @@ def _print_golden(folder: Path, manifest: Mapping[str, Any], here: Mapping[str, 
     if not rows:
         console.print("[dim]recorded with the same versions on the same processor model[/]")
         return
-    table = Table("differs", "recorded with", "here", box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    console.print(table)
+    console.print(table(dict(zip(("differs", "recorded with", "here"), row, strict=True)) for row in rows))
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from benchlib.benchmarks.parity import tolerances
 from benchlib.benchmarks.parity.config import MEMBERS
 from benchlib.config.schema import nearest
-from benchlib.core.errors import UserError
+from benchlib.core.errors import UserError, explained
 from benchlib.core.files import check_schema, home, read_json
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import MARKS
@@ -169,10 +169,7 @@ def read_file(path: Path) -> list[RunResult]:
             _require_credible(run)
         return results
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        says = str(first["msg"]).removeprefix("Value error, ")
-        raise UserError(f"{path}: not results of parity ({f'{where}: ' if where else ''}{says})") from None
+        raise UserError(f"{path}: not results of parity ({explained(error)})") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -233,7 +230,7 @@ def read_run(run: Any, machine: str = "", planted: bool = False) -> RunResult:
             members=tuple(_members(result, status)),
         )
     except (ValidationError, KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
-        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
+        first = explained(error) if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
         raise UserError(
             f"{place}: result.json does not hold the tables of parity ({first}): it is cut, altered or of another version"
         ) from None

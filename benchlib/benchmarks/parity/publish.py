@@ -30,7 +30,7 @@ from benchlib.benchmarks.parity.matrix import (
 from benchlib.core.files import write_text
 from benchlib.core.machine import BACKENDS
 from benchlib.core.text import counted
-from benchlib.show.exports.github import escaped
+from benchlib.show.markup import escaped
 
 CROSS = "cross_backend_validation.json"
 PAGE = "PARITY.md"

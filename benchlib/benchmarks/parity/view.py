@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from benchlib.benchmarks import View
 from benchlib.benchmarks.parity.config import MEMBERS as ALL
 from benchlib.core.text import stand_ins
+from benchlib.spec.unported import View
 
 # Members whose largest difference gets a card, of any backend.
 MEMBERS = ("exact", "native", "sdpa_math", "sdpa_flash", "compile", "onnxruntime", "openvino", "bf16", "fp64")

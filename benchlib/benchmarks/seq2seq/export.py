@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from benchlib.core.errors import UserError
+from benchlib.core.errors import UserError, explained
 from benchlib.core.files import write_text
 from benchlib.core.text import counted
-from benchlib.judge.snapshot import Snapshot
 from benchlib.results.metrics import Metric
+from benchlib.results.record import Record
 from benchlib.results.run import Result
+from benchlib.results.shared import KEPT_BYTES
+from benchlib.results.verdict import Verdict
 from benchlib.show.exports import put
 
 NAME = "seq2seq"
@@ -72,18 +74,17 @@ class Bench(_Part):
     summary: list[Number] = Field(description="every metric with unit, provenance, 95% interval and samples")
 
 
-def bench(run: Snapshot) -> Bench:
+def bench(run: Record) -> Bench:
     """Return the file of a complete run."""
     assert run.result is not None
-    small = run.thinned()
+    small = run.thin(most_bytes=KEPT_BYTES)
     assert small.result is not None
-    names = (run.machine.get("devices") or {}).get("backends", {}).get(run.backend, {}).get("names") or []
-    processor = str((run.machine.get("cpu") or {}).get("model") or "cpu")
+    names, processor = run.device_names, str(run.machine.get("cpu", {}).get("model") or "cpu")
     gpu = run.backend != "cpu"
     return Bench(
         metadata=Metadata(
             **{name: getattr(run, name) for name in ("run", "benchmark", "tier", "backend", "sentence", "machine")},
-            device=str(names[0] if gpu and names else run.backend if gpu else processor),
+            device=names[0] if names else run.backend if gpu else processor,
             gpus=run.result.world_size if gpu else 0,
             ranks=run.result.world_size,
             verdict=run.word,
@@ -110,7 +111,7 @@ def file_name(content: Bench) -> str:
     return f"bench_{device}_{content.metadata.gpus}gpu_{content.metadata.started_at:%Y%m%dT%H%M%SZ}.json"
 
 
-def write(runs: Sequence[Snapshot], output: str) -> str:
+def write(runs: Sequence[Record], output: str) -> str:
     """Write a file for each complete run into the folder ``output`` ('' is the current one), or print one with ``-``.
 
     Runs of other benchmarks and incomplete ones are left out; none is a ``UserError``.
@@ -135,23 +136,21 @@ def write(runs: Sequence[Snapshot], output: str) -> str:
     return f"{', '.join(names)} written to {folder}"
 
 
-def read(content: Any, name: str) -> Snapshot:
+def read(content: Any, name: str) -> Record:
     """Return the run that the content of such a file describes; ``UserError`` names the first thing that is wrong."""
     try:
         file = Bench.model_validate(content)
+        about, word = file.metadata, file.metadata.verdict
+        said = {"verdict": word, "sentence": about.sentence, "checks": []}
+        verdict = None if word in ("UNFINISHED", "RUNNING") else Verdict.model_validate(said)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(
-            f"{name}: not such a file of this version ({'.'.join(map(str, first['loc']))}: {first['msg']})"
-        ) from None
-    about = file.metadata
+        raise UserError(f"{name}: not such a file of this version ({explained(error)})") from None
     common = {name: getattr(about, name) for name in ("benchmark", "tier", "backend")}
     started = about.started_at.timestamp()
-    return Snapshot(
+    return Record(
         **common,
         run=about.run,
-        word=about.verdict,
-        sentence=about.sentence,
+        verdict=verdict,
         started_at=started,
         config=file.config,
         machine=about.machine,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchlib.benchmarks import View
+from benchlib.spec.unported import View
 
 
 def tables(run: Any) -> dict[str, list[dict[str, Any]]]:

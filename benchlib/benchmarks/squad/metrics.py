@@ -4,6 +4,7 @@ Letters: K steps, W ranks. A step's time is the slowest rank's; speed counts the
 """
 
 from benchlib.benchmarks.squad.steps import Trained
+from benchlib.core.definitions import algbw_gbps, busbw_gbps
 from benchlib.core.stats import drift_text, smoothed, smoothing_window
 from benchlib.results.metrics import Metric, derived, measured, not_available
 from benchlib.runtime.step_metrics import ONE_RANK, flops_metrics, overlap, part, skew
@@ -73,9 +74,11 @@ def exchange_metrics(exchange: AllReduce | None) -> list[Metric]:
     names = ("allreduce_gbps", "allreduce_algbw_gbps")
     if exchange is None:
         return [not_available(name, "Gbps", "higher", ONE_RANK) for name in names]
-    sizes = ", ".join(f"{size / 1e6:.1f}" for size in exchange.sizes)
+    sizes, size = ", ".join(f"{size / 1e6:.1f}" for size in exchange.sizes), sum(exchange.sizes)
     reason = f"at the gradient buckets of {sizes} MB, every sum checked"
+    busbw = [busbw_gbps("all_reduce", size, time, exchange.ranks) for time in exchange.seconds]
+    algbw = [algbw_gbps(size, time) for time in exchange.seconds]
     return [
-        derived(names[0], exchange.busbw_gbps, "Gbps", "higher", f"bus bandwidth, algbw x 2(n-1)/n, {reason}"),
-        derived(names[1], exchange.algbw_gbps, "Gbps", "higher", f"algorithm bandwidth S/t, {reason}"),
+        derived(names[0], busbw, "Gbps", "higher", f"bus bandwidth, algbw x 2(n-1)/n, {reason}"),
+        derived(names[1], algbw, "Gbps", "higher", f"algorithm bandwidth S/t, {reason}"),
     ]

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from benchlib.benchmarks import View
 from benchlib.core.text import stand_ins
+from benchlib.spec.unported import View
 
 
 def warnings(config: Any, result: Any) -> list[str]:

@@ -15,14 +15,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from benchlib.core.errors import UserError
+from benchlib.core.errors import UserError, explained
 from benchlib.core.run_folder import file_faults
 from benchlib.judge import accepted_runs
 from benchlib.judge.baselines import Baseline
 from benchlib.judge.impossible.claim import Claim, ClaimFile
 from benchlib.judge.impossible.own import Numbers, own_claims
-from benchlib.judge.snapshot import ATTRIBUTE, read_html
 from benchlib.results.run import Result, Run, load_samples
+from benchlib.results.shared import ATTRIBUTE, read_html
 
 GUIDE = "see docs/claims.md"
 Model = typing.TypeVar("Model", bound=BaseModel)
@@ -78,11 +78,9 @@ def _validated(path: Path, text: str, model: type[Model], what: str) -> Model:
         return model.model_validate(parse(path, text))
     except ValidationError as error:
         first = error.errors()[0]
-        where, message = ".".join(map(str, first["loc"])) or "the file", first["msg"]
-        if model is ClaimFile and first["type"] == "extra_forbidden":
-            message = f"no such field{nearest(str(first['loc'][-1]))}"
+        near = nearest(str(first["loc"][-1])) if model is ClaimFile and first["type"] == "extra_forbidden" else ""
         guide = f"; {GUIDE}" if model is ClaimFile else ""
-        raise UserError(f"{path}: not {what} ({where}: {message}){guide}") from None
+        raise UserError(f"{path}: not {what} ({explained(error)}{near}){guide}") from None
 
 
 # --- claim files ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from benchlib.core.errors import UserError
+from benchlib.core.errors import UserError, explained
 from benchlib.core.files import read_bytes
 from benchlib.judge.foreign import kit, loadgen_summary, nccl, throughput_table
 from benchlib.judge.impossible.claim import Claim
@@ -43,7 +43,7 @@ READERS: dict[str, Reader] = {
         Reader("claim", "the neutral claim JSON", kit.read_claim_file, "claim_version"),
         Reader("result", "the kit's result.json", kit.read_result, "schema_version benchmark world_size metrics"),
         Reader("verdict", "the kit's verdict.json", kit.read_verdict, "schema_version verdict sentence checks"),
-        Reader("baseline", "the kit's baseline file", kit.read_baseline, "schema_version fingerprint benchmark runs"),
+        Reader("baseline", "the kit's baseline file", kit.read_baseline, "schema_version runs limits"),
         Reader("report", "the kit's shared report.html", kit.read_report, sniff=lambda _, text: kit.is_report(text)),
         Reader("nccl-tests JSON", "JSON of nccl-tests or rccl-tests", nccl.read_json, "nccl_version"),
         Reader("nccl-tests", "output of nccl-tests or rccl-tests", nccl.read_text, sniff=lambda _, text: nccl.is_text(text)),
@@ -69,9 +69,8 @@ def read_claims(path: Path) -> tuple[str, list[Claim]]:
     except UserError:
         raise
     except (ValueError, OverflowError) as error:  # of the models, or of a number with thousands of digits
-        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-        where = ".".join(map(str, first["loc"])) or "a number"
-        raise UserError(f"{path}: {reader.what} with an invalid value ({where}: {first['msg']})") from None
+        said = explained(error) if isinstance(error, ValidationError) else f"a number: {error}"
+        raise UserError(f"{path}: {reader.what} with an invalid value ({said})") from None
     if not claims:
         raise UserError(f"{path}: {reader.what} without a single result; the file may be cut")
     return reader.name, claims

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from benchlib.benchmarks import of_run
 from benchlib.config.schema import BaseConfig
+from benchlib.core.errors import explained
 from benchlib.core.events import read_events
 from benchlib.judge.impossible.claim import Claim, Quantity, Whole
 from benchlib.judge.numbers import InvalidNumber, count, known
@@ -41,14 +42,24 @@ class Numbers:
     machine: Mapping[str, Any] = field(default_factory=dict)
     elapsed_s: float | None = None
     folder: Path | None = None
+    row_samples: Samples = field(default_factory=dict)
 
     @classmethod
     def of(cls, result: Result, samples: Samples | None = None, config: BaseConfig | None = None) -> "Numbers":
         """Return those of a result; the config says how many ranks ran, where there is one."""
         ranks = config.world_size if config else max(1, result.world_size)
         elapsed_s = result.ended_at - result.started_at if result.ended_at else None
+        samples = samples or {}
         return cls(
-            result.benchmark, result.metrics, ranks, result.facts, result.tables, samples or {}, config, {}, elapsed_s
+            benchmark=result.benchmark,
+            metrics=result.metrics,
+            world_size=ranks,
+            facts=result.facts,
+            tables=result.tables,
+            samples=samples,
+            config=config,
+            elapsed_s=elapsed_s,
+            row_samples={name: samples[name] for name in samples if "[" in name},
         )
 
     @classmethod
@@ -56,7 +67,8 @@ class Numbers:
         """Return those of a run that has a result; one that lies in no folder keeps nothing beside it."""
         assert run.result is not None
         numbers = cls.of(run.result, run.samples, run.config)
-        return replace(numbers, machine=run.machine, folder=getattr(run, "path", None))
+        of_rows = run.row_samples if isinstance(run, Run) else numbers.row_samples
+        return replace(numbers, machine=run.machine, folder=getattr(run, "path", None), row_samples=of_rows)
 
     def metric(self, start: str) -> Metric | None:
         """Return the metric of this name, else the first whose name goes on with the suffix of a stand-in."""
@@ -115,12 +127,11 @@ def own_claims(numbers: Numbers) -> list[Claim]:
     if not numbers.metrics and not numbers.tables:
         return []
     try:
-        stated = own.claims(numbers) if (own := of_run(numbers.benchmark)) else []
+        stated = own.spec.claims(numbers) if (own := of_run(numbers.benchmark)) else []
         return [*stated, Claim(quantities=quantities(numbers), wholes=_whole_run(numbers))]
     except (ValidationError, TypeError, KeyError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": ("a table",), "msg": str(error)}
-        where = ".".join(map(str, first["loc"]))
-        raise InvalidNumber(f"the result of {numbers.benchmark} states an invalid {where}: {first['msg']}") from None
+        said = explained(error) if isinstance(error, ValidationError) else f"a table: {error}"
+        raise InvalidNumber(f"the result of {numbers.benchmark} states an invalid number: {said}") from None
 
 
 def quantities(numbers: Numbers) -> list[Quantity]:

@@ -14,7 +14,7 @@ from benchlib.config.schema import nearest
 from benchlib.core.errors import StorageError, UserError
 from benchlib.core.files import output_path
 from benchlib.core.text import counted
-from benchlib.judge.snapshot import Snapshot
+from benchlib.results.record import Record
 from benchlib.results.run import fingerprint_key
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Export:
     """One format. ``write`` is ``module:name``, imported when used; ``needs`` are the modules that it imports.
 
-    The writer takes snapshots and the place to write to ('' is the format's own, ``-`` the standard output), with
+    The writer takes runs and the place to write to ('' is the format's own, ``-`` the standard output), with
     ``has_samples`` also whether raw samples are wanted. It returns a sentence that says what was written where, '' after
     printing to the standard output.
     """
@@ -41,7 +41,11 @@ EXPORTS: dict[str, Export] = {
     export.name: export
     for export in (
         Export("junit", "JUnit XML: one suite per run, one test per check", "benchlib.show.exports.junit:write"),
-        Export("github", "Markdown for the summary of a GitHub job", "benchlib.show.exports.github:write"),
+        Export(
+            "github",
+            "Markdown, appended to $GITHUB_STEP_SUMMARY where that is set",
+            "benchlib.show.exports.github:write",
+        ),
         Export(
             "openmetrics",
             "OpenMetrics text of the newest runs",
@@ -64,22 +68,16 @@ EXPORTS: dict[str, Export] = {
         Export("parquet", "the same as a Parquet file", "benchlib.show.exports:write_parquet", ("pyarrow",), True),
         Export(
             "mlflow",
-            "runs with parameters, metrics and the report in an MLflow store",
+            "an MLflow store: --output FILE.db, a tracking URI, or $MLFLOW_TRACKING_URI",
             "benchlib.show.exports.mlflow_store:write",
             ("mlflow", "sqlalchemy", "alembic"),
         ),
-        Export(
-            "tensorboard",
-            "event files: loss curve, samples, metrics, verdict",
-            "benchlib.show.exports.tensorboard_log:write",
-            ("tensorboard",),
-        ),
-        *(Export(*row) for benchmark in loadable() for row in benchmark.view.exports),
+        *(Export(*row) for benchmark in loadable() for row in benchmark.spec.exports),
     )
 }
 
 
-def export(runs: Sequence[Snapshot], name: str, output: str = "", samples: bool = False) -> str:
+def export(runs: Sequence[Record], name: str, output: str = "", samples: bool = False) -> str:
     """Write ``runs`` in the format ``name`` and return a sentence of what went where.
 
     Raises ``UserError`` for an unknown format, a package that is missing and a place that cannot be written.
@@ -142,13 +140,13 @@ METRIC_COLUMNS = RUN_COLUMNS | {
 SAMPLE_COLUMNS = RUN_COLUMNS | {"metric": "string", "index": "Int64", "value": "Float64"}
 
 
-def write_csv(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+def write_csv(runs: Sequence[Record], output: str, samples: bool = False) -> str:
     """Write a CSV file with a header; times are UTC, empty cells are unknown."""
     frame = sample_frame(runs) if samples else metric_frame(runs)
     return put(frame.to_csv(index=False), output, f"{counted(len(frame), 'row')} of {counted(len(runs), 'run')}")
 
 
-def write_parquet(runs: Sequence[Snapshot], output: str, samples: bool = False) -> str:
+def write_parquet(runs: Sequence[Record], output: str, samples: bool = False) -> str:
     """Write a Parquet file with the same columns."""
     if output in ("", "-"):
         raise UserError("Parquet is binary: name a file with --output FILE.parquet")
@@ -158,19 +156,19 @@ def write_parquet(runs: Sequence[Snapshot], output: str, samples: bool = False) 
     return f"{counted(len(frame), 'row')} of {counted(len(runs), 'run')} written to {path}"
 
 
-def metric_frame(runs: Sequence[Snapshot]) -> "pandas.DataFrame":
+def metric_frame(runs: Sequence[Record]) -> "pandas.DataFrame":
     """Return a row for each metric of each run; a run without metrics has one row that says in ``reason`` why."""
     rows: list[dict[str, Any]] = []
     for run in runs:
         common = _common(run)
-        metrics = run.result.metrics if run.result else []
+        metrics = run.metrics
         rows += [common | metric.model_dump() | {"metric": metric.name} for metric in metrics]
         if not metrics:
-            rows.append(common | {"reason": " ".join([run.sentence, *run.problems])})
+            rows.append(common | {"reason": run.sentence})
     return _frame(rows, METRIC_COLUMNS)
 
 
-def sample_frame(runs: Sequence[Snapshot]) -> "pandas.DataFrame":
+def sample_frame(runs: Sequence[Record]) -> "pandas.DataFrame":
     """Return a row for each raw sample of each run, in the order they were taken."""
     rows = [
         _common(run) | {"metric": name, "index": index, "value": value}
@@ -181,18 +179,16 @@ def sample_frame(runs: Sequence[Snapshot]) -> "pandas.DataFrame":
     return _frame(rows, SAMPLE_COLUMNS)
 
 
-def _common(run: Snapshot) -> dict[str, Any]:
-    started = run.started_at
-    if started is not None and not 0 <= started < 9e9:  # a time that no table holds: beyond 2255
-        started = None
+def _common(run: Record) -> dict[str, Any]:
+    known = run.started_at < 9e9  # what a table holds: until 2255
     return {
         "run": run.run,
         "benchmark": run.benchmark,
         "tier": run.tier,
         "backend": run.backend,
         "world_size": run.result.world_size if run.result else None,
-        "host": str(run.machine.get("host") or "") or None,
-        "started_at": datetime.datetime.fromtimestamp(started, datetime.UTC) if started is not None else None,
+        "host": run.host or None,
+        "started_at": datetime.datetime.fromtimestamp(run.started_at, datetime.UTC) if known else None,
         "verdict": run.word,
         "fingerprint": fingerprint_key(run.fingerprint) if run.fingerprint else None,
     }

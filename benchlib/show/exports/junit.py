@@ -8,7 +8,6 @@ How a status is written (the attributes and their order are those of Jenkins' sc
 - a damaged or unfinished run is a suite with an error, so that it cannot pass unseen
 """
 
-import contextlib
 import datetime
 import re
 from collections.abc import Sequence
@@ -16,19 +15,19 @@ from xml.etree import ElementTree
 
 from benchlib.core.text import counted
 from benchlib.judge.checks import Check
-from benchlib.judge.snapshot import Snapshot
+from benchlib.results.record import Record
 from benchlib.show.exports import put
 
 # What XML 1.0 has no way to write, not even escaped (https://www.w3.org/TR/xml/#charsets).
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def write(runs: Sequence[Snapshot], output: str) -> str:
+def write(runs: Sequence[Record], output: str) -> str:
     """Write one XML document with a suite for each run."""
     return put(text(runs), output, f"JUnit XML of {counted(len(runs), 'run')}")
 
 
-def text(runs: Sequence[Snapshot]) -> str:
+def text(runs: Sequence[Record]) -> str:
     """Return the document."""
     suites = [_suite(run) for run in runs]
     root = ElementTree.Element("testsuites", {"name": "benchlib"} | _sums(suites))
@@ -47,21 +46,19 @@ def _sums(suites: Sequence[ElementTree.Element]) -> dict[str, str]:
     return sums | {"time": f"{sum(float(suite.get('time', '0')) for suite in suites):.3f}"}
 
 
-def _suite(run: Snapshot) -> ElementTree.Element:
+def _suite(run: Record) -> ElementTree.Element:
     class_name = _clean(".".join(("benchlib", run.benchmark, run.tier, run.backend)))
     cases = [_case(class_name, *test) for test in _tests(run)]
     counts = {
         f"{kind}s" if kind != "skipped" else kind: str(sum(case.find(kind) is not None for case in cases))
         for kind in ("failure", "error", "skipped")
     }
-    seconds = run.ended_at - run.started_at if run.started_at and run.ended_at else 0.0
+    seconds = run.ended_at - run.started_at if run.ended_at else 0.0
     named = {"name": _clean(run.run), "tests": str(len(cases))}
     suite = ElementTree.Element("testsuite", named | counts | {"time": f"{max(0.0, seconds):.3f}"})
-    with contextlib.suppress(OverflowError, OSError, ValueError):  # a time that no calendar has
-        if run.started_at:
-            moment = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC)
-            suite.set("timestamp", moment.strftime("%Y-%m-%dT%H:%M:%S"))
-    suite.set("hostname", _clean(run.machine.get("host") or "unknown"))
+    moment = datetime.datetime.fromtimestamp(run.started_at, datetime.UTC)
+    suite.set("timestamp", moment.strftime("%Y-%m-%dT%H:%M:%S"))
+    suite.set("hostname", _clean(run.host or "unknown"))
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in _properties(run).items():
         ElementTree.SubElement(properties, "property", name=_clean(name), value=_clean(value))
@@ -69,14 +66,14 @@ def _suite(run: Snapshot) -> ElementTree.Element:
     return suite
 
 
-def _properties(run: Snapshot) -> dict[str, str]:
+def _properties(run: Record) -> dict[str, str]:
     facts = {"verdict": run.word, "sentence": run.sentence}
     facts |= {"benchmark": run.benchmark, "tier": run.tier, "backend": run.backend}
-    metrics = run.result.metrics if run.result else []
+    metrics = run.metrics
     return facts | {f"metric.{metric.name}": metric.text for metric in metrics if metric.value is not None}
 
 
-def _tests(run: Snapshot) -> list[tuple[str, str, str, str]]:
+def _tests(run: Record) -> list[tuple[str, str, str, str]]:
     """Return name, element ('' for a passed test), message and text of each test of a run."""
     verdict = run.verdict
     tests = [_of_check(check, verdict.broken) for check in verdict.checks] if verdict else []

@@ -14,7 +14,7 @@ from typing import Any
 from benchlib.core.errors import UserError
 from benchlib.core.files import not_written
 from benchlib.core.text import counted
-from benchlib.judge.snapshot import Snapshot
+from benchlib.results.record import Record
 
 LEAST_BYTES = 2 << 20  # free where the file is: a new store takes 0.7 MB
 BATCH = 1000  # metrics in one request, MLflow's limit; of parameters it takes 100
@@ -24,7 +24,7 @@ STATES = {"PASS": "FINISHED", "FAIL": "FINISHED", "AMBIGUOUS": "FINISHED", "SKIP
 _TAG = "benchlib.run"
 
 
-def write(runs: Sequence[Snapshot], output: str) -> str:
+def write(runs: Sequence[Record], output: str) -> str:
     """Write to the store at ``output``: a tracking URI, or the path of an SQLite file; else ``$MLFLOW_TRACKING_URI``."""
     uri = _uri(output)
     _check_file(uri)
@@ -88,12 +88,12 @@ def _experiment(client: Any, uri: str, name: str) -> str:
     return str(client.create_experiment(name, artifact_location=place))
 
 
-def _store(client: Any, uri: str, run: Snapshot) -> bool:
+def _store(client: Any, uri: str, run: Record) -> bool:
     """Write one run; return whether the store had it."""
     experiment = _experiment(client, uri, f"benchlib-{run.benchmark}-{run.tier}")
     quoted = run.run.replace("'", "")
     stored = client.search_runs([experiment], filter_string=f"tags.`{_TAG}` = '{quoted}'", max_results=1)
-    started = int(1000 * run.started_at) if run.started_at else None
+    started = int(1000 * run.started_at)
     tags = _tags(run, quoted)
     entry = stored[0] if stored else client.create_run(experiment, start_time=started, tags=tags, run_name=run.run)
     key = entry.info.run_id
@@ -109,10 +109,10 @@ def _store(client: Any, uri: str, run: Snapshot) -> bool:
     return bool(stored)
 
 
-def _tags(run: Snapshot, name: str) -> dict[str, str]:
+def _tags(run: Record, name: str) -> dict[str, str]:
     tags = {
         _TAG: name, "benchlib.verdict": run.word, "mlflow.note.content": run.sentence, "benchlib.backend": run.backend,
-        "benchlib.host": str(run.machine.get("host") or ""),
+        "benchlib.host": run.host,
     }  # fmt: skip
     checks = {
         f"benchlib.check.{_key(check.name)}": check.status for check in (run.verdict.checks if run.verdict else [])
@@ -122,16 +122,12 @@ def _tags(run: Snapshot, name: str) -> dict[str, str]:
     return tags | checks | versions | problems
 
 
-def _numbers(client: Any, key: str, run: Snapshot) -> None:
+def _numbers(client: Any, key: str, run: Record) -> None:
     from mlflow.entities import Metric, Param
 
     params = [Param(_key(name), str(value)[:VALUE_CHARACTERS]) for name, value in run.config.items()]
-    moment = int(1000 * (run.ended_at or run.started_at or 0))
-    metrics = [
-        Metric(_key(metric.name), metric.value, moment, 0)
-        for metric in (run.result.metrics if run.result else [])
-        if metric.value is not None
-    ]
+    moment = int(1000 * (run.ended_at or run.started_at))
+    metrics = [Metric(_key(metric.name), metric.value, moment, 0) for metric in run.metrics if metric.value is not None]
     metrics += [
         Metric(f"samples/{_key(name)}", float(value), moment, step)
         for name, values in run.samples.items()

@@ -6,6 +6,7 @@ The file appears whole or not at all. Units are a label where Prometheus has no 
 """
 
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, StateSetMetricFamily
@@ -13,47 +14,47 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from benchlib.core.text import counted
-from benchlib.judge.snapshot import Snapshot
+from benchlib.core.text import OF_RUNS, counted
+from benchlib.results.record import Record
 from benchlib.results.run import fingerprint_key
+from benchlib.results.verdict import Status
 from benchlib.show.exports import put
 
 LABELS = ("benchmark", "tier", "backend", "host")
-WORDS = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "BROKEN", "STOPPED", "RUNNING", "UNFINISHED", "DAMAGED")
-STATUSES = ("PASS", "FAIL", "AMBIGUOUS", "SKIPPED", "NO_BASELINE", "NOT_COMPARABLE")
+STATUSES = get_args(Status)
 
 
-def write_openmetrics(runs: Sequence[Snapshot], output: str) -> str:
+def write_openmetrics(runs: Sequence[Record], output: str) -> str:
     """Write OpenMetrics text, with ``# EOF``."""
     return put(openmetrics(runs), output, f"OpenMetrics of {counted(len(newest(runs)), 'run')}")
 
 
-def write_prometheus(runs: Sequence[Snapshot], output: str) -> str:
+def write_prometheus(runs: Sequence[Record], output: str) -> str:
     """Write the Prometheus text format; the textfile collector wants the name to end in ``.prom``."""
     return put(prometheus(runs), output, f"Metrics of {counted(len(newest(runs)), 'run')}")
 
 
-def openmetrics(runs: Sequence[Snapshot]) -> str:
+def openmetrics(runs: Sequence[Record]) -> str:
     """Return the runs as OpenMetrics text."""
     return exposition.generate_latest(_registry(runs)).decode()
 
 
-def prometheus(runs: Sequence[Snapshot]) -> str:
+def prometheus(runs: Sequence[Record]) -> str:
     """Return the runs in the Prometheus text format."""
     return generate_latest(_registry(runs)).decode()
 
 
-def newest(runs: Sequence[Snapshot]) -> list[Snapshot]:
+def newest(runs: Sequence[Record]) -> list[Record]:
     """Return the newest run of each benchmark, tier, backend and host."""
-    return list({_labels(run): run for run in sorted(runs, key=lambda run: run.started_at or 0.0)}.values())
+    return list({_labels(run): run for run in sorted(runs, key=lambda run: run.started_at)}.values())
 
 
-def _labels(run: Snapshot) -> tuple[str, ...]:
-    return run.benchmark, run.tier, run.backend, str(run.machine.get("host") or "unknown")
+def _labels(run: Record) -> tuple[str, ...]:
+    return run.benchmark, run.tier, run.backend, run.host or "unknown"
 
 
 class _Runs(Collector):
-    def __init__(self, runs: Sequence[Snapshot]) -> None:
+    def __init__(self, runs: Sequence[Record]) -> None:
         self.runs = newest(runs)
 
     def collect(self) -> Iterator[Metric]:
@@ -71,15 +72,13 @@ class _Runs(Collector):
         took = GaugeMetricFamily("benchlib_run_duration_seconds", "Wall time.", labels=LABELS, unit="seconds")
         for run in self.runs:
             labels = _labels(run)
-            versions = run.machine.get("versions") or {}
-            facts = {name: str(versions.get(name, "")) for name in ("benchlib", "torch")}
+            facts = {name: run.setup.get(name, "") for name in ("benchlib", "torch")}
             facts |= {"run": run.run, "fingerprint": fingerprint_key(run.fingerprint) if run.fingerprint else ""}
             info.add_metric(labels, facts)
-            verdict.add_metric(labels, {word: word == run.word for word in WORDS})
+            verdict.add_metric(labels, {word: word == run.word for word in OF_RUNS})
             readable.add_metric(labels, float(not run.problems))
-            if run.started_at is not None:
-                started.add_metric(labels, run.started_at)
-            if run.started_at is not None and run.ended_at is not None:
+            started.add_metric(labels, run.started_at)
+            if run.ended_at is not None:
                 took.add_metric(labels, run.ended_at - run.started_at)
         yield from (info, verdict, readable, started, took)
 
@@ -106,7 +105,7 @@ class _Runs(Collector):
         high = GaugeMetricFamily("benchlib_metric_high", "Upper end of the 95% interval of the median.", labels=names)
         count = GaugeMetricFamily("benchlib_metric_samples", "Samples that the metric rests on.", labels=names)
         for run in self.runs:
-            for metric in {m.name: m for m in (run.result.metrics if run.result else [])}.values():
+            for metric in {m.name: m for m in run.metrics}.values():
                 if metric.value is None:
                     continue
                 labels = (*_labels(run), metric.name, metric.unit)
@@ -118,7 +117,7 @@ class _Runs(Collector):
         yield from (value, low, high, count)
 
 
-def _registry(runs: Sequence[Snapshot]) -> CollectorRegistry:
+def _registry(runs: Sequence[Record]) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(_Runs(runs))
     return registry

@@ -3,12 +3,11 @@ import re
 import pytest
 
 from benchlib.benchmarks.collectives.config import CollectivesConfig
-from benchlib.benchmarks.collectives.metrics import crossover
-from benchlib.benchmarks.collectives.plan import Schedule, plan
+from benchlib.benchmarks.collectives.plan import Schedule, Weight, overlap_cases, plan, share_cases
 from benchlib.config.schema import build, resolve
 from benchlib.core.definitions import parse_sizes, size_text
 from benchlib.core.errors import UserError
-from benchlib.workloads.collective_timing import Case
+from benchlib.workloads.operations import TOGETHER
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,6 @@ def test_a_wrong_size_is_an_error_of_the_user_before_anything_starts():
         UserError, match=r"^pair_size: '1KiB:1MiB' are 11 sizes: pairs are measured at one, such as 1MiB"
     ):
         build("collectives", {"pair_size": "1KiB:1MiB"})
-    assert build("collectives", {"pair_size": "2MiB"}).pair_bytes == 2**21
 
 
 def test_sizes_are_written_for_a_reader():
@@ -101,37 +99,31 @@ def test_the_plan_holds_every_operation_type_and_reduction_once():
     assert {case.variant for case in cases} == {"library", "async", "direct", "ring", "tree", "rs_ag"}
 
 
-def test_cases_are_cut_from_the_end_and_rounds_before_cases():
-    def case(size):
-        return Case("all_reduce", "library", "fp32", "sum", True, size)
-
+def test_measurements_are_cut_from_the_end_and_rounds_before_them():
     schedule = Schedule(seconds=1.0, runs=7, wall=3.0)
-    assert schedule.pace([case(1024)], 100.0) == 1.0  # nothing is known yet
+    large = Weight(2**20)
+    assert schedule.pace([Weight(1024)], 100.0) == 1.0  # nothing is known yet
     schedule.learn(2**20, 0.1)
-    assert schedule.least_s(2**20) == pytest.approx(0.7)
-    assert schedule.least_s(2**22) == pytest.approx(2.8)  # four times the bytes
-    assert schedule.least_s(1024) == 0.0
-    assert schedule.pace([case(2**20)] * 2, 7.4) == pytest.approx(1.0)  # 2 * (0.7 + 3 * 1)
-    assert schedule.pace([case(2**20)] * 2, 4.4) == pytest.approx(0.5)  # half of the timed work fits
-    assert schedule.pace([case(2**20)] * 2, 1.0) == 0.0  # the fewest runs
-    assert schedule.pace([case(2**20)] * 2, 0.6) is None
+    assert schedule.least_s(large) == pytest.approx(0.7)
+    assert schedule.least_s(Weight(2**22)) == pytest.approx(2.8)  # four times the bytes
+    assert schedule.least_s(Weight(2**20, series=8)) == pytest.approx(5.6)
+    assert schedule.least_s(Weight(1024)) == 0.0
+    assert schedule.pace([large] * 2, 7.4) == pytest.approx(1.0)  # 2 * (0.7 + 3 * 1)
+    assert schedule.pace([large] * 2, 4.4) == pytest.approx(0.5)  # half of the timed work fits
+    assert schedule.pace([large] * 2, 1.0) == 0.0  # the fewest runs
+    assert schedule.pace([large] * 2, 0.6) is None
+    assert schedule.pace([Weight(2**20, 0.2)], 100.0) == pytest.approx(0.2)
 
 
-def test_crossovers_by_hand():
-    sizes = [1024, 4096, 16384]
-    # Ratios 1/2, 2 and 4: on the logarithms the sign changes half way between the first two sizes.
-    at, said = crossover(sizes, [1, 4, 16], [2, 2, 4])
-    assert at == pytest.approx(2048)
-    assert said == "faster up to there"
-    at, said = crossover(sizes, [4, 4, 2], [2, 2, 4])
-    assert (at, said) == (pytest.approx(8192), "faster from there on")
-    assert crossover(sizes, [1, 1, 1], [2, 2, 2]) == (None, "faster at every size")
-    assert crossover(sizes, [2, 2, 2], [2, 1, 1]) == (None, "slower at every size")
-    assert crossover(sizes, [1, 3, 1], [2, 2, 2]) == (
-        None,
-        "neither consistently faster nor slower: the curves cross 2 times",
-    )
-    assert crossover([1], [1], [2]) == (None, "fewer than two sizes")
+def test_shares_and_overlap_are_of_headline_cases():
+    config = CollectivesConfig(nproc=2, sizes="1KiB:64MiB:8", share_sizes="1MiB,64MiB,1GiB", dtypes=["bf16"])
+    shares = share_cases(config)
+    assert {case.bytes for case in shares} == {2**20, 64 * 2**20}
+    assert {case.variant for case in shares if case.operation == "all_gather"} == {"library", "direct"}
+    assert {case.operation for case in overlap_cases(config)} == set(TOGETHER)
+    assert {case.bytes for case in overlap_cases(config)} == {16 * 2**20}
+    assert set(plan(config)) >= {case for case in shares if case.bytes == 64 * 2**20}
+    assert overlap_cases(CollectivesConfig(nproc=2, variants=["library"])) == []
 
 
 def test_nothing_is_measured_twice_where_the_sizes_of_curves_and_types_meet():

@@ -432,7 +432,9 @@ def test_no_fault_of_a_worker_loses_a_query_or_changes_an_answer(kind, tmp_path,
         moved = {row["event"] for row in record["losses"]}
         # An answer of nonsense comes from a worker that is there; one that broke off is asked for its health first.
         wanted = {"killed": {"down"}, "hung": {"down"}, "restarted": {"down", "up"}, "half": {"down", "up"}}
-        assert wanted.get(fault, set()) <= moved and (moved == set()) == (fault == "slow"), (fault, moved)
+        # The few answers of the embedded model may all be there before a worker is up again.
+        late = {"up"} if kind == "accuracy" else set()
+        assert wanted.get(fault, set()) - late <= moved and (moved == set()) == (fault == "slow"), (fault, moved)
         assert kind != "accuracy" or logs.answers(test.folder) == expected, fault
     assert len(set(map(tuple, expected.values()))) > SAMPLES // 4 or not expected, "answers differ"
 
@@ -749,6 +751,7 @@ def test_the_least_time_of_offline_is_that_of_all_workers_together():
 def test_pictures_show_requests_in_flight_with_losses_and_earlier_runs(tmp_path):
     """A run folder is copied; of both runs and of the lost worker the pictures say the numbers."""
     from benchlib.benchmarks.inference.figures import FIGURES
+    from benchlib.core.run_folder import record_files
     from benchlib.results.run import Run
 
     demo = next(path for path in (home() / "notebooks" / "demo-runs").glob("*/*") if (path / "result.json").exists())
@@ -761,6 +764,7 @@ def test_pictures_show_requests_in_flight_with_losses_and_earlier_runs(tmp_path)
         [total] = [metric for metric in result["metrics"] if metric["name"] == "total_s"]
         total.update(value=seconds, n=1, ci_low=None, ci_high=None)
         (folder / "result.json").write_text(json.dumps(result))
+        record_files(folder)  # the copies were changed on purpose
     picture = over_runs("total_s")(Run(folder))
     assert "over 2 runs" in picture.alt and "12.5" in picture.alt and "10" in picture.alt
     assert over_runs("total_s")(SimpleNamespace()).empty

@@ -1,4 +1,4 @@
-"""Shapes against counted parameters, and what is refused before anything starts, with the nearest that fits."""
+"""Shapes against counted parameters and second libraries, what is refused before anything starts, and what a rank measures."""
 
 import math
 from dataclasses import replace
@@ -10,19 +10,18 @@ import pytest
 import torch
 from transformers import BertConfig, BertForQuestionAnswering, LlamaConfig, LlamaForCausalLM
 
-from benchlib.benchmarks.parallel import estimate, largest_batch, measure, proofs, run, scaling, strategies
+from benchlib.benchmarks.parallel import estimate, largest_batch, measure, proofs, run
 from benchlib.benchmarks.parallel.config import ParallelConfig
-from benchlib.benchmarks.parallel.judge import _counted, _losses, _proofs, claims, lacks
-from benchlib.benchmarks.parallel.metrics import complete
-from benchlib.benchmarks.parallel.shapes import MODELS, Layout
+from benchlib.benchmarks.parallel.shapes import MODELS, Job
+from benchlib.benchmarks.parallel.traces import Counter
 from benchlib.config.schema import build
 from benchlib.core.errors import UserError
-from benchlib.judge.checks import right_results_check
-from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.core.events import Moment
 from benchlib.judge.verdict import judged
 from benchlib.results.run import Run, save_result
 from benchlib.runtime import largest
 from benchlib.runtime.group import World
+from benchlib.runtime.measurement import Rank
 from benchlib.workloads.transformer_stack import Stack, loss
 from tests.fixtures.make_smoke import unpack
 
@@ -89,17 +88,53 @@ def _load(own: Stack, other: torch.nn.Module, words: list[tuple[str, str]]) -> N
     own.load_state_dict(mine)
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_estimates_of_element_wise_work_are_counted(gated: bool) -> None:
+    """Values that element-wise operations read and write, by models of which one width differs at a time."""
+    base = replace(
+        MODELS["tiny"], hidden=64, ffn=64, heads=2, kv_heads=2, layers=2, vocabulary=64, gated=gated, biases=not gated
+    )
+
+    def values(**widths: int) -> float:
+        shape = replace(base, **widths)
+        stack, tokens = Stack(shape, 32), torch.randint(shape.vocabulary, (4, 32))
+        with Counter() as counter:
+            loss(stack(tokens), tokens).backward()
+        return counter.bytes["elementwise"] / 4 / tokens.numel()
+
+    of_ffn = (values(ffn=192) - values(ffn=64)) / 128 / base.layers / (base.ffn_matrices - 1)
+    of_loss = (values(vocabulary=192) - values(vocabulary=64)) / 128
+    assert of_ffn == pytest.approx(estimate.FFN_PASSES, rel=0.25)
+    assert of_loss == pytest.approx(estimate.LOSS_PASSES, rel=0.5)  # and the gradients of the embedding
+    of_layers = (values(layers=4) - values(layers=2)) / 2 - of_ffn * base.ffn * (base.ffn_matrices - 1)
+    assert of_layers / base.hidden == pytest.approx(estimate.LAYER_PASSES, rel=0.25)
+
+
+def test_flops_are_counted_as_the_field_counts_them() -> None:
+    """Products are those of the formula; attention's backward pass computes its weights again, 2.5 times the forward pass."""
+    shape = MODELS["tiny"]
+    stack, tokens = Stack(shape, 64), torch.randint(512, (8, 64))
+    with Counter() as counter:
+        loss(stack(tokens), tokens).backward()
+    attention = 8 * 4 * shape.layers * 64**2 * shape.hidden
+    assert counter.flops["matmul"] == shape.step_flops(8, 64) - 3 * attention
+    assert counter.flops["attention"] == 3.5 * attention
+
+
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"heads": 5}, "heads = 5 does not divide hidden = 128: set heads=4"),
+        ({"model": "tinny"}, "did you mean tiny?"),
+        ({"strategies": "data,fsdp"}, "'fsdp' is unknown"),
+        ({"heads": 5}, "parallel has no heads any more: set model"),
+        ({"suite": "tiny,small"}, "start a run for each"),
         ({"seq_len": 200}, "set seq_len=128"),
-        ({"nproc": 4, "strategies": "data_tensor", "data": 3}, "data(3) × tensor(2) = 6 but world size is 4"),
+        ({"nproc": 4, "strategies": "data_tensor", "data": 3}, "data(3) × tensor(2) = 6 but world size is 4: set data=2,tensor=2"),
         ({"nproc": 3, "strategies": "data"}, "data = 3 does not divide batch_size = 8: set batch_size=9"),
-        ({"nproc": 2, "strategies": "tensor", "vocabulary": 511}, "tensor = 2 does not divide vocabulary = 511 of tiny: set vocabulary=512"),
-        ({"nproc": 8, "strategies": "pipeline"}, "8 stages (1f1b) for 4 layers of tiny: set layers=8"),
-        ({"nproc": 2, "strategies": "pipeline", "micro_batches": 3}, "micro_batches = 3 does not divide the 8 samples of a pipeline: set micro_batches=2"),
-        ({"nproc": 2, "strategies": "tensor", "model": "gpt2", "vocabulary": 50258}, "set untie=true"),
+        ({"nproc": 2, "strategies": "tensor", "model": "gpt2"}, "tensor = 2 does not divide vocabulary = 50,257 of gpt2: set model to one of tiny, small"),
+        ({"nproc": 8, "strategies": "pipeline"}, "8 stages (1f1b) for 4 layers of tiny: set model to one of medium, large"),
+        ({"nproc": 2, "strategies": "pipeline", "micro_batches": 3}, "micro_batches = 3 does not divide 8 samples: set micro_batches=2"),
+        ({"nproc": 2, "strategies": "tensor", "model": "llama-1b"}, "set untie=true"),
         ({"planted": "data"}, "set planted_slowdown=1"),
     ],
 )  # fmt: skip
@@ -111,12 +146,17 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_does(values: dict[st
 
 def test_a_trial_takes_steps_and_says_what_they_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(largest, "limited", lambda device, limit: None)  # not of this process
-    config = ParallelConfig(hidden=32, layers=1, heads=2, ffn=32, vocabulary=40, seq_len=8)
+    config = ParallelConfig(seq_len=8)
     row = largest_batch.one_trial(config, 2, 1 << 60)
     assert row["fits"] and row["peak_gb"] > 0 and row["samples_per_s"] > 0
     assert not largest_batch.one_trial(config, 2, 1 << 20)["fits"]  # the process alone holds more
     found = largest.search(lambda batch: row | {"batch": batch, "fits": batch <= 11}, 64)
     assert [one["batch"] for one in found.tried if one["fits"]][-1] == found.batch == 11
+
+
+def here(config: ParallelConfig | None = None) -> Rank:
+    world = World(0, 2, 0, 2, torch.device("cpu"), "gloo")
+    return Rank(config or ParallelConfig(nproc=2), Path(), world, None, Moment.at(0.0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -133,13 +173,13 @@ def test_links_are_fitted_within_bounds(
     taken = [SimpleNamespace(seconds=[seconds(size)], wrong=0) for size in measure.LINK_BYTES]
     monkeypatch.setattr(measure, "Exercise", lambda case, place: case)
     monkeypatch.setattr(measure, "take_in_turns", lambda cases, device, pace: taken)
-    here = World(0, 2, 0, 2, torch.device("cpu"), "gloo")
-    row = measure.links(here)[0]
-    fit = row["alpha_s"], row["beta_s_per_byte"]
-    assert fit == (
-        (None, None) if alpha_s is None else (pytest.approx(alpha_s, abs=1e-7), pytest.approx(beta_s_per_byte, rel=0.2))
-    )
-    assert ("do not fit a line" in row["reason"]) == (alpha_s is None)
+    row = measure.links(here().world)[0]
+    if alpha_s is None:
+        assert "do not fit a line" in row["why"]["alpha_s"] and "alpha_s" not in row
+        assert estimate.Rates.of_run(1e9, 1e9, [row]) is None  # no exchange is free
+    else:
+        assert row["alpha_s"] == pytest.approx(alpha_s, abs=1e-7)
+        assert row["beta_s_per_byte"] == pytest.approx(beta_s_per_byte, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -154,94 +194,28 @@ def test_links_are_fitted_within_bounds(
 def test_compute_of_a_rank_is_its_share_and_what_the_strategy_adds(
     monkeypatch: pytest.MonkeyPatch, strategy: str, schedule: str, batches: set[int], expected: float
 ) -> None:
-    config, layout = ParallelConfig(nproc=2), Layout(**{strategy: 2})
-    seen = set()
+    seen, narrow_s = set(), list[float]()
 
-    def phases(_: Any, job: strategies.Job, way: str, *rest: Any) -> dict[str, float]:
+    def phases(job: Job, way: str, _: Any) -> dict[str, float]:
         if way == "spread":
             return {"step_s": 0.005 if strategy == "data" else 0.004 + narrow_s[-1] / (1 - 1 / 5)}
-        if job.form != MODELS["tiny"]:
-            times = {"data_s": 0.0, "forward_s": 0.0004, "backward_s": 0.0006, "optimizer_s": 0.0}
+        if job.shape != MODELS["tiny"]:
             narrow_s.append(0.001 if strategy == "data" else 4 * 0.001 / 2)
-            return times
+            return {"data_s": 0.0, "forward_s": 0.0004, "backward_s": 0.0006, "optimizer_s": 0.0}
         seen.add(job.batch)
-        return {
-            "data_s": 0.001 * job.batch,
-            "forward_s": 0.003 * job.batch,
-            "backward_s": 0.006 * job.batch,
-            "optimizer_s": 0.002,
-        }
+        times = {"data_s": 0.001, "forward_s": 0.003, "backward_s": 0.006}
+        return {name: each * job.batch for name, each in times.items()} | {"optimizer_s": 0.002}
 
-    narrow_s: list[float] = []
     monkeypatch.setattr(measure, "_phases", phases)
     monkeypatch.setattr(measure, "prepare", lambda *_: "spread")
-    monkeypatch.setattr(measure, "whole", lambda _: "alone")
+    monkeypatch.setattr(measure, "alone", lambda *_: "alone")
     free = estimate.Rates(1e11, 1e10, lambda op, ranks, stride: (0.0, 0.0))
-    here = World(0, 2, 0, 2, torch.device("cpu"), "gloo")
-    plan, alone = measure.Plan(config.shapes[0], strategy, schedule, layout, 8), measure.Alone()
-    first = measure.compute_s(config, plan, free, here, None, alone)  # type: ignore[arg-type]
+    job, known = ParallelConfig(nproc=2).job(strategy, schedule, 2), measure.Shares()
+    first = measure.compute_s(job, free, here(), known)
     assert first == pytest.approx(expected, rel=0.02) and seen == batches
     seen.clear()
-    assert measure.compute_s(config, plan, free, here, None, alone) == pytest.approx(first)  # type: ignore[arg-type]
+    assert measure.compute_s(job, free, here(), known) == pytest.approx(first)
     assert not seen  # what was measured once is kept
-
-
-@pytest.mark.parametrize(
-    ("table", "row", "column", "reason"),
-    [
-        ("strategies", {"fp64": False}, "loss_error", True), ("strategies", {"fp64": True}, "loss_error", False),
-        ("strategies", {}, "weight_error", False), ("strategies", {"fp64": False}, "loss_error_fp32", False),
-        ("strategies", {"n": 4}, "step_ci_low", True), ("scaling", {"n": 5}, "samples_per_s_low", False),
-        ("strategies", {"comm_s": 0.0}, "comm_hidden_share", True), ("strategies", {"comm_s": None}, "comm_hidden_share", False),
-        ("strategies", {"schedule": "1f1b", "pipeline": 2}, "bubble_s", False), ("strategies", {"schedule": ""}, "bubble_s", True),
-        ("alpha_beta", {"reason": "no line"}, "alpha_s", True), ("alpha_beta", {"reason": ""}, "alpha_s", False),
-        ("batches", {"reason": "out of memory"}, "peak_gb", True), ("batches", {"reason": ""}, "peak_gb", False),
-        ("strategies", {"unpredicted": ""}, "predicted_step_s", False), ("facts", {}, "checkpointing_error", False),
-    ],
-)  # fmt: skip
-def test_a_null_needs_its_own_reason(table: str, row: dict[str, Any], column: str, reason: bool) -> None:
-    assert lacks(table, row, column) is reason
-
-
-def _row(strategy: str, world: int, step_s: float, kind: str = "", batch: int = 8) -> dict[str, Any]:
-    return {
-        "key": f"tiny {strategy} {kind}{world}", "model": "tiny", "strategy": strategy, "schedule": "", "scaling": kind, "world": world,
-        "batch_size": batch, "seq_len": 10, "precision": "fp32", "flops": 6e9, "step_s": step_s, "step_ci_low": step_s, "step_ci_high": step_s,
-        "samples_per_s": batch / step_s, "losses": [2.0, 1.5], "status": "ok", "fp64": True, "loss_error": 1e-15, "weight_error": 1e-11,
-        "gradient_error": 1e-7, "loss_error_fp32": 1e-7, "n": 5, "predicted_step_s": None, "unpredicted": "one device",
-    }  # fmt: skip
-
-
-def test_rows_are_completed_and_scaled() -> None:
-    row = _row("data", 2, 0.1)
-    complete(row, {"matmul_flops": {"fp32": 1e11}, "matmul_flops_alone": 2e11})
-    assert row["tokens_per_s"] == 800 and row["mfu"] == pytest.approx(0.3)
-    points = scaling.table(
-        [_row("single", 1, 0.2), row, _row("single", 1, 0.18, "strong"), _row("single", 1, 0.1, "weak", 4)]
-    )
-    assert [(point["kind"], point["world"], point["samples_per_s"]) for point in points] == [
-        ("strong", 1, pytest.approx(8 / 0.18)), ("strong", 2, 80), ("weak", 1, 40), ("weak", 2, 80),
-    ]  # fmt: skip
-
-
-def test_a_strategy_without_proof_or_with_other_losses_fails() -> None:
-    config = ParallelConfig()
-
-    def statuses(rows: list[dict[str, Any]]) -> list[str]:
-        return [check.status for check in (*_proofs(config, rows), _losses(config, rows))]
-
-    rows = [_row("single", 1, 0.2), _row("data", 2, 0.1)]
-    assert statuses(rows) == ["PASS", "PASS", "PASS"]
-    wrong = {"losses": [2.0, 1.51], "loss_error": 1.1e-12, "gradient_error": 2e-5}
-    assert statuses([rows[0], rows[1] | wrong]) == ["FAIL", "FAIL", "FAIL"]
-    # Only the flag says that a device has no fp64: a column that is gone, or infinite, is a failure.
-    without = [
-        {name: value for name, value in row.items() if name not in ("loss_error", "weight_error")} for row in rows
-    ]
-    assert statuses(without) == ["FAIL", "PASS", "PASS"]
-    assert statuses([row | {"fp64": False} for row in without]) == ["SKIPPED", "PASS", "PASS"]
-    del without[0]["fp64"]
-    assert statuses(without) == ["FAIL", "PASS", "PASS"]
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, None])
@@ -250,7 +224,7 @@ def test_errors_that_are_no_numbers_fail_after_they_were_stored(tmp_path: Path, 
     assert one.result is not None
     for row in one.result.tables["strategies"]:
         row |= dict.fromkeys(("loss_error", "weight_error", "loss_error_fp32"), value)
-    save_result(one.path, one.result)
+    save_result(one.path, one.result, one.row_samples)
     checks = {check.name: check for check in judged(Run(one.path), tmp_path).checks}
     for name in ("equal to one device in fp64", "equal to one device in fp32"):
         assert checks[name].status == "FAIL" and "loss_error" in checks[name].reason
@@ -264,37 +238,22 @@ def test_a_nan_is_infinitely_far_wherever_it_is(place: int) -> None:
     assert proofs._apart(values, {"a": torch.zeros(2), "b": torch.zeros(2)}) == math.inf
 
 
-def test_shards_are_counted_once_and_an_empty_one_fails() -> None:
-    def status(*ranks: dict[Any, int]) -> str:
-        row = {"key": "x", "model": "tiny", "parameters": 100, "counted_parameters": measure.counted(ranks)}
-        return _counted([row]).status
-
+def test_shards_are_counted_once_and_an_empty_one_is_missed() -> None:
     copies = [
         {("norm", ()): 10, ("weight", (("data", rank % 2),)): 45} for rank in range(4)
     ]  # two copies of two shards
-    assert status(*copies) == "PASS"
-    for rank in range(4):  # an empty one fails, also where another copy is whole
-        assert (
-            status(*(dict.fromkeys(held, 0) if place == rank else held for place, held in enumerate(copies))) == "FAIL"
-        )
-    assert status(copies[0]) == "FAIL"
-
-
-@pytest.mark.parametrize(
-    ("wrong", "status"), [([0, 0], "PASS"), ([0, 3], "FAIL"), ([0, None], "FAIL"), ([], "FAIL"), (0.0, "FAIL")]
-)
-def test_wrong_results_of_the_timed_exchanges_fail(wrong: Any, status: str) -> None:
-    facts = {"exchange_wrong_elements": wrong, "learning_rates": {"min": 1e-3}}
-    stated = OwnClaims(Numbers("parallel", [], 2, facts=facts, tables={"x": []}))
-    assert right_results_check(stated, 2).status == status
-    assert right_results_check(list(claims(Numbers("parallel", [], 1))), 1).status == "SKIPPED"
+    assert measure.counted(copies) == 100
+    for rank in range(4):  # an empty one is missed, also where another copy is whole
+        ranks = [dict.fromkeys(held, 0) if place == rank else held for place, held in enumerate(copies)]
+        assert measure.counted(ranks) < 100
+    assert measure.counted(copies[:1]) < 100
 
 
 def test_what_a_rank_cannot_hold_is_not_run_and_says_so() -> None:
-    config = ParallelConfig(nproc=2)
-    plan = measure.Plan(config.shapes[0], "single", "", Layout(), 8)
-    assert run._too_large(config, plan, 1e12) == ""
+    config = ParallelConfig(nproc=2, strategies=["single", "data"])
+    assert [obstacle for _, obstacle, _ in run._plans(config, 2, 1e12)] == ["", ""]
+    ((job, obstacle, why), _) = run._plans(config, 2, 1e6)
     tables: dict[str, Any] = {"strategies": []}
-    row = run._one(config, plan, run._too_large(config, plan, 1e6), None, None, tables, {}, {})  # type: ignore[arg-type]
-    assert row["status"] == "skipped" and "GB of memory and may use 0.001 GB" in row["reason"]
-    assert tables == {"strategies": [row]}
+    row = run._one(job, obstacle, why, here(config), None, tables, {})
+    assert (row["status"], row["obstacle"]) == ("skipped", "memory")
+    assert "GB of memory and may use 0.001 GB" in row["reason"] and tables == {"strategies": [row]}

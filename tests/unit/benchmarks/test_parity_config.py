@@ -58,9 +58,7 @@ def test_wrong_values_say_what_to_do(values, words):
 
 @pytest.mark.parametrize(("name", "most"), [("batch_sizes", 1024), ("lengths", 8192)])
 def test_a_size_beyond_all_reason_is_told_its_bound(name, most):
-    with pytest.raises(
-        UserError, match=rf"{name} = .*{most + 1}.*expected a list of numbers from 1 to {most}, separated"
-    ):
+    with pytest.raises(UserError, match=rf"{name}.0 = '{most + 1}': Input should be less than or equal to {most}"):
         build("parity", {name: str(most + 1)})
     assert getattr(build("parity", {name: str(most)}), name) == [most]
 

@@ -40,7 +40,7 @@ FLOOR = math.log(8192) - 0.304
         ({"page_cache": "cold"}, "page_cache = cold is about shards: set data_dir"),
         ({"data_dir": __file__}, "is a file: name a folder"),
         ({"memory_gb": 2}, "memory_gb = 2 is the limit of batch=auto"),
-        ({"data_dir": "/", "token_bytes": "4"}, "token_bytes.*expected one of 8, 2"),
+        ({"data_dir": "/", "token_bytes": "4"}, "token_bytes.*Input should be 8 or 2"),
         ({"single": True, "nproc": 2}, "single = true with nproc = 2"),
     ],
 )

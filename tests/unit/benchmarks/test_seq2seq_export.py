@@ -12,13 +12,15 @@ from benchlib.cli import main
 from benchlib.core.errors import UserError
 from benchlib.core.files import home
 from benchlib.judge.compare import read_kinds
-from benchlib.judge.snapshot import Snapshot
 from benchlib.results.metrics import derived, not_available
+from benchlib.results.record import Record
 from benchlib.results.run import Result
+from benchlib.results.verdict import Verdict
 from benchlib.show.exports import export as write
 
 H100 = "NVIDIA H100 80GB HBM3"
 STARTED = 1_795_367_498.25  # 2026-11-22 17:11:38 UTC
+PASSED = Verdict(verdict="PASS", sentence="9 checks passed.", checks=[])
 
 
 def run(name="seq2seq-cuda-171138-abc", backend="cuda", ranks=4, speed=100.0, started=STARTED, **more):
@@ -28,8 +30,8 @@ def run(name="seq2seq-cuda-171138-abc", backend="cuda", ranks=4, speed=100.0, st
         not_available("power_w", "W", "lower", "no sensor"),
     ]
     common = {"benchmark": "seq2seq", "tier": "smoke", "backend": backend}
-    return Snapshot(
-        **common, run=name, word="PASS", sentence="9 checks passed.", started_at=started, config=config.model_dump(mode="json"),
+    return Record(
+        **common, run=name, verdict=PASSED, started_at=started, config=config.model_dump(mode="json"),
         machine={"host": name, "cpu": {"model": "AMD EPYC (7763)"}, "devices": {"backends": {"cuda": {"names": [H100] * ranks}}}},
         result=Result(
             **common, status="complete", world_size=ranks, started_at=started, ended_at=started + 60, metrics=metrics,
@@ -94,7 +96,7 @@ def test_files_are_compared_by_price(tmp_path):
 
 def test_what_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(UserError, match="no complete run"):
-        export.write([run(word="DAMAGED"), run(benchmark="squad")], str(tmp_path))
+        export.write([run(problems=["result.json is cut"]), run(benchmark="squad")], str(tmp_path))
     with pytest.raises(UserError, match="same second"):
         export.write([run("a"), run("b")], str(tmp_path))
     with pytest.raises(UserError, match="name a folder"):

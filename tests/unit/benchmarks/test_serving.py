@@ -20,7 +20,7 @@ from benchlib.judge.impossible.own import Numbers, own_claims
 from benchlib.judge.impossible.rules import judge_claims
 from benchlib.judge.machines import Machine
 from benchlib.judge.prices import Price
-from benchlib.judge.snapshot import Snapshot
+from benchlib.results.record import Record
 from benchlib.results.run import Result
 
 URLS = ["http://a:8000", "http://b:8000"]
@@ -137,8 +137,8 @@ def test_a_run_that_missed_its_prediction_says_so(bench):
 def test_a_run_is_priced_by_new_tokens_and_servers(bench):
     def machine(usd):
         result = run_of(bench).result
-        run = Snapshot(
-            benchmark="serving", tier="smoke", backend="cpu", run="r", word="PASS", sentence="", result=result,
+        run = Record(
+            benchmark="serving", tier="smoke", backend="cpu", run="r", result=result,
             fingerprint={"world_size": "1", "config.concurrency": "16", "config.workers": json.dumps(list(URLS))},
         )  # fmt: skip
         return Machine(f"at {usd} USD", RunSet("r", (run,)), Price(usd, "given"))

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchlib.benchmarks.squad import run
+from benchlib.benchmarks.squad import metrics, run
 from benchlib.benchmarks.squad.judge import checks, lacks, missed, published, reading, refuse
 from benchlib.benchmarks.squad.view import VIEW
 from benchlib.config.schema import build, save_config
@@ -66,6 +66,12 @@ def test_wrong_sums_are_counted_and_do_not_end_the_run(monkeypatch):
     monkeypatch.setattr(run, "time_all_reduce", lambda *_: wrong)
     trained, here = SimpleNamespace(bucket_bytes=[4]), SimpleNamespace(size=2, device=None, collective="gloo")
     assert run._exchange(trained, here, 1.0, wrong).wrong == 6
+
+
+def test_bandwidths_of_a_timing_by_hand():
+    timing = AllReduce(sizes=(4 * 10**8, 6 * 10**8), ranks=4, seconds=(0.5, 1.0), wrong=0, checked=0)
+    bus, algorithm = metrics.exchange_metrics(timing)
+    assert (bus.samples, algorithm.samples) == (pytest.approx([24, 12]), pytest.approx([16, 8]))
 
 
 def test_a_good_run_passes(judged):

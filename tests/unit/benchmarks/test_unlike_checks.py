@@ -18,6 +18,7 @@ from benchlib.judge.checks import Check
 from benchlib.judge.numbers import judged_view
 from benchlib.results.metrics import derived, not_available
 from benchlib.results.run import Result, Run, save_result
+from benchlib.results.verdict import Verdict
 from benchlib.show.figures import png
 
 
@@ -121,7 +122,7 @@ def test_ranks_that_were_slowed_are_marked_and_never_a_baseline(tmp_path: Path) 
     run = Run(tmp_path)
     assert planted(run) == ["planted_work", "planted_drift", "planted_drift_step"]
     with pytest.raises(UserError, match="changed on purpose"):
-        require_acceptable(run, {"verdict": "PASS", "sentence": "", "checks": []})
+        require_acceptable(run, Verdict(verdict="PASS", sentence="", checks=[]))
     said = "\n".join(VIEW.warnings(config, run.result))
     assert "did their work 1,3 times on purpose, 1,1 times after 20 steps" in said
     assert "Ranks 1 computed in bf16" in said

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from make_run import make_run
 
 from benchlib.benchmarks import BENCHMARKS
 from benchlib.cli import main
@@ -18,7 +17,7 @@ from benchlib.config.schema import read_params
 from benchlib.core.text import duration
 from benchlib.judge.checks import Check, verdict_of
 from benchlib.launch import plan
-from benchlib.results.run import Result, Run, save_result
+from benchlib.results.run import Result, save_result
 
 PROBE = {
     "backends": {
@@ -52,7 +51,7 @@ def call(monkeypatch):
         (["run", "squad", "--set", "lr=1"], "did you mean learning_rate"),
         (["run", "squad", "epochs=2", "seed=3"], "--set epochs=2 --set seed=3"),
         (["run", "squad", "parity"], "one benchmark or tier at a time"),
-        (["run", "squad", "--set", "epochs=-1"], "expected a number > 0"),
+        (["run", "squad", "--set", "epochs=-1"], "Input should be greater than 0"),
         (["run", "squad", "--set", "x=1;print('INJECTED')#=2"], "unknown parameter"),
         (["run", "quick", "--set", "nonsense=1"], "unknown parameter"),
         (["run", "quick", "--tier", "nightly"], "is a tier itself"),
@@ -90,7 +89,6 @@ def test_max_restarts_takes_torchrun_unless_a_launcher_is_set(call):
 
 
 def test_a_dry_run_of_a_tier_is_a_table_and_with_all_every_benchmark_in_full(call, tmp_path):
-    earlier = Run(make_run(tmp_path / "quick-20261001/squad-cpu-101500-aaaaaa")).result
     result = call("run", "quick", "--dry-run", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
@@ -98,7 +96,7 @@ def test_a_dry_run_of_a_tier_is_a_table_and_with_all_every_benchmark_in_full(cal
     rows = {line.split()[0]: line.split() for line in lines if not line.startswith(" ")}
     names = [name for name in BENCHMARKS if name in read_params("tiers", "quick")]
     assert [name for name in rows if name in BENCHMARKS] == names
-    assert f"{earlier.ended_at - earlier.started_at:.0f}" in rows["squad"] and "-" in rows["machine"]
+    assert "120" in rows["squad"] and "45" in rows["machine"], "the budgets"
     whole = call("run", "quick", "--dry-run", "--all")
     assert whole.output.index("machine, tier quick") < whole.output.index("squad, tier quick")
     assert "checkpoint_every" in whole.output

@@ -114,8 +114,8 @@ def test_a_wrong_token_is_refused_before_anything_starts(monkeypatch):
             ):
                 monkeypatch.setenv("BENCHLIB_TOKEN", token)
                 with pytest.raises(UserError, match=f"^workers: {server.url}: they refuse the bearer token, {words}"):
-                    BENCHMARKS[name].refuse(config)
+                    BENCHMARKS[name].spec.refuse(config)
             monkeypatch.setenv("BENCHLIB_TOKEN", TOKEN)
-            BENCHMARKS[name].refuse(config)
+            BENCHMARKS[name].spec.refuse(config)
     finally:
         server.cut()

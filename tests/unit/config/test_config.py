@@ -86,13 +86,13 @@ def test_a_number_written_as_text_is_read_right():
     [
         ({"learning_rat": 1}, "did you mean learning_rate"),
         ({"x=1;print('INJECTED')#": 1}, "unknown parameter"),
-        ({"learning_rate": "fast"}, "learning_rate = 'fast': expected a number > 0 and <= 1"),
-        ({"batch_size": 0}, "batch_size = 0: expected a whole number >= 1"),
+        ({"learning_rate": "fast"}, "learning_rate = 'fast': Input should be a valid number"),
+        ({"batch_size": 0}, "batch_size = 0: Input should be greater than or equal to 1"),
         ({"batch_size": 2.5}, "batch_size = 2.5"),
-        ({"batch_size": True}, "batch_size = True: expected a whole number"),
+        ({"batch_size": True}, "batch_size: got True"),
         ({"epochs": float("nan")}, "epochs = nan"),
-        ({"precision": "fp8"}, "one of fp32, bf16, fp16"),
-        ({"compile": "perhaps"}, "true or false"),
+        ({"precision": "fp8"}, "precision = 'fp8': Input should be 'fp32', 'bf16' or 'fp16'"),
+        ({"compile": "perhaps"}, "compile = 'perhaps': Input should be a valid boolean"),
         ({"train_file": "a.json"}, "set both"),
         ({"doc_stride": 500}, "windows never advance"),
         ({"nnodes": 2}, "need launcher=torchrun"),
@@ -228,9 +228,9 @@ def test_lists_are_read_from_the_command_line():
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("precisions", "fp32,fp8", "a list of fp32, tf32, bf16, fp16, separated by commas"),
-        ("matmul_sizes", "0", "a list of numbers above 0"),
-        ("allreduce_mib", "", "a list of numbers above 0"),
+        ("precisions", "fp32,fp8", "precisions.1 = 'fp8': Input should be 'fp32', 'tf32', 'bf16' or 'fp16'"),
+        ("matmul_sizes", "0", "matmul_sizes.0 = '0': Input should be greater than 0"),
+        ("allreduce_mib", "", "allreduce_mib: List should have at least 1 item"),
     ],
 )
 def test_a_wrong_list_says_what_it_takes(name, value, said):

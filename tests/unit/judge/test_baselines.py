@@ -14,11 +14,14 @@ from benchlib.config import schema
 from benchlib.config.schema import build, parse_overrides, save_config
 from benchlib.core.errors import UserError
 from benchlib.core.files import write_json
-from benchlib.judge import baselines, regression
-from benchlib.judge.checks import Verdict, save_verdict, verdict_of
-from benchlib.judge.regression import RegressionLimit, RunRecord, save_repeats, thinned
+from benchlib.core.stats import thinned
+from benchlib.judge import baselines
+from benchlib.judge.checks import save_verdict, verdict_of
+from benchlib.judge.regression import RegressionLimit, save_repeats
 from benchlib.judge.verdict import judge
+from benchlib.results import record
 from benchlib.results.metrics import measured
+from benchlib.results.record import load
 from benchlib.results.run import Result, Run, save_result
 
 LIMITS = [RegressionLimit(metric="rate", share=0.2), RegressionLimit(metric="f1", amount=1.0)]
@@ -117,9 +120,9 @@ def test_workers_of_others_are_not_taken_for_a_neighbour(make_run):
     run = make_run("served", machine={**MACHINE, "cpu": {**MACHINE["cpu"], "logical_cores": 2}})
     event = {"t": 1.0, "source": "supervisor", "kind": "sensor", "cpu_percent": 30.0, "others_percent": 170.0}
     (run.path / "events-supervisor.jsonl").write_text(json.dumps(event) + "\n")
-    assert regression.others_share(run) == pytest.approx(0.85)
+    assert record.others_share(run.path, run.machine, run.config) == pytest.approx(0.85)
     served = SimpleNamespace(backend="cpu", nnodes=1, workers=["http://127.0.0.1:8000"])
-    assert regression.others_share(SimpleNamespace(path=run.path, machine=run.machine, config=served)) == 0.0
+    assert record.others_share(run.path, run.machine, served) == 0.0
 
 
 def test_accept_find_and_compare(make_run, tmp_path):
@@ -193,7 +196,7 @@ def edited(path, change):
     """Change the newest accepted run of a baseline file by hand."""
     values = json.loads(path.read_text())
     record = values["runs"][-1]
-    change(record, {metric["name"]: metric for metric in record["metrics"]})
+    change(record, {metric["name"]: metric for metric in record["result"]["metrics"]})
     path.write_text(json.dumps(values))
 
 
@@ -375,7 +378,7 @@ def test_earlier_repetitions_count_unless_the_latest_has_no_number(make_run, tmp
     baselines.accept(make_run("a"), "first", LIMITS, root=root)
     run = make_run("second", rate=95.0)
     save_repeats(
-        run.path, [RunRecord.of(make_run(name, rate=rate), LIMITS) for name, rate in (("x", 96.0), ("y", 97.0))]
+        run.path, [load(make_run(name, rate=rate).path).kept(LIMITS) for name, rate in (("x", 96.0), ("y", 97.0))]
     )
     (check, _) = baselines.regression_checks(run, LIMITS, baselines.find(run, root))
     assert check.value == pytest.approx((95.475 * 96.48 * 97.485) ** (1 / 3))
@@ -393,14 +396,14 @@ def test_earlier_repetitions_count_unless_the_latest_has_no_number(make_run, tmp
 def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, tmp_path, monkeypatch, capsys):
     root = tmp_path / "baselines"
     monkeypatch.setattr(baselines, "folder", lambda: root)
-    monkeypatch.setattr(list.judging, "judged", lambda run: Verdict.model_validate(run.verdict))
+    monkeypatch.setattr(list.judging, "judged", lambda run: run.verdict)
     runs = [make_run(name).path for name in ("a", "b", "c")]
     odd, slowed = make_run("odd", batch_size=3).path, make_run("slowed", planted_slowdown=0.1).path
     for wrong, said in ((odd, "config.batch_size"), (slowed, "on purpose")):
         with pytest.raises(UserError, match=said):
             list.accept_baseline([*runs, wrong], "night", add=False, if_improved=False)
     assert not root.exists()
-    monkeypatch.setattr(list, "disturbances", lambda run: ["Others took 40%."] if run.path == runs[0] else [])
+    monkeypatch.setattr(list, "disturbances", lambda run: ["Others took 40%."] if run.run == "a" else [])
     list.accept_baseline(runs, "night", add=False, if_improved=False)
     ((_, stored),) = baselines.stored(root)
     assert [item.run for item in stored.runs] == ["a", "b", "c"]
@@ -414,11 +417,11 @@ def test_several_runs_of_one_kind_are_accepted_together_or_not_at_all(make_run, 
 def test_thinned_samples_keep_median_and_spread():
     """An all-reduce that alternates between two speeds: every second sample would have one of them only."""
     alternating = [10.0, 20.0] * 200 + [15.0]
-    kept = thinned(alternating)
+    kept = thinned(alternating, 200)
     assert len(kept) == 200
     assert (min(kept), max(kept)) == (10.0, 20.0)
     assert sum(value < 15 for value in kept) == sum(value > 15 for value in kept)
-    assert thinned([3.0, 1.0]) == [3.0, 1.0]
+    assert thinned([3.0, 1.0], 200) == [3.0, 1.0]
 
 
 def test_a_copy_under_another_name_is_no_second_run(make_run, tmp_path):
@@ -538,7 +541,7 @@ def test_stored_runs_of_the_same_kind_tell_the_spread_accepted_or_not(make_run, 
     make_run("store/smoke-20261120/squad-cpu-200001-abcdef", rate=50.0, planted_slowdown=0.5)
     run = make_run("store/smoke-20261120/squad-cpu-300000-abcdef")
     make_run("store/smoke-20261120/squad-cpu-400000-abcdef", rate=10.0)
-    spread = baselines.known_spreads(run, LIMITS, None, [RunRecord.of(run, LIMITS)])["rate"]
+    spread = baselines.known_spreads(load(run.path), LIMITS, None, [load(run.path).kept(LIMITS)])["rate"]
     assert spread.source == "6 stored runs"
     assert 0.004 < spread.s < 0.015
     first = baselines.Run(day / "squad-cpu-100000-abcdef")
@@ -559,6 +562,6 @@ def test_a_disturbed_repetition_is_replaced_by_one_that_is_not(make_run, tmp_pat
     assert "its level shifted by -60% from 50% to 100% of the samples" in check.reason
     assert "disagree about the limit: repeat the run" in check.reason
     again = make_run("again")
-    save_repeats(again.path, [RunRecord.of(disturbed, LIMITS)])
+    save_repeats(again.path, [load(disturbed.path).kept(LIMITS)])
     check = baselines.regression_checks(again, LIMITS, baselines.find(again, root))[0]
     assert (check.status, check.value) == ("PASS", pytest.approx(100.5))

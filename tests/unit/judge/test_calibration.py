@@ -7,17 +7,17 @@ import pytest
 from benchlib.core.errors import UserError
 from benchlib.judge import baselines
 from benchlib.judge.calibration import Calibration, calibrate_metric, load_calibration, save_calibration
-from benchlib.judge.regression import RegressionLimit, RunRecord
+from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import measured
-from benchlib.results.run import fingerprint_key
+from benchlib.results.record import Record
+from benchlib.results.run import Result, fingerprint_key
 
 LIMIT = RegressionLimit(metric="rate", share=0.10)
 
 
 def record(value, name="rate", unit="samples/s", direction="higher"):
-    return RunRecord(
-        run="r", started_at=0.0, recorded_at=0.0, metrics=[measured(name, value, unit, direction)], samples={}
-    )
+    metrics = [measured(name, value, unit, direction)]
+    return Record(run="r", result=Result(benchmark="b", tier="t", backend="cpu", world_size=1, metrics=metrics))
 
 
 def test_the_counts_are_those_of_the_gate():

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from noise import runs_of
 from scipy import stats as scipy_stats
 
 from benchlib.judge.change import GATE_CONFIDENCE, Spread, change, estimate, reading
-from benchlib.judge.noise import runs_of
 
 
 def test_single_numbers_give_their_ratio_and_no_interval():

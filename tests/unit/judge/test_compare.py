@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from make_run import make_run as write_run
 from pages import Page, assert_self_contained_and_accessible
 from scipy.stats import t
+from stores import without_pictures
 
-from benchlib.benchmarks import Benchmark
 from benchlib.cli import main
 from benchlib.commands import compare as comparing
 from benchlib.commands.compare import compare
@@ -22,8 +22,9 @@ from benchlib.core.files import write_json
 from benchlib.core.machine import drivers
 from benchlib.judge import baselines
 from benchlib.judge.compare import read_argument
-from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, RunRecord, regression_check, side_of
+from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, regression_check, side_of
 from benchlib.results.metrics import not_available
+from benchlib.results.record import load
 from benchlib.results.run import Result, Run, save_result
 from benchlib.show import report
 
@@ -43,7 +44,7 @@ def speed(value):
 def own_baselines(tmp_path, monkeypatch):
     """No baseline and no calibration of this checkout plays a part."""
     monkeypatch.setattr(baselines, "folder", lambda: tmp_path / "baselines")
-    monkeypatch.setattr(Benchmark, "figures", {})
+    without_pictures(monkeypatch)
     monkeypatch.setattr(comparing, "_WIDTH", 250)
 
 
@@ -449,8 +450,8 @@ def test_a_run_is_compared_with_the_spread_of_the_runs_beside_it_as_in_its_verdi
         later = result | {"started_at": result["started_at"] + 86400 * (number + 1)}
         (folder / "result.json").write_text(json.dumps(later))
     limit = RegressionLimit(metric="train_samples_per_s_minisquad_tiny", share=0.2)
-    records = [RunRecord.of(Run(folder), [limit]) for folder in (old, new)]
-    known = baselines.known_spreads(Run(new), [limit], None, records)
+    records = [load(folder) for folder in (old, new)]
+    known = baselines.known_spreads(load(new), [limit], None, records)
     sides = [side_of([record], limit.metric) for record in records]
     check = regression_check(limit, sides[1], sides[0], known[limit.metric], FALSE_ALARMS)
     compared = row(only(old, new))

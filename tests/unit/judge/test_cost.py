@@ -17,8 +17,8 @@ from benchlib.judge.compare import RunSet
 from benchlib.judge.cost import front, worth
 from benchlib.judge.machines import Machine
 from benchlib.judge.prices import Names, Price, Sheet, assign, parse, read_sheet
-from benchlib.judge.snapshot import Snapshot
 from benchlib.results.metrics import derived, measured, not_available
+from benchlib.results.record import Record
 from benchlib.results.run import Result
 from benchlib.show import cost as showing
 
@@ -41,7 +41,7 @@ def run(
     watts=(),
     **config,
 ):
-    """Return a run of squad as a snapshot: samples of its rate, of FLOP/s and of watts, and its config."""
+    """Return a run of squad: samples of its rate, of FLOP/s and of watts, and its config."""
     settings = {
         "batch_size": 8,
         "accumulation": 1,
@@ -57,8 +57,8 @@ def run(
         measured("power_w", list(watts), "W") if len(watts) else not_available("power_w", "W", "lower", "no sensor")
     ]
     common = {"benchmark": "squad", "tier": "smoke", "backend": backend}
-    return Snapshot(
-        **common, run=name, word="PASS", sentence="",
+    return Record(
+        **common, run=name,
         machine={"host": host, "cpu": {"model": "CPU"}, "devices": {"backends": {backend: {"names": list(devices)}}}},
         result=Result(**common, status="complete", world_size=ranks, started_at=1.0, metrics=metrics,
                       facts={"epoch_items": epoch} if epoch else {}),

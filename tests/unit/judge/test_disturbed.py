@@ -1,16 +1,18 @@
 """A speed whose level shifts within a run: at which time, and what the sensors saw meanwhile."""
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from make_run import START
 
+from benchlib.core.stats import thinned
 from benchlib.judge import disturbed
 from benchlib.judge.change import reading
-from benchlib.judge.regression import RegressionLimit, shift_text, thinned
+from benchlib.judge.regression import RegressionLimit, shift_text
 from benchlib.results.metrics import measured
+from benchlib.results.record import Record
+from benchlib.results.run import Result
 
 
 @pytest.fixture
@@ -18,7 +20,6 @@ def run(monkeypatch):
     """Training steps of a second each, of which the 42nd to the 77th are a third slower; a neighbour comes at the same time."""
 
     def make(neighbour=True, timed=True, others=0.1):
-        monkeypatch.setattr(disturbed, "others_share", lambda _: others)
         rates = [(66.0 if 42 <= step < 78 else 100.0) * (1 + 0.01 * (-1) ** (step // 2)) for step in range(120)]
         events = [{"kind": "step", "step": step, "t": START + step} for step in range(120) if timed]
         events += [
@@ -26,13 +27,12 @@ def run(monkeypatch):
             for t in range(120)
         ]  # fmt: skip
         metric = measured("rate", rates, "samples/s", "higher")
-        monkeypatch.setattr(disturbed, "limits_of", lambda _: [RegressionLimit(metric="rate", share=0.2)])
-        return SimpleNamespace(
-            result=SimpleNamespace(metric=lambda name: metric, benchmark="squad"),
-            samples={"rate": rates},
-            events=events,
-            config=None,
-        )
+        monkeypatch.setattr(disturbed, "read_events", lambda folder: events)
+        common = {"benchmark": "squad", "tier": "smoke", "backend": "cpu"}
+        return Record(
+            **common, run="r", result=Result(**common, world_size=1, metrics=[metric]), samples={"rate": rates}, others=others,
+            limits=[RegressionLimit(metric="rate", share=0.2)],
+        )  # fmt: skip
 
     return make
 
@@ -63,6 +63,6 @@ def test_of_many_samples_it_shows_the_shift_that_the_gate_sees(run):
     rates[100:180] *= 0.8
     recorded = run(timed=False)
     recorded.samples["rate"] = list(rates)
-    shift = reading(tuple(thinned(list(rates))), "ratio", "higher").disturbed
+    shift = reading(tuple(thinned(list(rates), 200)), "ratio", "higher").disturbed
     (sentence,) = disturbed.disturbances(recorded)
     assert shift_text(shift) in sentence

@@ -9,12 +9,12 @@ import re
 import numpy as np
 import pytest
 from make_run import make_run
+from stores import without_pictures
 
-from benchlib.benchmarks import Benchmark
 from benchlib.core.errors import UserError
-from benchlib.judge import snapshot as embedded
-from benchlib.judge.snapshot import Snapshot, link, load, read_html, read_report, snapshot
-from benchlib.results.run import Run
+from benchlib.results import shared as embedded
+from benchlib.results.record import Record, load
+from benchlib.results.shared import link, load_runs, read_html, read_report
 from benchlib.show import report
 
 EVIL = '"><script>alert(1)</script>'
@@ -22,7 +22,7 @@ EVIL = '"><script>alert(1)</script>'
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    monkeypatch.setattr(Benchmark, "figures", {})
+    without_pictures(monkeypatch)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def folder(tmp_path):
     return folder
 
 
-def page(href: str = "", sha256: str = "", version: str = "1", end: str = "</body></html>") -> str:
+def page(href: str = "", sha256: str = "", version: str = embedded.VERSION, end: str = "</body></html>") -> str:
     """A document with one link, as a stranger would write it."""
     return f'<html><body><a download="x" data-benchlib-run="{version}" data-sha256="{sha256}" href="{href}">x</a>{end}'
 
@@ -44,29 +44,29 @@ def packed(content: bytes) -> str:
 
 
 def test_the_report_carries_the_run(folder, tmp_path):
-    whole, carried = snapshot(Run(folder)), read_report(folder / "report.html")
-    assert carried.model_dump() == whole.thinned().model_dump()
+    whole, carried = load(folder), read_report(folder / "report.html")
+    assert carried.model_dump() == whole.thin(200, embedded.KEPT_BYTES).model_dump()
     assert carried.complete
     assert carried.result.metrics == whole.result.metrics
     assert carried.verdict == whole.verdict
     assert len(carried.samples["loss"]) <= 200 < len(whole.samples["loss"]) == 500
     assert np.median(carried.samples["loss"]) == pytest.approx(np.median(whole.samples["loss"]), rel=0.01)
-    assert load(folder / "report.html")[0].run == folder.name
+    assert load_runs(folder / "report.html")[0].run == folder.name
 
 
 def test_the_link_is_a_file_that_a_person_can_save_and_read(folder):
-    told = link(snapshot(Run(folder)))
+    told = link(load(folder))
     data = base64.b64decode(told.href.partition(",")[2])
     assert hashlib.sha256(data).hexdigest() == told.sha256
     assert told.file_name == "squad-cpu-101010-abcdef.json.gz"
     content = json.loads(gzip.decompress(data))
     assert content["result"]["metrics"][2]["value"] == 91.4
-    assert told == link(snapshot(Run(folder))), "the same run gives the same bytes"
+    assert told == link(load(folder)), "the same run gives the same bytes"
 
 
 def test_a_report_that_a_browser_saved_again_still_carries_its_run(folder):
     source = (folder / "report.html").read_text()
-    again = re.sub(r'<a download="(.*?)" (data-benchlib-run="1") (data-sha256=".*?") (href=".*?")>', r"<A \4 \3 \2 download=\1 >", source)  # fmt: skip
+    again = re.sub(r'<a download="(.*?)" (data-benchlib-run="2") (data-sha256=".*?") (href=".*?")>', r"<A \4 \3 \2 download=\1 >", source)  # fmt: skip
     assert again != source
     assert read_html(again.replace("\n", "\r\n")) == read_html(source)
 
@@ -143,7 +143,7 @@ def test_a_huge_file_is_not_read(tmp_path):
 
 
 def test_a_cell_cannot_smuggle_a_second_run_in(tmp_path):
-    smuggled = link(Snapshot(run="x", benchmark="squad", tier="quick", backend="cpu", word="PASS", sentence=""))
+    smuggled = link(Record(run="x", benchmark="squad", tier="quick", backend="cpu"))
     html = page(smuggled.href, smuggled.sha256).replace("'", "")
     folder = make_run(tmp_path / "run", notebook=html, notes=[html])
     notebook = json.loads((folder / "notebook.ipynb").read_text())
@@ -164,21 +164,21 @@ def test_the_report_of_a_damaged_run_carries_what_is_left(tmp_path, name):
 
 def test_strange_names_and_numbers_do_not_break_the_report(tmp_path):
     folder = make_run(tmp_path / f"run {EVIL.replace('/', '-')}\n", facts={EVIL: EVIL, "long": "x" * 50_000})
-    run = snapshot(Run(folder))
+    run = load(folder)
     run.result.facts["far"] = float("inf")
     run.samples["bad"] = [1.0, float("nan")]
     told = link(run)
     assert re.fullmatch(r"[\w.-]+\.json\.gz", told.file_name)
     source = page(told.href, told.sha256)
     carried = read_html(source)
-    assert carried.left_out == ["facts.long", "samples.bad"]
+    assert carried.left_out == ["facts.long"]
     assert carried.result.facts[EVIL] == EVIL
     assert carried.result.facts["far"] == float("inf")
     assert report.render(folder).stat().st_size < 500_000
 
 
 def test_the_data_stay_small_whatever_a_run_measured(tmp_path):
-    run = snapshot(Run(make_run(tmp_path / "run")))
+    run = load(make_run(tmp_path / "run"))
     run.samples = {f"m{i}": [hash((i, j)) / 7e18 for j in range(5000)] for i in range(200)}
     assert link(run).size_bytes <= embedded.WRITTEN_BYTES
-    assert read_html(page(link(run).href, link(run).sha256)).result == run.thinned().result
+    assert read_html(page(link(run).href, link(run).sha256)).result == run.thin(0, embedded.KEPT_BYTES).result

@@ -7,10 +7,10 @@ GPUs, whole run with start-up: 74%, 50%, 27% beyond 2, 5, 7%) and 0.25% (eight G
 
 import numpy as np
 import pytest
+from noise import KINDS, runs_of
 from scipy.stats import norm
 
 from benchlib.judge.change import CHANCE, Reading, Spread, compared, reading
-from benchlib.judge.noise import KINDS, runs_of
 from benchlib.judge.power import Pool, Setup, simulate, simulate_runs
 from benchlib.judge.regression import FALSE_ALARMS, RegressionLimit, chance_of_each, default_spread, status_of
 from benchlib.results.metrics import measured

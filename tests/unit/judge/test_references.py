@@ -45,9 +45,9 @@ def ids(placement):
 @pytest.mark.parametrize(
     ("path", "new", "said"),
     [
-        (("groups", 0, "figures", 0, "colour"), "red", "bert-base-f1-paper: colour: Extra inputs"),
-        (("groups", 0, "conditions", "weather"), "fine", "conditions.weather: Extra inputs"),
-        (("remark",), "x", "remark: Extra inputs"),
+        (("groups", 0, "figures", 0, "colour"), "red", "bert-base-f1-paper: colour: no such field"),
+        (("groups", 0, "conditions", "weather"), "fine", "conditions.weather: no such field"),
+        (("remark",), "x", "remark: no such field"),
         (("groups", 0, "figures", 1, "id"), "bert-base-f1-paper", "not unique"),
         (("groups", 0, "figures", 0, "source"), "hearsay", "source 'hearsay' is not in `sources`"),
         (("groups", 0, "figures", 0, "source"), "collection", "cannot be trusted"),
@@ -347,13 +347,13 @@ def test_a_machine_stands_beside_what_is_achieved_and_what_is_specified(tmp_path
     folder.mkdir()
     save_config(config, folder)
     write_machine(folder, H100)
-    metrics = [
-        derived("matmul_bf16_flops", 6.0e15, "FLOP/s", "higher"),
-        derived("matmul_bf16_alone_flops", 7.0e14, "FLOP/s", "higher"),
-        derived("matmul_fp32_alone_flops", 5.0e13, "FLOP/s", "higher"),
-        derived("allreduce_gbps", 3600.0, "Gbps", "higher"),
+    products = [
+        {"precision": name, "ranks": 8, "alone_flops": rate} for name, rate in (("bf16", 7.0e14), ("fp32", 5.0e13))
     ]
-    save_result(folder, Result.of(config, status="complete", metrics=metrics))
+    size = 1 << 30
+    exchange = {"bytes": size, "times_us": 1e6 * 8e-9 * size * 2 * 7 / 8 / 3600.0, "wrong_elements": 0}  # 3600 Gbps
+    tables = {"products": products, "allreduce": [exchange | {"times_us": [exchange["times_us"]]}]}
+    save_result(folder, Result.of(config, status="complete", tables=tables))
     placed = placements(Run(folder))
     assert [(item.measured.label, ids(item)) for item in placed] == [
         ("matrix products in bf16", ["mamf-h100-sxm", "peak-h100-sxm"]),

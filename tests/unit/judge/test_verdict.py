@@ -8,8 +8,8 @@ from make_run import make_run
 from benchlib.commands.run import KERNEL_DIED
 from benchlib.judge.verdict import final, mark_notebook_error
 from benchlib.launch.launch import blame_notebook
+from benchlib.results.record import load
 from benchlib.results.run import Run
-from benchlib.results.store import state
 
 FACTS = {"checksums": [["aa", "aa"]], "checksums_equal": True}
 
@@ -19,7 +19,7 @@ def run_dir(tmp_path):
     """A complete run whose notebook stored a verdict that no judging would give."""
     path = make_run(tmp_path / "run", facts=FACTS)
     verdict = json.loads((path / "verdict.json").read_text())
-    (path / "verdict.json").write_text(json.dumps(verdict | {"sentence": "As the notebook said.", "broken": False}))
+    (path / "verdict.json").write_text(json.dumps(verdict | {"sentence": "As the notebook said."}))
     return path
 
 
@@ -49,18 +49,10 @@ def test_a_kernel_that_died_breaks_the_run_although_its_ranks_were_stopped(tmp_p
     verdict = final(Run(path))
     assert Run(path).status["outcome"] == "failed", "one word in every file"
     assert (verdict.verdict, verdict.sentence, verdict.exit_code()) == ("BROKEN", "The notebook's kernel died", 2)
-    assert state(Run(path), verdict.model_dump())[0] == "BROKEN"
+    assert load(path).model_copy(update={"verdict": verdict}).word == "BROKEN"
 
 
 def test_a_damaged_verdict_is_made_again(run_dir):
     (run_dir / "verdict.json").write_text('{"verdict": "PA')
     verdict = final(Run(run_dir))
     assert verdict.sentence != "As the notebook said." and not verdict.broken
-
-
-def test_checks_of_benchlib_0_1_have_their_present_names(run_dir):
-    path = run_dir / "verdict.json"
-    verdict = json.loads(path.read_text())
-    verdict["checks"][0]["name"] = "files whole"
-    path.write_text(json.dumps(verdict))
-    assert Run(run_dir).verdict["checks"][0]["name"] == "files intact"

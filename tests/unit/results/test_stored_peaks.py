@@ -37,7 +37,7 @@ def store(tmp_path):
             save_result(path, Result.of(config, status="complete", started_at=1.76e9, metrics=metrics, facts=facts))
             write_json(
                 path / "verdict.json",
-                {"schema_version": 1, "verdict": verdict, "sentence": "", "broken": False, "checks": []},
+                {"schema_version": 1, "verdict": verdict, "sentence": "", "checks": []},
             )
         return path
 

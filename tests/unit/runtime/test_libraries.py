@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchlib.benchmarks.collectives import extras
+from benchlib.benchmarks.collectives import gradients
 from benchlib.config.schema import BaseConfig
 from benchlib.core.errors import BackendUnavailable, UserError
 from benchlib.launch import jobs, launchers
@@ -131,8 +131,8 @@ def test_whom_mpirun_saw_killed(text, pid):
 
 def test_gradients_tell_a_contribution_that_is_lost():
     device = torch.device("cpu")
-    whole, half = extras._train(None, range(2), device), extras._train(None, [0], device)
-    assert extras.difference(whole, extras._train(None, range(2), device)) == 0.0
-    assert extras.difference(whole, half) > 1e-2
+    whole, half = gradients._train(None, range(2), device), gradients._train(None, [0], device)
+    assert gradients.difference(whole, gradients._train(None, range(2), device)) == 0.0
+    assert gradients.difference(whole, half) > 1e-2
     broken = [*whole[:-1], torch.full_like(whole[-1], torch.nan)]
-    assert extras.difference(broken, whole) == extras.difference(whole, broken) == math.inf
+    assert gradients.difference(broken, whole) == gradients.difference(whole, broken) == math.inf

@@ -10,6 +10,7 @@ from make_run import START, _metric, make_run
 from pages import EVIL, Page, assert_self_contained_and_accessible
 from series import DAY, STEADY, on_machine, place, speed
 
+from benchlib.config.schema import build, save_config
 from benchlib.core.files import home
 from benchlib.judge import trends
 from benchlib.show import explorer, history
@@ -29,11 +30,8 @@ def store(tmp_path):
         folder = place(tmp_path, START - age * DAY, steps=20, metrics=metrics, tier="smoke" if age == 5 else "quick")
         if age == 4:
             on_machine(folder, cpu={"model": "Other CPU", "usable_cores": 8})
-    make_run(
-        tmp_path / "quick-20260101" / "machine-cpu-101500-abcdef",
-        config={"benchmark": "machine"},
-        started_at=START - 9 * DAY,
-    )
+    other = make_run(tmp_path / "quick-20260101" / "machine-cpu-101500-abcdef", started_at=START - 9 * DAY)
+    save_config(build("machine", {}), other)
     return tmp_path
 
 
@@ -133,12 +131,12 @@ def test_pictures_of_the_past_say_their_finding(tmp_path, theme):
 
 
 def test_more_hosts_than_lanes_share_one_by_hardware():
-    from benchlib.results.store import StoredRun
+    from benchlib.results.record import Record
     from benchlib.show.lines import LANES, lanes
 
     runs = [
-        StoredRun(
-            f"d/{n}", "squad", "quick", "cpu", START + n, word="PASS", hardware="CPU × 2", facts={"host": f"node{n}"}
+        Record(
+            run=str(n), started_at=START + n, machine={"cpu": {"model": "CPU", "usable_cores": 2}, "host": f"node{n}"}
         )
         for n in range(LANES + 1)
     ]

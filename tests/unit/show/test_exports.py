@@ -2,12 +2,9 @@
 
 import csv
 import datetime
-import html
 import importlib.util
 import io
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +12,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import junitparser
-import mistune
 import pandas as pd
 import pytest
 from click.testing import CliRunner
@@ -27,10 +23,10 @@ from benchlib.cli import main
 from benchlib.core import run_folder
 from benchlib.core.errors import UserError
 from benchlib.core.terminal import harmless
-from benchlib.judge.snapshot import load, snapshot
-from benchlib.results.run import Run
+from benchlib.results import record
+from benchlib.results.shared import load_runs as load
 from benchlib.show import exports
-from benchlib.show.exports import EXPORTS, export, github, junit, openmetrics
+from benchlib.show.exports import EXPORTS, export, junit, openmetrics
 
 EVIL = 'a|b <script>alert("1")</script>\n# head `code` *x* [l](http://x) \\ _u_ &amp; @me \x1b[31m\x00'
 REGRESSION = CHECKS[0] | {"name": "speed vs baseline", "status": "FAIL", "kind": "regression", "gates": True}
@@ -126,63 +122,6 @@ def test_junit_keeps_to_the_schema_of_jenkins(runs):
             datetime.datetime.strptime(element.attrib["timestamp"], "%Y-%m-%dT%H:%M:%S")
 
 
-def plain(markdown: str) -> str:
-    """What a reader sees of GitHub's Markdown."""
-    page = mistune.create_markdown(escape=False, plugins=["table", "strikethrough"])(markdown)
-    return html.unescape(re.sub(r"<[^>]*>", "", str(page)))
-
-
-def test_github_shows_foreign_text_as_it_is(runs):
-    text = github.text([named(runs, "broken")])
-    assert "<script" not in text
-    assert text.count("\n| ✗ FAIL |") == 1
-    seen = plain(text)
-    assert 'rank 1 raised a|b <script>alert("1")</script> # head `code` *x* [l](http://x) \\ _u_ &amp; @me' in seen
-    assert re.findall("<(h[1-6]|a|script|em|code)[ >]", str(mistune.html(text))) == ["h3"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "1. no list",
-        "12) no list",
-        "- no list",
-        "+1%",
-        "9.17 Gbps",
-        "step_s_minisquad_tiny",
-        "https://x.invalid",
-        "a\\|b",
-    ],
-)
-def test_github_takes_no_text_for_a_form_of_its_own(words):
-    page = str(mistune.create_markdown(plugins=["url"])(github.escaped(words)))
-    assert html.unescape(page) == f"<p>{words}</p>\n"
-
-
-def test_github_shows_what_failed_first_and_links_no_word(runs):
-    seen = plain(github.text(runs))
-    assert [
-        seen.index(word) for word in ("DAMAGED", "BROKEN", "FAIL: squad", "SKIPPED: squad", "PASS: squad")
-    ] == sorted(seen.index(word) for word in ("DAMAGED", "BROKEN", "FAIL: squad", "SKIPPED: squad", "PASS: squad"))
-    assert "Training throughput" in seen
-    assert "2 checks not evaluated" in seen
-
-
-def test_github_keeps_to_what_a_step_may_write(runs, tmp_path, monkeypatch):
-    whole = named(runs, "whole")
-    text = github.text([whole] * 1000)
-    assert 900_000 < len(text.encode()) <= 1024 * 1024
-    assert "more runs left out" in text[-200:]
-    summary = tmp_path / "summary.md"
-    summary.write_text("before\n")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    assert str(summary) in export([whole], "github")
-    assert summary.read_text() == "before\n" + github.text([whole])
-    summary.write_text("x" * 1024 * 1024)
-    with pytest.raises(UserError, match="is full"):
-        export([whole], "github")
-
-
 @pytest.mark.parametrize(
     ("text", "parse"), [(openmetrics.openmetrics, parse_openmetrics), (openmetrics.prometheus, parse_prometheus)]
 )
@@ -210,9 +149,7 @@ def test_metrics_for_prometheus_are_read_back(store, text, parse):
 def test_hostile_names_stay_in_their_label(tmp_path):
     config = {"data": "files", "train_file": EVIL, "eval_file": "e"}
     metric = {"name": EVIL, "value": 1.5, "unit": EVIL, "direction": "higher", "provenance": "measured", "n": 1}
-    run = snapshot(
-        Run(make_run(tmp_path / "run", metrics=[metric], checks=[CHECKS[0] | {"name": EVIL}], config=config))
-    )
+    run = record.load(make_run(tmp_path / "run", metrics=[metric], checks=[CHECKS[0] | {"name": EVIL}], config=config))
     families = {family.name: family for family in parse_openmetrics(openmetrics.openmetrics([run]))}
     assert families["benchlib_metric_value"].samples[0].labels["metric"] == harmless(EVIL)
     suite = next(iter(junitparser.JUnitXml.fromstring(junit.text([run]).encode())))
@@ -230,7 +167,7 @@ def test_a_file_is_replaced_as_a_whole(runs, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", ["csv", "parquet", "junit", "github", "openmetrics", "prometheus"])
+@pytest.mark.parametrize("name", ["csv", "parquet", "junit", "openmetrics", "prometheus"])
 def test_a_link_is_written_through_and_stays(runs, tmp_path, name):
     link, target = tmp_path / "link", tmp_path / "target"
     link.symlink_to(target)
@@ -269,34 +206,11 @@ def test_csv_of_samples_reads_back_exactly(runs, capsys):
     assert frame[frame["metric"] == "loss"]["value"].tolist() == named(runs, "whole").samples["loss"]
 
 
-def test_tensorboard_reads_what_was_written(runs, tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    assert "6 runs written" in export(runs, "tensorboard", str(tmp_path / "tb"))
-    whole = named(runs, "whole")
-    events = EventAccumulator(str(tmp_path / "tb" / whole.run))
-    events.Reload()
-    losses = events.Scalars("samples/loss")
-    assert [event.step for event in losses] == list(range(120))
-    assert [event.value for event in losses] == pytest.approx(whole.samples["loss"], rel=1e-6)
-    assert events.Scalars("metrics/f1_minisquad_tiny")[0].value == pytest.approx(91.4)
-    assert b"PASS" in events.Tensors("verdict")[0].tensor_proto.string_val[0]
-    assert "0 runs written" in export(runs, "tensorboard", str(tmp_path / "tb")), (
-        "a second file would double each point"
-    )
-
-
-def test_a_run_name_cannot_leave_the_folder(runs, tmp_path):
-    run = named(runs, "whole").model_copy(update={"run": "../../outside"})
-    export([run], "tensorboard", str(tmp_path / "tb"))
-    assert [path.parent.name for path in tmp_path.rglob("events.*")] == ["-..-outside"]
-
-
 MLFLOW_READER = """
 import sys, mlflow
 from mlflow.tracking import MlflowClient
 from benchlib.show.exports import export
-from benchlib.judge.snapshot import load
+from benchlib.results.shared import load_runs as load
 uri, store = sys.argv[1:]
 for _ in range(2):
     print(export(load(store), "mlflow", uri.removeprefix("sqlite:///")))
@@ -373,11 +287,11 @@ def test_folders_that_are_no_runs_get_no_labels(tmp_path):
 
 def test_a_missing_package_is_named_with_its_extra(runs, monkeypatch, tmp_path):
     monkeypatch.setattr(exports.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.delitem(sys.modules, "tensorboard", raising=False)
+    monkeypatch.delitem(sys.modules, "prometheus_client", raising=False)
     with pytest.raises(
-        UserError, match=r"tensorboard needs tensorboard: pip install -e '\.\[export\]' in the checkout"
+        UserError, match=r"openmetrics needs prometheus_client: pip install -e '\.\[export\]' in the checkout"
     ):
-        export(runs, "tensorboard", str(tmp_path / "tb"))
+        export(runs, "openmetrics", str(tmp_path / "x"))
 
 
 @pytest.mark.parametrize(
@@ -386,7 +300,6 @@ def test_a_missing_package_is_named_with_its_extra(runs, monkeypatch, tmp_path):
         (["--to", "junt"], "did you mean junit"),
         (["--to", "junit", "--samples"], "--samples is for csv and parquet"),
         (["--to", "parquet"], "name a file"),
-        (["--to", "tensorboard"], "name it with --output"),
         (["--to", "mlflow"], "needs its store"),
         (["--to", "csv", "--output", "."], "is a folder"),
         (["--to", "csv", "--output", "/proc/nowhere/x.csv"], "/proc/nowhere"),
@@ -402,9 +315,8 @@ def test_wrong_wishes_end_with_a_sentence(store, arguments, words, monkeypatch):
     assert "Traceback" not in done.output
 
 
-@pytest.mark.parametrize("name", ["junit", "github", "openmetrics", "prometheus", "csv"])
+@pytest.mark.parametrize("name", ["junit", "openmetrics", "prometheus", "csv"])
 def test_the_text_formats_go_to_the_standard_output(store, name, monkeypatch):
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     done = CliRunner().invoke(main, ["export", str(store), "--to", name])
     assert done.exit_code == 0, done.output
     assert "squad" in done.stdout
@@ -415,24 +327,13 @@ def test_the_text_formats_go_to_the_standard_output(store, name, monkeypatch):
 def test_a_run_that_was_damaged_after_its_verdict_passes_nowhere(tmp_path, damage):
     folder = make_run(tmp_path / "quick-20261121" / "squad-cpu-100000-whole")
     run_folder.record_files(folder)
-    assert snapshot(Run(folder)).word == "PASS"
+    assert record.load(folder).word == "PASS"
     path = folder / "result.json"
     if "missing" in damage:
         path.unlink()
     else:  # the same size: only its checksum tells
         path.write_text(path.read_text().replace("91.4", "99.4"))
-    run = snapshot(Run(folder))
+    run = record.load(folder)
     assert run.word == "DAMAGED"
     assert damage in run.sentence
     assert junitparser.JUnitXml.fromstring(junit.text([run]).encode()).errors == 1
-
-
-def test_a_start_that_no_calendar_has_stops_no_table(tmp_path):
-    day = tmp_path / "quick-20261121"
-    make_run(day / "squad-cpu-100000-whole", started_at=START)
-    edited = make_run(day / "squad-cpu-110000-edited") / "result.json"
-    edited.write_text(json.dumps(json.loads(edited.read_text()) | {"started_at": 1e300, "ended_at": 1e300}))
-    for name in ("csv", "parquet"):
-        export(load(tmp_path), name, str(tmp_path / name))
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "csv").read_text())))
-    assert {row["run"][-6:]: row["started_at"] for row in rows} == {"-whole": "2026-09-21 14:13:20+00:00", "edited": ""}

@@ -10,7 +10,7 @@ from pages import EVIL, Page, assert_self_contained_and_accessible
 from series import DAY, f1, on_machine, place, speed
 
 from benchlib.judge import trends
-from benchlib.results import store
+from benchlib.results.record import load_all
 from benchlib.show import index, lines
 
 
@@ -44,7 +44,7 @@ def test_trends_keep_tiers_configs_and_metric_names_apart(tmp_path):
     place(tmp_path, START - 2 * DAY, metrics=[_metric("f1", 60.0, "", "higher", 1)])
     place(tmp_path, START - 3 * DAY, tier="nightly", metrics=f1(70.0))
     place(tmp_path, START - 4 * DAY, metrics=f1(50.0), config={"batch_size": 16})
-    found = index.groups(store.read(tmp_path))
+    found = index.groups(load_all(tmp_path))
     assert sorted((group.last.run.tier, group.runs) for group in found) == [("nightly", 1), ("quick", 1), ("quick", 3)]
     of_three = next(group for group in found if group.runs == 3)
     assert "last 2 runs: from 90.00 to 91.00" in lines.sparkline(of_three.trends[0])
@@ -86,7 +86,13 @@ def test_a_change_is_drawn_said_and_explained(tmp_path):
 def test_runs_outside_the_band_and_failed_regressions_are_marked(tmp_path):
     for age in range(20):
         place(tmp_path, START - age * DAY, metrics=speed(90.0 if age else 45.0))
-    failed = {"name": "total_s vs baseline", "kind": "regression", "status": "FAIL", "reason": "ratio 1.4"}
+    failed = {
+        "name": "total_s vs baseline",
+        "kind": "regression",
+        "question": "?",
+        "status": "FAIL",
+        "reason": "ratio 1.4",
+    }
     verdict = {"verdict": "FAIL", "sentence": "1 failed.", "checks": [failed]}
     place(tmp_path, START - 30 * DAY, metrics=speed(90.0), verdict=verdict)
     page = Page(index.render(tmp_path))
@@ -100,7 +106,7 @@ def test_planted_and_broken_runs_are_listed_but_take_no_part(tmp_path):
     place(tmp_path, START, metrics=speed(90.0))
     place(tmp_path, START - DAY, metrics=speed(20.0), config={"planted_slowdown": 0.3})
     place(tmp_path, START - 2 * DAY, outcome="failed", reason="rank 1 raised ValueError", with_result=True)
-    runs = store.read(tmp_path)
+    runs = load_all(tmp_path)
     assert [len(members) for members in trends.series(runs).values()] == [1]
     assert [trends.exclusion(run) for run in runs] == [
         "Rank 1 raised ValueError", "a slow-down of 30% was planted in it", "",
@@ -133,8 +139,8 @@ def test_damaged_folders_are_marked(tmp_path):
     assert len(rows_of(page)) == 10
     assert sum("DAMAGED" in row for row in rows_of(page)) == 9
     assert "the folder has no config.json" in page.text
-    assert "verdict.json is not readable" in page.text
-    assert "result.json is not readable: it has no 'tier'" in page.text
+    assert "verdict.json: not valid JSON" in page.text
+    assert "result.json: not of this version (" in page.text
     assert whole.name.rsplit("-", 1)[-1] in page.text
 
 

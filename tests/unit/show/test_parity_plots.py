@@ -372,8 +372,8 @@ def test_every_table_can_be_made_of_any_run(view):
         assert len(frame) or frame.columns.size
 
 
-def test_no_picture_of_parity_is_drawn_of_another_benchmark():
-    run = make_collectives.records()
+def test_no_picture_of_parity_is_drawn_of_another_benchmark(tmp_path):
+    run = make_collectives.stored(tmp_path)
     run.result.tables["gradients"] = [
         {"collective": "gloo", "max_difference": 1e-7, "tolerance": 1e-6, "status": "PASS", "reason": ""}
     ]

@@ -3,7 +3,6 @@
 import io
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,13 +11,15 @@ from pages import contrast
 from PIL import Image
 
 from benchlib.benchmarks import BENCHMARKS
-from benchlib.benchmarks.machine import figures as machine
 from benchlib.results import frames
 from benchlib.results.run import Run
 from benchlib.show import figures, training
 
+SQUAD = BENCHMARKS["squad"].spec.figures(True)
 FIGURES = {
-    f"{benchmark.name} {name}": draw for benchmark in BENCHMARKS.values() for name, draw in benchmark.figures.items()
+    f"{benchmark.name} {name}": draw
+    for benchmark in BENCHMARKS.values()
+    for name, draw in benchmark.spec.figures(True).items()
 }
 
 
@@ -125,7 +126,7 @@ def test_memory_of_devices_is_drawn_where_a_sensor_gave_it(tmp_path):
     assert "devices at 9 GB" in training.memory(Run(folder)).alt
 
 
-@pytest.mark.parametrize("draw", BENCHMARKS["squad"].figures.values(), ids=BENCHMARKS["squad"].figures)
+@pytest.mark.parametrize("draw", SQUAD.values(), ids=SQUAD)
 def test_same_run_gives_the_same_bytes_without_metadata(run, draw):
     first, second = figures.png(draw(run)), figures.png(draw(Run(run.path)))
     assert first == second
@@ -153,33 +154,6 @@ def test_every_run_can_be_drawn(tmp_path, changes):
         assert figure.alt, name
         if not figure.empty or "outcome" in changes:
             figure.canvas.draw()
-
-
-def machine_run(**tables):
-    return SimpleNamespace(events=[], samples={}, path=None, result=SimpleNamespace(tables=tables, facts={}))
-
-
-def test_matrix_products_are_summed_over_the_ranks():
-    flops = {"bf16": {256: 40e9, 512: 90e9}, "fp32": {256: 20e9, 512: 30e9}}
-    rows = [
-        {"precision": precision, "n": n, "rank": rank, "together_flops": value / 2, "best_flops": value}
-        for precision, sizes in flops.items() for n, value in sizes.items() for rank in (0, 1)
-    ]  # fmt: skip
-    figure = machine.peaks(machine_run(matmul=rows))
-    heights = [[bar.get_height() for bar in bars] for bars in figure.axes[0].containers]
-    assert heights == [pytest.approx([80, 180]), pytest.approx([40, 60])]
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["bf16", "fp32"]
-    assert "reach 180.0 GFLOP/s in bf16 at n = 512" in figure.alt
-    assert figures.png(figure)
-
-
-def test_all_reduce_of_a_machine_shows_both_bandwidths_by_size():
-    rows = [{"bytes": size, "busbw_gbps": rate, "algbw_gbps": rate / 1.5} for size, rate in ((2**20, 9.0), (1024, 3.0))]
-    figure = machine.allreduce(machine_run(allreduce=rows))
-    bus, algorithm = figure.axes[0].lines
-    assert (list(bus.get_xdata()), list(bus.get_ydata())) == ([1024, 2**20], [3, 9])
-    assert list(algorithm.get_ydata()) == [2, 6]
-    assert "9 Gbps of bus bandwidth at 1 MiB" in figure.alt
 
 
 def test_loss_that_is_not_finite_leaves_a_gap(tmp_path):

@@ -13,25 +13,26 @@ import pytest
 from make_run import CHECKS, config_of, make_run
 from pages import EVIL, Page, assert_self_contained_and_accessible, contrast
 
-from benchlib.benchmarks import BENCHMARKS, Benchmark
+from benchlib.benchmarks import BENCHMARKS
 from benchlib.config.schema import build, command, parse_overrides, resolve
 from benchlib.core.files import home
-from benchlib.core.text import MARKS, cell, column
-from benchlib.judge.snapshot import snapshot
+from benchlib.core.text import MARKS, cell, column, look
+from benchlib.results.record import load
 from benchlib.results.run import Run
-from benchlib.show import index, markup, report, training
-from benchlib.show.exports import github, junit, openmetrics
-from benchlib.show.figures import LIGHT, png
+from benchlib.show import figures, index, markup, report, training
+from benchlib.show.exports import junit, openmetrics
+from benchlib.show.figures import png
+from benchlib.spec.unported import Unported
 
 
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch, request):
     """Most of a report's time goes into pictures; two that are drawn and not painted do for the tests of everything else."""
     if request.node.name not in ("test_whole_run", "test_a_print_takes_few_pages", "test_huge_outputs_are_cut"):
-        kept = {name: BENCHMARKS["squad"].figures[name] for name in ("loss-curve", "memory")}
-        monkeypatch.setattr(Benchmark, "figures", kept)
+        kept = {name: BENCHMARKS["squad"].spec.figures()[name] for name in ("loss-curve", "memory")}
+        monkeypatch.setattr(Unported, "figures", lambda own, report=None: kept)
         if request.node.name != "test_picture_of_the_records_is_not_shown_twice":
-            monkeypatch.setattr(report, "png", lambda figure: f"{figure.alt} {figure.theme.card}".encode())
+            monkeypatch.setattr(figures, "png", lambda figure: f"{figure.alt} {figure.theme.card}".encode())
 
 
 def rendered(folder):
@@ -155,9 +156,8 @@ def test_words_of_verdicts_carry_the_meaning_that_the_docs_give(tmp_path):
     table = re.findall(r"^\| ([A-Z_]+) \| (.+?) \|", (home() / "docs" / "verdicts.md").read_text(), re.MULTILINE)
     documented = dict(table)
     assert set(documented) == set(MARKS)
-    meanings = report.Exporter().environment.get_template("parts.html.j2").module
     for word, sentence in documented.items():
-        said = str(meanings.meaning(word)).partition(" (exit code")[0]
+        said = look(word).meaning.partition(" (exit code")[0]
         assert said and sentence.startswith(said), word
     page = rendered(make_run(tmp_path / "run", outcome="failed", reason="rank 1 died"))
     (title,) = [attrs["title"] for attrs in page.all("h1")]
@@ -219,45 +219,6 @@ def test_picture_of_the_records_is_not_shown_twice(tmp_path):
     assert "#loss-curve" in [attrs.get("href") for attrs in page.all("a")]
     page = rendered(make_run(tmp_path / "run2", notebook="x", figure=other))
     assert [image["alt"] for image in page.all("img")][-1] == "a picture from a cell"
-
-
-def test_a_light_picture_of_the_notebook_is_not_drawn_again(tmp_path, monkeypatch):
-    run, drawn = Run(make_run(tmp_path)), []
-    whole, dark, encode = report.draw_pictures(run, "squad"), report.draw_dark(run, "squad"), report.png
-    alt, light = whole.drawn[0]["alt"], whole.drawn[0]["light"].partition(",")[2]
-    output = nbformat.v4.new_output("display_data", {"image/png": light}, metadata={"image/png": {"alt": alt}})
-    cells = [nbformat.v4.new_markdown_cell("x"), nbformat.v4.new_code_cell(outputs=[output])]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "book.ipynb")
-    shown = report.pictures_in(tmp_path / "book.ipynb")
-    monkeypatch.setattr(report, "png", lambda picture: drawn.append((picture.name, picture.theme)) or encode(picture))
-    assert report.draw_pictures(run, "squad", dark, shown) == whole, "the report is the same"
-    assert drawn == [("memory", LIGHT)], "but for the one that no cell shows nothing was drawn"
-    assert report.pictures_in(tmp_path / "none.ipynb") == {}
-
-
-def test_pictures_with_one_alt_text_are_not_taken_for_each_other(tmp_path, monkeypatch):
-    run = Run(make_run(tmp_path))
-    dark, whole = report.draw_dark(run, "squad"), report.draw_pictures(run, "squad")
-    first, second = list(dark.drawn)[:2]
-    alt, png = dark.drawn[first]
-    other = base64.b64decode(next(item["light"] for item in whole.drawn if item["name"] == second).partition(",")[2])
-    dark.drawn[second] = (alt, dark.drawn[second][1])
-    drawn = {item["name"]: item["light"] for item in report.draw_pictures(run, "squad", dark, {alt: other}).drawn}
-    assert drawn == {item["name"]: item["light"] for item in whole.drawn}
-    cells = [
-        nbformat.v4.new_code_cell(
-            outputs=[
-                nbformat.v4.new_output(
-                    "display_data",
-                    {"image/png": base64.b64encode(picture).decode()},
-                    metadata={"image/png": {"alt": alt}},
-                )
-            ]
-        )
-        for picture in (png, other)
-    ]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "book.ipynb")
-    assert report.pictures_in(tmp_path / "book.ipynb") == {alt: b""}, "which of the two it is cannot be known"
 
 
 def test_huge_outputs_are_cut(tmp_path):
@@ -354,7 +315,7 @@ def test_terminal_output_loses_its_control_codes():
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_colours_of_the_page_have_enough_contrast(dark):
-    style = (report.TEMPLATES / "style.css").read_text()
+    style = (markup.TEMPLATES / "style.css").read_text()
     roots = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", roots[1 if dark else 0]))
     pairs = [
@@ -440,10 +401,10 @@ def test_no_page_and_no_export_has_control_characters(tmp_path, sign):
         change(values)
         (folder / name).write_text(json.dumps(values))
     index.render(tmp_path)
-    run = snapshot(Run(folder))
+    run = load(folder)
     texts = {
         "report": report.html(Run(folder)), "index": (tmp_path / "index.html").read_text(), "data": run.model_dump_json(),
-        "junit": junit.text([run]), "github": github.text([run]), "openmetrics": openmetrics.openmetrics([run]),
+        "junit": junit.text([run]), "openmetrics": openmetrics.openmetrics([run]),
     }  # fmt: skip
     bad = sign[0]
     assert [name for name, text in texts.items() if bad in text or json.dumps(bad)[1:-1] in text] == []

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from benchlib.workloads import collective_ops
-from benchlib.workloads.collective_ops import OPS, Place
+from benchlib.workloads.collective_ops import Place
+from benchlib.workloads.operations import OPS, WIDTHS
 
 CPU = torch.device("cpu")
 REDUCTIONS = {
@@ -23,7 +24,8 @@ REDUCTIONS = {
 
 def data(operation, dtype, reduction, elements, ranks):
     """Return what each rank gives and has to get."""
-    return [OPS[operation].data(dtype, reduction, elements, Place(rank, ranks, CPU)) for rank in range(ranks)]
+    places = [Place(rank, ranks, CPU) for rank in range(ranks)]
+    return [collective_ops.data(operation, dtype, reduction, elements, place) for place in places]
 
 
 def combined(reduction, parts, ranks):
@@ -160,12 +162,23 @@ def test_sizes_become_what_the_operation_can_do(operation, dtype, size, ranks, e
     assert OPS[operation].elements(size, dtype, ranks) == elements
 
 
+def test_the_widths_are_those_of_torch():
+    assert {name: kind.itemsize for name, kind in collective_ops.DTYPES.items()} == WIDTHS
+    assert set(collective_ops.CALLS) == set(OPS)
+
+
+def test_a_message_goes_between_its_ends():
+    give, get = (collective_ops.data("send_recv", "fp32", "", 9, Place(rank, 4, CPU, ends=(3, 1))) for rank in (3, 1))
+    assert torch.equal(give.give, get.get)
+    assert collective_ops.data("send_recv", "fp32", "", 9, Place(0, 4, CPU, ends=(3, 1))).give is None
+
+
 def test_a_tensor_that_is_not_contiguous_is_refused():
     strided = torch.zeros(8)[::2]
     with pytest.raises(
         ValueError, match=r"input with shape .* is not contiguous, and a library may silently corrupt it"
     ):
-        OPS["all_reduce"].start(strided, strided, "sum", Place(0, 1, CPU), False)
+        collective_ops.start("all_reduce", strided, strided, "sum", Place(0, 1, CPU), False)
 
 
 def test_random_positions_are_compared_too():

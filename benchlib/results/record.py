@@ -1,0 +1,403 @@
+"""A run as one value, wherever it is stored: what lists, judges, pages and exports see of it.
+
+``load`` reads a run folder, whole, partial or damaged. It raises nothing for what is damaged: that is a sentence in ``problems``.
+"""
+
+import datetime
+import functools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from benchlib import __version__
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.config.schema import BaseConfig, build
+from benchlib.core import run_folder
+from benchlib.core.errors import UserError
+from benchlib.core.events import read_events
+from benchlib.core.stats import thinned
+from benchlib.core.terminal import harmless
+from benchlib.core.text import capitalized
+from benchlib.results.metrics import Metric, RegressionLimit, adjusted
+from benchlib.results.run import (
+    Config,
+    Machine,
+    Moment,
+    Result,
+    Run,
+    Status,
+    fingerprint,
+    fingerprint_key,
+    read_part,
+)
+from benchlib.results.verdict import GATE, Verdict
+
+KEPT_SAMPLES = 200  # of a metric, where a run is carried elsewhere
+DAY = re.compile(r"(?P<tier>.+)-(?P<day>\d{8})$", re.DOTALL)
+RUN = re.compile(r"(?P<benchmark>.+?)-(?P<backend>[a-z]+)-(?P<time>\d{6})-\w+$", re.DOTALL)
+VERSIONS = ("benchlib", "torch", "transformers")  # of the fingerprint: a series runs across them, to show what they do
+NAMING = ("benchmark", "tier", "backend")
+READABLE = "baseline readable"  # the check that fails where there is a baseline, but a damaged one
+
+
+class Record(BaseModel):
+    """A run. ``fingerprint`` are the factors that make it comparable, none where this version cannot read its config.
+
+    ``samples`` are raw samples by metric, ``limits`` how much worse the benchmark lets its metrics get, ``others`` the share of the
+    processors that others took. ``reason`` and ``accepted_at`` are those of an accepted run, ``left_out`` what was left out here.
+    """
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+    schema_version: Literal[1] = 1
+    run: str
+    benchmark: str = "?"
+    tier: str = "?"
+    backend: str = "?"
+    started_at: Moment = 0.0
+    ended_at: Moment | None = None
+    at_work: bool = False
+    config: Config = {}
+    machine: Machine = {}
+    result: Result | None = None
+    verdict: Verdict | None = None
+    status: Status | None = None
+    fingerprint: dict[str, str] = {}
+    limits: list[RegressionLimit] = []
+    samples: dict[str, list[float]] = {}
+    others: float = Field(0.0, ge=0, lt=1)
+    reason: str = ""
+    accepted_at: Moment | None = None
+    problems: list[str] = []
+    left_out: list[str] = []
+    # Where it and its report lie on this machine, '' where they do not, and whose copy it is: no part of the run.
+    folder: str = Field("", exclude=True, repr=False)
+    report: str = Field("", exclude=True, repr=False)
+    copy_of: str = Field("", exclude=True, repr=False)
+
+    @property
+    def word(self) -> str:
+        """The one word for how the run went: DAMAGED, RUNNING, its verdict, or how its ranks ended."""
+        if self.problems:
+            return "DAMAGED"
+        if self.verdict:
+            return self.verdict.verdict
+        if self.at_work:
+            return "RUNNING"
+        if self.result and self.result.status == "skipped":
+            return "SKIPPED"
+        outcome = self.status["outcome"] if self.status else ""
+        words = {"": "UNFINISHED", "complete": "UNFINISHED", "skipped": "SKIPPED", "stopped": "STOPPED"}
+        return words.get(outcome, "BROKEN")
+
+    @property
+    def sentence(self) -> str:
+        """What is to be said beside the word."""
+        if self.problems:
+            return f"Files are unreadable or changed: {'; '.join(self.problems)}."
+        if self.reason:
+            return f"accepted: {self.reason}"
+        if self.verdict:
+            said = self.verdict.sentence
+            return f"{said.rstrip('.')}. Made by benchlib {self.version}." if self.other_version else said
+        if self.at_work:
+            return "The run is still going on."
+        reason = self.status["reason"] if self.status else self.result.reason if self.result else ""
+        if self.word != "UNFINISHED":
+            return capitalized(reason) or f"The run ended: {self.status['outcome'] if self.status else 'skipped'}."
+        if self.status:
+            return "The ranks ended, but the run has no verdict yet: `benchlib report` makes it."
+        return "Nothing says how this run ended: it was killed with its supervisor, or never started."
+
+    @property
+    def version(self) -> str:
+        """The version of benchlib that made it, '' where nothing says."""
+        return str(self.machine.get("versions", {}).get("benchlib") or "")
+
+    @property
+    def other_version(self) -> bool:
+        """Whether another minor version made it: its metrics can be shown, and are compared with nothing."""
+        return bool(self.version) and self.version.split(".")[:2] != __version__.split(".")[:2]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run has a whole result that can be compared."""
+        return self.result is not None and self.result.status == "complete" and bool(self.fingerprint)
+
+    @property
+    def path(self) -> str:
+        """Its place in a store, ``<tier>-<day>/<run>``."""
+        return "/".join(_names(self.folder))
+
+    @property
+    def moment(self) -> datetime.datetime:
+        """Local start of the run."""
+        return datetime.datetime.fromtimestamp(self.started_at).astimezone()
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks measured; 0 where nothing says."""
+        return self.result.world_size if self.result else 0
+
+    @property
+    def planted(self) -> float:
+        """The slow-down that was put in on purpose, as a share."""
+        return float(self.config.get("planted_slowdown") or 0.0)
+
+    @property
+    def host(self) -> str:
+        """Name of the machine, '' where it is not known."""
+        return str(self.machine.get("host") or "")
+
+    @property
+    def device_names(self) -> list[str]:
+        """The accelerators that it could use, by name."""
+        backends = self.machine.get("devices", {}).get("backends", {})
+        return list(backends.get(self.backend, {}).get("names", [])) if self.backend != "cpu" else []
+
+    @functools.cached_property
+    def hardware(self) -> str:
+        """Its accelerators, else its processor, in a line; '' where nothing says."""
+        cpu, names = self.machine.get("cpu", {}), self.device_names
+        processor = f"{cpu.get('model', 'unknown processor')} × {cpu.get('usable_cores', '?')}" if self.machine else ""
+        return ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)) or processor
+
+    @functools.cached_property
+    def setup(self) -> dict[str, str]:
+        """Host, system, drivers and versions by name."""
+        drivers = {f"driver {name}": version for name, version in self.machine.get("drivers", {}).items()}
+        versions = self.machine.get("devices", {}).get("versions", {}) | self.machine.get("versions", {})
+        facts = {"host": self.host, "system": str(self.machine.get("system") or "")} | drivers | versions
+        return {name: value for name, value in facts.items() if value}
+
+    @functools.cached_property
+    def series(self) -> str:
+        """Stands for the fingerprint without versions: runs of one series did the same work on the same hardware."""
+        same = {name: value for name, value in self.fingerprint.items() if name not in VERSIONS}
+        return fingerprint_key(same | {"benchmark": self.benchmark, "tier": self.tier}) if same else ""
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """All its metrics."""
+        return self.result.metrics if self.result else []
+
+    @functools.cached_property
+    def measured(self) -> list[Metric]:
+        """The metrics that have a value of this run."""
+        return [metric for metric in self.metrics if metric.value is not None and metric.provenance != "claimed"]
+
+    def metric(self, name: str) -> Metric | None:
+        """Return the metric of this name, or None."""
+        return self.result.metric(name) if self.result else None
+
+    def headline(self, prefix: str) -> Metric | None:
+        """Return the measured metric of this name, else the first whose name goes on with a scope, or None."""
+        exact = next((metric for metric in self.measured if metric.name == prefix), None)
+        return exact or next((metric for metric in self.measured if metric.name.startswith(prefix + "_")), None)
+
+    def failed(self, end: str = GATE) -> Iterator[tuple[str, str]]:
+        """Yield the beginning of the name and the reason of each gate that failed and whose name ends so: a regression."""
+        for check in self.verdict.checks if self.verdict else []:
+            if check.status == "FAIL" and check.gates and check.name.endswith(end):
+                yield check.name.removesuffix(end), check.reason
+
+    def is_copy_of(self, other: "Record") -> bool:
+        """Tell whether both are the same run, under whatever name: begun at the same microsecond with the same numbers."""
+        return bool(self.metrics) and (self.started_at, self.metrics) == (other.started_at, other.metrics)
+
+    def thin(self, kept: int = KEPT_SAMPLES, most_bytes: int | None = None) -> "Record":
+        """Return the run with at most ``kept`` samples of each metric and, with ``most_bytes``, without longer tables and facts.
+
+        Of its status only the outcome stays.
+        """
+        result, left_out = self.result, list(self.left_out)
+        if result is not None and most_bytes is not None:
+            parts = {}
+            for name in ("tables", "facts"):
+                whole: dict[str, Any] = getattr(result, name)
+                parts[name] = {key: value for key, value in whole.items() if len(repr(value)) <= most_bytes}
+                left_out += [f"{name}.{key}" for key in whole.keys() - parts[name].keys()]
+            result = result.model_copy(update=parts)
+        samples = {name: thinned(values, kept) for name, values in self.samples.items()} if kept else {}
+        status = {name: self.status[name] for name in ("outcome", "reason")} if self.status else None
+        update = {"result": result, "samples": samples, "status": status, "left_out": sorted(set(left_out))}
+        return self.model_copy(update=update)
+
+    def kept(self, limits: Iterable[RegressionLimit], reason: str = "", accepted_at: float | None = None) -> "Record":
+        """Return what a baseline, or a later repetition, keeps of the run: its metrics, with the samples of those with a limit."""
+        thin, limited = self.thin(most_bytes=0), {limit.metric for limit in limits}
+        samples = {name: values for name, values in thin.samples.items() if name in limited}
+        verdict = self.verdict.model_copy(update={"checks": [], "gate": None}) if self.verdict else None
+        update: dict[str, Any] = {
+            "samples": samples,
+            "verdict": verdict,
+            "reason": reason,
+            "accepted_at": accepted_at,
+            "limits": [],
+        }
+        return thin.model_copy(update=update | {"config": {}, "machine": {}, "status": None, "left_out": []})
+
+
+def limits_of(run: Run) -> list[RegressionLimit]:
+    """Return the limits of a run: those of its benchmark, in place of which the user may have set others."""
+    return adjusted(BENCHMARKS[run.config.benchmark].spec.limits(run), run.config.limits)
+
+
+def others_share(folder: Path, machine: Machine, config: BaseConfig) -> float:
+    """Return the share of the machine's processors that others took while a run on them was measured, beyond what was idle.
+
+    0 for an accelerator, several nodes and ``workers`` of others, whose processors are not what is measured or not seen or whose
+    processes are not known, and without readings.
+    """
+    cores, elsewhere = machine.get("cpu", {}).get("logical_cores"), getattr(config, "workers", None)
+    if config.backend != "cpu" or config.nnodes > 1 or elsewhere or not isinstance(cores, int) or cores < 1:
+        return 0.0
+    pairs = [
+        (event.get("cpu_percent"), event.get("others_percent"))
+        for event in read_events(folder, {"sensor"}, "supervisor")
+    ]
+    readings = [pair for pair in pairs if all(isinstance(value, int | float) for value in pair)]
+    if not readings:
+        return 0.0
+    own, others = np.mean(np.array(readings, dtype=float), axis=0) / (100 * cores)
+    used = own + others  # more than all by the clocks' errors on a machine that is full
+    return float(np.clip(others / used if used > 1 else 2 * others + own - 1, 0.0, 0.99)) if used else 0.0
+
+
+@functools.lru_cache(maxsize=256)
+def _built(benchmark: str, content: str) -> BaseConfig | None:
+    """Return the config of these values; None where this version has no such config."""
+    try:
+        return build(benchmark, json.loads(content))
+    except UserError:
+        return None
+
+
+def load(folder: Path | str, whole: bool = True) -> Record:
+    """Read a run folder. Raises nothing: what cannot be read, or changed after the run, is a sentence in ``problems``.
+
+    Not ``whole``: without samples, tables and limits, as lists need it.
+    """
+    path, problems, parts = Path(folder), list[str](), dict[str, Any]()
+
+    def read(part: Any) -> Any:
+        try:
+            return part()
+        except (UserError, OSError, ValueError) as error:
+            problems.append(str(error).strip().replace(f"{path}/", "") or type(error).__name__)
+            return None
+
+    for name in ("config", "machine", "result", "verdict", "status"):
+        parts[name] = read(lambda name=name: read_part(path / f"{name}.json", tables=whole))
+    if parts["config"] is None and not problems:
+        problems.append("the folder has no config.json")
+    elif parts["config"] is not None and (lacks := [name for name in NAMING if name not in parts["config"]]):
+        problems.append(f"config.json: not a config of benchlib, it has no {' and no '.join(lacks)}")
+        parts["config"] = None
+    samples = read(lambda: Run(path).samples) if whole else read(lambda: _require_samples(path))
+    faults = read(lambda: run_folder.file_faults(path)) or []
+    named = tuple(fault.partition(" ")[0] for fault in faults)  # one sentence a file: how it changed says more
+    problems = [problem for problem in problems if not (named and problem.startswith(named))]
+    config, machine, result = parts["config"] or {}, parts["machine"] or {}, parts["result"]
+    source = config or (result.model_dump(include={*NAMING}) if result else named_by(path))
+    started, ended = span(result, parts["status"])
+    record = Record.model_construct(
+        run=path.resolve().name.encode(errors="replace").decode(),  # a name need not be UTF-8
+        benchmark=source["benchmark"],
+        tier=source["tier"],
+        backend=source["backend"],
+        started_at=_start(path) if started is None else started,
+        ended_at=ended,
+        at_work=parts["verdict"] is None and run_folder.at_work(path),
+        config=config,
+        machine=machine,
+        result=result,
+        verdict=parts["verdict"],
+        status=parts["status"],
+        samples=(samples or {}) if whole else {},
+        problems=list(dict.fromkeys([*problems, *faults])),
+        folder=str(path),
+        report=str(path / "report.html") if os.path.exists(path / "report.html") else "",
+    )
+    # A damaged machine.json makes a run comparable with nothing.
+    known = parts["machine"] is not None or not os.path.lexists(path / "machine.json")
+    built = _built(source["benchmark"], json.dumps(config)) if config and known else None
+    if built:
+        record.fingerprint = fingerprint(built, machine, result.facts if result else {})
+    if whole and built and record.complete:
+        record.others = others_share(path, machine, built)
+        try:
+            record.limits = limits_of(Run(path))
+        except Exception:  # a foreign result breaks it in many ways: its verdict says so
+            record.limits = []
+    return record
+
+
+def _require_samples(path: Path) -> None:
+    samples = str(path / "samples.parquet")
+    if os.path.lexists(samples) and (fault := run_folder.samples_fault(samples)):
+        raise UserError(f"samples.parquet: {fault}")
+
+
+def named_by(folder: Path | str) -> dict[str, str]:
+    """Return benchmark, tier and backend by the names of ``<tier>-<day>/<benchmark>-<backend>-<time>-<id>``, else '?'."""
+    day, run = (pattern.match(name) for pattern, name in zip((DAY, RUN), _names(folder), strict=True))
+    return {
+        "benchmark": run["benchmark"] if run else "?",
+        "tier": day["tier"] if day else "?",
+        "backend": run["backend"] if run else "?",
+    }
+
+
+def _names(folder: Path | str) -> list[str]:
+    return f"/{harmless(str(folder))}".rsplit("/", 2)[-2:]
+
+
+def _start(folder: Path) -> float:
+    """Return the start of a run by the names of its folders, else by the folder's time of change."""
+    day, run = (pattern.match(name) for pattern, name in zip((DAY, RUN), _names(folder), strict=True))
+    try:
+        return datetime.datetime.strptime(f"{day['day']} {run['time']}", "%Y%m%d %H%M%S").timestamp()  # type: ignore[index]
+    except (TypeError, ValueError, OverflowError):
+        return max(0.0, folder.stat().st_mtime)
+
+
+def span(result: Result | None, status: Status | None) -> tuple[float | None, float | None]:
+    """Return when a run started and ended, in unix seconds, as far as its records say.
+
+    Both times come from one record: the result, or for a run that broke or was skipped the supervisor's status.
+    """
+    if result and result.ended_at and result.status != "skipped":  # the times of a skipped one are when it was written
+        return result.started_at, result.ended_at
+    if status and status.get("ended_at"):
+        return status.get("started_at"), status["ended_at"]
+    return result.started_at if result else None, None
+
+
+def store_folders(store: Path) -> Iterator[Path]:
+    """Yield the folders that lie where runs lie: two levels below ``store``, hidden ones left out."""
+    for day in sorted(store.iterdir()) if store.is_dir() else []:
+        if day.is_dir() and DAY.match(day.name):
+            yield from (path for path in day.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def load_all(store: Path | str, folders: Iterable[Path] | None = None) -> list[Record]:
+    """Return all runs of a store, or those in some of its folders, the oldest first, without samples and tables.
+
+    Of folders that hold the same run one counts, and ``copy_of`` of the others names it.
+    """
+    records = [load(folder, whole=False) for folder in (store_folders(Path(store)) if folders is None else folders)]
+    originals = dict[tuple[str, float], Record]()
+    # Who copies a folder adds to its name ("-copy", "Copy of ").
+    for record in sorted(records, key=lambda item: (not RUN.match(item.run), len(item.run), item.path)):
+        if record.result and not record.problems:
+            first = originals.setdefault((record.benchmark, record.started_at), record)
+            if first is not record and record.is_copy_of(first):
+                record.copy_of = first.path if record.run == first.run else first.run
+    return sorted(records, key=lambda item: (item.started_at, item.path))

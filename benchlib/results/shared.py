@@ -1,0 +1,156 @@
+"""Runs by what a user names: a run folder, a folder of runs, or a report, which carries its run in a link.
+
+A report carries its run as ``<a download href="data:application/gzip;base64,...">``: JSON of a :class:`Record`, thinned and
+compressed. A link was chosen because it is the one element that holds data, needs no script, is allowed by the report's
+content security policy (which governs loading, not downloads that the reader asks for), passes through mail attachments and
+*Save as* unchanged, and serves a person as well: a click saves the file. ``data-sha256`` is the SHA-256 of the compressed
+bytes, that is of the file which the link saves. It detects damage and careless changes; it is no signature. What a reader
+trusts is bounded before it is unpacked and validated after: the file, the text of the link and the unpacked JSON each have
+a largest size.
+"""
+
+import base64
+import binascii
+import gzip
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from benchlib.core.errors import UserError, explained
+from benchlib.core.files import read_bytes
+from benchlib.results.record import Record, load
+from benchlib.results.run import is_run, printable
+
+KEPT_BYTES = 8_000  # of one table or one fact
+MEDIA_TYPE = "application/gzip"
+ATTRIBUTE = "data-benchlib-run"  # its value is the version of the form that this module describes
+VERSION = "2"
+# What is between tags cannot hold a tag of its own: all of it is escaped. An HTML parser takes minutes for hostile text.
+ANCHOR, VALUE = re.compile(r"<a\s[^<>]*>", re.IGNORECASE), re.compile(r'\s([\w-]+)="([^"]*)"')
+PREFIX = f"data:{MEDIA_TYPE};base64,"
+
+REPORT_BYTES = 16_000_000
+LINK_CHARACTERS = 2_000_000
+JSON_BYTES = 16_000_000
+WRITTEN_BYTES = 90_000  # of compressed data: with base64 a quarter of what a report may have
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a report's template needs: ``href``, ``sha256`` and the name of the file that a click saves."""
+
+    href: str
+    sha256: str
+    file_name: str
+    version: str = VERSION
+    size_bytes: int = 0
+
+
+def link(run: Record) -> Link:
+    """Pack a run into a link of at most 90 kB of compressed data; samples are thinned further until it fits."""
+    for kept in (200, 100, 50, 20, 0):
+        small = run.thin(kept, KEPT_BYTES)
+        # A fixed time in the header: the same run gives the same report, byte for byte.
+        packed = gzip.compress(small.model_dump_json().encode(), mtime=0)
+        if len(packed) <= WRITTEN_BYTES:
+            break
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", run.run).strip("-.") or "run"
+    return Link(
+        href=PREFIX + base64.b64encode(packed).decode(),
+        sha256=hashlib.sha256(packed).hexdigest(),
+        file_name=f"{name}.json.gz",
+        size_bytes=len(packed),
+    )
+
+
+def read_report(path: Path | str) -> Record:
+    """Return the run that a ``report.html`` carries.
+
+    Raises ``UserError`` for a file that is not a report, carries no data, is cut, or was altered.
+    """
+    path = Path(path)
+    try:
+        source = read_bytes(path, REPORT_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not readable as a report ({error})") from None
+    try:
+        return read_html(source).model_copy(update={"report": str(path)})
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def read_html(source: str) -> Record:
+    """Return the run that the text of a report carries; ``UserError`` as in :func:`read_report`, without the path."""
+    if not source.rstrip().lower().endswith("</html>"):
+        raise UserError("the file is cut or not a report: its end is missing; ask for the whole file")
+    links = [dict(VALUE.findall(tag)) for tag in ANCHOR.findall(source) if f"{ATTRIBUTE}=" in tag]
+    if not links:
+        raise UserError(
+            "carries no data of a run: it is not a report of benchlib, or an old one that `benchlib report` renders again"
+        )
+    if len(links) > 1:
+        raise UserError(f"carries the data of {len(links)} runs where a report has one: it was put together by hand")
+    link = links[0]
+    if link.get(ATTRIBUTE) != VERSION:
+        raise UserError(f"its data have version {link.get(ATTRIBUTE)!r}, this version of benchlib reads {VERSION!r}")
+    return _unpack(link.get("href", ""), link.get("data-sha256", ""))
+
+
+def _unpack(href: str, sha256: str) -> Record:
+    if not href.startswith(PREFIX) or len(href) > LINK_CHARACTERS:
+        raise UserError("its data were altered: the link does not hold what benchlib writes")
+    try:
+        packed = base64.b64decode(href[len(PREFIX) :], validate=True)
+    except (binascii.Error, ValueError):
+        raise UserError("its data were altered: not base64") from None
+    if hashlib.sha256(packed).hexdigest() != sha256:
+        raise UserError("its data were altered or damaged: they do not match their SHA-256; ask for the file again")
+    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        plain = unpacker.decompress(packed, JSON_BYTES)
+    except zlib.error as error:
+        raise UserError(f"its data cannot be unpacked ({error})") from None
+    if not unpacker.eof:
+        raise UserError(f"its data are cut or unpack to more than {JSON_BYTES:,} bytes, which no run of benchlib does")
+    try:
+        return Record.model_validate(printable(from_json(plain, allow_inf_nan=False)))
+    except ValueError as error:
+        why = explained(error) if isinstance(error, ValidationError) else error
+        raise UserError(f"its data are not a run of this version ({why})") from None
+
+
+def run_folders(path: Path) -> list[Path]:
+    """Return the run folders that ``path`` stands for: itself, or those one or two levels below it, by name."""
+    return [path] if is_run(path) else sorted(_below(path, 2))
+
+
+def _below(folder: Path, levels: int) -> Iterator[Path]:
+    for child in folder.iterdir():
+        if child.is_dir() and not child.name.startswith("."):
+            if is_run(child):
+                yield child
+            elif levels > 1:
+                yield from _below(child, levels - 1)
+
+
+def load_runs(path: Path | str) -> list[Record]:
+    """Read what ``path`` names: a run folder, a folder of runs (a day, or all), or a ``report.html``.
+
+    Damaged runs are among them and say so; ``UserError`` for a path that is not there or holds no run, and for a report
+    that is damaged.
+    """
+    path = Path(path)
+    if path.is_file():
+        return [read_report(path)]
+    if not path.is_dir():
+        raise UserError(f"{path}: no such run, folder or report; `benchlib list --runs` shows the stored runs")
+    folders = run_folders(path)
+    if not folders:
+        raise UserError(f"{path} holds no runs: give a run folder, a folder of runs or a report.html")
+    return [load(folder) for folder in folders]

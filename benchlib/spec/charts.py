@@ -1,0 +1,345 @@
+"""Seven kinds of picture. Each takes columns of a spec; its title is a finding, and its alt text has every value.
+
+A title is a format string over the row that the picture is about (by default the one with the largest number), or a
+function of the rows where it compares several. What is missing or not finite is left out and counted. Matplotlib is
+imported when something is drawn.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from benchlib.spec.tables import Ref, Row, Rows, Table, write
+
+MOST_ROWS = 14
+Point = tuple[float, float, Row]
+Title = str | Callable[[Rows], str]
+About = Table | None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture. ``paint(on, run, theme, figure, axes)`` returns it, None where nothing was recorded; ``empty`` says so then.
+
+    ``on`` is ``benchlib.show.figures``. One that is not for the ``report`` is for the notebook alone.
+    """
+
+    name: str
+    empty: str
+    paint: Callable[..., Any]
+    report: bool = True
+
+    def draw(self, run: Rows, theme: Any = None) -> Any:
+        from benchlib.show import figures as on
+
+        def paint(theme: Any) -> Any:
+            figure, axes = on.blank(self.name, theme, of_many=True)
+            try:
+                return self.paint(on, run, theme, figure, axes) or on.leave_empty(figure, axes, theme, self.empty)
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                figure, axes = on.blank(self.name, theme, of_many=True)
+                on.leave_empty(
+                    figure, axes, theme, f"The numbers of this picture are damaged ({type(error).__name__})."
+                )
+                figure.empty = False  # a reader has to see it
+                return figure
+
+        return on.styled(paint)(theme or on.LIGHT)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Curves of one column: one for each value of the columns ``by``, which name it.
+
+    A ``limit`` is grey and may hold for any size, a ``claim`` has crosses and ``words`` behind its name. Curves with the same
+    value of the column ``colour`` share a colour.
+    """
+
+    ref: Ref
+    by: str
+    look: Literal["line", "limit", "claim"] = "line"
+    dashed: Callable[[Row], bool] = lambda row: False
+    words: str = "claimed"
+    colour: str = ""
+
+    def curves(self, run: Rows, x: str) -> dict[str, list[Point]]:
+        """Return the points of each curve by its name, in the order of x; x is nan where a limit holds for any."""
+        found: dict[str, list[Point]] = {}
+        for row in self.ref.table.rows(run):
+            at, value = self.ref.table[x].finite(row, run), self.ref.finite(row, run)
+            if value is not None and value > 0 and (at or self.look == "limit"):
+                name = ", ".join(filter(None, (self.ref.table[column].text(row, run) for column in self.by.split())))
+                found.setdefault(name or self.ref.col.heading, []).append((at or math.nan, value, row))
+        return {name: sorted(points, key=lambda point: point[0]) for name, points in found.items()}
+
+
+def _values(ref: Ref, run: Rows, least: bool = False) -> list[tuple[Row, float]]:
+    """Return the rows with a finite number, the largest (``least``: smallest) first."""
+    pairs = [(row, ref.finite(row, run)) for row in ref.table.rows(run)]
+    found = [(row, value) for row, value in pairs if value is not None]
+    return sorted(found, key=lambda pair: pair[1] if least else -pair[1])[:MOST_ROWS]
+
+
+def _title(title: Title, ref: Ref, about: About, row: Row, run: Rows) -> str:
+    if callable(title):
+        return title(run)
+    return ref.table.text(title, next(iter(about.rows(run)), row) if about else row, run)
+
+
+def _alt(ref: Ref, rows: Sequence[Row], run: Rows, *more: Ref) -> str:
+    """Write the name and the numbers of each row, and how many rows are not shown."""
+    numbers = [
+        ", ".join(f"{one.col.heading} {one.text(row, run)}" if more else one.text(row, run) for one in (ref, *more))
+        for row in rows
+    ]
+    gone = len(ref.table.rows(run)) - len(rows)
+    listed = "; ".join(f"{ref.table.name_of(row, run)} {text}" for row, text in zip(rows, numbers, strict=True))
+    return f"{listed}." + f" {gone} more are not shown." * (gone > 0)
+
+
+def _heading(ref: Ref) -> str:
+    unit = {"us": "µs", "ratio": "", "number": "", "count": "", "error": ""}.get(ref.col.unit, ref.col.unit)
+    return f"{ref.col.heading} ({unit})" if unit and unit != ref.col.heading else ref.col.heading
+
+
+def lines(
+    name: str,
+    *layers: Line,
+    title: Title,
+    empty: str,
+    x: str = "bytes",
+    y: str = "",
+    about: About = None,
+    log: bool = True,
+) -> Chart:
+    """Curves by size on a logarithmic axis, named at their ends; limits and claims of other tables lie behind them.
+
+    ``y`` is written at its axis: by default the heading of the first layer's column.
+    """
+    y = y or _heading(layers[0].ref)
+
+    def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+        curves = [(layer, words, points) for layer in layers for words, points in layer.curves(run, x).items()]
+        own = [point for layer, _, points in curves for point in points if layer.look == "line"]
+        if not own:
+            return None
+        ref, colours = layers[0].ref, dict[Any, str]()
+        at, places = (
+            ref.table[x].col,
+            [point[0] for layer, _, points in curves for point in points if layer.look != "limit"],
+        )
+        on.size_axis(axes, places)
+        if at.unit != "B":
+            axes.set_xticks(sorted(set(places)), [f"{place:,g}" for place in sorted(set(places))])
+        ends = []
+        for layer, words, points in curves:
+            key = points[0][2].get(layer.colour) if layer.colour else words
+            if layer.look != "limit":
+                colours.setdefault(key, theme.series[len(colours) % len(theme.series)])
+            ends.append(_curve(on, axes, theme, layer, words, points, colours.get(key, theme.muted)))
+        if log:
+            on.log_values(axes)
+        on.name_ends(axes, theme, ends)
+        words = _title(title, ref, about, max(own, key=lambda point: point[1])[2], run)
+        values = "; ".join(f"{end.words} {write(end.y, ref.col.unit)}" for end in ends)
+        return on.finish(figure, axes, theme, words, at.heading, y, f"{y} at the largest {at.heading}: {values}.")
+
+    return Chart(name, empty, paint)
+
+
+def _curve(on: Any, axes: Any, theme: Any, layer: Line, words: str, points: list[Point], colour: str) -> Any:
+    import pandas as pd
+
+    looks: dict[str, Any] = {"linestyle": (0, (3, 1.2)) if layer.dashed(points[0][2]) else "-"}
+    if layer.look == "limit":
+        low, high = axes.get_xlim()
+        points = [point for point in points if math.isnan(point[0]) or low <= point[0] <= high] or points
+        if len(points) == 1:
+            points = [(low, *points[0][1:]), (high, *points[0][1:])]
+        colour, looks = theme.muted, {"marker": "", "linewidth": 1.4, "linestyle": on.DASHED}
+    elif layer.look == "claim":
+        words, looks = f"{words}\n({layer.words})", {"linewidth": 1, "marker": "x", "markersize": 5, "linestyle": ":"}
+    xs, ys, _ = zip(*points, strict=True)
+    return on.draw_line(axes, pd.Series(xs), pd.Series(ys), words, colour, **looks)
+
+
+def _mark(axes: Any, theme: Any, mark: Ref | None, rows: Sequence[Row], run: Rows) -> list[float]:
+    """Draw a line across each bar at another number of its row, and return these numbers."""
+    places = [(place, at) for place, row in enumerate(rows) if mark and (at := mark.finite(row, run)) is not None]
+    for place, at in places:
+        axes.plot([at] * 2, [place - 0.42, place + 0.42], color=theme.text, linewidth=2.2)
+    return [at for _, at in places]
+
+
+def bars(
+    name: str,
+    ref: Ref,
+    *others: Ref,
+    title: Title,
+    empty: str,
+    mark: Ref | None = None,
+    ends: tuple[Ref, Ref] | None = None,
+    line: float | None = None,
+    mute: Callable[[Row], bool] = lambda row: False,
+    about: About = None,
+) -> Chart:
+    """Horizontal bars, the longest on top: ``others`` are further bars of the row, ``mark`` is a line at another number of it.
+
+    ``ends`` is its interval, ``line`` a value across all rows, ``mute`` says which rows are grey.
+    """
+
+    def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+        rows = [row for row, _ in _values(ref, run)]
+        if not rows:
+            return None
+        numbers = {one.col.heading: [one.finite(row, run) for row in rows] for one in (ref, *others)}
+        series = {key: [math.nan if value is None else value for value in values] for key, values in numbers.items()}
+        groups, marks = on.grouped_bars(axes, series, across=True), _mark(axes, theme, mark, rows, run)
+        longest = [
+            line or 0.0,
+            *marks,
+            *(value for values in numbers.values() for value in values if value is not None),
+        ]
+        for place, (bar, row) in enumerate(zip(groups[0], rows, strict=True)):
+            if not others:
+                bar.set_color(theme.muted if mute(row) else theme.series[0])
+            span = [end.finite(row, run) for end in ends or ()]
+            if span and None not in span:
+                axes.plot(span, [place, place], color=theme.text, linewidth=1.4, solid_capstyle="butt")
+                longest += span  # type: ignore[arg-type]
+            beside = (max(bar.get_width(), *(value or 0.0 for value in span), 0.0), bar.get_y() + bar.get_height() / 2)
+            on.note(axes, ref.text(row, run), beside, (5, 0), fontsize=8)
+        if line is not None:
+            axes.axvline(line, color=theme.muted, linewidth=1, linestyle=on.DASHED)
+        on.label_rows(axes, [ref.table.name_of(row, run) for row in rows])
+        axes.set_xlim(0, 1.2 * max(longest) or 1.0)
+        on.short_numbers(axes.xaxis)
+        axes.set_xlabel(_heading(ref) + (f"; black: {mark.col.heading}" if mark and marks else ""))
+        if others:
+            figure.legend(ncols=4, loc="outside lower center")
+        return on.head(figure, theme, _title(title, ref, about, rows[0], run), _alt(ref, rows, run, *others))
+
+    return Chart(name, empty, paint)
+
+
+def stacked(
+    name: str, *parts: Ref, title: Title, empty: str, x: str, mark: Ref | None = None, about: About = None
+) -> Chart:
+    """One bar for each row, of its parts one behind the other; ``mark`` is a line at another number of the row."""
+
+    def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+        rows = [row for row in parts[0].table.rows(run) if any(part.finite(row, run) for part in parts)][:MOST_ROWS]
+        if not rows:
+            return None
+        left = [0.0] * len(rows)
+        for number, part in enumerate(parts):
+            wide = [max(part.finite(row, run) or 0.0, 0.0) for row in rows]
+            looks: dict[str, Any] = {"edgecolor": theme.card, "linewidth": 0.5, "label": part.col.heading}
+            looks |= {"color": theme.series[number % len(theme.series)], "hatch": "///" * (number // len(theme.series))}
+            if any(wide):
+                axes.barh(range(len(rows)), wide, 0.6, left=left, **looks)
+            left = [begin + value for begin, value in zip(left, wide, strict=True)]
+        _mark(axes, theme, mark, rows, run)
+        on.label_rows(axes, [parts[0].table.name_of(row, run) for row in rows])
+        axes.set_xlabel(x + (f"; black: {mark.col.heading}" if mark else ""))
+        figure.legend(ncols=4, loc="outside lower center")
+        alt = _alt(parts[0], rows, run, *parts[1:], *([mark] if mark else []))
+        return on.head(figure, theme, _title(title, parts[0], about, rows[0], run), alt)
+
+    return Chart(name, empty, paint)
+
+
+def dots(name: str, ref: Ref, *, title: Title, empty: str, about: About = None) -> Chart:
+    """The median of each row's samples with its interval, on a logarithmic axis, the smallest on top."""
+
+    def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+        from benchlib.core.stats import summary
+
+        pairs = [(row, value) for row, value in _values(ref, run, least=True) if value > 0]
+        if not pairs:
+            return None
+        axes.set_xscale("log")
+        for place, (row, value) in enumerate(pairs):
+            stats = summary(ref.numbers(row, run))
+            if stats.ci_low is not None and stats.ci_high is not None:
+                axes.plot([stats.ci_low, stats.ci_high], [place, place], color=theme.series[0], alpha=0.35, linewidth=5)
+            axes.plot([value], [place], "o", color=theme.series[0], markersize=6)
+            on.note(axes, ref.text(row, run), (1.01, place), xycoords=("axes fraction", "data"), annotation_clip=False)
+        on.plain_numbers(axes.xaxis)
+        rows = [row for row, _ in pairs]
+        on.label_rows(axes, [ref.table.name_of(row, run) for row in rows])
+        axes.set_xlabel(f"{_heading(ref)}: median, 95% interval")
+        return on.head(figure, theme, _title(title, ref, about, rows[0], run), _alt(ref, rows, run))
+
+    return Chart(name, empty, paint)
+
+
+def steps(
+    name: str, ref: Ref, *, title: Title, empty: str, x: str = "step", smooth: Callable[..., Sequence[float]] = list
+) -> Chart:
+    """The samples of each row in their order: losses and times over the steps."""
+    return _of_samples(
+        name, ref, title, empty, lambda found: (range(1, len(found) + 1), smooth(found)), x, _heading(ref)
+    )
+
+
+def cumulative(name: str, ref: Ref, *, title: Title, empty: str) -> Chart:
+    """The share of each row's samples that is at most a value."""
+
+    def shares(found: list[float]) -> tuple[Sequence[float], Sequence[float]]:
+        return sorted(found), [(place + 1) / len(found) for place in range(len(found))]
+
+    return _of_samples(name, ref, title, empty, shares, _heading(ref), "share of all")
+
+
+Curve = Callable[[list[float]], tuple[Sequence[float], Sequence[float]]]
+
+
+def _of_samples(name: str, ref: Ref, title: Title, empty: str, curve: Curve, x: str, y: str) -> Chart:
+    def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+        import pandas as pd
+
+        rows = [row for row in ref.table.rows(run) if any(map(math.isfinite, ref.numbers(row, run)))][:MOST_ROWS]
+        ends = []
+        for place, row in enumerate(rows):
+            xs, ys = map(pd.Series, map(list, curve(list(filter(math.isfinite, ref.numbers(row, run))))))
+            colour = theme.series[place % len(theme.series)]
+            ends.append(on.draw_line(axes, xs, ys, ref.table.name_of(row, run), colour, marker=""))
+        if not rows:
+            return None
+        on.name_ends(axes, theme, ends)
+        return on.finish(
+            figure, axes, theme, _title(title, ref, None, rows[0], run), x, y, f"Medians: {_alt(ref, rows, run)}"
+        )
+
+    return Chart(name, empty, paint)
+
+
+def grid(name: str, ref: Ref, *, x: str, y: str, title: Title, empty: str, about: About = None) -> Chart:
+    """A heat map: one field for each value of two columns, with its number while there is room."""
+
+    def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
+        import pandas as pd
+
+        found = [
+            (row[y], row[x], value, row) for row in ref.table.rows(run) if (value := ref.finite(row, run)) is not None
+        ]
+        if not found:
+            return None
+        field = pd.DataFrame([cell[:3] for cell in found]).pivot_table(index=0, columns=1, values=2)
+        figure.colorbar(axes.imshow(field, cmap="viridis", aspect="auto"), ax=axes, label=_heading(ref))
+        axes.set_xticks(range(len(field.columns)), list(map(str, field.columns)))
+        axes.set_yticks(range(len(field)), list(map(str, field.index)))
+        axes.grid(False)
+        middle = (field.min().min() + field.max().max()) / 2
+        for place, values in enumerate(field.to_numpy() if field.size <= 64 else ()):
+            for column, value in enumerate(values):
+                if math.isfinite(value):
+                    colour = "#000000" if value > middle else "#ffffff"
+                    axes.text(column, place, f"{value:.3g}", ha="center", va="center", fontsize=8, color=colour)
+        least = min(found, key=lambda cell: cell[2])[3]
+        words, alt = _title(title, ref, about, least, run), _alt(ref, [cell[3] for cell in found], run)
+        return on.finish(figure, axes, theme, words, ref.table[x].col.heading, ref.table[y].col.heading, alt)
+
+    return Chart(name, empty, paint)

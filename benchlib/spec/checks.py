@@ -1,0 +1,278 @@
+"""Checks: a question about columns, of a kind that says how a number is compared.
+
+There is one comparison for all kinds: a number that is missing or not finite FAILS, unless its row says why it is
+missing. Where fewer than three checks would share a kind, ``Check(..., judge=function)`` has a function of its own.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchlib.judge.checks import Ask, Kind, Status
+from benchlib.judge.checks import Check as Judged
+from benchlib.judge.impossible.claim import Claim
+from benchlib.judge.impossible.rules import ask
+from benchlib.judge.numbers import InvalidNumber, number
+from benchlib.spec.tables import Col, Ref, Row, Rows, Table, write
+
+NAMED = 3  # rows that a check names one by one
+Limit = float | Ref | Callable[[Any], float | None]  # a number, a column of the same row, or of the config
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question. A name with columns in braces makes a check for each name, over the rows of that name.
+
+    ``over`` are the columns that gate, each with its limit; ``miss`` tells how far a number is from its limit: up to 1
+    passes. ``unless`` returns why a run leaves the question open (SKIPPED), ``when`` whether a config asks it at all.
+    ``asked`` is the field of the config that sets a target, ``rule`` the rule of impossible numbers that the check shows.
+    """
+
+    name: str
+    question: str
+    over: Sequence[tuple[Ref, Limit]] = ()
+    miss: Callable[[float, float], float] = lambda value, limit: 0.0
+    sign: str = ""
+    judge: "Callable[[Check, Rows], Judged] | None" = None
+    unless: Callable[[Rows], str] | None = None
+    when: Callable[[Any], bool] = lambda config: True
+    kind: Kind = "sanity"
+    asked: str = ""
+    rule: str = ""
+    source: str = ""
+
+    def answer(self, status: Status, reason: str, **more: Any) -> Judged:
+        """Return the answer; SKIPPED gates nothing unless it says so."""
+        more = {"gates": status != "SKIPPED", "source": self.source} | more
+        return Judged(name=self.name, kind=self.kind, question=self.question, status=status, reason=reason, **more)
+
+
+def _outside(holds: Callable[[float, float], bool]) -> Callable[[float, float], float]:
+    return lambda value, limit: 0.0 if holds(value, limit) else math.inf
+
+
+def zero(name: str, question: str, *refs: Ref, **more: Any) -> Check:
+    """Every number is 0."""
+    return Check(name, question, [(ref, 0.0) for ref in refs], _outside(lambda value, _: value == 0), "=", **more)
+
+
+def above_zero(name: str, question: str, *refs: Ref, **more: Any) -> Check:
+    """Every number is above 0."""
+    return Check(name, question, [(ref, 0.0) for ref in refs], _outside(lambda value, _: value > 0), ">", **more)
+
+
+def below(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Check:
+    """Every number is at most its limit."""
+
+    def miss(value: float, limit: float) -> float:
+        return value / limit if limit > 0 else 0.0 if value <= limit else math.inf
+
+    return Check(name, question, over, miss, "<=", **more)
+
+
+def within(name: str, question: str, *over: tuple[Ref, Limit], most: float, **more: Any) -> Check:
+    """Every number is from its limit to ``most``."""
+    sign = f"<= {most:g}, >="
+    return Check(name, question, over, _outside(lambda value, least: least <= value <= most), sign, **more)
+
+
+def near(name: str, question: str, *over: tuple[Ref, Ref], share: float = 0.0, **more: Any) -> Check:
+    """Every number is that of another column of its row, up to a share of it."""
+
+    def miss(value: float, other: float) -> float:
+        apart = abs(value / other - 1) if other else abs(value)
+        return apart / share if share else math.inf if apart else 0.0
+
+    return Check(name, question, over, miss, f"within {share:.0%} of" if share else "=", **more)
+
+
+def same(name: str, question: str, ref: Ref, per: str, share: Limit, **more: Any) -> Check:
+    """The rows of each group of the columns ``per`` have the same series of numbers as its first row, up to a share."""
+
+    def groups(run: Rows, rows: list[Row]) -> dict[Any, list[Row]]:
+        found: dict[Any, list[Row]] = {}
+        for row in rows:
+            if ref.numbers(row, run) or not ref.why(row):
+                found.setdefault(tuple(row.get(column) for column in per.split()), []).append(row)
+        return found
+
+    def apart(run: Rows, rows: list[Row]) -> list[Row]:
+        pairs = [(row, first) for first, *others in groups(run, rows).values() for row in others]
+        return [{**row, "_apart": _apart(ref.numbers(row, run), ref.numbers(first, run))} for row, first in pairs]
+
+    def alone(run: Rows) -> str:
+        several = any(len(rows) > 1 for rows in groups(run, ref.table.rows(run)).values())
+        return unless(run) or ("" if several else "only one ran: there is nothing to compare")
+
+    unless = more.pop("unless", lambda run: "")
+    differing = Ref(ref.table.pick(apart), Col("_apart", "error", f"{ref.col.heading} differ by"))
+    return below(name, question, (differing, share), unless=alone, **more)
+
+
+def _apart(series: list[float], others: list[float]) -> float:
+    """Return the largest relative difference; infinite where one has more numbers, or one that is not finite."""
+    if len(series) != len(others) or not all(map(math.isfinite, [*series, *others])):
+        return math.inf
+    return max(abs(value / other - 1) if other else abs(value) for value, other in zip(series, others, strict=True))
+
+
+def reached(name: str, question: str, ref: Ref, asked: str, beyond: bool = False, **more: Any) -> Check:
+    """The number is at least the target (``beyond``: above it) that the field ``asked`` of the config sets.
+
+    Without a target what was measured is told, once; a target that nothing was measured for is INCOMPLETE.
+    """
+
+    def target(config: Any) -> float | None:
+        return getattr(config, asked)  # type: ignore[no-any-return]
+
+    holds = _outside(lambda value, limit: value > limit if beyond else value >= limit)
+    asks: dict[str, Any] = {"when": lambda config: "{" not in name or target(config) is not None, "kind": "target"}
+    return Check(name, question, [(ref, target)], holds, ">" if beyond else ">=", _target, asked=asked, **(asks | more))
+
+
+def ran(name: str, question: str, table: Table, **more: Any) -> Check:
+    """No row failed and at least one ran; those that were skipped say why."""
+    return Check(name, question, [(Ref(table, table.cols[0]), 0.0)], judge=_ran, **more)
+
+
+def rule(name: str, question: str, of: str, needed: bool = False, **more: Any) -> Check:
+    """A rule of impossible numbers holds for the columns with roles; ``needed``: FAIL where they state too little."""
+    return Check(name, question, rule=of, sign="needed" if needed else "", **more)
+
+
+def judge(check: Check, run: Rows, claims: Sequence[Claim]) -> Iterator[Judged]:
+    """Yield the answers to a question: one, or one for each name."""
+    to = Ask(check.name.split("{")[0].strip(), check.question, check.kind)
+    if reason := check.unless(run) if check.unless else "":
+        yield check.answer("SKIPPED", reason)
+    elif check.rule and not check.over:
+        yield to.by(lambda _: _rule(check, claims))
+    elif "{" not in check.name:
+        yield to.by(lambda _: (check.judge or _compare)(check, run))
+    else:
+        try:
+            yield from _by_name(check, run)
+        except InvalidNumber as error:  # of what names the rows
+            yield to.fact(False, f"cannot be evaluated: {error}")
+
+
+def _by_name(check: Check, run: Rows) -> Iterator[Judged]:
+    """Judge a check for each name that its rows give it; without a row it is judged by its bare name."""
+    named = [
+        (ref, limit, [(ref.table.text(check.name, row, run), row) for row in ref.table.rows(run)])
+        for ref, limit in check.over
+    ]
+    names = list(dict.fromkeys(name for _, _, rows in named for name, _ in rows))
+    if not names:
+        bare = " ".join(check.name.split("{")[0].split())
+        names, named = [bare.removesuffix(" at")], [(ref, limit, []) for ref, limit, _ in named]
+    for name in names:
+        own = [
+            (Ref(ref.table.pick(_only([row for is_, row in rows if is_ == name])), ref.col), limit)
+            for ref, limit, rows in named
+        ]
+        one = replace(check, name=name, over=own)
+        yield Ask(name, check.question, check.kind).by(lambda _, one=one: (one.judge or _compare)(one, run))
+
+
+def _only(chosen: list[Row]) -> Callable[[Rows, list[Row]], list[Row]]:
+    return lambda run, rows: chosen
+
+
+def _listed(words: Sequence[str]) -> str:
+    return "; ".join(words[:NAMED]) + (f"; and {len(words) - NAMED} more" if len(words) > NAMED else "")
+
+
+def _limit(given: Limit, row: Row, run: Rows) -> float | None:
+    return given.number(row, run) if isinstance(given, Ref) else given(run.config) if callable(given) else given
+
+
+def _compare(check: Check, run: Rows) -> Judged:
+    """Judge every row: the one comparison of all kinds."""
+    wrong, skipped, good, worst = list[str](), list[str](), 0, (-1.0, "", 0.0, "", "")
+    for ref, given in check.over:
+        for row in ref.table.rows(run):
+            title, unit = ref.table.name_of(row, run), ref.col.unit
+            value, limit = ref.number(row, run), _limit(given, row, run)
+            numbers = [value] if ref.col.samples and value is not None else ref.numbers(row, run)
+            if not numbers or limit is None:
+                lacking = given if numbers and isinstance(given, Ref) else ref
+                reason = lacking.why(row)
+                text = f"{title}: no {lacking.col.heading if lacking is given or not numbers else 'limit'}"
+                (skipped if reason else wrong).append(f"{title}: {reason}" if reason else text)
+                continue
+            shares = [(check.miss(item, limit) if math.isfinite(item) else math.inf, item) for item in numbers]
+            share, item = max(shares, key=lambda pair: (pair[0], not math.isfinite(pair[1])))
+            measured, bound = f"{ref.col.heading} {write(item, unit)}", f"{check.sign} {write(limit, unit)}"
+            if share > 1 or not math.isfinite(limit):
+                more = f" ({text})" if (text := ref.table.text(ref.table.note, row, run)) else ""
+                wrong.append(f"{title}: {measured}, not {bound}{more}")
+            good += share <= 1
+            if share > worst[0]:
+                worst = (share, title, item, measured, bound)
+    return _summed(check, wrong, skipped, good, worst)
+
+
+def _summed(
+    check: Check, wrong: list[str], skipped: list[str], good: int, worst: tuple[float, str, float, str, str]
+) -> Judged:
+    share, title, value, measured, bound = worst
+    plain = [(ref, limit) for ref, limit in check.over if isinstance(limit, (int, float))]
+    limits = dict.fromkeys(f"{check.sign} {write(limit, ref.col.unit)}" for ref, limit in plain)
+    more: dict[str, Any] = {"limit": ", ".join(limits) or bound, "unit": _unit(check)}
+    more |= {"value": value} if title and math.isfinite(value) else {}
+    tail = f"; skipped: {_listed(skipped)}" if skipped else ""
+    if wrong:
+        return check.answer("FAIL", _listed(wrong) + tail, **more)
+    if not good:
+        return check.answer("SKIPPED" if skipped else "FAIL", _listed(skipped) or "there is no row to judge", **more)
+    if good == 1:
+        return check.answer("PASS", f"{title}: {measured}" + tail, **more)
+    farthest = f", at the most {measured} ({title})" if share else ""
+    return check.answer("PASS", f"{good:,} compared{farthest}" + tail, **more)
+
+
+def _unit(check: Check) -> str:
+    units = {ref.col.unit for ref, _ in check.over} - {"count", "number", "error", "ratio"}
+    return units.pop() if len(units) == 1 else ""
+
+
+def _ran(check: Check, run: Rows) -> Judged:
+    table, words = check.over[0][0].table, dict[str, list[str]]()
+    for row in table.rows(run):
+        status, reason = row.get("status", "ok"), row.get("reason")
+        status = status if status == "ok" or (status == "skipped" and reason) else "failed"
+        words.setdefault(status, []).append(f"{table.name_of(row, run)}: {reason or 'no reason is given'}")
+    good = len(words.get("ok", ()))
+    reason = f"{good} ran"
+    reason += "".join(f"; {word}: {_listed(words[word])}" for word in ("failed", "skipped") if word in words)
+    return check.answer("FAIL" if "failed" in words or not good else "PASS", reason)
+
+
+def _target(check: Check, run: Rows) -> Judged:
+    """Judge a target. One that is not set is no question; one that nothing was measured for is not met."""
+    (ref, target), rows = check.over[0], check.over[0][0].table.rows(run)
+    wanted = _limit(target, {}, run)
+    if wanted is None:
+        measured = ", ".join(ref.text(row, run) for row in rows if ref.number(row, run) is not None)
+        unset = f"the {run.config.tier} tier sets no target for {run.config.backend}"
+        reason = f"measured {measured}; {unset}" if measured else unset
+        return replace(check, source=check.source or unset).answer("SKIPPED", reason, unit=_unit(check))
+    check = replace(check, source=check.source or f"target of the {run.config.tier} tier")
+    judged = _compare(check, run) if rows else check.answer("SKIPPED", "nothing that the target is for was measured")
+    limit = f"{check.sign} {write(number(wanted, check.asked), ref.col.unit)}"
+    return judged.model_copy(update={"limit": limit, "gates": True})
+
+
+def _rule(check: Check, claims: Sequence[Claim]) -> Judged:
+    """Name the claims that break the rule, else the one that comes nearest to it."""
+    asked = ask(check.rule, claims)
+    for status in ("FAIL", "PASS"):
+        chosen = sorted((pair for pair in asked if pair[1].status == status), key=lambda pair: -(pair[1].value or 0.0))
+        if chosen:
+            words = [f"{subject}: {finding.reason}" for subject, finding in chosen]
+            first, reason = chosen[0][1], _listed(words if status == "FAIL" else words[:1])
+            return check.answer(status, reason, limit=first.limit, value=first.value, unit=first.unit)  # type: ignore[arg-type]
+    reason = "; ".join(finding.reason for _, finding in asked) or "the run does not report enough to evaluate it"
+    return check.answer("FAIL" if check.sign else "SKIPPED", reason)

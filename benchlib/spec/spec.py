@@ -1,0 +1,351 @@
+"""A spec: all that a benchmark states, said once; and what follows from it for the report, the gate and the notebook."""
+
+import functools
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchlib.core.errors import UserError
+from benchlib.core.events import Moment
+from benchlib.judge.baselines import Comparison, regression_checks
+from benchlib.judge.checks import FINITE, agreement_check, budget_check, fact_check, finite_check
+from benchlib.judge.checks import Check as Judged
+from benchlib.judge.impossible.claim import Claim, Latency
+from benchlib.judge.impossible.own import Numbers, OwnClaims
+from benchlib.judge.numbers import faults_text
+from benchlib.judge.published import Measured, summary
+from benchlib.judge.regression import RegressionLimit
+from benchlib.results.metrics import Direction, measured, not_available
+from benchlib.results.metrics import Metric as Stated
+from benchlib.results.run import Result, Run, save_result
+from benchlib.spec import tables
+from benchlib.spec.charts import Chart
+from benchlib.spec.checks import Check, judge
+from benchlib.spec.tables import MISSING, Col, Ref, Row, Rows, Table, cols, fields, judged, split_samples, with_samples
+
+
+def run_table(*own: Col) -> Table:
+    """Return the table ``run``: what there is one of. The first columns are those that every run has."""
+    frame = [Col("startup_s", "s", "start-up"), Col("total_s", "s", "time of the run")]
+    return Table("run", "the run", [*frame, *cols("collective layout device threads torch"), *own])
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that is compared between runs. A name with columns in braces makes a metric for each row.
+
+    Of a column of samples the value is the median with its interval. ``basis`` says what it is of, a format string over the
+    row. ``may_lose`` is the share of the baseline that may be lost, ``amount`` so many of its unit. ``headline`` shows it
+    first. ``unless`` returns why a row does not count; such a metric is not available.
+    """
+
+    name: str
+    of: Ref
+    better: Direction = "none"
+    label: str = ""
+    basis: str = ""
+    may_lose: float | None = None
+    amount: float | None = None
+    headline: bool = False
+    unless: Callable[[Row, Rows], str] | None = None
+
+    def rows(self, run: Rows) -> Iterator[tuple[str, Row]]:
+        """Yield the name of each metric with its row; of several rows of one name the first counts."""
+        named: dict[str, Row] = {}
+        for row in self.of.table.rows(run):
+            words = {name: re.sub(r"\W", "_", str(row.get(name))) for name in fields(self.name)}
+            named.setdefault(self.name.format_map(words), row)
+        yield from named.items()
+
+    def state(self, name: str, row: Row, run: Rows) -> Stated:
+        """Return the metric of a row: measured, derived, or not available for the reason that the row states."""
+        unit, samples = "" if (unit := self.of.col.unit) in ("number", "error") else unit, self.of.numbers(row, run)
+        reason = self.unless(row, run) if self.unless else ""
+        reason = reason or ("" if samples else self.of.why(row))
+        if reason:
+            return not_available(name, unit, self.better, reason)
+        derived = self.of.col.of is not None if self.of.col.derived is None else self.of.col.derived
+        basis = self.of.table.text(self.basis, row, run)
+        return measured(name, samples or math.nan, unit, self.better, derived=derived, reason=basis)
+
+    @functools.cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\w+)", re.escape(self.name)))
+
+
+@dataclass(frozen=True)
+class Show:
+    """A table for readers: ``columns`` of a selection, else all; with ``across`` one column for each value of that column.
+
+    ``make`` returns the rows in place of all that. One that is not for the ``report`` is for the notebook alone.
+    """
+
+    heading: str
+    table: Table
+    columns: str = ""
+    across: str = ""
+    make: Callable[[Rows], list[dict[str, str]]] | None = None
+    report: bool = True
+
+    def rows(self, run: Rows) -> list[dict[str, str]]:
+        """Return the rows as texts by heading."""
+        if self.make:
+            return self.make(run)
+        refs = [self.table[name] for name in self.columns.split() or [col.name for col in self.table.cols]]
+        rows = self.table.rows(run)
+        if not self.across:
+            return [{ref.col.heading: ref.text(row, run) for ref in refs} for row in rows]
+        *keys, cell = refs
+        at, grouped = self.table[self.across], dict[tuple[str, ...], dict[str, str]]()
+        heads = [at.text(row, run) for row in sorted(rows, key=lambda row: at.finite(row, run) or 0.0)]
+        for row in rows:
+            names = tuple(key.text(row, run) for key in keys)
+            group = grouped.setdefault(names, dict.fromkeys(heads, MISSING))
+            group[at.text(row, run)] = cell.text(row, run)
+        headings = [key.col.heading for key in keys]
+        return [dict(zip(headings, names, strict=True)) | cells for names, cells in grouped.items()]
+
+
+@dataclass(frozen=True)
+class Said:
+    """A metric in a sentence: ``{name}`` is its value with the unit, ``{name[column]}`` another cell of its row."""
+
+    stated: Stated
+    table: Table
+    row: Row
+    run: Rows
+
+    def __getitem__(self, column: str) -> str:
+        return self.table[column].text(self.row, self.run)
+
+    def __format__(self, form: str) -> str:
+        return f"{self.stated.value:{form}}" if form else self.stated.text
+
+
+Say = str | Callable[[Rows], Iterable[str]]
+
+
+def each(table: Table, form: str) -> Say:
+    """Say a sentence, a format string over the columns, of each row of a selection."""
+    return lambda run: [table.text(form, row, run) for row in table.rows(run)]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All that a benchmark states. A sentence of ``says`` is a function, or a format string over metrics, see :class:`Said`.
+
+    ``warnings`` say what limits the meaning of a result, ``published`` which values stand beside published figures, ``refuse``
+    raises ``UserError`` for files that a valid config names and that cannot be used, ``missed`` returns by parameter what was
+    not done. ``listing()`` gives tables of what it can run for `benchlib list`, ``exports`` are formats of the benchmark alone:
+    name, what it is, ``module:function``. ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of
+    the name of the metric that counts items per second; ``batch`` are the fields of its config whose product with the ranks is
+    the effective batch, ``ways`` those that change how the work is done and not what is done.
+    """
+
+    tables: Sequence[Table]
+    metrics: Sequence[Metric]
+    checks: Sequence[Check]
+    says: Sequence[Say] = ()
+    shows: Sequence[Show] = ()
+    charts: Sequence[Chart] = ()
+    warnings: Callable[[Rows], list[str]] = lambda run: []
+    published: Callable[[Rows], list[Measured]] = lambda run: []
+    refuse: Callable[[Any], None] = lambda config: None
+    missed: Callable[[Rows], Mapping[str, list[str]]] = lambda run: {}
+    listing: Callable[[], dict[str, list[dict[str, str]]]] | None = None
+    exports: Sequence[tuple[str, str, str]] = ()
+    rate: str = ""
+    batch: Sequence[str] = ()
+    ways: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ``KeyError`` for a format string with a column that its table does not have."""
+        forms = [(table, form) for table in self.tables for form in (table.title, table.note)]
+        forms += [(metric.of.table, form) for metric in self.metrics for form in (metric.name, metric.basis)]
+        forms += [(ref.table, check.name) for check in self.checks for ref, _ in check.over]
+        forms += [(show.table, name) for show in self.shows for name in map("{{{}}}".format, show.columns.split())]
+        for table, form in forms:
+            _ = [table[name] for name in fields(form)]
+
+    def metric(self, name: str) -> Metric | None:
+        """Return what declares a metric: of several names with columns in braces the one with most letters of its own."""
+        found = [metric for metric in self.metrics if metric.pattern.fullmatch(name)]
+        return max(found, key=lambda metric: len(re.sub(r"{\w+}", "", metric.name)), default=None)
+
+    def label(self, name: str) -> str:
+        metric = self.metric(name)
+        match = metric.pattern.fullmatch(name) if metric and metric.label else None
+        return metric.label.format_map(match.groupdict()) if metric and match else name.replace("_", " ")
+
+    def first(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the words for the key metrics among ``names``, in the order of the spec."""
+        declared = {name: metric for name in names if (metric := self.metric(name)) and metric.headline}
+        return {
+            name: self.label(name) for name in sorted(declared, key=lambda name: self.metrics.index(declared[name]))
+        }
+
+    def stated(self, run: Rows) -> list[Stated]:
+        """Return the metrics of a run, each once."""
+        return [metric.state(name, row, run) for metric in self.metrics for name, row in metric.rows(run)]
+
+    def limits(self, run: Run) -> list[RegressionLimit]:
+        """Return how much worse each metric may get than the baseline."""
+        assert run.result is not None
+        found = [(stated.name, metric) for stated in run.result.metrics if (metric := self.metric(stated.name))]
+        limited = [(name, metric) for name, metric in found if (metric.may_lose, metric.amount) != (None, None)]
+        return [RegressionLimit(metric=name, share=metric.may_lose, amount=metric.amount) for name, metric in limited]
+
+    def judge(self, run: Run, comparison: Comparison) -> list[Judged]:
+        """Judge a run by its own checks, by what all runs are judged by, and against the baseline."""
+        assert run.result is not None
+        (rows, faults), claims = judged(self.tables, Rows.of(run)), OwnClaims(Numbers.of_run(run))
+        faults += [f"{metric.name} is {metric.fault} in the metrics" for metric in run.result.metrics if metric.fault]
+        asked = [check for check in self.checks if check.when(run.config)]
+        shown = ["possible values", *(check.rule for check in asked if check.rule)]
+        finite, agreement = finite_check(claims), agreement_check(claims, shown)
+        if faults:
+            finite = fact_check(FINITE, finite.question, False, faults_text(faults))
+        if wrong := self._disagreements(Rows.of(run)):
+            agreement = fact_check(agreement.name, agreement.question, False, faults_text(wrong))
+        return [
+            *(answer for check in asked for answer in judge(check, rows, claims)),
+            finite,
+            agreement,
+            budget_check(run),
+            *regression_checks(run, self.limits(run), comparison),
+        ]
+
+    def _disagreements(self, run: Rows) -> list[str]:
+        """Return which metrics are not what their rows give: altered or left out."""
+        derived = {name: (metric, row) for metric in self.metrics for name, row in metric.rows(run)}
+        wrong = [f"the row of the metric {name} is missing" for name in run.metrics if name not in derived]
+        for name, (metric, row) in derived.items():
+            stated, gone = run.metrics.get(name), metric.unless and metric.unless(row, run)
+            number = None if gone else metric.of.finite(row, run)
+            if stated is None:
+                wrong.append(f"the metric {name} is missing")
+            elif (stated.value is None) != (number is None) or not math.isclose(stated.value or 0.0, number or 0.0):
+                wrong.append(f"{name} is {stated.text}, its row says {metric.of.text(row, run)}")
+        return wrong
+
+    def undone(self, run: Run) -> dict[str, list[str]]:
+        """Return what the user may have asked for and the run did not do, by parameter: targets, and what the spec adds."""
+        if run.result is None:
+            return {}
+        names = [check.name for check in _undecided(run) if check.status == "SKIPPED"]
+        asked = [(check.asked, check.name.split(" at {")[0]) for check in self.checks if check.asked]
+        lost = {
+            field: [f"= {getattr(run.config, field):g}"]
+            for field, start in asked
+            if any(name.startswith(start) for name in names)
+        }
+        return lost | dict(self.missed(Rows.of(run)))
+
+    def reading(self, run: Run) -> list[str]:
+        """Return the reasons of the checks that did not pass, then the sentences whose metrics this run has."""
+        rows, lines = Rows.of(run), [f"{check.name}: {check.reason}." for check in _undecided(run)]
+        known = {
+            name: Said(rows.metrics[name], metric.of.table, row, rows)
+            for metric in self.metrics
+            for name, row in metric.rows(rows)
+            if name in rows.metrics and rows.metrics[name].value is not None
+        }
+        for say in self.says:
+            if callable(say):
+                lines += say(rows)
+            elif {name.split("[")[0] for name in fields(say)} <= set(known):
+                lines.append(tables.tidy(say.format_map(known)))
+        return [*lines, text] if (text := summary(run)) else lines
+
+    def claims(self, numbers: Numbers) -> Iterator[Claim]:
+        """Yield what the columns with roles state, one claim a row, in the units of a claim's fields."""
+        tables = with_samples({**numbers.tables, "run": [numbers.facts]}, numbers.row_samples)
+        run = Rows(numbers.config, numbers.world_size, tables)
+        for table in self.tables:
+            for row in table.rows(run):
+                stated = {
+                    col.role: value
+                    for col in table.cols
+                    if col.role and (value := _claimed(Ref(table, col), row, run)) is not None
+                }
+                parts: dict[str, Any] = {}
+                for role, value in (stated | dict(table.claim(row, run) if stated and table.claim else {})).items():
+                    part, _, name = role.partition(".")
+                    parts.setdefault(part, {})[name] = value
+                if "latencies" in parts:
+                    parts["latencies"] = [Latency(name=table.name, **parts["latencies"])]
+                if parts:
+                    yield Claim(subject=table.name_of(row, run), **parts)
+
+    def report(self, run: Run) -> dict[str, list[dict[str, str]]]:
+        """Return the tables of the report, by heading; those without rows are left out."""
+        shown = {show.heading: show.rows(_shown(run)) for show in self.shows if show.report}
+        return {heading: lines for heading, lines in shown.items() if lines}
+
+    def frames(self, run: Run) -> dict[str, Callable[[], Any]]:
+        """Return the tables of the notebook by heading, each as a function that makes the frame."""
+        pandas = functools.partial(importlib.import_module, "pandas")
+        return {show.heading: lambda show=show: pandas().DataFrame(show.rows(_shown(run))) for show in self.shows}  # type: ignore[misc]
+
+    def figures(self, report: bool | None = None) -> dict[str, Callable[..., Any]]:
+        """Return the pictures by name, ``draw(run, theme) -> Picture``: of the ``report``, of the notebook alone, or all."""
+        charts = [chart for chart in self.charts if report in (None, chart.report)]
+        return {chart.name: lambda run, *theme, chart=chart: chart.draw(_shown(run), *theme) for chart in charts}
+
+    def warned(self, config: Any, result: Result | None) -> list[str]:
+        """Return what limits the meaning of a result; nothing where the run left none."""
+        return self.warnings(Rows.bare(config, result)) if result else []
+
+    def placed(self, run: Run) -> list[Measured]:
+        return self.published(Rows.of(run))
+
+    def save(self, config: Any, run_dir: Path, began: Moment, tables: Mapping[str, Sequence[Row]]) -> None:
+        """Write the result of a run from its rows: the metrics follow, raw samples go to ``samples.parquet``."""
+        kept, samples = split_samples(self.tables, tables)
+        facts = dict(kept["run"][0])
+        result = Result.of(
+            config,
+            status="complete",
+            started_at=began.wall,
+            ended_at=began.wall + began.since(),
+            metrics=self.stated(Rows(config, config.world_size, tables)),
+            facts=facts,
+            tables={name: rows for name, rows in kept.items() if name != "run"},
+            notes=[f"Groups of the exchange: {facts['layout']}."] if facts.get("layout") else [],
+        )
+        save_result(run_dir, result, samples)
+
+
+def _undecided(run: Run) -> list[Judged]:
+    """Return the checks of a judged run that did not pass, those against the baseline left out."""
+    checks = run.verdict.checks if run.verdict else []
+    return [
+        check for check in checks if check.kind != "regression" and check.word in ("FAIL", "AMBIGUOUS", "INCOMPLETE")
+    ]
+
+
+SAMPLES = ("step_s", "samples_s", "learning_rates")  # fields of a claim that take all samples of a column
+SCALES = {("Gbps", "gbytes_per_s"): 1 / 8, ("us", "seconds"): 1e-6, ("us", "samples_s"): 1e-6}
+
+
+def _claimed(ref: Ref, row: Row, run: Rows) -> Any:
+    """Return what a cell states, in the unit of the claim; None for what is not finite, which "finite" fails."""
+    name, value = ref.col.role.partition(".")[2], ref.raw(row, run)
+    scale = next((by for (unit, end), by in SCALES.items() if ref.col.unit == unit and name.endswith(end)), 1.0)
+    if name in SAMPLES:
+        return [scale * item for item in ref.numbers(row, run) if math.isfinite(item)] or None
+    if isinstance(value, (float, list)):
+        return None if (number := ref.finite(row, run)) is None else scale * number
+    return value
+
+
+def _shown(run: Run) -> Rows:
+    """Return the rows of a run; none where it has no result or a part is damaged, which is told elsewhere."""
+    try:
+        return Rows.of(run) if run.result else Rows(None, 1, {})
+    except UserError:
+        return Rows(None, 1, {})

@@ -1,0 +1,325 @@
+"""Rows, columns and tables: what a measurement returns, and how a spec names a part of it.
+
+A measurement returns rows by table: numbers, texts that identify something, and lists of raw samples. The table ``run`` has
+one row, what there is one of. Three keys have a meaning in every row:
+
+    why      {"column": "reason"}: a number that is missing for a reason
+    status   "ok", "skipped" or "failed": of the whole row
+    reason   why a row was skipped or failed
+
+A number that is missing without a reason, or not finite, FAILS every check that reads it.
+"""
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from string import Formatter
+from typing import Any
+
+from benchlib.core.definitions import share_text, size_text
+from benchlib.core.text import quantity, seconds
+from benchlib.judge.numbers import Cells, fault_of, place_of, poses_as_number
+from benchlib.results.metrics import Metric as Stated
+from benchlib.results.run import Result, Run
+
+Row = Mapping[str, Any]
+Tables = Mapping[str, Sequence[Row]]
+MISSING = "–"
+COMMON = ("why", "status", "reason")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """All that the functions of a spec see of a run. ``config`` is None where a result lies outside of its run's folder."""
+
+    config: Any
+    world: int
+    tables: Tables
+    metrics: Mapping[str, Stated] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Row:
+        return next(iter(self.tables.get("run", ())), {})
+
+    @classmethod
+    def of(cls, run: Run) -> "Rows":
+        """Return those of a run that has a result, with the raw samples in their rows."""
+        assert run.result is not None
+        rows = cls.bare(run.config, run.result)
+        return replace(rows, tables=with_samples(rows.tables, run.row_samples), machine=run.machine)
+
+    @classmethod
+    def bare(cls, config: Any, result: Result) -> "Rows":
+        """Return those of a result, without its raw samples."""
+        metrics = {metric.name: metric for metric in result.metrics}
+        return cls(config, result.world_size, {**result.tables, "run": [result.facts]}, metrics)
+
+
+def with_samples(tables: Tables, samples: Mapping[str, Sequence[float]]) -> Tables:
+    """Return tables with the samples that :func:`split_samples` took out, where the row still has their median."""
+    whole = {name: [dict(row) for row in rows] for name, rows in tables.items()}
+    for place, values in samples.items():
+        name, index, column = (*re.split(r"\[|\]\.", place, maxsplit=2), "", "")[:3]
+        row = whole[name][int(index)] if index.isdigit() and int(index) < len(whole.get(name, ())) else {}
+        if values and row.get(column) == statistics.median(values):  # another one was altered: judged as it stands
+            row[column] = list(values)
+    return whole
+
+
+def split_samples(declared: Iterable["Table"], tables: Tables) -> tuple[Tables, dict[str, list[float]]]:
+    """Return tables with the medians of the columns of raw samples, and those as lists by ``table[row].column``.
+
+    Raises ``KeyError`` for a table or a column that the spec does not declare.
+    """
+    kept, samples, known = (
+        dict[str, Sequence[Row]](),
+        dict[str, list[float]](),
+        {table.name: table for table in declared},
+    )
+    for name, rows in tables.items():
+        kept[name] = []
+        for index, row in enumerate(rows):
+            cols = {column: known[name].col(column) for column in row if column not in COMMON}
+            taken = {column for column, col in cols.items() if col.samples and row[column]}
+            samples |= {f"{name}[{index}].{column}": list(row[column]) for column in taken}
+            medians = {column: statistics.median(row[column]) for column in taken}
+            kept[name] = [*kept[name], {**row, **medians}]
+    return kept, samples
+
+
+# How the numbers of a unit are written; others by ``quantity``, with their unit.
+WRITE: dict[str, Callable[[float], str]] = {
+    "B": lambda value: size_text(value) if value else "no data",
+    "us": lambda value: seconds(1e-6 * value),
+    "s": seconds,
+    "ratio": share_text,
+    "count": lambda value: f"{value:,.0f}",
+    "number": lambda value: f"{value:.3g}" if value % 1 else f"{value:,.0f}",
+    "error": lambda value: f"{value:.2g}",
+}
+
+
+def write(value: float, unit: str) -> str:
+    return WRITE.get(unit, lambda value: quantity(value, unit))(value) if math.isfinite(value) else str(value)
+
+
+@dataclass(frozen=True)
+class Col:
+    """A column. ``unit`` says how its numbers are written; ``""`` holds texts, and what is not shown.
+
+    ``of`` computes it from the columns ``needs`` of the row, else of the run: where one is missing so is this one, for the
+    same reason. ``samples``: a list is several measurements of one number, whose median counts. ``role`` is the field of
+    a ``Claim`` that the numbers are, as in ``collective.wrong_elements``. ``words`` are readers' words for texts.
+    """
+
+    name: str
+    unit: str = ""
+    label: str = ""
+    of: Callable[..., Any] | None = None
+    needs: str = ""
+    samples: bool = False
+    signed: bool = False
+    derived: bool | None = None  # whether it follows from what was measured; None: where ``of`` computes it
+    role: str = ""
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def heading(self) -> str:
+        suffix = "_bytes" if self.unit == "B" else f"_{self.unit.lower()}"  # every cell is written with its unit
+        return self.label or self.name.removesuffix(suffix).replace("_", " ")
+
+
+def cols(names: str, unit: str = "", **more: Any) -> list[Col]:
+    """Return columns of one unit, named and headed by the words of ``names``."""
+    return [Col(name, unit, **more) for name in names.split()]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one kind, or a selection of them. ``title`` names a row for a reader, ``note`` adds to one that is wrong.
+
+    ``claim`` returns what no column holds, by role.
+    """
+
+    name: str
+    title: str
+    cols: Sequence[Col]
+    claim: Callable[[Row, Rows], Mapping[str, Any]] | None = None
+    note: str = ""
+    picks: tuple[Callable[[Rows, list[Row]], list[Row]], ...] = ()
+
+    def col(self, name: str) -> Col:
+        """Return a column; ``KeyError`` for one that is not declared."""
+        for col in self.cols:
+            if col.name == name:
+                return col
+        raise KeyError(f"table {self.name} has no column {name}; it has {', '.join(col.name for col in self.cols)}")
+
+    def __getitem__(self, name: str) -> "Ref":
+        return Ref(self, self.col(name))
+
+    def pick(self, choose: Callable[[Rows, list[Row]], list[Row]]) -> "Table":
+        """Return the same table with the rows that ``choose`` leaves of it."""
+        return replace(self, picks=(*self.picks, choose))
+
+    def _chosen(self, values: Mapping[str, Any], keep: bool) -> "Table":
+        refs = [(self._cell(name), value) for name, value in values.items()]
+        return self.pick(
+            lambda run, rows: [row for row in rows if all(_is(ref.raw(row, run), is_) for ref, is_ in refs) is keep]
+        )
+
+    def where(self, **wanted: Any) -> "Table":
+        """Keep rows with these values; a tuple stands for any of its values, a function for those that it holds for."""
+        return self._chosen(wanted, True)
+
+    def unless(self, **refused: Any) -> "Table":
+        """Leave out rows with all of these values."""
+        return self._chosen(refused, False)
+
+    def ran(self) -> "Table":
+        """Keep rows that were neither skipped nor failed."""
+        return self.pick(lambda run, rows: [row for row in rows if row.get("status", "ok") == "ok"])
+
+    def most(self, column: str, per: str = "", least: bool = False) -> "Table":
+        """Keep the first row with the largest (``least``: smallest) value of a column, of each group of ``per``."""
+        ref, sign = self[column], -1 if least else 1
+
+        def choose(run: Rows, rows: list[Row]) -> list[Row]:
+            best: dict[tuple[Any, ...], tuple[float, Row]] = {}
+            for row in rows:
+                group, value = tuple(row.get(name) for name in per.split()), ref.number(row, run)
+                if value is not None and (group not in best or sign * value > best[group][0]):
+                    best[group] = (sign * value, row)
+            return [row for _, row in best.values()]
+
+        return self.pick(choose)
+
+    def rows(self, run: Rows) -> list[Row]:
+        """Return the rows of the selection, in their order."""
+        rows = list(run.tables.get(self.name, ()))
+        for choose in self.picks:
+            rows = choose(run, rows)
+        return rows
+
+    def text(self, form: str, row: Row, run: Rows) -> str:
+        """Write a format string over the columns of a row, each number with its unit."""
+        return tidy(form.format_map({name: self._cell(name).text(row, run) for name in fields(form)}))
+
+    def name_of(self, row: Row, run: Rows) -> str:
+        return self.text(self.title, row, run)
+
+    def _cell(self, name: str) -> "Ref":
+        return Ref(self, Col(name)) if name in COMMON else self[name]
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    if callable(wanted):
+        return value is not None and bool(wanted(value))
+    return value in wanted if isinstance(wanted, tuple) else value == wanted
+
+
+def fields(form: str) -> list[str]:
+    """Return the names in braces of a format string."""
+    return [name for _, name, _, _ in Formatter().parse(form) if name]
+
+
+def tidy(text: str) -> str:
+    """Return a text without the gaps that empty cells left."""
+    return re.sub(r" +([,:;])", r"\1", " ".join(text.split()))
+
+
+def why(row: Row, *columns: str) -> str:
+    """Return why a row lacks one of its columns; '' where it does not say."""
+    reasons = row.get("why") or {}
+    said = next((str(reasons[name]) for name in columns if reasons.get(name)), "")
+    return said or (str(row.get("reason") or "") if row.get("status") in ("skipped", "failed") else "")
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A column of a selection of rows: what metrics, checks and pictures take."""
+
+    table: Table
+    col: Col
+
+    def raw(self, row: Row, run: Rows) -> Any:
+        """Return what the cell holds, or what is computed of others; None where it is missing."""
+        if self.col.of is None:
+            value = row.get(self.col.name)
+            return [value] if self.col.samples and isinstance(value, (int, float)) else value
+        given = [self._needed(name, row, run) for name in self.col.needs.split()]
+        if any(value is None or value == [] for value in given):
+            return None
+        try:
+            return self.col.of(*given)
+        except (ArithmeticError, ValueError, TypeError):  # a time of zero, a text in place of a number
+            return math.nan
+
+    def _needed(self, name: str, row: Row, run: Rows) -> Any:
+        if name == "world" and name not in row:
+            return run.world
+        if any(col.name == name for col in self.table.cols):
+            return self.table[name].raw(row, run)
+        return row[name] if name in row else run.run.get(name)
+
+    def numbers(self, row: Row, run: Rows) -> list[float]:
+        """Return the numbers of a cell; empty where it is missing. What is no number among several is not finite."""
+        value = self.raw(row, run)
+        found = [_number(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
+        return [] if found == [None] else [math.nan if item is None else item for item in found]
+
+    def number(self, row: Row, run: Rows) -> float | None:
+        """Return the number of a cell, of samples their median; one that is not finite stands for all."""
+        found = self.numbers(row, run)
+        wrong = [value for value in found if not math.isfinite(value)]
+        return None if not found else wrong[0] if wrong else statistics.median(found)
+
+    def finite(self, row: Row, run: Rows) -> float | None:
+        """Return the number of a cell where it is finite: what can be drawn."""
+        value = self.number(row, run)
+        return value if value is not None and math.isfinite(value) else None
+
+    def why(self, row: Row) -> str:
+        """Return why the row has no such number; '' where it does not say."""
+        return why(row, self.col.name, *self.col.needs.split())
+
+    def text(self, row: Row, run: Rows) -> str:
+        value = self.raw(row, run)
+        if isinstance(value, (str, bool)):
+            return self.col.words.get(str(value), str(value))
+        number = self.number(row, run)
+        return (MISSING if value is None else str(value)) if number is None else write(number, self.col.unit)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def judged(declared: Iterable[Table], run: Rows) -> tuple[Rows, list[str]]:
+    """Return the rows as checks read them, and every fault in words: reading one raises ``InvalidNumber`` with its name."""
+    faults, seen, gone = list[str](), dict[str, list[Cells]](), dict[str, str]()
+    for table in declared:
+        if table.name not in run.tables:
+            gone[table.name] = "missing"
+            faults.append(f"the table {table.name} is missing")
+        seen[table.name] = []
+        for index, row in enumerate(run.tables.get(table.name, ())):
+            wrong = {col.name: fault for col in table.cols if (fault := _fault(col, row))}
+            place = "the facts" if table.name == "run" else place_of(table.name, index, row)
+            faults += [f"{name} is {fault} in {place}" for name, fault in wrong.items()]
+            seen[table.name].append(Cells(dict.fromkeys(wrong) | dict(row), place, wrong))
+    return replace(run, tables=Cells(seen, "the result", gone)), faults
+
+
+def _fault(col: Col, row: Row) -> str:
+    value = row.get(col.name)
+    if col.of is not None or ((value is None or value == []) and why(row, col.name)):
+        return ""
+    if value is None or (value == [] and col.samples):
+        return "missing"
+    if col.unit and poses_as_number(value):
+        return f"{value!r}, which is no number,"
+    return fault_of(value, col.signed)

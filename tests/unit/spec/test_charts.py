@@ -1,0 +1,61 @@
+"""Every picture of a spec draws a whole run, a broken one, one without rows and one of a single rank, and says what it shows."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from make_smoke import unpack
+
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.show import figures
+from benchlib.spec.spec import Spec
+from benchlib.spec.tables import Rows
+
+CHARTS = [(name, chart) for name, own in BENCHMARKS.items() if isinstance(own.spec, Spec) for chart in own.spec.charts]
+NAMED = [f"{name} {chart.name}" for name, chart in CHARTS]
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    names = {name for name, _ in CHARTS}
+    return {name: Rows.of(unpack(name, tmp_path_factory.mktemp("smoke") / name)) for name in names}
+
+
+def broken(run):
+    """Return the rows of a run with every second number gone or not finite."""
+
+    def damage(row, place):
+        faults = (None, math.nan, math.inf, [])
+        return {
+            name: faults[(place + index) % 4] if index % 2 and not isinstance(value, (str, dict, bool)) else value
+            for index, (name, value) in enumerate(row.items())
+        }
+
+    tables = {name: [damage(row, place) for place, row in enumerate(rows)] for name, rows in run.tables.items()}
+    return replace(run, tables=tables)
+
+
+@pytest.mark.parametrize("theme", [figures.LIGHT, figures.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize(("name", "chart"), CHARTS, ids=NAMED)
+def test_a_picture_of_a_whole_run_has_its_numbers_in_its_alt_text(smoke, name, chart, theme):
+    picture = chart.draw(smoke[name], theme)
+    if not picture.empty:
+        assert any(sign.isdigit() for sign in picture.alt), picture.alt
+        assert "nan" not in picture.alt and "None" not in picture.alt, picture.alt
+    data = figures.png(picture)
+    assert len(data) < 60_000
+    assert data == figures.png(chart.draw(smoke[name], theme)), "the same run gives the same bytes"
+
+
+@pytest.mark.parametrize(("name", "chart"), CHARTS, ids=NAMED)
+def test_a_picture_without_rows_says_what_is_missing(name, chart):
+    picture = chart.draw(Rows(None, 1, {}))
+    assert picture.empty and picture.alt.endswith(".")
+
+
+@pytest.mark.parametrize(("name", "chart"), CHARTS, ids=NAMED)
+def test_a_picture_of_a_broken_run_or_of_one_rank_is_drawn(smoke, name, chart):
+    for run in (broken(smoke[name]), replace(smoke[name], world=1)):
+        picture = chart.draw(run)
+        assert picture.alt
+        assert figures.png(picture)

@@ -1,0 +1,181 @@
+"""The engine by hand-computed cases: kinds of checks over rows, metrics of rows, sentences, tables, and what is not declared."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from benchlib.benchmarks import BENCHMARKS
+from benchlib.judge.impossible.claim import Claim, Collective
+from benchlib.spec.checks import above_zero, below, judge, near, ran, reached, rule, same, within, zero
+from benchlib.spec.spec import Metric, Said, Show, Spec, each, run_table
+from benchlib.spec.tables import Col, Rows, Table, judged, split_samples, with_samples
+
+T = Table("t", "{name}", note="{hint}", cols=[
+    Col("name"), Col("hint"), Col("group"), Col("size", "B"),
+    Col("time_us", "us", "time", samples=True), Col("value"), Col("count", "count"), Col("limit", "count"),
+    Col("losses", "error"), Col("rate", "Gbps", of=lambda size, times: [8e-3 * size / time for time in times], needs="size time_us", samples=True),
+])  # fmt: skip
+SPEC = Spec(tables=[T, run_table()], metrics=[], checks=[])
+CONFIG = SimpleNamespace(tier="quick", backend="cpu", world_size=2, target=None, most=4.0)
+WHOLE = {
+    "name": "a",
+    "hint": "",
+    "group": "x",
+    "size": 1000,
+    "time_us": [1.0, 2.0, 3.0],
+    "value": 1,
+    "count": 0,
+    "limit": 3,
+    "losses": [1.0, 0.5],
+}
+
+
+def run_of(*rows, **config):
+    return Rows(
+        SimpleNamespace(**{**vars(CONFIG), **config}),
+        2,
+        {"t": [WHOLE | row for row in rows], "run": [{"total_s": 1.0}]},
+    )
+
+
+def answers(check, run, claims=()):
+    rows, _ = judged(SPEC.tables, run)
+    return list(judge(check, rows, list(claims)))
+
+
+WHY = {"count": None, "why": {"count": "a barrier moves nothing"}}
+SKIPPED = {"status": "skipped", "reason": "no such library"}
+CASES = [
+    (zero("c", "?", T["count"]), [{}], "PASS", "a: count 0"),
+    (zero("c", "?", T["count"]), [{}, {"name": "b", "count": 2, "hint": "rank 1"}], "FAIL", "b: count 2, not = 0 (rank 1)"),
+    (zero("c", "?", T["count"]), [{"count": None}], "FAIL", "count is missing in row 1 of t (a, x)"),
+    (zero("c", "?", T["count"]), [{"count": math.nan}], "FAIL", "count is nan"),
+    (zero("c", "?", T["count"]), [{"count": -1}], "FAIL", "below zero"),
+    (zero("c", "?", T["count"]), [{"count": "0"}], "FAIL", "which is no number"),
+    (zero("c", "?", T["count"]), [{}, WHY], "PASS", "skipped: a: a barrier moves nothing"),
+    (zero("c", "?", T["count"]), [WHY], "SKIPPED", "a barrier moves nothing"),
+    (zero("c", "?", T["count"]), [{"count": None} | SKIPPED], "SKIPPED", "no such library"),
+    (zero("c", "?", T["count"]), [], "FAIL", "no row to judge"),
+    (above_zero("c", "?", T["count"]), [{}], "FAIL", "not > 0"),
+    (below("c", "?", (T["count"], T["limit"])), [{"count": 3}], "PASS", "count 3"),
+    (below("c", "?", (T["count"], T["limit"])), [{"count": 4}], "FAIL", "count 4, not <= 3"),
+    (below("c", "?", (T["count"], T["limit"])), [{"limit": None}], "FAIL", "limit is missing"),
+    (below("c", "?", (T["count"], lambda config: config.most)), [{"count": 4}, {"count": 5}], "FAIL", "count 5, not <= 4"),
+    (below("c", "?", (T["time_us"], 2.0)), [{}], "PASS", "time 2 µs"),  # of samples the median
+    (within("c", "?", (T["count"], 1.0), most=2), [{"count": 2}], "PASS", "count 2"),
+    (within("c", "?", (T["count"], 1.0), most=2), [{}], "FAIL", "not <= 2, >= 1"),
+    (near("c", "?", (T["count"], T["limit"])), [{"count": 3}], "PASS", "count 3"),
+    (near("c", "?", (T["count"], T["limit"]), share=0.1), [{"count": 4}], "FAIL", "count 4, not within 10% of 3"),
+    (same("c", "?", T["losses"], "group", 0.01), [{}, {"losses": [1.005, 0.5]}], "PASS", "differ by 0.005"),
+    (same("c", "?", T["losses"], "group", 0.01), [{}, {"losses": [1.1, 0.5]}], "FAIL", "losses differ by 0.1, not <= 0.01"),
+    (same("c", "?", T["losses"], "group", 0.01), [{}, {"losses": [1.0]}], "FAIL", "losses differ by inf"),
+    (same("c", "?", T["losses"], "group", 0.01), [{}, {"group": "y"}], "SKIPPED", "nothing to compare"),
+    (same("c", "?", T["losses"], "group", 0.01, unless=lambda run: ""), [{}], "SKIPPED", "nothing to compare"),
+    (same("c", "?", T["losses"], "group", 0.01, unless=lambda run: "dropout"), [{}, {}], "SKIPPED", "dropout"),
+    (ran("c", "?", T), [{}, {"name": "b"} | SKIPPED], "PASS", "1 ran; skipped: b: no such library"),
+    (ran("c", "?", T), [{}, {"status": "skipped"}], "FAIL", "no reason is given"),
+    (ran("c", "?", T), [SKIPPED], "FAIL", "0 ran"),
+    (reached("c", "?", T["count"], "target"), [{"count": 5}], "SKIPPED", "measured 5; the quick tier sets no target"),
+    (reached("c", "?", T["count"], "most"), [{"count": 4}], "PASS", "count 4"),
+    (reached("c", "?", T["count"], "most", beyond=True), [{"count": 4}], "FAIL", "count 4, not > 4"),
+    (reached("c", "?", T["count"], "most"), [], "SKIPPED", "nothing that the target is for was measured"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "rows", "status", "reason"), CASES)
+def test_a_kind_of_check(check, rows, status, reason):
+    (answer,) = answers(check, run_of(*rows))
+    assert (answer.status, reason in answer.reason) == (status, True), (answer.status, answer.reason)
+    # A target without its measurement gates; anything else that is skipped does not.
+    assert answer.gates == (status != "SKIPPED" or (check.asked == "most" and not rows))
+
+
+def test_a_name_with_columns_makes_a_check_for_each_name():
+    check = below("{group} at {size}", "?", (T["count"], 1.0))
+    rows = [{}, {"count": 3}, {"group": "y", "size": 2048}]
+    found = answers(check, run_of(*rows))
+    assert [(answer.name, answer.status) for answer in found] == [("x at 1,000 B", "FAIL"), ("y at 2 KiB", "PASS")] or [
+        answer.status for answer in found
+    ] == ["FAIL", "PASS"]
+    assert [answer.name for answer in answers(below("share at {size}", "?", (T["count"], 1.0)), run_of())] == ["share"]
+
+
+def test_a_rule_names_the_claim_that_breaks_it():
+    claims = [Claim(subject=f"run {wrong}", collective=Collective(wrong_elements=wrong)) for wrong in (0, 3)]
+    (answer,) = answers(rule("c", "?", "right results"), run_of({}), claims)
+    assert answer.status == "FAIL" and answer.reason.startswith("run 3: 3 wrong elements")
+    assert answers(rule("c", "?", "right results"), run_of({}), claims[:1])[0].status == "PASS"
+    assert answers(rule("c", "?", "right results"), run_of({}))[0].status == "SKIPPED"
+    assert answers(rule("c", "?", "right results", needed=True), run_of({}))[0].status == "FAIL"
+
+
+def test_metrics_follow_from_rows_with_their_samples():
+    spec = Spec(
+        [T], [Metric("rate_{name}", T["rate"], "higher", "Rate of {name}", "{size}", may_lose=0.1, headline=True)], []
+    )
+    rate, none = spec.stated(run_of({}, {"name": "b", "time_us": []} | SKIPPED))
+    assert (rate.name, rate.value, rate.n, rate.provenance, rate.unit) == ("rate_a", 4.0, 3, "derived", "Gbps")
+    assert rate.samples == pytest.approx([8.0, 4.0, 8 / 3])  # 8e-3 * 1000 / 1, 2, 3 us in Gbps
+    assert (none.provenance, none.reason) == ("not_available", "no such library")
+    lost = spec.stated(run_of({"time_us": []}))[0]
+    assert lost.fault == "nan", "a number that is missing without a reason is no metric that is not available"
+    assert spec.label("rate_a") == "Rate of a" and spec.first(["other", "rate_a"]) == {"rate_a": "Rate of a"}
+
+
+def test_a_label_is_of_the_name_that_says_most():
+    names = ("flops_{name}", "flops_{name}_peak")
+    spec = Spec([T], [Metric(name, T["count"], label=name) for name in names], [])
+    assert [spec.label(name) for name in ("flops_a", "flops_a_peak", "other")] == ["flops_a", "flops_a_peak", "other"]
+
+
+def test_a_sentence_speaks_of_the_row_of_its_metric():
+    run = run_of({})
+    metric = Metric("rate", T["rate"])
+    ((name, row),) = metric.rows(run)
+    said = Said(metric.state(name, row, run), T, row, run)
+    assert "{rate} at {rate[size]}, {rate:.1f}".format_map({"rate": said}) == "4 Gbps at 1000 B, 4.0"
+    assert list(each(T.where(group="x"), "{name} takes {time_us}.")(run)) == ["a takes 2 µs."]
+
+
+def test_a_table_has_one_column_for_each_size():
+    run = run_of({"size": 2048}, {"size": 1024, "time_us": [4.0]}, {"size": 2048, "name": "b"})
+    assert Show("h", T, "name time_us", across="size").rows(run) == [
+        {"name": "a", "1 KiB": "4 µs", "2 KiB": "2 µs"},
+        {"name": "b", "1 KiB": "–", "2 KiB": "2 µs"},
+    ]
+
+
+def test_selections_keep_the_rows_that_they_name():
+    run = run_of({"size": 8}, {"size": 9, "name": "b"}, {"size": 7, "name": "c"} | SKIPPED)
+
+    def names(table):
+        return "".join(row["name"] for row in table.rows(run))
+
+    assert names(T.where(name=("a", "b"), size=lambda size: size > 8)) == "b"
+    assert (names(T.unless(name="a")), names(T.ran()), names(T.most("size"))) == ("bc", "ab", "b")
+    assert names(T.most("size", "group", least=True)) == "c"
+
+
+def test_samples_go_out_of_their_rows_and_come_back():
+    tables = {"t": [WHOLE, WHOLE | SKIPPED | {"time_us": []}], "run": [{"total_s": 1.0}]}
+    kept, samples = split_samples(SPEC.tables, tables)
+    assert samples == {"t[0].time_us": [1.0, 2.0, 3.0]} and kept["t"][0]["time_us"] == 2.0
+    assert with_samples(kept, samples | {"other": [1.0], "t[9].time_us": [1.0]}) == tables
+
+
+def test_what_is_not_declared_is_refused():
+    with pytest.raises(KeyError, match="no column speed"):
+        T["speed"]
+    with pytest.raises(KeyError, match="no column speed"):
+        Spec([T], [Metric("{speed}", T["count"])], [])
+    with pytest.raises(KeyError, match="no column speed"):
+        split_samples(SPEC.tables, {"t": [{"speed": 1}]})
+
+
+@pytest.mark.parametrize("name", [name for name, own in BENCHMARKS.items() if isinstance(own.spec, Spec)])
+def test_targets_and_names_of_a_spec_exist(name):
+    spec, fields = BENCHMARKS[name].spec, BENCHMARKS[name].config.model_fields
+    assert {check.asked for check in spec.checks if check.asked} <= set(fields)
+    assert len({metric.name for metric in spec.metrics}) == len(spec.metrics)
+    assert len({chart.name for chart in spec.charts}) == len(spec.charts)
