@@ -15,76 +15,69 @@ notebook is ``notebooks/NN_<name>.ipynb`` (of one from outside: in its own folde
 front never loads torch. One from outside that cannot be imported costs only the commands that need it.
 """
 
-import contextlib
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from benchlib.core.errors import UserError
 from benchlib.core.files import home
 
 NAMES = ("machine", "squad", "collectives", "parity", "inference", "serving", "seq2seq", "compiled", "parallel")
+REQUIRED: Any = object()
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark. Each property imports the part that it returns."""
+    """One benchmark: its name and its package, which is ``joined`` where it is not of this kit."""
 
     name: str
     package: str
     joined: bool = False
 
+    def part(self, file: str, name: str, default: Any = REQUIRED) -> Any:
+        """Return ``name`` of the module ``file``, '' for the package itself; ``default`` where one is given and it has none.
+
+        Raises ``UserError`` for whatever the code of a benchmark from outside raises; errors of the kit's own stay what they are.
+        """
+        module = f"{self.package}.{file}" if file else self.package
+        try:
+            if default is REQUIRED:
+                return getattr(importlib.import_module(module), name)
+            return (
+                getattr(importlib.import_module(module), name, default) if importlib.util.find_spec(module) else default
+            )
+        except Exception as error:
+            if not self.joined or isinstance(error, UserError):
+                raise
+            reason = f"{module}: {type(error).__name__}: {error}; mend or uninstall its package"
+            raise UserError(f"benchmark {self.name} cannot be loaded, {reason}") from error
+
     @functools.cached_property
     def fault(self) -> str:
         """Why a benchmark from outside cannot be loaded, '' where it can: one sentence. Imports what the front needs of it."""
         try:
-            if self.joined:
-                _ = self.config, self.spec, self.command
+            _ = self.joined and (self.config, self.spec, self.command)
         except UserError as error:
             return str(error)
         return ""
 
-    @contextlib.contextmanager
-    def _guarded(self, file: str) -> Iterator[None]:
-        """Raise ``UserError`` for whatever the code of a benchmark from outside raises; errors of the kit's own stay what they are."""
-        try:
-            yield
-        except Exception as error:
-            if not self.joined or isinstance(error, UserError):
-                raise
-            where = f"{self.package}.{file}" if file else self.package
-            raise UserError(
-                f"benchmark {self.name} cannot be loaded, {where}: {type(error).__name__}: {error}; mend or uninstall its package"
-            ) from error
-
-    def part(self, file: str, name: str = "", default: Any = None) -> Any:
-        """Return ``name`` of the benchmark's ``file``, or its module; ``default``, where one is given, where it has none."""
-        with self._guarded(file):
-            module = f"{self.package}.{file}" if file else self.package
-            if default is not None and importlib.util.find_spec(module) is None:
-                return default
-            found: ModuleType = importlib.import_module(module)
-            return (getattr(found, name) if default is None else getattr(found, name, default)) if name else found
-
     @property
     def question(self) -> str:
-        """The question that the benchmark answers."""
-        return (self.part("").__doc__ or self.name).strip().splitlines()[0]  # type: ignore[no-any-return]
+        """The question that it answers."""
+        return (self.part("", "__doc__") or self.name).strip().splitlines()[0]  # type: ignore[no-any-return]
 
     @property
     def notebook(self) -> Path:
         """Its notebook: among those of the checkout, else in its own folder. Raises ``UserError`` where it has none."""
-        folders = (home() / "notebooks", *map(Path, self.part("").__path__))
-        for folder in folders:
-            for path in sorted(folder.glob(f"[0-9]*_{self.name}.ipynb")):
-                return path
-        raise UserError(f"{self.name} has no notebook: {folders[0]} needs a file NN_{self.name}.ipynb")
+        folders = (home() / "notebooks", *map(Path, self.part("", "__path__")))
+        paths = (path for folder in folders for path in sorted(folder.glob(f"[0-9]*_{self.name}.ipynb")))
+        if (path := next(paths, None)) is None:
+            raise UserError(f"{self.name} has no notebook: {folders[0]} needs a file NN_{self.name}.ipynb")
+        return path
 
     @property
     def config(self) -> Any:
@@ -94,28 +87,13 @@ class Benchmark:
     @functools.cached_property
     def spec(self) -> Any:
         """What it states: a ``benchlib.spec.spec.Spec``, or what stands for one."""
-        own = self.part("spec", "SPEC", False)
+        own = self.part("spec", "SPEC", None)
         return own or importlib.import_module("benchlib.spec.unported").Unported(self.part)
-
-    @property
-    def measure(self) -> Callable[..., Any]:
-        """``measure(rank)``, what every rank executes: see ``benchlib.runtime.measurement``. Imports torch: for workers only."""
-        return self.part("run", "measure")  # type: ignore[no-any-return]
-
-    @property
-    def run(self) -> Callable[..., None]:
-        """``run(config, run_dir, events)``: the same of one without a spec, which opens the process group and saves by itself."""
-        return self.part("run", "run")  # type: ignore[no-any-return]
-
-    @property
-    def ahead(self) -> Callable[[Any], Any]:
-        """``begin(config)``: starts what may load its libraries while a rank imports ``run``."""
-        return self.part("ahead", "begin", lambda config: None)  # type: ignore[no-any-return]
 
     @property
     def command(self) -> Any:
         """Its own verb of the command line, a click command; None where it has none."""
-        return self.part("command", "command", False) or None
+        return self.part("command", "command", None)
 
 
 def _all() -> dict[str, Benchmark]:
@@ -140,5 +118,5 @@ def of_run(name: str) -> Benchmark | None:
 
 def spec_of(name: str) -> Any:
     """Return the spec of a benchmark by name; of one that this kit does not have an empty one."""
-    own = of_run(name)
-    return own.spec if own else importlib.import_module("benchlib.spec.unported").NONE
+    benchmark = of_run(name)
+    return benchmark.spec if benchmark else importlib.import_module("benchlib.spec.unported").NONE

@@ -12,7 +12,7 @@ Sizes, as a user writes them: ``1KiB:256MiB``, ``1KiB:256MiB:8``, ``1KiB,1MiB``,
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 
 def encoder_forward_flops(layers: int, hidden: int, intermediate: int, length: int) -> float:
@@ -99,6 +99,18 @@ def algbw_gbps(size_bytes: float, seconds: float) -> float:
 def busbw_gbps(operation: str, size_bytes: float, seconds: float, ranks: int) -> float:
     """Return the bus bandwidth in Gbps; ``operation`` is a name of ``BUS_FACTORS``. One rank has no bus: 0."""
     return BUS_FACTORS[operation](ranks) * algbw_gbps(size_bytes, seconds)
+
+
+def algbw_samples(size_bytes: float, times_us: Sequence[float]) -> list[float]:
+    """Return the algorithm bandwidth in Gbps of each time in microseconds."""
+    return [algbw_gbps(size_bytes, 1e-6 * time) for time in times_us]
+
+
+def busbw_samples(operation: str, size_bytes: float, times_us: Sequence[float], ranks: int) -> list[float] | None:
+    """Return the bus bandwidth in Gbps of each time in microseconds; None where one rank, or a barrier, has none."""
+    if operation not in BUS_FACTORS or ranks < 2:
+        return None
+    return [busbw_gbps(operation, size_bytes, 1e-6 * time, ranks) for time in times_us]
 
 
 UNITS = {

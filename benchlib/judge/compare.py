@@ -115,7 +115,7 @@ def _runs(text: str) -> list[Record]:
         content = read_json(path)
         about = content.get("metadata") if isinstance(content, dict) and "format" in content else None
         benchmark = of_run(str(about.get("benchmark"))) if isinstance(about, dict) else None
-        if benchmark and (read := benchmark.part("export", "read", False)):
+        if benchmark and (read := benchmark.part("export", "read", None)):
             return [read(content, str(path))]  # a file that the benchmark's own export wrote
         return baselines.load_baseline(path).runs
     if not path.exists() and _KEY.match(text):

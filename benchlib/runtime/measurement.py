@@ -33,7 +33,7 @@ class Rank:
 def executed(benchmark: Benchmark) -> Callable[..., None]:
     """Return what a rank executes: ``run(config, run_dir, events)`` of a benchmark, with or without a spec."""
     save = getattr(benchmark.spec, "save", None)
-    return measured(benchmark.measure, save) if save else benchmark.run
+    return measured(benchmark.part("run", "measure"), save) if save else benchmark.part("run", "run")
 
 
 def measured(measure: Callable[[Rank], Tables], save: Callable[..., None]) -> Callable[..., None]:

@@ -116,10 +116,12 @@ def _registered() -> Callable[[Any], Callable[..., None]]:
     from benchlib.benchmarks import BENCHMARKS
 
     def run(config: Any) -> Callable[..., None]:
-        BENCHMARKS[config.benchmark].ahead(config)
+        benchmark = BENCHMARKS[config.benchmark]
+        if begin := benchmark.part("ahead", "begin", None):  # may load its libraries while this process imports torch
+            begin(config)
         from benchlib.runtime.measurement import executed
 
-        return executed(BENCHMARKS[config.benchmark])
+        return executed(benchmark)
 
     return run
 

@@ -12,10 +12,12 @@ from typing import Any, Literal
 
 from benchlib.spec.tables import Ref, Row, Rows, Table, write
 
-MOST_ROWS = 14
+MAX_ROWS = 14
 Point = tuple[float, float, Row]
 Title = str | Callable[[Rows], str]
 About = Table | None
+Smooth = Callable[[list[float]], Sequence[float]]
+Curve = Callable[[list[float]], tuple[Sequence[float], Sequence[float]]]
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,8 @@ class Chart:
                 return self.paint(on, run, theme, figure, axes) or on.leave_empty(figure, axes, theme, self.empty)
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 figure, axes = on.blank(self.name, theme, of_many=True)
-                on.leave_empty(
-                    figure, axes, theme, f"The numbers of this picture are damaged ({type(error).__name__})."
-                )
-                figure.empty = False  # a reader has to see it
+                words = f"The numbers of this picture are damaged ({type(error).__name__})."
+                on.leave_empty(figure, axes, theme, words).empty = False  # a reader has to see it
                 return figure
 
         return on.styled(paint)(theme or on.LIGHT)
@@ -65,20 +65,19 @@ class Line:
 
     def curves(self, run: Rows, x: str) -> dict[str, list[Point]]:
         """Return the points of each curve by its name, in the order of x; x is nan where a limit holds for any."""
-        found: dict[str, list[Point]] = {}
+        curves: dict[str, list[Point]] = {}
         for row in self.ref.table.rows(run):
             at, value = self.ref.table[x].finite(row, run), self.ref.finite(row, run)
             if value is not None and value > 0 and (at or self.look == "limit"):
                 name = ", ".join(filter(None, (self.ref.table[column].text(row, run) for column in self.by.split())))
-                found.setdefault(name or self.ref.col.heading, []).append((at or math.nan, value, row))
-        return {name: sorted(points, key=lambda point: point[0]) for name, points in found.items()}
+                curves.setdefault(name or self.ref.col.heading, []).append((at or math.nan, value, row))
+        return {name: sorted(points, key=lambda point: point[0]) for name, points in curves.items()}
 
 
 def _values(ref: Ref, run: Rows, least: bool = False) -> list[tuple[Row, float]]:
     """Return the rows with a finite number, the largest (``least``: smallest) first."""
-    pairs = [(row, ref.finite(row, run)) for row in ref.table.rows(run)]
-    found = [(row, value) for row, value in pairs if value is not None]
-    return sorted(found, key=lambda pair: pair[1] if least else -pair[1])[:MOST_ROWS]
+    pairs = [(row, value) for row in ref.table.rows(run) if (value := ref.finite(row, run)) is not None]
+    return sorted(pairs, key=lambda pair: pair[1] if least else -pair[1])[:MAX_ROWS]
 
 
 def _title(title: Title, ref: Ref, about: About, row: Row, run: Rows) -> str:
@@ -89,13 +88,15 @@ def _title(title: Title, ref: Ref, about: About, row: Row, run: Rows) -> str:
 
 def _alt(ref: Ref, rows: Sequence[Row], run: Rows, *more: Ref) -> str:
     """Write the name and the numbers of each row, and how many rows are not shown."""
-    numbers = [
-        ", ".join(f"{one.col.heading} {one.text(row, run)}" if more else one.text(row, run) for one in (ref, *more))
-        for row in rows
-    ]
-    gone = len(ref.table.rows(run)) - len(rows)
-    listed = "; ".join(f"{ref.table.name_of(row, run)} {text}" for row, text in zip(rows, numbers, strict=True))
-    return f"{listed}." + f" {gone} more are not shown." * (gone > 0)
+
+    def numbers(row: Row) -> str:
+        return (
+            ", ".join(f"{col.col.heading} {col.text(row, run)}" for col in (ref, *more)) if more else ref.text(row, run)
+        )
+
+    listed = "; ".join(f"{ref.table.name_of(row, run)} {numbers(row)}" for row in rows)
+    hidden = len(ref.table.rows(run)) - len(rows)
+    return f"{listed}." + f" {hidden} more are not shown." * (hidden > 0)
 
 
 def _heading(ref: Ref) -> str:
@@ -125,10 +126,8 @@ def lines(
         if not own:
             return None
         ref, colours = layers[0].ref, dict[Any, str]()
-        at, places = (
-            ref.table[x].col,
-            [point[0] for layer, _, points in curves for point in points if layer.look != "limit"],
-        )
+        at = ref.table[x].col
+        places = [point[0] for layer, _, points in curves for point in points if layer.look != "limit"]
         on.size_axis(axes, places)
         if at.unit != "B":
             axes.set_xticks(sorted(set(places)), [f"{place:,g}" for place in sorted(set(places))])
@@ -196,11 +195,7 @@ def bars(
         numbers = {one.col.heading: [one.finite(row, run) for row in rows] for one in (ref, *others)}
         series = {key: [math.nan if value is None else value for value in values] for key, values in numbers.items()}
         groups, marks = on.grouped_bars(axes, series, across=True), _mark(axes, theme, mark, rows, run)
-        longest = [
-            line or 0.0,
-            *marks,
-            *(value for values in numbers.values() for value in values if value is not None),
-        ]
+        longest = [line or 0.0, *marks, *(value for values in numbers.values() for value in values if value)]
         for place, (bar, row) in enumerate(zip(groups[0], rows, strict=True)):
             if not others:
                 bar.set_color(theme.muted if mute(row) else theme.series[0])
@@ -229,7 +224,7 @@ def stacked(
     """One bar for each row, of its parts one behind the other; ``mark`` is a line at another number of the row."""
 
     def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
-        rows = [row for row in parts[0].table.rows(run) if any(part.finite(row, run) for part in parts)][:MOST_ROWS]
+        rows = [row for row in parts[0].table.rows(run) if any(part.finite(row, run) for part in parts)][:MAX_ROWS]
         if not rows:
             return None
         left = [0.0] * len(rows)
@@ -275,32 +270,29 @@ def dots(name: str, ref: Ref, *, title: Title, empty: str, about: About = None) 
     return Chart(name, empty, paint)
 
 
-def steps(
-    name: str, ref: Ref, *, title: Title, empty: str, x: str = "step", smooth: Callable[..., Sequence[float]] = list
-) -> Chart:
+def steps(name: str, ref: Ref, *, title: Title, empty: str, x: str = "step", smooth: Smooth = list) -> Chart:
     """The samples of each row in their order: losses and times over the steps."""
-    return _of_samples(
-        name, ref, title, empty, lambda found: (range(1, len(found) + 1), smooth(found)), x, _heading(ref)
-    )
+
+    def curve(samples: list[float]) -> tuple[Sequence[float], Sequence[float]]:
+        return range(1, len(samples) + 1), smooth(samples)
+
+    return _of_samples(name, ref, title, empty, curve, x, _heading(ref))
 
 
 def cumulative(name: str, ref: Ref, *, title: Title, empty: str) -> Chart:
     """The share of each row's samples that is at most a value."""
 
-    def shares(found: list[float]) -> tuple[Sequence[float], Sequence[float]]:
-        return sorted(found), [(place + 1) / len(found) for place in range(len(found))]
+    def shares(samples: list[float]) -> tuple[Sequence[float], Sequence[float]]:
+        return sorted(samples), [(place + 1) / len(samples) for place in range(len(samples))]
 
     return _of_samples(name, ref, title, empty, shares, _heading(ref), "share of all")
-
-
-Curve = Callable[[list[float]], tuple[Sequence[float], Sequence[float]]]
 
 
 def _of_samples(name: str, ref: Ref, title: Title, empty: str, curve: Curve, x: str, y: str) -> Chart:
     def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
         import pandas as pd
 
-        rows = [row for row in ref.table.rows(run) if any(map(math.isfinite, ref.numbers(row, run)))][:MOST_ROWS]
+        rows = [row for row in ref.table.rows(run) if any(map(math.isfinite, ref.numbers(row, run)))][:MAX_ROWS]
         ends = []
         for place, row in enumerate(rows):
             xs, ys = map(pd.Series, map(list, curve(list(filter(math.isfinite, ref.numbers(row, run))))))
@@ -309,9 +301,8 @@ def _of_samples(name: str, ref: Ref, title: Title, empty: str, curve: Curve, x: 
         if not rows:
             return None
         on.name_ends(axes, theme, ends)
-        return on.finish(
-            figure, axes, theme, _title(title, ref, None, rows[0], run), x, y, f"Medians: {_alt(ref, rows, run)}"
-        )
+        words, alt = _title(title, ref, None, rows[0], run), f"Medians: {_alt(ref, rows, run)}"
+        return on.finish(figure, axes, theme, words, x, y, alt)
 
     return Chart(name, empty, paint)
 
@@ -322,12 +313,11 @@ def grid(name: str, ref: Ref, *, x: str, y: str, title: Title, empty: str, about
     def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
         import pandas as pd
 
-        found = [
-            (row[y], row[x], value, row) for row in ref.table.rows(run) if (value := ref.finite(row, run)) is not None
-        ]
-        if not found:
+        numbers = [(row, ref.finite(row, run)) for row in ref.table.rows(run)]
+        cells = [(row[y], row[x], value, row) for row, value in numbers if value is not None]
+        if not cells:
             return None
-        field = pd.DataFrame([cell[:3] for cell in found]).pivot_table(index=0, columns=1, values=2)
+        field = pd.DataFrame([cell[:3] for cell in cells]).pivot_table(index=0, columns=1, values=2)
         figure.colorbar(axes.imshow(field, cmap="viridis", aspect="auto"), ax=axes, label=_heading(ref))
         axes.set_xticks(range(len(field.columns)), list(map(str, field.columns)))
         axes.set_yticks(range(len(field)), list(map(str, field.index)))
@@ -338,8 +328,8 @@ def grid(name: str, ref: Ref, *, x: str, y: str, title: Title, empty: str, about
                 if math.isfinite(value):
                     colour = "#000000" if value > middle else "#ffffff"
                     axes.text(column, place, f"{value:.3g}", ha="center", va="center", fontsize=8, color=colour)
-        least = min(found, key=lambda cell: cell[2])[3]
-        words, alt = _title(title, ref, about, least, run), _alt(ref, [cell[3] for cell in found], run)
+        least = min(cells, key=lambda cell: cell[2])[3]
+        words, alt = _title(title, ref, about, least, run), _alt(ref, [cell[3] for cell in cells], run)
         return on.finish(figure, axes, theme, words, ref.table[x].col.heading, ref.table[y].col.heading, alt)
 
     return Chart(name, empty, paint)

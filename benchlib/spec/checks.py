@@ -91,11 +91,11 @@ def same(name: str, question: str, ref: Ref, per: str, share: Limit, **more: Any
     """The rows of each group of the columns ``per`` have the same series of numbers as its first row, up to a share."""
 
     def groups(run: Rows, rows: list[Row]) -> dict[Any, list[Row]]:
-        found: dict[Any, list[Row]] = {}
+        groups: dict[Any, list[Row]] = {}
         for row in rows:
             if ref.numbers(row, run) or not ref.why(row):
-                found.setdefault(tuple(row.get(column) for column in per.split()), []).append(row)
-        return found
+                groups.setdefault(tuple(row.get(column) for column in per.split()), []).append(row)
+        return groups
 
     def apart(run: Rows, rows: list[Row]) -> list[Row]:
         pairs = [(row, first) for first, *others in groups(run, rows).values() for row in others]

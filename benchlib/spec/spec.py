@@ -17,7 +17,7 @@ from benchlib.judge.checks import Check as Judged
 from benchlib.judge.impossible.claim import Claim, Latency
 from benchlib.judge.impossible.own import Numbers, OwnClaims
 from benchlib.judge.numbers import faults_text
-from benchlib.judge.published import Measured, summary
+from benchlib.judge.published import Measured, device_name, summary
 from benchlib.judge.regression import RegressionLimit
 from benchlib.results.metrics import Direction, measured, not_available
 from benchlib.results.metrics import Metric as Stated
@@ -28,10 +28,16 @@ from benchlib.spec.checks import Check, judge
 from benchlib.spec.tables import MISSING, Col, Ref, Row, Rows, Table, cols, fields, judged, split_samples, with_samples
 
 
-def run_table(*own: Col) -> Table:
+def run_table(*more: Col) -> Table:
     """Return the table ``run``: what there is one of. The first columns are those that every run has."""
-    frame = [Col("startup_s", "s", "start-up"), Col("total_s", "s", "time of the run")]
-    return Table("run", "the run", [*frame, *cols("collective layout device threads torch"), *own])
+    times = [Col("startup_s", "s", "start-up"), Col("total_s", "s", "time of the run")]
+    return Table("run", "the run", [*times, *cols("collective layout device threads torch"), *more])
+
+
+def run_metrics(run: Table) -> "list[Metric]":
+    """Return the metrics that every run has."""
+    total = Metric("total_s", run["total_s"], "Whole run", better="lower", headline=True)
+    return [Metric("startup_s", run["startup_s"], "Start-up", better="lower"), total]
 
 
 @dataclass(frozen=True)
@@ -45,9 +51,9 @@ class Metric:
 
     name: str
     of: Ref
-    better: Direction = "none"
     label: str = ""
     basis: str = ""
+    better: Direction = "none"
     may_lose: float | None = None
     amount: float | None = None
     headline: bool = False
@@ -57,7 +63,8 @@ class Metric:
         """Yield the name of each metric with its row; of several rows of one name the first counts."""
         named: dict[str, Row] = {}
         for row in self.of.table.rows(run):
-            words = {name: re.sub(r"\W", "_", str(row.get(name))) for name in fields(self.name)}
+            names = {name: self.of.table[name].raw(row, run) for name in fields(self.name)}
+            words = {name: re.sub(r"\W", "_", str(word)) for name, word in names.items()}
             named.setdefault(self.name.format_map(words), row)
         yield from named.items()
 
@@ -75,6 +82,20 @@ class Metric:
     @functools.cached_property
     def pattern(self) -> re.Pattern[str]:
         return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\w+)", re.escape(self.name)))
+
+
+@dataclass(frozen=True)
+class Published:
+    """A column whose numbers stand beside published figures of ``quantity``, in the unit of the registry.
+
+    ``label`` is a format string over the row, ``conditions`` returns under which ones it was measured, by the names of
+    ``benchlib.judge.references.Conditions``.
+    """
+
+    quantity: str
+    of: Ref
+    label: str
+    conditions: Callable[[Row, Rows], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -138,8 +159,7 @@ def each(table: Table, form: str) -> Say:
 class Spec:
     """All that a benchmark states. A sentence of ``says`` is a function, or a format string over metrics, see :class:`Said`.
 
-    ``warnings`` say what limits the meaning of a result, ``published`` which values stand beside published figures, ``refuse``
-    raises ``UserError`` for files that a valid config names and that cannot be used, ``missed`` returns by parameter what was
+    ``warnings`` say what limits the meaning of a result, ``refuse`` raises ``UserError`` for files that a valid config names and that cannot be used, ``missed`` returns by parameter what was
     not done. ``listing()`` gives tables of what it can run for `benchlib list`, ``exports`` are formats of the benchmark alone:
     name, what it is, ``module:function``. ``rate`` makes its runs comparable by price (``benchlib.judge.cost``): the beginning of
     the name of the metric that counts items per second; ``batch`` are the fields of its config whose product with the ranks is
@@ -153,7 +173,7 @@ class Spec:
     shows: Sequence[Show] = ()
     charts: Sequence[Chart] = ()
     warnings: Callable[[Rows], list[str]] = lambda run: []
-    published: Callable[[Rows], list[Measured]] = lambda run: []
+    published: Sequence[Published] = ()
     refuse: Callable[[Any], None] = lambda config: None
     missed: Callable[[Rows], Mapping[str, list[str]]] = lambda run: {}
     listing: Callable[[], dict[str, list[dict[str, str]]]] | None = None
@@ -301,7 +321,14 @@ class Spec:
         return self.warnings(Rows.bare(config, result)) if result else []
 
     def placed(self, run: Run) -> list[Measured]:
-        return self.published(Rows.of(run))
+        """Return the values that stand beside published figures."""
+        rows, device = Rows.of(run), device_name(run.machine, run.config.backend, run.config.nproc)
+        return [
+            Measured(item.quantity, table.text(item.label, row, rows), value, device, item.conditions(row, rows))
+            for item, table in ((item, item.of.table) for item in self.published)
+            for row in table.rows(rows)
+            if (value := item.of.finite(row, rows)) is not None
+        ]
 
     def save(self, config: Any, run_dir: Path, began: Moment, tables: Mapping[str, Sequence[Row]]) -> None:
         """Write the result of a run from its rows: the metrics follow, raw samples go to ``samples.parquet``."""

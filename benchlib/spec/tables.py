@@ -74,20 +74,16 @@ def split_samples(declared: Iterable["Table"], tables: Tables) -> tuple[Tables, 
 
     Raises ``KeyError`` for a table or a column that the spec does not declare.
     """
-    kept, samples, known = (
-        dict[str, Sequence[Row]](),
-        dict[str, list[float]](),
-        {table.name: table for table in declared},
-    )
+    by_name = {table.name: table for table in declared}
+    thin, samples = dict[str, list[Row]](), dict[str, list[float]]()
     for name, rows in tables.items():
-        kept[name] = []
+        thin[name] = []
         for index, row in enumerate(rows):
-            cols = {column: known[name].col(column) for column in row if column not in COMMON}
-            taken = {column for column, col in cols.items() if col.samples and row[column]}
-            samples |= {f"{name}[{index}].{column}": list(row[column]) for column in taken}
-            medians = {column: statistics.median(row[column]) for column in taken}
-            kept[name] = [*kept[name], {**row, **medians}]
-    return kept, samples
+            sampled = [column for column in row if column not in COMMON and by_name[name].col(column).samples]
+            of_row = {column: list(row[column]) for column in sampled if row[column]}
+            samples |= {f"{name}[{index}].{column}": values for column, values in of_row.items()}
+            thin[name].append(dict(row) | {column: statistics.median(values) for column, values in of_row.items()})
+    return thin, samples
 
 
 # How the numbers of a unit are written; others by ``quantity``, with their unit.
@@ -167,9 +163,11 @@ class Table:
 
     def _chosen(self, values: Mapping[str, Any], keep: bool) -> "Table":
         refs = [(self._cell(name), value) for name, value in values.items()]
-        return self.pick(
-            lambda run, rows: [row for row in rows if all(_is(ref.raw(row, run), is_) for ref, is_ in refs) is keep]
-        )
+
+        def choose(run: Rows, rows: list[Row]) -> list[Row]:
+            return [row for row in rows if all(_is(ref.raw(row, run), value) for ref, value in refs) is keep]
+
+        return self.pick(choose)
 
     def where(self, **wanted: Any) -> "Table":
         """Keep rows with these values; a tuple stands for any of its values, a function for those that it holds for."""
@@ -234,8 +232,8 @@ def tidy(text: str) -> str:
 def why(row: Row, *columns: str) -> str:
     """Return why a row lacks one of its columns; '' where it does not say."""
     reasons = row.get("why") or {}
-    said = next((str(reasons[name]) for name in columns if reasons.get(name)), "")
-    return said or (str(row.get("reason") or "") if row.get("status") in ("skipped", "failed") else "")
+    reason = next((str(reasons[name]) for name in columns if reasons.get(name)), "")
+    return reason or (str(row.get("reason") or "") if row.get("status") in ("skipped", "failed") else "")
 
 
 @dataclass(frozen=True)
@@ -250,11 +248,11 @@ class Ref:
         if self.col.of is None:
             value = row.get(self.col.name)
             return [value] if self.col.samples and isinstance(value, (int, float)) else value
-        given = [self._needed(name, row, run) for name in self.col.needs.split()]
-        if any(value is None or value == [] for value in given):
+        inputs = [self._needed(name, row, run) for name in self.col.needs.split()]
+        if any(value is None or value == [] for value in inputs):
             return None
         try:
-            return self.col.of(*given)
+            return self.col.of(*inputs)
         except (ArithmeticError, ValueError, TypeError):  # a time of zero, a text in place of a number
             return math.nan
 
@@ -268,14 +266,14 @@ class Ref:
     def numbers(self, row: Row, run: Rows) -> list[float]:
         """Return the numbers of a cell; empty where it is missing. What is no number among several is not finite."""
         value = self.raw(row, run)
-        found = [_number(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
-        return [] if found == [None] else [math.nan if item is None else item for item in found]
+        items = [_number(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
+        return [] if items == [None] else [math.nan if item is None else item for item in items]
 
     def number(self, row: Row, run: Rows) -> float | None:
         """Return the number of a cell, of samples their median; one that is not finite stands for all."""
-        found = self.numbers(row, run)
-        wrong = [value for value in found if not math.isfinite(value)]
-        return None if not found else wrong[0] if wrong else statistics.median(found)
+        numbers = self.numbers(row, run)
+        wrong = [value for value in numbers if not math.isfinite(value)]
+        return None if not numbers else wrong[0] if wrong else statistics.median(numbers)
 
     def finite(self, row: Row, run: Rows) -> float | None:
         """Return the number of a cell where it is finite: what can be drawn."""

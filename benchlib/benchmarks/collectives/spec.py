@@ -7,12 +7,11 @@ from statistics import median
 from typing import Any
 
 from benchlib.benchmarks.collectives.config import NO_BUS, CollectivesConfig
-from benchlib.core.definitions import BUS_FACTORS, NO_LIMIT, algbw_gbps, busbw_gbps, size_text
+from benchlib.core.definitions import BUS_FACTORS, NO_LIMIT, algbw_samples, busbw_samples, size_text
 from benchlib.judge.checks import Check as Judged
-from benchlib.judge.published import Measured, device_name
 from benchlib.spec.charts import Chart, Line, bars, grid, lines, stacked
 from benchlib.spec.checks import Check, above_zero, below, reached, rule, zero
-from benchlib.spec.spec import Metric, Show, Spec, each, run_table
+from benchlib.spec.spec import Metric, Published, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
 from benchlib.workloads.operations import OPS, TOGETHER, VARIANTS, Op
 
@@ -31,18 +30,8 @@ FASTER = {
 }
 
 
-def _algbw(size: float, times_us: list[float]) -> list[float]:
-    return [algbw_gbps(size, 1e-6 * time) for time in times_us]
-
-
-def _busbw(operation: str, size: float, times_us: list[float], world: int) -> list[float] | None:
-    if operation not in BUS_FACTORS or world < 2:
-        return None
-    return [busbw_gbps(operation, size, 1e-6 * time, world) for time in times_us]
-
-
 def _shares(busbw: list[float], size: float, limit_us: list[float]) -> list[float]:
-    return [rate / limit for rate, limit in zip(busbw, _algbw(size, limit_us), strict=True)]
+    return [rate / limit for rate, limit in zip(busbw, algbw_samples(size, limit_us), strict=True)]
 
 
 def _no_limit(shares: Any) -> str:  # nan where the rounds of both are not as many
@@ -86,8 +75,8 @@ def _claimed_gbps(operation: str, run: Rows) -> float | None:
 BUS = "operation bytes times_us world"  # what a bus bandwidth follows from
 operation, variant, bound = Col("operation", words=LABELS), Col("variant", words=WAYS), Col("bound", words=BOUNDS)
 size, times = Col("bytes", "B", "size"), Col("times_us", "us", "time", samples=True)
-rate = Col("gbps", "Gbps", "bandwidth", _algbw, "bytes times_us", True)
-busbw = Col("busbw_gbps", "Gbps", "bus bandwidth", _busbw, BUS, True, role="collective.busbw_gbytes_per_s")
+rate = Col("gbps", "Gbps", "bandwidth", algbw_samples, "bytes times_us", True)
+busbw = Col("busbw_gbps", "Gbps", "bus bandwidth", busbw_samples, BUS, True, role="collective.busbw_gbytes_per_s")
 wrong = Col("wrong_elements", "count", role="collective.wrong_elements")
 compared = [wrong, Col("checked_elements", "count", "elements compared"), Col("first", label="first wrong element")]
 which = [operation, variant, size]
@@ -101,7 +90,7 @@ series = Table("series", SERIES, [*case, Col("curve"), flaw, *claimed, *compared
 bounds = Table("bounds", "{bound}, {bytes}", [bound, size, times, rate, *compared], note="{first}")
 links = Table("links", "claimed link", [bound, size, Col("gbps", "Gbps", "claimed"), Col("source")])
 
-limit = Col("bound_gbps", "Gbps", "of the limit", _algbw, "bytes bound_times_us", True)
+limit = Col("bound_gbps", "Gbps", "of the limit", algbw_samples, "bytes bound_times_us", True)
 share = Col("share", "ratio", "share, in turns", _shares, "busbw_gbps bytes bound_times_us", True)
 no_limit = Col("no_limit", of=_no_limit, needs="share")
 in_turns = [times, Col("bound_times_us", "us", samples=True), busbw, limit, share, no_limit, Col("target", "ratio")]
@@ -125,7 +114,7 @@ ends = [*cols("source target", "number"), size, times, rate, *cols("latency_us",
 pairs = Table("pairs", "rank {source} to {target}", [*ends, *compared], note="{first}")
 hidden = [*cols("alone_us compute_us together_us", "us", samples=True), Col("hidden_share", "ratio"), Col("hidden")]
 overlap = Table("overlap", "{operation}, {bytes}", [operation, size, *hidden, *compared], note="{first}")
-of_buckets = replace(busbw, of=lambda *given: _busbw("all_reduce", *given), needs="bytes times_us world")
+of_buckets = replace(busbw, of=lambda *given: busbw_samples("all_reduce", *given), needs="bytes times_us world")
 sizes = [Col("buckets", "count"), *cols("least_bytes most_bytes", "B"), size, times, of_buckets]
 buckets = Table("buckets", "buckets of gradients", [*sizes, *compared], _exchange, "{first}")
 
@@ -176,7 +165,7 @@ def _metrics(op: Op) -> Iterator[Metric]:
     least = smallest.where(operation=op.name, variant="library")["times_us"]
     grow: dict[str, Any] = {"may_lose": op.latency_may_grow, "headline": op.latency_may_grow is not None}
     label = f"{op.label.capitalize()} latency"
-    yield Metric(f"{op.slug}_latency_us", least, "lower", label, series.title, unless=_alone, **grow)
+    yield Metric(f"{op.slug}_latency_us", least, label, series.title, "lower", unless=_alone, **grow)
 
 
 def _unclaimed(run: Rows) -> str:
@@ -224,14 +213,9 @@ def _few_sizes(run: Rows, rows: list[Row]) -> list[Row]:
     return [row for row in rows if row.get("bytes") in kept]
 
 
-def _published(run: Rows) -> list[Measured]:
-    """Return the all-reduce of the largest message: what is published of other operations the registry does not hold."""
-    device, values = device_name(run.machine, run.config.backend, run.config.nproc), list[Measured]()
-    for row in of_all_reduce.most("bytes").rows(run):
-        named = {"definition": "bus bandwidth", "devices": run.world, "nodes": run.config.nnodes}
-        gbps, named["message_bytes"] = series["busbw_gbps"].finite(row, run), row["bytes"]
-        values += [Measured("allreduce_gbps", "all-reduce", gbps, device, named)] if gbps else []
-    return values
+def _conditions(row: Row, run: Rows) -> dict[str, Any]:
+    size = {"message_bytes": row["bytes"]}
+    return size | {"definition": "bus bandwidth", "devices": run.world, "nodes": run.config.nnodes}
 
 
 def _refuse(config: CollectivesConfig) -> None:
@@ -289,14 +273,13 @@ SPEC = Spec(
         Metric(
             "gradient_allreduce_gbps",
             buckets["busbw_gbps"],
-            "higher",
             "All-reduce of gradients (bus)",
             "{buckets} buckets of {least_bytes} to {most_bytes}, one after the other: bytes over time of all",
+            "higher",
             may_lose=OPS["all_reduce"].may_lose,
             headline=True,
         ),
-        Metric("startup_s", run["startup_s"], "lower", "Start-up"),
-        Metric("total_s", run["total_s"], "lower", "Whole run", headline=True),
+        *run_metrics(run),
     ],
     checks=[
         zero(
@@ -379,7 +362,8 @@ SPEC = Spec(
             empty="No exchange was timed beside a computation.",
         ),
     ],
-    published=_published,
+    # What is published of other operations the registry does not hold.
+    published=[Published("allreduce_gbps", of_all_reduce.most("bytes")["busbw_gbps"], "all-reduce", _conditions)],
     refuse=_refuse,
     missed=_not_compared,
     exports=[("nccl-tests", "collectives as nccl-tests prints them", f"{__package__}.nccl_tests:write")],

@@ -4,13 +4,13 @@ Each rank measures alone (the others wait) and then all at once: what they lose 
 caches, memory and power cost. Rates of several ranks are summed round by round.
 """
 
+import functools
 import os
-import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from benchlib.benchmarks.machine.spec import COPIES
 from benchlib.core.files import is_full
@@ -21,145 +21,112 @@ from benchlib.runtime.peaks import MatmulPeak, copy_rates, matmul_peaks, peak_to
 from benchlib.workloads.collective_timing import Pace, time_all_reduce
 
 MIB = 1 << 20
-SPARE = 16 * MIB  # left for the run's own files and for others while the disk is measured
-
 Row = dict[str, Any]
-T = TypeVar("T")
 
 
 def measure(rank: Rank) -> Tables:
     """Measure everything that the config names, one after the other."""
-    config, on_cpu = rank.config, rank.world.device.type == "cpu"
-    kinds = ["host"] if on_cpu else list(COPIES)
-    total = len(config.precisions) + len(kinds) + len(config.allreduce_mib) + 1
-    products, matmul, copies, exchanges, disk = (list[Row]() for _ in range(5))
-
-    def progress() -> None:
-        rank.progress(sum(map(len, (products, copies, exchanges, disk))), total)
-
-    for precision in config.precisions:
-        product, rows = _products(rank, precision)
-        products.append(product)
-        matmul += rows
-        progress()
-    for kind in kinds:
-        copies.append({"kind": kind, "mib": config.copy_mib, "gbytes_per_s": _copies(rank, kind)})
-        progress()
-    for size in config.allreduce_sizes:
-        exchanges.append(_exchange(rank, size))
-        progress()
-    disk.append(_disk(rank))
-    progress()
-    alone = {"status": "skipped", "reason": "the device is the host: there is no other memory"}
-    copies += [{"kind": kind, **alone} for kind in COPIES if kind not in kinds]
-    return {
-        "products": products,
-        "matmul": matmul,
-        "copies": copies,
-        "allreduce": exchanges,
-        "disk": disk,
-        "run": [{}],
-    }
+    config = rank.config
+    plan: list[Callable[[], Tables]] = [
+        *(functools.partial(_products, rank, precision) for precision in config.precisions),
+        *(functools.partial(_copies, rank, kind) for kind in COPIES),
+        *(functools.partial(_exchange, rank, size) for size in config.allreduce_sizes),
+        functools.partial(_disk, rank),
+    ]
+    tables: Tables = {}
+    for done, step in enumerate(plan, 1):
+        for name, rows in step().items():
+            tables.setdefault(name, []).extend(rows)
+        rank.progress(done, len(plan))
+    return tables
 
 
-def _together(measure: Callable[[], T]) -> list[T]:
-    """Let all ranks measure at once."""
+def _products(rank: Rank, precision: str) -> Tables:
+    """Measure matrix products, all ranks at once at each size, then each rank alone at the best size."""
+    config, world = rank.config, rank.world
+
+    def peaks(sizes: Sequence[int]) -> list[MatmulPeak]:
+        slowdown = config.planted_slowdown
+        return matmul_peaks(world.device, precision, sizes=sizes, seconds=config.seconds, slowdown=slowdown)
+
     group.barrier()
-    return group.all_gather_objects(measure())
+    together = group.all_gather_objects(peaks(config.matmul_sizes))
+    product: Row = {"precision": precision, "ranks": world.size}
+    if lacking := next((peak.reason for by_size in together for peak in by_size if peak.reason), ""):
+        return {"products": [product | {"status": "skipped", "reason": lacking}]}
+    samples = [{peak.size: peak.samples for peak in by_size} for by_size in together]
+    # A slow rank may have left out a size: only those that every rank has can be summed.
+    sums = {size: _rounds([of_rank[size] for of_rank in samples]) for size in set.intersection(*map(set, samples))}
+    best = max(sums, key=lambda size: statistics.median(sums[size]))
+    alone = _alone(rank, lambda: peaks([best])[0])
+    rows: list[Row] = [
+        {"precision": precision, "n": best, "rank": number, "together_flops": list(of_rank[best])}
+        | {"alone_flops": list(alone[number].samples)}
+        for number, of_rank in enumerate(samples)
+    ]
+    peak, peak_n = peak_together(together)
+    earlier, where = highest(rank.run_dir, precision, world.size)
+    product |= {"sizes": sorted(sums), "n": best, "flops": sums[best], "peak_flops": peak, "peak_n": peak_n}
+    product["alone_flops"] = [rate for of_rank in alone for rate in of_rank.samples]
+    product["best_flops"] = max(of.best or 0.0 for of in [*alone, *(peak for by_size in together for peak in by_size)])
+    product |= {"highest_flops": earlier and max(peak, earlier), "highest_of": where if (earlier or 0) > peak else ""}
+    product["why"] = {} if earlier else {"highest_flops": "no earlier run of this machine"}
+    return {"products": [product], "matmul": rows}
 
 
-def _alone(rank: Rank, measure: Callable[[], T]) -> list[T]:
+def _alone(rank: Rank, measured: Callable[[], MatmulPeak]) -> list[MatmulPeak]:
     """Let the ranks of a node measure one after the other; nodes do not disturb each other."""
-    value: T | None = None
+    result: MatmulPeak | None = None
     for turn in range(rank.config.nproc):
         group.barrier()
         rank.events.emit("heartbeat")  # a node of many ranks may take longer than the stall limit
         if turn == rank.world.local_rank:
-            value = measure()
+            result = measured()
     group.barrier()
-    return group.all_gather_objects(value)  # type: ignore[return-value, arg-type]  # each rank had its turn
+    return group.all_gather_objects(result)  # type: ignore[return-value, arg-type]  # each rank had its turn
 
 
-def _products(rank: Rank, precision: str) -> tuple[Row, list[Row]]:
-    """Measure one precision, all ranks at once for each size, then each rank alone at the best size."""
-    device, config = rank.world.device, rank.config
-
-    def peaks(sizes: list[int]) -> list[MatmulPeak]:
-        return matmul_peaks(device, precision, sizes=sizes, seconds=config.seconds, slowdown=config.planted_slowdown)
-
-    together = _together(lambda: peaks(config.matmul_sizes))
-    product: Row = {"precision": precision, "ranks": rank.world.size}
-    if lacking := next((peak.reason for found in together for peak in found if peak.reason), ""):
-        return product | {"status": "skipped", "reason": lacking}, []
-    by_size = [{peak.size: peak for peak in found} for found in together]
-    # A slow rank may have left out a size: only those that every rank has can be summed.
-    sizes = sorted(set.intersection(*map(set, by_size)))
-    sums = {size: _rounds([found[size].samples for found in by_size]) for size in sizes}
-    best = max(sizes, key=lambda size: statistics.median(sums[size]))
-    alone = _alone(rank, lambda: peaks([best])[0])
-    rows = [
-        {"precision": precision, "n": size, "rank": place, "together_flops": list(found[size].samples)}
-        | (
-            {"alone_flops": list(alone[place].samples)}
-            if size == best
-            else {"why": {"alone_flops": "not the best size"}}
-        )
-        for size in sizes
-        for place, found in enumerate(by_size)
-    ]
-    peak, peak_n = peak_together(together)
-    top, source = highest(rank.run_dir, precision, rank.world.size)
-    return product | {
-        "n": best,
-        "flops": sums[best],
-        "alone_flops": [rate for one in alone for rate in one.samples],
-        "best_flops": max(one.best or 0.0 for one in [*alone, *(one for found in together for one in found)]),
-        "peak_flops": peak,
-        "peak_n": peak_n,
-        "highest_flops": max(peak, top) if top else None,
-        "highest_of": source if top and top > peak else "",
-        "why": {} if top else {"highest_flops": "no earlier run of this machine"},
-    }, rows
-
-
-def _copies(rank: Rank, kind: str) -> list[float]:
-    size, config = rank.config.copy_mib * MIB, rank.config
-    rates = _together(lambda: copy_rates(kind, rank.world.device, size, config.seconds, config.planted_slowdown))
-    return _rounds(rates)
-
-
-def _rounds(by_rank: list[Any]) -> list[float]:
+def _rounds(by_rank: Sequence[Sequence[float]]) -> list[float]:
     """Add the ranks' samples round by round; rounds that not every rank had are left out."""
     return [sum(values) for values in zip(*by_rank, strict=False)]
 
 
-def _exchange(rank: Rank, size: int) -> Row:
+def _copies(rank: Rank, kind: str) -> Tables:
+    config, device = rank.config, rank.world.device
+    if kind != "host" and device.type == "cpu":
+        reason = "the device is the host: there is no other memory"
+        return {"copies": [{"kind": kind, "status": "skipped", "reason": reason}]}
+    group.barrier()
+    rates = copy_rates(kind, device, config.copy_mib * MIB, config.seconds, config.planted_slowdown)
+    row = {"kind": kind, "mib": config.copy_mib, "gbytes_per_s": _rounds(group.all_gather_objects(rates))}
+    return {"copies": [row]}
+
+
+def _exchange(rank: Rank, size: int) -> Tables:
     group.barrier()
     pace = Pace(rank.config.seconds, rank.config.planted_slowdown, warmup=3)
     exchange = time_all_reduce([size], rank.world.device, pace)
     row: Row = {"bytes": size, "wrong_elements": exchange.wrong}
     if rank.world.size == 1:
-        return row | {"status": "skipped", "reason": "one rank has nobody to exchange with; set nproc to 2 or more"}
-    return row | {"times_us": [1e6 * value for value in exchange.seconds]}
+        row |= {"status": "skipped", "reason": "one rank has nobody to exchange with; set nproc=2 or more"}
+    else:
+        row["times_us"] = [1e6 * time for time in exchange.seconds]
+    return {"allreduce": [row]}
 
 
-def _disk(rank: Rank) -> Row:
+def _disk(rank: Rank) -> Tables:
     """Measure how fast rank 0 writes to the run folder, synced: what checkpoints and samples wait for."""
-    size, first = min(rank.config.copy_mib, 64) * MIB, rank.world.main
-    rates = group.all_gather_objects(_write_rates(rank.run_dir, size) if first else [])[0]
-    if rates:
-        return {"bytes": size, "gbytes_per_s": rates}
-    return {"bytes": size, "status": "skipped", "reason": f"no space for {size // MIB} MiB at {rank.run_dir}"}
+    size = min(rank.config.copy_mib, 64) * MIB
+    rates = group.all_gather_objects(write_rates(rank.run_dir, size) if rank.world.main else [])[0]
+    lacking = {"status": "skipped", "reason": f"no space for {size // MIB} MiB at {rank.run_dir}"}
+    return {"disk": [{"bytes": size} | ({"gbytes_per_s": rates} if rates else lacking)]}
 
 
-def _write_rates(folder: Path, size: int) -> list[float]:
-    """Return the rates in GB/s; none where a disk without space for it may still hold the result."""
-    if shutil.disk_usage(folder).free < size + SPARE:
-        return []
-    data = os.urandom(size)  # a file system that compresses would not write zeros
-    path, rates = folder / "disk.tmp", list[float]()
+def write_rates(folder: Path, size: int, rounds: int = 3) -> list[float]:
+    """Return the rates in GB/s of writing ``size`` bytes to a file and syncing it; none where the disk is full."""
+    data, path, rates = os.urandom(size), folder / "disk.tmp", list[float]()  # zeros would be compressed
     try:
-        for _ in range(3):
+        for _ in range(rounds):
             began = time.perf_counter()
             with path.open("wb") as handle:
                 handle.write(data)
@@ -169,7 +136,7 @@ def _write_rates(folder: Path, size: int) -> list[float]:
     except OSError as error:
         if not is_full(error):
             raise
-        return []  # a quota, or another process took the space
+        return []
     finally:
         path.unlink(missing_ok=True)
     return rates

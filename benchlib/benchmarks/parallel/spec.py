@@ -15,7 +15,7 @@ from benchlib.core.text import listing, quantity
 from benchlib.judge.checks import Check as Judged
 from benchlib.spec.charts import Chart, Line, bars, lines, stacked
 from benchlib.spec.checks import Check, below, near, ran, rule, same, within, zero
-from benchlib.spec.spec import Metric, Show, Spec, each, run_table
+from benchlib.spec.spec import Metric, Show, Spec, each, run_metrics, run_table
 from benchlib.spec.tables import Col, Row, Rows, Table, cols
 
 LOSS_FP64, WEIGHT_FP64, FP32 = 1e-12, 1e-9, 1e-5  # how far from one device; rounding alone is 1e-15, 1e-11 and 5e-7
@@ -27,6 +27,7 @@ STEP_PARTS = [f"{part}_part_s" for part in PARTS]
 SLOWEST = "slowest of {world} ranks"
 STEPS, RATE, NONE = "batch_size steps_s", "samples/s", "No strategy was measured."
 LARGEST = "{largest_batch} samples are the largest batch of one device that was found ({search_complete})"
+PEAK = "Peak of matrix products"
 SLOWED = {"data": "data", "rank": "the last rank", "communication": "the exchange of DDP"}
 
 
@@ -220,26 +221,18 @@ def _no_proof(run: Rows) -> str:
 SPEC = Spec(
     tables=[strategies, kernels, exchanges, stages, links, points, batches, run],
     metrics=[
-        Metric("step_s_{key}", main["steps_s"], "lower", "Step time, {key}", SLOWEST),
-        Metric("samples_per_s_{key}", main["rates"], "higher", "Training throughput, {key}", SLOWEST, 0.20),
+        Metric("step_s_{key}", main["steps_s"], "Step time, {key}", SLOWEST, "lower"),
+        Metric("samples_per_s_{key}", main["rates"], "Training throughput, {key}", SLOWEST, "higher", 0.20),
         Metric(
-            "mfu_{key}", main["mfu"], "higher", "Model FLOP utilisation, {key}", "of the measured peak of its ranks"
+            "mfu_{key}", main["mfu"], "Model FLOP utilisation, {key}", "of the measured peak of its ranks", "higher"
         ),
-        Metric("peak_memory_gb_{key}", main["peak_gb"], "lower", "Memory, {key}", "the rank that holds most", 0.25),
+        Metric("peak_memory_gb_{key}", main["peak_gb"], "Memory, {key}", "the rank that holds most", "lower", 0.25),
         Metric(
-            "{kind}_scaling_{key}", last["efficiency"], "higher", "{kind} scaling, {key}", "of {world} times one rank"
+            "{kind}_scaling_{key}", last["efficiency"], "{kind} scaling, {key}", "of {world} times one rank", "higher"
         ),
-        Metric("samples_per_s_best", fastest["rates"], "higher", "Fastest strategy", "by {key}", 0.20, headline=True),
-        Metric(
-            "matmul_peak_flops",
-            run["peak"],
-            "higher",
-            "Peak of matrix products",
-            "{precision}, all ranks",
-            headline=True,
-        ),
-        Metric("startup_s", run["startup_s"], "lower", "Start-up"),
-        Metric("total_s", run["total_s"], "lower", "Whole run", headline=True),
+        Metric("samples_per_s_best", fastest["rates"], "Fastest strategy", "by {key}", "higher", 0.20, headline=True),
+        Metric("matmul_peak_flops", run["peak"], PEAK, "{precision}, all ranks", "higher", headline=True),
+        *run_metrics(run),
     ],
     checks=[
         ran("strategies ran", "Did the strategies run that fit this machine?", asked),

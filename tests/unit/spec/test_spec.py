@@ -111,9 +111,7 @@ def test_a_rule_names_the_claim_that_breaks_it():
 
 
 def test_metrics_follow_from_rows_with_their_samples():
-    spec = Spec(
-        [T], [Metric("rate_{name}", T["rate"], "higher", "Rate of {name}", "{size}", may_lose=0.1, headline=True)], []
-    )
+    spec = Spec([T], [Metric("rate_{name}", T["rate"], "Rate of {name}", "{size}", "higher", 0.1, headline=True)], [])
     rate, none = spec.stated(run_of({}, {"name": "b", "time_us": []} | SKIPPED))
     assert (rate.name, rate.value, rate.n, rate.provenance, rate.unit) == ("rate_a", 4.0, 3, "derived", "Gbps")
     assert rate.samples == pytest.approx([8.0, 4.0, 8 / 3])  # 8e-3 * 1000 / 1, 2, 3 us in Gbps
