@@ -155,6 +155,8 @@ def test_selections_keep_the_rows_that_they_name():
     assert names(T.where(name=("a", "b"), size=lambda size: size > 8)) == "b"
     assert (names(T.unless(name="a")), names(T.ran()), names(T.most("size"))) == ("bc", "ab", "b")
     assert names(T.most("size", "group", least=True)) == "c"
+    run = run_of({"size": 1000}, {"time_us": []})
+    assert [row["rate"] for row in T.whole(run)] == [[8.0, 4.0, pytest.approx(8 / 3)], None]
 
 
 def test_samples_go_out_of_their_rows_and_come_back():
