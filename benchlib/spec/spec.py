@@ -172,7 +172,7 @@ class Spec:
     says: Sequence[Say] = ()
     shows: Sequence[Show] = ()
     charts: Sequence[Chart] = ()
-    warnings: Callable[[Rows], list[str]] = lambda run: []
+    warnings: Callable[[Rows], Iterable[str]] = lambda run: []
     published: Sequence[Published] = ()
     refuse: Callable[[Any], None] = lambda config: None
     missed: Callable[[Rows], Mapping[str, list[str]]] = lambda run: {}
@@ -318,7 +318,7 @@ class Spec:
 
     def warned(self, config: Any, result: Result | None) -> list[str]:
         """Return what limits the meaning of a result; nothing where the run left none."""
-        return self.warnings(Rows.bare(config, result)) if result else []
+        return list(self.warnings(Rows.bare(config, result))) if result else []
 
     def placed(self, run: Run) -> list[Measured]:
         """Return the values that stand beside published figures."""

@@ -202,6 +202,11 @@ class Table:
             rows = choose(run, rows)
         return rows
 
+    def whole(self, run: Rows) -> list[dict[str, Any]]:
+        """Return the rows of the selection with their computed columns: for functions that compare several."""
+        computed = [self[col.name] for col in self.cols if col.of]
+        return [{**row, **{ref.col.name: ref.raw(row, run) for ref in computed}} for row in self.rows(run)]
+
     def text(self, form: str, row: Row, run: Rows) -> str:
         """Write a format string over the columns of a row, each number with its unit."""
         return tidy(form.format_map({name: self._cell(name).text(row, run) for name in fields(form)}))

@@ -9,7 +9,7 @@ from benchlib.benchmarks import BENCHMARKS
 from benchlib.judge.impossible.claim import Claim, Collective
 from benchlib.spec.checks import above_zero, below, judge, near, ran, reached, rule, same, within, zero
 from benchlib.spec.spec import Metric, Said, Show, Spec, each, run_table
-from benchlib.spec.tables import Col, Rows, Table, judged, split_samples, with_samples
+from benchlib.spec.tables import Col, Rows, Table, judged, split_samples, with_samples, write
 
 T = Table("t", "{name}", note="{hint}", cols=[
     Col("name"), Col("hint"), Col("group"), Col("size", "B"),
@@ -151,6 +151,12 @@ def test_selections_keep_the_rows_that_they_name():
     assert names(T.where(name=("a", "b"), size=lambda size: size > 8)) == "b"
     assert (names(T.unless(name="a")), names(T.ran()), names(T.most("size"))) == ("bc", "ab", "b")
     assert names(T.most("size", "group", least=True)) == "c"
+    run = run_of({"size": 1000}, {"time_us": []})
+    assert [row["rate"] for row in T.whole(run)] == [[8.0, 4.0, pytest.approx(8 / 3)], None]
+
+
+def test_a_share_below_zero_is_written_like_one_above():
+    assert [write(share, "ratio") for share in (0.104, -0.104, -0.004)] == ["10%", "-10%", "-0.4%"]
 
 
 def test_samples_go_out_of_their_rows_and_come_back():
