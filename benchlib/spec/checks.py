@@ -71,6 +71,11 @@ def below(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Ch
     return Check(name, question, over, miss, "<=", **more)
 
 
+def above(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Check:
+    """Every number is at least its limit."""
+    return Check(name, question, over, _outside(lambda value, limit: value >= limit), ">=", **more)
+
+
 def within(name: str, question: str, *over: tuple[Ref, Limit], most: float, **more: Any) -> Check:
     """Every number is from its limit to ``most``."""
     sign = f"<= {most:g}, >="
