@@ -281,16 +281,24 @@ def steps(name: str, ref: Ref, *, title: Title, empty: str, x: str = "step", smo
 
 
 def cumulative(name: str, ref: Ref, *, title: Title, empty: str, limit: Ref | None = None) -> Chart:
-    """The share of each row's samples that is at most a value; a line at its ``limit``, another number of the row."""
+    """The share of each row's samples that is at most a value, on a logarithmic axis; a line at its ``limit``, of the row, too."""
 
     def shares(samples: list[float]) -> tuple[Sequence[float], Sequence[float]]:
         return sorted(samples), [(place + 1) / len(samples) for place in range(len(samples))]
 
-    return _of_samples(name, ref, title, empty, shares, _heading(ref), "share of all", limit)
+    return _of_samples(name, ref, title, empty, shares, _heading(ref), "share of all", limit, log=True)
 
 
 def _of_samples(
-    name: str, ref: Ref, title: Title, empty: str, curve: Curve, x: str, y: str, limit: Ref | None = None
+    name: str,
+    ref: Ref,
+    title: Title,
+    empty: str,
+    curve: Curve,
+    x: str,
+    y: str,
+    limit: Ref | None = None,
+    log: bool = False,
 ) -> Chart:
     def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
         import pandas as pd
@@ -305,6 +313,9 @@ def _of_samples(
                 axes.axvline(at, color=colour, linewidth=1, linestyle=on.DASHED)
         if not rows:
             return None
+        if log:
+            axes.set_xscale("log")
+            on.plain_numbers(axes.xaxis)
         on.name_ends(axes, theme, ends)
         words = _title(title, ref, None, rows[0], run)
         alt = f"{'Medians and limits' if limit else 'Medians'}: {_alt(ref, rows, run, *([limit] if limit else []))}"

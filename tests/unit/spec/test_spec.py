@@ -77,6 +77,7 @@ CASES = [
     (same("c", "?", T["losses"], "group", 0.01), [{}, {"group": "y"}], "SKIPPED", "nothing to compare"),
     (same("c", "?", T["losses"], "group", 0.01, unless=lambda run: ""), [{}], "SKIPPED", "nothing to compare"),
     (same("c", "?", T["losses"], "group", 0.01, unless=lambda run: "dropout"), [{}, {}], "SKIPPED", "dropout"),
+    (zero("c", "?", T["size"], unless=lambda run: T.text("{count}", T.rows(run)[0], run)), [{"count": None}], "FAIL", "count is missing"),
     (ran("c", "?", T), [{}, {"name": "b"} | SKIPPED], "PASS", "1 ran; skipped: b: no such library"),
     (ran("c", "?", T), [{}, {"status": "skipped"}], "FAIL", "no reason is given"),
     (ran("c", "?", T), [SKIPPED], "FAIL", "0 ran"),
