@@ -50,7 +50,7 @@ import aiohttp
 import numpy as np
 from aiohttp import web
 
-from benchlib.benchmarks.inference import loadgen, logs, rules
+from benchlib.benchmarks.inference import loadgen, logs
 from benchlib.benchmarks.inference.config import RANDOM_MODEL, InferenceConfig
 from benchlib.core.files import PACKAGE
 from benchlib.core.imports import loaded
@@ -325,7 +325,7 @@ def plan(
     warm_up = [] if engine in (NULL, BARE, "http") else asked[:2]
     return loadgen.Test(
         name, "AccuracyOnly" if name == "accuracy" else "PerformanceOnly", engine, settings,
-        rules.Conf.of(config, scenario, len(asked)), asked, warm_up, [], max_new, folder, 60.0, 120.0,
+        config.load(len(asked)).conf(scenario), asked, warm_up, max_new, folder, 60.0, 120.0,
     )  # fmt: skip
 
 

@@ -73,6 +73,8 @@ class _Loaded:
         settings = self.settings
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        if settings.device == "cpu":
+            devices.keep_freed_memory()
         names = ("model", "device", "precision", "positions", "shrink")
         self.decoder = decoder = decoders.load(*(getattr(settings, name) for name in names))
         own = {"slots": settings.slots, "threads": torch.get_num_threads(), "ends": list(decoder.ends)}

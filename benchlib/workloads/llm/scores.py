@@ -22,21 +22,15 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, An
     return dict(scored)
 
 
-def score(summaries: Summaries, answers: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
-    """Return rows of ROUGE for the answers (tokens by sample) and for the two controls, in that order."""
+def score(summaries: Summaries, answers: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+    """Return ROUGE of the answers (tokens by sample) with the splitter, and ROUGE-1 of the two controls."""
     rows = sorted(answers)
-    made = [summaries.decode(answers[row]) for row in rows]
+    texts = [summaries.decode(answers[row]) for row in rows]
     references = [summaries.references[row] for row in rows]
     leads = [summaries.texts[row][: len(reference)] for row, reference in zip(rows, references, strict=True)]
     # A shuffle may leave some in place; in a shuffled circle the next one is always another.
     order = Random(0).sample(range(len(references)), len(references))
     other = {place: order[(number + 1) % len(order)] for number, place in enumerate(order)}
-    turned = [references[other[place]] for place in range(len(references))]
-    return [
-        {"of": name, **rouge(texts, targets), "texts": len(rows)}
-        for name, texts, targets in (
-            ("answers", made, references),
-            ("control: answers against references of other articles", made, turned),
-            ("control: the article's first characters", leads, references),
-        )
-    ]
+    shuffled = rouge(texts, [references[other[place]] for place in range(len(references))])
+    controls = {"rouge1_shuffled": shuffled["rouge1"], "rouge1_lead": rouge(leads, references)["rouge1"]}
+    return rouge(texts, references) | controls

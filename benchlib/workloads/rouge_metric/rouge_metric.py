@@ -20,7 +20,7 @@ Args:
     predictions, references: lists of texts in the same order.
 Returns:
     {"rouge1", "rouge2", "rougeL", "rougeLsum": 0 to 100, "gen_len": characters of the predictions as they were split,
-    "splitter": what split them into sentences, "per_text": rouge1 of each}
+    "splitter": what split them into sentences}
 """
 _CITATION = """@inproceedings{lin2004rouge, title={ROUGE: A Package for Automatic Evaluation of Summaries},
 author={Lin, Chin-Yew}, booktitle={Text Summarization Branches Out}, year={2004}}"""
@@ -57,5 +57,4 @@ class RougeMetric(evaluate.Metric):
         result: dict[str, Any] = {
             kind: round(100 * sum(score[kind].fmeasure for score in scores) / len(scores), 4) for kind in KINDS
         }
-        per_text = [100 * score["rouge1"].fmeasure for score in scores]
-        return result | {"gen_len": sum(map(len, lines[0])), "splitter": name, "per_text": per_text}
+        return result | {"gen_len": sum(map(len, lines[0])), "splitter": name}
