@@ -54,6 +54,7 @@ CASES = [
     (zero("c", "?", T["count"]), [{"count": math.nan}], "FAIL", "count is nan"),
     (zero("c", "?", T["count"]), [{"count": -1}], "FAIL", "below zero"),
     (zero("c", "?", T["count"]), [{"count": "0"}], "FAIL", "which is no number"),
+    (below("c", "?", (T["count"], 9)), [{"count": 2.5}], "FAIL", "2.5, which is no count"),
     (zero("c", "?", T["count"]), [{}, WHY], "PASS", "skipped: a: a barrier moves nothing"),
     (zero("c", "?", T["count"]), [WHY], "SKIPPED", "a barrier moves nothing"),
     (zero("c", "?", T["count"]), [{"count": None} | SKIPPED], "SKIPPED", "no such library"),
