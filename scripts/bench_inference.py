@@ -54,6 +54,7 @@ from benchlib.benchmarks.inference import loadgen, logs
 from benchlib.benchmarks.inference.config import RANDOM_MODEL, InferenceConfig
 from benchlib.core.files import PACKAGE
 from benchlib.core.imports import loaded
+from benchlib.core.stats import percentile
 from benchlib.workloads.llm import queries
 from benchlib.workloads.llm.dispatch import WARM_UP, Dispatcher, Policy
 from benchlib.workloads.llm.engines import ENGINES, Kind, OnDone, OnFirst, OnMore, Settings, Sim
@@ -191,7 +192,7 @@ def first_tokens(config: InferenceConfig, rounds: int, fixed: bool) -> float:
                 outcome = engine_test(engine, "Server", config, asked, folder, fixed)
                 assert outcome.table is not None
                 done = queries.completed(logs.add_schedule(outcome.table, logs.schedule(folder)))
-            medians[engine] = queries.percentile(queries.ttft_s(done), 0.5)
+            medians[engine] = percentile(queries.ttft_s(done), 0.5)
             rate = len(done) / queries.span_s(done)
             words.append(f"{engine} {1e3 * medians[engine]:.1f} ms at {rate:.1f} queries/s")
         shares.append(medians["continuous"] / medians["static"])

@@ -289,7 +289,7 @@ def perform(test: Test, tell: Callable[[int, int], None]) -> Outcome:
 
     The process is ended at the latest 30 s after the test's own limit, and on every exception here.
     """
-    preload(ENGINES[test.engine].torch, bool(test.settings.text))
+    preload(ENGINES[test.engine].torch)
     here, there = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_main, args=(test, there), name=test.name)
     process.start()

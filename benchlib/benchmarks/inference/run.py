@@ -60,6 +60,8 @@ def measure(rank: Rank) -> Tables:
         "prompt_tokens_most": lengths[-1],
         "transformers": transformers.__version__,
         "loadgen": version("mlcommons-loadgen"),
+        "stated": 0,
+        "counted": 0,
     }
     bench = Bench(rank, data, load, {name: [] for name in TABLES}, run)
     run |= _meet(bench) if config.engine == "http" else {"scope": config.scope(), "simulated": config.engine == "sim"}
@@ -71,6 +73,9 @@ def measure(rank: Rank) -> Tables:
     if config.accuracy:
         _accuracy(bench)
     _keep_queries(bench)
+    if not run["stated"]:
+        run |= {"stated": None, "counted": None}
+        run["why"] = dict.fromkeys(("stated", "counted"), "no server gave texts and stated how many tokens they have")
     return bench.tables | {"run": [run]}
 
 
@@ -87,8 +92,8 @@ def _meet(bench: Bench) -> Row:
         (first, *_) = dispatcher.workers
     finally:
         dispatcher.stop()
-    sim = first.says.get("engine") == "sim"
-    return {"scope": config.scope(first.model, sim), "simulated": sim}
+    sim, text = first.engine == "sim", any(worker.text for worker in dispatcher.workers)
+    return {"scope": config.scope(first.model, sim, text), "simulated": sim}
 
 
 def _settings(bench: Bench) -> Settings:
@@ -151,26 +156,13 @@ def _perform(bench: Bench, test: Test) -> Outcome:
     bench.queries[test.name] = outcome.table
     bench.ends[test.engine] = outcome.facts["engine"].get("ends") or [bench.data.tokenizer.eos_token_id]
     record = outcome.facts.get("dispatch", {})
-    for table in ("workers", "losses"):
-        bench.tables[table] += [_row(test.name, row) for row in record.get(table, [])]
-    bench.tables["inflight"] += _in_flight(test.name, record.get("inflight", []))
+    for table in ("workers", "losses", "inflight"):
+        bench.tables[table] += [{"test": test.name, **row} for row in record.get(table, [])]
+    for name in ("stated", "counted"):
+        bench.run[name] += record.get(name, 0)
     for row in record.get("losses", []):
-        events.emit("log", message=f"{test.name}: worker {row['worker']} is {row['event']}: {row['reason']}")
+        events.emit("log", message=f"{test.name}: worker {row['worker']}, {row['event']}: {row['because']}")
     return outcome
-
-
-def _row(test: str, row: Row) -> Row:
-    words = {"why": "why_down", "reason": "why_lost"}
-    lacking = {name: "not stated" for name, value in row.items() if value is None}
-    return {"test": test} | {words.get(name, name): value for name, value in row.items()} | {"why": lacking}
-
-
-def _in_flight(test: str, points: list[Row]) -> list[Row]:
-    rows: dict[int, Row] = {}
-    for point in points:
-        row = rows.setdefault(point["worker"], {"test": test, "worker": point["worker"], "open": []})
-        row["open"].append(point["open"])
-    return list(rows.values())
 
 
 def _performance(bench: Bench, scenario: str) -> None:

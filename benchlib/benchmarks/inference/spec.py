@@ -194,8 +194,8 @@ workers = Table(
     [
         name,
         Col("worker", "number"),
-        *cols("url state why_down"),
-        *cols("sent answered sent_again", "count"),
+        *cols("url model asked_in state down_by"),
+        *cols("sent answered", "count"),
         Col("resident_bytes", "B", "memory"),
         Col("device_bytes", "B", "device memory"),
     ],
@@ -203,14 +203,15 @@ workers = Table(
 losses = Table(
     "losses",
     "worker {worker}",
-    [name, Col("worker", "number"), Col("t_s", "s", "after"), *cols("event why_lost"), Col("times", "count")],
+    [name, Col("worker", "number"), Col("t_s", "s", "after"), *cols("event because"), Col("times", "count")],
 )
 inflight = Table(
     "inflight", "worker {worker}, {test}", [name, Col("worker", "number"), Col("open", "number", "requests in flight")]
 )
 run = run_table(
     *cols("scope simulated transformers loadgen"),
-    *cols("samples prompt_tokens_least prompt_tokens_median prompt_tokens_most", "count"),
+    *cols("samples prompt_tokens_least prompt_tokens_median prompt_tokens_most stated counted", "count"),
+    Col("count_ratio", "number", "tokens counted over those that servers state", truediv, "counted stated"),
 )
 streamed = times.where(kind=("ttft", "tpot"))
 
@@ -285,11 +286,15 @@ def _warnings(run: Rows) -> list[str]:
         )
     if config.random:
         words.append("Random weights: speed alone, with answers of a fixed length.")
+    if any(row.get("asked_in") == "text" for row in workers.rows(run)):
+        words.append(
+            "Servers gave no token ids: they were asked in texts, and tokens are those that the tokenizer finds in their answers."
+        )
     if run.run.get("simulated"):
         words.append("What answers is simulated: it computes nothing.")
     lost = losses.where(event="down")
     return words + [
-        lost.text("{test}: worker {worker} was lost after {t_s}: {why_lost}.", row, run) for row in lost.rows(run)
+        lost.text("{test}: worker {worker} was lost after {t_s}: {because}.", row, run) for row in lost.rows(run)
     ]
 
 
@@ -365,6 +370,13 @@ SPEC = Spec(
             (accuracy["gen_len"], (1 - GEN_LEN_SHARE) * GEN_LEN),
             most=(1 + GEN_LEN_SHARE) * GEN_LEN,
             **target,
+        ),
+        within(
+            "tokens counted",
+            "Does the tokenizer of model find as many tokens as the servers state?",
+            (run["count_ratio"], 1 - COUNT_SHARE),
+            most=1 + COUNT_SHARE,
+            when=lambda config: bool(config.workers),
         ),
     ],
     says=[

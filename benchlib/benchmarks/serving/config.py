@@ -1,6 +1,5 @@
 """Parameters of the serving benchmark. The defaults are those of the smoke tier, with two unlike workers that compute nothing."""
 
-from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
@@ -25,7 +24,9 @@ class ServingConfig(BaseConfig):
     mode: Literal["single", "distributed", "both"] = Field("both", description="each alone, all together, or both")
     engine: Literal["sim", "static", "continuous"] = Field("sim", description="of workers that are started here")
     model: str = Field(
-        EMBEDDED_MODEL, min_length=1, description="of these: hub name, folder, tiny, or llama3-8b-random"
+        EMBEDDED_MODEL,
+        min_length=1,
+        description="of these: hub name, folder, tiny, or llama3-8b-random; of others: whose tokenizer counts where they give no token ids",
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of these")
     worker_count: int = Field(2, ge=1, le=64, description="how many are started here")
@@ -83,13 +84,6 @@ class ServingConfig(BaseConfig):
                 f"queue that grows can miss it; set point_s={least:g} or more"
             )
         return self
-
-    def scope(self, engines: Iterable[str] = ()) -> str:
-        """Return what the metrics' names say of the work: it is not that of a real user.
-
-        ``engines`` is what workers that were started elsewhere say of theirs.
-        """
-        return "sim" if "sim" in (engines if self.workers else (self.engine,)) else "random_prompts"
 
     @property
     def limits_s(self) -> dict[str, float]:
