@@ -56,10 +56,11 @@ from benchlib.core.files import PACKAGE
 from benchlib.core.imports import loaded
 from benchlib.core.stats import percentile
 from benchlib.workloads.llm import queries
-from benchlib.workloads.llm.dispatch import WARM_UP, Dispatcher, Policy
-from benchlib.workloads.llm.engines import ENGINES, Kind, OnDone, OnFirst, OnMore, Settings, Sim
+from benchlib.workloads.llm.dispatch import Dispatcher
+from benchlib.workloads.llm.engines import ENGINES, Kind, OnDone, OnFirst, OnMore, Policy, Settings, Sim
 from benchlib.workloads.llm.load import POISSON, Client, measure, schedule
 from benchlib.workloads.llm.pool import Pool
+from benchlib.workloads.llm.wire import WARM_UP
 
 NULL, BARE = "null", "bare"  # engines that answer at once
 ANSWER = [1, 2]
@@ -276,7 +277,7 @@ def kill(options: argparse.Namespace) -> bool:
             for name in ("Offline", "Server", "accuracy"):
                 urls = (between.url if case in FAULTS else pool.urls[0], pool.urls[1])
                 between.fault = case
-                settings = Settings(urls=urls, token=pool.token, slots=8)
+                settings = Settings(urls=urls, token=pool.token, policy=Policy(cap=16))
                 scenario, folder = "Offline" if name == "accuracy" else name, Path(place) / f"{case}-{name}"
                 test = plan(name, scenario, "http", settings, config, asked, max_new, folder)
                 outcome, seconds = disturbed(test, pool, case)

@@ -23,10 +23,11 @@ from benchlib.core.files import atomic_path
 from benchlib.runtime.measurement import Rank, Tables
 from benchlib.workloads.llm import articles, queries, scores
 from benchlib.workloads.llm.articles import Summaries
-from benchlib.workloads.llm.engines import ENGINES, Settings
+from benchlib.workloads.llm.engines import ENGINES, Policy, Settings
 
 WARM_UPS = 16  # two batches or more: the first ones are slower
 SLACK = 4.0  # a test may take this much longer than expected, and its deadline, before it is ended
+LATE_S = 3.0  # that a test waits for workers which were there before
 AUDITED = 100  # answers that TEST06 looks at
 TABLES = ("plan", "reduced", "tests", "validity", "times", "accuracy", "audit", "workers", "losses", "inflight")
 Row = dict[str, Any]
@@ -85,7 +86,7 @@ def _meet(bench: Bench) -> Row:
 
     config, events = bench.rank.config, bench.rank.events
     events.emit("phase", name="workers", text=f"waiting for {', '.join(config.workers)}")
-    dispatcher = Dispatcher(dataclasses.replace(_settings(bench), partial=False))
+    dispatcher = Dispatcher(_settings(bench), Policy(start_s=config.startup_timeout_s))
     try:
         with keep_alive(events, config.startup_timeout_s):
             dispatcher.start()
@@ -110,9 +111,9 @@ def _settings(bench: Bench) -> Settings:
         step_s=config.step_s,
         urls=tuple(config.workers),
         token=addresses.bearer_token(),
-        deadline_s=config.deadline_s,
         served_model=config.served_model,
-        partial=True,
+        # Twice what a worker works on: its next query waits there, and not for a way back and forth.
+        policy=Policy(2 * config.slots, config.deadline_s, start_s=LATE_S, partial=True),
     )
 
 

@@ -194,7 +194,7 @@ workers = Table(
     [
         name,
         Col("worker", "number"),
-        *cols("url model asked_in state down_by"),
+        *cols("url model asked_in down_by"),
         *cols("sent answered", "count"),
         Col("resident_bytes", "B", "memory"),
         Col("device_bytes", "B", "device memory"),

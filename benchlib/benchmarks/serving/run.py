@@ -24,8 +24,8 @@ from benchlib.config import addresses
 from benchlib.core.events import EventWriter, Moment, keep_alive
 from benchlib.core.imports import loaded
 from benchlib.core.machine import BACKENDS
-from benchlib.workloads.llm.dispatch import Dispatcher, Policy, in_flight, losses
-from benchlib.workloads.llm.engines import MEMORY, Settings
+from benchlib.workloads.llm.dispatch import Dispatcher, asked_in, in_flight, losses, memory_of
+from benchlib.workloads.llm.engines import Policy, Settings
 from benchlib.workloads.llm.load import Client, find_knee, measure, schedule
 from benchlib.workloads.llm.pool import Pool
 
@@ -190,12 +190,11 @@ def _at_once(bench: Bench, workers: list[Row]) -> Row:
         row = bench.measure(client, table := client.at_once(bench.config.queries * len(workers)))
         bench.cpu_ms.append(1e3 * (dispatcher.cpu_s() - cpu) / len(table))
         for worker, of, first, last in zip(workers, dispatcher.workers, before, dispatcher.counters(), strict=True):
-            worker |= {"model": of.model, "asked_in": "text" if of.text else "ids"}
+            worker |= asked_in(of) | memory_of(last)
             worker["answered"] += int((table["worker"] == of.index).sum()) if len(workers) > 1 else 0
-            worker |= {name: last.get(theirs) for name, theirs in MEMORY.items()}
-            worker["cpu_share"] = (last[CPU] - first[CPU]) / client.wall_s if CPU in first and CPU in last else None
-            lacking = [name for name in (*MEMORY, "cpu_share") if worker[name] is None]
-            worker["why"] = dict.fromkeys(lacking, "the worker does not state it in its /metrics")
+            known = CPU in first and CPU in last
+            worker["cpu_share"] = (last[CPU] - first[CPU]) / client.wall_s if known else None
+            worker["why"] |= {} if known else {"cpu_share": "the worker does not state it in its /metrics"}
     return row
 
 

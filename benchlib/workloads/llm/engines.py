@@ -38,6 +38,20 @@ MEMORY = {"resident_bytes": "process_resident_memory_bytes", "device_bytes": "be
 
 
 @dataclass(frozen=True)
+class Policy:
+    """How the engine http sends queries; times in seconds."""
+
+    cap: int = 16  # queries that a worker has at once
+    deadline_s: float = 60.0  # of a query, from its first sending on
+    stall_s: float = 20.0  # without a byte from the worker: the attempt is lost
+    gone_s: float = 3.0  # without any worker: what is left fails
+    probe_s: float = 0.5  # between two questions for the health of a worker
+    probe_limit_s: float = 2.0  # for the answer
+    start_s: float = 120.0  # for all workers to be ready at the start
+    partial: bool = False  # start with the workers that are there by then
+
+
+@dataclass(frozen=True)
 class Settings:
     """What engines are made of; each takes what it needs.
 
@@ -58,9 +72,8 @@ class Settings:
     each_token: bool = False  # sim: hand every token on as it comes; else those after the first come at the end
     urls: tuple[str, ...] = ()  # http
     token: str = ""  # http: bearer token
-    deadline_s: float = 60.0  # http: of a query, from its first sending on
     served_model: str = ""  # http: the model to ask for; '': the first that each worker names
-    partial: bool = False  # http: start with the workers that are there; False: all have to be
+    policy: Policy = Policy()  # http
 
 
 class Engine(Protocol):

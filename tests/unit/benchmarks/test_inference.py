@@ -2,7 +2,6 @@
 
 import ctypes
 import dataclasses
-import functools
 import os
 import signal
 import subprocess
@@ -28,8 +27,8 @@ from benchlib.core.errors import RunBroken, UserError
 from benchlib.core.stats import percentile
 from benchlib.spec import checks
 from benchlib.spec.tables import Rows, judged
-from benchlib.workloads.llm import dispatch, engines, queries
-from benchlib.workloads.llm.engines import Kind, Settings, Sim
+from benchlib.workloads.llm import engines, queries
+from benchlib.workloads.llm.engines import Kind, Policy, Settings, Sim
 from benchlib.workloads.llm.load import Client
 
 SAMPLES = 32
@@ -346,7 +345,9 @@ def test_accuracy_answers_are_those_of_the_engine_and_the_audit_sees_what_is_wro
 
 def test_a_test_goes_on_without_a_worker_that_was_lost_before_it(tmp_path):
     servers = [own(slots=4) for _ in range(2)]
-    settings = Settings(urls=tuple(server.url for server in servers), token=TOKEN, partial=True)
+    settings = Settings(
+        urls=tuple(server.url for server in servers), token=TOKEN, policy=Policy(start_s=3, partial=True)
+    )
     servers[0].cut()
     test = planned(tmp_path, "Offline", name="after", engine="http", settings=settings, warm_up=[])
     try:
@@ -355,7 +356,7 @@ def test_a_test_goes_on_without_a_worker_that_was_lost_before_it(tmp_path):
         servers[1].cut()
     record = outcome.facts["dispatch"]
     assert not outcome.table["failed"].any() and set(outcome.table["worker"]) == {1}
-    assert [row["state"] for row in record["workers"]] == ["down", "up"]
+    assert [row["down_by"] == "" for row in record["workers"]] == [False, True]
     assert {row["worker"] for row in record["inflight"] if any(row["open"])} == {1}
     assert logs.detail(test.folder)["sut_name"] == "Network SUT: 2 servers"
 
@@ -401,7 +402,7 @@ def over_two_workers(fault, kind, pair, folder):
     back, disturber = [], threading.Thread(target=disturb)
     if not isinstance(first, Faulty):
         disturber.start()
-    settings = Settings(urls=(first.url, second.url), token=TOKEN, slots=2)
+    settings = Settings(urls=(first.url, second.url), token=TOKEN, policy=Policy(cap=4))
     scenario, mode = ("Offline", "AccuracyOnly") if kind == "accuracy" else (kind, "PerformanceOnly")
     test = planned(
         folder / fault, scenario, mode=mode, engine="http", settings=settings, warm_up=[], deadline_s=60, limit_s=60
@@ -603,8 +604,8 @@ if __name__ == "__main__":
     engine, folder, limit_s, deadline_s, *urls = sys.argv[1:]
     mine = planned(Path(folder), engine=engine, limit_s=float(limit_s), deadline_s=float(deadline_s))
     if urls:
-        mine = dataclasses.replace(mine, settings=Settings(urls=tuple(urls), token=TOKEN))
-        dispatch.Policy = functools.partial(dispatch.Policy, probe_s=0.1, probe_limit_s=0.3, gone_s=0.3)
+        policy = Policy(probe_s=0.1, probe_limit_s=0.3, gone_s=0.3)
+        mine = dataclasses.replace(mine, settings=Settings(urls=tuple(urls), token=TOKEN, policy=policy))
     try:
         outcome = in_process(mine)
     except KeyboardInterrupt:

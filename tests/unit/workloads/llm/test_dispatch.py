@@ -4,17 +4,20 @@ import asyncio
 import contextlib
 import json
 import math
+import sys
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
 from llm_servers import TOKEN, Faulty, own
 
 from benchlib.core.errors import UserError
-from benchlib.workloads.llm.dispatch import MAX_ATTEMPTS, Dispatcher, Policy, Query, Worker, in_flight
-from benchlib.workloads.llm.engines import Settings, sim_answer
+from benchlib.workloads.llm import wire
+from benchlib.workloads.llm.dispatch import MAX_ATTEMPTS, Dispatcher, Query, Worker, in_flight
+from benchlib.workloads.llm.engines import Policy, Settings, sim_answer
 from benchlib.workloads.llm.load import Client
 
 PROMPTS = [[3 + (7 * row + place) % 400 for place in range(5 + row % 4)] for row in range(40)]
@@ -95,7 +98,7 @@ def test_the_last_queries_wait_for_a_full_worker_that_ends_them_sooner(waiting, 
     query = Query(0, [], 10, lambda *_: None, lambda *_: None)
     for index, (has, speed) in enumerate(((4, 1000), (slow_has, 10))):
         worker = Worker(
-            index, ("full", "slow")[index], ready=True, open=dict.fromkeys(range(has), query), work=10 * has
+            ("full", "slow")[index], index=index, ready=True, open=dict.fromkeys(range(has), query), work=10 * has
         )
         worker.busy_s, worker.tokens = 1.0, speed
         dispatcher.workers.append(worker)
@@ -197,28 +200,42 @@ def greeting(path, body=b"", status=200):
     return other
 
 
-def text_of(answers, codec=None):
-    """Return a dispatcher to a server that knows no token ids and answers texts so, with a tokenizer in its place."""
+class Codec:
+    """A tokenizer with a token for each word."""
 
-    async def other(request):
-        if request.path != "/v1/completions":
-            return None
-        asked = await request.json()
-        if "return_token_ids" in asked or not isinstance(asked["prompt"], str):
-            return web.Response(status=422, text="Unexpected fields in the request: {'return_token_ids'}")
-        return web.Response(body=answers)
+    def __init__(self, model):
+        assert model == "words"
 
-    class Codec:
-        def decode(self, ids):
-            return "News: " * len(ids)
+    def decode(self, ids):
+        return "News: " * len(ids)
 
-        def count(self, words, stopped):
-            return [5] * len(words.split()) + [2] * stopped
+    def count(self, words, stopped):
+        return [5] * len(words.split()) + [2] * stopped
 
-    server = Faulty(lambda number: "", other=other)
-    dispatcher = Dispatcher(Settings(urls=(server.url,), token=TOKEN), PATIENT)
-    dispatcher._codec = codec or Codec()
-    return server, dispatcher
+
+@pytest.fixture
+def in_texts(monkeypatch):
+    """Return a function that makes a dispatcher to a server which knows no token ids and answers texts so."""
+    made = []
+
+    def make(answers, codec=Codec):
+        async def other(request):
+            if request.path != "/v1/completions":
+                return None
+            asked = await request.json()
+            if "return_token_ids" in asked or not isinstance(asked["prompt"], str):
+                return web.Response(status=422, text="Unexpected fields in the request: {'return_token_ids'}")
+            return web.Response(body=answers)
+
+        monkeypatch.setitem(sys.modules, wire.TEXTS, SimpleNamespace(Codec=codec))
+        server = Faulty(lambda number: "", other=other)
+        made.append((Dispatcher(Settings(urls=(server.url,), token=TOKEN, model="words"), PATIENT), server))
+        return made[-1][0]
+
+    yield make
+    for dispatcher, server in made:
+        dispatcher.stop()
+        server.hosted.cut()
 
 
 def completion(**values):
@@ -228,30 +245,25 @@ def completion(**values):
 WORDS = completion(text="a b") + completion(text=" c") + b'data: {"choices": [{"finish_reason": "stop", "text": ""}], "usage": {"completion_tokens": 4}}\n\n'  # fmt: skip
 
 
-def test_a_server_without_token_ids_is_asked_in_texts_by_itself():
+def test_a_server_without_token_ids_is_asked_in_texts_by_itself(in_texts):
     """As `transformers serve`: 422 for a field that it does not know, and a stream that ends with its reason and without [DONE]."""
-    server, dispatcher = text_of(WORDS)
-    try:
-        dispatcher.start()
-        client = Client(dispatcher, PROMPTS, 16, LONG_S)
-        assert not client.at_once(6)["failed"].any() and set(map(tuple, client.answers.values())) == {(5, 5, 5, 2)}
-        record = dispatcher.record()
-        assert record["workers"][0]["asked_in"] == "text" and (record["stated"], record["counted"]) == (24, 24)
-    finally:
-        dispatcher.stop()
-        server.hosted.cut()
+    dispatcher = in_texts(WORDS)
+    dispatcher.start()
+    client = Client(dispatcher, PROMPTS, 16, LONG_S)
+    assert not client.at_once(6)["failed"].any() and set(map(tuple, client.answers.values())) == {(5, 5, 5, 2)}
+    record = dispatcher.record()
+    assert record["workers"][0]["asked_in"] == "text" and (record["stated"], record["counted"]) == (24, 24)
 
 
-def test_a_text_far_too_long_is_not_counted():
+def test_a_text_far_too_long_is_not_counted(in_texts):
     """The tokenizer would hold up all other queries for seconds."""
-    codec = type("Codec", (), {"decode": lambda self, ids: "News: "})()  # that cannot count
-    server, dispatcher = text_of(completion(text="word " * 2**18) + b"data: [DONE]\n\n", codec)
-    try:
-        with pytest.raises(UserError, match="a text of 1310720 characters, 2 tokens were asked for"):
-            dispatcher.start()
-    finally:
-        dispatcher.stop()
-        server.hosted.cut()
+
+    class Slow(Codec):
+        def count(self, words, stopped):
+            raise AssertionError("it was counted")
+
+    with pytest.raises(UserError, match="a text of 1310720 characters, 2 tokens were asked for"):
+        in_texts(completion(text="word " * 2**18) + b"data: [DONE]\n\n", Slow).start()
 
 
 GREETINGS = {
@@ -422,7 +434,7 @@ def test_a_run_goes_on_with_the_workers_that_are_there_and_says_what_was_lost(pl
     client = place.client(place.own(step_s=0.005), dead, policy=policy)
     assert whole(client, client.at_once(20))
     record = client.engine.record()
-    assert [(row["state"], row["answered"]) for row in record["workers"]] == [("up", 20), ("down", 0)]
+    assert [(row["down_by"] == "", row["answered"]) for row in record["workers"]] == [(True, 20), (False, 0)]
     assert (record["losses"][0]["event"], client.engine.record(time.monotonic())["losses"][0]["t_s"]) == ("down", 0)
     assert "was not ready within" in record["losses"][0]["because"]
     place.own(port=dead.port, step_s=0.005)

@@ -16,8 +16,8 @@ import torch
 from llm_servers import TOKEN, Hosted, own
 
 from benchlib.core.errors import UserError
-from benchlib.workloads.llm.dispatch import Dispatcher, Policy
-from benchlib.workloads.llm.engines import Settings, sim_answer
+from benchlib.workloads.llm.dispatch import Dispatcher
+from benchlib.workloads.llm.engines import Policy, Settings, sim_answer
 from benchlib.workloads.llm.load import Client
 from benchlib.workloads.llm.pool import Pool
 from benchlib.workloads.llm.server import Limits, check_place, main
