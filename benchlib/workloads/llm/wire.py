@@ -32,6 +32,7 @@ NO_TIMER, BUFFER = (
     aiohttp.ClientTimeout(total=None, sock_connect=5),
     2**22,
 )  # the dispatcher looks after all queries at once
+CLOSE = {"Connection": "close"}
 MAX_BYTES = 2**20  # of any answer but a completion
 TOKEN_CHARACTERS = 256  # that one token stands for at most: a longer text is not counted, which would take seconds
 MAX_ID = 2**31  # above any token id: LoadGen takes 32 bits
@@ -131,7 +132,8 @@ class Wire:
     async def get(self, url: str, limit_s: float) -> tuple[int, str]:
         """Return status and text of an answer. Raises ``LostAttempt`` for one of more than ``MAX_BYTES``."""
         limit, data = aiohttp.ClientTimeout(total=limit_s), bytearray()
-        async with self._session.get(url, allow_redirects=False, timeout=limit) as response:
+        # Some servers close the connection of an answer that failed, and do not say so: no query is sent over it.
+        async with self._session.get(url, allow_redirects=False, timeout=limit, headers=CLOSE) as response:
             async for piece in response.content.iter_any():
                 data += piece
                 if len(data) > MAX_BYTES:
