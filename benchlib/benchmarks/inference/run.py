@@ -44,6 +44,7 @@ class Bench:
     run: Row
     ends: dict[str, list[int]] = dataclasses.field(default_factory=dict)  # tokens that end an answer, by engine
     queries: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    text: bool = False  # some server gives no token ids
 
 
 def measure(rank: Rank) -> Tables:
@@ -93,8 +94,8 @@ def _meet(bench: Bench) -> Row:
         (first, *_) = dispatcher.workers
     finally:
         dispatcher.stop()
-    sim, text = first.engine == "sim", any(worker.text for worker in dispatcher.workers)
-    return {"scope": config.scope(first.model, sim, text), "simulated": sim}
+    sim, bench.text = first.engine == "sim", any(worker.text for worker in dispatcher.workers)
+    return {"scope": config.scope(first.model, sim, bench.text), "simulated": sim}
 
 
 def _settings(bench: Bench) -> Settings:
@@ -203,6 +204,10 @@ def _performance(bench: Bench, scenario: str) -> None:
 
 def _audit(bench: Bench) -> None:
     """Run TEST06 on the first scenario that streams its tokens."""
+    if bench.text:
+        reason = "a server gives no token ids that TEST06 could compare"
+        bench.tables["audit"].append({"status": "skipped", "reason": reason})
+        return
     scenario = next((item for item in bench.rank.config.scenarios if item != "Offline"), "Offline")
     asked = min(AUDITED, len(bench.data.prompts))
     row: Row = {"asked": asked, "answers": 0, "wrong": 0, "first": ""}

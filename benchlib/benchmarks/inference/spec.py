@@ -19,12 +19,7 @@ from benchlib.spec.tables import Col, Row, Rows, Table, cols
 # Open loops and closed ones answer different questions and are in no common picture.
 OPEN, CLOSED = ("Server", "Interactive"), ("SingleStream", "MultiStream")
 COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
-KINDS = {
-    "ttft": "first token",
-    "tpot": "time per token",
-    "latency": "latency",
-    "lateness": "lateness of the client",
-}
+KINDS = {"ttft": "first token", "tpot": "time per token", "latency": "latency", "lateness": "lateness of the client"}
 # The rules of a valid test: what is measured, and what to do where it is beyond its limit.
 VALID = {
     "ended": ("tests that did not end", ""),
@@ -389,9 +384,7 @@ SPEC = Spec(
     ],
     shows=[
         Show(
-            "Tests",
-            tests,
-            "test engine valid loadgen because queries server_qps samples_per_s loadgen_per_s seconds",
+            "Tests", tests, "test engine valid loadgen because queries server_qps samples_per_s loadgen_per_s seconds"
         ),
         Show("Latency", times, "test kind seconds p90_s p99_s limit_s"),
         Show("Broken rules", validity.pick(_broken), "test rule measured limit detail remedy"),

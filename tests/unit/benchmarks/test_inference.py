@@ -120,11 +120,7 @@ def child(engine, folder, limit_s="120", deadline_s="120", *urls):
 
 @pytest.mark.parametrize(
     ("engine", "breaks"),
-    [
-        ("OneToken", {"errors", "short_answers"}),
-        ("NoFirst", {"errors", "no_first_token"}),
-        ("Twice", {"repeated"}),
-    ],
+    [("OneToken", {"errors", "short_answers"}), ("NoFirst", {"errors", "no_first_token"}), ("Twice", {"repeated"})],
 )
 def test_engines_that_misbehave_are_invalid_though_loadgen_says_valid(engine, breaks, tmp_path):
     out, err = child(engine, tmp_path).communicate(timeout=300)
