@@ -19,6 +19,12 @@ MAX_EFFICIENCY = 1.05  # above it the workers did not do the same work alone as 
 COUNT_SHARE = 0.05  # by which the tokens counted in texts may differ from those that servers state
 HOUR_S = 3600
 OUTCOMES = {"met": "met", "missed": "missed", "late": "the client was late"}
+# Fields that change how much is sent to whom, and not what a query is.
+WAYS = (
+    *("workers", "engine", "worker_count", "worker_slots", "sim_step_ms", "queries", "rounds", "arrivals", "loads"),
+    *("point_s", "refine", "concurrencies", "ttft_ms", "tpot_ms", "percentile", "deadline_s", "stall_s", "gone_s"),
+    *("recovery", "target_efficiency", "project_samples"),
+)
 rate = partial(Col, unit="queries/s", samples=True)
 
 
@@ -385,20 +391,5 @@ SPEC = Spec(
     refuse=_refuse,
     missed=_undecided,
     rate="tokens_per_s_all",
-    ways=(
-        *(
-            "workers",
-            "engine",
-            "worker_count",
-            "worker_slots",
-            "sim_step_ms",
-            "queries",
-            "rounds",
-            "arrivals",
-            "loads",
-            "point_s",
-        ),
-        *("refine", "concurrencies", "ttft_ms", "tpot_ms", "percentile", "deadline_s", "stall_s", "gone_s", "recovery"),
-        *("target_efficiency", "project_samples"),
-    ),
+    ways=WAYS,
 )

@@ -76,10 +76,8 @@ class Dispatcher:
         if not settings.urls:
             raise UserError("engine http needs addresses of servers: workers=http://HOST:PORT, separated by commas")
         self.settings, self.policy = settings, policy or settings.policy
-        self.stated, self.counted = (
-            0,
-            0,
-        )  # tokens of answers in text: as servers state them, as the tokenizer finds them
+        # Tokens of answers in text: as servers state them, as the tokenizer counts them.
+        self.stated = self.counted = 0
         self.facts: Row = {}
         self.failure = ""  # one worker that is gone is not the end; queries fail on their own where all are
         self.workers: list[Worker] = []

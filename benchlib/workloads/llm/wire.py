@@ -24,14 +24,11 @@ from benchlib.workloads.llm.engines import Settings
 
 WARM_UP = [7, 11, 13]  # a prompt that is in no data set
 TEXTS = "benchlib.workloads.llm.texts"  # imported where a server is asked in texts: it needs transformers
-METRIC = re.compile(
-    r"^(?!#)(\S.*) (\S+)$", re.MULTILINE
-)  # of Prometheus' text format: a name with its labels, a number
+# Of Prometheus' text format: a name with its labels, a number.
+METRIC = re.compile(r"^(?!#)(\S.*) (\S+)$", re.MULTILINE)
 SKIPPED_HEADERS = ("Accept", "Accept-Encoding", "User-Agent")  # that no server needs: they cost both sides
-NO_TIMER, BUFFER = (
-    aiohttp.ClientTimeout(total=None, sock_connect=5),
-    2**22,
-)  # the dispatcher looks after all queries at once
+NO_TIMER = aiohttp.ClientTimeout(total=None, sock_connect=5)  # the dispatcher looks after all queries at once
+BUFFER = 2**22  # bytes of an answer that are taken from the wire before they are read
 CLOSE = {"Connection": "close"}
 MAX_BYTES = 2**20  # of any answer but a completion
 TOKEN_CHARACTERS = 256  # that one token stands for at most: a longer text is not counted, which would take seconds
@@ -146,14 +143,9 @@ class Wire:
             status, _ = await self.get(f"{url}/health", limit_s)
         except Exception as error:
             return 0, f"/health: {self.reason(error, limit_s)}"
-        return (
-            status,
-            ""
-            if status == 200
-            else f"answers {status}: {REDIRECTED}"
-            if status in REDIRECTS
-            else f"/health answers {status}",
-        )
+        if status in REDIRECTS:
+            return status, f"answers {status}: {REDIRECTED}"
+        return status, "" if status == 200 else f"/health answers {status}"
 
     async def counters(self, url: str, limit_s: float) -> Row:
         """Return the numbers of a server's ``/metrics`` by name; empty where it has none."""
