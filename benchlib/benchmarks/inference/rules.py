@@ -126,20 +126,20 @@ class Load:
 
     def reduced(self, scenario: str) -> list[dict[str, Any]]:
         """Return a row for each rule that a test does not keep: what MLPerf asks for, and what this run does."""
-        full, own = RULES[scenario], self.rule(scenario)
+        full, used = RULES[scenario], self.rule(scenario)
         rows = [
-            ("least duration, s", full.min_duration_s, own.min_duration_s, own.min_duration_s >= full.min_duration_s),
-            ("least queries", full.min_queries, own.min_queries, own.min_queries >= full.min_queries),
+            ("least duration, s", full.min_duration_s, used.min_duration_s, used.min_duration_s >= full.min_duration_s),
+            ("least queries", full.min_queries, used.min_queries, used.min_queries >= full.min_queries),
             ("samples of the data set", full.samples, self.samples, self.samples >= full.samples),
         ]
         if scenario != "Offline":
-            rows.append(("percentile", full.percentile, own.percentile, own.percentile >= full.percentile))
+            rows.append(("percentile", full.percentile, used.percentile, used.percentile >= full.percentile))
         for name, asked_s in full.limits_s.items():
-            rows.append((f"limit of {name.upper()}, s", asked_s, own.limits_s[name], own.limits_s[name] <= asked_s))
+            rows.append((f"limit of {name.upper()}, s", asked_s, used.limits_s[name], used.limits_s[name] <= asked_s))
         rows.append(("scenario of this model", 0, 1, full.of_model))
         return [
-            {"scenario": scenario, "rule": rule, "mlperf": asked, "used": used}
-            for rule, asked, used, same in rows
+            {"scenario": scenario, "rule": rule, "mlperf": asked, "used": applied}
+            for rule, asked, applied, same in rows
             if not same
         ]
 

@@ -248,7 +248,7 @@ def _keep_queries(bench: Bench) -> None:
     """Write the raw samples of all queries to ``queries.parquet``."""
     import pandas as pd
 
-    kept = bench.queries or {"": np.empty(0, queries.QUERY)}
-    frames = [pd.DataFrame(table).assign(test=name) for name, table in kept.items()]
+    tables = bench.queries or {"": np.empty(0, queries.QUERY)}
+    frames = [pd.DataFrame(table).assign(test=name) for name, table in tables.items()]
     with atomic_path(bench.rank.run_dir / "queries.parquet") as temporary:
         pd.concat(frames).to_parquet(temporary, index=False)

@@ -77,8 +77,7 @@ def _invalid(row: Row, run: Rows) -> str:
 
 
 def _invalid_test(row: Row, run: Rows) -> str:
-    own = [test for test in tests.rows(run) if test["test"] == row["test"]]
-    return next((_invalid(test, run) for test in own), "")
+    return next((_invalid(test, run) for test in tests.rows(run) if test["test"] == row["test"]), "")
 
 
 def _cost(price: float, tokens_per_s: float) -> float:
@@ -241,9 +240,9 @@ def _metrics(scenario: Scenario) -> Iterator[Metric]:
     yield metric("driver_cores", "Cores of the test's process", basis="engine included, where it computes there")
     held = {"may_lose": 0.25}
     yield metric("resident_memory_gb", "Resident memory", "lower", "the test's process, at the end", **held)
-    told = {"of": of.where(engine="http")["worker_memory_gb"]}
+    stated = {"of": of.where(engine="http")["worker_memory_gb"]}
     yield metric(
-        "worker_memory_gb", "Memory of the fullest worker", "lower", "its process, by its /metrics", **held | told
+        "worker_memory_gb", "Memory of the fullest worker", "lower", "its process, by its /metrics", **held | stated
     )
     yield metric("device_memory_gb", "Device memory", "lower", "most that tensors held on the device", **held)
     yield metric("device_utilization", "Device busy", basis="the device; without one, all cores of the machine")
@@ -302,12 +301,10 @@ def _refuse(config: InferenceConfig) -> None:
 
 def _latencies(name: str, kind: str, of: tuple[str, ...]) -> Any:
     """Return the picture of one kind of time: the share of queries by time, with the limit."""
-    own = times.where(kind=kind, test=of)
-    title, limit = (
-        f"{KINDS[kind]} of {{test}}: p90 {{p90_s}}, p99 {{p99_s}}",
-        own["limit_s"] if kind != "latency" else None,
-    )
-    return cumulative(name, own["seconds"], title=title, empty=f"No {KINDS[kind]} was recorded.", limit=limit)
+    rows = times.where(kind=kind, test=of)
+    title = f"{KINDS[kind]} of {{test}}: p90 {{p90_s}}, p99 {{p99_s}}"
+    limit = rows["limit_s"] if kind != "latency" else None
+    return cumulative(name, rows["seconds"], title=title, empty=f"No {KINDS[kind]} was recorded.", limit=limit)
 
 
 asked: dict[str, Any] = {"when": lambda config: config.accuracy}

@@ -92,8 +92,8 @@ class ServingConfig(BaseConfig):
 
     def expected_work(self) -> str:
         """Say what will be sent to whom."""
-        own = f"{self.worker_count} workers ({self.engine}) started here"
-        who = f"{len(self.workers)} servers" if self.workers else own
+        started = f"{self.worker_count} workers ({self.engine}) started here"
+        who = f"{len(self.workers)} servers" if self.workers else started
         runs = {"single": "each alone", "distributed": "all together", "both": "each alone and all together"}[self.mode]
         work = f"{who}: {self.rounds} rounds of {self.queries} queries per worker, {runs}, {self.concurrency} at once per worker"
         if self.mode != "single":

@@ -192,9 +192,9 @@ def _at_once(bench: Bench, workers: list[Row]) -> Row:
         for worker, of, first, last in zip(workers, dispatcher.workers, before, dispatcher.counters(), strict=True):
             worker |= asked_in(of) | memory_of(last)
             worker["answered"] += int((table["worker"] == of.index).sum()) if len(workers) > 1 else 0
-            known = CPU in first and CPU in last
-            worker["cpu_share"] = (last[CPU] - first[CPU]) / client.wall_s if known else None
-            worker["why"] |= {} if known else {"cpu_share": "the worker does not state it in its /metrics"}
+            stated = CPU in first and CPU in last
+            worker["cpu_share"] = (last[CPU] - first[CPU]) / client.wall_s if stated else None
+            worker["why"] |= {} if stated else {"cpu_share": "the worker does not state it in its /metrics"}
     return row
 
 

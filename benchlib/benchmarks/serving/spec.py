@@ -29,7 +29,7 @@ rate = partial(Col, unit="queries/s", samples=True)
 
 
 def _efficiency(together: list[float], alone: list[float]) -> list[float]:
-    return [joint / own for joint, own in zip(together, alone, strict=True)]
+    return [joint / single for joint, single in zip(together, alone, strict=True)]
 
 
 def _hours(samples: int, rates: list[float]) -> list[float]:

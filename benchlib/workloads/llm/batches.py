@@ -77,8 +77,8 @@ class _Loaded:
             devices.keep_freed_memory()
         names = ("model", "device", "precision", "positions", "shrink")
         self.decoder = decoder = decoders.load(*(getattr(settings, name) for name in names))
-        own = {"slots": settings.slots, "threads": torch.get_num_threads(), "ends": list(decoder.ends)}
-        self.facts = decoder.facts() | own
+        settled = {"slots": settings.slots, "threads": torch.get_num_threads(), "ends": list(decoder.ends)}
+        self.facts = decoder.facts() | settled
         return decoder
 
     def submit(

@@ -137,15 +137,15 @@ class Dispatcher:
 
     def record(self, began_s: float = 0.0) -> Row:
         """Return rows of the workers, of what was lost when, and of the requests in flight; in seconds from ``began_s``."""
-        own, workers = [row for row in self.attempts if row["sent_s"] >= began_s], []
-        sent = Counter(row["worker"] for row in own)
-        answered = Counter(row["worker"] for row in own if not row["error"])
+        attempts, workers = [row for row in self.attempts if row["sent_s"] >= began_s], []
+        sent = Counter(row["worker"] for row in attempts)
+        answered = Counter(row["worker"] for row in attempts if not row["error"])
         for worker, says in zip(self.workers, self.counters(), strict=True):
             row = memory_of(says) | {"worker": worker.index, "url": worker.url} | asked_in(worker)
             row |= {"sent": sent[worker.index], "answered": answered[worker.index]}
             workers.append(row | {"down_by": "" if worker.ready else worker.reason})
         record = {"workers": workers, "losses": losses(self.events, self.attempts, began_s)}
-        record["inflight"] = in_flight(own, len(workers), began_s)
+        record["inflight"] = in_flight(attempts, len(workers), began_s)
         return record | {"stated": self.stated, "counted": self.counted}
 
     def stop(self) -> None:
@@ -166,7 +166,7 @@ class Dispatcher:
 
     async def _begin(self) -> None:
         self._wire, policy = Wire(self.settings), self.policy
-        urls = dict.fromkeys([url for given in self.settings.urls for url in await addresses(given)])
+        urls = dict.fromkeys([url for name in self.settings.urls for url in await addresses(name)])
         self.workers = [Worker(url, index=index) for index, url in enumerate(urls)]
         watches = [self._loop.create_task(self._watch(worker)) for worker in self.workers]
         self._tasks, end = watches, time.monotonic() + policy.start_s
@@ -409,8 +409,8 @@ def in_flight(attempts: Sequence[Row], workers: int, began_s: float = 0.0, point
     end = max((row["ended_s"] for row in attempts), default=began_s)
     moments = [began_s + (end - began_s) * number / (points - 1) for number in range(points)]
     for worker in range(workers if attempts else 0):
-        own = [row for row in attempts if row["worker"] == worker]
-        sent, ended = (sorted(row[name] for row in own) for name in ("sent_s", "ended_s"))
+        spans = [row for row in attempts if row["worker"] == worker]
+        sent, ended = (sorted(row[name] for row in spans) for name in ("sent_s", "ended_s"))
         counts = [bisect_right(sent, moment) - bisect_right(ended, moment) for moment in moments]
         rows.append({"worker": worker, "open": counts})
     return rows

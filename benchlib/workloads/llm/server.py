@@ -153,8 +153,10 @@ class Server:
         """Ask for the token before the body is read, but for ``/health``, which probes read; answer errors in OpenAI's form."""
         if request.path == "/health":
             return await self._health(request)
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")  # as the bytes that were sent
-        if self._token and not hmac.compare_digest(given, self._token):
+        header = request.headers.get("Authorization", "").encode(
+            errors="surrogateescape"
+        )  # as the bytes that were sent
+        if self._token and not hmac.compare_digest(header, self._token):
             return self._refuse(401, "the bearer token is missing or wrong")
         try:
             if (request.content_length or 0) > self.limits.body_bytes:
@@ -207,9 +209,9 @@ class Server:
             if rid in self._working:  # its client has gone: others wait for the slot
                 self.engine.cancel(rid)
 
-    async def _apart(self, body: bytes, work: Callable[..., Any], *given: Any) -> Any:
+    async def _apart(self, body: bytes, work: Callable[..., Any], *arguments: Any) -> Any:
         """Return what comes of a body: of a large one from a thread, so that the others are answered meanwhile."""
-        return await asyncio.to_thread(work, *given) if len(body) > SMALL else work(*given)
+        return await asyncio.to_thread(work, *arguments) if len(body) > SMALL else work(*arguments)
 
     # The engine calls from threads of its own.
 
@@ -290,8 +292,12 @@ class Server:
         return "length" if len(ids) >= ask.max_new else "stop"
 
     async def _models(self, _: web.Request) -> web.Response:
-        own = {"engine": self.kind or self.name}
-        model = {"id": self.name, "object": "model", "owned_by": "benchlib", "benchlib": own}
+        model = {
+            "id": self.name,
+            "object": "model",
+            "owned_by": "benchlib",
+            "benchlib": {"engine": self.kind or self.name},
+        }
         return web.json_response({"object": "list", "data": [model]})
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -400,8 +406,8 @@ def main(text: str) -> int:
         options = Options(**values, **step)
         if options.with_parent:
             die_with_parent(os.getppid())
-        given = Path(options.token_file).read_text() if options.token_file else os.environ.get(TOKEN, "")
-        token = given.strip()
+        token = Path(options.token_file).read_text() if options.token_file else os.environ.get(TOKEN, "")
+        token = token.strip()
         check_place(options.host, token)
         _allow_connections()
         engine = make(options.engine, options, SERVED)

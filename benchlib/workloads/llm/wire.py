@@ -196,8 +196,8 @@ class Wire:
         if model and rows and model not in rows:
             raise LostAttempt(f"it serves {', '.join(rows)} and not {model}: correct served_model")
         name = model or next(iter(rows), "")
-        own = rows.get(name, {}).get("benchlib")
-        return name, _clean(own.get("engine", "")) if isinstance(own, dict) else ""
+        facts = rows.get(name, {}).get("benchlib")
+        return name, _clean(facts.get("engine", "")) if isinstance(facts, dict) else ""
 
     async def complete(
         self,
@@ -276,14 +276,14 @@ def _clean(value: Any) -> str:
     return str(value).encode(errors="replace").decode()[:300]
 
 
-async def addresses(given: str) -> list[str]:
+async def addresses(name: str) -> list[str]:
     """Return the URLs of a worker: itself, or one for each address of its name where it begins with ``dns+``."""
     try:
-        parts = checked(given)
+        parts = checked(name)
     except ValueError as error:
         raise UserError(f"workers: {error}") from None
-    if not given.startswith(DNS):
-        return [given.rstrip("/")]
+    if not name.startswith(DNS):
+        return [name.rstrip("/")]
     port = parts.port or PORTS[parts.scheme]
     try:
         rows = await asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
