@@ -401,7 +401,7 @@ SPEC = Spec(
             "in-flight",
             inflight["open"],
             title="Requests in flight of each worker over the test",
-            x="time of the test, in 120 parts",
+            x="time of the test (%)",
             empty="No worker was asked over a network.",
         ),
     ],

@@ -383,7 +383,7 @@ SPEC = Spec(
             "in-flight",
             inflight["open"],
             title="Requests in flight of each worker while one is killed and comes back",
-            x="time of the run, in 120 parts",
+            x="time of the run (%)",
             empty="No worker was killed.",
         ),
     ],

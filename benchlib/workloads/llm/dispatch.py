@@ -24,7 +24,7 @@ from benchlib.workloads.llm.engines import MEMORY, OnDone, OnFirst, OnMore, Poli
 from benchlib.workloads.llm.wire import BUFFER, Answer, RefusedQuery, Server, Wire, addresses
 
 MAX_ATTEMPTS = 8  # of a query: one that ends every worker it meets must not end them all
-POINTS = 121  # in time at which the requests in flight are counted
+POINTS = 101  # in time at which the requests in flight are counted
 STOPPED = "the dispatcher was stopped"
 
 Row = dict[str, Any]
