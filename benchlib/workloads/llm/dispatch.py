@@ -56,7 +56,8 @@ class Worker(Server):
     """A server as the dispatcher sees it."""
 
     index: int = 0
-    met: bool = False  # it answered a first query
+    meeting: bool = False  # it is healthy, and its first query is under way
+    met: bool = False  # it answered that one
     refused: bool = False  # it is there, and gave no answer to it
     ready: bool = False
     reason: str = "not asked yet"  # why it is not ready
@@ -170,7 +171,10 @@ class Dispatcher:
         self.workers = [Worker(url, index=index) for index, url in enumerate(urls)]
         watches = [self._loop.create_task(self._watch(worker)) for worker in self.workers]
         self._tasks, end = watches, time.monotonic() + policy.start_s
-        while not all(worker.met or worker.refused for worker in self.workers) and time.monotonic() < end:
+        while not all(worker.met or worker.refused for worker in self.workers):
+            # A first query has a limit of its own; in texts it may wait for the tokenizer to be loaded.
+            if time.monotonic() > end and not any(worker.meeting for worker in self.workers):
+                break
             if not policy.partial and any(worker.refused for worker in self.workers):
                 break
             await asyncio.sleep(0.01)
@@ -330,12 +334,15 @@ class Dispatcher:
             await asyncio.sleep(policy.probe_s if worker.met else min(policy.probe_s, 0.05))
 
     async def _welcome(self, worker: Worker) -> None:
+        worker.meeting = True
         try:
             if not worker.met:
                 await self._wire.meet(worker, self.settings.served_model, self.policy.stall_s)
         except UserError as error:
             worker.refused, worker.reason = True, str(error)
             return
+        finally:
+            worker.meeting = False
         worker.met = worker.ready = True
         if self.facts:  # not at the start
             self._note(worker, "up", "its /health answers")
