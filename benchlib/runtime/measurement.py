@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 
 from benchlib.benchmarks import Benchmark
 from benchlib.core.events import EventWriter, Moment
-from benchlib.runtime import group
+
+if TYPE_CHECKING:
+    from benchlib.runtime import group
 
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -21,7 +22,7 @@ class Rank:
 
     config: Any
     run_dir: Path
-    world: group.World
+    world: "group.World"
     events: EventWriter
     began: Moment
 
@@ -31,15 +32,19 @@ class Rank:
 
 
 def executed(benchmark: Benchmark) -> Callable[..., None]:
-    """Return what a rank executes: ``run(config, run_dir, events)`` of a benchmark, with or without a spec."""
-    save = getattr(benchmark.spec, "save", None)
-    return measured(benchmark.part("run", "measure"), save) if save else benchmark.part("run", "run")
+    """Return what a rank executes: ``run(config, run_dir, events)`` of a benchmark, or what measures in the process group."""
+    own = benchmark.part("run", "run", None)
+    return own or measured(benchmark.part("run", "measure"), benchmark.spec.save)
 
 
 def measured(measure: Callable[[Rank], Tables], save: Callable[..., None]) -> Callable[..., None]:
     """Return a function that calls ``measure(rank)`` in the process group; ``save`` gets the rows of rank 0."""
 
     def run(config: Any, run_dir: Path, events: EventWriter) -> None:
+        import torch  # a benchmark whose ranks form no group needs none
+
+        from benchlib.runtime import group
+
         began = Moment.at(psutil.Process().create_time())  # the import of torch is part of the start-up
         events.emit("phase", name="init")
         with group.world(config, run_dir) as world:

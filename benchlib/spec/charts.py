@@ -130,7 +130,8 @@ def lines(
         places = [point[0] for layer, _, points in curves for point in points if layer.look != "limit"]
         on.size_axis(axes, places)
         if at.unit != "B":
-            axes.set_xticks(sorted(set(places)), [f"{place:,g}" for place in sorted(set(places))])
+            ticks = sorted(set(places))
+            axes.set_xticks(ticks, [f"{place:.3g}" if place % 1 else f"{place:,.0f}" for place in ticks])
         ends = []
         for layer, words, points in curves:
             key = points[0][2].get(layer.colour) if layer.colour else words
@@ -279,16 +280,26 @@ def steps(name: str, ref: Ref, *, title: Title, empty: str, x: str = "step", smo
     return _of_samples(name, ref, title, empty, curve, x, _heading(ref))
 
 
-def cumulative(name: str, ref: Ref, *, title: Title, empty: str) -> Chart:
-    """The share of each row's samples that is at most a value."""
+def cumulative(name: str, ref: Ref, *, title: Title, empty: str, limit: Ref | None = None) -> Chart:
+    """The share of each row's samples that is at most a value, on a logarithmic axis; a line at its ``limit``, of the row, too."""
 
     def shares(samples: list[float]) -> tuple[Sequence[float], Sequence[float]]:
         return sorted(samples), [(place + 1) / len(samples) for place in range(len(samples))]
 
-    return _of_samples(name, ref, title, empty, shares, _heading(ref), "share of all")
+    return _of_samples(name, ref, title, empty, shares, _heading(ref), "share of all", limit, log=True)
 
 
-def _of_samples(name: str, ref: Ref, title: Title, empty: str, curve: Curve, x: str, y: str) -> Chart:
+def _of_samples(
+    name: str,
+    ref: Ref,
+    title: Title,
+    empty: str,
+    curve: Curve,
+    x: str,
+    y: str,
+    limit: Ref | None = None,
+    log: bool = False,
+) -> Chart:
     def paint(on: Any, run: Rows, theme: Any, figure: Any, axes: Any) -> Any:
         import pandas as pd
 
@@ -298,10 +309,16 @@ def _of_samples(name: str, ref: Ref, title: Title, empty: str, curve: Curve, x: 
             xs, ys = map(pd.Series, map(list, curve(list(filter(math.isfinite, ref.numbers(row, run))))))
             colour = theme.series[place % len(theme.series)]
             ends.append(on.draw_line(axes, xs, ys, ref.table.name_of(row, run), colour, marker=""))
+            if limit and (at := limit.finite(row, run)) is not None:
+                axes.axvline(at, color=colour, linewidth=1, linestyle=on.DASHED)
         if not rows:
             return None
+        if log:
+            axes.set_xscale("log")
+            on.plain_numbers(axes.xaxis)
         on.name_ends(axes, theme, ends)
-        words, alt = _title(title, ref, None, rows[0], run), f"Medians: {_alt(ref, rows, run)}"
+        words = _title(title, ref, None, rows[0], run)
+        alt = f"{'Medians and limits' if limit else 'Medians'}: {_alt(ref, rows, run, *([limit] if limit else []))}"
         return on.finish(figure, axes, theme, words, x, y, alt)
 
     return Chart(name, empty, paint)

@@ -71,6 +71,11 @@ def below(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Ch
     return Check(name, question, over, miss, "<=", **more)
 
 
+def above(name: str, question: str, *over: tuple[Ref, Limit], **more: Any) -> Check:
+    """Every number is at least its limit."""
+    return Check(name, question, over, _outside(lambda value, limit: value >= limit), ">=", **more)
+
+
 def within(name: str, question: str, *over: tuple[Ref, Limit], most: float, **more: Any) -> Check:
     """Every number is from its limit to ``most``."""
     sign = f"<= {most:g}, >="
@@ -144,7 +149,12 @@ def rule(name: str, question: str, of: str, needed: bool = False, **more: Any) -
 def judge(check: Check, run: Rows, claims: Sequence[Claim]) -> Iterator[Judged]:
     """Yield the answers to a question: one, or one for each name."""
     to = Ask(check.name.split("{")[0].strip(), check.question, check.kind)
-    if reason := check.unless(run) if check.unless else "":
+    try:
+        reason = check.unless(run) if check.unless else ""
+    except InvalidNumber as error:
+        yield to.fact(False, f"cannot be evaluated: {error}")
+        return
+    if reason:
         yield check.answer("SKIPPED", reason)
     elif check.rule and not check.over:
         yield to.by(lambda _: _rule(check, claims))

@@ -325,4 +325,6 @@ def _fault(col: Col, row: Row) -> str:
         return "missing"
     if col.unit and poses_as_number(value):
         return f"{value!r}, which is no number,"
+    if col.unit == "count" and not col.samples and isinstance(value, float) and value % 1:
+        return f"{value!r}, which is no count,"
     return fault_of(value, col.signed)

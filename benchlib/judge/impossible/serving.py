@@ -4,8 +4,8 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
-from benchlib.core.early_stopping import queries_needed, set_aside
 from benchlib.judge.impossible.claim import Latency, Requests
+from benchlib.judge.impossible.early_stopping import queries_needed, set_aside
 from benchlib.judge.impossible.findings import PEAK_SLACK, Finding, agrees, figure, finding
 from benchlib.judge.references import vendor_peak
 

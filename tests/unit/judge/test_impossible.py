@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from benchlib.core.definitions import encoder_train_flops
-from benchlib.core.early_stopping import queries_needed, set_aside
 from benchlib.judge.foreign.kit import parts
 from benchlib.judge.foreign.readers import read_claims
 from benchlib.judge.impossible.claim import (
@@ -23,6 +22,7 @@ from benchlib.judge.impossible.claim import (
     Whole,
 )
 from benchlib.judge.impossible.collectives import wire_rate
+from benchlib.judge.impossible.early_stopping import queries_needed, set_aside
 from benchlib.judge.impossible.findings import half_unit
 from benchlib.judge.impossible.rules import RULES, judge_claims
 from benchlib.judge.references import vendor_peak
